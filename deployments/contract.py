@@ -1,0 +1,91 @@
+"""What crosses the handle between the ingress and a model replica.
+
+Plain frozen data that pickles, made so that a running stream can move to another replica: a request
+may carry the token ids that were already generated, each delta carries its own, and sampling is
+keyed by (seed, position).
+"""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from deployments.engine.output import FinishReason, TextDelta
+from deployments.engine.sampling_params import InvalidParameterError, SamplingParams
+
+__all__ = [
+    "Accepted",
+    "ChatMessage",
+    "FinishReason",
+    "GenerationEvent",
+    "GenerationRequest",
+    "ImagePart",
+    "InvalidParameterError",
+    "SamplingParams",
+    "TextDelta",
+    "TextGeneration",
+    "TextPart",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    """A piece of text in a message."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ImagePart:
+    """An encoded image (PNG, JPEG, WebP or GIF) in a message."""
+
+    data: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """One turn of a conversation."""
+
+    role: Literal["system", "user", "assistant"]
+    parts: tuple[TextPart | ImagePart, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """A text to generate.
+
+    Attributes:
+        request_id: Names the request in logs and in the engine.
+        prompt: Messages for the model's chat template, a plain string, or token ids.
+        sampling: How tokens are chosen and when the text ends.
+        generated_token_ids: Tokens that another replica has generated already. Generation goes on
+            behind them; they count towards `max_tokens` and are not sent again.
+    """
+
+    request_id: str
+    prompt: tuple[ChatMessage, ...] | str | tuple[int, ...]
+    sampling: SamplingParams
+    generated_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The first thing that a replica sends: the request is tokenized, fits, and is queued."""
+
+    num_prompt_tokens: int
+
+
+GenerationEvent = Accepted | TextDelta
+
+
+class TextGeneration(Protocol):
+    """A room's door: whatever turns a request into text."""
+
+    def generate(self, request: GenerationRequest) -> AsyncIterator[list[GenerationEvent]]:
+        """Stream lists of events: `Accepted` first, alone, then all deltas ready since the last.
+
+        Closing the iterator aborts the sequence.
+
+        Raises:
+            RaystreamError: The request was refused or has failed (see `deployments.errors`).
+        """
+        ...

@@ -1,0 +1,1 @@
+"""Continuous batching on stock transformers models: no Ray, no HTTP, no pydantic."""

@@ -1,0 +1,77 @@
+"""The error tree. Each class carries the HTTP status, OpenAI's error type and a code.
+
+The classes cross process borders, so each passes all its arguments positionally to
+`Exception.__init__`. `serve_app.api.errors` is the one place that turns them into HTTP.
+"""
+
+
+class RaystreamError(Exception):
+    """Something went wrong that the client is told about."""
+
+    status = 500
+    type = "server_error"
+    code: str | None = "internal_error"
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        """Keep the message for people and the parameter's name, if one is to blame."""
+        super().__init__(message, param)
+        self.message = message
+        self.param = param
+
+    def __str__(self) -> str:
+        """Return the message alone."""
+        return self.message
+
+
+class InvalidRequestError(RaystreamError):
+    """The request can't be served as it stands; the message says how to mend it."""
+
+    status = 400
+    type = "invalid_request_error"
+    code = "invalid_request"
+
+
+class ContextLengthExceededError(InvalidRequestError):
+    """Prompt and answer don't fit into the model's length."""
+
+    code = "context_length_exceeded"
+
+
+class InvalidImageError(InvalidRequestError):
+    """An image can't be read. The message never repeats what the decoder said."""
+
+    code = "invalid_image"
+
+
+class ModelNotFoundError(InvalidRequestError):
+    """No model of that name is served."""
+
+    status = 404
+    code = "model_not_found"
+
+
+class OverloadedError(RaystreamError):
+    """Too many requests wait already; the client may retry later."""
+
+    status = 503
+    type = "overloaded_error"
+    code = "overloaded"
+
+
+class ReplicaUnavailableError(RaystreamError):
+    """The model's replica died or can't be reached."""
+
+    status = 503
+    code = "replica_unavailable"
+
+
+class GenerationFailedError(RaystreamError):
+    """The sequence failed inside the engine; no other sequence was disturbed."""
+
+    code = "generation_failed"
+
+
+class UnsupportedModelError(RaystreamError):
+    """The model can't be served; the message names the feature or the file that stands in the way."""
+
+    code = "unsupported_model"

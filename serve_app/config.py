@@ -1,0 +1,114 @@
+"""The configuration that stands under `args:` in serve_config.yaml.
+
+One way in: every limit has its owner here, every unknown key is refused with the nearest known one
+named. Ray's own sections of the file are checked by `serve_app.check`.
+"""
+
+from difflib import get_close_matches
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+def unknown_key_message(key: str, known: list[str]) -> str:
+    """Return a sentence that names the unknown key and, if one is near, the key that was meant."""
+    near = get_close_matches(key, known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(known))}"
+    return f"unknown key {key!r}: {hint}"
+
+
+class StrictModel(BaseModel):
+    """A section of the configuration; unknown keys are errors with a hint."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown_keys(cls, data: Any) -> Any:
+        if isinstance(data, dict):
+            known = list(cls.model_fields)
+            unknown = [str(key) for key in data if key not in known]
+            if unknown:
+                raise ValueError("; ".join(unknown_key_message(key, known) for key in unknown))
+        return data
+
+
+class ModelConfig(StrictModel):
+    """One model: where it comes from, where it runs and how much it may hold.
+
+    Attributes:
+        id: The name that clients ask for. It names the Serve deployment too.
+        source: A local folder, or the id of a hub repository.
+        revision: A commit of the hub repository; None means its newest.
+        task: What the model does.
+        dtype: The weights' type on the device; auto keeps what the files have, except that a CPU
+            without bfloat16 arithmetic gets float32.
+        device: auto takes the GPU that Ray assigned, else the CPU.
+        num_gpus: What Ray reserves; auto means `gpu_share` where the cluster has GPUs, else 0.
+        gpu_share: The part of a GPU that auto asks for.
+        num_cpus: CPUs that Ray reserves for each replica.
+        max_model_len: Tokens of prompt and answer together.
+        max_num_seqs: Sequences that run at once; each holds a KV slot.
+        max_batched_tokens: Tokens in one engine step.
+    """
+
+    id: str = Field(min_length=1, max_length=96, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")
+    source: str = Field(min_length=1)
+    revision: str | None = None
+    task: Literal["generate", "classify"] = "generate"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    num_gpus: Literal["auto"] | float = "auto"
+    gpu_share: float = Field(default=1.0, gt=0, le=1)
+    num_cpus: float = Field(default=1, ge=0)
+    max_model_len: int = Field(default=4096, ge=2)
+    max_num_seqs: int = Field(default=32, ge=1)
+    max_batched_tokens: int = Field(default=2048, ge=1)
+
+    @model_validator(mode="after")
+    def _check_consistency(self) -> Self:
+        if self.num_gpus != "auto" and self.num_gpus < 0:
+            raise ValueError("num_gpus must be 'auto', or 0 or more")
+        if self.max_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_batched_tokens ({self.max_batched_tokens}) must be at least max_num_seqs "
+                f"({self.max_num_seqs}): each running sequence needs one token in every step"
+            )
+        return self
+
+    @property
+    def deployment_name(self) -> str:
+        """The model's deployment in Ray; Ray's file names allow no slash."""
+        return self.id.replace("/", "--")
+
+
+class LimitsConfig(StrictModel):
+    """What one request may ask for.
+
+    Attributes:
+        default_max_tokens: Tokens of an answer whose request names none; None means what the
+            model's length leaves.
+        max_body_bytes: Size of a request's body.
+        max_num_images: Images in one request.
+        max_image_pixels: Pixels of one image, checked before it is decoded.
+    """
+
+    default_max_tokens: int | None = Field(default=None, ge=1)
+    max_body_bytes: int = Field(default=32 * 2**20, ge=1024)
+    max_num_images: int = Field(default=8, ge=0)
+    max_image_pixels: int = Field(default=16 * 2**20, ge=1)
+
+
+class AppConfig(StrictModel):
+    """Everything that the composition root needs."""
+
+    models: tuple[ModelConfig, ...] = Field(min_length=1)
+    limits: LimitsConfig = LimitsConfig()
+
+    @model_validator(mode="after")
+    def _check_ids(self) -> Self:
+        names = [model.deployment_name for model in self.models]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"model ids must differ; used twice: {', '.join(twice)}")
+        return self
