@@ -20,6 +20,7 @@ __all__ = [
     "GenerationRequest",
     "ImagePart",
     "InvalidParameterError",
+    "ModelDescription",
     "SamplingParams",
     "TextDelta",
     "TextGeneration",
@@ -75,6 +76,25 @@ class Accepted:
 
 
 GenerationEvent = Accepted | TextDelta
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDescription:
+    """What a replica serves, asked once by each ingress.
+
+    Attributes:
+        id: The name that clients ask for.
+        created: When the replica had loaded the model, in Unix seconds.
+        max_model_len: Tokens of prompt and answer together.
+        accepts_images: Whether messages may hold images.
+        default_sampling: What a request that names no value gets.
+    """
+
+    id: str
+    created: int
+    max_model_len: int
+    accepts_images: bool
+    default_sampling: SamplingParams
 
 
 class TextGeneration(Protocol):

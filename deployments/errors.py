@@ -31,6 +31,20 @@ class InvalidRequestError(RaystreamError):
     code = "invalid_request"
 
 
+class RequestTooLargeError(InvalidRequestError):
+    """The request's body is larger than the server reads."""
+
+    status = 413
+    code = "request_too_large"
+
+
+class UnsupportedMediaTypeError(InvalidRequestError):
+    """The request's body is not declared to be JSON."""
+
+    status = 415
+    code = "unsupported_media_type"
+
+
 class ContextLengthExceededError(InvalidRequestError):
     """Prompt and answer don't fit into the model's length."""
 
@@ -71,7 +85,8 @@ class GenerationFailedError(RaystreamError):
     code = "generation_failed"
 
 
-class UnsupportedModelError(RaystreamError):
-    """The model can't be served; the message names the feature or the file that stands in the way."""
+class GenerationAbortedError(RaystreamError):
+    """The sequence was ended from inside, before its text was finished."""
 
-    code = "unsupported_model"
+    status = 503
+    code = "generation_aborted"

@@ -1,0 +1,181 @@
+"""From a folder or a hub repository to a model that the engine can run.
+
+Loads safetensors only and no remote code. Refuses, by name and before any weight is read, what the
+engine can't serve.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoProcessor,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    ProcessorMixin,
+)
+
+from deployments.engine.attention import ATTENTION_NAME, register_attention
+
+SUPPORTED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+
+
+class UnsupportedModelError(ValueError):
+    """The model can't be served; the message names the feature or file that stands in the way."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model with what turns requests into its inputs.
+
+    Attributes:
+        model: In evaluation mode, on its device, attending over slots.
+        tokenizer: With the chat template, if the model has one.
+        processor: Prepares images together with text; None for a model without images.
+        eos_token_ids: What ends a text, by the model's generation configuration.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    processor: ProcessorMixin | None
+    eos_token_ids: frozenset[int]
+
+    @property
+    def text_config(self) -> PreTrainedConfig:
+        """The configuration of the language model."""
+        config: PreTrainedConfig = self.model.config.get_text_config()
+        return config
+
+    @property
+    def num_weight_bytes(self) -> int:
+        """Bytes of all weights, tied ones counted once."""
+        return sum(p.numel() * p.element_size() for p in self.model.parameters())
+
+
+def load_model(
+    source: str, *, revision: str | None, dtype: str, device: torch.device
+) -> LoadedModel:
+    """Load a model for the engine.
+
+    Args:
+        source: A folder, or the id of a hub repository.
+        revision: A commit of the hub repository.
+        dtype: auto, float32, bfloat16 or float16.
+        device: Where the model will run.
+
+    Raises:
+        UnsupportedModelError: The files are missing, or the engine lacks a feature of the model.
+    """
+    options: dict[str, Any] = {"revision": revision, "trust_remote_code": False}
+    try:
+        config = AutoConfig.from_pretrained(source, **options)
+        check_config(config)
+        model = _load_weights(source, config, choose_dtype(config, dtype, device), device, options)
+        tokenizer, processor = _load_text_side(source, config, options)
+    except UnsupportedModelError:
+        raise
+    except (OSError, ValueError) as error:
+        summary = str(error).strip().splitlines()[0]
+        raise UnsupportedModelError(f"can't load {source!r}: {summary}") from error
+    prepare_model(model)
+    return LoadedModel(model, tokenizer, processor, _eos_token_ids(model, tokenizer))
+
+
+def has_images(config: PreTrainedConfig) -> bool:
+    """Return whether the model takes images beside text."""
+    return getattr(config, "vision_config", None) is not None
+
+
+def check_config(config: PreTrainedConfig) -> None:
+    """Refuse what the engine can't run.
+
+    Raises:
+        UnsupportedModelError: Names the feature.
+    """
+    text_config = config.get_text_config()
+    layer_types = frozenset(getattr(text_config, "layer_types", None) or ())
+    rope = getattr(text_config, "rope_parameters", None) or {}
+    obstacles = {
+        "an encoder beside the decoder": bool(config.is_encoder_decoder),
+        "bidirectional attention": bool(getattr(text_config, "use_bidirectional_attention", False)),
+        "softcapped attention (attn_logit_softcapping)": bool(
+            getattr(text_config, "attn_logit_softcapping", None)
+        ),
+        "multi-axis rotary positions (mrope_section)": "mrope_section" in rope,
+        f"layers of type {', '.join(sorted(layer_types - SUPPORTED_LAYER_TYPES))}": bool(
+            layer_types - SUPPORTED_LAYER_TYPES
+        ),
+    }
+    found = [name for name, stands in obstacles.items() if stands]
+    if found:
+        raise UnsupportedModelError(
+            f"the engine can't serve {config.model_type} models with {'; '.join(found)}"
+        )
+
+
+def choose_dtype(config: PreTrainedConfig, dtype: str, device: torch.device) -> torch.dtype:
+    """Return the weights' type on the device.
+
+    `auto` keeps the files' type, but on a CPU that multiplies only float32 in hardware it is
+    float32, and so it is wherever a CPU would have to run float16.
+    """
+    if dtype != "auto":
+        chosen = getattr(torch, dtype)
+        assert isinstance(chosen, torch.dtype)
+        return chosen
+    stored = config.get_text_config().dtype or torch.float32
+    if isinstance(stored, str):
+        stored = getattr(torch, stored)
+    assert isinstance(stored, torch.dtype)
+    has_bf16 = device.type != "cpu" or torch.cpu._is_avx512_bf16_supported()
+    if device.type == "cpu" and (stored == torch.float16 or not has_bf16):
+        return torch.float32
+    return stored
+
+
+def prepare_model(model: PreTrainedModel) -> None:
+    """Set a model to evaluation and to attention over slots, its language model alone."""
+    register_attention()
+    model.train(mode=False).requires_grad_(requires_grad=False)
+    is_composite = model.config.get_text_config() is not model.config
+    model.set_attn_implementation(
+        {"text_config": ATTENTION_NAME} if is_composite else ATTENTION_NAME
+    )
+
+
+def _load_weights(
+    source: str,
+    config: PreTrainedConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    options: dict[str, Any],
+) -> PreTrainedModel:
+    auto = AutoModelForImageTextToText if has_images(config) else AutoModelForCausalLM
+    model: PreTrainedModel = auto.from_pretrained(
+        source, config=config, dtype=dtype, use_safetensors=True, **options
+    )
+    torch.nn.Module.to(model, device)
+    return model
+
+
+def _load_text_side(
+    source: str, config: PreTrainedConfig, options: dict[str, Any]
+) -> tuple[PreTrainedTokenizerBase, ProcessorMixin | None]:
+    if has_images(config):
+        processor = AutoProcessor.from_pretrained(source, **options)  # type: ignore[no-untyped-call] # transformers leaves it untyped
+        return processor.tokenizer, processor
+    return AutoTokenizer.from_pretrained(source, **options), None
+
+
+def _eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    named = model.generation_config.eos_token_id if model.generation_config else None
+    if named is None:
+        named = tokenizer.eos_token_id
+    if named is None:
+        return frozenset()
+    return frozenset(named if isinstance(named, list) else [named])

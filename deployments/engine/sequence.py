@@ -1,0 +1,165 @@
+"""A sequence: what the engine runs, from a prompt to its finish reason.
+
+A sequence waits, is prefilled (in one chunk or several), decodes token by token, and finishes. It
+may finish from any state: by a stop, by its length, by an abort or by an error.
+
+The table below holds every legal transition; any other event raises and changes nothing.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from deployments.engine.output import FinishReason
+from deployments.engine.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    import torch
+
+
+class SequenceState(StrEnum):
+    """Where a sequence stands."""
+
+    WAITING = "waiting"
+    PREFILLING = "prefilling"
+    DECODING = "decoding"
+    FINISHED = "finished"
+
+
+class SequenceEvent(StrEnum):
+    """What can happen to a sequence."""
+
+    ADMIT = "admit"
+    PREFILLED = "prefilled"
+    FINISH = "finish"
+
+
+TRANSITIONS: Mapping[tuple[SequenceState, SequenceEvent], SequenceState] = MappingProxyType(
+    {
+        (SequenceState.WAITING, SequenceEvent.ADMIT): SequenceState.PREFILLING,
+        (SequenceState.PREFILLING, SequenceEvent.PREFILLED): SequenceState.DECODING,
+        (SequenceState.WAITING, SequenceEvent.FINISH): SequenceState.FINISHED,
+        (SequenceState.PREFILLING, SequenceEvent.FINISH): SequenceState.FINISHED,
+        (SequenceState.DECODING, SequenceEvent.FINISH): SequenceState.FINISHED,
+    }
+)
+
+
+class IllegalTransitionError(RuntimeError):
+    """A bug of ours: the event can't happen in this state."""
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceRequest:
+    """What a sequence is made from.
+
+    Attributes:
+        sequence_id: Unique among the sequences that the engine holds.
+        prompt_token_ids: The whole prompt, image placeholders included.
+        params: Sampling and stopping.
+        generated_token_ids: Tokens that were generated elsewhere; generation goes on behind them.
+        model_inputs: What the model's processor made of the images, by the names of the model's
+            own `forward` arguments. `token_type_ids` and the like are [1, prompt length].
+    """
+
+    sequence_id: str
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    generated_token_ids: tuple[int, ...] = ()
+    model_inputs: Mapping[str, "torch.Tensor"] = field(default_factory=dict, repr=False)
+
+
+class Sequence:
+    """The running state of one request.
+
+    Attributes:
+        token_ids: Prompt and generated token ids.
+        num_computed_tokens: How many of them have their keys and values in the slot.
+        max_num_tokens: The length at which the sequence ends.
+        stop_token_ids: Ids that end it, the model's own included unless they are ignored.
+        finish_reason: Set once, with the transition to FINISHED.
+    """
+
+    __slots__ = (
+        "_state",
+        "finish_reason",
+        "max_num_tokens",
+        "num_computed_tokens",
+        "num_prompt_tokens",
+        "request",
+        "stop_token_ids",
+        "token_ids",
+    )
+
+    def __init__(
+        self, request: SequenceRequest, *, max_model_len: int, eos_token_ids: frozenset[int]
+    ) -> None:
+        """Start in WAITING.
+
+        Args:
+            request: What to run.
+            max_model_len: Most tokens of prompt and answer together.
+            eos_token_ids: The model's own end-of-sequence ids.
+        """
+        params = request.params
+        self.request = request
+        self.token_ids = [*request.prompt_token_ids, *request.generated_token_ids]
+        self.num_prompt_tokens = len(request.prompt_token_ids)
+        self.num_computed_tokens = 0
+        self.max_num_tokens = max_model_len
+        if params.max_tokens is not None:
+            self.max_num_tokens = min(max_model_len, self.num_prompt_tokens + params.max_tokens)
+        self.stop_token_ids = params.stop_token_ids | (
+            frozenset() if params.ignore_eos else eos_token_ids
+        )
+        self.finish_reason: FinishReason | None = None
+        self._state = SequenceState.WAITING
+
+    @property
+    def sequence_id(self) -> str:
+        """The request's name for this sequence."""
+        return self.request.sequence_id
+
+    @property
+    def state(self) -> SequenceState:
+        """Where the sequence stands."""
+        return self._state
+
+    @property
+    def is_divisible(self) -> bool:
+        """Whether the prompt may be prefilled in chunks; with images it may not."""
+        return not self.request.model_inputs
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        """Tokens whose keys and values are still to be computed."""
+        return len(self.token_ids) - self.num_computed_tokens
+
+    def handle(self, event: SequenceEvent) -> None:
+        """Move to the next state.
+
+        Raises:
+            IllegalTransitionError: The event can't happen now; nothing was changed.
+        """
+        following = TRANSITIONS.get((self._state, event))
+        if following is None:
+            raise IllegalTransitionError(
+                f"sequence {self.sequence_id}: {event} can't happen while {self._state}"
+            )
+        self._state = following
+
+    def append(self, token_id: int) -> FinishReason | None:
+        """Take the next token and say whether it ends the sequence."""
+        self.token_ids.append(token_id)
+        if token_id in self.stop_token_ids:
+            return FinishReason.STOP
+        if len(self.token_ids) >= self.max_num_tokens:
+            return FinishReason.LENGTH
+        return None
+
+    def finish(self, reason: FinishReason) -> None:
+        """End the sequence for this reason."""
+        self.handle(SequenceEvent.FINISH)
+        self.finish_reason = reason

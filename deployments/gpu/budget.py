@@ -1,0 +1,96 @@
+"""How many KV slots fit into a replica's share of a device: arithmetic on bytes.
+
+    budget = share x total - weights - activations - what others in this process hold
+
+Source for the bytes of a token: keys and values, per layer and per KV head (not per query head),
+`deployments.engine.kv_slots.KVShape.bytes_per_token`.
+"""
+
+from dataclasses import dataclass
+
+GIB = 2**30
+
+
+class DeviceMemoryError(ValueError):
+    """The share can't hold the model and one sequence; the message says what to change."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryDemand:
+    """What a model needs of its share, in bytes.
+
+    Attributes:
+        weight_bytes: The weights.
+        activation_bytes: The peak of a step beside weights and slots.
+        slot_bytes: One KV slot: max_model_len tokens in all layers.
+    """
+
+    weight_bytes: int
+    activation_bytes: int
+    slot_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class KVPlan:
+    """What a share holds.
+
+    Attributes:
+        share_bytes: The share of the device.
+        num_slots: KV slots to allocate.
+        slot_bytes: Bytes of one slot.
+    """
+
+    share_bytes: int
+    num_slots: int
+    slot_bytes: int
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of all slots."""
+        return self.num_slots * self.slot_bytes
+
+
+def activation_bytes(
+    *,
+    max_batched_tokens: int,
+    hidden_size: int,
+    intermediate_size: int,
+    vocab_size: int,
+    num_seqs: int,
+    itemsize: int,
+) -> int:
+    """Estimate the peak of a step beside weights and slots, in bytes.
+
+    The widest moment of a layer holds the residual, its norm, and both halves of the gated MLP for
+    every token; at the end stand the float32 logits of each sequence and a copy for sampling.
+    """
+    per_token = (4 * hidden_size + 3 * intermediate_size) * itemsize
+    return max_batched_tokens * per_token + 3 * num_seqs * vocab_size * 4
+
+
+def plan_kv_slots(
+    *, total_bytes: int, share: float, demand: MemoryDemand, max_num_seqs: int
+) -> KVPlan:
+    """Return how many slots fit into the share, at most one for each sequence that may run.
+
+    Args:
+        total_bytes: Memory of the whole device.
+        share: The replica's part of it, above 0 and at most 1.
+        demand: What the model needs.
+        max_num_seqs: Sequences that the configuration lets run at once.
+
+    Raises:
+        DeviceMemoryError: Not even one slot fits.
+    """
+    share_bytes = int(total_bytes * share)
+    fixed_bytes = demand.weight_bytes + demand.activation_bytes
+    num_slots = min(max_num_seqs, (share_bytes - fixed_bytes) // demand.slot_bytes)
+    if num_slots < 1:
+        raise DeviceMemoryError(
+            f"a share of {share:g} of {total_bytes / GIB:.2f} GiB is {share_bytes / GIB:.2f} GiB, "
+            f"but the model needs {demand.weight_bytes / GIB:.2f} GiB for weights, "
+            f"{demand.activation_bytes / GIB:.2f} GiB for a step and {demand.slot_bytes / GIB:.2f} "
+            "GiB for one sequence; raise num_gpus (or gpu_share), or lower max_model_len or "
+            "max_batched_tokens"
+        )
+    return KVPlan(share_bytes, num_slots, demand.slot_bytes)

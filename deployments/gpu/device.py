@@ -1,0 +1,114 @@
+"""The device that a replica runs on: its memory, and the share of it that the replica may use."""
+
+import os
+from dataclasses import dataclass
+from typing import Protocol
+
+import psutil
+import torch
+
+CPU_SHARE = 0.9
+"""The part of the free memory that a replica on a CPU plans with."""
+
+
+class MemoryDevice(Protocol):
+    """A device, as far as memory planning is concerned."""
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        ...
+
+    @property
+    def torch_device(self) -> torch.device:
+        """Where tensors go."""
+        ...
+
+    @property
+    def total_bytes(self) -> int:
+        """The memory that shares are parts of."""
+        ...
+
+    def enforce_share(self, share: float) -> None:
+        """Let this process allocate no more than its share."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class CudaDevice:
+    """A GPU that Ray assigned; CUDA_VISIBLE_DEVICES makes it number 0."""
+
+    index: int = 0
+
+    @property
+    def name(self) -> str:
+        """The GPU's product name."""
+        return torch.cuda.get_device_name(self.index)
+
+    @property
+    def torch_device(self) -> torch.device:
+        """The GPU."""
+        return torch.device("cuda", self.index)
+
+    @property
+    def total_bytes(self) -> int:
+        """All memory of the GPU."""
+        return int(torch.cuda.mem_get_info(self.index)[1])
+
+    def enforce_share(self, share: float) -> None:
+        """Cap the caching allocator.
+
+        The CUDA context, some hundred MiB, stands outside of the cap.
+        """
+        torch.cuda.set_per_process_memory_fraction(share, self.index)
+
+
+@dataclass(frozen=True, slots=True)
+class CpuDevice:
+    """The machine's memory; shares are parts of what is free at the start."""
+
+    @property
+    def name(self) -> str:
+        """CPU and the number of threads that compute."""
+        return f"CPU, {num_compute_threads()} compute thread(s)"
+
+    @property
+    def torch_device(self) -> torch.device:
+        """The CPU."""
+        return torch.device("cpu")
+
+    @property
+    def total_bytes(self) -> int:
+        """Memory that is free now."""
+        return int(psutil.virtual_memory().available)
+
+    def enforce_share(self, share: float) -> None:
+        """Do nothing: an operating system has no such cap for one process."""
+
+
+def open_device(kind: str, *, has_gpu: bool) -> MemoryDevice:
+    """Return the device of this kind.
+
+    Args:
+        kind: auto, cpu or cuda.
+        has_gpu: Whether Ray assigned a GPU, or a part of one, to this process.
+
+    Raises:
+        ValueError: A GPU is asked for and none can be used.
+    """
+    if kind == "cuda" or (kind == "auto" and has_gpu):
+        if not torch.cuda.is_available():
+            raise ValueError(
+                "the model asks for a GPU, but this process sees none: install the CUDA build of "
+                "torch, or write `device: cpu` and `num_gpus: 0` for the model"
+            )
+        return CudaDevice()
+    return CpuDevice()
+
+
+def num_compute_threads() -> int:
+    """Return how many threads a CPU model computes with: one core stays free for HTTP and Ray.
+
+    Two compute threads beside one busy neighbour on two cores are slower than one.
+    """
+    return max(1, len(os.sched_getaffinity(0)) - 1)

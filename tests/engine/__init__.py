@@ -1,0 +1,1 @@
+"""Tests of `deployments.engine`: no Ray, no HTTP."""

@@ -1,0 +1,128 @@
+from collections.abc import Sequence
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
+
+from deployments.engine.detokenizer import INCOMPLETE, Detokenizer
+from tests.engine.tiny_models import byte_tokenizer
+
+TEXTS = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=40)
+BYTE_LEVEL = byte_tokenizer()
+FIRST_BYTE_ID = 44
+BYTE_IDS = {
+    BYTE_LEVEL.convert_ids_to_tokens(i): i for i in range(FIRST_BYTE_ID, FIRST_BYTE_ID + 256)
+}
+
+
+def byte_level(token_ids: Sequence[int]) -> str:
+    text = BYTE_LEVEL.decode(
+        list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+    )
+    assert isinstance(text, str)
+    return text
+
+
+def byte_fallback_tokenizer() -> Tokenizer:
+    """Return a sentencepiece-like tokenizer: ids 0 to 255 are bytes, then a few pieces."""
+    pieces = ["▁Hello", "▁world", "lo", "▁", "日", "本", "é", "!", "\n", "👍"]
+    tokens = [*(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
+    tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, []))
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(content=" ", left=1),
+        ]
+    )
+    return tokenizer
+
+
+BYTE_FALLBACK = byte_fallback_tokenizer()
+
+
+def byte_fallback(token_ids: Sequence[int]) -> str:
+    return BYTE_FALLBACK.decode(list(token_ids))
+
+
+def pieces(detokenizer: Detokenizer, token_ids: Sequence[int]) -> list[str]:
+    """Feed ids one by one; return the pieces until a stop string or the end."""
+    found = []
+    for token_id in token_ids:
+        text, is_stopped = detokenizer.feed((token_id,))
+        found.append(text)
+        if is_stopped:
+            return found
+    return [*found, detokenizer.flush()[0]]
+
+
+def encode(text: str) -> list[int]:
+    token_ids: list[int] = BYTE_LEVEL.encode(text, add_special_tokens=False)
+    return token_ids
+
+
+@given(st.lists(st.integers(0, 299), max_size=80))
+@example([FIRST_BYTE_ID + 200] * 70)
+def test_any_byte_level_stream_joined_equals_the_whole_decoded(token_ids: list[int]) -> None:
+    assert "".join(pieces(Detokenizer(byte_level), token_ids)) == byte_level(token_ids)
+
+
+@given(st.lists(st.integers(0, 265), max_size=60))
+def test_any_byte_fallback_stream_gives_the_same_text_however_it_arrives(
+    token_ids: list[int],
+) -> None:
+    one_by_one = "".join(pieces(Detokenizer(byte_fallback), token_ids))
+    at_once = Detokenizer(byte_fallback)
+    text, _ = at_once.feed(token_ids)
+    assert text + at_once.flush()[0] == one_by_one
+    if INCOMPLETE not in byte_fallback(token_ids):
+        assert one_by_one == byte_fallback(token_ids)
+
+
+@given(st.lists(st.one_of(TEXTS.map(lambda t: list(t.encode())), st.just([256, 257, 259]))))
+def test_valid_text_from_byte_fallback_arrives_whole(parts: list[list[int]]) -> None:
+    token_ids = [i for part in parts for i in part]
+    assert "".join(pieces(Detokenizer(byte_fallback), token_ids)) == byte_fallback(token_ids)
+
+
+@given(TEXTS)
+@example("a\n\nb  c\t 👩‍👩‍👧 日本語 \r\n e\u0301 ")
+def test_text_arrives_unharmed_and_every_piece_is_whole_characters(text: str) -> None:
+    found = pieces(Detokenizer(byte_level), encode(text))
+    assert "".join(found) == text
+    if INCOMPLETE not in text:
+        assert all(INCOMPLETE not in piece for piece in found)
+
+
+@given(TEXTS, st.lists(st.text(alphabet="ab\n👍é", min_size=1, max_size=4), min_size=1, max_size=3))
+@example("abab", ["bab", "ba"])
+def test_a_stop_string_ends_the_text_where_it_first_stands(text: str, stop: list[str]) -> None:
+    text += "".join(reversed(stop)) + "b"
+    found = "".join(pieces(Detokenizer(byte_level, stop), encode(text)))
+    first_end = min(text.find(s) + len(s) for s in stop if s in text)
+    ending = [s for s in stop if text[:first_end].endswith(s)]
+    assert found in {text[: first_end - len(s)] for s in ending}
+
+
+@given(TEXTS)
+def test_what_only_looks_like_a_stop_string_is_let_through(text: str) -> None:
+    stop = text + "\x00"
+    assert "".join(pieces(Detokenizer(byte_level, [stop]), encode(text))) == text
+
+
+def test_nothing_that_may_begin_a_stop_string_is_sent_early() -> None:
+    detokenizer = Detokenizer(byte_level, ["</end>"])
+    assert detokenizer.feed(encode("text</en")) == ("text", False)
+    assert detokenizer.feed(encode("d>more")) == ("", True)
+
+
+@given(TEXTS, st.integers(0, 60))
+def test_a_primed_detokenizer_goes_on_where_the_other_stopped(text: str, at: int) -> None:
+    token_ids = encode(text)
+    whole = pieces(Detokenizer(byte_level, ["ab"]), token_ids)
+    resumed = Detokenizer(byte_level, ["ab"])
+    _, is_stopped = resumed.feed(token_ids[:at])
+    if not is_stopped:
+        at = min(at, len(token_ids))
+        assert pieces(resumed, token_ids[at:]) == whole[at:]

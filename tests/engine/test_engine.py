@@ -1,0 +1,330 @@
+from collections.abc import Callable, Iterable, Sequence
+from random import Random
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from deployments.engine.engine import (
+    Engine,
+    InvalidSequenceError,
+    SequenceTooLongError,
+)
+from deployments.engine.model_loader import UnsupportedModelError
+from deployments.engine.output import FinishReason, TextDelta
+from deployments.engine.sampling_params import SamplingParams
+from deployments.engine.sequence import SequenceRequest
+from tests.engine.tiny_models import (
+    EOS_TOKEN_ID,
+    IMAGE_SIZE,
+    IMAGE_TOKEN_ID,
+    MODELS,
+    TOKENS_PER_IMAGE,
+    VOCAB_SIZE,
+    byte_tokenizer,
+    gemma3,
+    generate,
+    load,
+    make_engine,
+    qwen2,
+)
+
+MakeModel = Callable[[], PreTrainedModel]
+GREEDY = SamplingParams(temperature=0, max_tokens=12)
+
+
+class Collector:
+    """Steps an engine and keeps what each sequence gained."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.deltas: dict[str, list[TextDelta]] = {}
+
+    def step(self) -> None:
+        for sequence_id, delta in self.engine.step():
+            self.deltas.setdefault(sequence_id, []).append(delta)
+
+    def run(self) -> None:
+        while self.engine.has_work:
+            self.step()
+
+    def token_ids(self, sequence_id: str) -> list[int]:
+        return [i for delta in self.deltas[sequence_id] for i in delta.token_ids]
+
+    def text(self, sequence_id: str) -> str:
+        return "".join(delta.text for delta in self.deltas[sequence_id])
+
+    def finish_reason(self, sequence_id: str) -> FinishReason | None:
+        return self.deltas[sequence_id][-1].finish_reason
+
+
+def random_prompt(random: Random, length: int) -> tuple[int, ...]:
+    return tuple(random.randrange(44, VOCAB_SIZE) for _ in range(length))
+
+
+def image_request(
+    name: str, random: Random, num_images: int, params: SamplingParams = GREEDY
+) -> SequenceRequest:
+    """Return a prompt with images in the places that a processor would give them."""
+    prompt: list[int] = []
+    for _ in range(num_images):
+        prompt += [*random_prompt(random, 3), 5, *[IMAGE_TOKEN_ID] * TOKENS_PER_IMAGE, 6]
+    prompt += random_prompt(random, 5)
+    generator = torch.Generator().manual_seed(random.randrange(1000))
+    model_inputs = {
+        "pixel_values": torch.randn(num_images, 3, IMAGE_SIZE, IMAGE_SIZE, generator=generator),
+        "token_type_ids": torch.tensor([[int(i == IMAGE_TOKEN_ID) for i in prompt]]),
+    }
+    return SequenceRequest(name, tuple(prompt), params, model_inputs=model_inputs)
+
+
+def run_staggered(engine: Engine, requests: Iterable[SequenceRequest]) -> Collector:
+    """Add a request before every second step, so that they meet others in every state."""
+    collector = Collector(engine)
+    for request in requests:
+        engine.add(request)
+        collector.step()
+        if engine.has_work:
+            collector.step()
+    collector.run()
+    return collector
+
+
+@pytest.mark.parametrize("make_model", MODELS.values(), ids=MODELS)
+@pytest.mark.parametrize("seed", range(3))
+def test_greedy_tokens_equal_generate_with_few_slots_and_staggered_arrivals(
+    make_model: MakeModel, seed: int
+) -> None:
+    random = Random(seed)
+    prompts = {f"s{i}": random_prompt(random, random.choice([1, 5, 20, 60])) for i in range(8)}
+    collector = run_staggered(
+        make_engine(load(make_model)),
+        [SequenceRequest(name, prompt, GREEDY) for name, prompt in prompts.items()],
+    )
+    for name, prompt in prompts.items():
+        assert collector.token_ids(name) == generate(make_model, prompt, 12), name
+
+
+def test_images_and_text_together_equal_generate() -> None:
+    random = Random(5)
+    requests = [image_request(f"i{i}", random, n) for i, n in enumerate((1, 2, 1))]
+    requests[1:1] = [SequenceRequest("t", random_prompt(random, 30), GREEDY)]
+    collector = run_staggered(make_engine(load(gemma3)), requests)
+    for request in requests:
+        expected = generate(gemma3, request.prompt_token_ids, 12, request.model_inputs)
+        assert collector.token_ids(request.sequence_id) == expected, request.sequence_id
+
+
+def test_images_change_the_answer() -> None:
+    random = Random(6)
+    first, second = image_request("a", random, 1), image_request("b", random, 1)
+    second = SequenceRequest("b", first.prompt_token_ids, GREEDY, model_inputs=second.model_inputs)
+    collector = run_staggered(make_engine(load(gemma3)), [first, second])
+    assert collector.token_ids("a") != collector.token_ids("b")
+
+
+@pytest.mark.parametrize("make_model", MODELS.values(), ids=MODELS)
+def test_aborts_disturb_nobody(make_model: MakeModel) -> None:
+    random = Random(11)
+    prompts = {f"s{i}": random_prompt(random, random.choice([2, 9, 40])) for i in range(9)}
+    collector = Collector(make_engine(load(make_model)))
+    for name, prompt in prompts.items():
+        collector.engine.add(SequenceRequest(name, prompt, GREEDY))
+    for step, victim in enumerate(["s0", "s4", "s8", "s2"]):
+        for _ in range(step + 1):
+            collector.step()
+        collector.engine.abort(victim)
+    collector.run()
+    for name in prompts.keys() - {"s0", "s4", "s8", "s2"}:
+        assert collector.token_ids(name) == generate(make_model, prompts[name], 12), name
+
+
+def test_abort_frees_the_slot_at_once() -> None:
+    engine = make_engine(load(qwen2), num_slots=1)
+    engine.add(SequenceRequest("a", (50, 51), GREEDY))
+    engine.add(SequenceRequest("b", (52,), GREEDY))
+    engine.step()
+    engine.abort("a")
+    engine.abort("never seen")
+    assert [name for name, _ in engine.step()] == ["b"]
+    assert engine.stats.num_running == 1
+
+
+def sampled_requests(random: Random) -> list[SequenceRequest]:
+    variants = [
+        SamplingParams(temperature=0.7, seed=1, max_tokens=12),
+        SamplingParams(temperature=1.3, seed=2, top_k=20, max_tokens=12),
+        SamplingParams(temperature=1.0, seed=3, top_p=0.8, max_tokens=12),
+        SamplingParams(temperature=0.9, seed=4, top_p=0.9, top_k=50, max_tokens=12),
+        GREEDY,
+    ]
+    return [
+        SequenceRequest(f"s{i}", random_prompt(random, 3 + 7 * i), params)
+        for i, params in enumerate(variants)
+    ]
+
+
+def test_sampled_tokens_are_the_same_alone_and_in_company() -> None:
+    loaded, requests = load(qwen2), sampled_requests(Random(21))
+    together = run_staggered(make_engine(loaded), requests)
+    for request in requests:
+        alone = run_staggered(make_engine(loaded), [request])
+        name = request.sequence_id
+        assert together.token_ids(name) == alone.token_ids(name)
+        assert together.text(name) == alone.text(name)
+
+
+@pytest.mark.parametrize("num_generated", [1, 6, 11])
+def test_a_resumed_sequence_goes_on_as_if_uninterrupted(num_generated: int) -> None:
+    loaded = load(qwen2)
+    for request in sampled_requests(Random(22)):
+        name = request.sequence_id
+        whole = run_staggered(make_engine(loaded), [request])
+        done = whole.deltas[name][:num_generated]
+        resumed = run_staggered(
+            make_engine(loaded),
+            [
+                SequenceRequest(
+                    name,
+                    request.prompt_token_ids,
+                    request.params,
+                    tuple(i for delta in done for i in delta.token_ids),
+                )
+            ],
+        )
+        assert resumed.deltas[name] == whole.deltas[name][num_generated:]
+
+
+def test_a_resumed_sequence_with_images_goes_on_as_if_uninterrupted() -> None:
+    loaded, request = load(gemma3), image_request("i", Random(23), 2)
+    whole = run_staggered(make_engine(loaded), [request])
+    resumed = run_staggered(
+        make_engine(loaded),
+        [
+            SequenceRequest(
+                "i",
+                request.prompt_token_ids,
+                GREEDY,
+                tuple(whole.token_ids("i")[:5]),
+                request.model_inputs,
+            )
+        ],
+    )
+    assert resumed.deltas["i"] == whole.deltas["i"][5:]
+
+
+def run_one(params: SamplingParams, prompt: Sequence[int] = (60, 61, 62)) -> Collector:
+    return run_staggered(make_engine(load(qwen2)), [SequenceRequest("s", tuple(prompt), params)])
+
+
+def test_max_tokens_ends_by_length() -> None:
+    collector = run_one(SamplingParams(temperature=0, max_tokens=3))
+    assert len(collector.token_ids("s")) == 3
+    assert collector.finish_reason("s") is FinishReason.LENGTH
+
+
+def test_without_max_tokens_the_model_length_ends_the_text() -> None:
+    collector = run_one(SamplingParams(temperature=0, ignore_eos=True))
+    assert len(collector.token_ids("s")) == 96 - 3
+    assert collector.finish_reason("s") is FinishReason.LENGTH
+
+
+def test_a_stop_token_ends_the_text_and_is_counted_but_not_shown() -> None:
+    free = run_one(SamplingParams(temperature=0, max_tokens=6)).token_ids("s")
+    params = SamplingParams(temperature=0, max_tokens=6, stop_token_ids=frozenset({free[3]}))
+    collector = run_one(params)
+    stopped_at = free.index(free[3])
+    assert collector.token_ids("s") == free[: stopped_at + 1]
+    assert collector.text("s") == byte_tokenizer().decode(
+        free[:stopped_at], skip_special_tokens=True
+    )
+    assert collector.finish_reason("s") is FinishReason.STOP
+
+
+def test_a_stop_string_ends_the_text_before_itself() -> None:
+    whole = run_one(SamplingParams(temperature=0, max_tokens=12)).text("s")
+    stop = whole[4:6]
+    collector = run_one(SamplingParams(temperature=0, max_tokens=12, stop=(stop,)))
+    assert collector.text("s") == whole[: whole.index(stop)]
+    assert collector.finish_reason("s") is FinishReason.STOP
+
+
+def test_the_model_own_eos_ends_the_text_unless_it_is_ignored() -> None:
+    model = load(qwen2)
+    first = run_one(SamplingParams(temperature=0, max_tokens=4)).token_ids("s")[1]
+    loaded = type(model)(model.model, model.tokenizer, None, frozenset({first, EOS_TOKEN_ID}))
+    for ignore_eos, reason in [(False, FinishReason.STOP), (True, FinishReason.LENGTH)]:
+        params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=ignore_eos)
+        collector = run_staggered(make_engine(loaded), [SequenceRequest("s", (60, 61, 62), params)])
+        assert collector.finish_reason("s") is reason
+
+
+@pytest.mark.parametrize(
+    ("request_", "error", "says"),
+    [
+        (SequenceRequest("s", (), GREEDY), InvalidSequenceError, "empty"),
+        (SequenceRequest("s", (50,) * 96, GREEDY), SequenceTooLongError, "96 tokens"),
+        (SequenceRequest("s", (50,) * 90, GREEDY), SequenceTooLongError, "max_tokens is 12"),
+        (SequenceRequest("s", (VOCAB_SIZE,), GREEDY), InvalidSequenceError, "from 0 to 299"),
+        (SequenceRequest("s", (-1,), GREEDY), InvalidSequenceError, "from 0 to 299"),
+    ],
+)
+def test_what_cannot_run_is_refused_before_it_is_admitted(
+    request_: SequenceRequest, error: type[Exception], says: str
+) -> None:
+    engine = make_engine(load(qwen2))
+    with pytest.raises(error, match=says):
+        engine.add(request_)
+    assert not engine.has_work
+
+
+def test_an_id_that_runs_already_is_refused() -> None:
+    engine = make_engine(load(qwen2))
+    engine.add(SequenceRequest("s", (50,), GREEDY))
+    with pytest.raises(InvalidSequenceError, match="exists"):
+        engine.add(SequenceRequest("s", (51,), GREEDY))
+
+
+def test_a_sequence_that_breaks_the_model_fails_alone() -> None:
+    random = Random(31)
+    good = [SequenceRequest(f"g{i}", random_prompt(random, 9), GREEDY) for i in range(4)]
+    bad = image_request("bad", random, 1)
+    more_images_than_places = {
+        **bad.model_inputs,
+        "pixel_values": torch.zeros(2, 3, IMAGE_SIZE, IMAGE_SIZE),
+    }
+    bad = SequenceRequest("bad", bad.prompt_token_ids, GREEDY, model_inputs=more_images_than_places)
+    collector = run_staggered(make_engine(load(gemma3)), [good[0], bad, *good[1:]])
+    assert collector.deltas["bad"][-1].error == "the model failed on this sequence"
+    for request in good:
+        expected = generate(gemma3, request.prompt_token_ids, 12)
+        assert collector.token_ids(request.sequence_id) == expected
+
+
+def test_logits_that_are_not_finite_end_their_sequence_alone_and_leave_a_clean_slot() -> None:
+    loaded, poison = load(qwen2), 299
+    with torch.no_grad():
+        loaded.model.get_input_embeddings().weight[poison] = torch.nan
+    good = [SequenceRequest(f"g{i}", (50 + i, 60), GREEDY) for i in range(4)]
+    clean = run_staggered(make_engine(loaded, num_slots=2), good)
+    bad = SequenceRequest("bad", (50, poison, 51), GREEDY)
+    collector = run_staggered(make_engine(loaded, num_slots=2), [good[0], bad, *good[1:]])
+    assert "not finite" in (collector.deltas["bad"][-1].error or "")
+    assert {name: collector.token_ids(name) for name in clean.deltas} == {
+        name: clean.token_ids(name) for name in clean.deltas
+    }
+
+
+def test_warm_up_leaves_the_engine_empty() -> None:
+    engine = make_engine(load(gemma3))
+    engine.warm_up()
+    assert not engine.has_work
+
+
+def test_warm_up_refuses_attention_that_the_engine_does_not_know() -> None:
+    loaded = load(qwen2)
+    attention = loaded.model.get_decoder().layers[0].self_attn
+    stock = attention.forward
+    attention.forward = lambda *args, **kwargs: stock(*args, softcap=30.0, **kwargs)
+    with pytest.raises(UnsupportedModelError, match="softcap"):
+        make_engine(loaded).warm_up()

@@ -1,0 +1,166 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deployments.engine.output import FinishReason
+from deployments.engine.sampling_params import SamplingParams
+from deployments.engine.scheduler import Scheduler, SlotMove, StepPlan
+from deployments.engine.sequence import Sequence, SequenceEvent, SequenceRequest
+
+
+def sequence(name: str, num_tokens: int, *, has_images: bool = False) -> Sequence:
+    request = SequenceRequest(
+        name,
+        tuple(range(num_tokens)),
+        SamplingParams(),
+        model_inputs={"pixel_values": torch.zeros(1)} if has_images else {},
+    )
+    return Sequence(request, max_model_len=1000, eos_token_ids=frozenset())
+
+
+def scheduler(num_slots: int = 3, budget: int = 10) -> Scheduler:
+    return Scheduler(max_num_seqs=num_slots, max_batched_tokens=budget)
+
+
+def complete(plan: StepPlan) -> None:
+    """Do what the engine does to sequences after a step, with a token for each that is due."""
+    for row in plan.decode:
+        row.sequence.num_computed_tokens += 1
+        row.sequence.append(0)
+    for chunk in plan.prefill:
+        chunk.sequence.num_computed_tokens = chunk.end
+        if chunk.end == len(chunk.sequence.token_ids):
+            chunk.sequence.handle(SequenceEvent.PREFILLED)
+            chunk.sequence.append(0)
+
+
+def chunks(plan: StepPlan) -> list[tuple[str, int, int, int]]:
+    return [(c.sequence.sequence_id, c.slot, c.start, c.end) for c in plan.prefill]
+
+
+def test_the_oldest_is_admitted_first_and_long_prompts_are_cut_by_the_budget() -> None:
+    line = scheduler()
+    for name, length in [("a", 4), ("b", 9), ("c", 2)]:
+        line.add(sequence(name, length))
+    plan = line.schedule()
+    assert chunks(plan) == [("a", 0, 0, 4), ("b", 1, 0, 6)]
+    complete(plan)
+    plan = line.schedule()
+    assert [row.sequence.sequence_id for row in plan.decode] == ["a"]
+    assert chunks(plan) == [("b", 1, 6, 9), ("c", 2, 0, 2)]
+
+
+def test_nobody_is_admitted_beyond_the_slots() -> None:
+    line = scheduler(num_slots=2)
+    for name in "abc":
+        line.add(sequence(name, 1))
+    complete(line.schedule())
+    assert (line.num_running, line.num_waiting) == (2, 1)
+    assert line.schedule().prefill == ()
+
+
+def test_decoding_goes_first_and_prefill_takes_what_the_budget_leaves() -> None:
+    line = scheduler(num_slots=3, budget=3)
+    line.add(sequence("a", 1))
+    line.add(sequence("b", 1))
+    complete(line.schedule())
+    line.add(sequence("c", 5))
+    plan = line.schedule()
+    assert len(plan.decode) == 2
+    assert chunks(plan) == [("c", 2, 0, 1)]
+
+
+def test_a_prompt_with_images_is_never_cut() -> None:
+    line = scheduler(budget=10)
+    line.add(sequence("text", 4))
+    line.add(sequence("image", 8, has_images=True))
+    plan = line.schedule()
+    assert chunks(plan) == [("text", 0, 0, 4)]
+    complete(plan)
+    assert chunks(line.schedule()) == [("image", 1, 0, 8)]
+
+
+def test_a_prompt_with_images_beyond_the_budget_runs_alone() -> None:
+    line = scheduler(budget=10)
+    line.add(sequence("image", 30, has_images=True))
+    line.add(sequence("text", 4))
+    plan = line.schedule()
+    assert chunks(plan) == [("image", 0, 0, 30)]
+    complete(plan)
+    assert chunks(line.schedule()) == [("text", 1, 0, 4)]
+
+
+def test_the_last_takes_the_place_of_one_that_leaves() -> None:
+    line = scheduler()
+    a, b, c = (sequence(name, 2) for name in "abc")
+    for each in (a, b, c):
+        line.add(each)
+    complete(line.schedule())
+    assert line.remove(a) == SlotMove(source=2, target=0, length=2)
+    assert [line.slot_of(each) for each in (a, b, c)] == [None, 1, 0]
+    assert line.remove(b) is None
+
+
+def test_one_that_waits_leaves_without_a_move() -> None:
+    line = scheduler(num_slots=1)
+    running, waiting = sequence("a", 1), sequence("b", 1)
+    line.add(running)
+    line.add(waiting)
+    line.schedule()
+    assert line.remove(waiting) is None
+    assert list(line) == [running]
+
+
+def test_a_stranger_cannot_leave() -> None:
+    with pytest.raises(ValueError, match="not in"):
+        scheduler().remove(sequence("a", 1))
+
+
+def test_a_budget_below_the_slots_is_refused() -> None:
+    with pytest.raises(ValueError, match="max_batched_tokens"):
+        scheduler(num_slots=4, budget=3)
+
+
+@given(
+    arrivals=st.lists(
+        st.tuples(st.integers(1, 25), st.booleans(), st.integers(0, 4)), min_size=1, max_size=12
+    ),
+    num_slots=st.integers(1, 4),
+    budget=st.integers(4, 12),
+    lifetimes=st.lists(st.integers(1, 6), min_size=12, max_size=12),
+)
+def test_every_token_is_computed_once_in_order_and_within_the_budget(
+    arrivals: list[tuple[int, bool, int]], num_slots: int, budget: int, lifetimes: list[int]
+) -> None:
+    line = scheduler(num_slots, budget)
+    pending = [
+        (step, sequence(str(i), length, has_images=images), lifetimes[i])
+        for i, (length, images, step) in enumerate(arrivals)
+    ]
+    lifetime = {seq.sequence_id: life for _, seq, life in pending}
+    admitted: list[int] = []
+    for now in range(400):
+        for item in [item for item in pending if item[0] <= now]:
+            pending.remove(item)
+            line.add(item[1])
+        plan = line.schedule()
+        slots = [row.slot for row in plan.decode] + [chunk.slot for chunk in plan.prefill]
+        assert len(set(slots)) == len(slots)
+        assert all(slot < num_slots for slot in slots)
+        is_lone_image = len(plan.prefill) == 1 and not plan.prefill[0].sequence.is_divisible
+        assert plan.num_tokens <= budget or is_lone_image
+        for chunk in plan.prefill:
+            assert chunk.start == chunk.sequence.num_computed_tokens
+            if chunk.start == 0:
+                admitted.append(int(chunk.sequence.sequence_id))
+        complete(plan)
+        for seq in list(line):
+            if len(seq.token_ids) >= seq.num_prompt_tokens + lifetime[seq.sequence_id]:
+                slot = line.slot_of(seq)
+                seq.finish(FinishReason.LENGTH)
+                move = line.remove(seq)
+                assert move is None or move.target == slot
+        if not pending and not line.num_running and not line.num_waiting:
+            break
+    assert sorted(admitted) == list(range(len(arrivals)))

@@ -1,0 +1,63 @@
+from itertools import product
+
+import pytest
+
+from deployments.engine.output import FinishReason
+from deployments.engine.sampling_params import SamplingParams
+from deployments.engine.sequence import (
+    TRANSITIONS,
+    IllegalTransitionError,
+    Sequence,
+    SequenceEvent,
+    SequenceRequest,
+    SequenceState,
+)
+
+PATHS: dict[SequenceState, list[SequenceEvent]] = {
+    SequenceState.WAITING: [],
+    SequenceState.PREFILLING: [SequenceEvent.ADMIT],
+    SequenceState.DECODING: [SequenceEvent.ADMIT, SequenceEvent.PREFILLED],
+    SequenceState.FINISHED: [SequenceEvent.FINISH],
+}
+
+
+def sequence(params: SamplingParams | None = None, generated: tuple[int, ...] = ()) -> Sequence:
+    request = SequenceRequest("s", (5, 6, 7), params or SamplingParams(), generated)
+    return Sequence(request, max_model_len=10, eos_token_ids=frozenset({1}))
+
+
+@pytest.mark.parametrize(("state", "event"), list(product(SequenceState, SequenceEvent)))
+def test_only_events_of_the_table_change_the_state(
+    state: SequenceState, event: SequenceEvent
+) -> None:
+    seq = sequence()
+    for step in PATHS[state]:
+        seq.handle(step)
+    following = TRANSITIONS.get((state, event))
+    if following is None:
+        with pytest.raises(IllegalTransitionError):
+            seq.handle(event)
+        following = state
+    else:
+        seq.handle(event)
+    assert seq.state is following
+
+
+@pytest.mark.parametrize(
+    ("params", "generated", "token_id", "reason"),
+    [
+        (SamplingParams(), (), 9, None),
+        (SamplingParams(), (), 1, FinishReason.STOP),
+        (SamplingParams(ignore_eos=True), (), 1, None),
+        (SamplingParams(stop_token_ids=frozenset({9})), (), 9, FinishReason.STOP),
+        (SamplingParams(max_tokens=1), (), 9, FinishReason.LENGTH),
+        (SamplingParams(max_tokens=1), (), 1, FinishReason.STOP),
+        (SamplingParams(max_tokens=3), (8,), 9, None),
+        (SamplingParams(max_tokens=3), (8, 8), 9, FinishReason.LENGTH),
+        (SamplingParams(), (8,) * 6, 9, FinishReason.LENGTH),
+    ],
+)
+def test_a_token_ends_the_sequence_by_stop_or_length(
+    params: SamplingParams, generated: tuple[int, ...], token_id: int, reason: FinishReason | None
+) -> None:
+    assert sequence(params, generated).append(token_id) is reason
