@@ -1,6 +1,6 @@
 """How many KV slots fit into a replica's share of a device: arithmetic on bytes.
 
-    budget = share x total - weights - activations - what others in this process hold
+    budget = share x total x (1 - headroom) - weights - activations
 
 Source for the bytes of a token: keys and values, per layer and per KV head (not per query head),
 `deployments.engine.kv_slots.KVShape.bytes_per_token`.
@@ -9,6 +9,10 @@ Source for the bytes of a token: keys and values, per layer and per KV head (not
 from dataclasses import dataclass
 
 GIB = 2**30
+
+HEADROOM = 0.1
+"""The part of a share that stays unplanned: the CUDA context and the libraries' workspaces stand
+outside of the caching allocator, and blocks fragment."""
 
 
 class DeviceMemoryError(ValueError):
@@ -35,7 +39,7 @@ class KVPlan:
     """What a share holds.
 
     Attributes:
-        share_bytes: The share of the device.
+        share_bytes: What may be used of the share, headroom taken off.
         num_slots: KV slots to allocate.
         slot_bytes: Bytes of one slot.
     """
@@ -82,13 +86,13 @@ def plan_kv_slots(
     Raises:
         DeviceMemoryError: Not even one slot fits.
     """
-    share_bytes = int(total_bytes * share)
+    share_bytes = int(total_bytes * share * (1 - HEADROOM))
     fixed_bytes = demand.weight_bytes + demand.activation_bytes
     num_slots = min(max_num_seqs, (share_bytes - fixed_bytes) // demand.slot_bytes)
     if num_slots < 1:
         raise DeviceMemoryError(
-            f"a share of {share:g} of {total_bytes / GIB:.2f} GiB is {share_bytes / GIB:.2f} GiB, "
-            f"but the model needs {demand.weight_bytes / GIB:.2f} GiB for weights, "
+            f"a share of {share:g} of {total_bytes / GIB:.2f} GiB leaves {share_bytes / GIB:.2f} "
+            f"GiB to use, but the model needs {demand.weight_bytes / GIB:.2f} GiB for weights, "
             f"{demand.activation_bytes / GIB:.2f} GiB for a step and {demand.slot_bytes / GIB:.2f} "
             "GiB for one sequence; raise num_gpus (or gpu_share), or lower max_model_len or "
             "max_batched_tokens"

@@ -7,9 +7,6 @@ from typing import Protocol
 import psutil
 import torch
 
-CPU_SHARE = 0.9
-"""The part of the free memory that a replica on a CPU plans with."""
-
 
 class MemoryDevice(Protocol):
     """A device, as far as memory planning is concerned."""

@@ -1,0 +1,26 @@
+"""The deltas of one sequence, between the engine's hand-over and the reader of the stream."""
+
+import asyncio
+
+from deployments.engine.output import TextDelta
+
+
+class DeltaStream:
+    """Collects deltas until the reader comes; it then gets all at once."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._deltas: list[TextDelta] = []
+        self._is_ready = asyncio.Event()
+
+    def put(self, delta: TextDelta) -> None:
+        """Add a delta; called on the reader's event loop."""
+        self._deltas.append(delta)
+        self._is_ready.set()
+
+    async def take(self) -> list[TextDelta]:
+        """Wait for a delta; return all that are there."""
+        await self._is_ready.wait()
+        self._is_ready.clear()
+        taken, self._deltas = self._deltas, []
+        return taken

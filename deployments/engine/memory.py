@@ -1,0 +1,25 @@
+"""What a loaded model asks of its device's memory."""
+
+from deployments.engine.kv_slots import KVShape
+from deployments.engine.model_loader import LoadedModel
+from deployments.gpu.budget import MemoryDemand, activation_bytes
+
+
+def memory_demand(
+    loaded: LoadedModel, *, max_model_len: int, max_num_seqs: int, max_batched_tokens: int
+) -> MemoryDemand:
+    """Return the model's demand, in bytes, for a given size of slots and steps."""
+    config = loaded.text_config
+    dtype = loaded.model.dtype
+    return MemoryDemand(
+        weight_bytes=loaded.num_weight_bytes,
+        activation_bytes=activation_bytes(
+            max_batched_tokens=max_batched_tokens,
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+            vocab_size=config.vocab_size,
+            num_seqs=max_num_seqs,
+            itemsize=dtype.itemsize,
+        ),
+        slot_bytes=KVShape.of(config, dtype).bytes_per_token * max_model_len,
+    )

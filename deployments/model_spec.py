@@ -1,0 +1,30 @@
+"""What a model replica is told about its model when it is made."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """One model, with everything that depends on the cluster resolved.
+
+    Attributes:
+        id: The name that clients ask for.
+        source: An absolute folder, or the id of a hub repository.
+        revision: A commit of the hub repository; None means its newest.
+        dtype: auto, float32, bfloat16 or float16.
+        device: auto, cpu or cuda.
+        num_gpus: What Ray reserves for each replica: 0, or a share of one GPU.
+        max_model_len: Tokens of prompt and answer together.
+        max_num_seqs: Sequences that run at once, if the memory holds them.
+        max_batched_tokens: Tokens in one engine step.
+    """
+
+    id: str
+    source: str
+    revision: str | None
+    dtype: str
+    device: str
+    num_gpus: float
+    max_model_len: int
+    max_num_seqs: int
+    max_batched_tokens: int

@@ -1,0 +1,174 @@
+"""From a request's prompt to the model's inputs: chat template, tokens, image tensors.
+
+Encodes a micro-batch with one tokenizer call for all texts; prompts with images go through the
+model's processor one by one. A request that can't be encoded gets its error in its place, so it
+disturbs none of the others.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any
+
+import torch
+from jinja2 import TemplateError
+from PIL import Image, UnidentifiedImageError
+from transformers import PreTrainedTokenizerBase, ProcessorMixin
+
+from deployments.contract import ChatMessage, GenerationRequest, ImagePart, TextPart
+from deployments.errors import InvalidImageError, InvalidRequestError, RaystreamError
+
+INPUTS_OF_THE_TEXT = frozenset({"input_ids", "attention_mask"})
+"""What a processor returns beside the tensors that belong to images."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPrompt:
+    """A prompt as the model takes it.
+
+    Attributes:
+        token_ids: All tokens, image placeholders included.
+        model_inputs: Tensors for the images, by the names of the model's `forward` arguments.
+    """
+
+    token_ids: tuple[int, ...]
+    model_inputs: Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedPrompt:
+    """A prompt as text, with its images; special tokens stand in the text unless it is plain."""
+
+    text: str
+    images: tuple[bytes, ...]
+    is_plain: bool
+
+
+class PromptEncoder:
+    """Encodes prompts for one model."""
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, processor: ProcessorMixin | None
+    ) -> None:
+        """Take the text side of a model; a processor of None means that it takes no images."""
+        self._tokenizer = tokenizer
+        self._processor = processor
+
+    def encode(self, requests: Sequence[GenerationRequest]) -> list[EncodedPrompt | RaystreamError]:
+        """Encode what arrived together; each request gets its prompt or its own error."""
+        rendered = [self._render(request) for request in requests]
+        texts = {
+            i: prompt
+            for i, prompt in enumerate(rendered)
+            if isinstance(prompt, RenderedPrompt) and not prompt.images
+        }
+        token_ids = self._tokenize(texts)
+        return [
+            self._encode_images(prompt)
+            if isinstance(prompt, RenderedPrompt) and prompt.images
+            else EncodedPrompt(token_ids[i], {})
+            if isinstance(prompt, RenderedPrompt)
+            else prompt
+            for i, prompt in enumerate(rendered)
+        ]
+
+    def _render(
+        self, request: GenerationRequest
+    ) -> RenderedPrompt | EncodedPrompt | RaystreamError:
+        prompt = request.prompt
+        if isinstance(prompt, str):
+            return RenderedPrompt(prompt, (), is_plain=True)
+        messages = [part for part in prompt if isinstance(part, ChatMessage)]
+        if not messages:
+            return EncodedPrompt(tuple(i for i in prompt if isinstance(i, int)), {})
+        try:
+            return self._render_chat(messages)
+        except RaystreamError as error:
+            return error
+
+    def _render_chat(self, messages: Sequence[ChatMessage]) -> RenderedPrompt:
+        images = tuple(p.data for m in messages for p in m.parts if isinstance(p, ImagePart))
+        if images and self._processor is None:
+            raise InvalidRequestError("this model takes no images; send text alone", "messages")
+        renderer = self._processor or self._tokenizer
+        if renderer.chat_template is None:
+            raise InvalidRequestError(
+                "this model has no chat template; send a plain prompt instead of messages",
+                "messages",
+            )
+        try:
+            text = renderer.apply_chat_template(
+                [self._template_message(message) for message in messages],
+                tokenize=False,
+                add_generation_prompt=True,
+            )
+        except TemplateError as error:
+            raise InvalidRequestError(
+                f"the model's chat template refused the messages: {error}", "messages"
+            ) from error
+        return RenderedPrompt(str(text), images, is_plain=False)
+
+    def _template_message(self, message: ChatMessage) -> dict[str, Any]:
+        """Return a message as chat templates know it: a text, or parts if the model has images."""
+        if self._processor is None:
+            text = "".join(part.text for part in message.parts if isinstance(part, TextPart))
+            return {"role": message.role, "content": text}
+        parts: list[dict[str, str]] = [
+            {"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": "image"}
+            for part in message.parts
+        ]
+        return {"role": message.role, "content": parts}
+
+    def _tokenize(self, prompts: Mapping[int, RenderedPrompt]) -> dict[int, tuple[int, ...]]:
+        """Tokenize texts, by their place in the micro-batch.
+
+        Plain prompts get the model's own special tokens, so they take a call of their own.
+        """
+        token_ids: dict[int, tuple[int, ...]] = {}
+        for is_plain in (True, False):
+            texts = {i: p.text for i, p in prompts.items() if p.is_plain is is_plain}
+            if texts:
+                encoded = self._tokenizer(list(texts.values()), add_special_tokens=is_plain)
+                token_ids |= zip(texts, map(tuple, encoded["input_ids"]), strict=True)
+        return token_ids
+
+    def _encode_images(self, prompt: RenderedPrompt) -> EncodedPrompt | RaystreamError:
+        assert self._processor is not None
+        try:
+            images = [_decode_image(data) for data in prompt.images]
+        except InvalidImageError as error:
+            return error
+        try:
+            inputs = self._processor(
+                text=[prompt.text],
+                images=[images],
+                return_tensors="pt",
+                text_kwargs={"add_special_tokens": False},
+            )
+        except ValueError:
+            return InvalidRequestError(
+                "the text holds image placeholders of its own; send each image as an image part",
+                "messages",
+            )
+        token_ids = tuple(inputs["input_ids"][0].tolist())
+        return EncodedPrompt(
+            token_ids, {k: v for k, v in inputs.items() if k not in INPUTS_OF_THE_TEXT}
+        )
+
+
+def _decode_image(data: bytes) -> Image.Image:
+    """Decode an image; the error tells nothing of what the decoder said.
+
+    Raises:
+        InvalidImageError: The bytes are no image that can be read.
+    """
+    try:
+        return Image.open(BytesIO(data)).convert("RGB")
+    except (
+        UnidentifiedImageError,
+        Image.DecompressionBombError,
+        OSError,
+        ValueError,
+        SyntaxError,
+    ) as error:
+        raise InvalidImageError("an image can't be read; send PNG, JPEG, WebP or GIF") from error

@@ -1,0 +1,273 @@
+"""TextGenerator: the engine behind a streaming method, as a Serve deployment.
+
+A replica is one process with one model on one device, or on a share of one. What arrives together
+is tokenized together (`@serve.batch`) and handed to the engine's thread; after each step all deltas
+come back at once and are spread over the streams. A stream that is closed aborts its sequence.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from itertools import count
+from typing import Any
+
+import torch
+from ray import serve
+
+from deployments.assigned_device import open_assigned_device
+from deployments.contract import (
+    Accepted,
+    GenerationEvent,
+    GenerationRequest,
+    ModelDescription,
+    SamplingParams,
+)
+from deployments.delta_stream import DeltaStream
+from deployments.engine.engine import (
+    Engine,
+    EngineLimits,
+    InvalidSequenceError,
+    SequenceTooLongError,
+)
+from deployments.engine.engine_thread import Deltas, EngineDeadError, EngineThread
+from deployments.engine.memory import memory_demand
+from deployments.engine.model_loader import load_model
+from deployments.engine.output import FinishReason, TextDelta
+from deployments.engine.sequence import SequenceRequest
+from deployments.errors import (
+    ContextLengthExceededError,
+    GenerationFailedError,
+    InvalidRequestError,
+    RaystreamError,
+    ReplicaUnavailableError,
+)
+from deployments.gpu.budget import GIB, plan_kv_slots
+from deployments.gpu.device import MemoryDevice, num_compute_threads
+from deployments.metrics import ReplicaMetrics, StreamClock
+from deployments.model_spec import ModelSpec
+from deployments.prompt_encoder import EncodedPrompt, PromptEncoder
+
+logger = logging.getLogger("ray.serve")
+
+PROBE = SamplingParams(temperature=0, max_tokens=1)
+
+
+class TextGenerator:
+    """Generates text with one model."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        open_device: Callable[[ModelSpec], MemoryDevice] = open_assigned_device,
+    ) -> None:
+        """Load the model, plan its memory and warm it up.
+
+        Args:
+            spec: The model.
+            open_device: Finds the device.
+
+        Raises:
+            UnsupportedModelError: The model can't be served; one line says why.
+            DeviceMemoryError: The share of the device is too small.
+        """
+        started = time.monotonic()
+        self._spec = spec
+        self._device = open_device(spec)
+        self._streams: dict[str, DeltaStream] = {}
+        self._serial = count()
+        self._num_steps_seen = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = EngineThread(self._make_engine, self._hand_over)
+        self._engine = self._thread.start().result()
+        self._encoder = PromptEncoder(self._loaded.tokenizer, self._loaded.processor)
+        self._encoding = ThreadPoolExecutor(max_workers=1, thread_name_prefix="encode")
+        self._metrics = ReplicaMetrics(self.plan.num_slots)
+        self._description = self._make_description()
+        self._log_plan(time.monotonic() - started)
+
+    def _make_engine(self) -> Engine:
+        """Build the engine; runs on the engine's thread."""
+        spec, device = self._spec, self._device
+        torch.set_num_threads(num_compute_threads())
+        share = spec.num_gpus or 1.0
+        device.enforce_share(share)
+        total_bytes = device.total_bytes
+        self._loaded = load_model(
+            spec.source, revision=spec.revision, dtype=spec.dtype, device=device.torch_device
+        )
+        demand = memory_demand(
+            self._loaded,
+            max_model_len=spec.max_model_len,
+            max_num_seqs=spec.max_num_seqs,
+            max_batched_tokens=spec.max_batched_tokens,
+        )
+        self.plan = plan_kv_slots(
+            total_bytes=total_bytes, share=share, demand=demand, max_num_seqs=spec.max_num_seqs
+        )
+        limits = EngineLimits(self.plan.num_slots, spec.max_model_len, spec.max_batched_tokens)
+        engine = Engine(self._loaded, limits)
+        engine.warm_up()
+        return engine
+
+    def _log_plan(self, seconds: float) -> None:
+        logger.info(
+            "%s is ready after %.1f s on %s: share %g of the device, %s, "
+            "%d KV slots of %d tokens, %.3f GiB",
+            self._spec.id,
+            seconds,
+            self._device.name,
+            self._spec.num_gpus or 1,
+            str(self._loaded.model.dtype).removeprefix("torch."),
+            self.plan.num_slots,
+            self._spec.max_model_len,
+            self.plan.kv_bytes / GIB,
+        )
+
+    def _make_description(self) -> ModelDescription:
+        generation = self._loaded.model.generation_config
+        temperature = getattr(generation, "temperature", None)
+        if getattr(generation, "do_sample", None) is False:
+            temperature = 0.0
+        return ModelDescription(
+            id=self._spec.id,
+            created=int(time.time()),
+            max_model_len=self._spec.max_model_len,
+            accepts_images=self._loaded.processor is not None,
+            default_sampling=SamplingParams(
+                temperature=1.0 if temperature is None else temperature,
+                top_k=getattr(generation, "top_k", None) or 0,
+                top_p=getattr(generation, "top_p", None) or 1.0,
+            ),
+        )
+
+    async def describe(self) -> ModelDescription:
+        """Return what this replica serves."""
+        return self._description
+
+    def reconfigure(self, user_config: Mapping[str, float]) -> None:
+        """Set how requests that arrive together are coalesced.
+
+        Args:
+            user_config: `max_batch_size`, the most requests that are tokenized in one call, and
+                `batch_wait_timeout_s`, how long the first of them waits for others.
+        """
+        settings = dict(user_config)
+        batching: Any = self._encode  # `serve.batch` adds setters that its types don't tell of
+        if "max_batch_size" in settings:
+            batching.set_max_batch_size(int(settings.pop("max_batch_size")))
+        if "batch_wait_timeout_s" in settings:
+            batching.set_batch_wait_timeout_s(settings.pop("batch_wait_timeout_s"))
+        if settings:
+            raise ValueError(
+                f"unknown keys in user_config: {', '.join(sorted(settings))}; "
+                "known are max_batch_size and batch_wait_timeout_s"
+            )
+
+    async def check_health(self) -> None:
+        """Raise unless the engine has made steps since the last call, or makes one now.
+
+        Raises:
+            EngineDeadError: The engine's thread has ended; Serve replaces the replica.
+        """
+        num_steps = self._thread.stats.num_steps
+        if not self._thread.is_alive:
+            raise EngineDeadError("the engine's thread has ended")
+        if num_steps == self._num_steps_seen:
+            await self.ping()
+        self._num_steps_seen = self._thread.stats.num_steps
+
+    async def ping(self) -> None:
+        """Run one token through the engine.
+
+        Raises:
+            RaystreamError: The engine is not well.
+        """
+        probe = SequenceRequest(self._unique_id("ping"), (0,), PROBE)
+        async with aclosing(self._run(probe)) as deltas:
+            async for _ in deltas:
+                pass
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[list[GenerationEvent]]:
+        """Stream a text; see `deployments.contract.TextGeneration.generate`."""
+        arrived = time.monotonic()
+        encoded = await self._encode(request)
+        if isinstance(encoded, RaystreamError):
+            raise encoded
+        sequence = SequenceRequest(
+            self._unique_id(request.request_id),
+            encoded.token_ids,
+            request.sampling,
+            request.generated_token_ids,
+            encoded.model_inputs,
+        )
+        try:
+            self._engine.validate(sequence)
+        except SequenceTooLongError as error:
+            raise ContextLengthExceededError(str(error), "messages") from error
+        except InvalidSequenceError as error:
+            raise InvalidRequestError(str(error), "messages") from error
+        self._metrics.count_prompt(len(encoded.token_ids))
+        yield [Accepted(len(encoded.token_ids))]
+        clock = StreamClock(self._metrics, arrived)
+        async with aclosing(self._run(sequence)) as steps:
+            async for deltas in steps:
+                clock.observe(deltas)
+                yield [*deltas]
+
+    @serve.batch(max_batch_size=32, batch_wait_timeout_s=0.002, max_concurrent_batches=16)
+    async def _encode(
+        self, requests: list[GenerationRequest]
+    ) -> list[EncodedPrompt | RaystreamError]:
+        """Encode what arrived together, off the event loop."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._encoding, self._encoder.encode, requests)
+
+    async def _run(self, sequence: SequenceRequest) -> AsyncGenerator[list[TextDelta]]:
+        """Run a sequence on the engine; abort it when the reader leaves early.
+
+        Raises:
+            GenerationFailedError: The sequence failed in the engine.
+            ReplicaUnavailableError: The engine's thread has ended.
+        """
+        stream = self._streams[sequence.sequence_id] = DeltaStream()
+        self._loop = asyncio.get_running_loop()
+        is_finished = False
+        try:
+            self._thread.add(sequence)
+            while not is_finished:
+                deltas = await stream.take()
+                is_finished = deltas[-1].finish_reason is not None
+                if deltas[-1].finish_reason is FinishReason.ERROR:
+                    raise GenerationFailedError(deltas[-1].error or "the generation failed")
+                yield deltas
+        except EngineDeadError as error:
+            raise ReplicaUnavailableError("the engine has ended; try again") from error
+        finally:
+            del self._streams[sequence.sequence_id]
+            if not is_finished and self._thread.is_alive:
+                self._thread.abort(sequence.sequence_id)
+
+    def _hand_over(self, deltas: Deltas) -> None:
+        """Pass a step's deltas to the event loop, in one call; runs on the engine's thread."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._spread, deltas)
+
+    def _spread(self, deltas: Deltas) -> None:
+        for sequence_id, delta in deltas:
+            stream = self._streams.get(sequence_id)
+            if stream is not None:
+                stream.put(delta)
+        self._metrics.observe_engine(self._thread.stats)
+
+    def _unique_id(self, name: str) -> str:
+        """Return a name for a sequence; clients may use a request id twice."""
+        return f"{name}-{next(self._serial)}"
+
+    def __del__(self) -> None:
+        """End the engine's thread when Serve lets the replica go."""
+        thread = getattr(self, "_thread", None)
+        if thread is not None:
+            thread.stop()

@@ -1,0 +1,1 @@
+"""One file for each surface that a client sees, its schemas beside it."""

@@ -1,0 +1,166 @@
+"""OpenAI's chat completions on the wire: the request's fields and the answer's.
+
+The chunks of a stream are made in `chat_chunks`.
+
+Source: https://platform.openai.com/docs/api-reference/chat
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import BaseModel, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from serve_app.api.message_schema import MessageBody
+from serve_app.api.sampling_schema import SamplingFields
+from serve_app.api.strict_body import StrictBody
+
+
+class StreamOptions(StrictBody):
+    """What a stream tells beside the text."""
+
+    include_usage: bool | None = Field(
+        default=None, description="Send a last chunk that holds the usage and no choice."
+    )
+    continuous_usage_stats: bool | None = Field(
+        default=None, description="With include_usage: every chunk holds the usage so far."
+    )
+
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"include_obfuscation": (False,)}
+
+
+class ChatRequest(SamplingFields):
+    """A request for the next message of a conversation."""
+
+    model: str
+    messages: list[MessageBody] = Field(min_length=1)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_completion_tokens: int | None = Field(
+        default=None, ge=1, description="The newer name of max_tokens."
+    )
+
+    # Bookkeeping: accepted, changes no answer.
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    parallel_tool_calls: bool | None = None
+
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        # OpenAI's
+        "audio": (),
+        "frequency_penalty": (0,),
+        "function_call": ("none",),
+        "functions": ([],),
+        "logit_bias": ({},),
+        "logprobs": (False,),
+        "modalities": (["text"],),
+        "moderation": (),
+        "n": (1,),
+        "prediction": (),
+        "presence_penalty": (0,),
+        "prompt_cache_options": (),
+        "prompt_cache_retention": (),
+        "reasoning_effort": ("none",),
+        "response_format": ({"type": "text"},),
+        "service_tier": ("auto", "default"),
+        "store": (False,),
+        "tool_choice": ("none", "auto"),
+        "tools": ([],),
+        "top_logprobs": (0,),
+        "verbosity": ("medium",),
+        "web_search_options": (),
+        # vLLM's
+        "add_generation_prompt": (True,),
+        "allowed_token_ids": (),
+        "bad_words": ([],),
+        "best_of": (1,),
+        "chat_template": (),
+        "chat_template_kwargs": ({},),
+        "continue_final_message": (False,),
+        "echo": (False,),
+        "guided_choice": (),
+        "guided_grammar": (),
+        "guided_json": (),
+        "guided_regex": (),
+        "include_reasoning": (True, False),
+        "include_stop_str_in_output": (False,),
+        "length_penalty": (1,),
+        "min_p": (0,),
+        "min_tokens": (0,),
+        "priority": (0,),
+        "prompt_logprobs": (0,),
+        "repetition_penalty": (1,),
+        "return_token_ids": (False,),
+        "skip_special_tokens": (True,),
+        "spaces_between_special_tokens": (True,),
+        "structured_outputs": (),
+        "truncate_prompt_tokens": (),
+        "use_beam_search": (False,),
+    }
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise PydanticCustomError(
+                "stream_options", "stream_options needs stream: true.", {"field": "stream_options"}
+            )
+        both = {self.max_tokens, self.max_completion_tokens} - {None}
+        if len(both) > 1:
+            raise PydanticCustomError(
+                "max_tokens",
+                "max_tokens and max_completion_tokens differ; send one of them.",
+                {"field": "max_tokens"},
+            )
+        return self
+
+    @property
+    def num_tokens_wanted(self) -> int | None:
+        """Most tokens of the answer, under whichever name they were given."""
+        return self.max_completion_tokens or self.max_tokens
+
+
+class Usage(BaseModel):
+    """Tokens, counted by the replica."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+    @classmethod
+    def of(cls, num_prompt_tokens: int, num_completion_tokens: int) -> Self:
+        """Return the usage with its sum."""
+        return cls(
+            prompt_tokens=num_prompt_tokens,
+            completion_tokens=num_completion_tokens,
+            total_tokens=num_prompt_tokens + num_completion_tokens,
+        )
+
+
+class AnswerMessage(BaseModel):
+    """What the model said."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str
+    refusal: None = None
+
+
+class Choice(BaseModel):
+    """The one answer."""
+
+    index: Literal[0] = 0
+    message: AnswerMessage
+    logprobs: None = None
+    finish_reason: Literal["stop", "length"]
+
+
+class ChatCompletion(BaseModel):
+    """A whole answer."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: Usage

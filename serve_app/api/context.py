@@ -1,0 +1,46 @@
+"""What every surface is given."""
+
+import secrets
+from dataclasses import dataclass
+
+from deployments.contract import ChatMessage, GenerationRequest
+from serve_app.api.message_schema import MessageBody, to_messages
+from serve_app.api.sampling_schema import SamplingFields
+from serve_app.backends import GenerationStream
+from serve_app.catalog import ModelCatalog, ServedModel
+from serve_app.clock import Clock
+from serve_app.config import LimitsConfig
+
+
+@dataclass(frozen=True, slots=True)
+class ApiContext:
+    """The models, the limits and the time."""
+
+    catalog: ModelCatalog
+    limits: LimitsConfig
+    clock: Clock
+
+    def to_messages(self, bodies: list[MessageBody], model: ServedModel) -> tuple[ChatMessage, ...]:
+        """Return the messages for the model's replica; see `message_schema.to_messages`."""
+        return to_messages(bodies, self.limits, model.description.accepts_images)
+
+    async def open_stream(
+        self,
+        model: ServedModel,
+        prompt: tuple[ChatMessage, ...] | str,
+        fields: SamplingFields,
+        request_id: str,
+    ) -> GenerationStream:
+        """Open a stream of the model.
+
+        Raises:
+            RaystreamError: The request was refused, or no replica could take it.
+        """
+        defaults = model.description.default_sampling
+        request = GenerationRequest(
+            # Clients may use one id twice at the same time; the engine needs different ones.
+            request_id=f"{request_id}-{secrets.token_hex(4)}",
+            prompt=prompt,
+            sampling=fields.to_sampling(defaults, self.limits.default_max_tokens),
+        )
+        return await model.backend.generate(request)

@@ -1,0 +1,127 @@
+"""The one place where errors become HTTP, and the error inside a stream.
+
+Every error has OpenAI's shape. What a client sent wrongly is a 400 on every surface, with the name
+of the parameter that is to blame; what went wrong here tells nothing of our insides.
+"""
+
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse, Response
+
+from deployments.errors import InvalidRequestError, RaystreamError
+from serve_app.request_id import echo_headers
+
+RETRY_AFTER_S = 1
+CLIENT_CLOSED_REQUEST = 499
+VALIDATION_CODES = ("unknown_parameter", "unsupported_parameter")
+
+
+class ErrorDetail(BaseModel):
+    """What went wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    """The body of every error."""
+
+    error: ErrorDetail
+
+
+def error_payload(error: RaystreamError) -> dict[str, Any]:
+    """Return the JSON of an error, for a body or for an event in a stream."""
+    return _payload(error.message, error.type, error.param, error.code)
+
+
+def error_response(error: RaystreamError) -> JSONResponse:
+    """Return the answer for an error of ours, with the headers that guide a client's retries."""
+    return JSONResponse(error_payload(error), error.status, _retry_headers(error))
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Make every failure of the application answer in one shape."""
+    app.add_exception_handler(RaystreamError, _on_raystream_error)
+    app.add_exception_handler(RequestValidationError, _on_validation_error)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(ClientDisconnect, _on_client_disconnect)
+    app.add_exception_handler(Exception, _on_unknown_error)
+
+
+def _payload(message: str, type_: str, param: str | None, code: str | None) -> dict[str, Any]:
+    return {"error": {"message": message, "type": type_, "param": param, "code": code}}
+
+
+def _retry_headers(error: RaystreamError) -> dict[str, str]:
+    if error.status == HTTPStatus.SERVICE_UNAVAILABLE:
+        return {"Retry-After": str(RETRY_AFTER_S)}
+    return {"x-should-retry": "false"} if error.status < 500 else {}
+
+
+async def _on_raystream_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RaystreamError)
+    return error_response(error)
+
+
+async def _on_validation_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    refusal = InvalidRequestError(first["msg"], _param(first, error.body))
+    payload = error_payload(refusal)
+    if first["type"] in VALIDATION_CODES:
+        payload["error"]["code"] = first["type"]
+    return JSONResponse(payload, refusal.status, _retry_headers(refusal))
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    reason = HTTPStatus(error.status_code).phrase
+    message = f"{reason}: {request.method} {request.url.path}"
+    type_ = "invalid_request_error" if error.status_code < 500 else "server_error"
+    headers = {**(error.headers or {}), "x-should-retry": "false"}
+    payload = _payload(message, type_, None, reason.lower().replace(" ", "_"))
+    return JSONResponse(payload, error.status_code, headers)
+
+
+async def _on_client_disconnect(request: Request, error: Exception) -> Response:
+    return Response(status_code=CLIENT_CLOSED_REQUEST)
+
+
+async def _on_unknown_error(request: Request, error: Exception) -> Response:
+    """Answer for a bug of ours. Starlette raises it again behind this, so the log gets it too."""
+    response = error_response(RaystreamError("The server has failed at this request."))
+    # This answer is made outside of our middleware.
+    response.headers.update(echo_headers(request))
+    return response
+
+
+def _param(error: Mapping[str, Any], body: Any) -> str | None:
+    """Return the way to the parameter, such as `messages[0].content`."""
+    steps = _steps(error["loc"][1:], body)
+    field = error.get("ctx", {}).get("field")
+    steps += [] if field is None else [field]
+    path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)
+    return path.removeprefix(".") or None
+
+
+def _steps(location: Sequence[int | str], value: Any) -> list[int | str]:
+    """Keep of pydantic's location what is in the body; the names of union members are not."""
+    steps: list[int | str] = []
+    for index, step in enumerate(location):
+        children = dict(enumerate(value)) if isinstance(value, list) else value
+        if not isinstance(children, dict):
+            break
+        is_missing_field = step not in children and index + 1 == len(location)
+        if step in children or is_missing_field:
+            steps.append(step)
+            value = children.get(step)
+    return steps

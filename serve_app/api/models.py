@@ -1,0 +1,71 @@
+"""`GET /v1/models` and `GET /v1/models/{id}`: what is served."""
+
+from typing import Literal
+
+from fastapi import APIRouter
+from pydantic import BaseModel, Field
+
+from deployments.contract import ModelDescription
+from serve_app.api.context import ApiContext
+from serve_app.api.openapi import errors
+from serve_app.catalog import ServedModel
+
+
+class ModelCard(BaseModel):
+    """A model."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int = Field(description="When the model was loaded, in Unix seconds.")
+    owned_by: Literal["raystream"] = "raystream"
+    max_model_len: int = Field(description="Tokens of prompt and answer together.")
+    accepts_images: bool
+
+
+class ModelList(BaseModel):
+    """The models that are ready."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+
+
+class ModelsApi:
+    """Lists the models."""
+
+    def __init__(self, context: ApiContext) -> None:
+        """Keep what every surface is given."""
+        self._catalog = context.catalog
+
+    def router(self) -> APIRouter:
+        """Return the surface's routes."""
+        router = APIRouter(tags=["models"])
+        router.add_api_route(
+            "/v1/models", self.list_models, summary="List the models", responses=errors(500)
+        )
+        router.add_api_route(
+            "/v1/models/{model_id:path}",
+            self.retrieve,
+            summary="Show a model",
+            responses=errors(404, 500, 503),
+        )
+        return router
+
+    async def list_models(self) -> ModelList:
+        """List the models that are ready."""
+        outcomes = await self._catalog.ready()
+        models = [model for model in outcomes.values() if isinstance(model, ServedModel)]
+        return ModelList(data=[_card(model.description) for model in models])
+
+    async def retrieve(self, model_id: str) -> ModelCard:
+        """Show one model."""
+        model = await self._catalog.probe(model_id)
+        return _card(model.description)
+
+
+def _card(description: ModelDescription) -> ModelCard:
+    return ModelCard(
+        id=description.id,
+        created=description.created,
+        max_model_len=description.max_model_len,
+        accepts_images=description.accepts_images,
+    )

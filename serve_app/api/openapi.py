@@ -1,0 +1,29 @@
+"""What /openapi.json says of the answers, true to the wire."""
+
+from typing import Any
+
+from serve_app.api.errors import ErrorBody
+
+Responses = dict[int | str, dict[str, Any]]
+
+_ERRORS: dict[int | str, str] = {
+    400: "The body is not JSON, or a field is unknown, unsupported or out of bounds.",
+    404: "No such model, or no such route.",
+    413: "The body is too large.",
+    415: "The body is not declared to be JSON.",
+    500: "The server has failed at this request.",
+    503: "A replica is overloaded, loading or gone. Retry-After says when to come back.",
+    "default": "Any other error.",
+}
+
+
+def errors(*statuses: int) -> Responses:
+    """Return the documentation of errors; `default` keeps FastAPI from adding its own 422."""
+    keys: tuple[int | str, ...] = (*statuses, "default")
+    return {key: {"model": ErrorBody, "description": _ERRORS[key]} for key in keys}
+
+
+def event_stream(description: str, example: str) -> Responses:
+    """Return the documentation of a 200 that is a stream if the request asked for one."""
+    events = {"schema": {"type": "string"}, "example": example}
+    return {200: {"description": description, "content": {"text/event-stream": events}}}

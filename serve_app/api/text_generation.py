@@ -1,0 +1,133 @@
+"""`POST /text-generation`: the plain surface of the servers that raystream replaces."""
+
+from collections.abc import AsyncGenerator
+from datetime import UTC, datetime
+
+from fastapi import APIRouter, Request
+
+from deployments.contract import ChatMessage
+from deployments.errors import RaystreamError
+from serve_app.api.context import ApiContext
+from serve_app.api.errors import error_payload
+from serve_app.api.json_route import JsonRoute
+from serve_app.api.openapi import errors, event_stream
+from serve_app.api.text_generation_schema import (
+    TextGenerationAnswer,
+    TextGenerationEvent,
+    TextGenerationRequest,
+)
+from serve_app.backends import GenerationStream
+from serve_app.catalog import ServedModel
+from serve_app.clock import Clock
+from serve_app.event_stream import EventStreamResponse
+from serve_app.generation import pieces, whole
+from serve_app.request_id import request_id_of
+from serve_app.sse import DONE, encode_json
+
+_EXAMPLE = (
+    'data: {"text":"Join","token_count":1,"total_token_count":1,"token_rate":51.3}\n\n'
+    "data: [DONE]\n\n"
+)
+
+
+class TokenMeter:
+    """Counts tokens and their rate since it was made."""
+
+    def __init__(self, clock: Clock) -> None:
+        """Start to measure."""
+        self._clock = clock
+        self._start_s = clock.monotonic_s()
+        self.num_tokens = 0
+
+    def add(self, num_tokens: int) -> None:
+        """Count tokens."""
+        self.num_tokens += num_tokens
+
+    def rate(self) -> float:
+        """Return tokens per second, rounded to a hundredth; 0 before any time has passed."""
+        elapsed_s = self._clock.monotonic_s() - self._start_s
+        return round(self.num_tokens / elapsed_s, 2) if elapsed_s > 0 else 0.0
+
+
+class TextGenerationApi:
+    """Generates text and counts its tokens."""
+
+    def __init__(self, context: ApiContext) -> None:
+        """Keep what every surface is given."""
+        self._context = context
+
+    def router(self) -> APIRouter:
+        """Return the surface's routes."""
+        router = APIRouter(route_class=JsonRoute, tags=["text generation"])
+        router.add_api_route(
+            "/text-generation",
+            self.generate,
+            methods=["POST"],
+            summary="Generate text",
+            response_model=TextGenerationAnswer,
+            responses={
+                **event_stream("Events; with stream: false, the whole text as JSON.", _EXAMPLE),
+                **errors(400, 404, 413, 415, 500, 503),
+            },
+        )
+        return router
+
+    async def generate(
+        self, body: TextGenerationRequest, request: Request
+    ) -> TextGenerationAnswer | EventStreamResponse:
+        """Generate text from a prompt or messages, as a stream of events or whole."""
+        catalog, clock = self._context.catalog, self._context.clock
+        model = await catalog.get(catalog.default_id if body.model is None else body.model)
+        prompt = self._prompt(body, model)
+        stream = await self._context.open_stream(model, prompt, body, request_id_of(request))
+        meter = TokenMeter(clock)
+        if not body.stream:
+            return await _answer(stream, meter, clock)
+        return EventStreamResponse(_events(stream, meter), stream, sleep=clock.sleep)
+
+    def _prompt(
+        self, body: TextGenerationRequest, model: ServedModel
+    ) -> tuple[ChatMessage, ...] | str:
+        if body.prompt is not None:
+            return body.prompt
+        return self._context.to_messages(body.messages or [], model)
+
+
+async def _answer(
+    stream: GenerationStream, meter: TokenMeter, clock: Clock
+) -> TextGenerationAnswer:
+    text = await whole(stream)
+    meter.add(text.num_tokens)
+    finished = datetime.fromtimestamp(clock.unix_s(), UTC)
+    return TextGenerationAnswer(
+        response=text.text,
+        time=finished.isoformat(timespec="seconds"),
+        token_count=meter.num_tokens,
+        token_rate=meter.rate(),
+    )
+
+
+async def _events(stream: GenerationStream, meter: TokenMeter) -> AsyncGenerator[bytes, None]:
+    """Yield an event whenever there is text; tokens without text are counted in the next one."""
+    num_told = 0
+    try:
+        async for piece in pieces(stream):
+            meter.add(piece.num_tokens)
+            is_last_count = piece.finish_reason is not None and meter.num_tokens > num_told
+            if piece.text or is_last_count:
+                yield _event(piece.text, meter, num_told)
+                num_told = meter.num_tokens
+    except RaystreamError as error:
+        yield encode_json(error_payload(error))
+        return
+    yield DONE
+
+
+def _event(text: str, meter: TokenMeter, num_told: int) -> bytes:
+    event = TextGenerationEvent(
+        text=text,
+        token_count=meter.num_tokens - num_told,
+        total_token_count=meter.num_tokens,
+        token_rate=meter.rate(),
+    )
+    return encode_json(event.model_dump())

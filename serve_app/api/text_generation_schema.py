@@ -1,0 +1,52 @@
+"""The plain surface on the wire: a prompt or messages in, text with exact token counts out."""
+
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from serve_app.api.message_schema import MessageBody
+from serve_app.api.sampling_schema import SamplingFields
+
+
+class TextGenerationRequest(SamplingFields):
+    """A request for text: `prompt` or `messages`, one of the two."""
+
+    prompt: str | None = Field(default=None, description="Continued as it stands.")
+    messages: list[MessageBody] | None = Field(
+        default=None, min_length=1, description="Put into the model's chat template."
+    )
+    model: str | None = Field(default=None, description="Null means the first model.")
+    stream: bool = True
+
+    # Bookkeeping of older clients: accepted, changes no answer.
+    user_id: Any = None
+    us_id: Any = None
+    recommend: Any = None
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise PydanticCustomError(
+                "prompt", "Send either prompt or messages.", {"field": "prompt"}
+            )
+        return self
+
+
+class TextGenerationAnswer(BaseModel):
+    """A whole text."""
+
+    response: str
+    status: Literal[200] = 200
+    time: str = Field(description="When the text was finished: ISO 8601, UTC.")
+    token_count: int = Field(description="Tokens of the text.")
+    token_rate: float = Field(description="Tokens per second since the request was accepted.")
+
+
+class TextGenerationEvent(BaseModel):
+    """One event of a stream."""
+
+    text: str
+    token_count: int = Field(description="Tokens since the event before.")
+    total_token_count: int = Field(description="Tokens since the start.")
+    token_rate: float = Field(description="Tokens per second since the request was accepted.")

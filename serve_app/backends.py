@@ -1,0 +1,223 @@
+"""The door between HTTP and the models: Ray Serve's handles behind a Protocol.
+
+Ray's errors become ours here and nowhere else, and every stream that was opened is cancelled when
+its reader stops early. Nothing above this module knows Ray.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Generator, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol, Self, cast
+
+import grpc  # type: ignore[import-untyped]
+from ray.exceptions import RayActorError, RayTaskError, TaskCancelledError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+from ray.serve.handle import DeploymentHandle
+
+from deployments.contract import (
+    Accepted,
+    GenerationEvent,
+    GenerationRequest,
+    InvalidParameterError,
+    ModelDescription,
+    TextDelta,
+)
+from deployments.errors import (
+    InvalidRequestError,
+    OverloadedError,
+    RaystreamError,
+    ReplicaUnavailableError,
+)
+
+
+class GenerationStream(Protocol):
+    """The deltas of one accepted request."""
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompt, counted by the replica."""
+        ...
+
+    def __aiter__(self) -> AsyncIterator[list[TextDelta]]:
+        """Iterate over lists of deltas: each holds all that were ready since the last.
+
+        Raises:
+            RaystreamError: The replica has failed.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """Abort the sequence unless it has ended; closing twice is harmless."""
+        ...
+
+
+class GenerationBackend(Protocol):
+    """One model, wherever it runs."""
+
+    async def generate(self, request: GenerationRequest) -> GenerationStream:
+        """Open a stream once the replica has accepted the request.
+
+        Raises:
+            RaystreamError: The request was refused, or no replica could take it.
+        """
+        ...
+
+    async def describe(self) -> ModelDescription:
+        """Return what the model can do. Waits while its replicas load.
+
+        Raises:
+            RaystreamError: No replica could answer.
+        """
+        ...
+
+    async def ping(self) -> None:
+        """Exercise a replica's engine.
+
+        Raises:
+            RaystreamError: The engine is not well, or no replica could answer.
+        """
+        ...
+
+
+class Responses(Protocol):
+    """What we need of Ray's `DeploymentResponseGenerator`."""
+
+    def __aiter__(self) -> Self:
+        """Return itself."""
+        ...
+
+    async def __anext__(self) -> list[GenerationEvent]:
+        """Return what the replica yielded next."""
+        ...
+
+    def cancel(self) -> None:
+        """Cancel the replica's call."""
+        ...
+
+
+class Response(Protocol):
+    """What we need of Ray's `DeploymentResponse`."""
+
+    def __await__(self) -> Generator[Any, None, object]:
+        """Return what the replica returned."""
+        ...
+
+    def cancel(self) -> None:
+        """Cancel the replica's call."""
+        ...
+
+
+class HandleGenerationBackend:
+    """A model behind a Ray Serve handle."""
+
+    def __init__(self, handle: DeploymentHandle[Any]) -> None:
+        """Keep the handle, and a second view of it that streams."""
+        self._handle = handle
+        self._generate = handle.options(method_name="generate", stream=True)
+
+    async def generate(self, request: GenerationRequest) -> GenerationStream:
+        """Open a stream; see `GenerationBackend.generate`."""
+        responses = cast("Responses", self._generate.remote(request))
+        try:
+            with _our_errors():
+                first = await anext(responses)
+            return HandleGenerationStream(responses, *first)
+        except StopAsyncIteration:
+            raise ReplicaUnavailableError("The model's replica gave no answer.") from None
+        except BaseException:
+            responses.cancel()
+            raise
+
+    async def describe(self) -> ModelDescription:
+        """Ask a replica; see `GenerationBackend.describe`."""
+        response = cast("Response", self._handle.describe.remote())
+        return cast("ModelDescription", await _answer(response))
+
+    async def ping(self) -> None:
+        """Ask a replica; see `GenerationBackend.ping`."""
+        await _answer(cast("Response", self._handle.ping.remote()))
+
+
+class HandleGenerationStream:
+    """A stream that a replica has accepted."""
+
+    def __init__(
+        self,
+        responses: Responses,
+        accepted: GenerationEvent,
+        *deltas: GenerationEvent,
+    ) -> None:
+        """Take over the responses behind the first list, which held these events."""
+        assert isinstance(accepted, Accepted), f"the first event was a {type(accepted).__name__}"
+        assert not deltas, "`Accepted` came in company"
+        self.num_prompt_tokens = accepted.num_prompt_tokens
+        self._responses = responses
+        self._ended = False
+
+    def __aiter__(self) -> Self:
+        """Return itself: a stream is read once."""
+        return self
+
+    async def __anext__(self) -> list[TextDelta]:
+        """Return the deltas that have become ready since the last call."""
+        try:
+            with _our_errors():
+                return cast("list[TextDelta]", await anext(self._responses))
+        except (StopAsyncIteration, RaystreamError):
+            self._ended = True
+            raise
+
+    async def aclose(self) -> None:
+        """Cancel the replica's call unless it has ended."""
+        if not self._ended:
+            self._ended = True
+            self._responses.cancel()
+
+
+async def _answer(response: Response) -> object:
+    try:
+        with _our_errors():
+            return await response
+    except BaseException:
+        response.cancel()
+        raise
+
+
+@contextmanager
+def _our_errors() -> Iterator[None]:
+    """Raise our error in place of Ray's; leave the cancellation of this task alone.
+
+    When a replica is told to stop, Ray lets its callers see `CancelledError` too. Nobody has
+    cancelled them, so it is told apart by `Task.cancelling`.
+    """
+    try:
+        yield
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise ReplicaUnavailableError("The model's replica has cancelled the request.") from error
+    except (StopAsyncIteration, TaskCancelledError):
+        raise
+    except Exception as error:
+        # Whatever the replica's code may raise arrives here: wrapped by Ray, or bare over gRPC.
+        ours = _our_error(error)
+        if ours is error:
+            raise
+        raise ours from error
+
+
+def _our_error(error: Exception) -> RaystreamError:
+    """Return what the replica raised, if it is ours; else an error that tells nothing of it."""
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    match cause:
+        case RaystreamError():
+            return cause
+        case InvalidParameterError():
+            return InvalidRequestError(cause.message, cause.param)
+        case BackPressureError():
+            return OverloadedError("Too many requests wait for the model. Try again later.")
+        case RayActorError() | DeploymentUnavailableError() | grpc.aio.AioRpcError():
+            return ReplicaUnavailableError("The model's replica can't be reached.")
+        case _:
+            return RaystreamError("The model's replica failed at this request.")

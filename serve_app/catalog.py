@@ -1,0 +1,101 @@
+"""The models that are served, by the names that clients ask for.
+
+Asks each backend once what it serves and remembers the answer. A model that has answered is ready.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from deployments.contract import ModelDescription
+from deployments.errors import ModelNotFoundError, RaystreamError, ReplicaUnavailableError
+from serve_app.backends import GenerationBackend
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model that can be asked, and what it can do."""
+
+    backend: GenerationBackend
+    description: ModelDescription
+
+
+class ModelCatalog:
+    """Finds a model by its name."""
+
+    def __init__(
+        self, backends: Mapping[str, GenerationBackend], probe_timeout_s: float = 5.0
+    ) -> None:
+        """Keep the backends.
+
+        Args:
+            backends: At least one, by model id; the first is the default model.
+            probe_timeout_s: How long `missing` and `unwell` wait for a replica.
+        """
+        self._backends = dict(backends)
+        self._descriptions: dict[str, ModelDescription] = {}
+        self._probe_timeout_s = probe_timeout_s
+
+    @property
+    def default_id(self) -> str:
+        """The model of a request that names none."""
+        return next(iter(self._backends))
+
+    async def get(self, model_id: str) -> ServedModel:
+        """Return a model; wait while it loads.
+
+        Raises:
+            ModelNotFoundError: No model has this name.
+            RaystreamError: The model can't be reached.
+        """
+        backend = self._backends.get(model_id)
+        if backend is None:
+            names = ", ".join(self._backends)
+            raise ModelNotFoundError(
+                f"The model {model_id!r} is not served here. Served: {names}.", "model"
+            )
+        if model_id not in self._descriptions:
+            self._descriptions[model_id] = await backend.describe()
+        return ServedModel(backend, self._descriptions[model_id])
+
+    async def probe(self, model_id: str) -> ServedModel:
+        """Return a model that is ready now, or nearly so.
+
+        Raises:
+            ModelNotFoundError: No model has this name.
+            ReplicaUnavailableError: The model is still loading.
+            RaystreamError: The model can't be reached.
+        """
+        try:
+            async with asyncio.timeout(self._probe_timeout_s):
+                return await self.get(model_id)
+        except TimeoutError:
+            raise ReplicaUnavailableError(f"The model {model_id!r} is still loading.") from None
+
+    async def ready(self) -> dict[str, ServedModel | RaystreamError]:
+        """Return, for each model, itself if it is ready, else what stands in the way."""
+        return await self._outcomes(self.probe)
+
+    async def health(self) -> dict[str, RaystreamError | None]:
+        """Return, for each model, None if its engine answers, else what is wrong."""
+        return await self._outcomes(self._ping)
+
+    async def _ping(self, model_id: str) -> None:
+        try:
+            async with asyncio.timeout(self._probe_timeout_s):
+                await self._backends[model_id].ping()
+        except TimeoutError:
+            raise ReplicaUnavailableError(f"The model {model_id!r} does not answer.") from None
+
+    async def _outcomes(self, ask: Callable[[str], Awaitable[T]]) -> dict[str, T | RaystreamError]:
+        async def outcome(model_id: str) -> T | RaystreamError:
+            try:
+                return await ask(model_id)
+            except RaystreamError as error:
+                return error
+
+        outcomes = await asyncio.gather(*map(outcome, self._backends))
+        return dict(zip(self._backends, outcomes, strict=True))

@@ -1,0 +1,287 @@
+"""`raystream-check FILE`: finds the mistakes in a Serve configuration before Ray meets them.
+
+Ray accepts a mistyped key in silence, and some of its sections are checked only on the cluster.
+This owns the check of the whole file: its YAML (a key that stands twice is refused), the keys and
+values of Ray's sections, `args:` by `serve_app.config`, and what the two must agree on. It starts
+no Ray and loads no model.
+"""
+
+import sys
+from collections.abc import Iterator
+from copy import deepcopy
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, Field, ValidationError
+from ray.runtime_env import RuntimeEnv
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
+from ray.serve.schema import ServeDeploySchema
+
+from serve_app.config import AppConfig, ModelConfig, StrictModel, unknown_key_message
+
+BUILDER = "serve_app.app:build"
+INGRESS_NAME = "Ingress"
+
+# What Ray's schema holds as plain mappings, though only these keys mean something to it.
+MAPPING_KEYS = {
+    "autoscaling_policy": list(AutoscalingPolicy.model_fields),
+    "runtime_env": [key for key in RuntimeEnv.known_fields if not key.startswith("_")],
+}
+# Ray's schema takes these unchecked. Beside each model: the key whose value Ray would import.
+UNCHECKED_SECTIONS: dict[str, tuple[type[BaseModel], str]] = {
+    "autoscaling_config": (AutoscalingConfig, "policy"),
+    "request_router_config": (RequestRouterConfig, "request_router_class"),
+}
+
+
+class BatchingConfig(StrictModel):
+    """The `user_config` of a model's deployment; None keeps the deployment's own default."""
+
+    max_batch_size: int | None = Field(default=None, ge=1)
+    batch_wait_timeout_s: float | None = Field(default=None, ge=0)
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """Refuses a mapping in which a key stands twice; YAML's own loader keeps the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    message = f"key {key.value!r} stands twice"
+                    raise yaml.constructor.ConstructorError(None, None, message, key.start_mark)
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def main() -> int:
+    """Check the file that the command line names and return the exit code."""
+    if len(sys.argv) != 2:
+        sys.stderr.write("usage: raystream-check FILE\n")
+        return 2
+    name = sys.argv[1]
+    try:
+        problems = find_problems(Path(name).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        problems = [str(error)]
+    for problem in problems:
+        sys.stderr.write(f"{name}: {problem}\n")
+    if not problems:
+        sys.stdout.write(f"{name}: every key is known and every value fits\n")
+    return 1 if problems else 0
+
+
+def find_problems(text: str) -> list[str]:
+    """Return one line for each mistake in the text of a Serve configuration, path first."""
+    try:
+        document = yaml.load(text, Loader=_UniqueKeyLoader)  # a SafeLoader
+    except yaml.YAMLError as error:
+        return [_one_line(str(error))]
+    if not isinstance(document, dict):
+        return ["the file must hold a mapping with the key 'applications'"]
+    misshapen = list(_misshapen_sections(document, ServeDeploySchema, ""))
+    if misshapen:
+        return misshapen  # the validators, Ray's and ours, count on the shape
+    problems = list(_unknown_keys(document, ServeDeploySchema, ""))
+    known = _without_unknown_keys(document, ServeDeploySchema)
+    problems += _invalid_values(known, ServeDeploySchema, "")
+    problems += _invalid_unchecked_values(known)
+    return problems + _application_problems(document)
+
+
+def _sections(value: Any, annotation: Any, path: str) -> Iterator[tuple[str, Any, type[BaseModel]]]:
+    """Yield (path, value, model) of every section that the annotation knows, from the top down."""
+    model = _model_in(annotation)
+    if model is None or value is None:
+        return
+    is_list = any(get_origin(part) in (list, tuple) for part in (annotation, *get_args(annotation)))
+    if is_list and isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _section(item, model, f"{path}[{index}]")
+    elif is_list:
+        yield path, None, model
+    else:
+        yield from _section(value, model, path)
+
+
+def _section(
+    value: Any, model: type[BaseModel], path: str
+) -> Iterator[tuple[str, Any, type[BaseModel]]]:
+    yield path, value, model
+    if isinstance(value, dict):
+        for key, field in model.model_fields.items():
+            yield from _sections(value.get(key), field.annotation, _join(path, key))
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next(filter(None, map(_model_in, get_args(annotation))), None)
+
+
+def _misshapen_sections(value: Any, model: type[BaseModel], path: str) -> Iterator[str]:
+    for where, section, _ in _sections(value, model, path):
+        if not isinstance(section, dict):
+            yield f"{where}: must be a mapping, or a list of mappings where there may be several"
+
+
+def _unknown_keys(value: Any, model: type[BaseModel], path: str) -> Iterator[str]:
+    for where, section, section_model in _sections(value, model, path):
+        yield from _keys_outside(section, list(section_model.model_fields), where)
+        for key, known in MAPPING_KEYS.items():
+            if isinstance(section.get(key), dict):
+                yield from _keys_outside(section[key], known, _join(where, key))
+
+
+def _keys_outside(section: dict[str, Any], known: list[str], path: str) -> Iterator[str]:
+    for key in map(str, section):
+        if key not in known:
+            yield f"{_join(path, key)}: {unknown_key_message(key, known)}"
+
+
+def _without_unknown_keys(value: Any, model: type[BaseModel]) -> Any:
+    """Return a copy that says what else is wrong; without the keys too whose code Ray would run."""
+    copy = deepcopy(value)
+    for _, section, section_model in _sections(copy, model, ""):
+        for key in [key for key in section if key not in section_model.model_fields]:
+            del section[key]
+        for key, (_, code) in UNCHECKED_SECTIONS.items():
+            if isinstance(section.get(key), dict):
+                section[key].pop(code, None)
+    return copy
+
+
+def _invalid_values(section: Any, model: type[BaseModel], path: str) -> list[str]:
+    try:
+        model.model_validate(deepcopy(section))  # some of Ray's validators change what they read
+    except ValidationError as error:
+        messages: dict[str, list[str]] = {}
+        for item in _innermost(error.errors()):
+            message = _one_line(item["msg"].removeprefix("Value error, "))
+            messages.setdefault(_path_of(item, section, path), []).append(message)
+        return [f"{where}: {', or: '.join(found)}" for where, found in messages.items()]
+    return []
+
+
+def _innermost(errors: list[Any]) -> list[Any]:
+    """Leave out errors about a whole whose part has one: a list counts its bad items as missing."""
+    locations = [error["loc"] for error in errors]
+    return [
+        error
+        for error in errors
+        if not any(
+            len(other) > len(error["loc"]) and other[: len(error["loc"])] == error["loc"]
+            for other in locations
+        )
+    ]
+
+
+def _path_of(error: Any, section: Any, path: str) -> str:
+    """Follow an error's location as far as the file has it; pydantic adds a union's branches."""
+    for step in error["loc"]:
+        if isinstance(section, list) and isinstance(step, int):
+            path, section = f"{path}[{step}]", section[step]
+        elif isinstance(section, dict) and (step in section or error["type"] == "missing"):
+            path, section = _join(path, str(step)), section.get(step)
+    return path
+
+
+def _invalid_unchecked_values(document: dict[str, Any]) -> Iterator[str]:
+    for path, section, _ in _sections(document, ServeDeploySchema, ""):
+        for key, (model, _) in UNCHECKED_SECTIONS.items():
+            if isinstance(section.get(key), dict):
+                yield from _invalid_values(section[key], model, _join(path, key))
+
+
+def _application_problems(document: dict[str, Any]) -> list[str]:
+    """Check each application of ours: its `args:`, and that its deployments fit them."""
+    applications = document.get("applications") or []
+    ours = [(i, app) for i, app in enumerate(applications) if app.get("import_path") == BUILDER]
+    if not ours:
+        return [f"applications: none has the import_path {BUILDER!r}"]
+    return [
+        problem
+        for index, application in ours
+        for problem in _our_problems(application, f"applications[{index}]")
+    ]
+
+
+def _our_problems(application: dict[str, Any], path: str) -> list[str]:
+    args = {} if application.get("args") is None else application["args"]
+    misshapen = list(_misshapen_sections(args, AppConfig, f"{path}.args"))
+    if misshapen:
+        return misshapen
+    problems = list(_unknown_keys(args, AppConfig, f"{path}.args"))
+    known = _without_unknown_keys(args, AppConfig)
+    invalid = _invalid_values(known, AppConfig, f"{path}.args")
+    if not invalid:
+        problems += _deployment_problems(application, AppConfig.model_validate(known), path)
+    return problems + invalid
+
+
+def _deployment_problems(
+    application: dict[str, Any], config: AppConfig, path: str
+) -> Iterator[str]:
+    models = {model.deployment_name: model for model in config.models}
+    seen = set()
+    for index, deployment in enumerate(application.get("deployments") or []):
+        where = f"{path}.deployments[{index}]"
+        name = str(deployment.get("name"))
+        if name in seen:
+            yield f"{where}.name: {name!r} stands twice"
+        seen.add(name)
+        if name in models:
+            yield from _model_deployment_problems(deployment, models[name], where)
+        elif "name" in deployment and name != INGRESS_NAME:
+            yield f"{where}.name: {_unknown_deployment_message(name, [INGRESS_NAME, *models])}"
+
+
+def _unknown_deployment_message(name: str, known: list[str]) -> str:
+    near = get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+    return f"no deployment is called {name!r}: {hint} (a model's deployment bears its id, / as --)"
+
+
+def _model_deployment_problems(
+    deployment: dict[str, Any], model: ModelConfig, path: str
+) -> Iterator[str]:
+    user_config = deployment.get("user_config") or {}
+    wrong = _invalid_values(user_config, BatchingConfig, f"{path}.user_config")
+    yield from wrong
+    if not wrong:
+        yield from _batch_problems(deployment, user_config.get("max_batch_size"), path)
+    options = deployment.get("ray_actor_options")
+    if options is not None:
+        yield from _resource_problems(options, model, f"{path}.ray_actor_options")
+
+
+def _batch_problems(
+    deployment: dict[str, Any], max_batch_size: int | None, path: str
+) -> Iterator[str]:
+    max_ongoing = deployment.get("max_ongoing_requests")
+    if max_batch_size and isinstance(max_ongoing, int) and max_ongoing < max_batch_size:
+        yield (
+            f"{path}.max_ongoing_requests: {max_ongoing} is less than user_config.max_batch_size "
+            f"({max_batch_size}), so no batch could ever be full"
+        )
+
+
+def _resource_problems(options: dict[str, Any], model: ModelConfig, path: str) -> Iterator[str]:
+    needs_gpu = model.device != "cpu" and model.num_gpus != 0
+    for key in ("num_cpus", "num_gpus") if needs_gpu else ("num_cpus",):
+        if options.get(key) is None:
+            yield (
+                f"{path}: {key} is missing. Ray replaces the model entry's num_cpus and num_gpus "
+                f"wholly by this section: name {key} here too, or leave the section out"
+            )
+
+
+def _join(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key
+
+
+def _one_line(message: str) -> str:
+    return " ".join(message.split())

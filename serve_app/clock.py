@@ -1,0 +1,37 @@
+"""Time, as the ingress sees it: injected, so that tests own it."""
+
+import asyncio
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Tells the time and waits."""
+
+    def unix_s(self) -> float:
+        """Return seconds since 1970, UTC."""
+        ...
+
+    def monotonic_s(self) -> float:
+        """Return seconds that never run backwards."""
+        ...
+
+    async def sleep(self, duration_s: float) -> None:
+        """Return when the time has passed."""
+        ...
+
+
+class SystemClock:
+    """The machine's own clock."""
+
+    def unix_s(self) -> float:
+        """Return seconds since 1970, UTC."""
+        return time.time()
+
+    def monotonic_s(self) -> float:
+        """Return seconds that never run backwards."""
+        return time.monotonic()
+
+    async def sleep(self, duration_s: float) -> None:
+        """Return when the time has passed."""
+        await asyncio.sleep(duration_s)

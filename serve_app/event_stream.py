@@ -1,0 +1,91 @@
+"""A response that is a stream of Server-Sent Events.
+
+Stands between a surface of `api` and the socket. It sends a ping at regular intervals, so that
+proxies keep a quiet connection open; it watches for the client's disconnect, whichever version of
+ASGI the server speaks; and however it ends, it closes the stream that the events come from.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Protocol
+
+from starlette.responses import StreamingResponse
+from starlette.types import Message, Receive, Scope, Send
+
+from serve_app.sse import EVENT_STREAM_HEADERS, PING
+
+PING_INTERVAL_S = 15.0
+
+Sleep = Callable[[float], Awaitable[None]]
+
+
+class Closeable(Protocol):
+    """Something that must be closed, started or not."""
+
+    async def aclose(self) -> None:
+        """Close it; closing twice is harmless."""
+        ...
+
+
+class EventStreamResponse(StreamingResponse):
+    """Sends framed events while the client listens.
+
+    Attributes:
+        events: The framed events. Python closes a generator that has not started without running
+            a line of it, hence `source` beside it.
+        source: What the events are made from. It is closed however the response ends.
+    """
+
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        source: Closeable,
+        ping_interval_s: float = PING_INTERVAL_S,
+        sleep: Sleep = asyncio.sleep,
+    ) -> None:
+        """Keep the events; nothing is sent before the response is called."""
+        super().__init__(events, headers=EVENT_STREAM_HEADERS)
+        self.events = events
+        self.source = source
+        self._ping_interval_s = ping_interval_s
+        self._sleep = sleep
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send until the events end or the client leaves, whichever comes first."""
+        send = _one_at_a_time(send)
+        stream = asyncio.ensure_future(self.stream_response(send))
+        others = [
+            asyncio.ensure_future(self.listen_for_disconnect(receive)),
+            asyncio.ensure_future(self._send_pings(send)),
+        ]
+        try:
+            await asyncio.wait([stream, *others], return_when=asyncio.FIRST_COMPLETED)
+            failed = stream.exception() if stream.done() else None
+        finally:
+            await self._stop(stream, *others)
+        if failed is not None:
+            raise failed
+
+    async def _send_pings(self, send: Send) -> None:
+        while True:
+            await self._sleep(self._ping_interval_s)
+            await send({"type": "http.response.body", "body": PING, "more_body": True})
+
+    async def _stop(self, *tasks: asyncio.Future[None]) -> None:
+        for task in tasks:
+            task.cancel()
+        try:
+            await asyncio.gather(*tasks, return_exceptions=True)
+        finally:
+            await self.source.aclose()
+            await self.events.aclose()
+
+
+def _one_at_a_time(send: Send) -> Send:
+    lock = asyncio.Lock()
+
+    async def locked(message: Message) -> None:
+        async with lock:
+            await send(message)
+
+    return locked

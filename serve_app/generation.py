@@ -1,0 +1,90 @@
+"""What a surface makes of a stream of deltas: pieces of text with exact counts, or an error.
+
+A stream that ends in any other way than by a true finish raises, so that no surface can take a
+broken text for a whole one.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Literal
+
+from deployments.contract import FinishReason, TextDelta
+from deployments.errors import (
+    GenerationAbortedError,
+    GenerationFailedError,
+    ReplicaUnavailableError,
+)
+from serve_app.backends import GenerationStream
+
+TrueFinish = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The deltas that arrived together, joined.
+
+    Attributes:
+        text: May be empty, while the replica holds text back.
+        num_tokens: Token ids behind the text.
+        finish_reason: Set on the last piece alone.
+    """
+
+    text: str
+    num_tokens: int
+    finish_reason: TrueFinish | None = None
+
+
+async def pieces(stream: GenerationStream) -> AsyncIterator[Piece]:
+    """Yield a piece for each list of deltas.
+
+    Raises:
+        GenerationFailedError: The sequence failed in the engine.
+        GenerationAbortedError: The sequence was aborted, though the reader is still here.
+        ReplicaUnavailableError: The stream ended without a finish.
+        RaystreamError: The replica has failed.
+    """
+    finished = False
+    async for deltas in stream:
+        piece = _join(deltas)
+        finished = finished or piece.finish_reason is not None
+        yield piece
+    if not finished:
+        raise ReplicaUnavailableError("The text ended before it was finished.")
+
+
+async def whole(stream: GenerationStream) -> Piece:
+    """Read the stream to its end, close it, and return all of it as one piece.
+
+    Raises:
+        RaystreamError: As `pieces` does.
+    """
+    async with aclosing(stream):
+        parts = [piece async for piece in pieces(stream)]
+    return Piece(
+        text="".join(part.text for part in parts),
+        num_tokens=sum(part.num_tokens for part in parts),
+        finish_reason=parts[-1].finish_reason,
+    )
+
+
+def _join(deltas: list[TextDelta]) -> Piece:
+    return Piece(
+        text="".join(delta.text for delta in deltas),
+        num_tokens=sum(len(delta.token_ids) for delta in deltas),
+        finish_reason=_finish(deltas[-1]) if deltas else None,
+    )
+
+
+def _finish(delta: TextDelta) -> TrueFinish | None:
+    match delta.finish_reason:
+        case None:
+            return None
+        case FinishReason.STOP:
+            return "stop"
+        case FinishReason.LENGTH:
+            return "length"
+        case FinishReason.ABORT:
+            raise GenerationAbortedError("The text was aborted before it was finished.")
+        case FinishReason.ERROR:
+            raise GenerationFailedError(delta.error or "The sequence failed in the engine.")

@@ -1,0 +1,49 @@
+"""The bytes of Server-Sent Events.
+
+Owns the framing and nothing else: who sends the events, and when, is `event_stream`'s. Payloads are
+JSON, so that no newline of a model's text can ever be taken for the end of an event.
+
+Source: https://html.spec.whatwg.org/multipage/server-sent-events.html
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+EVENT_STREAM_HEADERS: Final[Mapping[str, str]] = {
+    "Content-Type": "text/event-stream",
+    "Cache-Control": "no-cache",
+    # nginx would else collect the events and pass them on in blocks.
+    "X-Accel-Buffering": "no",
+}
+
+_LINE_END = re.compile(r"\r\n|\r|\n")
+
+
+def encode_event(data: str) -> bytes:
+    r"""Frame any text as one event: a `data:` line for each of its lines, then an empty line.
+
+    The format knows one line end, so a client reads `\r\n` and `\r` in the text as `\n`.
+    """
+    lines = _LINE_END.split(data)
+    return ("".join(f"data: {line}\n" for line in lines) + "\n").encode()
+
+
+def encode_json(payload: Mapping[str, Any]) -> bytes:
+    """Frame a payload as one event with one line of JSON.
+
+    Raises:
+        ValueError: A number in the payload is NaN or infinite, which JSON cannot say.
+    """
+    text = json.dumps(payload, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return f"data: {text}\n\n".encode()
+
+
+def encode_comment(text: str) -> bytes:
+    """Frame a text as a comment, which clients skip."""
+    return ("".join(f": {line}\n" for line in _LINE_END.split(text)) + "\n").encode()
+
+
+DONE: Final = encode_event("[DONE]")
+PING: Final = encode_comment("ping")

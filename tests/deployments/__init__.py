@@ -1,0 +1,1 @@
+"""Tests of the deployments as plain classes, without a Ray cluster."""

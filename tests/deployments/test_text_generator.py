@@ -1,0 +1,181 @@
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from deployments.contract import (
+    Accepted,
+    ChatMessage,
+    FinishReason,
+    GenerationRequest,
+    ImagePart,
+    SamplingParams,
+    TextDelta,
+    TextPart,
+)
+from deployments.engine.model_loader import UnsupportedModelError
+from deployments.errors import (
+    ContextLengthExceededError,
+    InvalidRequestError,
+    RaystreamError,
+    ReplicaUnavailableError,
+)
+from deployments.gpu.budget import DeviceMemoryError
+from deployments.text_generator import TextGenerator
+from tests.deployments.tiny_folder import save_text_model, spec
+from tests.engine.tiny_models import byte_tokenizer, generate, qwen2
+
+GREEDY = SamplingParams(temperature=0, max_tokens=8)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_text_model(tmp_path_factory.mktemp("qwen2"))
+
+
+@pytest.fixture(scope="module")
+def generator(folder: Path) -> Iterator[TextGenerator]:
+    made = TextGenerator(spec(folder))
+    yield made
+    made.__del__()
+
+
+def user(text: str) -> tuple[ChatMessage, ...]:
+    return (ChatMessage("user", (TextPart(text),)),)
+
+
+async def collect(generator: TextGenerator, request: GenerationRequest) -> list[TextDelta]:
+    events = [event async for events in generator.generate(request) for event in events]
+    assert isinstance(events[0], Accepted)
+    return cast("list[TextDelta]", events[1:])
+
+
+def joined(deltas: list[TextDelta]) -> tuple[list[int], str]:
+    return [i for d in deltas for i in d.token_ids], "".join(d.text for d in deltas)
+
+
+async def test_accepted_comes_first_and_alone_and_counts_the_prompt(
+    generator: TextGenerator,
+) -> None:
+    first = await anext(aiter(generator.generate(GenerationRequest("r", "Hello", GREEDY))))
+    assert first == [Accepted(5)]
+
+
+async def test_a_chat_is_rendered_by_the_models_template(generator: TextGenerator) -> None:
+    token_ids, _ = joined(await collect(generator, GenerationRequest("r", user("Hi"), GREEDY)))
+    text = "<special1>user\nHi<special2><special1>assistant\n"
+    prompt = byte_tokenizer().encode(text, add_special_tokens=False)
+    assert token_ids == generate(qwen2, prompt, 8)
+
+
+async def test_what_arrives_together_is_answered_as_it_is_alone(generator: TextGenerator) -> None:
+    prompts: list[str | tuple[int, ...] | tuple[ChatMessage, ...]] = [
+        "one", (60, 61), user("two"), "three" * 9, user("four"), "five",
+    ]  # fmt: skip
+    requests = [GenerationRequest(f"r{i}", prompt, GREEDY) for i, prompt in enumerate(prompts)]
+    together = await asyncio.gather(*(collect(generator, request) for request in requests))
+    alone = [await collect(generator, request) for request in requests]
+    assert [joined(deltas) for deltas in together] == [joined(deltas) for deltas in alone]
+
+
+@pytest.mark.parametrize(
+    ("request_", "error", "says"),
+    [
+        (GenerationRequest("r", "x" * 200, GREEDY), ContextLengthExceededError, "128 tokens"),
+        (GenerationRequest("r", (999,), GREEDY), InvalidRequestError, "from 0 to 299"),
+        (GenerationRequest("r", "", GREEDY), InvalidRequestError, "empty"),
+        (
+            GenerationRequest("r", (ChatMessage("user", (ImagePart(b"x"),)),), GREEDY),
+            InvalidRequestError,
+            "takes no images",
+        ),
+        (
+            GenerationRequest("r", (ChatMessage("assistant", (TextPart("x"),)),), GREEDY),
+            InvalidRequestError,
+            "can not begin",
+        ),
+    ],
+)
+async def test_a_request_that_cannot_run_is_refused_alone(
+    generator: TextGenerator,
+    request_: GenerationRequest,
+    error: type[RaystreamError],
+    says: str,
+) -> None:
+    good = GenerationRequest("good", "fine", GREEDY)
+    refused, answered = await asyncio.gather(
+        collect(generator, request_), collect(generator, good), return_exceptions=True
+    )
+    assert isinstance(refused, error)
+    assert says in str(refused)
+    assert isinstance(answered, list)
+    assert answered[-1].finish_reason is not None
+
+
+async def test_a_closed_stream_frees_its_slot(generator: TextGenerator) -> None:
+    endless = SamplingParams(temperature=0, ignore_eos=True)
+    streams = [generator.generate(GenerationRequest(f"r{i}", "go", endless)) for i in range(4)]
+    for stream in streams:
+        await anext(stream)
+        await anext(stream)
+    for stream in streams:
+        await stream.aclose()  # type: ignore[attr-defined] # it is a generator
+    async with asyncio.timeout(10):
+        while generator._thread.stats.num_running:
+            await generator.ping()
+
+
+async def test_sampling_is_keyed_so_that_a_resumed_stream_goes_on(
+    generator: TextGenerator,
+) -> None:
+    sampling = SamplingParams(temperature=1, seed=5, max_tokens=12, ignore_eos=True)
+    whole = await collect(generator, GenerationRequest("r", "again", sampling))
+    token_ids, text = joined(whole)
+    for num_done in (1, 5, 11):
+        rest = await collect(
+            generator, GenerationRequest("r", "again", sampling, tuple(token_ids[:num_done]))
+        )
+        assert joined(rest)[0] == token_ids[num_done:]
+        assert text.endswith(joined(rest)[1])
+        assert rest[-1].finish_reason is FinishReason.LENGTH
+
+
+async def test_defaults_come_from_the_models_generation_config(generator: TextGenerator) -> None:
+    sampling = (await generator.describe()).default_sampling
+    assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.7, 20, 0.9)
+
+
+async def test_health_runs_the_engine(generator: TextGenerator) -> None:
+    before = generator._thread.stats.num_steps
+    await generator.check_health()
+    await generator.check_health()
+    assert generator._thread.stats.num_steps > before
+
+
+async def test_a_dead_engine_fails_health_and_requests(folder: Path) -> None:
+    generator = TextGenerator(spec(folder))
+    await generator.check_health()
+    generator._thread.stop()
+    with pytest.raises(RuntimeError, match="ended"):
+        await generator.check_health()
+    with pytest.raises(ReplicaUnavailableError):
+        await collect(generator, GenerationRequest("r", "x", GREEDY))
+
+
+def test_user_config_sets_the_batch_knobs_and_refuses_others(generator: TextGenerator) -> None:
+    generator.reconfigure({"max_batch_size": 8, "batch_wait_timeout_s": 0.001})
+    with pytest.raises(ValueError, match="max_batch_sise"):
+        generator.reconfigure({"max_batch_sise": 8})
+
+
+def test_a_folder_without_a_model_is_refused_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match="can't load") as caught:
+        TextGenerator(spec(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_model_that_does_not_fit_is_refused_with_what_to_change(folder: Path) -> None:
+    with pytest.raises(DeviceMemoryError, match="lower max_model_len"):
+        TextGenerator(spec(folder, max_model_len=10**12))

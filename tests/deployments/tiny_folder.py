@@ -1,0 +1,45 @@
+"""Folders with tiny random models, as a replica loads them."""
+
+from pathlib import Path
+
+from transformers import GenerationConfig, PreTrainedModel
+
+from deployments.model_spec import ModelSpec
+from tests.engine.tiny_models import EOS_TOKEN_ID, byte_tokenizer, qwen2
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if message.role == 'assistant' and loop.first %}"
+    "{{ raise_exception('the assistant can not begin') }}{% endif %}"
+    "<special1>{{ message.role }}\n{{ message.content }}<special2>{% endfor %}"
+    "{% if add_generation_prompt %}<special1>assistant\n{% endif %}"
+)
+
+
+def save_text_model(folder: Path, model: PreTrainedModel | None = None) -> Path:
+    """Save a model with a byte-level tokenizer and a chat template."""
+    model = model or qwen2()
+    model.generation_config = GenerationConfig(
+        eos_token_id=EOS_TOKEN_ID, do_sample=True, temperature=0.7, top_k=20, top_p=0.9
+    )
+    model.save_pretrained(folder)
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = CHAT_TEMPLATE
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def spec(source: str | Path, **changes: object) -> ModelSpec:
+    """Return a small replica's orders."""
+    values: dict[str, object] = {
+        "id": "tiny",
+        "source": str(source),
+        "revision": None,
+        "dtype": "float32",
+        "device": "cpu",
+        "num_gpus": 0.0,
+        "max_model_len": 128,
+        "max_num_seqs": 4,
+        "max_batched_tokens": 64,
+    }
+    return ModelSpec(**{**values, **changes})  # type: ignore[arg-type] # a mapping has no types

@@ -1,0 +1,55 @@
+from typing import Any
+
+import pytest
+import yaml
+
+from k8s.make_base import BASE, ROOT, base_files, format_env, parse_env
+
+
+def _leaves(value: Any, path: str = "") -> dict[str, Any]:
+    if isinstance(value, dict):
+        pairs = list(value.items())
+    elif isinstance(value, list):
+        pairs = list(enumerate(value))
+    else:
+        return {path: value}
+    return {
+        where: leaf for key, part in pairs for where, leaf in _leaves(part, f"{path}/{key}").items()
+    }
+
+
+def _differences(ours: Any, theirs: Any) -> set[str]:
+    first, second = _leaves(ours), _leaves(theirs)
+    return {
+        path for path in first.keys() | second.keys() if first.get(path, ()) != second.get(path, ())
+    }
+
+
+@pytest.mark.parametrize("name", ["serve_config.yaml", "serve.env"])
+def test_copies_in_base_are_what_make_k8s_writes(name: str) -> None:
+    assert (BASE / name).read_text(encoding="utf-8") == base_files()[name], "run `make k8s`"
+
+
+def test_configuration_differs_from_the_root_only_where_a_cluster_must() -> None:
+    root = yaml.safe_load((ROOT / "serve_config.yaml").read_text(encoding="utf-8"))
+    base = yaml.safe_load((BASE / "serve_config.yaml").read_text(encoding="utf-8"))
+    drains = {
+        f"/applications/{i}/deployments/{j}/graceful_shutdown_timeout_s"
+        for i, application in enumerate(root["applications"])
+        for j in range(len(application["deployments"]))
+    }
+    assert _differences(root, base) <= {"/http_options/host"} | drains
+
+
+def test_environment_differs_from_the_root_only_in_how_long_it_drains() -> None:
+    root = parse_env((ROOT / "serve.env").read_text(encoding="utf-8"))
+    base = parse_env((BASE / "serve.env").read_text(encoding="utf-8"))
+    assert _differences(root, base) == {
+        "/RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S",
+        "/RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S",
+    }
+
+
+def test_environment_survives_writing_and_reading() -> None:
+    env = {"A": "1", "B": "x=y"}
+    assert parse_env("# a comment\n\n" + format_env(env)) == env

@@ -1,0 +1,243 @@
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import httpx2
+import openai
+import pytest
+from fastapi import FastAPI
+
+from deployments.contract import (
+    FinishReason,
+    TextDelta,
+)
+from deployments.errors import ContextLengthExceededError, OverloadedError, ReplicaUnavailableError
+from tests.serve_app.asgi_call import AsgiCall
+from tests.serve_app.fakes import HELLO, FakeBackend, FakeClock
+from tests.serve_app.sse_decoder import events_of
+
+CHAT = "/v1/chat/completions"
+HI: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+AWKWARD = [
+    "Hi",
+    "\n",
+    "\n\n",
+    "  two spaces",
+    "\r\n",
+    "🙂",
+    "你好",
+    "\u2028",
+    "data: [DONE]\n\n",
+    '"',
+]
+
+
+@pytest.fixture
+async def openai_client(app: FastAPI) -> AsyncIterator[openai.AsyncOpenAI]:
+    # OpenAI's client stands on httpx2, whose transports are its own.
+    http_client = httpx2.AsyncClient(transport=httpx2.ASGITransport(app))
+    async with openai.AsyncOpenAI(
+        api_key="none", base_url="http://test/v1", http_client=http_client, max_retries=0
+    ) as client:
+        yield client
+
+
+async def chunks_of(client: httpx.AsyncClient, **fields: Any) -> list[Any]:
+    answer = await client.post(CHAT, json={**HI, "stream": True, **fields})
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == "text/event-stream"
+    return events_of(answer.content)
+
+
+async def test_a_whole_answer_has_openai_s_shape(client: httpx.AsyncClient) -> None:
+    answer = await client.post(CHAT, json=HI, headers={"x-request-id": "mine"})
+    assert answer.json() == {
+        "id": "chatcmpl-mine",
+        "object": "chat.completion",
+        "created": 1_700_000_000,
+        "model": "m",
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": "Hello, world!", "refusal": None},
+                "logprobs": None,
+                "finish_reason": "stop",
+            }
+        ],
+        "usage": {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12},
+    }
+
+
+async def test_a_stream_tells_role_text_finish_usage_and_done_in_this_order(
+    client: httpx.AsyncClient,
+) -> None:
+    *chunks, done = await chunks_of(client, stream_options={"include_usage": True})
+    assert done == "[DONE]"
+    assert [chunk["choices"][0]["delta"] for chunk in chunks[:-1]] == [
+        {"role": "assistant", "content": ""},
+        {"content": "Hello"},
+        {"content": ", world"},
+        {"content": "!"},
+        {},
+    ]
+    reasons = [chunk["choices"][0]["finish_reason"] for chunk in chunks[:-1]]
+    assert reasons == [None, None, None, None, "stop"]
+    assert all(chunk["usage"] is None for chunk in chunks[:-1])
+    assert chunks[-1]["choices"] == []
+    assert chunks[-1]["usage"] == {
+        "prompt_tokens": 7,
+        "completion_tokens": 5,
+        "total_tokens": 12,
+    }
+    assert len({chunk["id"] for chunk in chunks}) == 1
+
+
+async def test_usage_is_not_told_unasked(client: httpx.AsyncClient) -> None:
+    *chunks, _ = await chunks_of(client)
+    assert all("usage" not in chunk for chunk in chunks)
+
+
+async def test_usage_so_far_is_told_with_every_chunk_if_asked(client: httpx.AsyncClient) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    *chunks, _ = await chunks_of(client, stream_options=options)
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == [0, 1, 4, 5, 5, 5]
+
+
+async def test_streamed_text_is_the_unstreamed_text(
+    client: httpx.AsyncClient, backend: FakeBackend
+) -> None:
+    backend.steps = [[TextDelta((i,), text)] for i, text in enumerate(AWKWARD)]
+    backend.steps = [*backend.steps, [TextDelta((99,), "", FinishReason.LENGTH)]]
+    whole = (await client.post(CHAT, json=HI)).json()["choices"][0]
+    *chunks, _ = await chunks_of(client)
+    choices = [chunk["choices"][0] for chunk in chunks]
+    streamed = "".join(choice["delta"].get("content", "") for choice in choices)
+    assert streamed == whole["message"]["content"] == "".join(AWKWARD)
+    assert choices[-1]["finish_reason"] == whole["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize(
+    "last", [ReplicaUnavailableError("gone"), [TextDelta((), "", FinishReason.ABORT)], []]
+)
+async def test_a_stream_that_breaks_ends_with_an_error_and_without_done(
+    client: httpx.AsyncClient, backend: FakeBackend, last: Any
+) -> None:
+    backend.steps = [HELLO[0], last]
+    events = await chunks_of(client)
+    assert events[-1]["error"]["code"] in ("replica_unavailable", "generation_aborted")
+    assert "[DONE]" not in events
+    assert all(event["choices"][0]["finish_reason"] is None for event in events[:-1])
+
+
+async def test_a_whole_answer_that_breaks_is_an_error(
+    client: httpx.AsyncClient, backend: FakeBackend
+) -> None:
+    backend.steps = [HELLO[0], ReplicaUnavailableError("gone")]
+    answer = await client.post(CHAT, json=HI)
+    assert answer.status_code == 503
+    assert answer.json()["error"]["message"] == "gone"
+
+
+async def test_deltas_leave_as_they_come_and_a_disconnect_closes_the_stream(
+    app: FastAPI, backend: FakeBackend
+) -> None:
+    backend.steps = [HELLO[0], asyncio.Event(), HELLO[2]]
+    async with AsgiCall(app, CHAT, {**HI, "stream": True}) as call:
+        await call.wait_until(lambda: b"Hello" in call.body)
+        assert not backend.streams[0].closed.is_set()
+        call.leave()
+        await call.end()
+    assert backend.streams[0].closed.is_set()
+    assert b"[DONE]" not in call.body
+
+
+async def test_a_cancelled_whole_answer_closes_the_stream(
+    app: FastAPI, backend: FakeBackend
+) -> None:
+    backend.steps = [HELLO[0], asyncio.Event()]
+    async with AsgiCall(app, CHAT, HI) as call, asyncio.timeout(5):
+        await backend.opened.wait()
+        await backend.streams[0].waits.wait()
+        call.task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call.end()
+    assert backend.streams[0].closed.is_set()
+
+
+async def test_a_quiet_stream_is_pinged(
+    app: FastAPI, backend: FakeBackend, clock: FakeClock
+) -> None:
+    release = asyncio.Event()
+    backend.steps = [release, *HELLO]
+    async with AsgiCall(app, CHAT, {**HI, "stream": True}) as call:
+        await call.wait_until(lambda: b"assistant" in call.body)
+        clock.wake.release()
+        await call.wait_until(lambda: b": ping\n\n" in call.body)
+        release.set()
+        await call.end()
+    assert events_of(call.body)[-1] == "[DONE]"
+
+
+async def test_two_requests_of_one_name_are_two_to_the_engine(
+    client: httpx.AsyncClient, backend: FakeBackend
+) -> None:
+    for _ in range(2):
+        await client.post(CHAT, json=HI, headers={"x-request-id": "same"})
+    first, second = (request.request_id for request in backend.requests)
+    assert first != second
+    assert first.startswith("same-")
+
+
+async def test_openai_s_client_reads_the_same_text_streamed_and_whole(
+    openai_client: openai.AsyncOpenAI,
+) -> None:
+    messages: Any = HI["messages"]
+    whole = await openai_client.chat.completions.create(model="m", messages=messages)
+    stream = await openai_client.chat.completions.create(
+        model="m", messages=messages, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = [chunk async for chunk in stream]
+    texts = [choice.delta.content or "" for chunk in chunks for choice in chunk.choices]
+    assert "".join(texts) == whole.choices[0].message.content == "Hello, world!"
+    assert chunks[-1].usage == whole.usage
+
+
+@pytest.mark.parametrize(
+    ("refusal", "error_class"),
+    [
+        (ContextLengthExceededError("too long", "messages"), openai.BadRequestError),
+        (OverloadedError("busy"), openai.InternalServerError),
+    ],
+)
+async def test_openai_s_client_raises_its_own_classes(
+    openai_client: openai.AsyncOpenAI,
+    backend: FakeBackend,
+    refusal: Exception,
+    error_class: type[openai.APIStatusError],
+) -> None:
+    backend.refusal = refusal
+    messages: Any = HI["messages"]
+    with pytest.raises(error_class) as caught:
+        await openai_client.chat.completions.create(model="m", messages=messages)
+    assert caught.value.code == getattr(refusal, "code", None)
+    assert caught.value.request_id
+
+
+async def test_openai_s_client_says_that_a_model_is_not_found(
+    openai_client: openai.AsyncOpenAI,
+) -> None:
+    messages: Any = HI["messages"]
+    with pytest.raises(openai.NotFoundError, match="Served: m"):
+        await openai_client.chat.completions.create(model="x", messages=messages)
+
+
+async def test_openai_s_client_raises_an_error_in_mid_stream(
+    openai_client: openai.AsyncOpenAI, backend: FakeBackend
+) -> None:
+    backend.steps = [HELLO[0], ReplicaUnavailableError("gone")]
+    messages: Any = HI["messages"]
+    stream = await openai_client.chat.completions.create(model="m", messages=messages, stream=True)
+    with pytest.raises(openai.APIError, match="gone"):
+        _ = [chunk async for chunk in stream]

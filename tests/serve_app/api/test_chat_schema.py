@@ -1,0 +1,121 @@
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.serve_app.fakes import FakeBackend
+
+CHAT = "/v1/chat/completions"
+HI: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("max_tokens", 0),
+        ("max_tokens", 1.5),
+        ("max_tokens", True),
+        ("max_completion_tokens", 0),
+        ("temperature", -0.1),
+        ("temperature", 2.1),
+        ("temperature", "hot"),
+        ("top_p", 0),
+        ("top_p", 1.1),
+        ("top_k", -2),
+        ("seed", 2**63),
+        ("stop", [""]),
+        ("stop", ["x"] * 17),
+        ("stop_token_ids", [1] * 129),
+        ("stream", "yes"),
+        ("stream_options", {"include_usage": True}),
+        ("model", 5),
+    ],
+)
+async def test_a_value_out_of_bounds_is_refused_by_name(
+    client: httpx.AsyncClient, field: str, value: Any
+) -> None:
+    answer = await client.post(CHAT, json={**HI, field: value})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == field
+
+
+async def test_two_limits_that_differ_are_refused(client: httpx.AsyncClient) -> None:
+    both = {"max_tokens": 1, "max_completion_tokens": 2}
+    assert (await client.post(CHAT, json={**HI, **both})).status_code == 400
+
+
+UNSUPPORTED: list[tuple[str, Any]] = [
+    ("audio", {"voice": "alloy"}),
+    ("best_of", 2),
+    ("chat_template", "{{ 1 }}"),
+    ("chat_template_kwargs", {"a": 1}),
+    ("echo", True),
+    ("frequency_penalty", 0.5),
+    ("function_call", "auto"),
+    ("functions", [{"name": "f"}]),
+    ("guided_json", {}),
+    ("logit_bias", {"1": 1}),
+    ("logprobs", True),
+    ("min_p", 0.1),
+    ("min_tokens", 1),
+    ("modalities", ["audio"]),
+    ("n", 2),
+    ("n", True),
+    ("prediction", {"type": "content"}),
+    ("presence_penalty", -1),
+    ("reasoning_effort", "high"),
+    ("repetition_penalty", 1.1),
+    ("response_format", {"type": "json_object"}),
+    ("service_tier", "flex"),
+    ("skip_special_tokens", False),
+    ("store", True),
+    ("structured_outputs", {"json": {}}),
+    ("tool_choice", "required"),
+    ("tools", [{"type": "function"}]),
+    ("top_logprobs", 5),
+    ("verbosity", "low"),
+    ("web_search_options", {}),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), UNSUPPORTED)
+async def test_a_field_that_is_not_honoured_is_refused_by_name(
+    client: httpx.AsyncClient, backend: FakeBackend, field: str, value: Any
+) -> None:
+    answer = await client.post(CHAT, json={**HI, field: value})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, field)
+    assert error["code"] == "unsupported_parameter"
+    assert field in error["message"]
+    assert not backend.requests
+
+
+async def test_values_that_ask_for_nothing_are_taken(client: httpx.AsyncClient) -> None:
+    harmless: dict[str, Any] = {
+        "frequency_penalty": 0.0,
+        "logit_bias": None,
+        "logprobs": False,
+        "metadata": {"a": "b"},
+        "n": 1,
+        "parallel_tool_calls": True,
+        "presence_penalty": 0,
+        "response_format": {"type": "text"},
+        "service_tier": "auto",
+        "store": False,
+        "tools": [],
+        "top_logprobs": None,
+        "user": "me",
+    }
+    assert (await client.post(CHAT, json={**HI, **harmless})).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("field", "hint"), [("temprature", "temperature"), ("logprob", "logprobs"), ("zzzz", None)]
+)
+async def test_an_unknown_field_is_refused_with_the_one_that_was_meant(
+    client: httpx.AsyncClient, field: str, hint: str | None
+) -> None:
+    error = (await client.post(CHAT, json={**HI, field: 1})).json()["error"]
+    assert (error["param"], error["code"]) == (field, "unknown_parameter")
+    assert ("Did you mean" in error["message"]) == (hint is not None)
+    assert hint is None or repr(hint) in error["message"]

@@ -1,0 +1,183 @@
+import pickle
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+import deployments.errors
+from deployments.errors import (
+    ContextLengthExceededError,
+    GenerationAbortedError,
+    GenerationFailedError,
+    InvalidImageError,
+    InvalidRequestError,
+    ModelNotFoundError,
+    OverloadedError,
+    RaystreamError,
+    ReplicaUnavailableError,
+)
+from serve_app.config import AppConfig
+from serve_app.ingress import build_app
+from tests.serve_app.fakes import FakeBackend
+
+CHAT = "/v1/chat/completions"
+HI = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+ERROR_CLASSES = [
+    value
+    for value in vars(deployments.errors).values()
+    if isinstance(value, type) and issubclass(value, RaystreamError)
+]
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "type_", "code"),
+    [
+        (InvalidRequestError("no", "p"), 400, "invalid_request_error", "invalid_request"),
+        (InvalidImageError("no", "p"), 400, "invalid_request_error", "invalid_image"),
+        (
+            ContextLengthExceededError("no", "p"),
+            400,
+            "invalid_request_error",
+            "context_length_exceeded",
+        ),
+        (ModelNotFoundError("no", "p"), 404, "invalid_request_error", "model_not_found"),
+        (GenerationFailedError("no", "p"), 500, "server_error", "generation_failed"),
+        (OverloadedError("no", "p"), 503, "overloaded_error", "overloaded"),
+        (ReplicaUnavailableError("no", "p"), 503, "server_error", "replica_unavailable"),
+        (GenerationAbortedError("no", "p"), 503, "server_error", "generation_aborted"),
+        (RaystreamError("no", "p"), 500, "server_error", "internal_error"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_each_refusal_has_its_status_type_and_code(
+    client: httpx.AsyncClient,
+    backend: FakeBackend,
+    error: RaystreamError,
+    status: int,
+    type_: str,
+    code: str,
+    stream: bool,
+) -> None:
+    backend.refusal = error
+    answer = await client.post(CHAT, json={**HI, "stream": stream})
+    assert answer.status_code == status
+    assert answer.json() == {"error": {"message": "no", "type": type_, "param": "p", "code": code}}
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.headers.get("retry-after") == ("1" if status == 503 else None)
+    assert answer.headers.get("x-should-retry") == ("false" if status < 500 else None)
+
+
+@pytest.mark.parametrize("error_class", ERROR_CLASSES)
+def test_errors_survive_the_way_between_processes(error_class: type[RaystreamError]) -> None:
+    error = pickle.loads(pickle.dumps(error_class("message", "param")))
+    assert type(error) is error_class
+    assert (str(error), error.message, error.param) == ("message", "message", "param")
+
+
+@pytest.mark.parametrize(
+    ("body", "hint"),
+    [
+        (b"", "not JSON"),
+        (b"{", "line 1, column 2"),
+        (b"{'a': 1}", "not JSON"),
+        (b'{"model": "\xff"}', "UTF-8"),
+        (b'{"model": "\\ud800"}', "Unicode"),
+        (b'{"temperature": NaN}', "NaN"),
+        (b'{"metadata": {"deep": [-Infinity]}}', "-Infinity"),
+        (b'{"temperature": 1e999}', "1e999"),
+        (b'{"seed": ' + b"9" * 5000 + b"}", "too long"),
+        (b"[" * 60000, "nested too deeply"),
+    ],
+)
+@pytest.mark.parametrize("path", [CHAT, "/text-generation"])
+async def test_a_body_that_is_no_json_is_refused_and_told_why(
+    client: httpx.AsyncClient, path: str, body: bytes, hint: str
+) -> None:
+    answer = await client.post(path, content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+    assert hint in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("body", [b"[]", b"1", b'"text"', b"null"])
+async def test_a_body_that_is_no_object_is_refused(client: httpx.AsyncClient, body: bytes) -> None:
+    answer = await client.post(CHAT, content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+async def test_a_body_of_another_type_is_refused(client: httpx.AsyncClient) -> None:
+    answer = await client.post(CHAT, data={"model": "m"})
+    assert answer.status_code == 415
+    assert "application/json" in answer.json()["error"]["message"]
+
+
+async def test_an_unknown_route_is_a_404_in_json(client: httpx.AsyncClient) -> None:
+    answer = await client.get("/v2/nothing")
+    assert answer.status_code == 404
+    assert answer.json()["error"]["code"] == "not_found"
+
+
+async def test_a_wrong_method_is_a_405_in_json_that_names_the_right_one(
+    client: httpx.AsyncClient,
+) -> None:
+    answer = await client.get(CHAT)
+    assert answer.status_code == 405
+    assert answer.headers["allow"] == "POST"
+    assert answer.json()["error"]["code"] == "method_not_allowed"
+
+
+async def test_a_bug_of_ours_tells_nothing_of_our_insides(
+    client: httpx.AsyncClient, backend: FakeBackend
+) -> None:
+    backend.refusal = ZeroDivisionError("secret")
+    answer = await client.post(CHAT, json=HI, headers={"x-request-id": "mine"})
+    assert answer.status_code == 500
+    assert "secret" not in answer.text
+    assert answer.json()["error"]["code"] == "internal_error"
+    assert answer.headers.get_list("x-request-id") == ["mine"]
+
+
+async def test_a_bug_of_ours_is_raised_on_for_the_log(app: FastAPI, backend: FakeBackend) -> None:
+    backend.refusal = ZeroDivisionError("secret")
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        with pytest.raises(ZeroDivisionError):
+            await client.post(CHAT, json=HI)
+
+
+async def test_a_door_that_names_the_answer_is_not_repeated(
+    config: AppConfig, backend: FakeBackend
+) -> None:
+    app = build_app(config, {"m": backend}, door_echoes_id=True)
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        answer = await client.get("/v1/models", headers={"x-request-id": "mine"})
+    assert "x-request-id" not in answer.headers
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        ([], "messages"),
+        ([{"role": "king", "content": "hi"}], "messages[0].role"),
+        ([{"role": "user"}], "messages[0].content"),
+        ([{"role": "user", "content": []}], "messages[0].content"),
+        ([{"role": "user", "content": 5}], "messages[0].content"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text"),
+        (
+            [{"role": "user", "content": "a"}, {"role": "user", "content": [{"type": "video"}]}],
+            "messages[1].content[0]",
+        ),
+        (
+            [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": 1}}]}],
+            "messages[0].content[0].image_url.url",
+        ),
+        ([{"role": "user", "content": "hi", "colour": "red"}], "messages[0].colour"),
+    ],
+)
+async def test_the_error_names_the_way_to_the_field(
+    client: httpx.AsyncClient, messages: object, param: str
+) -> None:
+    answer = await client.post(CHAT, json={"model": "m", "messages": messages})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param

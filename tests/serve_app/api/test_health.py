@@ -1,0 +1,23 @@
+import httpx
+
+from deployments.errors import GenerationFailedError
+from tests.serve_app.fakes import FakeBackend
+
+
+async def test_health_is_well_while_the_engines_answer(client: httpx.AsyncClient) -> None:
+    answer = await client.get("/health")
+    assert (answer.status_code, answer.json()) == (200, {"status": "ok", "models": ["m"]})
+
+
+async def test_health_names_the_model_whose_engine_is_not_well(
+    client: httpx.AsyncClient, backend: FakeBackend
+) -> None:
+    backend.sickness = GenerationFailedError("the engine has stopped")
+    answer = await client.get("/health")
+    assert answer.status_code == 503
+    assert answer.json()["error"]["message"] == "m: the engine has stopped"
+
+
+async def test_ready_once_every_model_has_told_what_it_is(client: httpx.AsyncClient) -> None:
+    answer = await client.get("/ready")
+    assert (answer.status_code, answer.json()) == (200, {"status": "ready", "models": ["m"]})

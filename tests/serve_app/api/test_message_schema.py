@@ -1,0 +1,72 @@
+import base64
+from io import BytesIO
+from typing import Any
+
+import httpx
+import pytest
+from PIL import Image
+
+from deployments.contract import ChatMessage, ImagePart, TextPart
+from serve_app.config import AppConfig
+from serve_app.ingress import build_app
+from tests.serve_app.fakes import FakeBackend
+
+CHAT = "/v1/chat/completions"
+HI: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+
+
+def png(width: int, height: int) -> bytes:
+    file = BytesIO()
+    Image.new("RGB", (width, height), "red").save(file, "PNG")
+    return file.getvalue()
+
+
+def image_part(data: bytes, media_type: str = "image/png") -> dict[str, Any]:
+    uri = f"data:{media_type};base64,{base64.b64encode(data).decode()}"
+    return {"type": "image_url", "image_url": {"url": uri}}
+
+
+async def test_messages_reach_the_replica_part_by_part(
+    client: httpx.AsyncClient, backend: FakeBackend
+) -> None:
+    picture = png(3, 2)
+    messages = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "name": "me", "content": [{"type": "text", "text": "?"}]},
+        {"role": "assistant", "content": "!", "refusal": None, "tool_calls": []},
+        {"role": "user", "content": [image_part(picture), {"type": "text", "text": "What?"}]},
+    ]
+    assert (await client.post(CHAT, json={**HI, "messages": messages})).status_code == 200
+    assert backend.requests[0].prompt == (
+        ChatMessage("system", (TextPart("Be brief."),)),
+        ChatMessage("user", (TextPart("?"),)),
+        ChatMessage("assistant", (TextPart("!"),)),
+        ChatMessage("user", (ImagePart(picture), TextPart("What?"))),
+    )
+
+
+@pytest.mark.parametrize(
+    ("role", "parts", "hint"),
+    [
+        ("assistant", [image_part(png(3, 2))], "user's message"),
+        ("user", [image_part(png(3, 2))] * 3, "at most 2"),
+        ("user", [image_part(png(11, 10))], "100 pixels"),
+        ("user", [image_part(b"no image")], "can't be read"),
+    ],
+)
+async def test_an_image_that_will_not_do_is_refused(
+    client: httpx.AsyncClient, backend: FakeBackend, role: str, parts: list[Any], hint: str
+) -> None:
+    messages = [{"role": role, "content": parts}]
+    answer = await client.post(CHAT, json={**HI, "messages": messages})
+    assert answer.status_code == 400
+    assert hint in answer.json()["error"]["message"]
+    assert not backend.requests
+
+
+async def test_a_model_without_eyes_refuses_images(config: AppConfig) -> None:
+    transport = httpx.ASGITransport(build_app(config, {"m": FakeBackend(accepts_images=False)}))
+    messages = [{"role": "user", "content": [image_part(png(3, 2))]}]
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        answer = await client.post(CHAT, json={**HI, "messages": messages})
+    assert answer.json()["error"]["message"] == "This model reads no images."

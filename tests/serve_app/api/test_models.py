@@ -1,0 +1,46 @@
+import asyncio
+
+import httpx
+
+from serve_app.catalog import ModelCatalog
+from serve_app.config import AppConfig
+from serve_app.ingress import build_app
+from tests.serve_app.fakes import FakeBackend
+
+CARD = {
+    "id": "m",
+    "object": "model",
+    "created": 1_700_000_000,
+    "owned_by": "raystream",
+    "max_model_len": 128,
+    "accepts_images": True,
+}
+
+
+async def test_models_are_listed(client: httpx.AsyncClient) -> None:
+    answer = await client.get("/v1/models")
+    assert answer.json() == {"object": "list", "data": [CARD]}
+
+
+async def test_one_model_is_shown(client: httpx.AsyncClient) -> None:
+    assert (await client.get("/v1/models/m")).json() == CARD
+
+
+async def test_a_model_whose_name_has_a_slash_is_found(config: AppConfig) -> None:
+    app = build_app(config, {"org/m": FakeBackend(model_id="org/m")})
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://t") as client:
+        assert (await client.get("/v1/models/org/m")).json()["id"] == "org/m"
+
+
+async def test_an_unknown_model_is_not_found(client: httpx.AsyncClient) -> None:
+    answer = await client.get("/v1/models/x")
+    assert answer.status_code == 404
+    assert answer.json()["error"]["code"] == "model_not_found"
+
+
+async def test_a_model_that_loads_is_not_in_the_list() -> None:
+    loading = FakeBackend(model_id="n")
+    loading.loaded = asyncio.Event()
+    catalog = ModelCatalog({"m": FakeBackend(), "n": loading}, probe_timeout_s=0.01)
+    outcomes = await catalog.ready()
+    assert [isinstance(outcome, Exception) for outcome in outcomes.values()] == [False, True]

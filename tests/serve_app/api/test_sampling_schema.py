@@ -1,0 +1,65 @@
+from typing import Any
+
+import httpx
+
+from deployments.contract import SamplingParams
+from serve_app.config import AppConfig
+from serve_app.ingress import build_app
+from tests.serve_app.fakes import FakeBackend
+
+CHAT = "/v1/chat/completions"
+HI: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+
+
+async def test_fields_become_sampling_parameters(
+    client: httpx.AsyncClient, backend: FakeBackend
+) -> None:
+    fields = {
+        "max_completion_tokens": 5,
+        "temperature": 0,
+        "top_p": 0.5,
+        "top_k": 3,
+        "seed": -1,
+        "stop": "END",
+        "stop_token_ids": [1, 2],
+        "ignore_eos": True,
+    }
+    assert (await client.post(CHAT, json={**HI, **fields})).status_code == 200
+    assert backend.requests[0].sampling == SamplingParams(
+        max_tokens=5,
+        temperature=0,
+        top_p=0.5,
+        top_k=3,
+        seed=2**63 - 1,
+        stop=("END",),
+        stop_token_ids=frozenset({1, 2}),
+        ignore_eos=True,
+    )
+
+
+async def test_what_is_not_given_is_the_model_s_default_but_for_the_seed(
+    config: AppConfig, backend: FakeBackend
+) -> None:
+    defaults = SamplingParams(max_tokens=9, temperature=0.7, top_k=20, stop=("END",))
+    backend = FakeBackend(default_sampling=defaults)
+    transport = httpx.ASGITransport(build_app(config, {"m": backend}))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        for _ in range(2):
+            await client.post(CHAT, json={**HI, "temperature": None, "top_p": 0.5})
+    first, second = (request.sampling for request in backend.requests)
+    assert (first.max_tokens, first.temperature, first.top_k) == (9, 0.7, 20)
+    assert (first.top_p, first.stop) == (0.5, ("END",))
+    assert first.seed != second.seed
+
+
+async def test_the_server_s_default_of_max_tokens_comes_before_the_model_s(
+    config: AppConfig,
+) -> None:
+    limits = config.limits.model_copy(update={"default_max_tokens": 3})
+    backend = FakeBackend(default_sampling=SamplingParams(max_tokens=9))
+    app = build_app(config.model_copy(update={"limits": limits}), {"m": backend})
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        await client.post(CHAT, json=HI)
+        await client.post(CHAT, json={**HI, "max_tokens": 5})
+    assert [request.sampling.max_tokens for request in backend.requests] == [3, 5]

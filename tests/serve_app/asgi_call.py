@@ -1,0 +1,58 @@
+"""A client that speaks ASGI by hand, so that a test sees each message and leaves when it likes."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any, Self
+
+from starlette.types import ASGIApp, Message
+
+DEADLINE_S = 5
+
+
+class AsgiCall:
+    def __init__(self, app: ASGIApp, path: str, body: Any, spec_version: str = "2.3") -> None:
+        self._app = app
+        self._scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": spec_version},
+            "http_version": "1.1",
+            "method": "POST",
+            "scheme": "http",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "headers": [(b"content-type", b"application/json")],
+        }
+        self._incoming: asyncio.Queue[Message] = asyncio.Queue()
+        self._incoming.put_nowait({"type": "http.request", "body": json.dumps(body).encode()})
+        self._changed = asyncio.Condition()
+        self.sent: list[Message] = []
+
+    async def __aenter__(self) -> Self:
+        self.task = asyncio.ensure_future(self._app(self._scope, self._incoming.get, self._send))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+
+    async def _send(self, message: Message) -> None:
+        async with self._changed:
+            self.sent.append(message)
+            self._changed.notify_all()
+
+    def leave(self) -> None:
+        self._incoming.put_nowait({"type": "http.disconnect"})
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(message.get("body", b"") for message in self.sent)
+
+    async def wait_until(self, holds: Callable[[], bool]) -> None:
+        async with asyncio.timeout(DEADLINE_S), self._changed:
+            await self._changed.wait_for(holds)
+
+    async def end(self) -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            await asyncio.shield(self.task)

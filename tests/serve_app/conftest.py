@@ -1,0 +1,41 @@
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from serve_app.config import AppConfig
+from serve_app.ingress import build_app
+from tests.serve_app.fakes import FakeBackend, FakeClock
+
+
+@pytest.fixture
+def backend() -> FakeBackend:
+    return FakeBackend()
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def config() -> AppConfig:
+    return AppConfig.model_validate(
+        {
+            "models": [{"id": "m", "source": "nowhere"}],
+            "limits": {"max_body_bytes": 65536, "max_num_images": 2, "max_image_pixels": 100},
+        }
+    )
+
+
+@pytest.fixture
+def app(config: AppConfig, backend: FakeBackend, clock: FakeClock) -> FastAPI:
+    return build_app(config, {"m": backend}, clock)
+
+
+@pytest.fixture
+async def client(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        yield client

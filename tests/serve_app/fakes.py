@@ -1,0 +1,110 @@
+"""Stands in for replicas and for time."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING
+
+from deployments.contract import (
+    FinishReason,
+    GenerationRequest,
+    ModelDescription,
+    SamplingParams,
+    TextDelta,
+)
+
+if TYPE_CHECKING:
+    from deployments.errors import RaystreamError
+
+# A list of deltas is sent, an error is raised, an event is waited for.
+Step = list[TextDelta] | Exception | asyncio.Event
+
+HELLO: list[Step] = [
+    [TextDelta((11,), "Hello")],
+    [TextDelta((12,), ","), TextDelta((13, 14), " world")],
+    [TextDelta((15,), "!", FinishReason.STOP)],
+]
+
+
+class FakeStream:
+    def __init__(self, steps: Sequence[Step], num_prompt_tokens: int) -> None:
+        self.num_prompt_tokens = num_prompt_tokens
+        self.closed = asyncio.Event()
+        self.waits = asyncio.Event()
+        self._steps = steps
+
+    async def __aiter__(self) -> AsyncIterator[list[TextDelta]]:
+        for step in self._steps:
+            if isinstance(step, asyncio.Event):
+                self.waits.set()
+                await step.wait()
+            elif isinstance(step, Exception):
+                raise step
+            else:
+                yield step
+
+    async def aclose(self) -> None:
+        self.closed.set()
+
+
+class FakeBackend:
+    def __init__(
+        self,
+        steps: Sequence[Step] = HELLO,
+        model_id: str = "m",
+        accepts_images: bool = True,
+        default_sampling: SamplingParams | None = None,
+    ) -> None:
+        self.steps = steps
+        self.refusal: Exception | None = None
+        self.sickness: RaystreamError | None = None
+        self.loaded: asyncio.Event | None = None
+        self.requests: list[GenerationRequest] = []
+        self.streams: list[FakeStream] = []
+        self.opened = asyncio.Event()
+        self.num_describes = 0
+        self.description = ModelDescription(
+            id=model_id,
+            created=1_700_000_000,
+            max_model_len=128,
+            accepts_images=accepts_images,
+            default_sampling=default_sampling or SamplingParams(),
+        )
+
+    async def generate(self, request: GenerationRequest) -> FakeStream:
+        self.requests.append(request)
+        if self.refusal is not None:
+            raise self.refusal
+        self.streams.append(FakeStream(self.steps, num_prompt_tokens=7))
+        self.opened.set()
+        return self.streams[-1]
+
+    async def describe(self) -> ModelDescription:
+        self.num_describes += 1
+        if self.loaded is not None:
+            await self.loaded.wait()
+        return self.description
+
+    async def ping(self) -> None:
+        if self.sickness is not None:
+            raise self.sickness
+
+
+class FakeClock:
+    """Half a second passes with every look at the stopwatch; sleepers wake when told to."""
+
+    def __init__(self) -> None:
+        self.now_s = 1_700_000_000.0
+        self.wake = asyncio.Semaphore(0)
+        self.slept_s: list[float] = []
+        self._stopwatch_s = 0.0
+
+    def unix_s(self) -> float:
+        return self.now_s
+
+    def monotonic_s(self) -> float:
+        self._stopwatch_s += 0.5
+        return self._stopwatch_s
+
+    async def sleep(self, duration_s: float) -> None:
+        self.slept_s.append(duration_s)
+        await self.wake.acquire()

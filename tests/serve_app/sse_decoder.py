@@ -1,0 +1,51 @@
+"""A reader of Server-Sent Events written from the standard, to judge our writer by.
+
+Source: https://html.spec.whatwg.org/multipage/server-sent-events.html#event-stream-interpretation
+"""
+
+import codecs
+import json
+from typing import Any
+
+
+class SseDecoder:
+    """Takes bytes in pieces of any size and returns the data of the events that are complete."""
+
+    def __init__(self) -> None:
+        self._utf8 = codecs.getincrementaldecoder("utf-8")()
+        self._line = ""
+        self._after_cr = False
+        self._data: list[str] = []
+        self.comments: list[str] = []
+
+    def feed(self, piece: bytes) -> list[str]:
+        events: list[str] = []
+        for character in self._utf8.decode(piece):
+            if character == "\n" and self._after_cr:
+                self._after_cr = False
+                continue
+            self._after_cr = character == "\r"
+            if character in "\r\n":
+                events += self._end_line()
+            else:
+                self._line += character
+        return events
+
+    def _end_line(self) -> list[str]:
+        line, self._line = self._line, ""
+        if not line:
+            data, self._data = self._data, []
+            return ["\n".join(data)] if data else []
+        name, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if not name:
+            self.comments.append(value)
+        elif name == "data":
+            self._data.append(value)
+        return []
+
+
+def events_of(body: bytes) -> list[Any]:
+    """Return the events of a body, decoded from JSON but for `[DONE]`."""
+    data = SseDecoder().feed(body)
+    return [event if event == "[DONE]" else json.loads(event) for event in data]

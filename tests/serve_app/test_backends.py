@@ -1,0 +1,211 @@
+import asyncio
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any, Self, cast
+
+import pytest
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
+from ray.serve._private.common import DeploymentID
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+
+from deployments.contract import (
+    Accepted,
+    FinishReason,
+    GenerationEvent,
+    GenerationRequest,
+    InvalidParameterError,
+    ModelDescription,
+    SamplingParams,
+    TextDelta,
+)
+from deployments.errors import (
+    ContextLengthExceededError,
+    InvalidRequestError,
+    OverloadedError,
+    RaystreamError,
+    ReplicaUnavailableError,
+)
+from serve_app.backends import HandleGenerationBackend
+
+if TYPE_CHECKING:
+    from ray.serve.handle import DeploymentHandle
+
+REQUEST = GenerationRequest("r", "hi", SamplingParams())
+DELTA = TextDelta((1,), "a", FinishReason.STOP)
+DESCRIPTION = ModelDescription("m", 1, 8, False, SamplingParams())
+
+Item = list[GenerationEvent] | BaseException
+
+
+def task_error(cause: Exception) -> RayTaskError:
+    make = cast("Callable[..., RayTaskError]", RayTaskError)
+    return make("generate", "traceback", cause)
+
+
+def dual_error(cause: Exception) -> RayTaskError:
+    """Return what Serve raises: an instance of Ray's class and of the cause's class at once."""
+    make = cast("Callable[[], RayTaskError]", task_error(cause).as_instanceof_cause)
+    assert isinstance(make(), type(cause))
+    return make()
+
+
+class FakeResponses:
+    def __init__(self, items: list[Item]) -> None:
+        self._items = list(items)
+        self.is_cancelled = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> list[GenerationEvent]:
+        if not self._items:
+            raise StopAsyncIteration
+        item = self._items.pop(0)
+        if isinstance(item, BaseException):
+            raise item
+        return item
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+class FakeResponse:
+    def __init__(self, answer: object) -> None:
+        self._answer = answer
+        self.is_cancelled = False
+
+    def __await__(self) -> Generator[Any, None, object]:
+        if isinstance(self._answer, asyncio.Event):
+            yield from self._answer.wait().__await__()
+        if isinstance(self._answer, BaseException):
+            raise self._answer
+        return self._answer
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+class FakeMethod:
+    def __init__(self, result: object) -> None:
+        self._result = result
+
+    def remote(self, *args: object) -> object:
+        return self._result
+
+
+class FakeHandle:
+    """The part of `DeploymentHandle` that backends use."""
+
+    def __init__(self, responses: object = None, answer: object = None) -> None:
+        self.response = FakeResponse(answer)
+        self.describe = FakeMethod(self.response)
+        self.ping = FakeMethod(self.response)
+        self._responses = responses
+
+    def options(self, method_name: str, stream: bool) -> FakeMethod:
+        assert (method_name, stream) == ("generate", True)
+        return FakeMethod(self._responses)
+
+
+def backend(responses: object = None, answer: object = None) -> HandleGenerationBackend:
+    handle = FakeHandle(responses, answer)
+    return HandleGenerationBackend(cast("DeploymentHandle[Any]", handle))
+
+
+ERRORS: list[tuple[Exception, type[RaystreamError]]] = [
+    (ActorDiedError(), ReplicaUnavailableError),
+    (ActorUnavailableError("gone", b"\0" * 16), ReplicaUnavailableError),
+    (DeploymentUnavailableError(DeploymentID(name="m")), ReplicaUnavailableError),
+    (BackPressureError(1, 1), OverloadedError),
+    (dual_error(BackPressureError(1, 1)), OverloadedError),
+    (dual_error(ContextLengthExceededError("too long")), ContextLengthExceededError),
+    (task_error(ContextLengthExceededError("too long")), ContextLengthExceededError),
+    (ContextLengthExceededError("too long"), ContextLengthExceededError),
+    (dual_error(InvalidParameterError("bad", "top_k")), InvalidRequestError),
+    (InvalidParameterError("bad", "top_k"), InvalidRequestError),
+    (dual_error(KeyError("secret")), RaystreamError),
+    (KeyError("secret"), RaystreamError),
+]
+
+
+@pytest.mark.parametrize(("theirs", "ours"), ERRORS)
+async def test_a_failed_opening_raises_our_error_and_cancels(
+    theirs: Exception, ours: type[RaystreamError]
+) -> None:
+    responses = FakeResponses([theirs])
+    with pytest.raises(ours) as caught:
+        await backend(responses).generate(REQUEST)
+    assert type(caught.value) is ours
+    assert "secret" not in str(caught.value)
+    assert responses.is_cancelled
+
+
+@pytest.mark.parametrize(("theirs", "ours"), ERRORS)
+async def test_a_stream_that_breaks_raises_our_error(
+    theirs: Exception, ours: type[RaystreamError]
+) -> None:
+    stream = await backend(FakeResponses([[Accepted(3)], [DELTA], theirs])).generate(REQUEST)
+    deltas = aiter(stream)
+    assert await anext(deltas) == [DELTA]
+    with pytest.raises(ours) as caught:
+        await anext(deltas)
+    assert type(caught.value) is ours
+
+
+@pytest.mark.parametrize("theirs", [dual_error, task_error])
+async def test_message_and_param_survive_the_journey(theirs: Any) -> None:
+    error = theirs(ContextLengthExceededError("too long", "messages"))
+    with pytest.raises(ContextLengthExceededError) as caught:
+        await backend(FakeResponses([error])).generate(REQUEST)
+    assert (str(caught.value), caught.value.param) == ("too long", "messages")
+
+
+async def test_a_replica_that_ends_without_a_word_is_a_lost_one() -> None:
+    with pytest.raises(ReplicaUnavailableError):
+        await backend(FakeResponses([])).generate(REQUEST)
+
+
+async def test_a_stream_that_was_read_to_its_end_is_not_cancelled() -> None:
+    responses = FakeResponses([[Accepted(3)], [DELTA]])
+    stream = await backend(responses).generate(REQUEST)
+    assert stream.num_prompt_tokens == 3
+    assert [deltas async for deltas in stream] == [[DELTA]]
+    await stream.aclose()
+    assert not responses.is_cancelled
+
+
+async def test_a_stream_whose_reader_stops_early_is_cancelled() -> None:
+    responses = FakeResponses([[Accepted(3)], [DELTA], [DELTA]])
+    stream = await backend(responses).generate(REQUEST)
+    assert await anext(aiter(stream)) == [DELTA]
+    await stream.aclose()
+    assert responses.is_cancelled
+
+
+async def test_a_cancellation_that_nobody_here_asked_for_is_a_lost_replica() -> None:
+    stream = await backend(FakeResponses([[Accepted(3)], asyncio.CancelledError()])).generate(
+        REQUEST
+    )
+    with pytest.raises(ReplicaUnavailableError):
+        await anext(aiter(stream))
+
+
+async def test_our_own_cancellation_is_left_alone_and_cancels_the_call() -> None:
+    handle = FakeHandle(answer=asyncio.Event())
+    asked = asyncio.ensure_future(
+        HandleGenerationBackend(cast("DeploymentHandle[Any]", handle)).ping()
+    )
+    await asyncio.sleep(0)
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    assert handle.response.is_cancelled
+
+
+async def test_describe_returns_what_the_replica_says() -> None:
+    assert await backend(answer=DESCRIPTION).describe() == DESCRIPTION
+
+
+@pytest.mark.parametrize("method", ["describe", "ping"])
+async def test_a_dead_replica_fails_every_question(method: str) -> None:
+    with pytest.raises(ReplicaUnavailableError):
+        await getattr(backend(answer=ActorDiedError()), method)()

@@ -1,0 +1,264 @@
+import copy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from serve_app.check import find_problems, main
+
+ROOT = Path(__file__).resolve().parents[2]
+SHIPPED = (ROOT / "serve_config.yaml").read_text(encoding="utf-8")
+INGRESS, MODEL = "applications[0].deployments[0]", "applications[0].deployments[1]"
+ENTRY = "applications[0].args.models[0]"
+
+Section = dict[str, Any]
+
+
+def problems(
+    *,
+    top: Section | None = None,
+    http: Section | None = None,
+    application: Section | None = None,
+    ingress: Section | None = None,
+    model: Section | None = None,
+    entry: Section | None = None,
+) -> list[str]:
+    """What is wrong with the shipped file once these keys are put into its sections."""
+    document = copy.deepcopy(yaml.safe_load(SHIPPED))
+    app = document["applications"][0]
+    document.update(top or {})
+    document["http_options"].update(http or {})
+    app["deployments"][0].update(ingress or {})
+    app["deployments"][1].update(model or {})
+    app["args"]["models"][0].update(entry or {})
+    app.update(application or {})
+    return find_problems(yaml.safe_dump(document))
+
+
+def test_shipped_configuration_has_no_problem() -> None:
+    assert find_problems(SHIPPED) == []
+
+
+def test_mistyped_key_is_named_with_its_path_and_the_nearest_known_one() -> None:
+    text = SHIPPED.replace("max_replicas: 2", "max_replica: 2")
+    assert find_problems(text) == [
+        f"{INGRESS}.autoscaling_config.max_replica: "
+        "unknown key 'max_replica': did you mean 'max_replicas'?"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("place", "path", "hint"),
+    [
+        ({"top": {"loging_config": {}}}, "loging_config", "logging_config"),
+        ({"top": {"logging_config": {"encodng": "JSON"}}}, "logging_config.encodng", "encoding"),
+        ({"top": {"grpc_options": {"prt": 1}}}, "grpc_options.prt", "port"),
+        ({"http": {"hots": "x"}}, "http_options.hots", "host"),
+        ({"application": {"rout_prefix": "/"}}, "applications[0].rout_prefix", "route_prefix"),
+        (
+            {"application": {"runtime_env": {"pipp": []}}},
+            "applications[0].runtime_env.pipp",
+            "pip",
+        ),
+        (
+            {"application": {"autoscaling_policy": {"policy_functon": "a:b"}}},
+            "applications[0].autoscaling_policy.policy_functon",
+            "policy_function",
+        ),
+        ({"model": {"max_ongoing_request": 1}}, f"{MODEL}.max_ongoing_request", "max_ongoing"),
+        (
+            {"ingress": {"ray_actor_options": {"num_cpu": 1}}},
+            f"{INGRESS}.ray_actor_options.num_cpu",
+            "num_cpus",
+        ),
+        (
+            {"ingress": {"request_router_config": {"initial_backof_s": 1}}},
+            f"{INGRESS}.request_router_config.initial_backof_s",
+            "initial_backoff_s",
+        ),
+        (
+            {"ingress": {"autoscaling_config": {"policy": {"policy_kwarg": {}}}}},
+            f"{INGRESS}.autoscaling_config.policy.policy_kwarg",
+            "policy_kwargs",
+        ),
+        ({"model": {"backpressure_config": {"status": 1}}}, f"{MODEL}.backpressure", "status_code"),
+        ({"entry": {"max_num_seq": 1}}, f"{ENTRY}.max_num_seq", "max_num_seqs"),
+    ],
+)
+def test_unknown_key_of_any_section_is_found(place: Any, path: str, hint: str) -> None:
+    (problem,) = problems(**place)
+    assert problem.startswith(path)
+    assert f"did you mean '{hint}" in problem
+
+
+@pytest.mark.parametrize(
+    ("place", "path"),
+    [
+        ({"http": {"port": "eight"}}, "http_options.port"),
+        ({"top": {"proxy_location": "Nowhere"}}, "proxy_location"),
+        ({"ingress": {"max_ongoing_requests": 0}}, f"{INGRESS}.max_ongoing_requests"),
+        (
+            {"ingress": {"autoscaling_config": {"min_replicas": -1}}},
+            f"{INGRESS}.autoscaling_config.min_replicas",
+        ),
+        (
+            {"ingress": {"autoscaling_config": {"min_replicas": 3, "max_replicas": 2}}},
+            f"{INGRESS}.autoscaling_config",
+        ),
+        ({"entry": {"gpu_share": 2}}, f"{ENTRY}.gpu_share"),
+        ({"entry": {"num_gpus": "many"}}, f"{ENTRY}.num_gpus"),
+        ({"entry": {"max_batched_tokens": 1}}, ENTRY),
+        ({"model": {"user_config": {"max_batch_size": 0}}}, f"{MODEL}.user_config.max_batch_size"),
+        (
+            {"model": {"user_config": {"batch_wait_timeout_s": -1}}},
+            f"{MODEL}.user_config.batch_wait_timeout_s",
+        ),
+        ({"application": {"args": {}}}, "applications[0].args.models"),
+        ({"application": {"deployments": {"name": "x"}}}, "applications[0].deployments"),
+        ({"application": {"deployments": [None]}}, "applications[0].deployments[0]"),
+        ({"application": {"args": {"models": ["pydoc-chat"]}}}, ENTRY),
+    ],
+)
+def test_value_that_does_not_fit_is_found(place: Any, path: str) -> None:
+    (problem,) = problems(**place)
+    assert problem.startswith(f"{path}: ")
+
+
+def test_all_problems_are_listed_at_once() -> None:
+    found = problems(
+        http={"hots": "x", "port": "eight"},
+        ingress={"num_replica": 1},
+        entry={"max_num_seq": 1, "gpu_share": 2},
+    )
+    assert [problem.split(": ")[0] for problem in found] == [
+        "http_options.hots",
+        f"{INGRESS}.num_replica",
+        "http_options.port",
+        f"{ENTRY}.max_num_seq",
+        f"{ENTRY}.gpu_share",
+    ]
+
+
+def test_code_that_the_file_names_is_not_imported() -> None:
+    policy = {"policy_function": "no.such.module:policy"}
+    assert problems(ingress={"autoscaling_config": {"policy": policy}}) == []
+
+
+def test_key_that_stands_twice_is_refused() -> None:
+    (problem,) = find_problems(SHIPPED.replace("  port: 8000", "  port: 8000\n  port: 8001"))
+    assert "key 'port' stands twice" in problem
+    assert "line 8" in problem
+
+
+@pytest.mark.parametrize("text", ["", "- 1", "text", "a: ["])
+def test_text_that_holds_no_mapping_is_one_problem(text: str) -> None:
+    assert len(find_problems(text)) == 1
+
+
+def test_file_without_an_application_of_ours_is_refused() -> None:
+    (problem,) = problems(application={"import_path": "serve_app.app:built"})
+    assert problem == "applications: none has the import_path 'serve_app.app:build'"
+
+
+def test_deployments_of_others_are_checked_for_rays_keys_alone() -> None:
+    other = {
+        "name": "other",
+        "route_prefix": "/other",
+        "import_path": "other:app",
+        "args": {"anything": 1},
+        "deployments": [{"name": "Anything", "num_replica": 1}],
+    }
+    ours = yaml.safe_load(SHIPPED)["applications"]
+    (problem,) = problems(top={"applications": [*ours, other]})
+    assert problem.startswith("applications[1].deployments[0].num_replica: ")
+
+
+def test_models_without_a_deployments_entry_are_fine() -> None:
+    assert problems(application={"deployments": []}) == []
+    assert problems(application={"deployments": None}) != []
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("pydoc_chat", "did you mean 'pydoc-chat'?"), ("x", "there are Ingress, pydoc-chat")],
+)
+def test_entry_that_names_no_deployment_is_refused(name: str, hint: str) -> None:
+    (problem,) = problems(model={"name": name})
+    assert problem.startswith(f"{MODEL}.name: no deployment is called {name!r}: {hint}")
+
+
+def test_entry_for_a_model_id_with_a_slash_bears_dashes() -> None:
+    assert problems(entry={"id": "Qwen/Qwen2.5"}, model={"name": "Qwen--Qwen2.5"}) == []
+    (problem,) = problems(entry={"id": "Qwen/Qwen2.5"}, model={"name": "Qwen/Qwen2.5"})
+    assert "did you mean 'Qwen--Qwen2.5'?" in problem
+
+
+def test_deployment_that_stands_twice_is_refused() -> None:
+    (problem,) = problems(model={"name": "Ingress"})
+    assert problem == f"{MODEL}.name: 'Ingress' stands twice"
+
+
+def test_batch_larger_than_the_requests_that_may_run_is_refused() -> None:
+    assert problems(model={"max_ongoing_requests": 32}) == []
+    (problem,) = problems(model={"max_ongoing_requests": 31})
+    assert problem.startswith(f"{MODEL}.max_ongoing_requests: 31 is less than")
+
+
+def test_actor_options_of_a_model_must_name_what_they_replace() -> None:
+    (problem,) = problems(model={"ray_actor_options": {"num_cpus": 1}})
+    assert problem.startswith(f"{MODEL}.ray_actor_options: num_gpus is missing. Ray replaces")
+    (problem,) = problems(model={"ray_actor_options": {"num_gpus": 0.5}})
+    assert problem.startswith(f"{MODEL}.ray_actor_options: num_cpus is missing. Ray replaces")
+    assert problems(model={"ray_actor_options": {"num_cpus": 1, "num_gpus": 0}}) == []
+
+
+@pytest.mark.parametrize("entry", [{"device": "cpu"}, {"num_gpus": 0}])
+def test_actor_options_of_a_model_that_needs_no_gpu_may_leave_it_out(entry: Section) -> None:
+    assert problems(model={"ray_actor_options": {"num_cpus": 1}}, entry=entry) == []
+
+
+Runs = Callable[..., int]
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch) -> Runs:
+    def run(*arguments: str) -> int:
+        monkeypatch.setattr(sys, "argv", ["raystream-check", *arguments])
+        return main()
+
+    return run
+
+
+def test_command_says_in_one_line_that_all_is_well(
+    command: Runs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = str(ROOT / "serve_config.yaml")
+    assert command(name) == 0
+    assert capsys.readouterr() == (f"{name}: every key is known and every value fits\n", "")
+
+
+def test_command_prints_a_line_for_each_problem_and_fails(
+    command: Runs, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(SHIPPED.replace("host:", "hots:").replace("port:", "prot:"), encoding="utf-8")
+    assert command(str(path)) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(": ")[1] for line in lines] == ["http_options.hots", "http_options.prot"]
+
+
+def test_command_names_a_file_that_it_can_not_read(
+    command: Runs, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert command(str(tmp_path / "none.yaml")) == 1
+    assert "No such file" in capsys.readouterr().err
+
+
+def test_command_without_a_file_shows_its_usage(
+    command: Runs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command() == 2
+    assert capsys.readouterr().err == "usage: raystream-check FILE\n"

@@ -1,0 +1,101 @@
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from serve_app.config import AppConfig, LimitsConfig, ModelConfig, unknown_key_message
+
+
+def model(**changes: Any) -> ModelConfig:
+    return ModelConfig.model_validate({"id": "tiny", "source": "models/tiny", **changes})
+
+
+def test_near_key_is_offered() -> None:
+    assert unknown_key_message("max_lenght", ["max_length", "id"]) == (
+        "unknown key 'max_lenght': did you mean 'max_length'?"
+    )
+
+
+def test_known_keys_are_listed_when_none_is_near() -> None:
+    assert unknown_key_message("zzz", ["id", "dtype"]) == "unknown key 'zzz': known keys: dtype, id"
+
+
+def test_every_unknown_key_of_a_section_is_named() -> None:
+    with pytest.raises(ValidationError, match=r"'sorce': did you mean 'source'.*'idd'"):
+        ModelConfig.model_validate({"idd": "tiny", "sorce": "models/tiny"})
+
+
+def test_unknown_section_is_refused() -> None:
+    with pytest.raises(ValidationError, match="did you mean 'limits'"):
+        AppConfig.model_validate({"models": [model()], "limit": {}})
+
+
+def test_model_needs_an_id_and_a_source_alone() -> None:
+    config = ModelConfig(id="tiny", source="models/tiny")
+    assert (config.task, config.device, config.num_gpus) == ("generate", "auto", "auto")
+
+
+@pytest.mark.parametrize("num_gpus", ["auto", 0, 0.5, 2])
+def test_num_gpus_is_auto_or_a_number(num_gpus: float | str) -> None:
+    assert model(num_gpus=num_gpus).num_gpus == num_gpus
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_gpus": -1},
+        {"num_gpus": "some"},
+        {"gpu_share": 0},
+        {"gpu_share": 1.5},
+        {"num_cpus": -1},
+        {"task": "translate"},
+        {"dtype": "int8"},
+        {"device": "tpu"},
+        {"source": ""},
+        {"max_model_len": 1},
+        {"max_num_seqs": 0},
+    ],
+)
+def test_value_out_of_range_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        model(**changes)
+
+
+@pytest.mark.parametrize("name", ["", "-x", "a b", "ü", "a?b", "x" * 97])
+def test_id_that_no_deployment_could_bear_is_refused(name: str) -> None:
+    with pytest.raises(ValidationError):
+        model(id=name)
+
+
+def test_step_must_hold_a_token_of_every_sequence() -> None:
+    assert model(max_num_seqs=8, max_batched_tokens=8).max_batched_tokens == 8
+    with pytest.raises(ValidationError, match=r"max_batched_tokens \(7\) must be at least"):
+        model(max_num_seqs=8, max_batched_tokens=7)
+
+
+def test_deployment_bears_the_id_without_slashes() -> None:
+    assert model(id="Qwen/Qwen2.5-7B-Instruct").deployment_name == "Qwen--Qwen2.5-7B-Instruct"
+
+
+def test_models_with_one_name_are_refused() -> None:
+    with pytest.raises(ValidationError, match="used twice: a--b"):
+        AppConfig(models=(model(id="a/b"), model(id="a--b")))
+
+
+def test_at_least_one_model_is_asked_for() -> None:
+    with pytest.raises(ValidationError):
+        AppConfig(models=())
+
+
+def test_configuration_can_not_be_changed() -> None:
+    with pytest.raises(ValidationError):
+        model().id = "other"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"default_max_tokens": 0}, {"max_body_bytes": 1}, {"max_num_images": -1}],
+)
+def test_limit_out_of_range_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        LimitsConfig.model_validate(changes)

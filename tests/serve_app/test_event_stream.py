@@ -1,0 +1,134 @@
+import asyncio
+from collections.abc import AsyncGenerator
+
+import pytest
+from starlette.types import Message, Receive, Scope, Send
+
+from serve_app.event_stream import EventStreamResponse
+from serve_app.sse import DONE, PING, encode_event
+from tests.serve_app.asgi_call import AsgiCall
+from tests.serve_app.fakes import FakeClock
+
+
+class Source:
+    def __init__(self) -> None:
+        self.is_closed = False
+        self.release = asyncio.Event()
+
+    async def aclose(self) -> None:
+        self.is_closed = True
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        yield encode_event("one")
+        await self.release.wait()
+        yield DONE
+
+
+def call(source: Source, clock: FakeClock, spec_version: str = "2.3") -> AsgiCall:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        response = EventStreamResponse(source.events(), source, sleep=clock.sleep)
+        await response(scope, receive, send)
+
+    return AsgiCall(app, "/", None, spec_version)
+
+
+async def test_headers_name_an_event_stream_that_nobody_keeps_or_buffers() -> None:
+    source = Source()
+    source.release.set()
+    async with call(source, FakeClock()) as client:
+        await client.end()
+    headers = dict(client.sent[0]["headers"])
+    assert headers[b"content-type"] == b"text/event-stream"
+    assert headers[b"cache-control"] == b"no-cache"
+    assert headers[b"x-accel-buffering"] == b"no"
+    assert client.body == encode_event("one") + DONE
+    assert source.is_closed
+
+
+async def test_each_event_is_sent_before_the_next_is_asked_for() -> None:
+    source = Source()
+    async with call(source, FakeClock()) as client:
+        await client.wait_until(lambda: client.body == encode_event("one"))
+        assert not source.is_closed
+        source.release.set()
+        await client.end()
+    assert client.body.endswith(DONE)
+
+
+async def test_a_quiet_stream_is_pinged_and_loses_nothing() -> None:
+    source, clock = Source(), FakeClock()
+    async with call(source, clock) as client:
+        await client.wait_until(lambda: client.body == encode_event("one"))
+        clock.wake.release()
+        await client.wait_until(lambda: client.body == encode_event("one") + PING)
+        clock.wake.release()
+        await client.wait_until(lambda: client.body == encode_event("one") + PING + PING)
+        source.release.set()
+        await client.end()
+    assert client.body == encode_event("one") + PING + PING + DONE
+    assert set(clock.slept_s) == {15.0}
+
+
+@pytest.mark.parametrize("spec_version", ["2.0", "2.3", "2.4", "3.0"])
+async def test_a_disconnect_closes_the_source_under_every_version_of_asgi(
+    spec_version: str,
+) -> None:
+    source = Source()
+    async with call(source, FakeClock(), spec_version) as client:
+        await client.wait_until(lambda: client.body == encode_event("one"))
+        client.leave()
+        await client.end()
+    assert source.is_closed
+    assert DONE not in client.body
+
+
+async def test_a_disconnect_before_the_first_event_closes_the_source() -> None:
+    source = Source()
+    async with call(source, FakeClock()) as client:
+        client.leave()
+        await client.end()
+    assert source.is_closed
+
+
+async def test_a_cancelled_response_closes_the_source() -> None:
+    source = Source()
+    async with call(source, FakeClock()) as client:
+        await client.wait_until(lambda: client.body == encode_event("one"))
+        client.task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await client.end()
+    assert source.is_closed
+
+
+async def test_a_failure_of_the_events_is_raised_and_closes_the_source() -> None:
+    source = Source()
+
+    async def events() -> AsyncGenerator[bytes, None]:
+        yield encode_event("one")
+        raise ZeroDivisionError
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await EventStreamResponse(events(), source, sleep=FakeClock().sleep)(scope, receive, send)
+
+    async with AsgiCall(app, "/", None) as client:
+        with pytest.raises(ZeroDivisionError):
+            await client.end()
+    assert source.is_closed
+
+
+async def test_a_client_that_cannot_be_written_to_closes_the_source() -> None:
+    source = Source()
+    response = EventStreamResponse(source.events(), source, sleep=FakeClock().sleep)
+
+    async def send(message: Message) -> None:
+        raise OSError
+
+    async def receive() -> Message:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    with pytest.raises(OSError):  # noqa: PT011 - the class is all there is to it
+        await response({"type": "http"}, receive, send)
+    assert source.is_closed

@@ -1,0 +1,59 @@
+import base64
+from io import BytesIO
+
+import pytest
+from PIL import Image
+
+from deployments.errors import InvalidImageError
+from serve_app.images import read_image
+
+
+def encoded(image_format: str, size: tuple[int, int] = (4, 3)) -> bytes:
+    file = BytesIO()
+    Image.new("RGB", size).save(file, image_format)
+    return file.getvalue()
+
+
+def uri(data: bytes, media_type: str) -> str:
+    return f"data:{media_type};base64,{base64.b64encode(data).decode()}"
+
+
+@pytest.mark.parametrize("image_format", ["PNG", "JPEG", "WEBP", "GIF"])
+def test_an_image_is_passed_on_as_it_came(image_format: str) -> None:
+    data = encoded(image_format)
+    assert read_image(uri(data, f"image/{image_format.lower()}"), 12, "p").data == data
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "",
+        "https://example.com/a.png",
+        "file:///etc/passwd",
+        "data:,hello",
+        "data:image/png,abc",
+        "data:image/svg+xml;base64,AAAA",
+        "data:image/png;base64,",
+        "data:image/png;base64,@@@@",
+        "data:image/png;base64,AAA",
+        "data:image/png;base64,AAAA",
+        "data:image/png;base64,\u00e9",
+        uri(encoded("GIF"), "image/png"),
+        uri(encoded("BMP"), "image/png"),
+        uri(encoded("PNG")[:20], "image/png"),
+        uri(encoded("PNG", (4, 4)), "image/png"),
+    ],
+)
+def test_anything_else_is_refused_by_name_and_without_an_echo(broken: str) -> None:
+    with pytest.raises(InvalidImageError) as caught:
+        read_image(broken, 12, "messages[0]")
+    assert caught.value.param == "messages[0]"
+    assert "object at 0x" not in str(caught.value)
+    assert "passwd" not in str(caught.value)
+
+
+def test_a_header_that_claims_a_giant_is_refused_undecoded() -> None:
+    data = bytearray(encoded("PNG"))
+    data[16:24] = (2**31 - 1).to_bytes(4) * 2
+    with pytest.raises(InvalidImageError):
+        read_image(uri(bytes(data), "image/png"), 12, "p")

@@ -1,0 +1,59 @@
+import subprocess
+import sys
+from typing import Any
+
+import httpx
+
+CHECK = """
+import sys
+import serve_app.ingress
+found = [name for name in ("torch", "transformers") if name in sys.modules]
+sys.exit(", ".join(found) or None)
+"""
+
+
+def test_the_ingress_imports_neither_torch_nor_transformers() -> None:
+    found = subprocess.run([sys.executable, "-c", CHECK], capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+
+
+async def openapi(client: httpx.AsyncClient) -> dict[str, Any]:
+    document: dict[str, Any] = (await client.get("/openapi.json")).json()
+    return document
+
+
+async def test_docs_are_served(client: httpx.AsyncClient) -> None:
+    assert (await client.get("/docs")).status_code == 200
+
+
+async def test_openapi_tells_both_forms_of_an_answer(client: httpx.AsyncClient) -> None:
+    paths = (await openapi(client))["paths"]
+    for path in ("/v1/chat/completions", "/text-generation"):
+        answers = paths[path]["post"]["responses"]
+        assert set(answers["200"]["content"]) == {"application/json", "text/event-stream"}
+
+
+async def test_openapi_tells_our_errors_and_not_fastapi_s(client: httpx.AsyncClient) -> None:
+    document = await openapi(client)
+    assert "HTTPValidationError" not in document["components"]["schemas"]
+    for path in document["paths"].values():
+        for operation in path.values():
+            errors = {key: operation["responses"][key] for key in operation["responses"]}
+            errors.pop("200")
+            assert "422" not in errors
+            assert "default" in errors
+            for error in errors.values():
+                schema = error["content"]["application/json"]["schema"]
+                assert schema == {"$ref": "#/components/schemas/ErrorBody"}
+
+
+async def test_openapi_tells_that_content_may_be_a_string(client: httpx.AsyncClient) -> None:
+    schemas = (await openapi(client))["components"]["schemas"]
+    kinds = [kind.get("type") for kind in schemas["MessageBody"]["properties"]["content"]["anyOf"]]
+    assert kinds == ["string", "array"]
+
+
+async def test_openapi_tells_the_bounds(client: httpx.AsyncClient) -> None:
+    schemas = (await openapi(client))["components"]["schemas"]
+    assert schemas["ChatRequest"]["properties"]["temperature"]["maximum"] == 2
+    assert schemas["ChatRequest"]["additionalProperties"] is False

@@ -1,0 +1,21 @@
+import re
+
+import httpx
+import pytest
+
+
+@pytest.mark.parametrize("given", ["a", "A_b-9", "x" * 64])
+async def test_a_valid_id_comes_back(client: httpx.AsyncClient, given: str) -> None:
+    answer = await client.get("/v1/models", headers={"x-request-id": given})
+    assert answer.headers.get_list("x-request-id") == [given]
+
+
+@pytest.mark.parametrize("given", ["", "x" * 65, "a b", "a\u00e9", "a.b", "$(rm)"])
+async def test_any_other_id_is_replaced(client: httpx.AsyncClient, given: str) -> None:
+    answer = await client.get("/v1/models", headers={b"x-request-id": given.encode()})
+    assert re.fullmatch("[0-9a-f]{32}", answer.headers["x-request-id"])
+
+
+@pytest.mark.parametrize("path", ["/nowhere", "/v1/models", "/openapi.json", "/v1/models/x"])
+async def test_every_answer_has_an_id(client: httpx.AsyncClient, path: str) -> None:
+    assert (await client.get(path)).headers["x-request-id"]
