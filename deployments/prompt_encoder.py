@@ -21,6 +21,9 @@ from deployments.errors import InvalidImageError, InvalidRequestError, Raystream
 INPUTS_OF_THE_TEXT = frozenset({"input_ids", "attention_mask"})
 """What a processor returns beside the tensors that belong to images."""
 
+IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
+"""What the decoder may open; it knows many more formats, some of which start other programs."""
+
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
@@ -53,6 +56,10 @@ class PromptEncoder:
         """Take the text side of a model; a processor of None means that it takes no images."""
         self._tokenizer = tokenizer
         self._processor = processor
+        # Gemma's processor has templates write one token per image and writes another for each
+        # patch itself; other models know only one of them.
+        names = {getattr(side, "image_token", None) for side in (tokenizer, processor)}
+        self._image_placeholders = frozenset(name for name in names if name)
 
     def encode(self, requests: Sequence[GenerationRequest]) -> list[EncodedPrompt | RaystreamError]:
         """Encode what arrived together; each request gets its prompt or its own error."""
@@ -76,12 +83,12 @@ class PromptEncoder:
         self, request: GenerationRequest
     ) -> RenderedPrompt | EncodedPrompt | RaystreamError:
         prompt = request.prompt
-        if isinstance(prompt, str):
-            return RenderedPrompt(prompt, (), is_plain=True)
-        messages = [part for part in prompt if isinstance(part, ChatMessage)]
-        if not messages:
-            return EncodedPrompt(tuple(i for i in prompt if isinstance(i, int)), {})
         try:
+            if isinstance(prompt, str):
+                return RenderedPrompt(_require_unicode(prompt, "prompt"), (), is_plain=True)
+            messages = [part for part in prompt if isinstance(part, ChatMessage)]
+            if not messages:
+                return EncodedPrompt(tuple(i for i in prompt if isinstance(i, int)), {})
             return self._render_chat(messages)
         except RaystreamError as error:
             return error
@@ -106,7 +113,13 @@ class PromptEncoder:
             raise InvalidRequestError(
                 f"the model's chat template refused the messages: {error}", "messages"
             ) from error
-        return RenderedPrompt(str(text), images, is_plain=False)
+        text = _require_unicode(str(text), "messages")
+        if images and sum(map(text.count, self._image_placeholders)) != len(images):
+            raise InvalidRequestError(
+                "the text holds image placeholders of its own; send each image as an image part",
+                "messages",
+            )
+        return RenderedPrompt(text, images, is_plain=False)
 
     def _template_message(self, message: ChatMessage) -> dict[str, Any]:
         """Return a message as chat templates know it: a text, or parts if the model has images."""
@@ -146,14 +159,24 @@ class PromptEncoder:
                 text_kwargs={"add_special_tokens": False},
             )
         except ValueError:
-            return InvalidRequestError(
-                "the text holds image placeholders of its own; send each image as an image part",
-                "messages",
-            )
+            return InvalidImageError("the model can't take an image of this shape", "messages")
         token_ids = tuple(inputs["input_ids"][0].tolist())
         return EncodedPrompt(
             token_ids, {k: v for k, v in inputs.items() if k not in INPUTS_OF_THE_TEXT}
         )
+
+
+def _require_unicode(text: str, param: str) -> str:
+    """Return the text.
+
+    Raises:
+        InvalidRequestError: It holds half a surrogate pair, as JSON may; no tokenizer takes that.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError("the text is not valid Unicode", param) from error
+    return text
 
 
 def _decode_image(data: bytes) -> Image.Image:
@@ -163,7 +186,7 @@ def _decode_image(data: bytes) -> Image.Image:
         InvalidImageError: The bytes are no image that can be read.
     """
     try:
-        return Image.open(BytesIO(data)).convert("RGB")
+        return Image.open(BytesIO(data), formats=IMAGE_FORMATS).convert("RGB")
     except (
         UnidentifiedImageError,
         Image.DecompressionBombError,

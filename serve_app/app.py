@@ -14,6 +14,9 @@ from deployments.text_generator import TextGenerator
 from serve_app.config import AppConfig, ModelConfig
 from serve_app.ingress import Ingress
 
+MAX_ONGOING_REQUESTS = 512
+"""The engine queues, not Ray's router, so this only bounds what a replica holds in memory."""
+
 PROJECT_ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -33,7 +36,7 @@ def _bind(model: ModelConfig) -> Application:
     spec = resolve(model, num_cluster_gpus=_num_cluster_gpus())
     deployment = serve.deployment(
         name=model.deployment_name,
-        max_ongoing_requests=512,
+        max_ongoing_requests=MAX_ONGOING_REQUESTS,
         ray_actor_options={"num_cpus": model.num_cpus, "num_gpus": spec.num_gpus},
     )(TextGenerator)
     return deployment.bind(spec)

@@ -86,14 +86,11 @@ class LimitsConfig(StrictModel):
     """What one request may ask for.
 
     Attributes:
-        default_max_tokens: Tokens of an answer whose request names none; None means what the
-            model's length leaves.
         max_body_bytes: Size of a request's body.
         max_num_images: Images in one request.
         max_image_pixels: Pixels of one image, checked before it is decoded.
     """
 
-    default_max_tokens: int | None = Field(default=None, ge=1)
     max_body_bytes: int = Field(default=32 * 2**20, ge=1024)
     max_num_images: int = Field(default=8, ge=0)
     max_image_pixels: int = Field(default=16 * 2**20, ge=1)

@@ -132,8 +132,11 @@ def slot_attention(
         [1, n, num_heads, head_dim], and None in place of the scores.
 
     Raises:
-        UnsupportedAttentionError: An argument that is neither None nor inert.
+        UnsupportedAttentionError: An argument that is neither None nor inert, or a layer that
+            looks ahead.
     """
+    if not getattr(module, "is_causal", True):
+        raise UnsupportedAttentionError("the engine's attention does not look ahead")
     unknown = sorted(k for k, v in others.items() if v is not None and k not in INERT_ARGUMENTS)
     if unknown or attention_mask is not None:
         names = ", ".join(unknown) or "a mask of the model's own"

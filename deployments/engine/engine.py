@@ -49,7 +49,13 @@ class EngineLimits:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """A look at the engine between two steps."""
+    """A look at the engine between two steps.
+
+    Attributes:
+        num_running: Sequences that hold a slot.
+        num_waiting: Sequences without one.
+        num_steps: Steps in which the model ran; one that failed for every sequence is none.
+    """
 
     num_running: int
     num_waiting: int
@@ -130,6 +136,10 @@ class Engine:
                 "tokens, at least one of them for the answer; shorten the prompt"
             )
         max_tokens = request.params.max_tokens or 0
+        if 0 < max_tokens <= len(request.generated_token_ids):
+            raise InvalidSequenceError(
+                f"max_tokens is {max_tokens}, and as many tokens were generated already"
+            )
         if len(request.prompt_token_ids) + max_tokens > max_model_len:
             raise SequenceTooLongError(
                 f"the prompt has {len(request.prompt_token_ids)} tokens and max_tokens is "
@@ -164,10 +174,6 @@ class Engine:
         if sequence is not None:
             self._finish(sequence, FinishReason.ABORT)
 
-    def fail_all(self, error: str) -> list[tuple[str, TextDelta]]:
-        """End every sequence with an error."""
-        return [self._fail(sequence, error) for sequence in list(self._sequences.values())]
-
     def step(self) -> list[tuple[str, TextDelta]]:
         """Run one step.
 
@@ -175,8 +181,10 @@ class Engine:
             What each sequence gained, by its id. A sequence that ended has its finish reason and
             is forgotten.
         """
-        self._num_steps += 1
-        return self._complete(self._run_guarded(self._scheduler.schedule()))
+        outcome = self._run_guarded(self._scheduler.schedule())
+        if outcome.ran.num_tokens:
+            self._num_steps += 1
+        return self._complete(outcome)
 
     def _run_guarded(self, plan: StepPlan) -> StepOutcome:
         """Run a plan; if that fails, run each of its rows alone and find the ones to blame."""
@@ -245,14 +253,14 @@ class Engine:
         return sequence.sequence_id, TextDelta((token_id,), text, reason)
 
     def _fail(self, sequence: Sequence, error: str) -> tuple[str, TextDelta]:
-        slot = self._scheduler.slot_of(sequence)
-        if slot is not None:
-            self._kv.wipe(slot)
         self._finish(sequence, FinishReason.ERROR)
         return sequence.sequence_id, TextDelta((), "", FinishReason.ERROR, error)
 
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
         sequence.finish(reason)
+        slot = self._scheduler.slot_of(sequence)
+        if slot is not None:
+            self._kv.wipe(slot, len(sequence.token_ids))
         move = self._scheduler.remove(sequence)
         if move is not None:
             self._kv.move(move)

@@ -4,8 +4,9 @@ Others post commands to it and get deltas back, all of one step in one call. The
 the thread as well: its OpenMP workers belong to one thread, and a second one that used them would
 slow every step.
 
-If a step fails beyond what the engine contains, the thread logs it, fails every sequence it owns,
-and reports itself dead from then on.
+If a step fails beyond what the engine contains, the thread logs it and reports itself dead from
+then on. However the thread ends, each sequence that was added and has not finished, be it in the
+engine or still on its way there, ends with an error delta.
 """
 
 import logging
@@ -38,13 +39,15 @@ class EngineThread:
 
         Args:
             make_engine: Called once, on the thread.
-            on_deltas: Called on the thread, once a step, with all that the step gave.
+            on_deltas: Called on the thread, once a turn, with all that commands and step gave, even
+                if that is nothing: an abort alone changes `stats`, too.
         """
         self._make_engine = make_engine
         self._on_deltas = on_deltas
         self._commands: deque[Command] = deque()
         self._wake = threading.Condition()
         self._is_stopping = False
+        self._unfinished: set[str] = set()  # guarded by `_wake`, as the commands are
         self._engine: Future[Engine] = Future()
         self._stats = EngineStats(0, 0, 0)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -58,7 +61,7 @@ class EngineThread:
         return self._engine
 
     def stop(self) -> None:
-        """End the thread after the step that runs now; unfinished sequences are dropped."""
+        """End the thread after the step that runs now; unfinished sequences end with an error."""
         with self._wake:
             self._is_stopping = True
             self._wake.notify()
@@ -90,7 +93,9 @@ class EngineThread:
                 return [(request.sequence_id, delta)]
             return []
 
-        self._post(add)
+        with self._wake:
+            self._post(add)
+            self._unfinished.add(request.sequence_id)
 
     def abort(self, sequence_id: str) -> None:
         """Post the end of a sequence; its slot is free at the next step.
@@ -103,7 +108,9 @@ class EngineThread:
             engine.abort(sequence_id)
             return []
 
-        self._post(abort)
+        with self._wake:
+            self._post(abort)
+            self._unfinished.discard(sequence_id)
 
     def _post(self, command: Command) -> None:
         with self._wake:
@@ -116,16 +123,18 @@ class EngineThread:
         try:
             engine = self._make_engine()
         except BaseException as error:  # noqa: BLE001 - whoever waits for the engine is told
+            self._end_all("the engine could not be made")
             self._engine.set_exception(error)
             return
         self._engine.set_result(engine)
+        why = "the engine was stopped; the request may be sent again"
         try:
             while self._wait_for_work(engine):
                 self._turn(engine)
         except Exception:
             logger.exception("the engine's thread failed; the replica must be replaced")
-            self._is_stopping = True
-            self._on_deltas(engine.fail_all("the engine failed; the request may be sent again"))
+            why = "the engine failed; the request may be sent again"
+        self._end_all(why)
 
     def _wait_for_work(self, engine: Engine) -> bool:
         with self._wake:
@@ -140,5 +149,20 @@ class EngineThread:
         if engine.has_work:
             deltas += engine.step()
         self._stats = engine.stats
-        if deltas:
-            self._on_deltas(deltas)
+        self._on_deltas(deltas)
+        with self._wake:
+            self._unfinished -= {name for name, delta in deltas if delta.finish_reason is not None}
+
+    def _end_all(self, error: str) -> None:
+        """Take no more commands and fail what is unfinished, without asking the engine."""
+        with self._wake:
+            self._is_stopping = True
+            self._commands.clear()
+            unfinished, self._unfinished = self._unfinished, set()
+        if not unfinished:
+            return
+        delta = TextDelta((), "", FinishReason.ERROR, error)
+        try:
+            self._on_deltas([(name, delta) for name in unfinished])
+        except Exception:
+            logger.exception("nobody took the last deltas of %d sequences", len(unfinished))

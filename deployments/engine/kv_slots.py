@@ -2,6 +2,9 @@
 
 Owns the tensors. A slot is a row that holds max_model_len tokens in every layer, so a sequence
 that was admitted never lacks memory. Which sequence holds which slot is the scheduler's matter.
+
+Attention reads beyond a sequence's end and masks what it finds there, but no mask hides a NaN. So a
+slot holds zeros wherever its sequence has written nothing, and all over while it is free.
 """
 
 from collections.abc import Iterable
@@ -53,7 +56,7 @@ class KVSlots:
     def __init__(
         self, shape: KVShape, *, num_slots: int, max_model_len: int, device: torch.device
     ) -> None:
-        """Allocate all slots at once, as zeros: masked positions are read, so they must be finite.
+        """Allocate all slots at once, as zeros.
 
         Args:
             shape: The keys and values of one token.
@@ -113,14 +116,15 @@ class KVSlots:
             self.values[layer][slot, where] = stored.values[0].transpose(0, 1)
 
     def move(self, move: SlotMove) -> None:
-        """Copy one slot's tokens over another's."""
+        """Move one slot's tokens into another, which is free; the source is free afterwards."""
         for tensor in self._tensors():
             tensor[move.target, : move.length] = tensor[move.source, : move.length]
+        self.wipe(move.source, move.length)
 
-    def wipe(self, slot: int) -> None:
-        """Zero a slot that may hold NaN or infinity."""
+    def wipe(self, slot: int, length: int) -> None:
+        """Zero a slot's tokens, as one that is free must be: they may be NaN or infinity."""
         for tensor in self._tensors():
-            tensor[slot].zero_()
+            tensor[slot, :length].zero_()
 
     def _tensors(self) -> Iterable[torch.Tensor]:
         yield from self.keys

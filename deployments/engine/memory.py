@@ -8,15 +8,20 @@ from deployments.gpu.budget import MemoryDemand, activation_bytes
 def memory_demand(
     loaded: LoadedModel, *, max_model_len: int, max_num_seqs: int, max_batched_tokens: int
 ) -> MemoryDemand:
-    """Return the model's demand, in bytes, for a given size of slots and steps."""
+    """Return the model's demand, in bytes, for a given size of slots and steps.
+
+    A prompt with images can't be cut, so a model that takes them may meet a step of max_model_len.
+    """
     config = loaded.text_config
     dtype = loaded.model.dtype
+    if loaded.processor is not None:
+        max_batched_tokens = max(max_batched_tokens, max_model_len)
     return MemoryDemand(
         weight_bytes=loaded.num_weight_bytes,
         activation_bytes=activation_bytes(
             max_batched_tokens=max_batched_tokens,
             hidden_size=config.hidden_size,
-            intermediate_size=config.intermediate_size,
+            intermediate_size=getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
             vocab_size=config.vocab_size,
             num_seqs=max_num_seqs,
             itemsize=dtype.itemsize,

@@ -5,9 +5,11 @@ engine can't serve.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -23,6 +25,9 @@ from transformers import (
 from deployments.engine.attention import ATTENTION_NAME, register_attention
 
 SUPPORTED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+
+LOAD_ERRORS = (OSError, ValueError, RuntimeError, ImportError, SafetensorError)
+"""What broken or missing files, shapes that don't fit and missing packages raise."""
 
 
 class UnsupportedModelError(ValueError):
@@ -72,6 +77,8 @@ def load_model(
         UnsupportedModelError: The files are missing, or the engine lacks a feature of the model.
     """
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": False}
+    if Path(source).is_absolute() and not Path(source).is_dir():
+        raise UnsupportedModelError(f"can't load {source!r}: there is no such folder")
     try:
         config = AutoConfig.from_pretrained(source, **options)
         check_config(config)
@@ -79,8 +86,8 @@ def load_model(
         tokenizer, processor = _load_text_side(source, config, options)
     except UnsupportedModelError:
         raise
-    except (OSError, ValueError) as error:
-        summary = str(error).strip().splitlines()[0]
+    except LOAD_ERRORS as error:
+        summary = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise UnsupportedModelError(f"can't load {source!r}: {summary}") from error
     prepare_model(model)
     return LoadedModel(model, tokenizer, processor, _eos_token_ids(model, tokenizer))
@@ -156,9 +163,20 @@ def _load_weights(
     options: dict[str, Any],
 ) -> PreTrainedModel:
     auto = AutoModelForImageTextToText if has_images(config) else AutoModelForCausalLM
-    model: PreTrainedModel = auto.from_pretrained(
-        source, config=config, dtype=dtype, use_safetensors=True, **options
+    loaded: Any = auto.from_pretrained(  # a pair, of which transformers' types know nothing
+        source,
+        config=config,
+        dtype=dtype,
+        use_safetensors=True,
+        output_loading_info=True,
+        **options,
     )
+    model: PreTrainedModel = loaded[0]
+    missing = sorted(loaded[1]["missing_keys"])
+    if missing:
+        raise UnsupportedModelError(
+            f"can't load {source!r}: it lacks {len(missing)} weights, {missing[0]} among them"
+        )
     torch.nn.Module.to(model, device)
     return model
 
@@ -169,7 +187,10 @@ def _load_text_side(
     if has_images(config):
         processor = AutoProcessor.from_pretrained(source, **options)  # type: ignore[no-untyped-call] # transformers leaves it untyped
         return processor.tokenizer, processor
-    return AutoTokenizer.from_pretrained(source, **options), None
+    tokenizer = AutoTokenizer.from_pretrained(source, **options)
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):
+        raise UnsupportedModelError(f"can't load {source!r}: it has no tokenizer files")
+    return tokenizer, None
 
 
 def _eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:

@@ -81,6 +81,8 @@ class ModelRunner:
             packed_step=step,
         )
         self.visited_layers |= step.visited_layers
+        if output.logits.shape[1] != len(due):
+            raise ValueError("the model does not know logits_to_keep")
         return StepLogits(tuple(sequence for sequence, _ in due), output.logits[0].float())
 
     def _pack(self, plan: StepPlan) -> tuple[PackedStep, list[int]]:

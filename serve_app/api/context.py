@@ -41,6 +41,6 @@ class ApiContext:
             # Clients may use one id twice at the same time; the engine needs different ones.
             request_id=f"{request_id}-{secrets.token_hex(4)}",
             prompt=prompt,
-            sampling=fields.to_sampling(defaults, self.limits.default_max_tokens),
+            sampling=fields.to_sampling(defaults),
         )
         return await model.backend.generate(request)

@@ -54,20 +54,17 @@ class SamplingFields(StrictBody):
         """Most tokens of the answer."""
         return self.max_tokens
 
-    def to_sampling(
-        self, defaults: SamplingParams, default_max_tokens: int | None
-    ) -> SamplingParams:
+    def to_sampling(self, defaults: SamplingParams) -> SamplingParams:
         """Return the parameters for the engine, with a random seed if the request names none.
 
         Args:
             defaults: The model's.
-            default_max_tokens: The server's, which comes before the model's.
 
         Raises:
             InvalidRequestError: A value is out of bounds.
         """
         given: dict[str, Any] = {
-            "max_tokens": self.num_tokens_wanted or default_max_tokens,
+            "max_tokens": self.num_tokens_wanted,
             "temperature": self.temperature,
             "top_p": self.top_p,
             "top_k": 0 if self.top_k == -1 else self.top_k,

@@ -22,4 +22,4 @@ def replica_context() -> Iterator[None]:
         world_size=1,
     )
     yield
-    context._INTERNAL_REPLICA_CONTEXT = None
+    context._INTERNAL_REPLICA_CONTEXT = None  # type: ignore[assignment] # as Ray starts

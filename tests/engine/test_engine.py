@@ -304,7 +304,7 @@ def test_a_sequence_that_breaks_the_model_fails_alone() -> None:
 def test_logits_that_are_not_finite_end_their_sequence_alone_and_leave_a_clean_slot() -> None:
     loaded, poison = load(qwen2), 299
     with torch.no_grad():
-        loaded.model.get_input_embeddings().weight[poison] = torch.nan
+        loaded.model.get_parameter("model.embed_tokens.weight")[poison] = torch.nan
     good = [SequenceRequest(f"g{i}", (50 + i, 60), GREEDY) for i in range(4)]
     clean = run_staggered(make_engine(loaded, num_slots=2), good)
     bad = SequenceRequest("bad", (50, poison, 51), GREEDY)
@@ -323,8 +323,43 @@ def test_warm_up_leaves_the_engine_empty() -> None:
 
 def test_warm_up_refuses_attention_that_the_engine_does_not_know() -> None:
     loaded = load(qwen2)
-    attention = loaded.model.get_decoder().layers[0].self_attn
+    attention = loaded.model.get_submodule("model.layers.0.self_attn")
     stock = attention.forward
     attention.forward = lambda *args, **kwargs: stock(*args, softcap=30.0, **kwargs)
     with pytest.raises(UnsupportedModelError, match="softcap"):
         make_engine(loaded).warm_up()
+
+
+def test_a_prompt_aborted_half_way_leaves_a_clean_slot_even_if_it_was_poisonous() -> None:
+    loaded, poison = load(qwen2), 299
+    with torch.no_grad():
+        loaded.model.get_parameter("model.embed_tokens.weight")[poison] = torch.nan
+    engine = make_engine(loaded, num_slots=1)
+    engine.add(SequenceRequest("poison", (50,) * 15 + (poison,) + (50,) * 40, GREEDY))
+    engine.step()
+    engine.abort("poison")
+    good = SequenceRequest("good", (60, 61, 62), GREEDY)
+    collector = run_staggered(engine, [good])
+    assert collector.token_ids("good") == generate(qwen2, (60, 61, 62), 12)
+
+
+def test_a_step_that_fails_for_everyone_is_not_counted_as_one() -> None:
+    loaded = load(qwen2)
+    engine = make_engine(loaded)
+    engine.warm_up()
+
+    def broken(**_: object) -> None:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    loaded.model.forward = broken
+    before = engine.stats.num_steps
+    engine.add(SequenceRequest("s", (60,), GREEDY))
+    assert [delta.finish_reason for _, delta in engine.step()] == [FinishReason.ERROR]
+    assert engine.stats.num_steps == before
+
+
+def test_a_resumed_sequence_that_has_all_its_tokens_is_refused() -> None:
+    engine = make_engine(load(qwen2))
+    params = SamplingParams(max_tokens=3)
+    with pytest.raises(InvalidSequenceError, match="max_tokens is 3"):
+        engine.add(SequenceRequest("s", (60,), params, (61, 62, 63)))

@@ -38,7 +38,9 @@ def byte_tokenizer() -> PreTrainedTokenizerBase:
     tokenizer = Tokenizer(models.BPE(vocab, [], unk_token=None))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>")
+    fast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call] # transformers leaves it untyped
+        tokenizer_object=tokenizer, eos_token="<eos>"
+    )
     fast.add_special_tokens({"additional_special_tokens": special[2:]})
     return fast
 

@@ -50,16 +50,3 @@ async def test_what_is_not_given_is_the_model_s_default_but_for_the_seed(
     assert (first.max_tokens, first.temperature, first.top_k) == (9, 0.7, 20)
     assert (first.top_p, first.stop) == (0.5, ("END",))
     assert first.seed != second.seed
-
-
-async def test_the_server_s_default_of_max_tokens_comes_before_the_model_s(
-    config: AppConfig,
-) -> None:
-    limits = config.limits.model_copy(update={"default_max_tokens": 3})
-    backend = FakeBackend(default_sampling=SamplingParams(max_tokens=9))
-    app = build_app(config.model_copy(update={"limits": limits}), {"m": backend})
-    transport = httpx.ASGITransport(app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-        await client.post(CHAT, json=HI)
-        await client.post(CHAT, json={**HI, "max_tokens": 5})
-    assert [request.sampling.max_tokens for request in backend.requests] == [3, 5]

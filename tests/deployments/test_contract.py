@@ -1,0 +1,45 @@
+import pickle
+from dataclasses import FrozenInstanceError
+
+import pytest
+
+from deployments.contract import (
+    Accepted,
+    ChatMessage,
+    FinishReason,
+    GenerationRequest,
+    ImagePart,
+    ModelDescription,
+    SamplingParams,
+    TextDelta,
+    TextPart,
+)
+
+SAMPLING = SamplingParams(
+    max_tokens=3, temperature=0.5, seed=7, stop=("x",), stop_token_ids=frozenset({4})
+)
+MESSAGE = ChatMessage("user", (TextPart("look"), ImagePart(b"\x89PNG")))
+CROSSING = [
+    GenerationRequest("r", (MESSAGE,), SAMPLING, (8, 9)),
+    GenerationRequest("r", "plain", SAMPLING),
+    GenerationRequest("r", (1, 2), SAMPLING),
+    Accepted(12),
+    TextDelta((1, 2), "text"),
+    TextDelta((), "", FinishReason.ERROR, "it failed"),
+    ModelDescription("m", 1, 128, accepts_images=True, default_sampling=SAMPLING),
+]
+
+
+@pytest.mark.parametrize("value", CROSSING, ids=lambda value: type(value).__name__)
+def test_what_crosses_the_handle_arrives_unchanged(value: object) -> None:
+    assert pickle.loads(pickle.dumps(value)) == value
+
+
+@pytest.mark.parametrize("value", CROSSING, ids=lambda value: type(value).__name__)
+def test_what_crosses_the_handle_can_not_be_changed(value: object) -> None:
+    with pytest.raises(FrozenInstanceError):
+        setattr(value, type(value).__slots__[0], None)  # type: ignore[attr-defined] # slotted
+
+
+def test_an_image_is_not_printed_into_logs() -> None:
+    assert "PNG" not in repr(CROSSING[0])

@@ -1,0 +1,63 @@
+import pickle
+from collections.abc import Iterator
+
+import pytest
+
+from deployments.engine.attention import UnsupportedAttentionError
+from deployments.engine.engine import InvalidSequenceError, SequenceTooLongError
+from deployments.engine.engine_thread import EngineDeadError
+from deployments.engine.model_loader import UnsupportedModelError
+from deployments.engine.sequence import IllegalTransitionError
+from deployments.errors import RaystreamError
+from deployments.gpu.budget import DeviceMemoryError
+
+
+def tree(root: type[RaystreamError]) -> Iterator[type[RaystreamError]]:
+    yield root
+    for child in root.__subclasses__():
+        yield from tree(child)
+
+
+# A class of a test's own is no part of the tree.
+ERRORS = [error for error in tree(RaystreamError) if error.__module__ == "deployments.errors"]
+
+
+@pytest.mark.parametrize("error_class", ERRORS)
+@pytest.mark.parametrize("param", [None, "messages"])
+def test_an_error_crosses_a_process_border_unchanged(
+    error_class: type[RaystreamError], param: str | None
+) -> None:
+    error = pickle.loads(pickle.dumps(error_class("what to do", param)))
+    assert type(error) is error_class
+    assert (error.message, error.param, str(error)) == ("what to do", param, "what to do")
+
+
+@pytest.mark.parametrize(
+    "error_class",
+    [
+        DeviceMemoryError,
+        EngineDeadError,
+        IllegalTransitionError,
+        InvalidSequenceError,
+        SequenceTooLongError,
+        UnsupportedAttentionError,
+        UnsupportedModelError,
+    ],
+)
+def test_so_does_an_error_of_the_engine(error_class: type[Exception]) -> None:
+    error = pickle.loads(pickle.dumps(error_class("what to do")))
+    assert type(error) is error_class
+    assert str(error) == "what to do"
+
+
+@pytest.mark.parametrize("error_class", ERRORS)
+def test_each_error_knows_its_status_type_and_code(error_class: type[RaystreamError]) -> None:
+    assert 400 <= error_class.status < 600
+    is_clients = error_class.status < 500
+    assert (error_class.type == "invalid_request_error") is is_clients
+    assert error_class.code
+
+
+def test_codes_are_unique() -> None:
+    codes = [error_class.code for error_class in ERRORS]
+    assert len(set(codes)) == len(codes)

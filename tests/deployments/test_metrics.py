@@ -1,0 +1,143 @@
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from deployments import metrics
+from deployments.engine.engine import EngineStats
+from deployments.engine.output import FinishReason, TextDelta
+from deployments.metrics import ReplicaMetrics, StreamClock
+
+NAMES = {
+    "num_requests_running",
+    "num_requests_waiting",
+    "kv_cache_usage_perc",
+    "time_to_first_token_seconds",
+    "inter_token_latency_seconds",
+    "e2e_request_latency_seconds",
+    "prompt_tokens_total",
+    "generation_tokens_total",
+    "request_success_total",
+}
+"""What dashboards ask for; see docs on metrics before changing one."""
+
+
+class Recorder:
+    """Stands in the place of every metric of Ray and keeps what was recorded."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, list[float]] = {}
+        self.tags: list[Mapping[str, str]] = []
+        self.boundaries: dict[str, Sequence[float]] = {}
+
+    def make(
+        self,
+        name: str,
+        *,
+        description: str,
+        boundaries: Sequence[float] = (),
+        tag_keys: Sequence[str] = (),
+    ) -> "RecordedMetric":
+        assert description.endswith(".")
+        self.values[name] = []
+        self.boundaries[name] = boundaries
+        return RecordedMetric(self, name, tag_keys)
+
+
+class RecordedMetric:
+    """One metric of a recorder: gauge, counter and histogram at once."""
+
+    def __init__(self, recorder: Recorder, name: str, tag_keys: Sequence[str]) -> None:
+        self._recorder = recorder
+        self._name = name
+        self._tag_keys = tag_keys
+
+    def record(self, value: float = 1, tags: Mapping[str, str] | None = None) -> None:
+        assert set(tags or {}) == set(self._tag_keys)
+        self._recorder.values[self._name].append(value)
+        self._recorder.tags += [tags] if tags else []
+
+    set = inc = observe = record
+
+
+class Now:
+    """A monotonic clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.seconds = 100.0
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    recorder = Recorder()
+    for kind in ("Counter", "Gauge", "Histogram"):
+        monkeypatch.setattr(metrics, kind, recorder.make)
+    return recorder
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> Now:
+    now = Now()
+    monkeypatch.setattr(metrics, "time", now)
+    return now
+
+
+def delta(num_tokens: int, reason: FinishReason | None = None) -> TextDelta:
+    return TextDelta(tuple(range(num_tokens)), "", reason)
+
+
+def test_the_names_are_those_that_dashboards_know(recorder: Recorder) -> None:
+    ReplicaMetrics(4)
+    assert set(recorder.values) == NAMES
+
+
+def test_ray_takes_every_metric() -> None:
+    made: Any = ReplicaMetrics(4)
+    made.observe_engine(EngineStats(num_running=1, num_waiting=0, num_steps=1))
+    made.observe_finish(FinishReason.STOP, duration_s=1)
+
+
+def test_buckets_ascend(recorder: Recorder) -> None:
+    ReplicaMetrics(4)
+    buckets = {name: bounds for name, bounds in recorder.boundaries.items() if bounds}
+    assert set(buckets) == {name for name in NAMES if name.endswith("_seconds")}
+    for bounds in buckets.values():
+        assert list(bounds) == sorted(set(bounds))
+
+
+def test_usage_is_the_part_of_the_slots_that_run(recorder: Recorder) -> None:
+    ReplicaMetrics(8).observe_engine(EngineStats(num_running=2, num_waiting=5, num_steps=9))
+    assert recorder.values["num_requests_running"] == [2]
+    assert recorder.values["num_requests_waiting"] == [5]
+    assert recorder.values["kv_cache_usage_perc"] == [0.25]
+
+
+def test_a_stream_is_timed_from_its_arrival(recorder: Recorder, now: Now) -> None:
+    clock = StreamClock(ReplicaMetrics(8), arrived=99.0)
+    clock.observe([delta(1)])
+    now.seconds = 102.0
+    clock.observe([delta(1), delta(3)])
+    now.seconds = 103.0
+    clock.observe([delta(1, FinishReason.STOP)])
+    assert recorder.values["time_to_first_token_seconds"] == [1.0]
+    assert recorder.values["inter_token_latency_seconds"] == [0.5, 1.0]
+    assert recorder.values["e2e_request_latency_seconds"] == [4.0]
+    assert sum(recorder.values["generation_tokens_total"]) == 6
+    assert recorder.tags == [{"finished_reason": "stop"}]
+
+
+def test_a_stream_without_tokens_has_no_first_one(recorder: Recorder, now: Now) -> None:
+    clock = StreamClock(ReplicaMetrics(8), arrived=99.0)
+    clock.observe([delta(0)])
+    assert recorder.values["time_to_first_token_seconds"] == []
+    assert recorder.values["generation_tokens_total"] == []
+
+
+def test_prompts_are_counted(recorder: Recorder) -> None:
+    replica = ReplicaMetrics(8)
+    replica.count_prompt(5)
+    replica.count_prompt(7)
+    assert recorder.values["prompt_tokens_total"] == [5, 7]

@@ -1,0 +1,240 @@
+from collections.abc import Sequence
+from io import BytesIO
+
+import pytest
+import torch
+from PIL import Image
+from transformers import PreTrainedTokenizerBase
+
+from deployments.contract import (
+    ChatMessage,
+    GenerationRequest,
+    ImagePart,
+    SamplingParams,
+    TextPart,
+)
+from deployments.engine.sequence import SequenceRequest
+from deployments.errors import InvalidImageError, InvalidRequestError, RaystreamError
+from deployments.prompt_encoder import EncodedPrompt, PromptEncoder
+from tests.deployments import tiny_folder
+from tests.deployments.tiny_processor import (
+    END_OF_IMAGE,
+    IMAGE,
+    START_OF_IMAGE,
+    gemma3_processor,
+)
+from tests.engine.tiny_models import (
+    IMAGE_SIZE,
+    IMAGE_TOKEN_ID,
+    TOKENS_PER_IMAGE,
+    byte_tokenizer,
+    gemma3,
+    generate,
+    load,
+    make_engine,
+)
+
+Prompt = tuple[ChatMessage, ...] | str | tuple[int, ...]
+ONE_IMAGE = f"\n\n{START_OF_IMAGE}{IMAGE * TOKENS_PER_IMAGE}{END_OF_IMAGE}\n\n"
+
+
+def picture(
+    color: str = "red", size: tuple[int, int] = (9, 7), mode: str = "RGB", kind: str = "PNG"
+) -> ImagePart:
+    file = BytesIO()
+    Image.new("RGB", size, color).convert(mode).save(file, kind)
+    return ImagePart(file.getvalue())
+
+
+def user(*parts: TextPart | ImagePart) -> tuple[ChatMessage, ...]:
+    return (ChatMessage("user", parts),)
+
+
+def text_tokenizer() -> PreTrainedTokenizerBase:
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = tiny_folder.CHAT_TEMPLATE
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def text_encoder() -> PromptEncoder:
+    return PromptEncoder(text_tokenizer(), None)
+
+
+@pytest.fixture(scope="module")
+def image_encoder() -> PromptEncoder:
+    processor = gemma3_processor()
+    return PromptEncoder(processor.tokenizer, processor)
+
+
+def encode_all(
+    encoder: PromptEncoder, prompts: Sequence[Prompt]
+) -> list[EncodedPrompt | RaystreamError]:
+    requests = [
+        GenerationRequest(str(i), prompt, SamplingParams()) for i, prompt in enumerate(prompts)
+    ]
+    return encoder.encode(requests)
+
+
+def encode(encoder: PromptEncoder, prompt: Prompt) -> EncodedPrompt:
+    (encoded,) = encode_all(encoder, [prompt])
+    assert isinstance(encoded, EncodedPrompt)
+    return encoded
+
+
+def refusal(encoder: PromptEncoder, prompt: Prompt) -> RaystreamError:
+    (encoded,) = encode_all(encoder, [prompt])
+    assert isinstance(encoded, RaystreamError)
+    return encoded
+
+
+def text_of(encoded: EncodedPrompt) -> str:
+    text = byte_tokenizer().decode(list(encoded.token_ids))
+    assert isinstance(text, str)
+    return text
+
+
+def test_messages_go_through_the_template_of_a_text_model(text_encoder: PromptEncoder) -> None:
+    encoded = encode(text_encoder, user(TextPart("Good "), TextPart("day")))
+    assert text_of(encoded) == "<special1>user\nGood day<special2><special1>assistant\n"
+    assert encoded.model_inputs == {}
+
+
+def test_plain_text_and_token_ids_pass_by_the_template(text_encoder: PromptEncoder) -> None:
+    assert text_of(encode(text_encoder, "Good day")) == "Good day"
+    assert encode(text_encoder, (60, 61)).token_ids == (60, 61)
+
+
+def test_a_model_with_images_takes_text_alone_too(image_encoder: PromptEncoder) -> None:
+    encoded = encode(image_encoder, user(TextPart("Good day")))
+    assert text_of(encoded) == "<special1>user\nGood day<special2><special1>assistant\n"
+    assert encoded.model_inputs == {}
+
+
+def test_each_image_stands_where_its_part_stood(image_encoder: PromptEncoder) -> None:
+    encoded = encode(
+        image_encoder, user(TextPart("a"), picture("red"), TextPart("b"), picture("blue"))
+    )
+    assert text_of(encoded) == (
+        f"<special1>user\na{ONE_IMAGE}b{ONE_IMAGE}<special2><special1>assistant\n"
+    )
+    pixels = encoded.model_inputs["pixel_values"]
+    assert pixels.shape == (2, 3, IMAGE_SIZE, IMAGE_SIZE)
+    red, blue = pixels.mean(dim=(2, 3))
+    assert red.argmax() == 0
+    assert blue.argmax() == 2
+    assert encoded.model_inputs["token_type_ids"].tolist() == [
+        [int(i == IMAGE_TOKEN_ID) for i in encoded.token_ids]
+    ]
+
+
+def test_images_of_every_mode_and_kind_become_rgb(image_encoder: PromptEncoder) -> None:
+    parts = [
+        picture(mode="L"), picture(mode="P"), picture(mode="RGBA"), picture(kind="GIF"),
+        picture(mode="CMYK", kind="JPEG"), picture(kind="WEBP"), picture(size=(1, 1)),
+        picture(size=(1, 300)),
+    ]  # fmt: skip
+    encoded = encode(image_encoder, user(*parts))
+    assert encoded.model_inputs["pixel_values"].shape == (8, 3, IMAGE_SIZE, IMAGE_SIZE)
+
+
+def test_what_the_encoder_gives_the_engine_answers_as_generate_does(
+    image_encoder: PromptEncoder,
+) -> None:
+    encoded = encode(image_encoder, user(TextPart("What is it?"), picture("green")))
+    engine = make_engine(load(gemma3))
+    params = SamplingParams(temperature=0, max_tokens=6)
+    engine.add(SequenceRequest("s", encoded.token_ids, params, (), encoded.model_inputs))
+    token_ids: list[int] = []
+    while engine.has_work:
+        token_ids += [i for _, delta in engine.step() for i in delta.token_ids]
+    assert token_ids == generate(gemma3, encoded.token_ids, 6, encoded.model_inputs)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"no image", picture().data[:45]], ids=["empty", "text", "cut off"]
+)
+def test_a_broken_image_is_refused_without_the_decoders_words(
+    image_encoder: PromptEncoder, data: bytes
+) -> None:
+    error = refusal(image_encoder, user(ImagePart(data)))
+    assert isinstance(error, InvalidImageError)
+    assert str(error) == "an image can't be read; send PNG, JPEG, WebP or GIF"
+
+
+@pytest.mark.parametrize("kind", ["TIFF", "BMP", "EPS"])
+def test_no_other_decoder_is_ever_started(image_encoder: PromptEncoder, kind: str) -> None:
+    assert isinstance(refusal(image_encoder, user(picture(kind=kind))), InvalidImageError)
+
+
+@pytest.mark.parametrize("text", [START_OF_IMAGE, IMAGE, f"{IMAGE} and {START_OF_IMAGE}"])
+def test_placeholders_in_the_text_cannot_pass_for_images(
+    image_encoder: PromptEncoder, text: str
+) -> None:
+    error = refusal(image_encoder, user(TextPart(text), picture()))
+    assert isinstance(error, InvalidRequestError)
+    assert "placeholders" in str(error)
+
+
+@pytest.mark.parametrize("prompt", ["\ud800", user(TextPart("\udc80"))])
+def test_half_a_surrogate_pair_is_refused(text_encoder: PromptEncoder, prompt: Prompt) -> None:
+    error = refusal(text_encoder, prompt)
+    assert isinstance(error, InvalidRequestError)
+    assert "Unicode" in str(error)
+
+
+def test_a_text_model_refuses_images(text_encoder: PromptEncoder) -> None:
+    assert "takes no images" in str(refusal(text_encoder, user(picture())))
+
+
+def test_a_model_without_a_template_refuses_messages_alone() -> None:
+    encoder = PromptEncoder(byte_tokenizer(), None)
+    assert "no chat template" in str(refusal(encoder, user(TextPart("x"))))
+    assert text_of(encode(encoder, "x")) == "x"
+
+
+def test_what_the_template_refuses_is_told(text_encoder: PromptEncoder) -> None:
+    error = refusal(text_encoder, (ChatMessage("assistant", (TextPart("x"),)),))
+    assert "the assistant can not begin" in str(error)
+
+
+def test_errors_stand_in_their_own_places(image_encoder: PromptEncoder) -> None:
+    prompts: list[Prompt] = [
+        "plain", user(ImagePart(b"broken")), user(TextPart("chat")), "\ud800",
+        user(TextPart("look"), picture()), (60, 61), user(TextPart(IMAGE), picture()), "last",
+    ]  # fmt: skip
+    together = encode_all(image_encoder, prompts)
+    assert [isinstance(encoded, RaystreamError) for encoded in together] == [
+        False, True, False, True, False, False, True, False,
+    ]  # fmt: skip
+    for prompt, encoded in zip(prompts, together, strict=True):
+        if isinstance(encoded, EncodedPrompt):
+            alone = encode(image_encoder, prompt)
+            assert encoded.token_ids == alone.token_ids
+            assert encoded.model_inputs.keys() == alone.model_inputs.keys()
+            for name, tensor in encoded.model_inputs.items():
+                assert torch.equal(tensor, alone.model_inputs[name])
+
+
+def test_texts_that_arrive_together_take_one_call_of_the_tokenizer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tokenizer, calls = text_tokenizer(), list[int]()
+    stock = type(tokenizer).__call__
+
+    def counted(
+        self: PreTrainedTokenizerBase, texts: list[str], *, add_special_tokens: bool
+    ) -> object:
+        calls.append(len(texts))
+        return stock(self, texts, add_special_tokens=add_special_tokens)
+
+    monkeypatch.setattr(type(tokenizer), "__call__", counted)
+    encode_all(PromptEncoder(tokenizer, None), [user(TextPart(str(i))) for i in range(7)])
+    assert calls == [7]
+    # Plain prompts get special tokens that a template writes itself, so they need another call.
+    encode_all(PromptEncoder(tokenizer, None), ["a", user(TextPart("b")), "c", (60,)])
+    assert calls[1:] == [2, 1]
+
+
+def test_nothing_gives_nothing(text_encoder: PromptEncoder) -> None:
+    assert text_encoder.encode([]) == []

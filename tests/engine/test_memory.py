@@ -1,0 +1,48 @@
+from dataclasses import replace
+from typing import cast
+
+from transformers import GPT2Config, GPT2LMHeadModel, ProcessorMixin
+
+from deployments.engine.memory import memory_demand
+from deployments.engine.model_loader import LoadedModel
+from deployments.gpu.budget import MemoryDemand
+from tests.engine.tiny_models import byte_tokenizer, load, make_engine, qwen2
+
+
+def demand(loaded: LoadedModel, **changes: int) -> MemoryDemand:
+    sizes = {"max_model_len": 96, "max_num_seqs": 3, "max_batched_tokens": 24, **changes}
+    return memory_demand(loaded, **sizes)
+
+
+def test_a_slot_is_as_large_as_the_engine_makes_it() -> None:
+    loaded = load(qwen2)
+    engine = make_engine(loaded, num_slots=3, max_model_len=96)
+    assert demand(loaded).slot_bytes * 3 == engine.kv_bytes
+
+
+def test_weights_are_those_of_the_model() -> None:
+    loaded = load(qwen2)
+    assert demand(loaded).weight_bytes == loaded.num_weight_bytes
+
+
+def test_a_step_grows_with_its_tokens_and_its_sequences() -> None:
+    loaded = load(qwen2)
+    small = demand(loaded).activation_bytes
+    assert demand(loaded, max_batched_tokens=48).activation_bytes > small
+    assert demand(loaded, max_num_seqs=6).activation_bytes > small
+    assert demand(loaded, max_model_len=960).activation_bytes == small
+
+
+def test_a_model_with_images_may_meet_a_step_as_long_as_its_slots() -> None:
+    # The processor is never called; that there is one says that prompts may hold images.
+    loaded = replace(load(qwen2), processor=cast("ProcessorMixin", object()))
+    uncut = demand(loaded, max_batched_tokens=96).activation_bytes
+    assert demand(loaded, max_batched_tokens=24).activation_bytes == uncut
+
+
+def test_a_model_that_names_no_inner_size_has_four_times_its_hidden_size() -> None:
+    config = GPT2Config(
+        vocab_size=300, n_embd=32, n_layer=1, n_head=4, bos_token_id=0, eos_token_id=1
+    )
+    loaded = LoadedModel(GPT2LMHeadModel(config), byte_tokenizer(), None, frozenset())
+    assert demand(loaded).activation_bytes == 24 * (4 + 3 * 4) * 32 * 4 + 3 * 3 * 300 * 4

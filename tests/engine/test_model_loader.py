@@ -1,0 +1,214 @@
+import shutil
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    BertConfig,
+    BertLMHeadModel,
+    Gemma2Config,
+    Gemma3Config,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen2VLConfig,
+    Qwen3NextConfig,
+    T5Config,
+)
+
+from deployments.engine.attention import ATTENTION_NAME
+from deployments.engine.model_loader import (
+    LoadedModel,
+    UnsupportedModelError,
+    check_config,
+    choose_dtype,
+    has_images,
+    load_model,
+    prepare_model,
+)
+from tests.deployments.tiny_folder import save_text_model
+from tests.engine.tiny_models import EOS_TOKEN_ID, byte_tokenizer, make_engine, qwen2
+
+CPU = torch.device("cpu")
+CUDA = torch.device("cuda")
+WEIGHT = "model.layers.1.mlp.down_proj.weight"
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("a folder is loaded without the network")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_text_model(tmp_path_factory.mktemp("saved"))
+
+
+@pytest.fixture
+def folder(saved: Path, tmp_path: Path) -> Path:
+    """Return a copy that a test may spoil."""
+    copy = tmp_path / "model"
+    shutil.copytree(saved, copy)
+    return copy
+
+
+def load(folder: Path, dtype: str = "auto") -> LoadedModel:
+    return load_model(str(folder), revision=None, dtype=dtype, device=CPU)
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(UnsupportedModelError) as caught:
+        load(folder)
+    assert "\n" not in str(caught.value)
+    assert str(folder) in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_folder_becomes_a_model_that_attends_over_slots(folder: Path) -> None:
+    loaded = load(folder, "float32")
+    assert not loaded.model.training
+    assert loaded.text_config._attn_implementation == ATTENTION_NAME
+    assert loaded.processor is None
+    assert loaded.eos_token_ids == {EOS_TOKEN_ID}
+    stock = qwen2()
+    assert torch.equal(loaded.model.state_dict()[WEIGHT], stock.state_dict()[WEIGHT])
+    assert loaded.num_weight_bytes == sum(p.numel() * 4 for p in stock.parameters())
+
+
+def test_tied_weights_are_not_missed_and_count_once(tmp_path: Path) -> None:
+    config = Qwen2Config(
+        vocab_size=300, hidden_size=32, intermediate_size=48, num_hidden_layers=1,
+        num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True,
+    )  # fmt: skip
+    loaded = load(save_text_model(tmp_path, Qwen2ForCausalLM(config)), "bfloat16")
+    stored = load_file(tmp_path / "model.safetensors")
+    assert "lm_head.weight" not in stored
+    assert loaded.num_weight_bytes == sum(tensor.numel() * 2 for tensor in stored.values())
+
+
+def test_the_end_of_a_text_is_the_tokenizers_where_the_model_names_none(folder: Path) -> None:
+    (folder / "generation_config.json").unlink()
+    assert load(folder).eos_token_ids == {EOS_TOKEN_ID}
+
+
+def test_a_folder_that_is_not_there_is_refused_without_asking_the_hub(tmp_path: Path) -> None:
+    assert "no such folder" in refusal(tmp_path / "nothing")
+
+
+def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
+    assert "config.json" in refusal(tmp_path)
+
+
+def test_pickled_weights_are_refused(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    torch.save(load_file(weights), folder / "pytorch_model.bin")
+    weights.unlink()
+    assert "no file named model.safetensors" in refusal(folder)
+
+
+def test_weights_that_are_cut_off_are_refused(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    assert "header" in refusal(folder)
+
+
+def spoil(folder: Path, weight: torch.Tensor | None) -> None:
+    """Replace a weight in the file, or leave it out."""
+    weights = load_file(folder / "model.safetensors")
+    del weights[WEIGHT]
+    if weight is not None:
+        weights[WEIGHT] = weight
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def test_a_missing_weight_is_named_instead_of_drawn_at_random(folder: Path) -> None:
+    spoil(folder, None)
+    assert WEIGHT in refusal(folder)
+
+
+def test_a_weight_of_another_shape_is_refused(folder: Path) -> None:
+    spoil(folder, torch.zeros(3, 3))
+    assert "mismatched" in refusal(folder)
+
+
+def test_a_model_without_its_tokenizer_is_refused(folder: Path) -> None:
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+    assert "no tokenizer files" in refusal(folder)
+
+
+MROPE: dict[str, Any] = {"rope_scaling": {"type": "mrope", "mrope_section": [2, 1, 1]}}
+
+
+@pytest.mark.parametrize(
+    ("config", "feature"),
+    [
+        (T5Config(), "t5 models with an encoder beside the decoder"),
+        (Gemma2Config(), "attn_logit_softcapping"),
+        (Qwen2VLConfig(text_config=MROPE, vision_config={}), "mrope_section"),
+        (Qwen3NextConfig(), "layers of type linear_attention"),
+        (
+            Gemma3Config(text_config={"use_bidirectional_attention": True}),
+            "bidirectional attention",
+        ),
+    ],
+    ids=lambda value: value.model_type if isinstance(value, PreTrainedConfig) else "",
+)
+def test_what_the_engine_lacks_is_refused_by_name(config: PreTrainedConfig, feature: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=feature):
+        check_config(config)
+
+
+def test_what_the_engine_has_passes() -> None:
+    check_config(Qwen2Config())
+    check_config(Gemma3Config())
+
+
+def test_a_model_that_looks_ahead_does_not_warm_up() -> None:
+    model = BertLMHeadModel(
+        BertConfig(
+            vocab_size=300, hidden_size=32, intermediate_size=48, num_hidden_layers=1,
+            num_attention_heads=4,
+        )
+    )  # fmt: skip
+    prepare_model(model)
+    engine = make_engine(LoadedModel(model, byte_tokenizer(), None, frozenset()))
+    with pytest.raises(UnsupportedModelError, match="look ahead"):
+        engine.warm_up()
+
+
+def test_images_are_told_by_the_configuration() -> None:
+    assert has_images(Gemma3Config())
+    assert not has_images(Qwen2Config())
+
+
+@pytest.mark.parametrize(
+    ("stored", "asked", "device", "has_bf16", "chosen"),
+    [
+        ("bfloat16", "auto", CPU, True, torch.bfloat16),
+        ("bfloat16", "auto", CPU, False, torch.float32),
+        ("bfloat16", "auto", CUDA, False, torch.bfloat16),
+        ("float16", "auto", CPU, True, torch.float32),
+        ("float16", "auto", CUDA, True, torch.float16),
+        ("float32", "auto", CPU, True, torch.float32),
+        (None, "auto", CUDA, True, torch.float32),
+        ("bfloat16", "float32", CPU, True, torch.float32),
+        ("float32", "float16", CPU, True, torch.float16),
+    ],
+)
+def test_the_dtype_is_the_files_unless_the_cpu_is_slow_at_it(
+    monkeypatch: pytest.MonkeyPatch,
+    stored: str | None,
+    asked: str,
+    device: torch.device,
+    has_bf16: bool,
+    chosen: torch.dtype,
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: has_bf16)
+    assert choose_dtype(Qwen2Config(dtype=stored), asked, device) is chosen

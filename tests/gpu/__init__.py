@@ -1,0 +1,1 @@
+"""Tests of `deployments.gpu`: arithmetic, and fakes in the place of devices."""

@@ -1,0 +1,74 @@
+import os
+
+import psutil
+import pytest
+import torch
+
+from deployments.gpu.device import CpuDevice, CudaDevice, num_compute_threads, open_device
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, int]]:
+    """Let the process see a GPU of 80 GiB; return the shares that are enforced on it."""
+    enforced: list[tuple[float, int]] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (70 * 2**30, 80 * 2**30))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "A GPU")
+    monkeypatch.setattr(
+        torch.cuda,
+        "set_per_process_memory_fraction",
+        lambda share, index: enforced.append((share, index)),
+    )
+    return enforced
+
+
+@pytest.mark.usefixtures("no_gpu")
+@pytest.mark.parametrize(("kind", "has_gpu"), [("auto", False), ("cpu", False), ("cpu", True)])
+def test_a_replica_without_a_gpu_runs_on_the_cpu(kind: str, has_gpu: bool) -> None:
+    assert open_device(kind, has_gpu=has_gpu) == CpuDevice()
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize(("kind", "has_gpu"), [("auto", True), ("cuda", True), ("cuda", False)])
+def test_a_replica_with_a_gpu_runs_on_it(kind: str, has_gpu: bool) -> None:
+    assert open_device(kind, has_gpu=has_gpu) == CudaDevice(0)
+
+
+@pytest.mark.usefixtures("no_gpu")
+@pytest.mark.parametrize(("kind", "has_gpu"), [("auto", True), ("cuda", False)])
+def test_a_gpu_that_torch_does_not_see_is_refused_with_what_to_change(
+    kind: str, has_gpu: bool
+) -> None:
+    with pytest.raises(ValueError, match=r"CUDA build of torch, or write `device: cpu`"):
+        open_device(kind, has_gpu=has_gpu)
+
+
+def test_a_gpu_tells_its_memory_and_caps_the_process_to_its_share(
+    gpu: list[tuple[float, int]],
+) -> None:
+    device = CudaDevice()
+    assert (device.name, device.total_bytes) == ("A GPU", 80 * 2**30)
+    assert device.torch_device == torch.device("cuda:0")
+    device.enforce_share(0.5)
+    assert gpu == [(0.5, 0)]
+
+
+def test_a_cpu_offers_the_memory_that_is_free_and_caps_nothing() -> None:
+    device = CpuDevice()
+    device.enforce_share(0.1)
+    assert 0 < device.total_bytes <= psutil.virtual_memory().total
+    assert device.torch_device == torch.device("cpu")
+    assert device.name.startswith("CPU")
+
+
+@pytest.mark.parametrize(("num_cores", "num_threads"), [(1, 1), (2, 1), (8, 7)])
+def test_one_core_stays_free_for_http(
+    monkeypatch: pytest.MonkeyPatch, num_cores: int, num_threads: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(num_cores)))
+    assert num_compute_threads() == num_threads

@@ -1,0 +1,1 @@
+"""Tests on a real Ray: real HTTP, real replicas, real placement."""

@@ -1,0 +1,50 @@
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import ray
+from ray import serve
+from ray.serve.config import HTTPOptions
+
+from tests.deployments.tiny_folder import save_text_model
+
+NUM_CPUS = 4
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.is_relative_to(here):
+            item.add_marker(pytest.mark.ray)
+
+
+def free_port() -> int:
+    """Return a port of 127.0.0.1 that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.fixture(scope="session")
+def base_url() -> Iterator[str]:
+    """Start a Ray of our own with one GPU that is not there, and Serve's proxy."""
+    ray.init(
+        address="local",
+        num_cpus=NUM_CPUS,
+        num_gpus=1,
+        include_dashboard=False,
+        log_to_driver=False,
+    )
+    port = free_port()
+    serve.start(http_options=HTTPOptions(host="127.0.0.1", port=port))
+    yield f"http://127.0.0.1:{port}"
+    serve.shutdown()  # type: ignore[no-untyped-call] # Ray leaves it untyped
+    ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a tiny random model."""
+    return save_text_model(tmp_path_factory.mktemp("qwen2"))

@@ -1,0 +1,161 @@
+"""`serve run serve_config.yaml`, as people start it, in both of Serve's modes."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+
+import httpx
+import openai
+import psutil
+import pytest
+import yaml
+from openai.types.chat import ChatCompletionMessageParam
+
+from models.training.corpus import load_corpus
+from models.training.drawings import answer_about, random_drawing
+from tests.images import data_uri
+from tests.ray.conftest import free_port
+
+ROOT = Path(__file__).resolve().parents[2]
+READY_DEADLINE_S = 120
+STOP_DEADLINE_S = 10
+ANSWERS = {entry.name: entry.answer for entry in load_corpus()}
+
+pytestmark = pytest.mark.slow
+
+
+def wait_until(condition: Callable[[], bool], deadline_s: float) -> float:
+    """Wait until a condition holds; return how long it took, in seconds."""
+    started = time.monotonic()
+    while not condition():
+        waited = time.monotonic() - started
+        assert waited < deadline_s, f"not within {deadline_s} s"
+        time.sleep(0.05)
+    return time.monotonic() - started
+
+
+class Server:
+    """`serve run` in a process group of its own, as a terminal gives it."""
+
+    def __init__(self, config: Path, log: Path, environment: dict[str, str]) -> None:
+        self.port = yaml.safe_load(config.read_text())["http_options"]["port"]
+        self.log = log
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(
+                [ROOT / ".venv/bin/serve", "run", "--address", "local", config],
+                cwd=ROOT,
+                env=environment,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._family: set[psutil.Process] = set()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def is_ready(self) -> bool:
+        assert self.process.poll() is None, self.log.read_text()[-3000:]
+        try:
+            return httpx.get(f"{self.url}/ready", timeout=5).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def interrupt(self) -> float:
+        """Do as Ctrl-C does; return how long the server took to end, in seconds."""
+        self._family = set(psutil.Process(self.process.pid).children(recursive=True))
+        os.killpg(self.process.pid, signal.SIGINT)
+        return wait_until(lambda: self.process.poll() is not None, STOP_DEADLINE_S)
+
+    def survivors(self) -> list[str]:
+        """Return what the server has left behind, zombies aside."""
+        left = [p for p in self._family if p.is_running()]
+        return [str(p) for p in left if p.status() != psutil.STATUS_ZOMBIE]
+
+    def kill(self) -> None:
+        """End what is left, whether or not it was interrupted before."""
+        if self.process.poll() is None:
+            self._family |= set(psutil.Process(self.process.pid).children(recursive=True))
+            self.process.kill()
+            self.process.wait()
+        for process in self._family:
+            if process.is_running():
+                process.kill()
+
+
+def shipped_config(folder: Path) -> Path:
+    """Return the shipped file, on a port that is free."""
+    document = yaml.safe_load((ROOT / "serve_config.yaml").read_text())
+    document["http_options"]["port"] = free_port()
+    path = folder / "serve_config.yaml"
+    path.write_text(yaml.safe_dump(document))
+    return path
+
+
+@pytest.fixture(scope="module", params=["plain", "haproxy"])
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp(request.param)
+    environment = {**os.environ, "HOME": str(folder), "RAY_USAGE_STATS_ENABLED": "0"}
+    if request.param == "haproxy":
+        lines = (ROOT / "serve.env").read_text().splitlines()
+        environment |= dict(line.split("=", 1) for line in lines if line and line[0] != "#")
+    started = Server(shipped_config(folder), folder / "serve.log", environment)
+    try:
+        wait_until(started.is_ready, READY_DEADLINE_S)
+        yield started
+    finally:
+        started.kill()
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=60) as client:
+        yield client
+
+
+def question(text: str) -> list[ChatCompletionMessageParam]:
+    return [{"role": "user", "content": text}]
+
+
+def test_the_shipped_model_answers_truly_streamed_and_whole(client: openai.OpenAI) -> None:
+    messages = question("What does os.path.join do?")
+    whole = client.chat.completions.create(model="pydoc-chat", messages=messages)
+    stream = client.chat.completions.create(model="pydoc-chat", messages=messages, stream=True)
+    chunks = [chunk.choices[0].delta.content or "" for chunk in stream]
+    assert whole.choices[0].message.content == ANSWERS["os.path.join"]
+    assert "".join(chunks) == ANSWERS["os.path.join"]
+    assert len([chunk for chunk in chunks if chunk]) > 5
+    assert whole.choices[0].finish_reason == "stop"
+
+
+def test_a_drawing_is_named(client: openai.OpenAI) -> None:
+    drawing = random_drawing(Random(2026))
+    answer = client.chat.completions.create(
+        model="pydoc-chat",
+        messages=[
+            {
+                "role": "user",
+                "content": [
+                    {"type": "image_url", "image_url": {"url": data_uri(drawing.render())}},
+                    {"type": "text", "text": "What is in the picture?"},
+                ],
+            }
+        ],
+    )
+    assert answer.choices[0].message.content == answer_about(drawing)
+
+
+def test_ctrl_c_ends_it_soon_and_leaves_no_process_behind(server: Server) -> None:
+    """The last test of each mode, as it ends the server; a stream is open meanwhile."""
+    body = {"messages": question("Explain textwrap.dedent."), "ignore_eos": True}
+    with httpx.stream("POST", f"{server.url}/text-generation", json=body, timeout=30) as stream:
+        next(stream.iter_lines())
+        assert server.interrupt() < STOP_DEADLINE_S
+    wait_until(lambda: not server.survivors(), STOP_DEADLINE_S)

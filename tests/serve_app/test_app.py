@@ -1,0 +1,38 @@
+from pathlib import Path
+
+import pytest
+
+from serve_app.app import PROJECT_ROOT, resolve
+from serve_app.config import ModelConfig
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "device", "num_cluster_gpus", "expected"),
+    [
+        ("auto", "auto", 1, 0.25),
+        ("auto", "auto", 0, 0.0),
+        ("auto", "cpu", 1, 0.0),
+        (0.5, "auto", 0, 0.5),
+        (0.0, "auto", 1, 0.0),
+    ],
+)
+def test_auto_asks_for_the_share_where_there_are_gpus_and_a_number_always_wins(
+    num_gpus: float, device: str, num_cluster_gpus: int, expected: float
+) -> None:
+    model = ModelConfig.model_validate(
+        {"id": "m", "source": "x", "num_gpus": num_gpus, "gpu_share": 0.25, "device": device}
+    )
+    assert resolve(model, num_cluster_gpus=num_cluster_gpus).num_gpus == expected
+
+
+def test_a_folder_is_found_from_the_project_wherever_the_process_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = ModelConfig(id="m", source="k8s")
+    assert resolve(model, num_cluster_gpus=0).source == str(PROJECT_ROOT / "k8s")
+
+
+def test_what_is_no_folder_is_left_to_the_hub() -> None:
+    model = ModelConfig(id="m", source="owner/name")
+    assert resolve(model, num_cluster_gpus=0).source == "owner/name"
