@@ -4,6 +4,7 @@
 what Ray Serve runs.
 """
 
+import logging
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -25,6 +26,8 @@ from serve_app.clock import Clock, SystemClock
 from serve_app.config import AppConfig
 from serve_app.request_guard import RequestGuardMiddleware
 from serve_app.request_id import RequestIdMiddleware
+
+logger = logging.getLogger("ray.serve")
 
 
 def build_app(
@@ -69,6 +72,7 @@ class Ingress:
     def __init__(self, config: AppConfig, handles: Mapping[str, DeploymentHandle[Any]]) -> None:
         """Keep what the composition root has bound: one handle for each model id."""
         self._config = config
+        logger.info("serving %s; POST /v1/chat/completions, GET /docs", ", ".join(handles))
         self._backends = {id_: HandleGenerationBackend(handles[id_]) for id_ in handles}
 
     def __serve_build_asgi_app__(self) -> FastAPI:

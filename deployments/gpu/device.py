@@ -2,10 +2,13 @@
 
 import os
 from dataclasses import dataclass
+from math import ceil
 from typing import Protocol
 
 import psutil
 import torch
+
+from deployments.gpu import cgroup
 
 
 class MemoryDevice(Protocol):
@@ -76,8 +79,10 @@ class CpuDevice:
 
     @property
     def total_bytes(self) -> int:
-        """Memory that is free now."""
-        return int(psutil.virtual_memory().available)
+        """Memory that is free now, on the machine and in the container."""
+        available = int(psutil.virtual_memory().available)
+        allowed = cgroup.free_bytes()
+        return available if allowed is None else min(available, allowed)
 
     def enforce_share(self, share: float) -> None:
         """Do nothing: an operating system has no such cap for one process."""
@@ -108,4 +113,8 @@ def num_compute_threads() -> int:
 
     Two compute threads beside one busy neighbour on two cores are slower than one.
     """
-    return max(1, len(os.sched_getaffinity(0)) - 1)
+    num_cores = len(os.sched_getaffinity(0))
+    allowed = cgroup.num_cores()
+    if allowed is not None:
+        num_cores = min(num_cores, ceil(allowed))
+    return max(1, num_cores - 1)

@@ -4,6 +4,7 @@ import psutil
 import pytest
 import torch
 
+from deployments.gpu import cgroup
 from deployments.gpu.device import CpuDevice, CudaDevice, num_compute_threads, open_device
 
 
@@ -66,9 +67,20 @@ def test_a_cpu_offers_the_memory_that_is_free_and_caps_nothing() -> None:
     assert device.name.startswith("CPU")
 
 
-@pytest.mark.parametrize(("num_cores", "num_threads"), [(1, 1), (2, 1), (8, 7)])
-def test_one_core_stays_free_for_http(
-    monkeypatch: pytest.MonkeyPatch, num_cores: int, num_threads: int
+def test_a_containers_memory_limit_holds_below_what_the_machine_has_free(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(cgroup, "free_bytes", lambda: 12345)
+    assert CpuDevice().total_bytes == 12345
+
+
+@pytest.mark.parametrize(
+    ("num_cores", "allowed", "num_threads"),
+    [(1, None, 1), (2, None, 1), (8, None, 7), (64, 4.0, 3), (64, 0.5, 1), (4, 8.0, 3)],
+)
+def test_one_core_of_those_allowed_stays_free_for_http(
+    monkeypatch: pytest.MonkeyPatch, num_cores: int, allowed: float | None, num_threads: int
+) -> None:
+    monkeypatch.setattr(cgroup, "num_cores", lambda: allowed)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(num_cores)))
     assert num_compute_threads() == num_threads
