@@ -6,10 +6,15 @@ from deployments.engine.output import TextDelta
 
 
 class DeltaStream:
-    """Collects deltas until the reader comes; it then gets all at once."""
+    """Collects deltas until the reader comes; it then gets all at once.
+
+    Attributes:
+        is_finished: Whether the reader has taken the last delta.
+    """
 
     def __init__(self) -> None:
         """Start empty."""
+        self.is_finished = False
         self._deltas: list[TextDelta] = []
         self._is_ready = asyncio.Event()
 
@@ -23,4 +28,5 @@ class DeltaStream:
         await self._is_ready.wait()
         self._is_ready.clear()
         taken, self._deltas = self._deltas, []
+        self.is_finished = taken[-1].finish_reason is not None
         return taken

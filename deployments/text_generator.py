@@ -8,9 +8,9 @@ come back at once and are spread over the streams. A stream that is closed abort
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
+from contextlib import contextmanager, suppress
 from itertools import count
 from typing import Any
 
@@ -154,17 +154,17 @@ class TextGenerator:
             user_config: `max_batch_size`, the most requests that are tokenized in one call, and
                 `batch_wait_timeout_s`, how long the first of them waits for others.
         """
-        settings = dict(user_config)
-        batching: Any = self._encode  # `serve.batch` adds setters that its types don't tell of
-        if "max_batch_size" in settings:
-            batching.set_max_batch_size(int(settings.pop("max_batch_size")))
-        if "batch_wait_timeout_s" in settings:
-            batching.set_batch_wait_timeout_s(settings.pop("batch_wait_timeout_s"))
-        if settings:
+        unknown = sorted(user_config.keys() - {"max_batch_size", "batch_wait_timeout_s"})
+        if unknown:
             raise ValueError(
-                f"unknown keys in user_config: {', '.join(sorted(settings))}; "
+                f"unknown keys in user_config: {', '.join(unknown)}; "
                 "known are max_batch_size and batch_wait_timeout_s"
             )
+        batching: Any = self._encode  # `serve.batch` adds setters that its types don't tell of
+        if "max_batch_size" in user_config:
+            batching.set_max_batch_size(int(user_config["max_batch_size"]))
+        if "batch_wait_timeout_s" in user_config:
+            batching.set_batch_wait_timeout_s(user_config["batch_wait_timeout_s"])
 
     async def check_health(self) -> None:
         """Raise unless the engine has made steps since the last call, or makes one now.
@@ -185,9 +185,8 @@ class TextGenerator:
         Raises:
             RaystreamError: The engine is not well.
         """
-        probe = SequenceRequest(self._unique_id("ping"), (0,), PROBE)
-        async with aclosing(self._run(probe)) as deltas:
-            async for _ in deltas:
+        with self._running(SequenceRequest(self._unique_id("ping"), (0,), PROBE)) as stream:
+            async for _ in self._read(stream):
                 pass
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[list[GenerationEvent]]:
@@ -210,10 +209,10 @@ class TextGenerator:
         except InvalidSequenceError as error:
             raise InvalidRequestError(str(error), "messages") from error
         self._metrics.count_prompt(len(encoded.token_ids))
-        yield [Accepted(len(encoded.token_ids))]
-        clock = StreamClock(self._metrics, arrived)
-        async with aclosing(self._run(sequence)) as steps:
-            async for deltas in steps:
+        with self._running(sequence) as stream:
+            yield [Accepted(len(encoded.token_ids))]
+            clock = StreamClock(self._metrics, arrived)
+            async for deltas in self._read(stream):
                 clock.observe(deltas)
                 yield [*deltas]
 
@@ -225,34 +224,47 @@ class TextGenerator:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._encoding, self._encoder.encode, requests)
 
-    async def _run(self, sequence: SequenceRequest) -> AsyncGenerator[list[TextDelta]]:
+    @contextmanager
+    def _running(self, sequence: SequenceRequest) -> Iterator[DeltaStream]:
         """Run a sequence on the engine; abort it when the reader leaves early.
+
+        Raises:
+            ReplicaUnavailableError: The engine's thread has ended.
+        """
+        stream = self._streams[sequence.sequence_id] = DeltaStream()
+        self._loop = asyncio.get_running_loop()
+        try:
+            self._thread.add(sequence)
+            yield stream
+        except EngineDeadError as error:
+            raise ReplicaUnavailableError("the engine has ended; try again") from error
+        finally:
+            del self._streams[sequence.sequence_id]
+            if not stream.is_finished:
+                with suppress(EngineDeadError):
+                    self._thread.abort(sequence.sequence_id)
+
+    async def _read(self, stream: DeltaStream) -> AsyncIterator[list[TextDelta]]:
+        """Yield what a sequence gains until it has ended.
 
         Raises:
             GenerationFailedError: The sequence failed in the engine.
             ReplicaUnavailableError: The engine's thread has ended.
         """
-        stream = self._streams[sequence.sequence_id] = DeltaStream()
-        self._loop = asyncio.get_running_loop()
-        is_finished = False
-        try:
-            self._thread.add(sequence)
-            while not is_finished:
-                deltas = await stream.take()
-                is_finished = deltas[-1].finish_reason is not None
-                if deltas[-1].finish_reason is FinishReason.ERROR:
-                    raise GenerationFailedError(deltas[-1].error or "the generation failed")
+        while not stream.is_finished:
+            deltas = await stream.take()
+            if deltas[-1].finish_reason is not FinishReason.ERROR:
                 yield deltas
-        except EngineDeadError as error:
-            raise ReplicaUnavailableError("the engine has ended; try again") from error
-        finally:
-            del self._streams[sequence.sequence_id]
-            if not is_finished and self._thread.is_alive:
-                self._thread.abort(sequence.sequence_id)
+                continue
+            if deltas[:-1]:
+                yield deltas[:-1]
+            if not self._thread.is_alive:
+                raise ReplicaUnavailableError("the engine has ended; try again")
+            raise GenerationFailedError(deltas[-1].error or "the generation failed")
 
     def _hand_over(self, deltas: Deltas) -> None:
         """Pass a step's deltas to the event loop, in one call; runs on the engine's thread."""
-        if self._loop is not None:
+        if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._spread, deltas)
 
     def _spread(self, deltas: Deltas) -> None:
@@ -268,6 +280,8 @@ class TextGenerator:
 
     def __del__(self) -> None:
         """End the engine's thread when Serve lets the replica go."""
-        thread = getattr(self, "_thread", None)
-        if thread is not None:
-            thread.stop()
+        # What `__init__` did not reach is not there.
+        if hasattr(self, "_thread"):
+            self._thread.stop()
+        if hasattr(self, "_encoding"):
+            self._encoding.shutdown(wait=False)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from deployments.engine.detokenizer import Detokenizer
 from deployments.engine.kv_slots import KVShape, KVSlots
-from deployments.engine.model_loader import LoadedModel, UnsupportedModelError
+from deployments.engine.model_loader import LoadedModel, UnsupportedModelError, check_length
 from deployments.engine.model_runner import ModelRunner, StepLogits
 from deployments.engine.output import FinishReason, TextDelta
 from deployments.engine.sampler import SamplingRow, sample
@@ -80,7 +80,11 @@ class Engine:
         Args:
             loaded: The model and its tokenizer.
             limits: How much to hold.
+
+        Raises:
+            UnsupportedModelError: The model has fewer positions than a slot.
         """
+        check_length(loaded.text_config, limits.max_model_len)
         self.limits = limits
         self._tokenizer = loaded.tokenizer
         self._eos_token_ids = loaded.eos_token_ids

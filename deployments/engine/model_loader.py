@@ -125,6 +125,20 @@ def check_config(config: PreTrainedConfig) -> None:
         )
 
 
+def check_length(config: PreTrainedConfig, max_model_len: int) -> None:
+    """Refuse more positions than the model has.
+
+    Raises:
+        UnsupportedModelError: Says how to mend it.
+    """
+    longest = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if longest is not None and max_model_len > longest:
+        raise UnsupportedModelError(
+            f"max_model_len is {max_model_len}, but the model has {longest} positions; "
+            "lower max_model_len"
+        )
+
+
 def choose_dtype(config: PreTrainedConfig, dtype: str, device: torch.device) -> torch.dtype:
     """Return the weights' type on the device.
 

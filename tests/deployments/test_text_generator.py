@@ -1,7 +1,7 @@
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -164,10 +164,26 @@ async def test_a_dead_engine_fails_health_and_requests(folder: Path) -> None:
         await collect(generator, GenerationRequest("r", "x", GREEDY))
 
 
-def test_user_config_sets_the_batch_knobs_and_refuses_others(generator: TextGenerator) -> None:
+async def test_streams_that_wait_when_the_engine_ends_may_be_resumed_elsewhere(
+    folder: Path,
+) -> None:
+    generator = TextGenerator(spec(folder))
+    endless = SamplingParams(temperature=0, ignore_eos=True)
+    stream = generator.generate(GenerationRequest("r", "x", endless))
+    await anext(stream)
+    await asyncio.to_thread(generator._thread.stop)
+    with pytest.raises(ReplicaUnavailableError):
+        async for _ in stream:
+            pass
+
+
+def test_user_config_sets_the_batch_knobs_or_nothing(generator: TextGenerator) -> None:
+    batching: Any = generator._encode
     generator.reconfigure({"max_batch_size": 8, "batch_wait_timeout_s": 0.001})
     with pytest.raises(ValueError, match="max_batch_sise"):
-        generator.reconfigure({"max_batch_sise": 8})
+        generator.reconfigure({"max_batch_size": 3, "max_batch_sise": 8})
+    assert batching._get_max_batch_size() == 8
+    assert batching._get_batch_wait_timeout_s() == 0.001
 
 
 def test_a_folder_without_a_model_is_refused_in_one_line(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from transformers import (
     BertLMHeadModel,
     Gemma2Config,
     Gemma3Config,
+    LlamaConfig,
     PreTrainedConfig,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -24,6 +25,7 @@ from deployments.engine.model_loader import (
     LoadedModel,
     UnsupportedModelError,
     check_config,
+    check_length,
     choose_dtype,
     has_images,
     load_model,
@@ -212,3 +214,10 @@ def test_the_dtype_is_the_files_unless_the_cpu_is_slow_at_it(
 ) -> None:
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: has_bf16)
     assert choose_dtype(Qwen2Config(dtype=stored), asked, device) is chosen
+
+
+def test_a_length_beyond_the_models_positions_is_refused() -> None:
+    config = LlamaConfig(max_position_embeddings=100)
+    check_length(config, 100)
+    with pytest.raises(UnsupportedModelError, match="the model has 100 positions"):
+        check_length(config, 101)
