@@ -1,3 +1,4 @@
+import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,9 @@ from ray.serve.config import HTTPOptions
 from tests.deployments.tiny_folder import save_text_model
 
 NUM_CPUS = 4
+
+# Ray reports its usage unless it is told not to; the servers that the tests start inherit this.
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -102,7 +102,7 @@ def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp(request.param)
-    environment = {**os.environ, "HOME": str(folder), "RAY_USAGE_STATS_ENABLED": "0"}
+    environment = {**os.environ, "HOME": str(folder)}
     if request.param == "haproxy":
         lines = (ROOT / "serve.env").read_text().splitlines()
         environment |= dict(line.split("=", 1) for line in lines if line and line[0] != "#")
