@@ -4,6 +4,7 @@ With them comes what stock transformers generates: the oracle that the engine mu
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -13,11 +14,17 @@ from transformers import (
     Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
 )
 
 from deployments.engine.engine import Engine, EngineLimits
@@ -45,36 +52,48 @@ def byte_tokenizer() -> PreTrainedTokenizerBase:
     return fast
 
 
+SHAPE: Mapping[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "initializer_range": 0.3,
+    "bos_token_id": 2,
+    "eos_token_id": EOS_TOKEN_ID,
+    "pad_token_id": 0,
+}
+
+
 def qwen2() -> PreTrainedModel:
     """Return a Qwen2 with grouped queries and biases on q, k and v."""
     torch.manual_seed(1)
-    return Qwen2ForCausalLM(
-        Qwen2Config(
-            vocab_size=VOCAB_SIZE,
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=3,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            initializer_range=0.3,
-        )
-    )
+    return Qwen2ForCausalLM(Qwen2Config(**SHAPE, num_key_value_heads=2))
 
 
 def llama() -> PreTrainedModel:
     """Return a Llama whose heads each have keys of their own."""
     torch.manual_seed(2)
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=VOCAB_SIZE,
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=3,
-            num_attention_heads=4,
-            num_key_value_heads=4,
-            initializer_range=0.3,
-        )
-    )
+    return LlamaForCausalLM(LlamaConfig(**SHAPE, num_key_value_heads=4))
+
+
+def qwen3() -> PreTrainedModel:
+    """Return a Qwen3 with norms on queries and keys, and heads wider than the hidden size."""
+    torch.manual_seed(4)
+    return Qwen3ForCausalLM(Qwen3Config(**SHAPE, num_key_value_heads=2, head_dim=16))
+
+
+def mistral() -> PreTrainedModel:
+    """Return a Mistral with a sliding window in every layer."""
+    torch.manual_seed(5)
+    config = MistralConfig(**SHAPE, num_key_value_heads=2, head_dim=8, sliding_window=7)
+    return MistralForCausalLM(config)
+
+
+def phi3() -> PreTrainedModel:
+    """Return a Phi-3 with fused projections."""
+    torch.manual_seed(6)
+    return Phi3ForCausalLM(Phi3Config(**SHAPE, num_key_value_heads=2))
 
 
 def gemma3() -> PreTrainedModel:
@@ -117,7 +136,10 @@ def gemma3() -> PreTrainedModel:
 
 MODELS: Mapping[str, Callable[[], PreTrainedModel]] = {
     "qwen2": qwen2,
+    "qwen3": qwen3,
     "llama": llama,
+    "mistral": mistral,
+    "phi3": phi3,
     "gemma3": gemma3,
 }
 
