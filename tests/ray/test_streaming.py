@@ -1,5 +1,7 @@
 import asyncio
 import json
+import os
+import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -34,7 +36,7 @@ ABORT_BUDGET_S = 0.05
 
 
 class ObservedGenerator(TextGenerator):
-    """A text generator that tells when its engine has become idle."""
+    """A text generator that tells its process and when its engine has become idle."""
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec)
@@ -45,6 +47,9 @@ class ObservedGenerator(TextGenerator):
         while self._thread.stats.num_running:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
         return time.time()
+
+    async def process_id(self) -> int:
+        return os.getpid()
 
 
 class Echo:
@@ -217,6 +222,29 @@ async def test_one_that_leaves_does_not_disturb_the_others(base_url: str, tiny: 
         for leaver in leavers:
             leaver.close()
         assert set(await asyncio.gather(*company)) == {alone}
+
+
+def test_a_killed_replica_ends_its_streams_by_an_error_and_is_replaced(
+    base_url: str, tiny: DeploymentHandle[ObservedGenerator]
+) -> None:
+    victim = tiny.process_id.remote().result(timeout_s=30)
+    body = {"prompt": "go", "ignore_eos": True}
+    lines = []
+    with httpx.stream("POST", f"{base_url}/text-generation", json=body, timeout=60) as response:
+        for line in response.iter_lines():
+            if not lines:
+                os.kill(victim, signal.SIGKILL)
+            lines.append(line)
+    data = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+    assert json.loads(data[-1])["error"]["code"] == "replica_unavailable"
+    assert "[DONE]" not in data
+    answer = httpx.post(
+        f"{base_url}/text-generation",
+        json={"prompt": "again", "max_tokens": 3, "ignore_eos": True, "stream": False},
+        timeout=60,
+    )
+    assert answer.json()["token_count"] == 3
+    assert tiny.process_id.remote().result(timeout_s=30) != victim
 
 
 def test_ready_health_and_models_tell_what_is_served(base_url: str, tiny: object) -> None:
