@@ -1,14 +1,10 @@
 from collections.abc import Iterator
 
 import pytest
-import torch
 from ray.serve import context
 from ray.serve._private.common import DeploymentID, ReplicaID
 from ray.serve._private.config import DeploymentConfig
 from ray.serve.schema import ReplicaRank
-
-# The models here are so small that a second thread only waits for the first.
-torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True, scope="package")

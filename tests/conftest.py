@@ -1,0 +1,9 @@
+import torch
+from hypothesis import settings
+
+# The models in the tests are so small that a second thread only waits for the first.
+torch.set_num_threads(1)
+
+# How long an example takes is the machine's business; what it gives is ours.
+settings.register_profile("raystream", deadline=None)
+settings.load_profile("raystream")
