@@ -31,6 +31,16 @@ async def test_a_loading_model_is_not_waited_for_by_a_probe() -> None:
     assert (await catalog.probe("m")).description.id == "m"
 
 
+async def test_a_model_that_has_died_is_no_longer_ready() -> None:
+    backend = FakeBackend()
+    catalog = ModelCatalog({"m": backend}, probe_timeout_s=0.01)
+    assert (await catalog.probe("m")).description.id == "m"
+    backend.loaded = asyncio.Event()
+    with pytest.raises(ReplicaUnavailableError, match="loading"):
+        await catalog.probe("m")
+    assert (await catalog.get("m")).description.id == "m"
+
+
 async def test_health_tells_which_engine_is_not_well() -> None:
     sick = FakeBackend()
     sick.sickness = GenerationFailedError("the engine has stopped")

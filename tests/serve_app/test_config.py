@@ -35,8 +35,8 @@ def test_model_needs_an_id_and_a_source_alone() -> None:
     assert (config.task, config.device, config.num_gpus) == ("generate", "auto", "auto")
 
 
-@pytest.mark.parametrize("num_gpus", ["auto", 0, 0.5, 2])
-def test_num_gpus_is_auto_or_a_number(num_gpus: float | str) -> None:
+@pytest.mark.parametrize("num_gpus", ["auto", 0, 0.5, 1])
+def test_num_gpus_is_auto_or_a_share_of_one(num_gpus: float | str) -> None:
     assert model(num_gpus=num_gpus).num_gpus == num_gpus
 
 
@@ -44,6 +44,8 @@ def test_num_gpus_is_auto_or_a_number(num_gpus: float | str) -> None:
     "changes",
     [
         {"num_gpus": -1},
+        {"num_gpus": 2},
+        {"num_gpus": float("nan")},
         {"num_gpus": "some"},
         {"gpu_share": 0},
         {"gpu_share": 1.5},
@@ -80,6 +82,11 @@ def test_deployment_bears_the_id_without_slashes() -> None:
 def test_models_with_one_name_are_refused() -> None:
     with pytest.raises(ValidationError, match="used twice: a--b"):
         AppConfig(models=(model(id="a/b"), model(id="a--b")))
+
+
+def test_a_model_can_not_take_the_ingress_s_name() -> None:
+    with pytest.raises(ValidationError, match="'Ingress' is the ingress's own name"):
+        AppConfig(models=(model(id="Ingress"),))
 
 
 def test_at_least_one_model_is_asked_for() -> None:

@@ -24,6 +24,11 @@ def test_an_image_is_passed_on_as_it_came(image_format: str) -> None:
     assert read_image(uri(data, f"image/{image_format.lower()}"), 12, "p").data == data
 
 
+def test_the_name_that_browsers_misspell_is_a_jpeg() -> None:
+    data = encoded("JPEG")
+    assert read_image(uri(data, "image/jpg"), 12, "p").data == data
+
+
 @pytest.mark.parametrize(
     "broken",
     [

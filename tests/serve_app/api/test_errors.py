@@ -87,6 +87,8 @@ def test_errors_survive_the_way_between_processes(error_class: type[RaystreamErr
         (b'{"temperature": 1e999}', "1e999"),
         (b'{"seed": ' + b"9" * 5000 + b"}", "too long"),
         (b"[" * 60000, "nested too deeply"),
+        (b'{"seed": 1, "seed": 2}', "twice"),
+        (b'{"metadata": {"a": 1, "a": 1}}', "twice"),
     ],
 )
 @pytest.mark.parametrize("path", [CHAT, "/text-generation"])
@@ -109,6 +111,22 @@ async def test_a_body_of_another_type_is_refused(client: httpx.AsyncClient) -> N
     answer = await client.post(CHAT, data={"model": "m"})
     assert answer.status_code == 415
     assert "application/json" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {**HI, "x" * 60000: 1},
+        {**HI, "model": "x" * 60000},
+        {**HI, "messages": [{"role": "user", "content": [{"type": "x" * 60000}]}]},
+    ],
+)
+async def test_an_error_repeats_little_of_what_was_sent(
+    client: httpx.AsyncClient, body: dict[str, object]
+) -> None:
+    answer = await client.post(CHAT, json=body)
+    assert answer.status_code in (400, 404)
+    assert len(answer.content) < 2000
 
 
 async def test_an_unknown_route_is_a_404_in_json(client: httpx.AsyncClient) -> None:

@@ -2,10 +2,12 @@ import asyncio
 
 import httpx
 
+from serve_app.api.context import ApiContext
+from serve_app.api.models import ModelsApi
 from serve_app.catalog import ModelCatalog
 from serve_app.config import AppConfig
 from serve_app.ingress import build_app
-from tests.serve_app.fakes import FakeBackend
+from tests.serve_app.fakes import FakeBackend, FakeClock
 
 CARD = {
     "id": "m",
@@ -38,9 +40,9 @@ async def test_an_unknown_model_is_not_found(client: httpx.AsyncClient) -> None:
     assert answer.json()["error"]["code"] == "model_not_found"
 
 
-async def test_a_model_that_loads_is_not_in_the_list() -> None:
+async def test_a_model_that_loads_is_not_in_the_list(config: AppConfig) -> None:
     loading = FakeBackend(model_id="n")
     loading.loaded = asyncio.Event()
     catalog = ModelCatalog({"m": FakeBackend(), "n": loading}, probe_timeout_s=0.01)
-    outcomes = await catalog.ready()
-    assert [isinstance(outcome, Exception) for outcome in outcomes.values()] == [False, True]
+    listed = await ModelsApi(ApiContext(catalog, config.limits, FakeClock())).list_models()
+    assert [card.id for card in listed.data] == ["m"]

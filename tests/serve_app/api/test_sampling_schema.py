@@ -1,8 +1,11 @@
 from typing import Any
 
 import httpx
+import pytest
+from pydantic import ValidationError
 
 from deployments.contract import SamplingParams
+from serve_app.api.chat_schema import ChatRequest
 from serve_app.config import AppConfig
 from serve_app.ingress import build_app
 from tests.serve_app.fakes import FakeBackend
@@ -35,6 +38,12 @@ async def test_fields_become_sampling_parameters(
         stop_token_ids=frozenset({1, 2}),
         ignore_eos=True,
     )
+
+
+def test_stops_are_read_up_to_the_first_mistake() -> None:
+    with pytest.raises(ValidationError) as caught:
+        ChatRequest.model_validate({**HI, "stop": [0] * 3})
+    assert caught.value.error_count() == 1
 
 
 async def test_what_is_not_given_is_the_model_s_default_but_for_the_seed(

@@ -79,6 +79,11 @@ async def test_a_request_that_will_not_do_is_refused_by_name(
     assert answer.json()["error"]["param"] == param
 
 
+async def test_null_counts_as_not_given(client: httpx.AsyncClient) -> None:
+    answer = await client.post(PATH, json={"prompt": "hi", "stream": None, "stop": None})
+    assert answer.headers["content-type"] == "text/event-stream"
+
+
 async def test_fields_of_older_clients_are_taken(client: httpx.AsyncClient) -> None:
     body = {"prompt": "hi", "user_id": 1, "us_id": "x", "recommend": 0}
     assert (await client.post(PATH, json=body)).status_code == 200
