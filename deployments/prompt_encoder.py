@@ -24,6 +24,9 @@ INPUTS_OF_THE_TEXT = frozenset({"input_ids", "attention_mask"})
 IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 """What the decoder may open; it knows many more formats, some of which start other programs."""
 
+MAX_IMAGE_PIXELS = 2**26
+"""No image larger than this is decoded, whatever the ingress lets through."""
+
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
@@ -186,7 +189,10 @@ def _decode_image(data: bytes) -> Image.Image:
         InvalidImageError: The bytes are no image that can be read.
     """
     try:
-        return Image.open(BytesIO(data), formats=IMAGE_FORMATS).convert("RGB")
+        image = Image.open(BytesIO(data), formats=IMAGE_FORMATS)
+        if image.width * image.height > MAX_IMAGE_PIXELS:
+            raise InvalidImageError(f"an image has more than {MAX_IMAGE_PIXELS} pixels")
+        return image.convert("RGB")
     except (
         UnidentifiedImageError,
         Image.DecompressionBombError,

@@ -20,6 +20,7 @@ from ray import serve
 from deployments.assigned_device import open_assigned_device
 from deployments.contract import (
     Accepted,
+    ChatMessage,
     GenerationEvent,
     GenerationRequest,
     ModelDescription,
@@ -53,6 +54,7 @@ from deployments.prompt_encoder import EncodedPrompt, PromptEncoder
 logger = logging.getLogger("ray.serve")
 
 PROBE = SamplingParams(temperature=0, max_tokens=1)
+PROGRESS = TextDelta((), "")
 
 
 class TextGenerator:
@@ -78,7 +80,9 @@ class TextGenerator:
         self._device = open_device(spec)
         self._streams: dict[str, DeltaStream] = {}
         self._serial = count()
+        self._pings: set[str] = set()
         self._num_steps_seen = 0
+        self._num_steps_spread = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = EngineThread(self._make_engine, self._hand_over)
         self._engine = self._thread.start().result()
@@ -180,14 +184,18 @@ class TextGenerator:
         self._num_steps_seen = self._thread.stats.num_steps
 
     async def ping(self) -> None:
-        """Run one token through the engine.
+        """Wait until the engine has made a step; an idle one gets a token to run.
 
         Raises:
             RaystreamError: The engine is not well.
         """
-        with self._running(SequenceRequest(self._unique_id("ping"), (0,), PROBE)) as stream:
-            async for _ in self._read(stream):
-                pass
+        probe = SequenceRequest(self._unique_id("ping"), (0,), PROBE)
+        self._pings.add(probe.sequence_id)
+        try:
+            with self._running(probe) as stream:
+                await anext(self._read(stream))
+        finally:
+            self._pings.discard(probe.sequence_id)
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[list[GenerationEvent]]:
         """Stream a text; see `deployments.contract.TextGeneration.generate`."""
@@ -205,9 +213,9 @@ class TextGenerator:
         try:
             self._engine.validate(sequence)
         except SequenceTooLongError as error:
-            raise ContextLengthExceededError(str(error), "messages") from error
+            raise ContextLengthExceededError(str(error), _prompt_field(request)) from error
         except InvalidSequenceError as error:
-            raise InvalidRequestError(str(error), "messages") from error
+            raise InvalidRequestError(str(error), _prompt_field(request)) from error
         self._metrics.count_prompt(len(encoded.token_ids))
         with self._running(sequence) as stream:
             yield [Accepted(len(encoded.token_ids))]
@@ -272,7 +280,13 @@ class TextGenerator:
             stream = self._streams.get(sequence_id)
             if stream is not None:
                 stream.put(delta)
-        self._metrics.observe_engine(self._thread.stats)
+        stats = self._thread.stats
+        if stats.num_steps > self._num_steps_spread:
+            # A busy engine's steps are as good as the probe's own, which may have to wait.
+            for name in self._pings:
+                self._streams[name].put(PROGRESS)
+        self._num_steps_spread = stats.num_steps
+        self._metrics.observe_engine(stats)
 
     def _unique_id(self, name: str) -> str:
         """Return a name for a sequence; clients may use a request id twice."""
@@ -285,3 +299,9 @@ class TextGenerator:
             self._thread.stop()
         if hasattr(self, "_encoding"):
             self._encoding.shutdown(wait=False)
+
+
+def _prompt_field(request: GenerationRequest) -> str:
+    """Return the name of the field that the prompt came in."""
+    is_chat = any(isinstance(part, ChatMessage) for part in request.prompt)
+    return "messages" if is_chat else "prompt"

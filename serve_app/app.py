@@ -11,7 +11,7 @@ from ray.serve import Application
 
 from deployments.model_spec import ModelSpec
 from deployments.text_generator import TextGenerator
-from serve_app.config import AppConfig, ModelConfig
+from serve_app.config import INGRESS_NAME, AppConfig, ModelConfig
 from serve_app.ingress import Ingress
 
 MAX_ONGOING_REQUESTS = 512
@@ -21,18 +21,12 @@ PROJECT_ROOT = Path(__file__).resolve().parent.parent
 
 
 def build(args: AppConfig) -> Application:
-    """Compose the graph that `import_path` names.
-
-    Raises:
-        ValueError: A model's task is not served.
-    """
+    """Compose the graph that `import_path` names."""
     handles = {model.id: _bind(model) for model in args.models}
-    return serve.deployment(name="Ingress")(Ingress).bind(args, handles)
+    return serve.deployment(name=INGRESS_NAME)(Ingress).bind(args, handles)
 
 
 def _bind(model: ModelConfig) -> Application:
-    if model.task != "generate":
-        raise ValueError(f"model {model.id!r}: task {model.task!r} is not served; use 'generate'")
     spec = resolve(model, num_cluster_gpus=_num_cluster_gpus())
     deployment = serve.deployment(
         name=model.deployment_name,

@@ -1,6 +1,7 @@
 """The models that are served, by the names that clients ask for.
 
-Asks each backend once what it serves and remembers the answer. A model that has answered is ready.
+Asks each backend what it serves and remembers the answer for the requests that follow. Whether a
+model is ready is asked anew each time: replicas die and load again.
 """
 
 import asyncio
@@ -33,7 +34,7 @@ class ModelCatalog:
 
         Args:
             backends: At least one, by model id; the first is the default model.
-            probe_timeout_s: How long `missing` and `unwell` wait for a replica.
+            probe_timeout_s: How long `probe`, `ready` and `health` wait for a replica.
         """
         self._backends = dict(backends)
         self._descriptions: dict[str, ModelDescription] = {}
@@ -51,29 +52,24 @@ class ModelCatalog:
             ModelNotFoundError: No model has this name.
             RaystreamError: The model can't be reached.
         """
-        backend = self._backends.get(model_id)
-        if backend is None:
-            names = ", ".join(self._backends)
-            raise ModelNotFoundError(
-                f"The model {model_id!r} is not served here. Served: {names}.", "model"
-            )
-        if model_id not in self._descriptions:
-            self._descriptions[model_id] = await backend.describe()
-        return ServedModel(backend, self._descriptions[model_id])
+        description = self._descriptions.get(model_id)
+        if description is None:
+            return await self._ask(model_id)
+        return ServedModel(self._backends[model_id], description)
 
     async def probe(self, model_id: str) -> ServedModel:
         """Return a model that is ready now, or nearly so.
 
         Raises:
             ModelNotFoundError: No model has this name.
-            ReplicaUnavailableError: The model is still loading.
+            ReplicaUnavailableError: No replica has the model loaded.
             RaystreamError: The model can't be reached.
         """
         try:
             async with asyncio.timeout(self._probe_timeout_s):
-                return await self.get(model_id)
+                return await self._ask(model_id)
         except TimeoutError:
-            raise ReplicaUnavailableError(f"The model {model_id!r} is still loading.") from None
+            raise ReplicaUnavailableError(f"The model {model_id!r} is loading.") from None
 
     async def ready(self) -> dict[str, ServedModel | RaystreamError]:
         """Return, for each model, itself if it is ready, else what stands in the way."""
@@ -82,6 +78,16 @@ class ModelCatalog:
     async def health(self) -> dict[str, RaystreamError | None]:
         """Return, for each model, None if its engine answers, else what is wrong."""
         return await self._outcomes(self._ping)
+
+    async def _ask(self, model_id: str) -> ServedModel:
+        backend = self._backends.get(model_id)
+        if backend is None:
+            names = ", ".join(self._backends)
+            raise ModelNotFoundError(
+                f"The model {model_id[:128]!r} is not served here. Served: {names}.", "model"
+            )
+        self._descriptions[model_id] = await backend.describe()
+        return ServedModel(backend, self._descriptions[model_id])
 
     async def _ping(self, model_id: str) -> None:
         try:

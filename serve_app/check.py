@@ -19,10 +19,15 @@ from ray.runtime_env import RuntimeEnv
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 from ray.serve.schema import ServeDeploySchema
 
-from serve_app.config import AppConfig, ModelConfig, StrictModel, unknown_key_message
+from serve_app.config import (
+    INGRESS_NAME,
+    AppConfig,
+    ModelConfig,
+    StrictModel,
+    unknown_key_message,
+)
 
 BUILDER = "serve_app.app:build"
-INGRESS_NAME = "Ingress"
 
 # What Ray's schema holds as plain mappings, though only these keys mean something to it.
 MAPPING_KEYS = {

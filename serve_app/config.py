@@ -9,6 +9,9 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+INGRESS_NAME = "Ingress"
+"""The ingress's deployment in Ray."""
+
 
 def unknown_key_message(key: str, known: list[str]) -> str:
     """Return a sentence that names the unknown key and, if one is near, the key that was meant."""
@@ -44,7 +47,8 @@ class ModelConfig(StrictModel):
         dtype: The weights' type on the device; auto keeps what the files have, except that a CPU
             without bfloat16 arithmetic gets float32.
         device: auto takes the GPU that Ray assigned, else the CPU.
-        num_gpus: What Ray reserves; auto means `gpu_share` where the cluster has GPUs, else 0.
+        num_gpus: What Ray reserves; auto means `gpu_share` where the cluster has GPUs, else 0;
+            a number is 0, or a share of one GPU.
         gpu_share: The part of a GPU that auto asks for.
         num_cpus: CPUs that Ray reserves for each replica.
         max_model_len: Tokens of prompt and answer together.
@@ -67,8 +71,10 @@ class ModelConfig(StrictModel):
 
     @model_validator(mode="after")
     def _check_consistency(self) -> Self:
-        if self.num_gpus != "auto" and self.num_gpus < 0:
-            raise ValueError("num_gpus must be 'auto', or 0 or more")
+        if self.num_gpus != "auto" and not 0 <= self.num_gpus <= 1:
+            raise ValueError("num_gpus must be 'auto', or from 0 to 1: a replica runs on one GPU")
+        if self.task != "generate":
+            raise ValueError(f"task {self.task!r} is not served yet; use 'generate'")
         if self.max_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_batched_tokens ({self.max_batched_tokens}) must be at least max_num_seqs "
@@ -105,6 +111,8 @@ class AppConfig(StrictModel):
     @model_validator(mode="after")
     def _check_ids(self) -> Self:
         names = [model.deployment_name for model in self.models]
+        if INGRESS_NAME in names:
+            raise ValueError(f"model ids must differ: {INGRESS_NAME!r} is the ingress's own name")
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"model ids must differ; used twice: {', '.join(twice)}")

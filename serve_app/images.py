@@ -15,7 +15,13 @@ from deployments.contract import ImagePart
 from deployments.errors import InvalidImageError
 
 _DATA_URI = re.compile(r"data:([^;,]*);base64,", re.IGNORECASE)
-_FORMATS = {"image/png": "PNG", "image/jpeg": "JPEG", "image/webp": "WEBP", "image/gif": "GIF"}
+_FORMATS = {
+    "image/png": "PNG",
+    "image/jpeg": "JPEG",
+    "image/jpg": "JPEG",  # no registered name, but often written
+    "image/webp": "WEBP",
+    "image/gif": "GIF",
+}
 
 
 def read_image(uri: str, max_pixels: int, param: str) -> ImagePart:

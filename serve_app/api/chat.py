@@ -53,7 +53,7 @@ class ChatApi:
     ) -> ChatCompletion | EventStreamResponse:
         """Answer with one message, whole or as a stream of chunks."""
         model = await self._context.catalog.get(body.model)
-        prompt = self._context.to_messages(body.messages, model)
+        prompt = await self._context.to_messages(body.messages, model)
         request_id = request_id_of(request)
         stream = await self._context.open_stream(model, prompt, body, request_id)
         created = int(self._context.clock.unix_s())

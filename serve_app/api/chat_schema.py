@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import BaseModel, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from serve_app.api.message_schema import MessageBody
+from serve_app.api.message_schema import Messages
 from serve_app.api.sampling_schema import SamplingFields
 from serve_app.api.strict_body import StrictBody
 
@@ -33,7 +33,7 @@ class ChatRequest(SamplingFields):
     """A request for the next message of a conversation."""
 
     model: str
-    messages: list[MessageBody] = Field(min_length=1)
+    messages: Messages
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_completion_tokens: int | None = Field(

@@ -1,10 +1,11 @@
 """What every surface is given."""
 
+import asyncio
 import secrets
 from dataclasses import dataclass
 
 from deployments.contract import ChatMessage, GenerationRequest
-from serve_app.api.message_schema import MessageBody, to_messages
+from serve_app.api.message_schema import MessageBody, count_images, to_messages
 from serve_app.api.sampling_schema import SamplingFields
 from serve_app.backends import GenerationStream
 from serve_app.catalog import ModelCatalog, ServedModel
@@ -20,9 +21,17 @@ class ApiContext:
     limits: LimitsConfig
     clock: Clock
 
-    def to_messages(self, bodies: list[MessageBody], model: ServedModel) -> tuple[ChatMessage, ...]:
-        """Return the messages for the model's replica; see `message_schema.to_messages`."""
-        return to_messages(bodies, self.limits, model.description.accepts_images)
+    async def to_messages(
+        self, bodies: list[MessageBody], model: ServedModel
+    ) -> tuple[ChatMessage, ...]:
+        """Return the messages for the model's replica; see `message_schema.to_messages`.
+
+        Images are read on a thread: a large one takes long, and the event loop is every stream's.
+        """
+        accepts_images = model.description.accepts_images
+        if count_images(bodies):
+            return await asyncio.to_thread(to_messages, bodies, self.limits, accepts_images)
+        return to_messages(bodies, self.limits, accepts_images)
 
     async def open_stream(
         self,

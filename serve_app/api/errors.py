@@ -20,6 +20,9 @@ from serve_app.request_id import echo_headers
 
 RETRY_AFTER_S = 1
 CLIENT_CLOSED_REQUEST = 499
+MAX_ECHO = 256
+"""Characters of a message and of a parameter's path, which both may hold a client's own words."""
+
 VALIDATION_CODES = ("unknown_parameter", "unsupported_parameter")
 
 
@@ -75,7 +78,7 @@ async def _on_raystream_error(request: Request, error: Exception) -> Response:
 async def _on_validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
-    refusal = InvalidRequestError(first["msg"], _param(first, error.body))
+    refusal = InvalidRequestError(first["msg"][:MAX_ECHO], _param(first, error.body))
     payload = error_payload(refusal)
     if first["type"] in VALIDATION_CODES:
         payload["error"]["code"] = first["type"]
@@ -110,18 +113,17 @@ def _param(error: Mapping[str, Any], body: Any) -> str | None:
     field = error.get("ctx", {}).get("field")
     steps += [] if field is None else [field]
     path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)
-    return path.removeprefix(".") or None
+    return path.removeprefix(".")[:MAX_ECHO] or None
 
 
 def _steps(location: Sequence[int | str], value: Any) -> list[int | str]:
     """Keep of pydantic's location what is in the body; the names of union members are not."""
     steps: list[int | str] = []
     for index, step in enumerate(location):
-        children = dict(enumerate(value)) if isinstance(value, list) else value
-        if not isinstance(children, dict):
-            break
-        is_missing_field = step not in children and index + 1 == len(location)
-        if step in children or is_missing_field:
+        if isinstance(value, list) and isinstance(step, int):
             steps.append(step)
-            value = children.get(step)
+            value = value[step]
+        elif isinstance(value, dict) and (step in value or index + 1 == len(location)):
+            steps.append(step)
+            value = value.get(step)
     return steps

@@ -1,12 +1,13 @@
 """A route whose body is JSON as the standard has it.
 
-FastAPI reads bodies with Python's decoder, which takes NaN and Infinity, and makes one message of
-all that can go wrong. Here each has its own.
+FastAPI reads bodies with Python's decoder, which takes NaN and Infinity, lets the last of two equal
+keys win, and makes one message of all that can go wrong. Here each has its own.
 
 Source: https://www.rfc-editor.org/rfc/rfc8259
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from math import isfinite
 from typing import Any, NoReturn
@@ -56,7 +57,12 @@ def decode_json(body: bytes) -> Any:
         InvalidRequestError: It is not JSON, or it holds numbers or text that can't be passed on.
     """
     try:
-        decoded = json.loads(body.decode(), parse_constant=_refuse_number, parse_float=_finite)
+        decoded = json.loads(
+            body.decode(),
+            parse_constant=_refuse_number,
+            parse_float=_finite,
+            object_pairs_hook=_object,
+        )
         # An escaped half of a surrogate pair decodes, but is no text.
         if b"\\ud" in body.lower():
             json.dumps(decoded, ensure_ascii=False).encode()
@@ -76,6 +82,14 @@ def _require_json(content_type: str) -> None:
     media_type = content_type.partition(";")[0].strip().lower()
     if media_type != "application/json" and not media_type.endswith("+json"):
         raise UnsupportedMediaTypeError("Send JSON with 'Content-Type: application/json'.")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        twice = next(key for key, number in Counter(key for key, _ in pairs).items() if number > 1)
+        raise InvalidRequestError(f"The key {twice[:64]!r} stands twice in one object.")
+    return fields
 
 
 def _refuse_number(name: str) -> NoReturn:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 
 from deployments.contract import ChatMessage, ImagePart, TextPart
 from deployments.errors import InvalidRequestError
@@ -15,6 +16,9 @@ from serve_app.config import LimitsConfig
 from serve_app.images import read_image
 
 Role = Literal["system", "developer", "user", "assistant"]
+
+MAX_NUM_PARTS = 4096
+"""Parts of all messages together: a body has room for a million, and seconds would go to them."""
 
 
 class TextPartBody(StrictBody):
@@ -50,9 +54,10 @@ class MessageBody(StrictBody):
     """One turn of a conversation."""
 
     role: Role = Field(description="developer means system.")
+    # Each list is read up to its first mistake: the errors of a large body would fill the memory.
     content: Annotated[
         list[PartBody], BeforeValidator(_as_parts, json_schema_input_type=str | list[PartBody])
-    ] = Field(min_length=1)
+    ] = Field(min_length=1, fail_fast=True)
     name: str | None = Field(default=None, description="Bookkeeping: the model does not see it.")
 
     # What OpenAI's client sends back when an answer becomes part of the next request.
@@ -67,6 +72,26 @@ class MessageBody(StrictBody):
     }
 
 
+def _bounded(messages: Any) -> Any:
+    """Refuse too many parts before any of them is looked at."""
+    if not isinstance(messages, list):
+        return messages
+    contents = [message.get("content") for message in messages if isinstance(message, dict)]
+    num_parts = len(messages) + sum(len(c) - 1 for c in contents if isinstance(c, list))
+    if num_parts > MAX_NUM_PARTS:
+        raise PydanticCustomError(
+            "too_many_parts",
+            "The messages hold {num_parts} parts; at most {max_num_parts} are read.",
+            {"num_parts": num_parts, "max_num_parts": MAX_NUM_PARTS},
+        )
+    return messages
+
+
+Messages = Annotated[
+    list[MessageBody], Field(min_length=1, fail_fast=True), BeforeValidator(_bounded)
+]
+
+
 def to_messages(
     bodies: list[MessageBody], limits: LimitsConfig, accepts_images: bool
 ) -> tuple[ChatMessage, ...]:
@@ -76,7 +101,12 @@ def to_messages(
         InvalidImageError: An image is broken or too large.
         InvalidRequestError: There are too many images, or they stand where none can be read.
     """
-    _check_num_images(bodies, limits.max_num_images)
+    num_images = count_images(bodies)
+    if num_images > limits.max_num_images:
+        raise InvalidRequestError(
+            f"The request holds {num_images} images; at most {limits.max_num_images} are read.",
+            "messages",
+        )
     return tuple(
         ChatMessage(
             role="system" if body.role == "developer" else body.role,
@@ -89,13 +119,9 @@ def to_messages(
     )
 
 
-def _check_num_images(bodies: list[MessageBody], max_num_images: int) -> None:
-    parts = [part for body in bodies for part in body.content]
-    num_images = sum(isinstance(part, ImagePartBody) for part in parts)
-    if num_images > max_num_images:
-        raise InvalidRequestError(
-            f"The request holds {num_images} images; at most {max_num_images} are read.", "messages"
-        )
+def count_images(bodies: list[MessageBody]) -> int:
+    """Return the number of images in all messages."""
+    return sum(isinstance(part, ImagePartBody) for body in bodies for part in body.content)
 
 
 def _to_part(

@@ -42,7 +42,8 @@ class SamplingFields(StrictBody):
         description="The same seed gives the same text. Drawn at random if null.",
     )
     stop: Annotated[
-        list[str] | None, BeforeValidator(_as_list, json_schema_input_type=str | list[str] | None)
+        Annotated[list[str], Field(fail_fast=True)] | None,
+        BeforeValidator(_as_list, json_schema_input_type=str | list[str] | None),
     ] = Field(default=None, description="Strings that end the text; it holds none of them.")
     stop_token_ids: list[int] | None = Field(default=None, max_length=MAX_NUM_STOP_TOKEN_IDS)
     ignore_eos: bool | None = Field(

@@ -12,6 +12,9 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, model_validator
 from pydantic_core import PydanticCustomError
 
+MAX_NAME_LENGTH = 64
+"""Of an unknown field's name, what is looked at and repeated."""
+
 
 class StrictBody(BaseModel):
     """A JSON object whose every field is known.
@@ -55,10 +58,11 @@ def _is_one_of(value: Any, harmless: tuple[Any, ...]) -> bool:
 
 
 def _unknown(name: str, known: list[str]) -> PydanticCustomError:
+    name = name[:MAX_NAME_LENGTH]
     near = get_close_matches(name, known, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     return PydanticCustomError(
         "unknown_parameter",
         "Unknown parameter: {name}.{hint}",
-        {"field": name, "name": repr(name[:64]), "hint": hint},
+        {"field": name, "name": repr(name), "hint": hint},
     )

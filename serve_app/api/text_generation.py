@@ -78,19 +78,19 @@ class TextGenerationApi:
         """Generate text from a prompt or messages, as a stream of events or whole."""
         catalog, clock = self._context.catalog, self._context.clock
         model = await catalog.get(catalog.default_id if body.model is None else body.model)
-        prompt = self._prompt(body, model)
+        prompt = await self._prompt(body, model)
         stream = await self._context.open_stream(model, prompt, body, request_id_of(request))
         meter = TokenMeter(clock)
-        if not body.stream:
+        if body.stream is False:
             return await _answer(stream, meter, clock)
         return EventStreamResponse(_events(stream, meter), stream, sleep=clock.sleep)
 
-    def _prompt(
+    async def _prompt(
         self, body: TextGenerationRequest, model: ServedModel
     ) -> tuple[ChatMessage, ...] | str:
         if body.prompt is not None:
             return body.prompt
-        return self._context.to_messages(body.messages or [], model)
+        return await self._context.to_messages(body.messages or [], model)
 
 
 async def _answer(

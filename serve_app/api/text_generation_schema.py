@@ -5,7 +5,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from serve_app.api.message_schema import MessageBody
+from serve_app.api.message_schema import Messages
 from serve_app.api.sampling_schema import SamplingFields
 
 
@@ -13,11 +13,11 @@ class TextGenerationRequest(SamplingFields):
     """A request for text: `prompt` or `messages`, one of the two."""
 
     prompt: str | None = Field(default=None, description="Continued as it stands.")
-    messages: list[MessageBody] | None = Field(
-        default=None, min_length=1, description="Put into the model's chat template."
+    messages: Messages | None = Field(
+        default=None, description="Put into the model's chat template."
     )
     model: str | None = Field(default=None, description="Null means the first model.")
-    stream: bool = True
+    stream: bool | None = Field(default=None, description="Null means true.")
 
     # Bookkeeping of older clients: accepted, changes no answer.
     user_id: Any = None

@@ -18,6 +18,7 @@ from deployments.contract import (
 from deployments.engine.model_loader import UnsupportedModelError
 from deployments.errors import (
     ContextLengthExceededError,
+    GenerationFailedError,
     InvalidRequestError,
     RaystreamError,
     ReplicaUnavailableError,
@@ -152,6 +153,34 @@ async def test_health_runs_the_engine(generator: TextGenerator) -> None:
     await generator.check_health()
     await generator.check_health()
     assert generator._thread.stats.num_steps > before
+
+
+async def test_a_ping_does_not_queue_behind_those_who_wait_for_a_slot(folder: Path) -> None:
+    busy = TextGenerator(spec(folder, max_num_seqs=1, max_model_len=4096))
+    endless = SamplingParams(temperature=0, ignore_eos=True)
+    stream = busy.generate(GenerationRequest("r", "go", endless))
+    await anext(stream)
+    await anext(stream)
+    async with asyncio.timeout(10):
+        await busy.ping()
+        await busy.ping()
+    assert await anext(stream)
+    await stream.aclose()  # type: ignore[attr-defined] # it is a generator
+    busy.__del__()
+
+
+async def test_a_ping_of_a_failing_engine_raises(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = TextGenerator(spec(folder))
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("the device is gone")
+
+    monkeypatch.setattr(broken._loaded.model, "forward", fail)
+    with pytest.raises(GenerationFailedError):
+        await broken.ping()
+    broken.__del__()
 
 
 async def test_a_dead_engine_fails_health_and_requests(folder: Path) -> None:

@@ -201,6 +201,7 @@ def test_a_client_that_leaves_frees_its_slot_within_50_ms(
         delays.append(idle_at.result(timeout_s=30) - left_at)
     # Each must be far below the whole answer's time; other work on the machine only adds, so the
     # best of them is what the system needs.
+    assert min(delays) > 0, "a stream had ended by itself"
     assert max(delays) < 2
     assert min(delays) < ABORT_BUDGET_S, delays
 
@@ -229,7 +230,7 @@ def test_a_killed_replica_ends_its_streams_by_an_error_and_is_replaced(
 ) -> None:
     victim = tiny.process_id.remote().result(timeout_s=30)
     body = {"prompt": "go", "ignore_eos": True}
-    lines = []
+    lines: list[str] = []
     with httpx.stream("POST", f"{base_url}/text-generation", json=body, timeout=60) as response:
         for line in response.iter_lines():
             if not lines:

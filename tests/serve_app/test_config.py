@@ -63,6 +63,11 @@ def test_value_out_of_range_is_refused(changes: dict[str, Any]) -> None:
         model(**changes)
 
 
+def test_task_that_nothing_serves_yet_is_refused_when_the_file_is_checked() -> None:
+    with pytest.raises(ValidationError, match="'classify' is not served yet; use 'generate'"):
+        model(task="classify")
+
+
 @pytest.mark.parametrize("name", ["", "-x", "a b", "ü", "a?b", "x" * 97])
 def test_id_that_no_deployment_could_bear_is_refused(name: str) -> None:
     with pytest.raises(ValidationError):
