@@ -36,15 +36,15 @@ ABORT_BUDGET_S = 0.05
 
 
 class ObservedGenerator(TextGenerator):
-    """A text generator that tells its process and when its engine has become idle."""
+    """A text generator that tells its process and how many sequences run."""
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec)
 
-    async def wait_until_idle(self) -> float:
-        """Return the time at which no sequence ran any more."""
-        # The engine tells nobody that it has become idle, so this looks.
-        while self._thread.stats.num_running:  # noqa: ASYNC110
+    async def wait_until_running(self, num_running: int) -> float:
+        """Return the time at which so many sequences ran."""
+        # The engine tells nobody how many run, so this looks.
+        while self._thread.stats.num_running != num_running:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
         return time.time()
 
@@ -165,13 +165,13 @@ def test_a_refusal_comes_as_a_status_even_for_a_stream(
     assert says in answer.json()["error"]["message"]
 
 
-def open_stream(base_url: str) -> socket.socket:
-    """Start an endless answer over a plain socket; return it once the first text has come."""
+def ask(base_url: str, *, stream: bool) -> socket.socket:
+    """Ask for an endless answer over a plain socket, in one segment."""
     body = json.dumps(
         {
             "model": "tiny",
             "messages": [{"role": "user", "content": "go"}],
-            "stream": True,
+            "stream": stream,
             "ignore_eos": True,
         }
     ).encode()
@@ -181,27 +181,35 @@ def open_stream(base_url: str) -> socket.socket:
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     )
     assert host.port is not None
-    stream = socket.create_connection(("127.0.0.1", host.port), timeout=30)
-    stream.sendall(head.encode() + body)
+    client = socket.create_connection(("127.0.0.1", host.port), timeout=30)
+    client.sendall(head.encode() + body)
+    return client
+
+
+def open_stream(base_url: str) -> socket.socket:
+    """Ask for a stream and return once its first text has come."""
+    client = ask(base_url, stream=True)
     received = b""
     while b'"content":"' not in received.replace(b'"content":""', b""):
-        received += stream.recv(4096)
-    return stream
+        received += client.recv(4096)
+    return client
 
 
+@pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_frees_its_slot_within_50_ms(
-    base_url: str, tiny: DeploymentHandle[ObservedGenerator]
+    base_url: str, tiny: DeploymentHandle[ObservedGenerator], stream: bool
 ) -> None:
     delays = []
     for _ in range(7):
-        stream = open_stream(base_url)
-        idle_at = tiny.wait_until_idle.remote()
+        client = open_stream(base_url) if stream else ask(base_url, stream=False)
+        tiny.wait_until_running.remote(1).result(timeout_s=30)
+        idle_at = tiny.wait_until_running.remote(0)
         left_at = time.time()
-        stream.close()
+        client.close()
         delays.append(idle_at.result(timeout_s=30) - left_at)
+    assert min(delays) > 0, "an answer had ended by itself"
     # Each must be far below the whole answer's time; other work on the machine only adds, so the
     # best of them is what the system needs.
-    assert min(delays) > 0, "a stream had ended by itself"
     assert max(delays) < 2
     assert min(delays) < ABORT_BUDGET_S, delays
 
@@ -209,17 +217,17 @@ def test_a_client_that_leaves_frees_its_slot_within_50_ms(
 async def test_one_that_leaves_does_not_disturb_the_others(base_url: str, tiny: object) -> None:
     body = {"prompt": "same", "max_tokens": 60, "seed": 1, "ignore_eos": True, "stream": False}
 
-    async def ask(client: httpx.AsyncClient) -> str:
+    async def answer_to(client: httpx.AsyncClient) -> str:
         answer = await client.post("/text-generation", json=body)
         text: str = answer.json()["response"]
         return text
 
     async with httpx.AsyncClient(base_url=base_url, timeout=60) as client:
-        alone = await ask(client)
+        alone = await answer_to(client)
         leavers = await asyncio.gather(
             *(asyncio.to_thread(open_stream, base_url) for _ in range(3))
         )
-        company = [asyncio.create_task(ask(client)) for _ in range(4)]
+        company = [asyncio.create_task(answer_to(client)) for _ in range(4)]
         for leaver in leavers:
             leaver.close()
         assert set(await asyncio.gather(*company)) == {alone}
