@@ -31,10 +31,7 @@ $(STAMP): requirements.lock pyproject.toml
 # `--address local`: always a Ray of its own, so that no cluster that happens to run here is touched.
 # umask: Ray writes the token of its API to ~/.ray/auth_token, which is nobody else's business.
 serve: $(STAMP) ## serve the embedded models on http://127.0.0.1:8000 until Ctrl-C
-	@$(BIN)/raystream-check serve_config.yaml
-	@printf '%s\n' 'Once it is up, try:' \
-		"  curl -N http://127.0.0.1:8000/text-generation -H 'Content-Type: application/json' \\" \
-		"    -d '{\"messages\": [{\"role\": \"user\", \"content\": \"What does os.path.join do?\"}]}'"
+	@$(BIN)/raystream-preflight serve_config.yaml
 	@set -a; . ./serve.env; set +a; umask 077; export PATH="$$PWD/$(BIN):$$PATH"; \
 		exec serve run --address local serve_config.yaml
 

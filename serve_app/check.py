@@ -67,7 +67,11 @@ def main() -> int:
     if len(sys.argv) != 2:
         sys.stderr.write("usage: raystream-check FILE\n")
         return 2
-    name = sys.argv[1]
+    return 0 if check_file(sys.argv[1]) else 1
+
+
+def check_file(name: str) -> bool:
+    """Tell what is wrong with a file, or that nothing is; return whether nothing is."""
     try:
         problems = find_problems(Path(name).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -76,7 +80,7 @@ def main() -> int:
         sys.stderr.write(f"{name}: {problem}\n")
     if not problems:
         sys.stdout.write(f"{name}: every key is known and every value fits\n")
-    return 1 if problems else 0
+    return not problems
 
 
 def find_problems(text: str) -> list[str]:

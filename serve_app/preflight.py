@@ -1,0 +1,70 @@
+"""`raystream-preflight FILE`: what `make serve` does before it starts Ray.
+
+Checks the file as `raystream-check` does, then that its port is free, since Serve tells of a taken
+one late and at length; and says how to try what will be served.
+"""
+
+import json
+import shlex
+import socket
+import sys
+from errno import EADDRINUSE
+
+import yaml
+from ray.serve.schema import ServeDeploySchema
+
+from serve_app.check import BUILDER, check_file
+
+QUESTION = "What does os.path.join do?"
+
+
+def main() -> int:
+    """Check the file that the command line names and return the exit code."""
+    if len(sys.argv) != 2:
+        sys.stderr.write("usage: raystream-preflight FILE\n")
+        return 2
+    name = sys.argv[1]
+    if not check_file(name):
+        return 1
+    with open(name, encoding="utf-8") as file:
+        document = yaml.safe_load(file)
+    http = ServeDeploySchema.model_validate(document).http_options
+    if not is_free(http.host, http.port):
+        sys.stderr.write(
+            f"{name}: http_options.port: {http.port} is in use on {http.host}; "
+            "end what listens there, or choose another port\n"
+        )
+        return 1
+    application = next(a for a in document["applications"] if a["import_path"] == BUILDER)
+    sys.stdout.write(f"Once it is up, try:\n{example(http.port, application)}\n")
+    return 0
+
+
+def is_free(host: str, port: int) -> bool:
+    """Return whether a server could listen there."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        # As servers do: a port whose connections have just been closed is free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            if error.errno == EADDRINUSE:
+                return False
+            raise
+        return True
+
+
+def example(port: int, application: dict[str, object]) -> str:
+    """Return a curl command that asks the first model a question."""
+    args = application["args"]
+    assert isinstance(args, dict)
+    body = {
+        "model": args["models"][0]["id"],
+        "stream": True,
+        "messages": [{"role": "user", "content": QUESTION}],
+    }
+    return (
+        f"  curl -N http://127.0.0.1:{port}/v1/chat/completions "
+        f"-H 'Content-Type: application/json' \\\n    -d {shlex.quote(json.dumps(body))}"
+    )
