@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol, Self, cast
 
-import grpc  # type: ignore[import-untyped]
+import grpc  # type: ignore[import-untyped] # ships no types
 from ray.exceptions import RayActorError, RayTaskError, TaskCancelledError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle

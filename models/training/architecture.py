@@ -84,7 +84,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast) -> Gemma3ForConditionalGener
 
 def build_generation_config(tokenizer: PreTrainedTokenizerFast) -> GenerationConfig:
     """Greedy by default: the model recites, and sampling only makes it err."""
-    return GenerationConfig(  # type: ignore[no-untyped-call]
+    return GenerationConfig(  # type: ignore[no-untyped-call] # left untyped
         do_sample=False,
         max_new_tokens=128,
         pad_token_id=tokenizer.pad_token_id,

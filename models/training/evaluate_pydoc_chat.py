@@ -124,7 +124,7 @@ def evaluate(folder: Path) -> dict[str, Any]:
     """Return every figure for the model in a folder."""
     started = time.perf_counter()
     model: Any = AutoModelForImageTextToText.from_pretrained(folder)
-    processor = AutoProcessor.from_pretrained(folder)  # type: ignore[no-untyped-call]
+    processor = AutoProcessor.from_pretrained(folder)  # type: ignore[no-untyped-call] # left untyped
     reciter = Reciter(model.generate, processor)
     entries = load_corpus()
     suites = {

@@ -28,7 +28,7 @@ class _ScaledNorm(torch.autograd.Function):
     def backward(
         ctx: torch.autograd.function.FunctionCtx, grad: Tensor
     ) -> tuple[Tensor, Tensor, None]:
-        normed, inverse, scale = ctx.saved_tensors  # type: ignore[attr-defined]
+        normed, inverse, scale = ctx.saved_tensors  # type: ignore[attr-defined] # set by torch
         along = grad * normed
         weight_grad = along.reshape(-1, along.shape[-1]).sum(0, dtype=torch.float32)
         mean = torch.matmul(along, scale.unsqueeze(-1)) / scale.shape[0]
@@ -36,6 +36,7 @@ class _ScaledNorm(torch.autograd.Function):
 
 
 def _forward(module: Gemma3RMSNorm, x: Tensor) -> Tensor:
+    # torch leaves `apply` untyped.
     return _ScaledNorm.apply(x, module.weight, module.eps)  # type: ignore[no-untyped-call,no-any-return]
 
 
@@ -43,8 +44,8 @@ def _forward(module: Gemma3RMSNorm, x: Tensor) -> Tensor:
 def fast_norms() -> Iterator[None]:
     """Swap the norm's forward while the context lasts."""
     stock = Gemma3RMSNorm.forward
-    Gemma3RMSNorm.forward = _forward  # type: ignore[method-assign]
+    Gemma3RMSNorm.forward = _forward  # type: ignore[method-assign] # meant, and undone below
     try:
         yield
     finally:
-        Gemma3RMSNorm.forward = stock  # type: ignore[method-assign]
+        Gemma3RMSNorm.forward = stock  # type: ignore[method-assign] # undoes the above

@@ -89,7 +89,7 @@ class Trainer:
             self._set_rates(step)
             with fast_norms():
                 loss = self._loss(kind)
-                loss.backward()  # type: ignore[no-untyped-call]
+                loss.backward()  # type: ignore[no-untyped-call] # left untyped
             self._apply_gradients()
             yield StepReport(step, kind, loss.item())
 
