@@ -73,14 +73,15 @@ class PromptEncoder:
             if isinstance(prompt, RenderedPrompt) and not prompt.images
         }
         token_ids = self._tokenize(texts)
-        return [
-            self._encode_images(prompt)
-            if isinstance(prompt, RenderedPrompt) and prompt.images
-            else EncodedPrompt(token_ids[i], {})
-            if isinstance(prompt, RenderedPrompt)
-            else prompt
-            for i, prompt in enumerate(rendered)
-        ]
+        encoded: list[EncodedPrompt | RaystreamError] = []
+        for i, prompt in enumerate(rendered):
+            if not isinstance(prompt, RenderedPrompt):
+                encoded.append(prompt)
+            elif prompt.images:
+                encoded.append(self._encode_images(prompt))
+            else:
+                encoded.append(EncodedPrompt(token_ids[i], {}))
+        return encoded
 
     def _render(
         self, request: GenerationRequest

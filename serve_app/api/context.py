@@ -1,7 +1,6 @@
 """What every surface is given."""
 
 import asyncio
-import secrets
 from dataclasses import dataclass
 
 from deployments.contract import ChatMessage, GenerationRequest
@@ -47,8 +46,7 @@ class ApiContext:
         """
         defaults = model.description.default_sampling
         request = GenerationRequest(
-            # Clients may use one id twice at the same time; the engine needs different ones.
-            request_id=f"{request_id}-{secrets.token_hex(4)}",
+            request_id=request_id,
             prompt=prompt,
             sampling=fields.to_sampling(defaults),
         )

@@ -115,6 +115,13 @@ async def test_a_request_that_cannot_run_is_refused_alone(
     assert answered[-1].finish_reason is not None
 
 
+async def test_two_requests_of_one_name_are_two_to_the_engine(generator: TextGenerator) -> None:
+    requests = [GenerationRequest("same", prompt, GREEDY) for prompt in ("one", "another")]
+    together = await asyncio.gather(*(collect(generator, request) for request in requests))
+    alone = [await collect(generator, request) for request in requests]
+    assert [joined(deltas) for deltas in together] == [joined(deltas) for deltas in alone]
+
+
 async def test_a_closed_stream_frees_its_slot(generator: TextGenerator) -> None:
     endless = SamplingParams(temperature=0, ignore_eos=True)
     streams = [generator.generate(GenerationRequest(f"r{i}", "go", endless)) for i in range(4)]
