@@ -5,9 +5,8 @@ may carry the token ids that were already generated, each delta carries its own,
 keyed by (seed, position).
 """
 
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal
 
 from deployments.engine.output import FinishReason, TextDelta
 from deployments.engine.sampling_params import InvalidParameterError, SamplingParams
@@ -23,7 +22,6 @@ __all__ = [
     "ModelDescription",
     "SamplingParams",
     "TextDelta",
-    "TextGeneration",
     "TextPart",
 ]
 
@@ -95,17 +93,3 @@ class ModelDescription:
     max_model_len: int
     accepts_images: bool
     default_sampling: SamplingParams
-
-
-class TextGeneration(Protocol):
-    """A room's door: whatever turns a request into text."""
-
-    def generate(self, request: GenerationRequest) -> AsyncIterator[list[GenerationEvent]]:
-        """Stream lists of events: `Accepted` first, alone, then all deltas ready since the last.
-
-        Closing the iterator aborts the sequence.
-
-        Raises:
-            RaystreamError: The request was refused or has failed (see `deployments.errors`).
-        """
-        ...

@@ -198,7 +198,13 @@ class TextGenerator:
             self._pings.discard(probe.sequence_id)
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[list[GenerationEvent]]:
-        """Stream a text; see `deployments.contract.TextGeneration.generate`."""
+        """Stream lists of events: `Accepted` first, alone, then all deltas ready since the last.
+
+        Closing the iterator aborts the sequence.
+
+        Raises:
+            RaystreamError: The request was refused or has failed (see `deployments.errors`).
+        """
         arrived = time.monotonic()
         encoded = await self._encode(request)
         if isinstance(encoded, RaystreamError):
@@ -276,16 +282,17 @@ class TextGenerator:
             self._loop.call_soon_threadsafe(self._spread, deltas)
 
     def _spread(self, deltas: Deltas) -> None:
+        stats = self._thread.stats
+        if stats.num_steps > self._num_steps_spread:
+            # A busy engine's steps are as good as the probe's own, which may have to wait. They
+            # come first: a stream's last delta must stay the last.
+            for name in self._pings:
+                self._streams[name].put(PROGRESS)
+        self._num_steps_spread = stats.num_steps
         for sequence_id, delta in deltas:
             stream = self._streams.get(sequence_id)
             if stream is not None:
                 stream.put(delta)
-        stats = self._thread.stats
-        if stats.num_steps > self._num_steps_spread:
-            # A busy engine's steps are as good as the probe's own, which may have to wait.
-            for name in self._pings:
-                self._streams[name].put(PROGRESS)
-        self._num_steps_spread = stats.num_steps
         self._metrics.observe_engine(stats)
 
     def _unique_id(self, name: str) -> str:

@@ -83,11 +83,6 @@ class Scheduler:
         """Sequences that hold a slot."""
         return len(self._running)
 
-    def __iter__(self) -> Iterator[Sequence]:
-        """Iterate over the running and the waiting sequences."""
-        yield from self._running
-        yield from self._waiting
-
     def add(self, sequence: Sequence) -> None:
         """Put a sequence at the end of the waiting line."""
         self._waiting.append(sequence)

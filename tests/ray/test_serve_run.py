@@ -15,6 +15,7 @@ import pytest
 import yaml
 from openai.types.chat import ChatCompletionMessageParam
 
+from k8s.make_base import parse_env
 from models.training.corpus import load_corpus
 from models.training.drawings import answer_about, random_drawing
 from tests.images import data_uri
@@ -104,8 +105,7 @@ def server(
     folder = tmp_path_factory.mktemp(request.param)
     environment = {**os.environ, "HOME": str(folder)}
     if request.param == "haproxy":
-        lines = (ROOT / "serve.env").read_text().splitlines()
-        environment |= dict(line.split("=", 1) for line in lines if line and line[0] != "#")
+        environment |= parse_env((ROOT / "serve.env").read_text())
     started = Server(shipped_config(folder), folder / "serve.log", environment)
     try:
         wait_until(started.is_ready, READY_DEADLINE_S)
