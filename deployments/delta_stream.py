@@ -1,4 +1,9 @@
-"""The deltas of one sequence, between the engine's hand-over and the reader of the stream."""
+"""The deltas of one sequence, between the engine's hand-over and the reader of the stream.
+
+The first delta and the last are given to the reader at once. Between them it gets what has gathered
+at most once in an interval: a small model makes a thousand tokens a second, and each message to the
+ingress and on to the client costs as much as a token.
+"""
 
 import asyncio
 
@@ -6,27 +11,42 @@ from deployments.engine.output import TextDelta
 
 
 class DeltaStream:
-    """Collects deltas until the reader comes; it then gets all at once.
+    """Collects deltas until the reader comes and the time has; it then gets all at once.
 
     Attributes:
         is_finished: Whether the reader has taken the last delta.
     """
 
-    def __init__(self) -> None:
-        """Start empty."""
+    def __init__(self, interval_s: float = 0.0) -> None:
+        """Start empty.
+
+        Args:
+            interval_s: Least time between two takes, but for the last.
+        """
         self.is_finished = False
         self._deltas: list[TextDelta] = []
         self._is_ready = asyncio.Event()
+        self._interval_s = interval_s
+        self._not_before_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
 
     def put(self, delta: TextDelta) -> None:
         """Add a delta; called on the reader's event loop."""
         self._deltas.append(delta)
-        self._is_ready.set()
+        loop = asyncio.get_running_loop()
+        if delta.finish_reason is not None or loop.time() >= self._not_before_s:
+            self._is_ready.set()
+        elif self._timer is None:
+            self._timer = loop.call_at(self._not_before_s, self._is_ready.set)
 
     async def take(self) -> list[TextDelta]:
-        """Wait for a delta; return all that are there."""
+        """Wait for a delta, and for its time; return all that are there."""
         await self._is_ready.wait()
         self._is_ready.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._not_before_s = asyncio.get_running_loop().time() + self._interval_s
         taken, self._deltas = self._deltas, []
         self.is_finished = taken[-1].finish_reason is not None
         return taken

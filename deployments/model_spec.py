@@ -14,6 +14,7 @@ class ModelSpec:
         dtype: auto, float32, bfloat16 or float16.
         device: auto, cpu or cuda.
         num_gpus: What Ray reserves for each replica: 0, or a share of one GPU.
+        num_threads: Threads that a CPU model computes with; None means by its size.
         max_model_len: Tokens of prompt and answer together.
         max_num_seqs: Sequences that run at once, if the memory holds them.
         max_batched_tokens: Tokens in one engine step.
@@ -25,6 +26,7 @@ class ModelSpec:
     dtype: str
     device: str
     num_gpus: float
+    num_threads: int | None
     max_model_len: int
     max_num_seqs: int
     max_batched_tokens: int

@@ -27,6 +27,7 @@ from deployments.contract import (
     SamplingParams,
 )
 from deployments.delta_stream import DeltaStream
+from deployments.engine.cpu.allocator import keep_freed_memory
 from deployments.engine.engine import (
     Engine,
     EngineLimits,
@@ -46,7 +47,7 @@ from deployments.errors import (
     ReplicaUnavailableError,
 )
 from deployments.gpu.budget import GIB, plan_kv_slots
-from deployments.gpu.device import MemoryDevice, num_compute_threads
+from deployments.gpu.device import MemoryDevice, num_compute_threads, num_cores
 from deployments.metrics import ReplicaMetrics, StreamClock
 from deployments.model_spec import ModelSpec
 from deployments.prompt_encoder import EncodedPrompt, PromptEncoder
@@ -55,6 +56,11 @@ logger = logging.getLogger("ray.serve")
 
 PROBE = SamplingParams(temperature=0, max_tokens=1)
 PROGRESS = TextDelta((), "")
+
+USER_CONFIG_KEYS = frozenset({"max_batch_size", "batch_wait_timeout_s", "stream_interval_s"})
+
+STREAM_INTERVAL_S = 0.01
+"""A hundred messages a second in one stream: more than a reader or a screen can take in."""
 
 
 class TextGenerator:
@@ -81,6 +87,7 @@ class TextGenerator:
         self._streams: dict[str, DeltaStream] = {}
         self._serial = count()
         self._pings: set[str] = set()
+        self._stream_interval_s = STREAM_INTERVAL_S
         self._num_steps_seen = 0
         self._num_steps_spread = 0
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -95,13 +102,16 @@ class TextGenerator:
     def _make_engine(self) -> Engine:
         """Build the engine; runs on the engine's thread."""
         spec, device = self._spec, self._device
-        torch.set_num_threads(num_compute_threads())
+        keep_freed_memory()
+        torch.set_num_threads(num_cores())
         share = spec.num_gpus or 1.0
         device.enforce_share(share)
         total_bytes = device.total_bytes
         self._loaded = load_model(
             spec.source, revision=spec.revision, dtype=spec.dtype, device=device.torch_device
         )
+        self._num_threads = spec.num_threads or num_compute_threads(self._loaded.num_weight_bytes)
+        torch.set_num_threads(self._num_threads)
         demand = memory_demand(
             self._loaded,
             max_model_len=spec.max_model_len,
@@ -118,12 +128,13 @@ class TextGenerator:
 
     def _log_plan(self, seconds: float) -> None:
         logger.info(
-            "%s is ready after %.1f s on %s: share %g of the device, %s, "
+            "%s is ready after %.1f s on %s: share %g of the device, %d compute thread(s), %s, "
             "%d KV slots of %d tokens, %.3f GiB",
             self._spec.id,
             seconds,
             self._device.name,
             self._spec.num_gpus or 1,
+            self._num_threads,
             str(self._loaded.model.dtype).removeprefix("torch."),
             self.plan.num_slots,
             self._spec.max_model_len,
@@ -152,18 +163,20 @@ class TextGenerator:
         return self._description
 
     def reconfigure(self, user_config: Mapping[str, float]) -> None:
-        """Set how requests that arrive together are coalesced.
+        """Set how requests that arrive together are coalesced, and the tokens of one answer.
 
         Args:
-            user_config: `max_batch_size`, the most requests that are tokenized in one call, and
-                `batch_wait_timeout_s`, how long the first of them waits for others.
+            user_config: `max_batch_size`, the most requests that are tokenized in one call;
+                `batch_wait_timeout_s`, how long the first of them waits for others; and
+                `stream_interval_s`, the least time between two messages of one stream.
         """
-        unknown = sorted(user_config.keys() - {"max_batch_size", "batch_wait_timeout_s"})
+        unknown = sorted(user_config.keys() - USER_CONFIG_KEYS)
         if unknown:
             raise ValueError(
                 f"unknown keys in user_config: {', '.join(unknown)}; "
-                "known are max_batch_size and batch_wait_timeout_s"
+                f"known are {', '.join(sorted(USER_CONFIG_KEYS))}"
             )
+        self._stream_interval_s = user_config.get("stream_interval_s", STREAM_INTERVAL_S)
         batching: Any = self._encode  # `serve.batch` adds setters that its types don't tell of
         if "max_batch_size" in user_config:
             batching.set_max_batch_size(int(user_config["max_batch_size"]))
@@ -245,7 +258,7 @@ class TextGenerator:
         Raises:
             ReplicaUnavailableError: The engine's thread has ended.
         """
-        stream = self._streams[sequence.sequence_id] = DeltaStream()
+        stream = self._streams[sequence.sequence_id] = DeltaStream(self._stream_interval_s)
         self._loop = asyncio.get_running_loop()
         try:
             self._thread.add(sequence)

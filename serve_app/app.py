@@ -59,6 +59,7 @@ def resolve(model: ModelConfig, *, num_cluster_gpus: float) -> ModelSpec:
         dtype=model.dtype,
         device=model.device,
         num_gpus=num_gpus,
+        num_threads=None if model.num_threads == "auto" else model.num_threads,
         max_model_len=model.max_model_len,
         max_num_seqs=model.max_num_seqs,
         max_batched_tokens=model.max_batched_tokens,

@@ -5,7 +5,7 @@ named. Ray's own sections of the file are checked by `serve_app.check`.
 """
 
 from difflib import get_close_matches
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -51,6 +51,8 @@ class ModelConfig(StrictModel):
             a number is 0, or a share of one GPU.
         gpu_share: The part of a GPU that auto asks for.
         num_cpus: CPUs that Ray reserves for each replica.
+        num_threads: Threads that a CPU model computes with; auto chooses by the model's size (see
+            `deployments.gpu.device.num_compute_threads`).
         max_model_len: Tokens of prompt and answer together.
         max_num_seqs: Sequences that run at once; each holds a KV slot.
         max_batched_tokens: Tokens in one engine step.
@@ -65,6 +67,7 @@ class ModelConfig(StrictModel):
     num_gpus: Literal["auto"] | float = "auto"
     gpu_share: float = Field(default=1.0, gt=0, le=1)
     num_cpus: float = Field(default=1, ge=0)
+    num_threads: Literal["auto"] | Annotated[int, Field(ge=1, le=1024)] = "auto"
     max_model_len: int = Field(default=4096, ge=2)
     max_num_seqs: int = Field(default=32, ge=1)
     max_batched_tokens: int = Field(default=2048, ge=1)

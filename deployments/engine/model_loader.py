@@ -23,6 +23,7 @@ from transformers import (
 )
 
 from deployments.engine.attention import ATTENTION_NAME, register_attention
+from deployments.engine.cpu.prepack import num_prepacked_bytes, prepack
 
 SUPPORTED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
@@ -58,8 +59,9 @@ class LoadedModel:
 
     @property
     def num_weight_bytes(self) -> int:
-        """Bytes of all weights, tied ones counted once."""
-        return sum(p.numel() * p.element_size() for p in self.model.parameters())
+        """Bytes of all weights in memory, tied ones counted once unless one was reordered."""
+        plain = sum(p.numel() * p.element_size() for p in self.model.parameters())
+        return plain + num_prepacked_bytes(self.model)
 
 
 def load_model(
@@ -160,13 +162,18 @@ def choose_dtype(config: PreTrainedConfig, dtype: str, device: torch.device) -> 
 
 
 def prepare_model(model: PreTrainedModel) -> None:
-    """Set a model to evaluation and to attention over slots, its language model alone."""
+    """Set a model to evaluation and to attention over slots, its language model alone.
+
+    On a CPU, its weights are laid out for the kernels there.
+    """
     register_attention()
     model.train(mode=False).requires_grad_(requires_grad=False)
     is_composite = model.config.get_text_config() is not model.config
     model.set_attn_implementation(
         {"text_config": ATTENTION_NAME} if is_composite else ATTENTION_NAME
     )
+    if model.device.type == "cpu":
+        prepack(model)
 
 
 def _load_weights(

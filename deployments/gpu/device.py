@@ -11,6 +11,10 @@ import torch
 from deployments.gpu import cgroup
 
 
+LARGE_MODEL_BYTES = 256 * 2**20
+"""Weights from which on a step takes so long that HTTP beside it costs next to nothing."""
+
+
 class MemoryDevice(Protocol):
     """A device, as far as memory planning is concerned."""
 
@@ -69,8 +73,8 @@ class CpuDevice:
 
     @property
     def name(self) -> str:
-        """CPU and the number of threads that compute."""
-        return f"CPU, {num_compute_threads()} compute thread(s)"
+        """What it is, and of how many cores."""
+        return f"CPU of {num_cores()} core(s)"
 
     @property
     def torch_device(self) -> torch.device:
@@ -108,13 +112,21 @@ def open_device(kind: str, *, has_gpu: bool) -> MemoryDevice:
     return CpuDevice()
 
 
-def num_compute_threads() -> int:
-    """Return how many threads a CPU model computes with: one core stays free for HTTP and Ray.
+def num_compute_threads(weight_bytes: int) -> int:
+    """Return how many threads a CPU model computes with.
 
-    Two compute threads beside one busy neighbour on two cores are slower than one.
+    A large model's step takes tens of milliseconds, beside which HTTP costs next to nothing: it
+    gets every core. A small model's tokens cost as much in HTTP and Ray as in the model, so one
+    core stays free: a compute thread that waits for another to get its core back waits long.
+
+    Args:
+        weight_bytes: The weights that a step reads.
     """
+    return num_cores() if weight_bytes >= LARGE_MODEL_BYTES else max(1, num_cores() - 1)
+
+
+def num_cores() -> int:
+    """Return how many cores this process may use, by its affinity and its container."""
     num_cores = len(os.sched_getaffinity(0))
     allowed = cgroup.num_cores()
-    if allowed is not None:
-        num_cores = min(num_cores, ceil(allowed))
-    return max(1, num_cores - 1)
+    return num_cores if allowed is None else min(num_cores, ceil(allowed))

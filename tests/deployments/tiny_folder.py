@@ -38,6 +38,7 @@ def spec(source: str | Path, **changes: object) -> ModelSpec:
         "dtype": "float32",
         "device": "cpu",
         "num_gpus": 0.0,
+        "num_threads": None,
         "max_model_len": 128,
         "max_num_seqs": 4,
         "max_batched_tokens": 64,

@@ -1,11 +1,18 @@
 import os
+from math import ceil
 
 import psutil
 import pytest
 import torch
 
 from deployments.gpu import cgroup
-from deployments.gpu.device import CpuDevice, CudaDevice, num_compute_threads, open_device
+from deployments.gpu.device import (
+    LARGE_MODEL_BYTES,
+    CpuDevice,
+    CudaDevice,
+    num_compute_threads,
+    open_device,
+)
 
 
 @pytest.fixture
@@ -78,9 +85,10 @@ def test_a_containers_memory_limit_holds_below_what_the_machine_has_free(
     ("num_cores", "allowed", "num_threads"),
     [(1, None, 1), (2, None, 1), (8, None, 7), (64, 4.0, 3), (64, 0.5, 1), (4, 8.0, 3)],
 )
-def test_one_core_of_those_allowed_stays_free_for_http(
+def test_a_small_model_leaves_one_of_the_cores_allowed_to_http_and_a_large_one_takes_all(
     monkeypatch: pytest.MonkeyPatch, num_cores: int, allowed: float | None, num_threads: int
 ) -> None:
     monkeypatch.setattr(cgroup, "num_cores", lambda: allowed)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(num_cores)))
-    assert num_compute_threads() == num_threads
+    assert num_compute_threads(LARGE_MODEL_BYTES - 1) == num_threads
+    assert num_compute_threads(LARGE_MODEL_BYTES) == min(num_cores, ceil(allowed or num_cores))

@@ -1,0 +1,1 @@
+"""raystream beside other servers, under one load client."""
