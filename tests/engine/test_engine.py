@@ -10,7 +10,7 @@ from deployments.engine.engine import (
     InvalidSequenceError,
     SequenceTooLongError,
 )
-from deployments.engine.model_loader import UnsupportedModelError
+from deployments.engine.model_check import UnsupportedModelError
 from deployments.engine.output import FinishReason, TextDelta
 from deployments.engine.sampling_params import SamplingParams
 from deployments.engine.sequence import SequenceRequest
