@@ -92,4 +92,5 @@ def _matmul(rows: torch.Tensor, shared: torch.Tensor) -> torch.Tensor:
     """
     if shared.stride(1) != 0:
         return rows @ shared
-    return (rows.flatten(1, 2) @ shared[:, 0]).unflatten(1, rows.shape[1:3])
+    product = rows.flatten(1, 2) @ shared[:, 0]
+    return product.view(*rows.shape[:3], shared.shape[-1])

@@ -132,7 +132,6 @@ def qwen3_moe() -> PreTrainedModel:
     config = Qwen3MoeConfig(
         **SHAPE,
         num_key_value_heads=2,
-        head_dim=8,
         moe_intermediate_size=16,
         num_experts=4,
         num_experts_per_tok=2,
@@ -187,6 +186,7 @@ def gemma2() -> PreTrainedModel:
         query_pre_attn_scalar=8,
         attn_logit_softcapping=2.0,
         final_logit_softcapping=3.0,
+        tie_word_embeddings=False,
     )
     return Gemma2ForCausalLM(config)
 
@@ -248,12 +248,12 @@ class Family:
     Attributes:
         name: As people call them.
         make: Returns a tiny one, the same at each call.
-        checkpoints: Examples on the hub.
+        example: A checkpoint on the hub, or what makes one such a model.
     """
 
     name: str
     make: Callable[[], PreTrainedModel]
-    checkpoints: str
+    example: str
 
 
 FAMILIES = (
@@ -306,7 +306,7 @@ def generate(
     model_inputs: Mapping[str, torch.Tensor] | None = None,
 ) -> list[int]:
     """Return what the stock model generates greedily behind a prompt."""
-    model = _stock(make_model)
+    model: Any = _stock(make_model)  # transformers' types know no `generate`
     input_ids = torch.tensor([list(prompt)])
     output = model.generate(
         input_ids=input_ids,
