@@ -1,13 +1,14 @@
 """What the engine refuses to serve, by name and as early as it can be told.
 
-The configuration tells most of it, before any weight is read; the model's class tells some more.
-What only a forward pass shows is found when the engine warms up.
+The configuration tells most of it, before any weight is read; the model's class and a look at its
+positions tell some more. What only a pass over the slots shows is found when the engine warms up.
 """
 
 import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import get_layer_types_and_kwargs
 
@@ -15,6 +16,12 @@ SUPPORTED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
 MULTI_AXIS = frozenset({"mrope_section", "xdrope_section"})
 """Marks of rotary positions that have more than one axis."""
+
+PROBE_TOKEN_IDS = (3, 4)
+"""Any text, but without padding, which some models leave out when they count."""
+
+POSITION_TOLERANCE = 0.01
+"""Relative error of logits: the families that the engine serves have none at all."""
 
 
 class UnsupportedModelError(ValueError):
@@ -86,6 +93,30 @@ def check_class(model: PreTrainedModel) -> None:
     if any(hasattr(part, "rope_deltas") for part in model.modules()):
         obstacles.append("multi-axis rotary positions (rope_deltas)")
     _refuse(model.config, obstacles)
+
+
+@torch.inference_mode()
+def check_positions(model: PreTrainedModel) -> None:
+    """Refuse a model whose own positions are not 0, 1, 2, ..., as those of a packed step are.
+
+    Args:
+        model: In evaluation mode, with stock attention.
+
+    Raises:
+        UnsupportedModelError: So it is, or the model does not run on text alone.
+    """
+    token_ids = torch.tensor([PROBE_TOKEN_IDS], device=model.device)
+    positions = torch.arange(token_ids.shape[1], device=model.device)[None]
+    try:
+        own, ours = (
+            model(input_ids=token_ids, use_cache=False, logits_to_keep=1, **options).logits.float()
+            for options in ({}, {"position_ids": positions})
+        )
+    except (ValueError, TypeError, RuntimeError) as error:
+        summary = str(error).strip().partition("\n")[0]
+        raise UnsupportedModelError(f"the model does not run on text alone: {summary}") from error
+    if (own - ours).norm() > POSITION_TOLERANCE * own.norm():
+        _refuse(model.config, ["positions that don't count from zero"])
 
 
 def _refuse(config: PreTrainedConfig, features: list[str]) -> None:

@@ -27,6 +27,7 @@ from deployments.engine.model_check import (
     UnsupportedModelError,
     check_class,
     check_config,
+    check_positions,
     has_images,
 )
 
@@ -117,11 +118,12 @@ def prepare_model(model: PreTrainedModel) -> None:
     """Set a model to evaluation and to attention over slots, its language model alone.
 
     Raises:
-        UnsupportedModelError: The model's class lacks what the engine needs.
+        UnsupportedModelError: The model can't be told where its tokens belong.
     """
     check_class(model)
-    register_attention()
     model.train(mode=False).requires_grad_(requires_grad=False)
+    check_positions(model)
+    register_attention()
     is_composite = model.config.get_text_config() is not model.config
     model.set_attn_implementation(
         {"text_config": ATTENTION_NAME} if is_composite else ATTENTION_NAME

@@ -116,6 +116,10 @@ REFUSED_MODELS: Mapping[str, tuple[str, Mapping[str, Any], str]] = {
     "looking ahead": ("bert", {}, "look ahead"),
     "ALiBi": ("bloom", {}, "a forward pass that takes no position_ids"),
     "positions of its own": ("bart", DECODER, "takes no position_ids"),
+    "positions that start elsewhere": (
+        "roberta", {"is_decoder": True}, "positions that don't count from zero",
+    ),
+    "more than text": ("xmod", {}, "does not run on text alone: Input language unknown"),
     "no logits_to_keep": ("trocr", DECODER, "takes no logits_to_keep"),
     "attention of its own": ("gptj", {"rotary_dim": 4}, "an attention of their own"),
     "arguments that end half-way": (

@@ -270,7 +270,7 @@ FAMILIES = (
     Family("Gemma 3, text", gemma3_text, "google/gemma-3-1b-it"),
     Family("Gemma 3", gemma3, "google/gemma-3-4b-it"),
     Family("GPT-2", gpt2, "openai-community/gpt2"),
-    Family("OPT", opt, "facebook/opt-1.3b"),
+    Family("OPT", opt, "`model_type: opt`"),
 )
 """What the tests hold the engine to; `tests/engine/model_table.py` makes README's table of it."""
 
