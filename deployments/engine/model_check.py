@@ -40,10 +40,12 @@ def check_config(config: PreTrainedConfig) -> None:
         UnsupportedModelError: Names the features.
     """
     text = config.get_text_config()
+    if text.is_heterogeneous:
+        # Such a configuration can't even be asked for its heads.
+        _refuse(config, ["heads that differ from layer to layer (per_layer_config)"])
     obstacles = {
         "an encoder beside the decoder": config.is_encoder_decoder,
         "no attention heads": not hasattr(text, "num_attention_heads"),
-        "heads that differ from layer to layer (per_layer_config)": text.is_heterogeneous,
         **_obstacles_in_attention(text),
         # Prompts with images go through stock attention, and torch's kernels know no softcap.
         "images beside softcapped attention (attn_logit_softcapping)": has_images(config)

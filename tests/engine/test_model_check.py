@@ -49,6 +49,7 @@ REFUSED_CONFIGS: Mapping[str, tuple[PreTrainedConfig, str]] = {
     "indexed attention": (config_of("deepseek_v32"), "layers of type indexed_attention"),
     "shared keys": (config_of("gemma3n_text"), "share keys and values"),
     "heads by layer": (config_of("gemma4_text"), "heads that differ from layer to layer"),
+    "numbers of heads by layer": (config_of("dots3_note"), "heads that differ from layer to layer"),
     "cross-attention by layer": (config_of("mllama_text_model"), "cross-attention"),
     "cross-attention": (config_of("gpt2", add_cross_attention=True), "cross-attention"),
     "ALiBi in Falcon": (config_of("falcon", alibi=True), r"biases on positions \(alibi\)"),
