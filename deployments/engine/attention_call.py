@@ -54,8 +54,8 @@ def check_arguments(
     is_causal = others.get("is_causal")
     if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
         raise UnsupportedAttentionError("the engine's attention does not look ahead")
-    known = INERT_ARGUMENTS | {"is_causal"}
-    unknown = [k for k, v in sorted(others.items()) if v is not None and k not in known]
+    asked = {name for name, value in others.items() if value is not None}
+    unknown = sorted(asked - INERT_ARGUMENTS - {"is_causal"})
     names = [f"{FEATURES[name]} ({name})" if name in FEATURES else name for name in unknown]
     if attention_mask is not None:
         names.append("a mask of the model's own")

@@ -187,6 +187,6 @@ def check_layers(
         )
         if said != seen:
             raise UnsupportedModelError(
-                f"layer {layer} tells its attention nothing of its sliding window: it sees {seen} "
-                f"tokens, but its configuration says {said}"
+                f"layer {layer} attends to {seen} tokens, but by the configuration its sliding "
+                f"window is {said}"
             )

@@ -85,12 +85,12 @@ def _softcapped(
 
 
 def _matmul(rows: torch.Tensor, shared: torch.Tensor) -> torch.Tensor:
-    """Multiply [a, b, m, k] by [a, b, k, n].
+    """Multiply [a, b, m, k] by [a, b, k, n], without a copy of the second.
 
-    Where the second is one matrix expanded over b, b and m become one dimension: torch would copy
-    the matrix b times.
+    torch would copy it to make one dimension of a and b: keys lie in their slots token by token,
+    and those of a prefill are one matrix expanded over b.
     """
-    if shared.stride(1) != 0:
-        return rows @ shared
-    product = rows.flatten(1, 2) @ shared[:, 0]
-    return product.view(*rows.shape[:3], shared.shape[-1])
+    if shared.stride(1) == 0:
+        product = rows.flatten(1, 2) @ shared[:, 0]
+        return product.view(*rows.shape[:3], shared.shape[-1])
+    return torch.stack([rows[:, i] @ shared[:, i] for i in range(rows.shape[1])], dim=1)

@@ -104,12 +104,12 @@ REFUSED_MODELS: Mapping[str, tuple[str, Mapping[str, Any], str]] = {
         {**WINDOW, "use_sliding_window": True, "max_window_layers": 1, "num_experts": 2,
          "num_experts_per_tok": 1, "moe_intermediate_size": 16,
          "shared_expert_intermediate_size": 16, "num_key_value_heads": 2},
-        "sees 96 tokens, but its configuration says 7",
+        "attends to 96 tokens, but by the configuration its sliding window is 7",
     ),
     "a window that only the mask knows, in all layers": (
         "phimoe",
         {**WINDOW, "num_local_experts": 2, "num_key_value_heads": 2},
-        "tells its attention nothing of its sliding window",
+        "layer 0 attends to 96 tokens",
     ),
     "two passes of attention": ("diffllama", {"num_key_value_heads": 2}, "layer 0 attends twice"),
     "layers that come again": ("hrm_text", {"head_dim": 8}, "attends twice"),
@@ -161,7 +161,7 @@ def test_a_window_as_long_as_a_slot_need_not_be_told() -> None:
     config = qwen2_sliding().config
     check_layers(config, {0: None, 1: 7, 2: 7}, 96)
     check_layers(config, {0: None, 1: None, 2: None}, 7)
-    with pytest.raises(UnsupportedModelError, match="it sees 8 tokens"):
+    with pytest.raises(UnsupportedModelError, match="layer 1 attends to 8 tokens"):
         check_layers(config, {0: None, 1: None, 2: None}, 8)
 
 
