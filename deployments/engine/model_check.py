@@ -105,7 +105,7 @@ def check_positions(model: PreTrainedModel) -> None:
         model: In evaluation mode, with stock attention.
 
     Raises:
-        UnsupportedModelError: So it is, or the model does not run on text alone.
+        UnsupportedModelError: They are others, or the model does not run on text alone.
     """
     token_ids = torch.tensor([PROBE_TOKEN_IDS], device=model.device)
     positions = torch.arange(token_ids.shape[1], device=model.device)[None]
@@ -117,6 +117,7 @@ def check_positions(model: PreTrainedModel) -> None:
     except (ValueError, TypeError, RuntimeError) as error:
         summary = str(error).strip().partition("\n")[0]
         raise UnsupportedModelError(f"the model does not run on text alone: {summary}") from error
+    # Logits that are NaN pass: they have another cause, which the warm-up names.
     if (own - ours).norm() > POSITION_TOLERANCE * own.norm():
         _refuse(model.config, ["positions that don't count from zero"])
 
