@@ -10,7 +10,7 @@ STAMP := .venv/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 BENCHMARKS := $(patsubst %.py,%,$(notdir $(filter-out %/__init__.py,$(wildcard benchmarks/*.py))))
 
-.PHONY: help serve test check format models bench lock k8s clean
+.PHONY: help serve test check format models bench lock k8s table clean
 
 help: ## list the targets
 	@grep -E '^[a-z0-9]+:.*## ' Makefile | sed -E 's/^([a-z0-9]+):.*## /  make \1\t/' | expand -t 16
@@ -70,6 +70,9 @@ lock: $(STAMP) ## resolve requirements.lock again; UPGRADE=--upgrade takes the n
 
 k8s: $(STAMP) ## write what k8s/base takes from serve_config.yaml and serve.env
 	$(BIN)/python -m k8s.make_base
+
+table: $(STAMP) ## write README's table of models from the families that the tests hold
+	$(BIN)/python -m tests.engine.model_table
 
 clean: ## remove the environment and every cache
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

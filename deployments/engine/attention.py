@@ -4,17 +4,22 @@ Registered with transformers under the name `slots`. One call serves one layer o
 it stores the keys and values of all n tokens in their slots, then lets the decode rows attend in
 one batched call and each prefill chunk in a call of its own.
 
-It refuses what it does not know (softcapping, sinks, ...) by name instead of ignoring it.
+It refuses what it does not know (sinks, masks, ...) by name instead of ignoring it.
 """
 
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from deployments.engine.attention_call import (
+    UnsupportedAttentionError,
+    check_arguments,
+    check_heads,
+)
 from deployments.engine.kv_slots import KVSlots
+from deployments.engine.softcap import attend
 
 ATTENTION_NAME = "slots"
 """What `set_attn_implementation` is given."""
@@ -22,24 +27,6 @@ ATTENTION_NAME = "slots"
 READ_BUCKET = 64
 """Decode reads are cut to the longest sequence, rounded up to this many tokens, so that kernels
 and masks meet few different shapes."""
-
-INERT_ARGUMENTS = frozenset(
-    {
-        "dropout",
-        "is_causal",
-        "num_items_in_batch",
-        "output_attentions",
-        "output_hidden_states",
-        "output_router_logits",
-        "position_ids",
-        "use_cache",
-    }
-)
-"""Arguments that models pass to attention and that change nothing in a causal forward pass."""
-
-
-class UnsupportedAttentionError(ValueError):
-    """The model asks its attention for something that the engine does not do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +57,7 @@ class PackedStep:
             the read is a view.
         read_length: Tokens that the decode rows read from their slots.
         chunks: The prefill chunks.
-        visited_layers: Layers that attended in this step.
+        visited_layers: The layers that attended in this step, each with its sliding window.
     """
 
     kv: KVSlots
@@ -80,7 +67,7 @@ class PackedStep:
     decode_slots: torch.Tensor | None
     read_length: int
     chunks: tuple[ChunkRows, ...]
-    visited_layers: set[int] = field(default_factory=set)
+    visited_layers: dict[int, int | None] = field(default_factory=dict)
     _decode_masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
 
     def decode_mask(self, window: int | None) -> torch.Tensor:
@@ -110,9 +97,10 @@ def slot_attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     *,
-    packed_step: PackedStep,
+    packed_step: PackedStep | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
+    softcap: float | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """Store and attend, for one layer.
@@ -126,41 +114,48 @@ def slot_attention(
         packed_step: Where the rows belong.
         scaling: Factor on the scores; None means head_dim ** -0.5.
         sliding_window: Most tokens that a query sees, itself included.
+        softcap: Bound of the scores, by a tanh; None means no bound.
         **others: Must be inert.
 
     Returns:
         [1, n, num_heads, head_dim], and None in place of the scores.
 
     Raises:
-        UnsupportedAttentionError: An argument that is neither None nor inert, or a layer that
-            looks ahead.
+        UnsupportedAttentionError: An argument that is neither None nor inert, a layer that looks
+            ahead or attends twice, or heads that don't fit the slots.
     """
-    if not getattr(module, "is_causal", True):
-        raise UnsupportedAttentionError("the engine's attention does not look ahead")
-    unknown = sorted(k for k, v in others.items() if v is not None and k not in INERT_ARGUMENTS)
-    if unknown or attention_mask is not None:
-        names = ", ".join(unknown) or "a mask of the model's own"
-        raise UnsupportedAttentionError(f"the engine's attention does not support: {names}")
+    check_arguments(module, attention_mask, others)
+    if packed_step is None:
+        raise UnsupportedAttentionError("the model's layers pass no arguments on to attention")
+    check_heads(packed_step.kv.shape, key, value)
     layer = module.layer_idx
     assert isinstance(layer, int)
-    packed_step.visited_layers.add(layer)
+    if layer in packed_step.visited_layers:
+        # Its second keys and values would take the place of the first.
+        raise UnsupportedAttentionError(f"layer {layer} attends twice in one pass")
+    packed_step.visited_layers[layer] = sliding_window
     keys, values = key[0].transpose(0, 1), value[0].transpose(0, 1)
     packed_step.kv.write(layer, packed_step.slots, packed_step.positions, keys, values)
     rows = query[0].transpose(0, 1)
     output = torch.empty_like(rows, memory_format=torch.contiguous_format)
     if packed_step.num_decode:
         output[: packed_step.num_decode] = _decode(
-            rows[: packed_step.num_decode], layer, packed_step, scaling, sliding_window
+            rows[: packed_step.num_decode], layer, packed_step, scaling, sliding_window, softcap
         )
     for chunk in packed_step.chunks:
         output[chunk.rows] = _prefill(
-            rows[chunk.rows], layer, packed_step.kv, chunk, scaling, sliding_window
+            rows[chunk.rows], layer, packed_step.kv, chunk, scaling, sliding_window, softcap
         )
     return output[None], None
 
 
 def _decode(
-    query: torch.Tensor, layer: int, step: PackedStep, scaling: float | None, window: int | None
+    query: torch.Tensor,
+    layer: int,
+    step: PackedStep,
+    scaling: float | None,
+    window: int | None,
+    softcap: float | None,
 ) -> torch.Tensor:
     """Attend with one query per slot.
 
@@ -172,6 +167,7 @@ def _decode(
         step: Where the rows belong.
         scaling: Factor on the scores.
         window: Most tokens that a query sees.
+        softcap: Bound of the scores.
 
     Returns:
         [num_decode, num_heads, head_dim].
@@ -179,8 +175,14 @@ def _decode(
     keys = _read(step.kv.keys[layer], step)
     values = _read(step.kv.values[layer], step)
     grouped = query.reshape(step.num_decode, step.kv.shape.num_kv_heads, -1, step.kv.shape.head_dim)
-    output = scaled_dot_product_attention(
-        grouped, keys, values, attn_mask=step.decode_mask(window), scale=scaling
+    output = attend(
+        grouped,
+        keys,
+        values,
+        attn_mask=step.decode_mask(window),
+        is_causal=False,
+        scale=scaling,
+        softcap=softcap,
     )
     return output.flatten(1, 2)
 
@@ -201,6 +203,7 @@ def _prefill(
     chunk: ChunkRows,
     scaling: float | None,
     window: int | None,
+    softcap: float | None,
 ) -> torch.Tensor:
     """Attend with a chunk's queries to all its sequence's tokens so far.
 
@@ -211,6 +214,7 @@ def _prefill(
         chunk: Where the rows belong.
         scaling: Factor on the scores.
         window: Most tokens that a query sees.
+        softcap: Bound of the scores.
 
     Returns:
         [m, num_heads, head_dim].
@@ -229,13 +233,14 @@ def _prefill(
     if not is_plain:
         positions = torch.arange(chunk.start, chunk.end, device=query.device)[:, None]
         mask = _visible(positions, chunk.end, window)
-    output = scaled_dot_product_attention(
+    output = attend(
         grouped,
         read(kv.keys[layer]),
         read(kv.values[layer]),
         attn_mask=mask,
         is_causal=is_plain,
         scale=scaling,
+        softcap=softcap,
     )
     return output.permute(2, 0, 1, 3).flatten(1, 2)
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from deployments.engine.detokenizer import Detokenizer
 from deployments.engine.kv_slots import KVShape, KVSlots
-from deployments.engine.model_loader import LoadedModel, UnsupportedModelError, check_length
+from deployments.engine.model_check import UnsupportedModelError, check_layers, check_length
+from deployments.engine.model_loader import LoadedModel
 from deployments.engine.model_runner import ModelRunner, StepLogits
 from deployments.engine.output import FinishReason, TextDelta
 from deployments.engine.sampler import SamplingRow, sample
@@ -86,10 +87,10 @@ class Engine:
         """
         check_length(loaded.text_config, limits.max_model_len)
         self.limits = limits
+        self._text_config = loaded.text_config
         self._tokenizer = loaded.tokenizer
         self._eos_token_ids = loaded.eos_token_ids
         self._vocab_size: int = loaded.text_config.vocab_size
-        self._num_layers: int = loaded.text_config.num_hidden_layers
         model = loaded.model
         self._kv = KVSlots(
             KVShape.of(loaded.text_config, model.dtype),
@@ -296,8 +297,4 @@ class Engine:
             for _, delta in self._complete(outcome):
                 if delta.error is not None:
                     raise UnsupportedModelError(f"the model failed to warm up: {delta.error}")
-        silent = set(range(self._num_layers)) - self._runner.visited_layers
-        if silent:
-            raise UnsupportedModelError(
-                f"layers {sorted(silent)} keep their state elsewhere than in keys and values"
-            )
+        check_layers(self._text_config, self._runner.visited_layers, self.limits.max_model_len)

@@ -1,7 +1,7 @@
 """From a folder or a hub repository to a model that the engine can run.
 
-Loads safetensors only and no remote code. Refuses, by name and before any weight is read, what the
-engine can't serve.
+Loads safetensors only and no remote code. What the engine can't serve is refused before any weight
+is read, if the configuration tells it (`deployments.engine.model_check`).
 """
 
 from dataclasses import dataclass
@@ -24,15 +24,16 @@ from transformers import (
 
 from deployments.engine.attention import ATTENTION_NAME, register_attention
 from deployments.engine.cpu.prepack import num_prepacked_bytes, prepack
-
-SUPPORTED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+from deployments.engine.model_check import (
+    UnsupportedModelError,
+    check_class,
+    check_config,
+    check_positions,
+    has_images,
+)
 
 LOAD_ERRORS = (OSError, ValueError, RuntimeError, ImportError, SafetensorError)
 """What broken or missing files, shapes that don't fit and missing packages raise."""
-
-
-class UnsupportedModelError(ValueError):
-    """The model can't be served; the message names the feature or file that stands in the way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,52 +96,6 @@ def load_model(
     return LoadedModel(model, tokenizer, processor, _eos_token_ids(model, tokenizer))
 
 
-def has_images(config: PreTrainedConfig) -> bool:
-    """Return whether the model takes images beside text."""
-    return getattr(config, "vision_config", None) is not None
-
-
-def check_config(config: PreTrainedConfig) -> None:
-    """Refuse what the engine can't run.
-
-    Raises:
-        UnsupportedModelError: Names the feature.
-    """
-    text_config = config.get_text_config()
-    layer_types = frozenset(getattr(text_config, "layer_types", None) or ())
-    rope = getattr(text_config, "rope_parameters", None) or {}
-    obstacles = {
-        "an encoder beside the decoder": bool(config.is_encoder_decoder),
-        "bidirectional attention": bool(getattr(text_config, "use_bidirectional_attention", False)),
-        "softcapped attention (attn_logit_softcapping)": bool(
-            getattr(text_config, "attn_logit_softcapping", None)
-        ),
-        "multi-axis rotary positions (mrope_section)": "mrope_section" in rope,
-        f"layers of type {', '.join(sorted(layer_types - SUPPORTED_LAYER_TYPES))}": bool(
-            layer_types - SUPPORTED_LAYER_TYPES
-        ),
-    }
-    found = [name for name, stands in obstacles.items() if stands]
-    if found:
-        raise UnsupportedModelError(
-            f"the engine can't serve {config.model_type} models with {'; '.join(found)}"
-        )
-
-
-def check_length(config: PreTrainedConfig, max_model_len: int) -> None:
-    """Refuse more positions than the model has.
-
-    Raises:
-        UnsupportedModelError: Says how to mend it.
-    """
-    longest = getattr(config.get_text_config(), "max_position_embeddings", None)
-    if longest is not None and max_model_len > longest:
-        raise UnsupportedModelError(
-            f"max_model_len is {max_model_len}, but the model has {longest} positions; "
-            "lower max_model_len"
-        )
-
-
 def choose_dtype(config: PreTrainedConfig, dtype: str, device: torch.device) -> torch.dtype:
     """Return the weights' type on the device.
 
@@ -165,9 +120,14 @@ def prepare_model(model: PreTrainedModel) -> None:
     """Set a model to evaluation and to attention over slots, its language model alone.
 
     On a CPU, its weights are laid out for the kernels there.
+
+    Raises:
+        UnsupportedModelError: The model can't be told where its tokens belong.
     """
-    register_attention()
+    check_class(model)
     model.train(mode=False).requires_grad_(requires_grad=False)
+    check_positions(model)
+    register_attention()
     is_composite = model.config.get_text_config() is not model.config
     model.set_attn_implementation(
         {"text_config": ATTENTION_NAME} if is_composite else ATTENTION_NAME

@@ -52,7 +52,7 @@ class ModelRunner:
         self._model = model
         self._kv = kv
         self._text_config = model.config.get_text_config()
-        self.visited_layers: set[int] = set()
+        self.visited_layers: dict[int, int | None] = {}
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepLogits | None:

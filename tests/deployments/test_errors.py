@@ -3,10 +3,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from deployments.engine.attention import UnsupportedAttentionError
+from deployments.engine.attention_call import UnsupportedAttentionError
 from deployments.engine.engine import InvalidSequenceError, SequenceTooLongError
 from deployments.engine.engine_thread import EngineDeadError
-from deployments.engine.model_loader import UnsupportedModelError
+from deployments.engine.model_check import UnsupportedModelError
 from deployments.engine.sequence import IllegalTransitionError
 from deployments.errors import RaystreamError
 from deployments.gpu.budget import DeviceMemoryError

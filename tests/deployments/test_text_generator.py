@@ -15,7 +15,7 @@ from deployments.contract import (
     TextDelta,
     TextPart,
 )
-from deployments.engine.model_loader import UnsupportedModelError
+from deployments.engine.model_check import UnsupportedModelError
 from deployments.errors import (
     ContextLengthExceededError,
     GenerationFailedError,

@@ -1,25 +1,24 @@
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from random import Random
 
 import pytest
 import torch
-from transformers import PreTrainedModel
 
-from deployments.engine.engine import (
-    Engine,
-    InvalidSequenceError,
-    SequenceTooLongError,
-)
-from deployments.engine.model_loader import UnsupportedModelError
-from deployments.engine.output import FinishReason, TextDelta
+from deployments.engine.engine import InvalidSequenceError, SequenceTooLongError
+from deployments.engine.model_check import UnsupportedModelError
+from deployments.engine.output import FinishReason
 from deployments.engine.sampling_params import SamplingParams
 from deployments.engine.sequence import SequenceRequest
+from tests.engine.collector import (
+    GREEDY,
+    Collector,
+    image_request,
+    random_prompt,
+    run_staggered,
+)
 from tests.engine.tiny_models import (
     EOS_TOKEN_ID,
     IMAGE_SIZE,
-    IMAGE_TOKEN_ID,
-    MODELS,
-    TOKENS_PER_IMAGE,
     VOCAB_SIZE,
     byte_tokenizer,
     gemma3,
@@ -29,91 +28,6 @@ from tests.engine.tiny_models import (
     qwen2,
 )
 
-MakeModel = Callable[[], PreTrainedModel]
-GREEDY = SamplingParams(temperature=0, max_tokens=12)
-
-
-class Collector:
-    """Steps an engine and keeps what each sequence gained."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self.deltas: dict[str, list[TextDelta]] = {}
-
-    def step(self) -> None:
-        for sequence_id, delta in self.engine.step():
-            self.deltas.setdefault(sequence_id, []).append(delta)
-
-    def run(self) -> None:
-        while self.engine.has_work:
-            self.step()
-
-    def token_ids(self, sequence_id: str) -> list[int]:
-        return [i for delta in self.deltas[sequence_id] for i in delta.token_ids]
-
-    def text(self, sequence_id: str) -> str:
-        return "".join(delta.text for delta in self.deltas[sequence_id])
-
-    def finish_reason(self, sequence_id: str) -> FinishReason | None:
-        return self.deltas[sequence_id][-1].finish_reason
-
-
-def random_prompt(random: Random, length: int) -> tuple[int, ...]:
-    return tuple(random.randrange(44, VOCAB_SIZE) for _ in range(length))
-
-
-def image_request(
-    name: str, random: Random, num_images: int, params: SamplingParams = GREEDY
-) -> SequenceRequest:
-    """Return a prompt with images in the places that a processor would give them."""
-    prompt: list[int] = []
-    for _ in range(num_images):
-        prompt += [*random_prompt(random, 3), 5, *[IMAGE_TOKEN_ID] * TOKENS_PER_IMAGE, 6]
-    prompt += random_prompt(random, 5)
-    generator = torch.Generator().manual_seed(random.randrange(1000))
-    model_inputs = {
-        "pixel_values": torch.randn(num_images, 3, IMAGE_SIZE, IMAGE_SIZE, generator=generator),
-        "token_type_ids": torch.tensor([[int(i == IMAGE_TOKEN_ID) for i in prompt]]),
-    }
-    return SequenceRequest(name, tuple(prompt), params, model_inputs=model_inputs)
-
-
-def run_staggered(engine: Engine, requests: Iterable[SequenceRequest]) -> Collector:
-    """Add a request before every second step, so that they meet others in every state."""
-    collector = Collector(engine)
-    for request in requests:
-        engine.add(request)
-        collector.step()
-        if engine.has_work:
-            collector.step()
-    collector.run()
-    return collector
-
-
-@pytest.mark.parametrize("make_model", MODELS.values(), ids=MODELS)
-@pytest.mark.parametrize("seed", range(3))
-def test_greedy_tokens_equal_generate_with_few_slots_and_staggered_arrivals(
-    make_model: MakeModel, seed: int
-) -> None:
-    random = Random(seed)
-    prompts = {f"s{i}": random_prompt(random, random.choice([1, 5, 20, 60])) for i in range(8)}
-    collector = run_staggered(
-        make_engine(load(make_model)),
-        [SequenceRequest(name, prompt, GREEDY) for name, prompt in prompts.items()],
-    )
-    for name, prompt in prompts.items():
-        assert collector.token_ids(name) == generate(make_model, prompt, 12), name
-
-
-def test_images_and_text_together_equal_generate() -> None:
-    random = Random(5)
-    requests = [image_request(f"i{i}", random, n) for i, n in enumerate((1, 2, 1))]
-    requests[1:1] = [SequenceRequest("t", random_prompt(random, 30), GREEDY)]
-    collector = run_staggered(make_engine(load(gemma3)), requests)
-    for request in requests:
-        expected = generate(gemma3, request.prompt_token_ids, 12, request.model_inputs)
-        assert collector.token_ids(request.sequence_id) == expected, request.sequence_id
-
 
 def test_images_change_the_answer() -> None:
     random = Random(6)
@@ -121,22 +35,6 @@ def test_images_change_the_answer() -> None:
     second = SequenceRequest("b", first.prompt_token_ids, GREEDY, model_inputs=second.model_inputs)
     collector = run_staggered(make_engine(load(gemma3)), [first, second])
     assert collector.token_ids("a") != collector.token_ids("b")
-
-
-@pytest.mark.parametrize("make_model", MODELS.values(), ids=MODELS)
-def test_aborts_disturb_nobody(make_model: MakeModel) -> None:
-    random = Random(11)
-    prompts = {f"s{i}": random_prompt(random, random.choice([2, 9, 40])) for i in range(9)}
-    collector = Collector(make_engine(load(make_model)))
-    for name, prompt in prompts.items():
-        collector.engine.add(SequenceRequest(name, prompt, GREEDY))
-    for step, victim in enumerate(["s0", "s4", "s8", "s2"]):
-        for _ in range(step + 1):
-            collector.step()
-        collector.engine.abort(victim)
-    collector.run()
-    for name in prompts.keys() - {"s0", "s4", "s8", "s2"}:
-        assert collector.token_ids(name) == generate(make_model, prompts[name], 12), name
 
 
 def test_abort_frees_the_slot_at_once() -> None:
@@ -325,8 +223,8 @@ def test_warm_up_refuses_attention_that_the_engine_does_not_know() -> None:
     loaded = load(qwen2)
     attention = loaded.model.get_submodule("model.layers.0.self_attn")
     stock = attention.forward
-    attention.forward = lambda *args, **kwargs: stock(*args, softcap=30.0, **kwargs)
-    with pytest.raises(UnsupportedModelError, match="softcap"):
+    attention.forward = lambda *args, **kwargs: stock(*args, s_aux=30.0, **kwargs)
+    with pytest.raises(UnsupportedModelError, match=r"attention sinks \(s_aux\)"):
         make_engine(loaded).warm_up()
 
 

@@ -1,38 +1,24 @@
 import shutil
 import socket
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
-    BertConfig,
-    BertLMHeadModel,
-    Gemma2Config,
-    Gemma3Config,
-    LlamaConfig,
-    PreTrainedConfig,
     Qwen2Config,
     Qwen2ForCausalLM,
-    Qwen2VLConfig,
-    Qwen3NextConfig,
-    T5Config,
 )
 
 from deployments.engine.attention import ATTENTION_NAME
+from deployments.engine.model_check import UnsupportedModelError
 from deployments.engine.model_loader import (
     LoadedModel,
-    UnsupportedModelError,
-    check_config,
-    check_length,
     choose_dtype,
-    has_images,
     load_model,
-    prepare_model,
 )
 from tests.deployments.tiny_folder import save_text_model
-from tests.engine.tiny_models import EOS_TOKEN_ID, byte_tokenizer, make_engine, qwen2
+from tests.engine.tiny_models import EOS_TOKEN_ID, qwen2
 
 CPU = torch.device("cpu")
 CUDA = torch.device("cuda")
@@ -145,51 +131,6 @@ def test_a_model_without_its_tokenizer_is_refused(folder: Path) -> None:
     assert "no tokenizer files" in refusal(folder)
 
 
-MROPE: dict[str, Any] = {"rope_scaling": {"type": "mrope", "mrope_section": [2, 1, 1]}}
-
-
-@pytest.mark.parametrize(
-    ("config", "feature"),
-    [
-        (T5Config(), "t5 models with an encoder beside the decoder"),
-        (Gemma2Config(), "attn_logit_softcapping"),
-        (Qwen2VLConfig(text_config=MROPE, vision_config={}), "mrope_section"),
-        (Qwen3NextConfig(), "layers of type linear_attention"),
-        (
-            Gemma3Config(text_config={"use_bidirectional_attention": True}),
-            "bidirectional attention",
-        ),
-    ],
-    ids=lambda value: value.model_type if isinstance(value, PreTrainedConfig) else "",
-)
-def test_what_the_engine_lacks_is_refused_by_name(config: PreTrainedConfig, feature: str) -> None:
-    with pytest.raises(UnsupportedModelError, match=feature):
-        check_config(config)
-
-
-def test_what_the_engine_has_passes() -> None:
-    check_config(Qwen2Config())
-    check_config(Gemma3Config())
-
-
-def test_a_model_that_looks_ahead_does_not_warm_up() -> None:
-    model = BertLMHeadModel(
-        BertConfig(
-            vocab_size=300, hidden_size=32, intermediate_size=48, num_hidden_layers=1,
-            num_attention_heads=4,
-        )
-    )  # fmt: skip
-    prepare_model(model)
-    engine = make_engine(LoadedModel(model, byte_tokenizer(), None, frozenset()))
-    with pytest.raises(UnsupportedModelError, match="look ahead"):
-        engine.warm_up()
-
-
-def test_images_are_told_by_the_configuration() -> None:
-    assert has_images(Gemma3Config())
-    assert not has_images(Qwen2Config())
-
-
 @pytest.mark.parametrize(
     ("stored", "asked", "device", "has_bf16", "chosen"),
     [
@@ -214,10 +155,3 @@ def test_the_dtype_is_the_files_unless_the_cpu_is_slow_at_it(
 ) -> None:
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: has_bf16)
     assert choose_dtype(Qwen2Config(dtype=stored), asked, device) is chosen
-
-
-def test_a_length_beyond_the_models_positions_is_refused() -> None:
-    config = LlamaConfig(max_position_embeddings=100)
-    check_length(config, 100)
-    with pytest.raises(UnsupportedModelError, match="the model has 100 positions"):
-        check_length(config, 101)

@@ -15,7 +15,7 @@ from deployments.engine.sampling_params import SamplingParams
 from deployments.engine.sequence import SequenceRequest
 from deployments.prompt_encoder import EncodedPrompt, PromptEncoder
 from models.training.drawings import random_drawing
-from tests.engine.test_engine import run_staggered
+from tests.engine.collector import run_staggered
 from tests.images import png
 
 FOLDER = Path(__file__).resolve().parents[2] / "models/pydoc-chat"

@@ -4,18 +4,29 @@ With them comes what stock transformers generates: the oracle that the engine mu
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
     Gemma3Config,
+    Gemma3ForCausalLM,
     Gemma3ForConditionalGeneration,
     Gemma3TextConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     PreTrainedModel,
@@ -25,6 +36,8 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 from deployments.engine.engine import Engine, EngineLimits
@@ -71,16 +84,65 @@ def qwen2() -> PreTrainedModel:
     return Qwen2ForCausalLM(Qwen2Config(**SHAPE, num_key_value_heads=2))
 
 
+def qwen2_sliding() -> PreTrainedModel:
+    """Return a Qwen2 with a sliding window in its upper layers."""
+    torch.manual_seed(7)
+    config = Qwen2Config(
+        **SHAPE,
+        num_key_value_heads=2,
+        use_sliding_window=True,
+        sliding_window=7,
+        max_window_layers=1,
+    )
+    return Qwen2ForCausalLM(config)
+
+
 def llama() -> PreTrainedModel:
     """Return a Llama whose heads each have keys of their own."""
     torch.manual_seed(2)
     return LlamaForCausalLM(LlamaConfig(**SHAPE, num_key_value_heads=4))
 
 
+def llama3() -> PreTrainedModel:
+    """Return a Llama 3.1: its slow rotary frequencies are scaled."""
+    torch.manual_seed(8)
+    scaling = {
+        "rope_type": "llama3",
+        "rope_theta": 10000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 16,
+    }
+    config = LlamaConfig(
+        **SHAPE, num_key_value_heads=2, max_position_embeddings=128, rope_parameters=scaling
+    )
+    return LlamaForCausalLM(config)
+
+
 def qwen3() -> PreTrainedModel:
     """Return a Qwen3 with norms on queries and keys, and heads wider than the hidden size."""
     torch.manual_seed(4)
     return Qwen3ForCausalLM(Qwen3Config(**SHAPE, num_key_value_heads=2, head_dim=16))
+
+
+def qwen3_moe() -> PreTrainedModel:
+    """Return a Qwen3 with four experts, two of them for each token."""
+    torch.manual_seed(9)
+    config = Qwen3MoeConfig(
+        **SHAPE,
+        num_key_value_heads=2,
+        moe_intermediate_size=16,
+        num_experts=4,
+        num_experts_per_tok=2,
+    )
+    return Qwen3MoeForCausalLM(config)
+
+
+def mixtral() -> PreTrainedModel:
+    """Return a Mixtral with four experts, two of them for each token."""
+    torch.manual_seed(10)
+    return MixtralForCausalLM(MixtralConfig(**SHAPE, num_key_value_heads=2, num_local_experts=4))
 
 
 def mistral() -> PreTrainedModel:
@@ -91,15 +153,52 @@ def mistral() -> PreTrainedModel:
 
 
 def phi3() -> PreTrainedModel:
-    """Return a Phi-3 with fused projections."""
+    """Return a Phi-3 with fused projections and a sliding window in every layer."""
     torch.manual_seed(6)
-    return Phi3ForCausalLM(Phi3Config(**SHAPE, num_key_value_heads=2))
+    return Phi3ForCausalLM(Phi3Config(**SHAPE, num_key_value_heads=2, sliding_window=7))
 
 
-def gemma3() -> PreTrainedModel:
-    """Return a Gemma 3 with a vision tower and a sliding window shorter than the prompts."""
-    torch.manual_seed(3)
-    text = Gemma3TextConfig(
+def gpt2() -> PreTrainedModel:
+    """Return a GPT-2, whose positions are learned."""
+    torch.manual_seed(11)
+    return GPT2LMHeadModel(GPT2Config(**SHAPE, n_positions=128))
+
+
+def opt() -> PreTrainedModel:
+    """Return an OPT, whose positions are learned and start at two."""
+    torch.manual_seed(12)
+    config = OPTConfig(**SHAPE, ffn_dim=48, word_embed_proj_dim=32, max_position_embeddings=128)
+    config.init_std = 0.3
+    model = OPTForCausalLM(config)
+    # With a small spread of all weights but these, the text would be one token again and again.
+    torch.nn.init.normal_(model.get_parameter("model.decoder.embed_positions.weight"))
+    return model
+
+
+def gemma2() -> PreTrainedModel:
+    """Return a Gemma 2 whose softcaps bend most scores and logits."""
+    torch.manual_seed(13)
+    config = Gemma2Config(
+        **SHAPE,
+        num_key_value_heads=2,
+        head_dim=8,
+        sliding_window=6,
+        query_pre_attn_scalar=8,
+        attn_logit_softcapping=2.0,
+        final_logit_softcapping=3.0,
+        tie_word_embeddings=False,
+    )
+    return Gemma2ForCausalLM(config)
+
+
+def gemma3_text() -> PreTrainedModel:
+    """Return a Gemma 3 that knows no images."""
+    torch.manual_seed(14)
+    return Gemma3ForCausalLM(_gemma3_text_config())
+
+
+def _gemma3_text_config() -> Gemma3TextConfig:
+    return Gemma3TextConfig(
         vocab_size=VOCAB_SIZE,
         hidden_size=32,
         intermediate_size=48,
@@ -111,7 +210,15 @@ def gemma3() -> PreTrainedModel:
         layer_types=["sliding_attention", "full_attention"] * 2,
         initializer_range=0.3,
         query_pre_attn_scalar=8,
+        bos_token_id=2,
+        eos_token_id=EOS_TOKEN_ID,
+        pad_token_id=0,
     )
+
+
+def gemma3() -> PreTrainedModel:
+    """Return a Gemma 3 with a vision tower and a sliding window shorter than the prompts."""
+    torch.manual_seed(3)
     vision = {
         "hidden_size": 16,
         "intermediate_size": 24,
@@ -121,7 +228,7 @@ def gemma3() -> PreTrainedModel:
         "patch_size": 4,
     }
     config = Gemma3Config(
-        text_config=text,
+        text_config=_gemma3_text_config(),
         vision_config=vision,
         mm_tokens_per_image=TOKENS_PER_IMAGE,
         image_token_index=IMAGE_TOKEN_ID,
@@ -134,13 +241,41 @@ def gemma3() -> PreTrainedModel:
     return model
 
 
+@dataclass(frozen=True)
+class Family:
+    """Models of one architecture.
+
+    Attributes:
+        name: As people call them.
+        make: Returns a tiny one, the same at each call.
+        example: A checkpoint on the hub, or what makes one such a model.
+    """
+
+    name: str
+    make: Callable[[], PreTrainedModel]
+    example: str
+
+
+FAMILIES = (
+    Family("Qwen2, Qwen2.5", qwen2, "Qwen/Qwen2.5-7B-Instruct"),
+    Family("Qwen2 with a window", qwen2_sliding, "`use_sliding_window: true`"),
+    Family("Qwen3", qwen3, "Qwen/Qwen3-8B"),
+    Family("Qwen3 MoE", qwen3_moe, "Qwen/Qwen3-30B-A3B"),
+    Family("Llama 2", llama, "meta-llama/Llama-2-7b-chat-hf"),
+    Family("Llama 3", llama3, "meta-llama/Llama-3.1-8B-Instruct"),
+    Family("Mistral", mistral, "mistralai/Mistral-7B-Instruct-v0.1"),
+    Family("Mixtral", mixtral, "mistralai/Mixtral-8x7B-Instruct-v0.1"),
+    Family("Phi-3", phi3, "microsoft/Phi-3-mini-4k-instruct"),
+    Family("Gemma 2", gemma2, "google/gemma-2-9b-it"),
+    Family("Gemma 3, text", gemma3_text, "google/gemma-3-1b-it"),
+    Family("Gemma 3", gemma3, "google/gemma-3-4b-it"),
+    Family("GPT-2", gpt2, "openai-community/gpt2"),
+    Family("OPT", opt, "`model_type: opt`"),
+)
+"""What the tests hold the engine to; `tests/engine/model_table.py` makes README's table of it."""
+
 MODELS: Mapping[str, Callable[[], PreTrainedModel]] = {
-    "qwen2": qwen2,
-    "qwen3": qwen3,
-    "llama": llama,
-    "mistral": mistral,
-    "phi3": phi3,
-    "gemma3": gemma3,
+    family.make.__name__: family.make for family in FAMILIES
 }
 
 
@@ -158,6 +293,12 @@ def make_engine(
     return Engine(loaded, EngineLimits(num_slots, max_model_len, budget))
 
 
+@cache
+def _stock(make_model: Callable[[], PreTrainedModel]) -> PreTrainedModel:
+    model: PreTrainedModel = make_model().train(mode=False)
+    return model
+
+
 def generate(
     make_model: Callable[[], PreTrainedModel],
     prompt: Sequence[int],
@@ -165,7 +306,7 @@ def generate(
     model_inputs: Mapping[str, torch.Tensor] | None = None,
 ) -> list[int]:
     """Return what the stock model generates greedily behind a prompt."""
-    model = make_model().train(mode=False)
+    model: Any = _stock(make_model)  # transformers' types know no `generate`
     input_ids = torch.tensor([list(prompt)])
     output = model.generate(
         input_ids=input_ids,

@@ -35,7 +35,7 @@ class PrepackedLinear(torch.nn.Module):
         """
         super().__init__()
         self.out_features, self.in_features = weight.shape
-        self.num_bytes = weight.numel() * weight.element_size()
+        self.num_bytes = sum(t.nbytes for t in (weight, bias) if t is not None)
         # Plain attributes: an opaque layout can be neither saved nor moved as a buffer is.
         self._packed = _ops()._reorder_linear_weight(weight.detach().contiguous(), BATCH_HINT)
         self._bias = None if bias is None else bias.detach().clone()

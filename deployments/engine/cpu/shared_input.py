@@ -25,10 +25,9 @@ class SharedInput(torch.nn.Module):
             linears: Layers of one input size; either all with a bias or none.
         """
         super().__init__()
-        biases = [linear.bias for linear in linears if linear.bias is not None]
-        self._joined = PrepackedLinear(
-            torch.cat([linear.weight for linear in linears]), torch.cat(biases) if biases else None
-        )
+        weights: list[torch.Tensor] = [linear.weight for linear in linears]
+        biases: list[torch.Tensor] = [linear.bias for linear in linears if linear.bias is not None]
+        self._joined = PrepackedLinear(torch.cat(weights), torch.cat(biases) if biases else None)
         self._sizes = [linear.out_features for linear in linears]
         self._input: torch.Tensor | None = None
         self._outputs: dict[int, torch.Tensor] = {}

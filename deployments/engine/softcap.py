@@ -1,0 +1,96 @@
+"""Attention with or without softcapped scores.
+
+Gemma 2 squeezes its scores through a tanh before the mask and the softmax. torch's kernels know no
+such thing, so it is written out here, a piece of the queries at a time.
+"""
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+MAX_SCORES = 2**22
+"""Scores that exist at once, over all heads: a long prefill is cut into pieces of as many."""
+
+
+def attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    attn_mask: torch.Tensor | None,
+    is_causal: bool,
+    scale: float | None,
+    softcap: float | None,
+) -> torch.Tensor:
+    """Attend as torch's `scaled_dot_product_attention` does, with softcapped scores if asked to.
+
+    Args:
+        query: [a, b, m, head_dim].
+        key: [a, b, n, head_dim]; may be expanded over b.
+        value: As key.
+        attn_mask: Bool, what each query sees, broadcast to [a, b, m, n]; None lets it see all.
+        is_causal: The first query sees the first key alone, the next one more; needs m = n.
+        scale: Factor on the scores; None means head_dim ** -0.5.
+        softcap: Bound of the scores; None means no bound.
+
+    Returns:
+        [a, b, m, head_dim].
+    """
+    if softcap is None:
+        return scaled_dot_product_attention(
+            query, key, value, attn_mask=attn_mask, is_causal=is_causal, scale=scale
+        )
+    num_groups, num_queries, head_dim = query.shape[1:]
+    num_keys = key.shape[-2]
+    scale = head_dim**-0.5 if scale is None else scale
+    piece = max(1, MAX_SCORES // (query.shape[0] * num_groups * num_keys))
+    output = torch.empty_like(query)
+    for start in range(0, num_queries, piece):
+        rows = slice(start, min(start + piece, num_queries))
+        if is_causal:
+            mask: torch.Tensor | None = _causal_mask(rows, num_keys, query.device)
+        else:
+            mask = _mask_of(rows, attn_mask)
+        output[:, :, rows] = _softcapped(query[:, :, rows], key, value, mask, scale, softcap)
+    return output
+
+
+def _causal_mask(rows: slice, num_keys: int, device: torch.device) -> torch.Tensor:
+    keys = torch.arange(num_keys, device=device)
+    return keys <= keys[rows, None]
+
+
+def _mask_of(rows: slice, mask: torch.Tensor | None) -> torch.Tensor | None:
+    """Return the rows' part of a mask, unless it is one for all rows."""
+    return mask if mask is None or mask.shape[-2] == 1 else mask[..., rows, :]
+
+
+def _softcapped(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+    softcap: float,
+) -> torch.Tensor:
+    """Attend with all scores at once, the softmax in float32 as in the stock model.
+
+    Source: transformers, models/gemma2/modeling_gemma2.py, eager_attention_forward.
+    """
+    scores = _matmul(query, key.mT) * (scale / softcap)
+    scores = scores.tanh_().mul_(softcap)
+    if mask is not None:
+        scores = scores.masked_fill_(~mask, -torch.inf)
+    weights = scores.softmax(-1, dtype=torch.float32).to(query.dtype)
+    return _matmul(weights, value)
+
+
+def _matmul(rows: torch.Tensor, shared: torch.Tensor) -> torch.Tensor:
+    """Multiply [a, b, m, k] by [a, b, k, n], without a copy of the second.
+
+    torch would copy it to make one dimension of a and b: keys lie in their slots token by token,
+    and those of a prefill are one matrix expanded over b.
+    """
+    if shared.stride(1) == 0:
+        product = rows.flatten(1, 2) @ shared[:, 0]
+        return product.view(*rows.shape[:3], shared.shape[-1])
+    return torch.stack([rows[:, i] @ shared[:, i] for i in range(rows.shape[1])], dim=1)

@@ -1,0 +1,76 @@
+"""Requests for an engine, and what becomes of them step by step."""
+
+from collections.abc import Iterable
+from random import Random
+
+import torch
+
+from deployments.engine.engine import Engine
+from deployments.engine.output import FinishReason, TextDelta
+from deployments.engine.sampling_params import SamplingParams
+from deployments.engine.sequence import SequenceRequest
+from tests.engine.tiny_models import (
+    IMAGE_SIZE,
+    IMAGE_TOKEN_ID,
+    TOKENS_PER_IMAGE,
+    VOCAB_SIZE,
+)
+
+GREEDY = SamplingParams(temperature=0, max_tokens=12)
+
+
+class Collector:
+    """Steps an engine and keeps what each sequence gained."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.deltas: dict[str, list[TextDelta]] = {}
+
+    def step(self) -> None:
+        for sequence_id, delta in self.engine.step():
+            self.deltas.setdefault(sequence_id, []).append(delta)
+
+    def run(self) -> None:
+        while self.engine.has_work:
+            self.step()
+
+    def token_ids(self, sequence_id: str) -> list[int]:
+        return [i for delta in self.deltas[sequence_id] for i in delta.token_ids]
+
+    def text(self, sequence_id: str) -> str:
+        return "".join(delta.text for delta in self.deltas[sequence_id])
+
+    def finish_reason(self, sequence_id: str) -> FinishReason | None:
+        return self.deltas[sequence_id][-1].finish_reason
+
+
+def random_prompt(random: Random, length: int) -> tuple[int, ...]:
+    return tuple(random.randrange(44, VOCAB_SIZE) for _ in range(length))
+
+
+def image_request(
+    name: str, random: Random, num_images: int, params: SamplingParams = GREEDY
+) -> SequenceRequest:
+    """Return a prompt with images in the places that a processor would give them."""
+    prompt: list[int] = []
+    for _ in range(num_images):
+        prompt += [*random_prompt(random, 3), 5, *[IMAGE_TOKEN_ID] * TOKENS_PER_IMAGE, 6]
+    prompt += random_prompt(random, 5)
+    generator = torch.Generator().manual_seed(random.randrange(1000))
+    model_inputs = {
+        "pixel_values": torch.randn(num_images, 3, IMAGE_SIZE, IMAGE_SIZE, generator=generator),
+        "token_type_ids": torch.tensor([[int(i == IMAGE_TOKEN_ID) for i in prompt]]),
+    }
+    return SequenceRequest(name, tuple(prompt), params, model_inputs=model_inputs)
+
+
+def run_staggered(engine: Engine, requests: Iterable[SequenceRequest]) -> Collector:
+    """Add a request before every second step, so that they meet others in every state."""
+    collector = Collector(engine)
+    for request in requests:
+        engine.add(request)
+        collector.step()
+        if engine.has_work:
+            collector.step()
+    collector.run()
+    return collector

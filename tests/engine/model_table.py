@@ -1,0 +1,100 @@
+"""`make table`: writes README's table of models from the families that the tests hold.
+
+What a family exercises is read off its tiny model, so the table claims nothing that no test runs. A
+test refuses a README whose table is another.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from textwrap import fill
+
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.cache_utils import get_layer_types_and_kwargs
+
+from deployments.engine.model_check import has_images
+from tests.engine.scenarios import SCENARIOS
+from tests.engine.tiny_models import FAMILIES, Family
+
+README = Path(__file__).resolve().parent.parent.parent / "README.md"
+BEGIN = "<!-- The table of models: made by `make table` -->\n"
+END = "<!-- The end of the table of models -->\n"
+
+WIDTH = 100
+
+HEADER = "| models | for example | what is tested with them | images |\n| --- | --- | --- | --- |\n"
+
+
+def main() -> None:
+    """Write the table into README.md."""
+    README.write_text(with_table(README.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def with_table(readme: str) -> str:
+    """Return a README with the table between its two marks.
+
+    Raises:
+        ValueError: A mark is missing.
+    """
+    before, _, rest = readme.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not end:
+        raise ValueError(f"README.md lacks the lines {BEGIN!r} and {END!r}")
+    return before + BEGIN + table() + END + after
+
+
+def table() -> str:
+    """Return the table in Markdown, and what each of its lines was tested under."""
+    rows = "".join(_row(family) for family in FAMILIES)
+    promise = (
+        "Each line gives, token by token, what `model.generate` gives (float32, greedy), whatever "
+        f"happens around a sequence: {', '.join(SCENARIOS)}."
+    )
+    return f"\n{HEADER}{rows}\n{fill(promise, WIDTH)}\n\n"
+
+
+def _row(family: Family) -> str:
+    model = family.make()
+    images = "yes" if has_images(model.config) else "no"
+    features = ", ".join(features_of(model))
+    return f"| {family.name} | {family.example} | {features} | {images} |\n"
+
+
+def features_of(model: PreTrainedModel) -> list[str]:
+    """Name what a model asks of its attention and of its positions."""
+    text = model.config.get_text_config()
+    found = [name for name, has in FEATURES.items() if has(text)]
+    modules = {name.rpartition(".")[2] for name, _ in model.named_modules()}
+    return found + [feature for name, feature in FEATURES_BY_MODULE.items() if name in modules]
+
+
+def _groups(text: PreTrainedConfig) -> int:
+    num_kv_heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    groups: int = text.num_attention_heads // num_kv_heads
+    return groups
+
+
+def _windows(text: PreTrainedConfig) -> set[object]:
+    return {options.get("sliding_window") for options in get_layer_types_and_kwargs(text)[1]}
+
+
+def _rope_type(text: PreTrainedConfig) -> str | None:
+    rope_type: str | None = (getattr(text, "rope_parameters", None) or {}).get("rope_type")
+    return rope_type
+
+
+FEATURES: Mapping[str, Callable[[PreTrainedConfig], bool]] = {
+    "keys for every head": lambda text: _groups(text) == 1,
+    "grouped queries": lambda text: 1 < _groups(text) < text.num_attention_heads,
+    "one head of keys": lambda text: _groups(text) == text.num_attention_heads,
+    "sliding window": lambda text: None not in _windows(text),
+    "sliding window in some layers": lambda text: len(_windows(text)) > 1,
+    "softcapped scores": lambda text: bool(getattr(text, "attn_logit_softcapping", None)),
+    "scaled rotary positions": lambda text: _rope_type(text) == "llama3",
+    "learned positions": lambda text: not getattr(text, "rope_parameters", None),
+}
+
+FEATURES_BY_MODULE = {"q_norm": "norms on queries and keys", "experts": "experts"}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""How requests reach an engine: each way must give the tokens that `generate` gives."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from deployments.engine.model_loader import LoadedModel
+from deployments.engine.sequence import SequenceRequest
+from tests.engine.collector import Collector
+from tests.engine.tiny_models import make_engine
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Circumstances that must change nothing.
+
+    Attributes:
+        num_slots: Sequences that run at once.
+        budget: Tokens in one step.
+        steps_between: Steps after each arrival.
+        victims: The places of the requests that are aborted while others run.
+        num_generated: Tokens that each request brings along.
+    """
+
+    num_slots: int = 8
+    budget: int = 256
+    steps_between: int = 0
+    victims: tuple[int, ...] = ()
+    num_generated: int = 0
+
+
+SCENARIOS: Mapping[str, Scenario] = {
+    "staggered arrivals": Scenario(num_slots=3, budget=24, steps_between=2),
+    "aborts in between": Scenario(num_slots=3, budget=24, victims=(0, 3)),
+    "prefill in chunks": Scenario(budget=8),
+    "fewer slots than requests": Scenario(num_slots=2),
+    "resumed elsewhere": Scenario(num_generated=5),
+}
+
+
+def run(
+    scenario: Scenario,
+    loaded: LoadedModel,
+    requests: Sequence[SequenceRequest],
+    expected: Mapping[str, list[int]],
+) -> dict[str, list[int]]:
+    """Run requests on an engine of their own.
+
+    Args:
+        scenario: The circumstances.
+        loaded: The model.
+        requests: What to run, greedily.
+        expected: The tokens that each request should get, by its id; some of them may be brought
+            along.
+
+    Returns:
+        The tokens of each request that was not aborted, those that it brought along included.
+    """
+    engine = make_engine(loaded, num_slots=scenario.num_slots, budget=scenario.budget)
+    collector = Collector(engine)
+    # The last token is never brought along: such a request would be refused.
+    brought = {name: ids[:-1][: scenario.num_generated] for name, ids in expected.items()}
+    for request in requests:
+        generated = tuple(brought[request.sequence_id])
+        engine.add(replace(request, generated_token_ids=generated))
+        for _ in range(scenario.steps_between):
+            collector.step()
+    victims = [requests[place].sequence_id for place in scenario.victims]
+    for victim in victims:
+        collector.step()
+        collector.step()
+        engine.abort(victim)
+    collector.run()
+    return {
+        name: tokens + collector.token_ids(name)
+        for name, tokens in brought.items()
+        if name not in victims
+    }

@@ -1,0 +1,55 @@
+from collections.abc import Callable, Sequence
+from random import Random
+
+import pytest
+from transformers import PreTrainedModel
+
+from deployments.engine.sequence import SequenceRequest
+from tests.engine.collector import GREEDY, image_request, random_prompt
+from tests.engine.scenarios import SCENARIOS, Scenario, run
+from tests.engine.tiny_models import MODELS, gemma3, generate, load
+
+MakeModel = Callable[[], PreTrainedModel]
+
+
+def check(scenario: Scenario, make_model: MakeModel, requests: Sequence[SequenceRequest]) -> None:
+    expected = {
+        request.sequence_id: generate(
+            make_model, request.prompt_token_ids, 12, request.model_inputs
+        )
+        for request in requests
+    }
+    got = run(scenario, load(make_model), requests, expected)
+    assert len(got) > 2
+    assert got == {name: expected[name] for name in got}
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=SCENARIOS)
+@pytest.mark.parametrize("make_model", MODELS.values(), ids=MODELS)
+def test_greedy_tokens_equal_generate(make_model: MakeModel, scenario: Scenario) -> None:
+    random = Random(1)
+    requests = [
+        SequenceRequest(f"s{i}", random_prompt(random, length), GREEDY)
+        for i, length in enumerate((20, 1, 60, 5, 9, 33))
+    ]
+    check(scenario, make_model, requests)
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=SCENARIOS)
+def test_images_and_text_together_equal_generate(scenario: Scenario) -> None:
+    random = Random(5)
+    requests = [
+        image_request(f"i{i}", random, num_images)
+        if num_images
+        else SequenceRequest(f"t{i}", random_prompt(random, 30), GREEDY)
+        for i, num_images in enumerate((1, 0, 2, 1, 0))
+    ]
+    check(scenario, gemma3, requests)
+
+
+@pytest.mark.parametrize("make_model", MODELS.values(), ids=MODELS)
+def test_what_a_family_generates_hangs_on_the_prompt(make_model: MakeModel) -> None:
+    random = Random(2)
+    answers = [generate(make_model, random_prompt(random, 20), 12) for _ in range(4)]
+    assert len({tuple(answer) for answer in answers}) == 4
+    assert len({token_id for answer in answers for token_id in answer}) > 5

@@ -1,0 +1,37 @@
+import pytest
+
+from tests.engine.model_table import BEGIN, END, README, features_of, table, with_table
+from tests.engine.tiny_models import gemma2, gemma3, gpt2, llama, llama3, mistral, qwen3_moe
+
+
+def test_the_table_in_readme_is_what_make_table_writes() -> None:
+    readme = README.read_text(encoding="utf-8")
+    assert with_table(readme) == readme, "run `make table`"
+
+
+def test_the_table_stands_between_its_marks_and_the_rest_stays() -> None:
+    assert with_table(f"a\n{BEGIN}old{END}b\n") == f"a\n{BEGIN}{table()}{END}b\n"
+    with pytest.raises(ValueError, match="lacks the lines"):
+        with_table(f"a\n{BEGIN}old\n")
+
+
+def test_features_are_read_off_the_model() -> None:
+    assert features_of(llama()) == ["keys for every head"]
+    assert features_of(llama3()) == ["grouped queries", "scaled rotary positions"]
+    assert features_of(mistral()) == ["grouped queries", "sliding window"]
+    assert features_of(qwen3_moe()) == [
+        "grouped queries",
+        "norms on queries and keys",
+        "experts",
+    ]
+    assert features_of(gpt2()) == ["keys for every head", "learned positions"]
+    assert features_of(gemma2()) == [
+        "grouped queries",
+        "sliding window in some layers",
+        "softcapped scores",
+    ]
+    assert features_of(gemma3()) == [
+        "one head of keys",
+        "sliding window in some layers",
+        "norms on queries and keys",
+    ]

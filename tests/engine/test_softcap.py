@@ -1,0 +1,71 @@
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from deployments.engine import softcap
+from deployments.engine.softcap import attend
+
+HEADS, GROUPS, QUERIES, KEYS, HEAD_DIM = 2, 3, 5, 5, 4
+
+
+def tensors(*, is_expanded: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    query = torch.randn(HEADS, GROUPS, QUERIES, HEAD_DIM) * 3
+    groups = 1 if is_expanded else GROUPS
+    key, value = torch.randn(2, HEADS, groups, KEYS, HEAD_DIM).expand(-1, -1, GROUPS, -1, -1)
+    return query, key, value
+
+
+def lower_triangle() -> torch.Tensor:
+    return torch.ones(QUERIES, KEYS, dtype=torch.bool).tril()
+
+
+MASKS = {
+    "none": None,
+    "rows": lower_triangle(),
+    "one for all rows": torch.tensor([True, False, True, True, False])[None, None, None],
+}
+
+
+@pytest.mark.parametrize("max_scores", [1, HEADS * GROUPS * KEYS * 2, 10**6])
+@pytest.mark.parametrize("is_expanded", [True, False])
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+def test_scores_are_bounded_before_the_mask_whatever_the_size_of_a_piece(
+    monkeypatch: pytest.MonkeyPatch, mask: torch.Tensor | None, is_expanded: bool, max_scores: int
+) -> None:
+    monkeypatch.setattr(softcap, "MAX_SCORES", max_scores)
+    query, key, value = tensors(is_expanded=is_expanded)
+    scores = 2.0 * (query @ key.transpose(-1, -2) * 0.5 / 2.0).tanh()
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    output = attend(query, key, value, attn_mask=mask, is_causal=False, scale=0.5, softcap=2.0)
+    torch.testing.assert_close(output, scores.softmax(-1) @ value)
+
+
+@pytest.mark.parametrize("max_scores", [1, 10**6])
+def test_causal_is_the_mask_of_the_lower_triangle(
+    monkeypatch: pytest.MonkeyPatch, max_scores: int
+) -> None:
+    monkeypatch.setattr(softcap, "MAX_SCORES", max_scores)
+    query, key, value = tensors(is_expanded=True)
+    causal = attend(query, key, value, attn_mask=None, is_causal=True, scale=None, softcap=2.0)
+    masked = attend(
+        query, key, value, attn_mask=lower_triangle(), is_causal=False, scale=None, softcap=2.0
+    )
+    torch.testing.assert_close(causal, masked)
+
+
+@pytest.mark.parametrize("softcap", [None, 1e6])
+def test_without_a_bound_or_with_a_far_one_it_is_torchs_attention(softcap: float | None) -> None:
+    query, key, value = tensors(is_expanded=True)
+    output = attend(query, key, value, attn_mask=None, is_causal=True, scale=None, softcap=softcap)
+    torch.testing.assert_close(
+        output, scaled_dot_product_attention(query, key, value, is_causal=True)
+    )
+
+
+def test_half_precision_comes_back_as_it_went_in() -> None:
+    query, key, value = (tensor.bfloat16() for tensor in tensors(is_expanded=True))
+    output = attend(query, key, value, attn_mask=None, is_causal=True, scale=None, softcap=2.0)
+    assert output.dtype == torch.bfloat16
+    assert output.shape == query.shape
