@@ -27,8 +27,8 @@ from deployments.contract import (
     SamplingParams,
 )
 from deployments.delta_stream import DeltaStream
-from deployments.engine.engine import (
-    Engine,
+from deployments.engine.engine import Engine
+from deployments.engine.engine_limits import (
     EngineLimits,
     InvalidSequenceError,
     SequenceTooLongError,

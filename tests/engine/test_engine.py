@@ -5,11 +5,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from deployments.engine.engine import (
-    Engine,
-    InvalidSequenceError,
-    SequenceTooLongError,
-)
+from deployments.engine.engine import Engine
+from deployments.engine.engine_limits import InvalidSequenceError, SequenceTooLongError
 from deployments.engine.model_loader import UnsupportedModelError
 from deployments.engine.output import FinishReason, TextDelta
 from deployments.engine.sampling_params import SamplingParams

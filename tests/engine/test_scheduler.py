@@ -97,7 +97,7 @@ def test_the_last_takes_the_place_of_one_that_leaves() -> None:
     for each in (a, b, c):
         line.add(each)
     complete(line.schedule())
-    assert line.remove(a) == SlotMove(source=2, target=0, length=2)
+    assert line.remove(a) == SlotMove(source=2, target=0, length=3)
     assert [line.slot_of(each) for each in (a, b, c)] == [None, 1, 0]
     assert line.remove(b) is None
 
