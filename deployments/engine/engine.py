@@ -168,7 +168,8 @@ class Engine:
         # First of all, since closing a gap between slots copies what was computed.
         self._mark_computed(outcome.ran)
         deltas = [self._fail(sequence, why) for sequence, why in outcome.blamed]
-        deltas += self._sample(StepLogits.join(outcome.logits))
+        for due in outcome.logits:
+            deltas += self._sample(due)
         for sequence in outcome.restarting:
             self._preempt(sequence)
         self._fit_memory(outcome.num_tokens_too_many)
@@ -202,9 +203,7 @@ class Engine:
         self._wipe(sequence)
         self._close_gap(self._scheduler.preempt(sequence))
 
-    def _sample(self, due: StepLogits | None) -> list[tuple[str, TextDelta]]:
-        if due is None:
-            return []
+    def _sample(self, due: StepLogits) -> list[tuple[str, TextDelta]]:
         logits = due.logits
         rows = [SamplingRow(seq.request.params, len(seq.token_ids)) for seq in due.sequences]
 

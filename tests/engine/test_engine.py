@@ -31,7 +31,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=12)
 
 
 class Collector:
-    """Steps an engine and keeps what each sequence gained."""
+    """Steps an engine and keeps what each sequence gained; when it is idle, nothing may be left."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -44,6 +44,7 @@ class Collector:
     def run(self) -> None:
         while self.engine.has_work:
             self.step()
+        self.engine.check()
 
     def token_ids(self, sequence_id: str) -> list[int]:
         return [i for delta in self.deltas[sequence_id] for i in delta.token_ids]

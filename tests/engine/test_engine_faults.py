@@ -1,0 +1,401 @@
+"""Faults inside an engine: who ends, who goes on as if nothing had been, and what is left."""
+
+import logging
+from collections.abc import Sequence as Rows
+from functools import cache
+from math import log2
+from random import Random
+
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from deployments.engine.engine_limits import InvalidSequenceError
+from deployments.engine.model_loader import UnsupportedModelError
+from deployments.engine.output import FinishReason
+from deployments.engine.sampler import SamplingRow, sample
+from deployments.engine.sampling_params import SamplingParams
+from deployments.engine.sequence import SequenceRequest
+from deployments.engine.step_budget import GOOD_STEPS
+from tests.engine.faults import (
+    Fault,
+    FaultyModel,
+    broken_by,
+    make_undecodable,
+    no_fault,
+    out_of_memory_above,
+)
+from tests.engine.test_engine import (
+    GREEDY,
+    Collector,
+    MakeModel,
+    image_request,
+    random_prompt,
+    run_staggered,
+    sampled_requests,
+)
+from tests.engine.tiny_models import gemma3, generate, load, make_engine, mistral, qwen2
+
+BAD_ID = 299
+POISON_ID = 298
+
+
+def requests(num: int, seed: int = 41) -> list[SequenceRequest]:
+    random = Random(seed)
+    return [SequenceRequest(f"s{i}", random_prompt(random, 3 + i % 5), GREEDY) for i in range(num)]
+
+
+def assert_equal(collector: Collector, expected: Collector) -> None:
+    for name in expected.deltas:
+        assert collector.token_ids(name) == expected.token_ids(name), name
+        assert collector.text(name) == expected.text(name), name
+        assert collector.finish_reason(name) is expected.finish_reason(name), name
+
+
+def test_one_bad_sequence_among_64_costs_few_passes_and_no_one_a_token() -> None:
+    good = requests(63)
+    expected = run_staggered(make_engine(load(qwen2), num_slots=64, budget=1000), good)
+    loaded = load(qwen2)
+    model = FaultyModel(loaded, broken_by([BAD_ID]))
+    collector = Collector(make_engine(loaded, num_slots=64, budget=1000))
+    bad = SequenceRequest("bad", (60, BAD_ID), GREEDY)
+    for request in (*good[:40], bad, *good[40:]):
+        collector.engine.add(request)
+    collector.step()
+    assert len(model.passes) <= 1 + log2(64) + 2
+    assert len(collector.deltas) == 64
+    collector.run()
+    assert collector.deltas["bad"][0].error == "the model failed on this sequence"
+    assert_equal(collector, expected)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 5, 9, 23])
+def test_out_of_memory_is_a_pause_and_no_error(num_tokens: int) -> None:
+    given = [*sampled_requests(Random(42)), *requests(5)]
+    given = [SequenceRequest(f"n{i}", r.prompt_token_ids, r.params) for i, r in enumerate(given)]
+    expected = run_staggered(make_engine(load(qwen2), num_slots=6), given)
+    loaded = load(qwen2)
+    model = FaultyModel(loaded, out_of_memory_above(num_tokens))
+    collector = run_staggered(make_engine(loaded, num_slots=6), given)
+    assert max(len(token_ids) for token_ids in model.passes) > num_tokens
+    assert_equal(collector, expected)
+
+
+@pytest.mark.parametrize("make_model", [gemma3, mistral])
+def test_memory_that_runs_short_while_all_decode_preempts_and_resumes(
+    make_model: MakeModel,
+) -> None:
+    random = Random(43)
+    given = [
+        image_request(f"i{i}", random, 1)
+        if make_model is gemma3 and i % 2 == 0
+        else SequenceRequest(f"t{i}", random_prompt(random, 20), GREEDY)
+        for i in range(5)
+    ]
+    expected = run_staggered(make_engine(load(make_model), num_slots=5), given)
+    loaded = load(make_model)
+    model = FaultyModel(loaded, no_fault)
+    collector = Collector(make_engine(loaded, num_slots=5))
+    for request in given:
+        collector.engine.add(request)
+    while len(collector.deltas) < 5:
+        collector.step()
+    model.fault = out_of_memory_above(2)
+    before = {name: len(deltas) for name, deltas in collector.deltas.items()}
+    collector.step()
+    assert {name: len(deltas) for name, deltas in collector.deltas.items()} == before
+    assert (collector.engine.stats.num_running, collector.engine.stats.num_waiting) == (2, 3)
+    collector.engine.check()
+    model.fault = no_fault
+    collector.run()
+    assert_equal(collector, expected)
+
+
+def test_the_oldest_go_on_while_memory_is_short() -> None:
+    loaded = load(qwen2)
+    model = FaultyModel(loaded, no_fault)
+    collector = Collector(make_engine(loaded, num_slots=4, budget=100))
+    for request in requests(4):
+        collector.engine.add(request)
+    collector.step()
+    model.fault = out_of_memory_above(2)
+    collector.step()
+    collector.step()
+    assert {name: len(d) for name, d in collector.deltas.items()} == {
+        "s0": 2,
+        "s1": 2,
+        "s2": 1,
+        "s3": 1,
+    }
+
+
+def test_a_step_grows_again_when_memory_is_back() -> None:
+    loaded = load(qwen2)
+    model = FaultyModel(loaded, no_fault)
+    engine = make_engine(loaded, num_slots=4)
+    endless = SamplingParams(temperature=0, ignore_eos=True)
+    for i in range(4):
+        engine.add(SequenceRequest(f"s{i}", (60 + i,), endless))
+    engine.step()
+    model.fault = out_of_memory_above(3)
+    engine.step()
+    model.fault = no_fault
+    assert engine.stats.num_running == 2
+    for _ in range(GOOD_STEPS):
+        engine.step()
+    engine.step()
+    assert engine.stats.num_running == 4
+
+
+def test_only_what_lacks_memory_all_alone_ends() -> None:
+    random = Random(44)
+    given = [
+        SequenceRequest("a", random_prompt(random, 5), GREEDY),
+        image_request("image", random, 3),
+        SequenceRequest("b", random_prompt(random, 30), GREEDY),
+    ]
+    loaded = load(gemma3)
+    FaultyModel(loaded, out_of_memory_above(24))
+    collector = run_staggered(make_engine(loaded), given)
+    assert "memory" in (collector.deltas["image"][-1].error or "")
+    for request in (given[0], given[2]):
+        expected = generate(gemma3, request.prompt_token_ids, 12)
+        assert collector.token_ids(request.sequence_id) == expected
+
+
+def test_no_memory_at_all_ends_everyone_with_an_error_and_leaves_nothing() -> None:
+    loaded = load(qwen2)
+    FaultyModel(loaded, out_of_memory_above(0))
+    engine = make_engine(loaded)
+    collector = run_staggered(engine, requests(5))
+    for i in range(5):
+        assert collector.finish_reason(f"s{i}") is FinishReason.ERROR
+    assert engine.stats.num_steps == 0
+
+
+def test_an_id_that_makes_no_text_ends_its_sequence_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    given = requests(6)
+    expected = run_staggered(make_engine(load(qwen2)), given)
+    third = expected.token_ids("s2")[3]
+    victims = {r.sequence_id for r in given if third in expected.token_ids(r.sequence_id)}
+    loaded = load(qwen2)
+    make_undecodable(loaded, [third])
+    with caplog.at_level(logging.DEBUG):
+        collector = run_staggered(make_engine(loaded), given)
+    for name in expected.deltas:
+        whole = expected.token_ids(name)
+        if name in victims:
+            assert collector.token_ids(name) == whole[: whole.index(third)]
+            assert collector.deltas[name][-1].error == "the tokens of this sequence make no text"
+        else:
+            assert collector.token_ids(name) == whole
+    assert victims < expected.deltas.keys()
+    assert "OverflowError" in caplog.text
+    assert "SECRET" not in caplog.text
+
+
+def test_generated_ids_that_make_no_text_are_refused() -> None:
+    loaded = load(qwen2)
+    make_undecodable(loaded, [77])
+    engine = make_engine(loaded)
+    with pytest.raises(InvalidSequenceError, match="no text"):
+        engine.add(SequenceRequest("s", (60,), GREEDY, (77,)))
+    assert not engine.has_work
+    engine.check()
+
+
+class FaultySampling:
+    """Stands in for `sample`; it fails for rows of a bad seed, and for too many rows."""
+
+    BAD_SEED = 13
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, max_rows: int) -> None:
+        self.max_rows = max_rows
+        monkeypatch.setattr("deployments.engine.engine.sample", self)
+
+    def __call__(self, logits: torch.Tensor, rows: Rows[SamplingRow]) -> list[int | None]:
+        if len(rows) > self.max_rows:
+            raise torch.OutOfMemoryError
+        if any(row.params.seed == self.BAD_SEED for row in rows):
+            raise RuntimeError("probability tensor contains either inf, nan or element < 0")
+        return sample(logits, rows)
+
+
+@pytest.mark.parametrize("max_rows", [99, 2, 1])
+def test_a_sampler_error_ends_its_sequence_alone_and_each_token_comes_once(
+    monkeypatch: pytest.MonkeyPatch, max_rows: int
+) -> None:
+    given = [*sampled_requests(Random(45)), *requests(4)]
+    given = [SequenceRequest(f"n{i}", r.prompt_token_ids, r.params) for i, r in enumerate(given)]
+    expected = run_staggered(make_engine(load(qwen2), num_slots=9), given)
+    FaultySampling(monkeypatch, max_rows)
+    bad = SequenceRequest("bad", (60,), SamplingParams(seed=FaultySampling.BAD_SEED))
+    collector = run_staggered(make_engine(load(qwen2), num_slots=9), [*given[:5], bad, *given[5:]])
+    assert collector.deltas["bad"][0].error == "the next token could not be sampled"
+    assert_equal(collector, expected)
+
+
+def test_sampling_without_any_memory_preempts_all_but_the_last_which_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    FaultySampling(monkeypatch, max_rows=0)
+    engine = make_engine(load(qwen2))
+    collector = run_staggered(engine, requests(4))
+    for i in range(4):
+        assert collector.finish_reason(f"s{i}") is FinishReason.ERROR
+    assert engine.stats.num_steps == 0
+
+
+def test_a_step_without_tokens_for_anyone_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    FaultySampling(monkeypatch, max_rows=9)
+    engine = make_engine(load(qwen2))
+    run_staggered(
+        engine, [SequenceRequest("bad", (60,), SamplingParams(seed=FaultySampling.BAD_SEED))]
+    )
+    assert engine.stats.num_steps == 0
+
+
+@pytest.mark.parametrize(
+    "fault", [broken_by(range(300)), out_of_memory_above(0), out_of_memory_above(1)]
+)
+def test_a_warm_up_that_fails_is_a_load_error(fault: Fault) -> None:
+    loaded = load(qwen2)
+    FaultyModel(loaded, fault)
+    with pytest.raises(UnsupportedModelError, match="warm up"):
+        make_engine(loaded).warm_up()
+
+
+def test_a_warm_up_whose_tokens_make_no_text_is_a_load_error() -> None:
+    loaded = load(qwen2)
+    make_undecodable(loaded, range(300))
+    with pytest.raises(UnsupportedModelError, match="no text"):
+        make_engine(loaded).warm_up()
+
+
+def test_a_bug_in_the_books_is_raised_and_blames_no_sequence() -> None:
+    engine = make_engine(load(qwen2))
+    engine.add(requests(1)[0])
+    engine.step()
+    del engine._detokenizers["s0"]
+    with pytest.raises(KeyError):
+        engine.step()
+
+
+def prompts() -> list[tuple[int, ...]]:
+    random = Random(46)
+    return [random_prompt(random, length) for length in (1, 2, 5, 9, 17, 30, 40)]
+
+
+@cache
+def expected_tokens(prompt: tuple[int, ...], seed: int | None) -> list[int]:
+    """Return what a sequence gives when nothing fails."""
+    if seed is None:
+        return generate(qwen2, prompt, 12)
+    request = SequenceRequest("alone", prompt, sampled(seed))
+    return run_staggered(make_engine(load(qwen2)), [request]).token_ids("alone")
+
+
+def sampled(seed: int | None) -> SamplingParams:
+    return GREEDY if seed is None else SamplingParams(seed=seed, top_p=0.9, max_tokens=12)
+
+
+class FaultyEngine(RuleBasedStateMachine):
+    """Adds, aborts, steps and faults in any order, on one engine.
+
+    Some ids break the model, some give NaN, some make no text. Memory comes and goes. Whoever is
+    not to blame gets what `generate` gives, and at any time the engine's books are in order.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        loaded = load(qwen2)
+        with torch.no_grad():
+            loaded.model.get_parameter("model.embed_tokens.weight")[POISON_ID] = torch.nan
+        self.undecodable = set(range(200, 210))
+        make_undecodable(loaded, self.undecodable)
+        self.most_tokens = 1000
+        self.model = FaultyModel(loaded, self.fault)
+        self.collector = Collector(make_engine(loaded))
+        self.added: dict[str, tuple[SequenceRequest, int | None]] = {}
+        self.aborted: set[str] = set()
+
+    def fault(self, token_ids: list[int]) -> Exception | None:
+        return out_of_memory_above(self.most_tokens)(token_ids) or broken_by([BAD_ID])(token_ids)
+
+    @rule(
+        prompt=st.sampled_from(prompts()),
+        seed=st.none() | st.integers(0, 3),
+        extra=st.sampled_from([None, None, None, BAD_ID, POISON_ID]),
+        place=st.integers(0, 40),
+    )
+    def add(self, prompt: tuple[int, ...], seed: int | None, extra: int | None, place: int) -> None:
+        if extra is not None:
+            prompt = (*prompt[:place], extra, *prompt[place:])
+        name = f"s{len(self.added)}"
+        request = SequenceRequest(name, prompt, sampled(seed))
+        self.added[name] = (request, seed)
+        self.collector.engine.add(request)
+
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        running = sorted(self.collector.engine._sequences)
+        if running:
+            name = data.draw(st.sampled_from(running))
+            self.aborted.add(name)
+            self.collector.engine.abort(name)
+
+    @rule(num_steps=st.integers(1, 6))
+    def step(self, num_steps: int) -> None:
+        for _ in range(num_steps):
+            if self.collector.engine.has_work:
+                self.collector.step()
+                self.collector.engine.check()
+
+    @rule(most_tokens=st.sampled_from([1, 2, 3, 8, 1000]))
+    def set_memory(self, most_tokens: int) -> None:
+        self.most_tokens = most_tokens
+
+    @rule()
+    def finish(self) -> None:
+        self.collector.run()
+        for name in self.added:
+            self.assert_right(name)
+
+    @invariant()
+    def books_are_in_order(self) -> None:
+        self.collector.engine.check()
+
+    def teardown(self) -> None:
+        self.finish()
+
+    def assert_right(self, name: str) -> None:
+        """Compare what a sequence got with what it should have got."""
+        request, seed = self.added[name]
+        got = self.collector.token_ids(name) if name in self.collector.deltas else []
+        if {BAD_ID, POISON_ID} & set(request.prompt_token_ids):
+            assert got == []
+            assert name in self.aborted or self.error(name) in (
+                "the model failed on this sequence",
+                "the model gave logits that are not finite",
+            )
+            return
+        whole = expected_tokens(request.prompt_token_ids, seed)
+        shown = [i for i, token_id in enumerate(whole) if token_id in self.undecodable]
+        if name in self.aborted:
+            assert got == whole[: len(got)]
+        elif shown:
+            assert got == whole[: shown[0]]
+            assert self.error(name) == "the tokens of this sequence make no text"
+        else:
+            assert got == whole
+
+    def error(self, name: str) -> str | None:
+        return self.collector.deltas[name][-1].error
+
+
+TestFaultyEngine = FaultyEngine.TestCase
+TestFaultyEngine.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
