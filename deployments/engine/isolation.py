@@ -90,8 +90,9 @@ class Isolation(Generic[Item, Result]):
         except Exception as error:  # whatever it is, it must end one sequence, not all
             if is_fatal(error):
                 raise
-            logger.warning("%s failed for %d together", self._name, len(items), exc_info=True)
-            if len(items) == 1:
+            is_alone = len(items) == 1
+            logger.warning("%s failed for %d together", self._name, len(items), exc_info=is_alone)
+            if is_alone:
                 self.blamed.append(Blame(items[0], is_out_of_memory(error)))
             return False
         return True

@@ -7,6 +7,8 @@ import torch
 
 from deployments.engine.model_loader import LoadedModel
 
+CLIENTS_TEXT = "what nobody but the client may read"
+
 Fault = Callable[[list[int]], Exception | None]
 """Says of a pass's token ids why the pass fails, if it does."""
 
@@ -65,12 +67,12 @@ def broken_by(bad_ids: Iterable[int]) -> Fault:
 
 
 def make_undecodable(loaded: LoadedModel, bad_ids: Iterable[int]) -> None:
-    """Let the tokenizer raise on these ids, with a text in its message."""
+    """Let the tokenizer raise on these ids, with a client's text in its message."""
     stock, bad = loaded.tokenizer.decode, frozenset(bad_ids)
 
     def decode(token_ids: list[int], **options: Any) -> Any:
         if not bad.isdisjoint(token_ids):
-            raise OverflowError("SECRET TEXT of the client")
+            raise OverflowError(CLIENTS_TEXT)
         return stock(token_ids, **options)
 
     loaded.tokenizer.decode = decode  # type: ignore[method-assign, assignment] # a fault
