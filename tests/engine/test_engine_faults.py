@@ -327,14 +327,22 @@ class FaultyEngine(RuleBasedStateMachine):
         return out_of_memory_above(self.most_tokens)(token_ids) or broken_by([BAD_ID])(token_ids)
 
     @rule(
-        prompt=st.sampled_from(prompts()),
-        seed=st.none() | st.integers(0, 3),
-        extra=st.sampled_from([None, None, None, BAD_ID, POISON_ID]),
-        place=st.integers(0, 40),
+        given=st.lists(
+            st.tuples(
+                st.sampled_from(prompts()),
+                st.none() | st.integers(0, 3),
+                st.sampled_from([None, None, None, None, BAD_ID, POISON_ID]),
+            ),
+            min_size=2,
+            max_size=6,
+        )
     )
-    def add(self, prompt: tuple[int, ...], seed: int | None, extra: int | None, place: int) -> None:
-        if extra is not None:
-            prompt = (*prompt[:place], extra, *prompt[place:])
+    def add_several(self, given: list[tuple[tuple[int, ...], int | None, int | None]]) -> None:
+        for prompt, seed, bad_id in given:
+            half = len(prompt) // 2
+            self.add(prompt if bad_id is None else (*prompt[:half], bad_id, *prompt[half:]), seed)
+
+    def add(self, prompt: tuple[int, ...], seed: int | None) -> None:
         name = f"s{len(self.added)}"
         request = SequenceRequest(name, prompt, sampled(seed))
         self.added[name] = (request, seed)
@@ -348,29 +356,22 @@ class FaultyEngine(RuleBasedStateMachine):
             self.aborted.add(name)
             self.collector.engine.abort(name)
 
-    @rule(num_steps=st.integers(1, 6))
-    def step(self, num_steps: int) -> None:
+    @rule(num_steps=st.integers(1, 8), most_tokens=st.sampled_from([1, 2, 3, 8, 1000, 1000]))
+    def step(self, num_steps: int, most_tokens: int) -> None:
+        self.most_tokens = most_tokens
         for _ in range(num_steps):
             if self.collector.engine.has_work:
                 self.collector.step()
                 self.collector.engine.check()
-
-    @rule(most_tokens=st.sampled_from([1, 2, 3, 8, 1000]))
-    def set_memory(self, most_tokens: int) -> None:
-        self.most_tokens = most_tokens
-
-    @rule()
-    def finish(self) -> None:
-        self.collector.run()
-        for name in self.added:
-            self.assert_right(name)
 
     @invariant()
     def books_are_in_order(self) -> None:
         self.collector.engine.check()
 
     def teardown(self) -> None:
-        self.finish()
+        self.collector.run()
+        for name in self.added:
+            self.assert_right(name)
 
     def assert_right(self, name: str) -> None:
         """Compare what a sequence got with what it should have got."""
@@ -404,4 +405,4 @@ class FaultyEngine(RuleBasedStateMachine):
 
 
 TestFaultyEngine = FaultyEngine.TestCase
-TestFaultyEngine.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestFaultyEngine.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)
