@@ -165,7 +165,7 @@ class Engine:
 
     def _complete(self, outcome: StepOutcome) -> list[tuple[str, TextDelta]]:
         """Turn what was computed into tokens and text."""
-        # First of all, since closing a gap between slots copies what was computed.
+        # First of all: what follows takes slots from some and moves others.
         self._mark_computed(outcome.ran)
         deltas = [self._fail(sequence, why) for sequence, why in outcome.blamed]
         for due in outcome.logits:

@@ -165,6 +165,21 @@ def test_only_what_lacks_memory_all_alone_ends() -> None:
         assert collector.token_ids(request.sequence_id) == expected
 
 
+def test_what_a_failed_pass_has_written_does_not_stay_in_a_slot_that_is_left() -> None:
+    loaded = load(qwen2)
+    is_bad, is_too_long = broken_by([BAD_ID]), out_of_memory_above(5)
+    FaultyModel(loaded, lambda token_ids: is_bad(token_ids) or is_too_long(token_ids))
+    engine = make_engine(loaded, num_slots=2)
+    long = SequenceRequest("long", random_prompt(Random(47), 20), GREEDY)
+    engine.add(SequenceRequest("bad", (60, BAD_ID), GREEDY))
+    engine.add(long)
+    # The bad one ends, and the long one, of which nothing is computed, takes its slot.
+    assert [name for name, _ in engine.step()] == ["bad"]
+    engine.check()
+    collector = run_staggered(engine, [])
+    assert collector.token_ids("long") == generate(qwen2, long.prompt_token_ids, 12)
+
+
 def test_no_memory_at_all_ends_everyone_with_an_error_and_leaves_nothing() -> None:
     loaded = load(qwen2)
     FaultyModel(loaded, out_of_memory_above(0))
@@ -319,7 +334,7 @@ class FaultyEngine(RuleBasedStateMachine):
         make_undecodable(loaded, self.undecodable)
         self.most_tokens = 1000
         self.model = FaultyModel(loaded, self.fault)
-        self.collector = Collector(make_engine(loaded))
+        self.collector = Collector(make_engine(loaded, num_slots=5))
         self.added: dict[str, tuple[SequenceRequest, int | None]] = {}
         self.aborted: set[str] = set()
 
@@ -405,4 +420,4 @@ class FaultyEngine(RuleBasedStateMachine):
 
 
 TestFaultyEngine = FaultyEngine.TestCase
-TestFaultyEngine.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)
+TestFaultyEngine.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
