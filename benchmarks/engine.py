@@ -18,11 +18,12 @@ from rich.table import Table
 from transformers import AutoModelForImageTextToText
 
 from deployments.contract import ChatMessage, GenerationRequest, TextPart
-from deployments.engine.engine import Engine, EngineLimits
+from deployments.engine.engine import Engine
+from deployments.engine.engine_limits import EngineLimits
 from deployments.engine.model_loader import LoadedModel, load_model
 from deployments.engine.sampling_params import SamplingParams
 from deployments.engine.sequence import SequenceRequest
-from deployments.gpu.device import num_compute_threads
+from deployments.gpu.device import num_cores
 from deployments.prompt_encoder import EncodedPrompt, PromptEncoder
 from models.training.corpus import load_corpus
 
@@ -76,7 +77,7 @@ def main() -> None:
     parser.add_argument("--num-tokens", type=int, default=48, help="tokens of each answer")
     parser.add_argument("--rounds", type=int, default=3, help="of each, in turn")
     args = parser.parse_args()
-    torch.set_num_threads(num_compute_threads())
+    torch.set_num_threads(num_cores())
     loaded = load_model(str(FOLDER), revision=None, dtype="float32", device=torch.device("cpu"))
     stock = AutoModelForImageTextToText.from_pretrained(FOLDER, dtype=torch.float32)
     table = Table(title=f"pydoc-chat, float32, {torch.get_num_threads()} thread(s), tokens/s")

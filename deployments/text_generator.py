@@ -28,8 +28,8 @@ from deployments.contract import (
 )
 from deployments.delta_stream import DeltaStream
 from deployments.engine.cpu.allocator import keep_freed_memory
-from deployments.engine.engine import (
-    Engine,
+from deployments.engine.engine import Engine
+from deployments.engine.engine_limits import (
     EngineLimits,
     InvalidSequenceError,
     SequenceTooLongError,

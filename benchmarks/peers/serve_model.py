@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from dotenv import dotenv_values
+
+from k8s.make_base import parse_env
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -49,7 +50,7 @@ def main() -> None:
     args.num_threads = args.num_threads if args.num_threads == "auto" else int(args.num_threads)
     with tempfile.NamedTemporaryFile("w", suffix=".yaml", delete=False) as file:
         yaml.safe_dump(configuration(args), file)
-    environment = {**os.environ, **dotenv_values(ROOT / "serve.env")}
+    environment = {**os.environ, **parse_env((ROOT / "serve.env").read_text())}
     serve = str(Path(sys.executable).with_name("serve"))
     os.chdir(ROOT)
     os.execve(serve, [serve, "run", "--address", "local", file.name], environment)

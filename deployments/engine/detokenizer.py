@@ -8,7 +8,15 @@ A window of ids is decoded, not all: those of the last finished piece, for token
 depends on the left neighbour, and those behind it.
 """
 
+import logging
+import traceback
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from deployments.engine.output import FinishReason
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 INCOMPLETE = "\ufffd"
 """What decoders put in the place of bytes that make no character (yet)."""
@@ -17,7 +25,35 @@ MAX_HELD_TOKENS = 16
 """An incomplete character spans fewer tokens than this. A longer window is cut where it can be, so
 that a long run of bytes that never make a character costs no more than other text."""
 
+logger = logging.getLogger(__name__)
+
 Decode = Callable[[Sequence[int]], str]
+
+
+class UndecodableError(ValueError):
+    """The tokenizer can't make text of a sequence's ids."""
+
+
+def decode_with(tokenizer: "PreTrainedTokenizerBase") -> Decode:
+    """Return what turns token ids into text; special tokens become nothing.
+
+    It raises an `UndecodableError` for whatever the tokenizer raises.
+    """
+
+    def decode(token_ids: Sequence[int]) -> str:
+        try:
+            text = tokenizer.decode(
+                list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+            )
+        except Exception as error:  # noqa: BLE001 - a tokenizer may raise anything
+            # Where it came from, but not its message, which may hold a client's text.
+            where = "".join(traceback.format_tb(error.__traceback__))
+            logger.error("decoding failed: %s\n%s", type(error).__name__, where)
+            raise UndecodableError("the tokenizer can't decode these ids") from None
+        assert isinstance(text, str)
+        return text
+
+    return decode
 
 
 class Detokenizer:
@@ -38,6 +74,20 @@ class Detokenizer:
         self._num_finished = 0  # ids of the window whose text is complete and was returned
         self._num_sent = 0  # characters of the window's text that were returned
         self._text_held = ""
+
+    def advance(self, token_id: int, reason: FinishReason | None) -> tuple[str, bool]:
+        """Take a sequence's newest id and why it ends the sequence, if it does.
+
+        Returns:
+            The text that is final, and whether a stop string has ended it.
+        """
+        text, is_stopped = "", False
+        if reason is not FinishReason.STOP:
+            text, is_stopped = self.feed((token_id,))
+        if reason is not None and not is_stopped:
+            rest, is_stopped = self.flush()
+            text += rest
+        return text, is_stopped
 
     def feed(self, token_ids: Sequence[int]) -> tuple[str, bool]:
         """Take new ids; return the text that is final, and whether a stop string has ended it."""

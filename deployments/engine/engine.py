@@ -4,14 +4,19 @@ Owns the sequences, their slots and the order of a step: schedule, run, sample, 
 thread-safe: one thread owns an engine (`deployments.engine.engine_thread`).
 
 A sequence that can't be served is refused by `validate`, before it is admitted. One that fails in a
-step fails alone: the step is run again sequence by sequence, and only the one to blame ends.
+step fails alone, be it in the model, in sampling or when its text is made. Where memory runs short,
+the newest sequences wait and steps get smaller. Any other error is a bug of ours and is raised: the
+engine must not be used after it.
 """
 
 import logging
-from collections.abc import Collection
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from deployments.engine.detokenizer import Detokenizer
+from deployments.engine.detokenizer import Detokenizer, UndecodableError, decode_with
+from deployments.engine.engine_limits import EngineLimits, InvalidSequenceError
+from deployments.engine.invariants import check_invariants
+from deployments.engine.isolation import Isolation
 from deployments.engine.kv_slots import KVShape, KVSlots
 from deployments.engine.model_check import UnsupportedModelError, check_layers, check_length
 from deployments.engine.model_loader import LoadedModel
@@ -19,33 +24,12 @@ from deployments.engine.model_runner import ModelRunner, StepLogits
 from deployments.engine.output import FinishReason, TextDelta
 from deployments.engine.sampler import SamplingRow, sample
 from deployments.engine.sampling_params import SamplingParams
-from deployments.engine.scheduler import Scheduler, StepPlan
+from deployments.engine.scheduler import DecodeRow, Scheduler, SlotMove
 from deployments.engine.sequence import Sequence, SequenceEvent, SequenceRequest
+from deployments.engine.step_budget import StepBudget
+from deployments.engine.step_guard import Row, StepGuard, StepOutcome
 
 logger = logging.getLogger(__name__)
-
-
-class InvalidSequenceError(ValueError):
-    """The sequence can't be served as it stands."""
-
-
-class SequenceTooLongError(InvalidSequenceError):
-    """Prompt and answer don't fit into a slot."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineLimits:
-    """How much an engine holds.
-
-    Attributes:
-        num_slots: Sequences that run at once.
-        max_model_len: Tokens of prompt and answer together.
-        max_batched_tokens: Tokens in one step.
-    """
-
-    num_slots: int
-    max_model_len: int
-    max_batched_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,21 +39,12 @@ class EngineStats:
     Attributes:
         num_running: Sequences that hold a slot.
         num_waiting: Sequences without one.
-        num_steps: Steps in which the model ran; one that failed for every sequence is none.
+        num_steps: Steps from which a sequence gained; one that failed for every sequence is none.
     """
 
     num_running: int
     num_waiting: int
     num_steps: int
-
-
-@dataclass(frozen=True, slots=True)
-class StepOutcome:
-    """What became of a plan: the part that ran, its logits, and the sequences that failed."""
-
-    ran: StepPlan
-    logits: StepLogits | None
-    blamed: tuple[Sequence, ...] = ()
 
 
 class Engine:
@@ -88,7 +63,7 @@ class Engine:
         check_length(loaded.text_config, limits.max_model_len)
         self.limits = limits
         self._text_config = loaded.text_config
-        self._tokenizer = loaded.tokenizer
+        self._decode = decode_with(loaded.tokenizer)
         self._eos_token_ids = loaded.eos_token_ids
         self._vocab_size: int = loaded.text_config.vocab_size
         model = loaded.model
@@ -99,9 +74,10 @@ class Engine:
             device=model.device,
         )
         self._runner = ModelRunner(model, self._kv)
+        self._guard = StepGuard(self._runner.run, model.device)
+        self._budget = StepBudget(max(limits.max_batched_tokens, limits.num_slots))
         self._scheduler = Scheduler(
-            max_num_seqs=limits.num_slots,
-            max_batched_tokens=max(limits.max_batched_tokens, limits.num_slots),
+            max_num_seqs=limits.num_slots, max_batched_tokens=self._budget.max_tokens
         )
         self._sequences: dict[str, Sequence] = {}
         self._detokenizers: dict[str, Detokenizer] = {}
@@ -131,29 +107,7 @@ class Engine:
             SequenceTooLongError: Prompt and answer don't fit into a slot.
             InvalidSequenceError: The prompt is empty, or a token id is out of range.
         """
-        num_tokens = len(request.prompt_token_ids) + len(request.generated_token_ids)
-        max_model_len = self.limits.max_model_len
-        if not request.prompt_token_ids:
-            raise InvalidSequenceError("the prompt is empty; give at least one token")
-        if num_tokens >= max_model_len:
-            raise SequenceTooLongError(
-                f"the prompt has {num_tokens} tokens, but the model's length is {max_model_len} "
-                "tokens, at least one of them for the answer; shorten the prompt"
-            )
-        max_tokens = request.params.max_tokens or 0
-        if 0 < max_tokens <= len(request.generated_token_ids):
-            raise InvalidSequenceError(
-                f"max_tokens is {max_tokens}, and as many tokens were generated already"
-            )
-        if len(request.prompt_token_ids) + max_tokens > max_model_len:
-            raise SequenceTooLongError(
-                f"the prompt has {len(request.prompt_token_ids)} tokens and max_tokens is "
-                f"{max_tokens}, but the model's length is {max_model_len} tokens; shorten the "
-                "prompt or lower max_tokens"
-            )
-        token_ids = (*request.prompt_token_ids, *request.generated_token_ids)
-        if min(token_ids) < 0 or max(token_ids) >= self._vocab_size:
-            raise InvalidSequenceError(f"token ids must be from 0 to {self._vocab_size - 1}")
+        self.limits.check(request, self._vocab_size)
 
     def add(self, request: SequenceRequest) -> None:
         """Take a sequence that `validate` has passed.
@@ -168,7 +122,10 @@ class Engine:
             request, max_model_len=self.limits.max_model_len, eos_token_ids=self._eos_token_ids
         )
         detokenizer = Detokenizer(self._decode, request.params.stop)
-        detokenizer.feed(request.generated_token_ids)
+        try:
+            detokenizer.feed(request.generated_token_ids)
+        except UndecodableError as error:
+            raise InvalidSequenceError("the generated tokens make no text") from error
         self._sequences[request.sequence_id] = sequence
         self._detokenizers[request.sequence_id] = detokenizer
         self._scheduler.add(sequence)
@@ -186,71 +143,100 @@ class Engine:
             What each sequence gained, by its id. A sequence that ended has its finish reason and
             is forgotten.
         """
-        outcome = self._run_guarded(self._scheduler.schedule())
-        if outcome.ran.num_tokens:
+        outcome = self._guard.run(self._scheduler.schedule())
+        deltas = self._complete(outcome)
+        num_failed = sum(delta.error is not None for _, delta in deltas)
+        if len(outcome.ran) + len(outcome.blamed) > num_failed:
             self._num_steps += 1
-        return self._complete(outcome)
+        return deltas
 
-    def _run_guarded(self, plan: StepPlan) -> StepOutcome:
-        """Run a plan; if that fails, run each of its rows alone and find the ones to blame."""
-        try:
-            return StepOutcome(plan, self._runner.run(plan))
-        except Exception:  # whatever it is, it must end one sequence, not all
-            logger.exception("a step failed; running its sequences one by one")
-        parts = [StepPlan((row,), ()) for row in plan.decode]
-        parts += [StepPlan((), (chunk,)) for chunk in plan.prefill]
-        ran: list[StepPlan] = []
-        logits: list[StepLogits] = []
-        blamed: list[Sequence] = []
-        for part in parts:
-            try:
-                result = self._runner.run(part)
-            except Exception:  # as above; this is the one to blame
-                blamed.append((part.decode or part.prefill)[0].sequence)
-                logger.exception("sequence %s failed", blamed[-1].sequence_id)
-            else:
-                ran.append(part)
-                logits += [result] if result is not None else []
-        decode = tuple(row for part in ran for row in part.decode)
-        prefill = tuple(chunk for part in ran for chunk in part.prefill)
-        return StepOutcome(StepPlan(decode, prefill), StepLogits.join(logits), tuple(blamed))
+    def check(self) -> None:
+        """Prove that nothing is lost, doubled or left behind; for tests, between two steps.
+
+        Raises:
+            InvariantError: Something is broken; the message names it.
+        """
+        check_invariants(
+            sequences=self._sequences,
+            detokenizers=self._detokenizers,
+            scheduler=self._scheduler,
+            budget=self._budget,
+            kv=self._kv,
+        )
 
     def _complete(self, outcome: StepOutcome) -> list[tuple[str, TextDelta]]:
         """Turn what was computed into tokens and text."""
-        # First of all, since closing a gap between slots copies what was computed.
+        # First of all: what follows takes slots from some and moves others.
         self._mark_computed(outcome.ran)
-        failed = [self._fail(s, "the model failed on this sequence") for s in outcome.blamed]
-        return failed + self._sample(outcome.logits)
+        deltas = [self._fail(sequence, why) for sequence, why in outcome.blamed]
+        for due in outcome.logits:
+            deltas += self._sample(due)
+        for sequence in outcome.restarting:
+            self._preempt(sequence)
+        self._fit_memory(outcome.num_tokens_too_many)
+        return deltas
 
-    def _mark_computed(self, plan: StepPlan) -> None:
-        for row in plan.decode:
-            row.sequence.num_computed_tokens += 1
-        for chunk in plan.prefill:
-            chunk.sequence.num_computed_tokens = chunk.end
-            if chunk.end == len(chunk.sequence.token_ids):
-                chunk.sequence.handle(SequenceEvent.PREFILLED)
+    def _mark_computed(self, rows: Iterable[Row]) -> None:
+        for row in rows:
+            sequence = row.sequence
+            if isinstance(row, DecodeRow):
+                sequence.num_computed_tokens += 1
+                continue
+            sequence.num_computed_tokens = row.end
+            if row.end == len(sequence.token_ids):
+                sequence.handle(SequenceEvent.PREFILLED)
 
-    def _sample(self, due: StepLogits | None) -> list[tuple[str, TextDelta]]:
-        if due is None:
-            return []
+    def _fit_memory(self, num_tokens_too_many: int) -> None:
+        """Run less after a step that was out of memory, and in time more again."""
+        if num_tokens_too_many:
+            self._budget.shrink(num_tokens_too_many)
+        else:
+            self._budget.note_good_step()
+        self._scheduler.max_step_tokens = self._budget.tokens
+        for sequence in self._scheduler.excess:
+            self._preempt(sequence)
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Let a running sequence wait again; its tokens will be computed anew."""
+        logger.info(
+            "sequence %s waits again with %d tokens", sequence.sequence_id, len(sequence.token_ids)
+        )
+        self._wipe(sequence)
+        self._close_gap(self._scheduler.preempt(sequence))
+
+    def _sample(self, due: StepLogits) -> list[tuple[str, TextDelta]]:
+        logits = due.logits
         rows = [SamplingRow(seq.request.params, len(seq.token_ids)) for seq in due.sequences]
-        return [
-            self._fail(sequence, "the model gave logits that are not finite")
-            if token_id is None
-            else self._advance(sequence, token_id)
-            for sequence, token_id in zip(due.sequences, sample(due.logits, rows), strict=True)
-        ]
 
-    def _advance(self, sequence: Sequence, token_id: int) -> tuple[str, TextDelta]:
+        def draw(part: tuple[int, ...]) -> list[int | None]:
+            is_whole = len(part) == len(rows)
+            return sample(logits if is_whole else logits[list(part)], [rows[i] for i in part])
+
+        isolation = Isolation("sampling", draw)
+        isolation.run(range(len(rows)))
+        deltas: list[tuple[str, TextDelta]] = []
+        for blame in isolation.blamed:
+            sequence = due.sequences[blame.item]
+            if blame.is_out_of_memory and self._scheduler.num_running > 1:
+                self._budget.shrink(len(rows))
+                self._preempt(sequence)
+            else:
+                deltas.append(self._fail(sequence, "the next token could not be sampled"))
+        for part, token_ids in isolation.ran:
+            for i, token_id in zip(part, token_ids, strict=True):
+                deltas.append(self._advance(due.sequences[i], token_id))
+        return deltas
+
+    def _advance(self, sequence: Sequence, token_id: int | None) -> tuple[str, TextDelta]:
         """Append a token, turn it into text, and end the sequence if it is time."""
-        detokenizer = self._detokenizers[sequence.sequence_id]
+        if token_id is None:
+            return self._fail(sequence, "the model gave logits that are not finite")
         reason = sequence.append(token_id)
-        text, is_stopped = "", False
-        if reason is not FinishReason.STOP:
-            text, is_stopped = detokenizer.feed((token_id,))
-        if reason is not None and not is_stopped:
-            rest, is_stopped = detokenizer.flush()
-            text += rest
+        detokenizer = self._detokenizers[sequence.sequence_id]
+        try:
+            text, is_stopped = detokenizer.advance(token_id, reason)
+        except UndecodableError:
+            return self._fail(sequence, "the tokens of this sequence make no text")
         if is_stopped:
             reason = FinishReason.STOP
         if reason is not None:
@@ -263,21 +249,20 @@ class Engine:
 
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
         sequence.finish(reason)
-        slot = self._scheduler.slot_of(sequence)
-        if slot is not None:
-            self._kv.wipe(slot, len(sequence.token_ids))
-        move = self._scheduler.remove(sequence)
-        if move is not None:
-            self._kv.move(move)
+        self._wipe(sequence)
+        self._close_gap(self._scheduler.remove(sequence))
         del self._sequences[sequence.sequence_id]
         del self._detokenizers[sequence.sequence_id]
 
-    def _decode(self, token_ids: Collection[int]) -> str:
-        text = self._tokenizer.decode(
-            list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
-        assert isinstance(text, str)
-        return text
+    def _wipe(self, sequence: Sequence) -> None:
+        """Zero all that the sequence may have written, in a step that failed as well."""
+        slot = self._scheduler.slot_of(sequence)
+        if slot is not None:
+            self._kv.wipe(slot, len(sequence.token_ids))
+
+    def _close_gap(self, move: SlotMove | None) -> None:
+        if move is not None:
+            self._kv.move(move)
 
     def warm_up(self) -> None:
         """Run a prefill and a decode step, and check that every layer attends over its slots.
@@ -290,9 +275,10 @@ class Engine:
         self.add(SequenceRequest("warm-up", prompt, params))
         while self.has_work:
             plan = self._scheduler.schedule()
+            outcome = StepOutcome()
             try:
-                outcome = StepOutcome(plan, self._runner.run(plan))
-            except (ValueError, TypeError, RuntimeError) as error:
+                outcome.add((*plan.decode, *plan.prefill), self._runner.run(plan))
+            except Exception as error:  # a foreign model may raise anything
                 raise UnsupportedModelError(f"the model failed to warm up: {error}") from error
             for _, delta in self._complete(outcome):
                 if delta.error is not None:

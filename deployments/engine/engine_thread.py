@@ -131,7 +131,7 @@ class EngineThread:
         try:
             while self._wait_for_work(engine):
                 self._turn(engine)
-        except Exception:
+        except BaseException:  # a panic of the tokenizer's Rust code, say, is no Exception
             logger.exception("the engine's thread failed; the replica must be replaced")
             why = "the engine failed; the request may be sent again"
         self._end_all(why)

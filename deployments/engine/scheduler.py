@@ -7,8 +7,12 @@ prefill chunks, those begun first, then the waiting line, oldest first. A prompt
 be cut, so it runs when it fits into what is left, or when nothing else was prefilled in the step.
 
 The running sequences always hold the slots 0 .. n-1: when one leaves, the last takes its place.
+
+When memory is short, the engine lowers `max_step_tokens`. Each running sequence needs one token of
+a step, so the newest beyond that number are preempted: they go back to their place in the line.
 """
 
+from bisect import insort
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -64,14 +68,16 @@ class Scheduler:
 
         Args:
             max_num_seqs: Number of slots.
-            max_batched_tokens: Most tokens in one step; at least max_num_seqs.
+            max_batched_tokens: Most tokens in one step; at least max_num_seqs. `max_step_tokens`
+                starts there and may be set lower, to 1 or more.
         """
         if max_batched_tokens < max_num_seqs:
             raise ValueError("max_batched_tokens must be at least max_num_seqs")
         self._max_num_seqs = max_num_seqs
-        self._max_batched_tokens = max_batched_tokens
+        self.max_step_tokens = max_batched_tokens
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
+        self._num_arrivals = 0
 
     @property
     def num_waiting(self) -> int:
@@ -83,8 +89,26 @@ class Scheduler:
         """Sequences that hold a slot."""
         return len(self._running)
 
+    @property
+    def running(self) -> tuple[Sequence, ...]:
+        """Sequences that hold a slot, in the order of their slots."""
+        return tuple(self._running)
+
+    @property
+    def waiting(self) -> tuple[Sequence, ...]:
+        """Sequences without a slot, oldest first."""
+        return tuple(self._waiting)
+
+    @property
+    def excess(self) -> list[Sequence]:
+        """Running sequences beyond what a step may run: the newest, newest first."""
+        oldest_first = sorted(self._running, key=lambda sequence: sequence.arrival)
+        return oldest_first[self.max_step_tokens :][::-1]
+
     def add(self, sequence: Sequence) -> None:
         """Put a sequence at the end of the waiting line."""
+        sequence.arrival = self._num_arrivals
+        self._num_arrivals += 1
         self._waiting.append(sequence)
 
     def schedule(self) -> StepPlan:
@@ -94,7 +118,7 @@ class Scheduler:
             for slot, sequence in enumerate(self._running)
             if sequence.state is SequenceState.DECODING
         )
-        return StepPlan(decode, tuple(self._prefill(self._max_batched_tokens - len(decode))))
+        return StepPlan(decode, tuple(self._prefill(self.max_step_tokens - len(decode))))
 
     def _prefill(self, budget: int) -> Iterator[PrefillChunk]:
         is_first = True
@@ -116,7 +140,8 @@ class Scheduler:
         for slot, sequence in enumerate(self._running):
             if sequence.state is SequenceState.PREFILLING:
                 yield slot, sequence
-        while self._waiting and len(self._running) < self._max_num_seqs:
+        most = min(self._max_num_seqs, self.max_step_tokens)
+        while self._waiting and len(self._running) < most:
             yield len(self._running), self._waiting[0]
 
     def _admit(self, sequence: Sequence) -> None:
@@ -138,8 +163,28 @@ class Scheduler:
         if slot is None:
             self._waiting.remove(sequence)
             return None
+        return self._vacate(slot)
+
+    def preempt(self, sequence: Sequence) -> SlotMove | None:
+        """Send a running sequence back to its place in the waiting line, to be computed anew.
+
+        Returns:
+            The move that closes its gap, if one is needed.
+
+        Raises:
+            IllegalTransitionError: The sequence is not running; nothing was changed.
+        """
+        sequence.preempt()
+        slot = self.slot_of(sequence)
+        assert slot is not None
+        insort(self._waiting, sequence, key=lambda other: other.arrival)
+        return self._vacate(slot)
+
+    def _vacate(self, slot: int) -> SlotMove | None:
+        """Let the last running sequence take this slot."""
         last = self._running.pop()
-        if last is sequence:
+        if slot == len(self._running):
             return None
         self._running[slot] = last
-        return SlotMove(len(self._running), slot, last.num_computed_tokens)
+        # All that may have been written, what a failed step has left included.
+        return SlotMove(len(self._running), slot, len(last.token_ids))

@@ -1,7 +1,8 @@
 """A sequence: what the engine runs, from a prompt to its finish reason.
 
 A sequence waits, is prefilled (in one chunk or several), decodes token by token, and finishes. It
-may finish from any state: by a stop, by its length, by an abort or by an error.
+may finish from any state: by a stop, by its length, by an abort or by an error. While it runs it
+may be preempted: it gives up its slot, waits again and is prefilled with all tokens that it has.
 
 The table below holds every legal transition; any other event raises and changes nothing.
 """
@@ -33,6 +34,7 @@ class SequenceEvent(StrEnum):
 
     ADMIT = "admit"
     PREFILLED = "prefilled"
+    PREEMPT = "preempt"
     FINISH = "finish"
 
 
@@ -40,6 +42,8 @@ TRANSITIONS: Mapping[tuple[SequenceState, SequenceEvent], SequenceState] = Mappi
     {
         (SequenceState.WAITING, SequenceEvent.ADMIT): SequenceState.PREFILLING,
         (SequenceState.PREFILLING, SequenceEvent.PREFILLED): SequenceState.DECODING,
+        (SequenceState.PREFILLING, SequenceEvent.PREEMPT): SequenceState.WAITING,
+        (SequenceState.DECODING, SequenceEvent.PREEMPT): SequenceState.WAITING,
         (SequenceState.WAITING, SequenceEvent.FINISH): SequenceState.FINISHED,
         (SequenceState.PREFILLING, SequenceEvent.FINISH): SequenceState.FINISHED,
         (SequenceState.DECODING, SequenceEvent.FINISH): SequenceState.FINISHED,
@@ -79,12 +83,17 @@ class Sequence:
         num_computed_tokens: How many of them have their keys and values in the slot.
         max_num_tokens: The length at which the sequence ends.
         stop_token_ids: Ids that end it, the model's own included unless they are ignored.
+        arrival: Its place among all that were ever added to a scheduler; a lower one is older.
+        is_suspect: A step with it failed and could not be run again in parts; until that is cleared
+            up, its chunks run in forward passes of their own.
         finish_reason: Set once, with the transition to FINISHED.
     """
 
     __slots__ = (
         "_state",
+        "arrival",
         "finish_reason",
+        "is_suspect",
         "max_num_tokens",
         "num_computed_tokens",
         "num_prompt_tokens",
@@ -114,6 +123,8 @@ class Sequence:
         self.stop_token_ids = params.stop_token_ids | (
             frozenset() if params.ignore_eos else eos_token_ids
         )
+        self.arrival = 0
+        self.is_suspect = False
         self.finish_reason: FinishReason | None = None
         self._state = SequenceState.WAITING
 
@@ -158,6 +169,11 @@ class Sequence:
         if len(self.token_ids) >= self.max_num_tokens:
             return FinishReason.LENGTH
         return None
+
+    def preempt(self) -> None:
+        """Wait again; all tokens are to be computed anew."""
+        self.handle(SequenceEvent.PREEMPT)
+        self.num_computed_tokens = 0
 
     def finish(self, reason: FinishReason) -> None:
         """End the sequence for this reason."""

@@ -10,7 +10,6 @@ import torch
 
 from deployments.gpu import cgroup
 
-
 LARGE_MODEL_BYTES = 256 * 2**20
 """Weights from which on a step takes so long that HTTP beside it costs next to nothing."""
 

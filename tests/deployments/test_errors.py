@@ -4,7 +4,7 @@ from collections.abc import Iterator
 import pytest
 
 from deployments.engine.attention_call import UnsupportedAttentionError
-from deployments.engine.engine import InvalidSequenceError, SequenceTooLongError
+from deployments.engine.engine_limits import InvalidSequenceError, SequenceTooLongError
 from deployments.engine.engine_thread import EngineDeadError
 from deployments.engine.model_check import UnsupportedModelError
 from deployments.engine.sequence import IllegalTransitionError

@@ -15,6 +15,7 @@ from deployments.contract import (
     TextDelta,
     TextPart,
 )
+from deployments.engine.engine_thread import EngineDeadError
 from deployments.engine.model_check import UnsupportedModelError
 from deployments.errors import (
     ContextLengthExceededError,
@@ -188,6 +189,43 @@ async def test_a_ping_of_a_failing_engine_raises(
     with pytest.raises(GenerationFailedError):
         await broken.ping()
     broken.__del__()
+
+
+async def test_an_engine_that_runs_but_gives_no_tokens_is_not_healthy(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = TextGenerator(spec(folder))
+    await broken.check_health()
+
+    def fail(*_: object) -> None:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr("deployments.engine.engine.sample", fail)
+    for _ in range(2):
+        with pytest.raises(GenerationFailedError, match="sampled"):
+            await collect(broken, GenerationRequest("r", "x", GREEDY))
+        with pytest.raises(GenerationFailedError, match="sampled"):
+            await broken.check_health()
+    broken.__del__()
+
+
+async def test_a_bug_in_the_engine_fails_health_and_tells_its_streams(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = TextGenerator(spec(folder))
+    endless = SamplingParams(temperature=0, ignore_eos=True)
+    stream = generator.generate(GenerationRequest("r", "x", endless))
+    await anext(stream)
+
+    def fail() -> None:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(generator._engine._scheduler, "schedule", fail)
+    with pytest.raises(ReplicaUnavailableError):
+        async for _ in stream:
+            pass
+    with pytest.raises(EngineDeadError):
+        await generator.check_health()
 
 
 async def test_a_dead_engine_fails_health_and_requests(folder: Path) -> None:

@@ -20,7 +20,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=12)
 
 
 class Collector:
-    """Steps an engine and keeps what each sequence gained."""
+    """Steps an engine and keeps what each sequence gained; when it is idle, nothing may be left."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -33,6 +33,7 @@ class Collector:
     def run(self) -> None:
         while self.engine.has_work:
             self.step()
+        self.engine.check()
 
     def token_ids(self, sequence_id: str) -> list[int]:
         return [i for delta in self.deltas[sequence_id] for i in delta.token_ids]
@@ -74,3 +75,17 @@ def run_staggered(engine: Engine, requests: Iterable[SequenceRequest]) -> Collec
             collector.step()
     collector.run()
     return collector
+
+
+def sampled_requests(random: Random) -> list[SequenceRequest]:
+    variants = [
+        SamplingParams(temperature=0.7, seed=1, max_tokens=12),
+        SamplingParams(temperature=1.3, seed=2, top_k=20, max_tokens=12),
+        SamplingParams(temperature=1.0, seed=3, top_p=0.8, max_tokens=12),
+        SamplingParams(temperature=0.9, seed=4, top_p=0.9, top_k=50, max_tokens=12),
+        GREEDY,
+    ]
+    return [
+        SequenceRequest(f"s{i}", random_prompt(random, 3 + 7 * i), params)
+        for i, params in enumerate(variants)
+    ]

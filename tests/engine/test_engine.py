@@ -4,7 +4,7 @@ from random import Random
 import pytest
 import torch
 
-from deployments.engine.engine import InvalidSequenceError, SequenceTooLongError
+from deployments.engine.engine_limits import InvalidSequenceError, SequenceTooLongError
 from deployments.engine.model_check import UnsupportedModelError
 from deployments.engine.output import FinishReason
 from deployments.engine.sampling_params import SamplingParams
@@ -15,6 +15,7 @@ from tests.engine.collector import (
     image_request,
     random_prompt,
     run_staggered,
+    sampled_requests,
 )
 from tests.engine.tiny_models import (
     EOS_TOKEN_ID,
@@ -46,20 +47,6 @@ def test_abort_frees_the_slot_at_once() -> None:
     engine.abort("never seen")
     assert [name for name, _ in engine.step()] == ["b"]
     assert engine.stats.num_running == 1
-
-
-def sampled_requests(random: Random) -> list[SequenceRequest]:
-    variants = [
-        SamplingParams(temperature=0.7, seed=1, max_tokens=12),
-        SamplingParams(temperature=1.3, seed=2, top_k=20, max_tokens=12),
-        SamplingParams(temperature=1.0, seed=3, top_p=0.8, max_tokens=12),
-        SamplingParams(temperature=0.9, seed=4, top_p=0.9, top_k=50, max_tokens=12),
-        GREEDY,
-    ]
-    return [
-        SequenceRequest(f"s{i}", random_prompt(random, 3 + 7 * i), params)
-        for i, params in enumerate(variants)
-    ]
 
 
 def test_sampled_tokens_are_the_same_alone_and_in_company() -> None:

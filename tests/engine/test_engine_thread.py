@@ -45,7 +45,7 @@ class Gate:
         self.engine = make_engine(load(qwen2), num_slots=1)
         self.is_reached = threading.Event()
         self.may_go_on = threading.Event()
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self._step = self.engine.step
         self.engine.step = self._held_step  # type: ignore[method-assign] # a fault to inject
 
@@ -151,11 +151,16 @@ def test_a_sequence_aborted_on_its_way_never_runs(start: Start, inbox: Inbox) ->
     assert not gate.engine.has_work
 
 
+class Panic(BaseException):
+    """What Rust code raises where it should not: no Exception."""
+
+
+@pytest.mark.parametrize("error", [MemoryError("the device is gone"), Panic("the device is gone")])
 def test_when_the_engine_dies_everyone_is_told_even_those_on_their_way(
-    start: Start, inbox: Inbox, caplog: pytest.LogCaptureFixture
+    start: Start, inbox: Inbox, caplog: pytest.LogCaptureFixture, error: BaseException
 ) -> None:
     gate = Gate()
-    gate.error = MemoryError("the device is gone")
+    gate.error = error
     thread = start(lambda: gate.engine)
     thread.add(SequenceRequest("running", (60,), ENDLESS))
     assert gate.is_reached.wait(DEADLINE_S)

@@ -9,7 +9,8 @@ import torch
 from transformers import AutoModelForImageTextToText
 
 from deployments.contract import ChatMessage, GenerationRequest, ImagePart, TextPart
-from deployments.engine.engine import Engine, EngineLimits
+from deployments.engine.engine import Engine
+from deployments.engine.engine_limits import EngineLimits
 from deployments.engine.model_loader import LoadedModel, load_model
 from deployments.engine.sampling_params import SamplingParams
 from deployments.engine.sequence import SequenceRequest

@@ -6,7 +6,12 @@ from hypothesis import strategies as st
 from deployments.engine.output import FinishReason
 from deployments.engine.sampling_params import SamplingParams
 from deployments.engine.scheduler import Scheduler, SlotMove, StepPlan
-from deployments.engine.sequence import Sequence, SequenceEvent, SequenceRequest
+from deployments.engine.sequence import (
+    IllegalTransitionError,
+    Sequence,
+    SequenceEvent,
+    SequenceRequest,
+)
 
 
 def sequence(name: str, num_tokens: int, *, has_images: bool = False) -> Sequence:
@@ -97,7 +102,7 @@ def test_the_last_takes_the_place_of_one_that_leaves() -> None:
     for each in (a, b, c):
         line.add(each)
     complete(line.schedule())
-    assert line.remove(a) == SlotMove(source=2, target=0, length=2)
+    assert line.remove(a) == SlotMove(source=2, target=0, length=3)
     assert [line.slot_of(each) for each in (a, b, c)] == [None, 1, 0]
     assert line.remove(b) is None
 
@@ -111,6 +116,46 @@ def test_one_that_waits_leaves_without_a_move() -> None:
     assert line.remove(waiting) is None
     assert (line.num_running, line.num_waiting) == (1, 0)
     assert line.slot_of(running) == 0
+
+
+def test_a_preempted_sequence_waits_at_its_place_and_is_computed_anew() -> None:
+    line = scheduler()
+    a, b, c, d = (sequence(name, 2) for name in "abcd")
+    for each in (a, b, c, d):
+        line.add(each)
+    complete(line.schedule())
+    assert line.preempt(a) == SlotMove(source=2, target=0, length=3)
+    assert line.preempt(c) is not None
+    assert line.waiting == (a, c, d)
+    assert line.running == (b,)
+    assert chunks(line.schedule()) == [("a", 1, 0, 3), ("c", 2, 0, 3)]
+
+
+def test_who_waits_cannot_be_preempted() -> None:
+    line = scheduler()
+    waiting = sequence("a", 2)
+    line.add(waiting)
+    with pytest.raises(IllegalTransitionError):
+        line.preempt(waiting)
+    assert (line.running, line.waiting) == ((), (waiting,))
+
+
+def test_a_smaller_step_has_the_newest_in_excess_whatever_their_slots() -> None:
+    line = scheduler()
+    a, b, c, d = (sequence(name, 2) for name in "abcd")
+    for each in (a, b, c, d):
+        line.add(each)
+    complete(line.schedule())
+    line.remove(a)
+    complete(line.schedule())
+    assert line.running == (c, b, d)
+    assert line.excess == []
+    line.max_step_tokens = 1
+    assert line.excess == [d, c]
+    for each in line.excess:
+        line.preempt(each)
+    assert line.schedule().num_tokens == 1
+    assert line.waiting == (c, d)
 
 
 def test_a_stranger_cannot_leave() -> None:

@@ -40,7 +40,8 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from deployments.engine.engine import Engine, EngineLimits
+from deployments.engine.engine import Engine
+from deployments.engine.engine_limits import EngineLimits
 from deployments.engine.model_loader import LoadedModel, prepare_model
 
 VOCAB_SIZE = 300

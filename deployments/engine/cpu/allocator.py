@@ -30,4 +30,4 @@ def keep_freed_memory() -> bool:
         return False
     mallopt = ctypes.CDLL(None).mallopt
     settings = ((M_ARENA_MAX, 1), (M_MMAP_THRESHOLD, KEPT_BYTES), (M_TRIM_THRESHOLD, KEPT_BYTES))
-    return all([mallopt(parameter, value) == 1 for parameter, value in settings])
+    return all(mallopt(parameter, value) == 1 for parameter, value in settings)

@@ -1,0 +1,40 @@
+"""What an error says about the device: out of memory, gone for good, or neither.
+
+Nothing here remembers an error: its traceback would keep the tensors of the step that failed alive.
+"""
+
+import torch
+
+OUT_OF_MEMORY_SIGNS = (
+    "out of memory",  # CUDA's own words, when another than torch's allocator asked
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "DefaultCPUAllocator: can't allocate memory",
+    "DefaultCPUAllocator: not enough memory",
+)
+"""How errors that are not `torch.OutOfMemoryError` tell of it.
+
+Source: torch, c10/core/impl/alloc_cpu.cpp; CUDA, cudaErrorMemoryAllocation.
+"""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether a smaller step might have passed."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(s in str(error) for s in OUT_OF_MEMORY_SIGNS)
+
+
+def is_fatal(error: BaseException) -> bool:
+    """Return whether the device will run nothing any more, so that no sequence is to blame.
+
+    After an illegal access or a failed assertion every later call of the process fails, too.
+
+    Source: CUDA, cudaErrorAssert and its like: the process must be ended and started again.
+    """
+    return isinstance(error, torch.AcceleratorError) and not is_out_of_memory(error)
+
+
+def release_cache(device: torch.device) -> None:
+    """Give the memory that the allocator holds but does not use back to the device."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

@@ -1,0 +1,59 @@
+"""How much an engine holds, and which sequences fit into it."""
+
+from dataclasses import dataclass
+
+from deployments.engine.sequence import SequenceRequest
+
+
+class InvalidSequenceError(ValueError):
+    """The sequence can't be served as it stands."""
+
+
+class SequenceTooLongError(InvalidSequenceError):
+    """Prompt and answer don't fit into a slot."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """How much an engine holds.
+
+    Attributes:
+        num_slots: Sequences that run at once.
+        max_model_len: Tokens of prompt and answer together.
+        max_batched_tokens: Tokens in one step.
+    """
+
+    num_slots: int
+    max_model_len: int
+    max_batched_tokens: int
+
+    def check(self, request: SequenceRequest, vocab_size: int) -> None:
+        """Refuse a sequence that could not run.
+
+        Raises:
+            SequenceTooLongError: Prompt and answer don't fit into a slot.
+            InvalidSequenceError: The prompt is empty, or a token id is out of range.
+        """
+        num_tokens = len(request.prompt_token_ids) + len(request.generated_token_ids)
+        max_model_len = self.max_model_len
+        if not request.prompt_token_ids:
+            raise InvalidSequenceError("the prompt is empty; give at least one token")
+        if num_tokens >= max_model_len:
+            raise SequenceTooLongError(
+                f"the prompt has {num_tokens} tokens, but the model's length is {max_model_len} "
+                "tokens, at least one of them for the answer; shorten the prompt"
+            )
+        max_tokens = request.params.max_tokens or 0
+        if 0 < max_tokens <= len(request.generated_token_ids):
+            raise InvalidSequenceError(
+                f"max_tokens is {max_tokens}, and as many tokens were generated already"
+            )
+        if len(request.prompt_token_ids) + max_tokens > max_model_len:
+            raise SequenceTooLongError(
+                f"the prompt has {len(request.prompt_token_ids)} tokens and max_tokens is "
+                f"{max_tokens}, but the model's length is {max_model_len} tokens; shorten the "
+                "prompt or lower max_tokens"
+            )
+        token_ids = (*request.prompt_token_ids, *request.generated_token_ids)
+        if min(token_ids) < 0 or max(token_ids) >= vocab_size:
+            raise InvalidSequenceError(f"token ids must be from 0 to {vocab_size - 1}")

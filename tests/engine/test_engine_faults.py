@@ -1,0 +1,296 @@
+"""Faults inside an engine: who ends, who goes on as if nothing had been, and what is left."""
+
+import logging
+from collections.abc import Callable
+from collections.abc import Sequence as Rows
+from math import log2
+from random import Random
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from deployments.engine.engine_limits import InvalidSequenceError
+from deployments.engine.model_check import UnsupportedModelError
+from deployments.engine.output import FinishReason
+from deployments.engine.sampler import SamplingRow, sample
+from deployments.engine.sampling_params import SamplingParams
+from deployments.engine.sequence import SequenceRequest
+from deployments.engine.step_budget import GOOD_STEPS
+from tests.engine.collector import (
+    GREEDY,
+    Collector,
+    image_request,
+    random_prompt,
+    run_staggered,
+    sampled_requests,
+)
+from tests.engine.faults import (
+    CLIENTS_TEXT,
+    Fault,
+    FaultyModel,
+    broken_by,
+    make_undecodable,
+    no_fault,
+    out_of_memory_above,
+)
+from tests.engine.tiny_models import gemma3, generate, load, make_engine, mistral, qwen2
+
+BAD_ID = 40
+
+
+def requests(num: int, seed: int = 41) -> list[SequenceRequest]:
+    random = Random(seed)
+    return [SequenceRequest(f"s{i}", random_prompt(random, 3 + i % 5), GREEDY) for i in range(num)]
+
+
+def assert_equal(collector: Collector, expected: Collector) -> None:
+    for name in expected.deltas:
+        assert collector.token_ids(name) == expected.token_ids(name), name
+        assert collector.text(name) == expected.text(name), name
+        assert collector.finish_reason(name) is expected.finish_reason(name), name
+
+
+def test_one_bad_sequence_among_64_costs_few_passes_and_no_one_a_token() -> None:
+    good = requests(63)
+    expected = run_staggered(make_engine(load(qwen2), num_slots=64, budget=1000), good)
+    loaded = load(qwen2)
+    model = FaultyModel(loaded, broken_by([BAD_ID]))
+    collector = Collector(make_engine(loaded, num_slots=64, budget=1000))
+    bad = SequenceRequest("bad", (60, BAD_ID), GREEDY)
+    for request in (*good[:40], bad, *good[40:]):
+        collector.engine.add(request)
+    collector.step()
+    assert len(model.passes) <= 1 + log2(64) + 2
+    assert len(collector.deltas) == 64
+    collector.run()
+    assert collector.deltas["bad"][0].error == "the model failed on this sequence"
+    assert_equal(collector, expected)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 5, 9, 23])
+def test_out_of_memory_is_a_pause_and_no_error(num_tokens: int) -> None:
+    given = [*sampled_requests(Random(42)), *requests(5)]
+    given = [SequenceRequest(f"n{i}", r.prompt_token_ids, r.params) for i, r in enumerate(given)]
+    expected = run_staggered(make_engine(load(qwen2), num_slots=6), given)
+    loaded = load(qwen2)
+    model = FaultyModel(loaded, out_of_memory_above(num_tokens))
+    collector = run_staggered(make_engine(loaded, num_slots=6), given)
+    assert max(len(token_ids) for token_ids in model.passes) > num_tokens
+    assert_equal(collector, expected)
+
+
+@pytest.mark.parametrize("make_model", [gemma3, mistral])
+def test_memory_that_runs_short_while_all_decode_preempts_and_resumes(
+    make_model: Callable[[], PreTrainedModel],
+) -> None:
+    random = Random(43)
+    given = [
+        image_request(f"i{i}", random, 1)
+        if make_model is gemma3 and i % 2 == 0
+        else SequenceRequest(f"t{i}", random_prompt(random, 20), GREEDY)
+        for i in range(5)
+    ]
+    expected = run_staggered(make_engine(load(make_model), num_slots=5), given)
+    loaded = load(make_model)
+    model = FaultyModel(loaded, no_fault)
+    collector = Collector(make_engine(loaded, num_slots=5))
+    for request in given:
+        collector.engine.add(request)
+    while len(collector.deltas) < 5:
+        collector.step()
+    model.fault = out_of_memory_above(2)
+    before = {name: len(deltas) for name, deltas in collector.deltas.items()}
+    collector.step()
+    assert {name: len(deltas) for name, deltas in collector.deltas.items()} == before
+    assert (collector.engine.stats.num_running, collector.engine.stats.num_waiting) == (2, 3)
+    collector.engine.check()
+    model.fault = no_fault
+    collector.run()
+    assert_equal(collector, expected)
+
+
+def test_the_oldest_go_on_while_memory_is_short() -> None:
+    loaded = load(qwen2)
+    model = FaultyModel(loaded, no_fault)
+    collector = Collector(make_engine(loaded, num_slots=4, budget=100))
+    for request in requests(4):
+        collector.engine.add(request)
+    collector.step()
+    model.fault = out_of_memory_above(2)
+    collector.step()
+    collector.step()
+    assert {name: len(d) for name, d in collector.deltas.items()} == {
+        "s0": 2,
+        "s1": 2,
+        "s2": 1,
+        "s3": 1,
+    }
+
+
+def test_a_step_grows_again_when_memory_is_back() -> None:
+    loaded = load(qwen2)
+    model = FaultyModel(loaded, no_fault)
+    engine = make_engine(loaded, num_slots=4)
+    endless = SamplingParams(temperature=0, ignore_eos=True)
+    for i in range(4):
+        engine.add(SequenceRequest(f"s{i}", (60 + i,), endless))
+    engine.step()
+    model.fault = out_of_memory_above(3)
+    engine.step()
+    model.fault = no_fault
+    assert engine.stats.num_running == 2
+    for _ in range(GOOD_STEPS + 2):
+        engine.step()
+    assert engine.stats.num_running == 4
+
+
+def test_only_what_lacks_memory_all_alone_ends() -> None:
+    random = Random(44)
+    given = [
+        SequenceRequest("a", random_prompt(random, 5), GREEDY),
+        image_request("image", random, 3),
+        SequenceRequest("b", random_prompt(random, 30), GREEDY),
+    ]
+    loaded = load(gemma3)
+    FaultyModel(loaded, out_of_memory_above(24))
+    collector = run_staggered(make_engine(loaded), given)
+    assert "memory" in (collector.deltas["image"][-1].error or "")
+    for request in (given[0], given[2]):
+        expected = generate(gemma3, request.prompt_token_ids, 12)
+        assert collector.token_ids(request.sequence_id) == expected
+
+
+def test_what_a_failed_pass_has_written_does_not_stay_in_a_slot_that_is_left() -> None:
+    loaded = load(qwen2)
+    is_bad, is_too_long = broken_by([BAD_ID]), out_of_memory_above(5)
+    FaultyModel(loaded, lambda token_ids: is_bad(token_ids) or is_too_long(token_ids))
+    engine = make_engine(loaded, num_slots=2)
+    long = SequenceRequest("long", random_prompt(Random(47), 20), GREEDY)
+    engine.add(SequenceRequest("bad", (60, BAD_ID), GREEDY))
+    engine.add(long)
+    # The bad one ends, and the long one, of which nothing is computed, takes its slot.
+    assert [name for name, _ in engine.step()] == ["bad"]
+    engine.check()
+    collector = run_staggered(engine, [])
+    assert collector.token_ids("long") == generate(qwen2, long.prompt_token_ids, 12)
+
+
+def test_no_memory_at_all_ends_everyone_with_an_error_and_leaves_nothing() -> None:
+    loaded = load(qwen2)
+    FaultyModel(loaded, out_of_memory_above(0))
+    engine = make_engine(loaded)
+    collector = run_staggered(engine, requests(5))
+    for i in range(5):
+        assert collector.finish_reason(f"s{i}") is FinishReason.ERROR
+    assert engine.stats.num_steps == 0
+
+
+def test_an_id_that_makes_no_text_ends_its_sequence_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    given = requests(6)
+    expected = run_staggered(make_engine(load(qwen2)), given)
+    third = expected.token_ids("s2")[3]
+    victims = {r.sequence_id for r in given if third in expected.token_ids(r.sequence_id)}
+    loaded = load(qwen2)
+    make_undecodable(loaded, [third])
+    with caplog.at_level(logging.DEBUG):
+        collector = run_staggered(make_engine(loaded), given)
+    for name in expected.deltas:
+        whole = expected.token_ids(name)
+        if name in victims:
+            assert collector.token_ids(name) == whole[: whole.index(third)]
+            assert collector.deltas[name][-1].error == "the tokens of this sequence make no text"
+        else:
+            assert collector.token_ids(name) == whole
+    assert victims < expected.deltas.keys()
+    assert "OverflowError" in caplog.text
+    assert CLIENTS_TEXT not in caplog.text
+
+
+def test_generated_ids_that_make_no_text_are_refused() -> None:
+    loaded = load(qwen2)
+    make_undecodable(loaded, [77])
+    engine = make_engine(loaded)
+    with pytest.raises(InvalidSequenceError, match="no text"):
+        engine.add(SequenceRequest("s", (60,), GREEDY, (77,)))
+    assert not engine.has_work
+    engine.check()
+
+
+class FaultySampling:
+    """Stands in for `sample`; it fails for rows of a bad seed, and for too many rows."""
+
+    BAD_SEED = 13
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, max_rows: int) -> None:
+        self.max_rows = max_rows
+        monkeypatch.setattr("deployments.engine.engine.sample", self)
+
+    def __call__(self, logits: torch.Tensor, rows: Rows[SamplingRow]) -> list[int | None]:
+        if len(rows) > self.max_rows:
+            raise torch.OutOfMemoryError
+        if any(row.params.seed == self.BAD_SEED for row in rows):
+            raise RuntimeError("probability tensor contains either inf, nan or element < 0")
+        return sample(logits, rows)
+
+
+@pytest.mark.parametrize("max_rows", [99, 2, 1])
+def test_a_sampler_error_ends_its_sequence_alone_and_each_token_comes_once(
+    monkeypatch: pytest.MonkeyPatch, max_rows: int
+) -> None:
+    given = [*sampled_requests(Random(45)), *requests(4)]
+    given = [SequenceRequest(f"n{i}", r.prompt_token_ids, r.params) for i, r in enumerate(given)]
+    expected = run_staggered(make_engine(load(qwen2), num_slots=9), given)
+    FaultySampling(monkeypatch, max_rows)
+    bad = SequenceRequest("bad", (60,), SamplingParams(seed=FaultySampling.BAD_SEED))
+    collector = run_staggered(make_engine(load(qwen2), num_slots=9), [*given[:5], bad, *given[5:]])
+    assert collector.deltas["bad"][0].error == "the next token could not be sampled"
+    assert_equal(collector, expected)
+
+
+def test_sampling_without_any_memory_preempts_all_but_the_last_which_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    FaultySampling(monkeypatch, max_rows=0)
+    engine = make_engine(load(qwen2))
+    collector = run_staggered(engine, requests(4))
+    for i in range(4):
+        assert collector.finish_reason(f"s{i}") is FinishReason.ERROR
+    assert engine.stats.num_steps == 0
+
+
+def test_a_step_without_tokens_for_anyone_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    FaultySampling(monkeypatch, max_rows=9)
+    engine = make_engine(load(qwen2))
+    run_staggered(
+        engine, [SequenceRequest("bad", (60,), SamplingParams(seed=FaultySampling.BAD_SEED))]
+    )
+    assert engine.stats.num_steps == 0
+
+
+@pytest.mark.parametrize(
+    "fault", [broken_by(range(300)), out_of_memory_above(0), out_of_memory_above(1)]
+)
+def test_a_warm_up_that_fails_is_a_load_error(fault: Fault) -> None:
+    loaded = load(qwen2)
+    FaultyModel(loaded, fault)
+    with pytest.raises(UnsupportedModelError, match="warm up"):
+        make_engine(loaded).warm_up()
+
+
+def test_a_warm_up_whose_tokens_make_no_text_is_a_load_error() -> None:
+    loaded = load(qwen2)
+    make_undecodable(loaded, range(300))
+    with pytest.raises(UnsupportedModelError, match="no text"):
+        make_engine(loaded).warm_up()
+
+
+def test_a_bug_in_the_books_is_raised_and_blames_no_sequence() -> None:
+    engine = make_engine(load(qwen2))
+    engine.add(requests(1)[0])
+    engine.step()
+    del engine._detokenizers["s0"]
+    with pytest.raises(KeyError):
+        engine.step()

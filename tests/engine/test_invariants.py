@@ -1,0 +1,108 @@
+from collections.abc import Callable
+
+import pytest
+
+from deployments.engine.engine import Engine
+from deployments.engine.invariants import InvariantError
+from deployments.engine.sampling_params import SamplingParams
+from deployments.engine.sequence import Sequence, SequenceRequest
+from tests.engine.tiny_models import load, make_engine, qwen2
+
+PARAMS = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+
+
+@pytest.fixture(name="engine")
+def running_engine() -> Engine:
+    """Two decode, the third is half prefilled, the fourth waits."""
+    engine = make_engine(load(qwen2))
+    for name, length in [("a", 3), ("b", 3), ("c", 40), ("d", 3)]:
+        engine.add(SequenceRequest(name, tuple(range(60, 60 + length)), PARAMS))
+    engine.step()
+    engine.check()
+    return engine
+
+
+def sequence(engine: Engine, name: str) -> Sequence:
+    return engine._sequences[name]
+
+
+def lose_a_sequence(engine: Engine) -> None:
+    del engine._sequences["a"]
+
+
+def lose_a_detokenizer(engine: Engine) -> None:
+    del engine._detokenizers["b"]
+
+
+def leave_a_detokenizer(engine: Engine) -> None:
+    engine._detokenizers["x"] = engine._detokenizers["b"]
+
+
+def hold_two_slots(engine: Engine) -> None:
+    engine._scheduler._running[2] = sequence(engine, "a")
+
+
+def run_and_wait(engine: Engine) -> None:
+    engine._scheduler._waiting.append(sequence(engine, "a"))
+
+
+def forget_a_token(engine: Engine) -> None:
+    sequence(engine, "a").num_computed_tokens -= 1
+
+
+def compute_while_waiting(engine: Engine) -> None:
+    sequence(engine, "d").num_computed_tokens = 2
+
+
+def overrun(engine: Engine) -> None:
+    sequence(engine, "d").max_num_tokens = 3
+
+
+def write_into_a_free_slot(engine: Engine) -> None:
+    engine.abort("c")
+    engine._kv.values[1][2, 7] = float("nan")
+
+
+def write_behind_the_end(engine: Engine) -> None:
+    engine._kv.keys[2][0, 4] = 1e-9
+
+
+def lose_the_budget(engine: Engine) -> None:
+    engine._budget.tokens = 0
+
+
+def plan_beyond_the_budget(engine: Engine) -> None:
+    engine._scheduler.max_step_tokens = 2
+
+
+def swap_the_line(engine: Engine) -> None:
+    engine.add(SequenceRequest("e", (60,), PARAMS))
+    engine._scheduler._waiting.reverse()
+
+
+@pytest.mark.parametrize(
+    ("break_", "says"),
+    [
+        (lose_a_sequence, "a is scheduled but not known"),
+        (lose_a_detokenizer, "b has no detokenizer"),
+        (leave_a_detokenizer, "x has left a detokenizer"),
+        (hold_two_slots, "c is not scheduled"),
+        (hold_two_slots, "a is scheduled more than once"),
+        (run_and_wait, "a is scheduled more than once"),
+        (forget_a_token, "a runs while decoding, 2 tokens behind"),
+        (compute_while_waiting, "d waits while waiting, with 2 tokens computed"),
+        (overrun, "d should have ended"),
+        (write_into_a_free_slot, "slot 2 is not zero behind token 0"),
+        (write_behind_the_end, "slot 0 is not zero behind token 4"),
+        (lose_the_budget, "a step may run 0 of 24 tokens"),
+        (plan_beyond_the_budget, "1 more run than a step has tokens for"),
+        (plan_beyond_the_budget, "plans 2 tokens, not 24"),
+        (swap_the_line, "out of order"),
+    ],
+)
+def test_what_is_broken_is_named(
+    engine: Engine, break_: Callable[[Engine], None], says: str
+) -> None:
+    break_(engine)
+    with pytest.raises(InvariantError, match=says):
+        engine.check()

@@ -1,0 +1,175 @@
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from deployments.engine.model_runner import StepLogits
+from deployments.engine.sampling_params import SamplingParams
+from deployments.engine.scheduler import DecodeRow, PrefillChunk, StepPlan
+from deployments.engine.sequence import Sequence, SequenceRequest
+from deployments.engine.step_guard import StepGuard, StepOutcome
+
+CPU = torch.device("cpu")
+SHORT = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"
+
+
+def sequence(name: str, *, has_images: bool = False) -> Sequence:
+    inputs = {"pixel_values": torch.zeros(1)} if has_images else {}
+    request = SequenceRequest(name, (5,) * 8, SamplingParams(), model_inputs=inputs)
+    return Sequence(request, max_model_len=100, eos_token_ids=frozenset())
+
+
+def decode(name: str, slot: int) -> DecodeRow:
+    return DecodeRow(sequence(name), slot)
+
+
+def chunk(name: str, start: int, end: int, *, has_images: bool = False) -> PrefillChunk:
+    return PrefillChunk(sequence(name, has_images=has_images), 0, start, end)
+
+
+def sequences(plan: StepPlan) -> tuple[Sequence, ...]:
+    return (*(row.sequence for row in plan.decode), *(c.sequence for c in plan.prefill))
+
+
+def names(plan: StepPlan) -> str:
+    return "".join(sequence.sequence_id for sequence in sequences(plan))
+
+
+class Runner:
+    """Runs plans without a model; each sequence is due."""
+
+    def __init__(self, fault: Callable[[StepPlan], str | None]) -> None:
+        self.fault = fault
+        self.passes: list[str] = []
+
+    def __call__(self, plan: StepPlan) -> StepLogits:
+        self.passes.append(names(plan))
+        what = self.fault(plan)
+        if what is not None:
+            raise RuntimeError(what)
+        due = sequences(plan)
+        return StepLogits(due, torch.zeros(len(due), 3))
+
+
+def ran(outcome: StepOutcome) -> str:
+    due = "".join(s.sequence_id for logits in outcome.logits for s in logits.sequences)
+    rows = "".join(row.sequence.sequence_id for row in outcome.ran)
+    assert sorted(due) == sorted(rows)
+    return "".join(sorted(rows))
+
+
+def blamed(outcome: StepOutcome) -> dict[str, str]:
+    return {sequence.sequence_id: why for sequence, why in outcome.blamed}
+
+
+def restarting(outcome: StepOutcome) -> str:
+    return "".join(sequence.sequence_id for sequence in outcome.restarting)
+
+
+def failing(*bad: str) -> Callable[[StepPlan], str | None]:
+    return lambda plan: "bad" if any(name in names(plan) for name in bad) else None
+
+
+def short_above(num_tokens: int) -> Callable[[StepPlan], str | None]:
+    return lambda plan: SHORT if plan.num_tokens > num_tokens else None
+
+
+MIXED = ((decode("a", 0), decode("b", 1)), (chunk("c", 0, 3), chunk("d", 0, 8, has_images=True)))
+
+
+def test_text_runs_in_one_pass_and_images_in_their_own() -> None:
+    runner = Runner(lambda _: None)
+    outcome = StepGuard(runner, CPU).run(StepPlan(*MIXED))
+    assert runner.passes == ["abc", "d"]
+    assert (ran(outcome), outcome.blamed, outcome.num_tokens_too_many) == ("abcd", [], 0)
+
+
+@pytest.mark.parametrize("bad", ["a", "b", "c", "d", "ac", "bd", "abcd"])
+def test_the_bad_are_blamed_and_the_others_run(bad: str) -> None:
+    outcome = StepGuard(Runner(failing(*bad)), CPU).run(StepPlan(*MIXED))
+    assert ran(outcome) == "".join(sorted(set("abcd") - set(bad)))
+    assert blamed(outcome) == dict.fromkeys(bad, "the model failed on this sequence")
+
+
+def test_images_that_fail_cost_the_text_no_pass() -> None:
+    runner = Runner(failing("d"))
+    StepGuard(runner, CPU).run(StepPlan(*MIXED))
+    assert runner.passes == ["abc", "d"]
+
+
+def test_one_bad_row_among_64_costs_eight_more_passes_at_most() -> None:
+    rows = tuple(decode(chr(200 + i), i) for i in range(64))
+    for row in rows:
+        runner = Runner(failing(row.sequence.sequence_id))
+        outcome = StepGuard(runner, CPU).run(StepPlan(rows, ()))
+        assert (len(outcome.ran), len(outcome.blamed)) == (63, 1)
+        assert len(runner.passes) <= 1 + 6 + 2
+
+
+def test_a_pass_out_of_memory_blames_none_and_tells_its_size() -> None:
+    runner = Runner(short_above(2))
+    outcome = StepGuard(runner, CPU).run(StepPlan(MIXED[0], MIXED[1][:1]))
+    assert runner.passes == ["abc"]
+    assert (ran(outcome), outcome.blamed, outcome.num_tokens_too_many) == ("", [], 5)
+
+
+def test_what_ran_beside_a_pass_out_of_memory_stays() -> None:
+    outcome = StepGuard(
+        Runner(lambda plan: SHORT if plan.decode else None), CPU
+    ).run(StepPlan(*MIXED))  # fmt: skip
+    assert (ran(outcome), outcome.num_tokens_too_many) == ("d", 5)
+
+
+@pytest.mark.parametrize(
+    "row", [decode("a", 0), chunk("a", 7, 8), chunk("a", 0, 8, has_images=True)]
+)
+def test_what_cannot_be_smaller_is_tried_twice_and_then_blamed(
+    row: DecodeRow | PrefillChunk,
+) -> None:
+    plan = StepPlan((row,), ()) if isinstance(row, DecodeRow) else StepPlan((), (row,))
+    runner = Runner(short_above(0))
+    outcome = StepGuard(runner, CPU).run(plan)
+    assert runner.passes == ["a", "a"]
+    assert blamed(outcome) == {"a": "there is not enough memory for this sequence"}
+    assert outcome.num_tokens_too_many == 0
+
+
+def test_a_second_try_that_passes_counts() -> None:
+    answers = iter([SHORT, None])
+    outcome = StepGuard(Runner(lambda _: next(answers)), CPU).run(StepPlan((decode("a", 0),), ()))
+    assert (ran(outcome), outcome.blamed) == ("a", [])
+
+
+def test_a_chunk_out_of_memory_alone_while_a_culprit_is_sought_is_not_blamed() -> None:
+    def fault(plan: StepPlan) -> str | None:
+        if len(plan.decode) + len(plan.prefill) > 1:
+            return "together they fail"
+        return short_above(2)(plan)
+
+    outcome = StepGuard(Runner(fault), CPU).run(StepPlan(MIXED[0], MIXED[1][:1]))
+    assert (ran(outcome), outcome.blamed, outcome.num_tokens_too_many) == ("ab", [], 3)
+
+
+def test_where_slots_overwrite_chunks_behind_others_start_over_and_then_run_alone() -> None:
+    plan = StepPlan((decode("a", 0),), (chunk("c", 3, 6), chunk("d", 0, 6), chunk("e", 7, 8)))
+    outcome = StepGuard(Runner(failing("c")), CPU, overwrites=True).run(plan)
+    assert (ran(outcome), restarting(outcome), outcome.blamed) == ("ade", "c", [])
+    runner = Runner(failing("c"))
+    outcome = StepGuard(runner, CPU, overwrites=True).run(plan)
+    assert runner.passes == ["ade", "c"]
+    assert (ran(outcome), restarting(outcome), list(blamed(outcome))) == ("ade", "", ["c"])
+
+
+def test_where_slots_overwrite_a_chunk_out_of_memory_starts_over() -> None:
+    plan = StepPlan((decode("a", 0),), (chunk("c", 3, 6), chunk("d", 0, 6)))
+    outcome = StepGuard(Runner(short_above(5)), CPU, overwrites=True).run(plan)
+    assert (ran(outcome), restarting(outcome), outcome.num_tokens_too_many) == ("", "c", 10)
+    assert not plan.prefill[0].sequence.is_suspect
+
+
+def test_a_device_that_is_gone_blames_none() -> None:
+    def gone(_: StepPlan) -> None:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    with pytest.raises(torch.AcceleratorError):
+        StepGuard(gone, CPU).run(StepPlan(*MIXED))
