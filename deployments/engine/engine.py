@@ -16,10 +16,12 @@ from deployments.engine.kv_slots import KVShape, KVSlots
 from deployments.engine.model_loader import LoadedModel, UnsupportedModelError, check_length
 from deployments.engine.model_runner import ModelRunner, StepLogits
 from deployments.engine.output import FinishReason, TextDelta
-from deployments.engine.sampler import SamplingRow, sample
-from deployments.engine.sampling_params import SamplingParams
+from deployments.engine.sampler import Sampled, sample
+from deployments.engine.sampling_params import InvalidParameterError, SamplingParams
+from deployments.engine.sampling_row import SamplingRow
 from deployments.engine.scheduler import Scheduler, StepPlan
 from deployments.engine.sequence import Sequence, SequenceEvent, SequenceRequest
+from deployments.engine.token_bytes import TokenBytes
 
 logger = logging.getLogger(__name__)
 
@@ -87,8 +89,10 @@ class Engine:
         check_length(loaded.text_config, limits.max_model_len)
         self.limits = limits
         self._tokenizer = loaded.tokenizer
-        self._eos_token_ids = loaded.eos_token_ids
+        self._token_bytes = TokenBytes(loaded.tokenizer)
         self._vocab_size: int = loaded.text_config.vocab_size
+        # Some configurations name ids that the model can't give; min_tokens would bar them.
+        self._eos_token_ids = frozenset(i for i in loaded.eos_token_ids if i < self._vocab_size)
         self._num_layers: int = loaded.text_config.num_hidden_layers
         model = loaded.model
         self._kv = KVSlots(
@@ -129,6 +133,7 @@ class Engine:
         Raises:
             SequenceTooLongError: Prompt and answer don't fit into a slot.
             InvalidSequenceError: The prompt is empty, or a token id is out of range.
+            InvalidParameterError: A parameter names a token id that is out of range.
         """
         num_tokens = len(request.prompt_token_ids) + len(request.generated_token_ids)
         max_model_len = self.limits.max_model_len
@@ -150,15 +155,23 @@ class Engine:
                 f"{max_tokens}, but the model's length is {max_model_len} tokens; shorten the "
                 "prompt or lower max_tokens"
             )
-        token_ids = (*request.prompt_token_ids, *request.generated_token_ids)
-        if min(token_ids) < 0 or max(token_ids) >= self._vocab_size:
+        given = (*request.prompt_token_ids, *request.generated_token_ids)
+        if min(given) < 0 or max(given) >= self._vocab_size:
             raise InvalidSequenceError(f"token ids must be from 0 to {self._vocab_size - 1}")
+        for param, token_ids in request.params.token_ids.items():
+            if max(token_ids, default=0) >= self._vocab_size:
+                raise InvalidParameterError(
+                    f"{param} names token {max(token_ids)}, but the model's token ids are from 0 "
+                    f"to {self._vocab_size - 1}",
+                    param,
+                )
 
     def add(self, request: SequenceRequest) -> None:
         """Take a sequence that `validate` has passed.
 
         Raises:
             InvalidSequenceError: See `validate`; or the engine holds one of the same id.
+            InvalidParameterError: See `validate`.
         """
         self.validate(request)
         if request.sequence_id in self._sequences:
@@ -166,7 +179,7 @@ class Engine:
         sequence = Sequence(
             request, max_model_len=self.limits.max_model_len, eos_token_ids=self._eos_token_ids
         )
-        detokenizer = Detokenizer(self._decode, request.params.stop)
+        detokenizer = Detokenizer(self._decode, request.params.stop, request.params.min_tokens)
         detokenizer.feed(request.generated_token_ids)
         self._sequences[request.sequence_id] = sequence
         self._detokenizers[request.sequence_id] = detokenizer
@@ -232,16 +245,20 @@ class Engine:
     def _sample(self, due: StepLogits | None) -> list[tuple[str, TextDelta]]:
         if due is None:
             return []
-        rows = [SamplingRow(seq.request.params, len(seq.token_ids)) for seq in due.sequences]
+        rows = [
+            SamplingRow(seq.request.params, len(seq.token_ids), seq.history, seq.barred_token_ids)
+            for seq in due.sequences
+        ]
         return [
-            self._fail(sequence, "the model gave logits that are not finite")
-            if token_id is None
-            else self._advance(sequence, token_id)
-            for sequence, token_id in zip(due.sequences, sample(due.logits, rows), strict=True)
+            self._fail(sequence, "no token can be chosen: the logits are not finite")
+            if sampled is None
+            else self._advance(sequence, sampled)
+            for sequence, sampled in zip(due.sequences, sample(due.logits, rows), strict=True)
         ]
 
-    def _advance(self, sequence: Sequence, token_id: int) -> tuple[str, TextDelta]:
+    def _advance(self, sequence: Sequence, sampled: Sampled) -> tuple[str, TextDelta]:
         """Append a token, turn it into text, and end the sequence if it is time."""
+        token_id = sampled.token_id
         detokenizer = self._detokenizers[sequence.sequence_id]
         reason = sequence.append(token_id)
         text, is_stopped = "", False
@@ -254,7 +271,8 @@ class Engine:
             reason = FinishReason.STOP
         if reason is not None:
             self._finish(sequence, reason)
-        return sequence.sequence_id, TextDelta((token_id,), text, reason)
+        logprobs = self._token_bytes.describe(token_id, sampled.logprobs)
+        return sequence.sequence_id, TextDelta((token_id,), text, reason, logprobs=logprobs)
 
     def _fail(self, sequence: Sequence, error: str) -> tuple[str, TextDelta]:
         self._finish(sequence, FinishReason.ERROR)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from deployments.engine.output import FinishReason
 from deployments.engine.sampling_params import SamplingParams
+from deployments.engine.token_history import TokenHistory
 
 if TYPE_CHECKING:
     import torch
@@ -79,12 +80,14 @@ class Sequence:
         num_computed_tokens: How many of them have their keys and values in the slot.
         max_num_tokens: The length at which the sequence ends.
         stop_token_ids: Ids that end it, the model's own included unless they are ignored.
+        history: What its penalties look at; None if it has none.
         finish_reason: Set once, with the transition to FINISHED.
     """
 
     __slots__ = (
         "_state",
         "finish_reason",
+        "history",
         "max_num_tokens",
         "num_computed_tokens",
         "num_prompt_tokens",
@@ -114,6 +117,12 @@ class Sequence:
         self.stop_token_ids = params.stop_token_ids | (
             frozenset() if params.ignore_eos else eos_token_ids
         )
+        self.history: TokenHistory | None = None
+        if params.has_penalties:
+            self.history = TokenHistory(
+                request.prompt_token_ids if params.repetition_penalty != 1 else (),
+                request.generated_token_ids,
+            )
         self.finish_reason: FinishReason | None = None
         self._state = SequenceState.WAITING
 
@@ -137,6 +146,13 @@ class Sequence:
         """Tokens whose keys and values are still to be computed."""
         return len(self.token_ids) - self.num_computed_tokens
 
+    @property
+    def barred_token_ids(self) -> frozenset[int]:
+        """Ids that may not come next, because too few tokens were generated to end here."""
+        num_generated = len(self.token_ids) - self.num_prompt_tokens
+        is_early = num_generated < self.request.params.min_tokens
+        return self.stop_token_ids if is_early else frozenset()
+
     def handle(self, event: SequenceEvent) -> None:
         """Move to the next state.
 
@@ -153,6 +169,8 @@ class Sequence:
     def append(self, token_id: int) -> FinishReason | None:
         """Take the next token and say whether it ends the sequence."""
         self.token_ids.append(token_id)
+        if self.history is not None:
+            self.history.add(token_id)
         if token_id in self.stop_token_ids:
             return FinishReason.STOP
         if len(self.token_ids) >= self.max_num_tokens:

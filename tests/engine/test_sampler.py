@@ -2,7 +2,9 @@ import pytest
 import torch
 
 from deployments.engine import sampler
-from deployments.engine.sampler import SamplingRow, sample, uniform
+from deployments.engine.random_numbers import uniform
+from deployments.engine.sampler import sample
+from deployments.engine.sampling_row import SamplingRow
 from deployments.engine.sampling_params import SamplingParams
 
 NUM_DRAWS = 6000
