@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from deployments.engine.sampling_params import MAX_SEED, InvalidParameterError, SamplingParams
+from deployments.engine.random_numbers import MAX_SEED
+from deployments.engine.sampling_params import InvalidParameterError, SamplingParams
 
 
 @pytest.mark.parametrize(
