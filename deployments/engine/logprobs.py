@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from deployments.engine.sampling_params import MAX_NUM_TOP_LOGPROBS
+from deployments.engine.largest import find_largest
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,48 +39,30 @@ class RawLogprobs:
         """
         self._places = [at for at, num in enumerate(num_top) if num is not None]
         self._num_top = [num for num in num_top if num is not None]
-        # Summed in float64, a row has the same logarithms alone and in a batch.
-        self._logprobs = (
-            logits[self._places].double().log_softmax(dim=-1).float() if self._places else None
-        )
+        self._logits = logits[self._places] if self._places else logits[:0]
 
     def tell(self, token_ids: Sequence[int]) -> dict[int, PositionLogprobs]:
         """Return what was likely, by row, now that these tokens were chosen in the n rows."""
-        if self._logprobs is None:
+        if not self._places:
             return {}
-        chosen_ids = torch.tensor(
-            [token_ids[at] for at in self._places], device=self._logprobs.device
-        )
-        chosen = self._logprobs.gather(-1, chosen_ids[:, None])[:, 0].tolist()
-        top = self._top()
-        return {
-            at: PositionLogprobs(chosen[i], tuple(top[i][: self._num_top[i]]))
-            for i, at in enumerate(self._places)
-        }
+        chosen = torch.tensor([token_ids[at] for at in self._places], device=self._logits.device)
+        num_top = min(max(self._num_top), self._logits.shape[-1])
+        asked = chosen[:, None]
+        if num_top:
+            asked = torch.cat([asked, find_largest(self._logits, num_top)], dim=-1)
+        logprobs = self._logprobs_of(asked).tolist()
+        told = {}
+        for at, num, ids, values in zip(
+            self._places, self._num_top, asked.tolist(), logprobs, strict=True
+        ):
+            top = tuple(zip(ids[1 : num + 1], values[1 : num + 1], strict=True))
+            told[at] = PositionLogprobs(values[0], top)
+        return told
 
-    def _top(self) -> list[list[tuple[int, float]]]:
-        assert self._logprobs is not None
-        if not any(self._num_top):
-            return [[] for _ in self._places]
-        top_ids = _likeliest_ids(self._logprobs)
-        values = self._logprobs.gather(-1, top_ids)
-        return [
-            list(zip(ids, logprobs, strict=True))
-            for ids, logprobs in zip(top_ids.tolist(), values.tolist(), strict=True)
-        ]
-
-
-def _likeliest_ids(logprobs: torch.Tensor) -> torch.Tensor:
-    """Return the ids of each row's largest values, in order: [n, up to MAX_NUM_TOP_LOGPROBS].
-
-    Models in bfloat16 give many equal logits, and `topk` picks among equals as it likes, which may
-    depend on the other rows. So values and ids are packed into integers, of which no two are equal.
-    """
-    vocab_size = logprobs.shape[-1]
-    bits = logprobs.contiguous().view(torch.int32)
-    # Positive floats are in the order of their bits; of negative ones all bits but the sign turn.
-    ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()
-    ids = torch.arange(vocab_size - 1, -1, -1, device=logprobs.device)
-    keys = (ordered << 32) | ids
-    largest = keys.topk(min(MAX_NUM_TOP_LOGPROBS, vocab_size), dim=-1).values
-    return vocab_size - 1 - (largest & 0xFFFFFFFF)
+    def _logprobs_of(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Return the log-probabilities of [m, k] tokens: [m, k], float32."""
+        maxima = self._logits.amax(dim=-1, keepdim=True)
+        # Summed in float64, a row has the same logarithms alone and in a batch.
+        totals = (self._logits - maxima).exp_().sum(dim=-1, keepdim=True, dtype=torch.float64)
+        logits = self._logits.gather(-1, token_ids).double()
+        return (logits - maxima - totals.log()).float()

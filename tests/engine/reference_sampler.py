@@ -42,12 +42,15 @@ def probabilities(logits: Sequence[float], params: SamplingParams) -> list[float
     if params.temperature == 0:
         return [float(at == logits.index(max(logits))) for at in range(len(logits))]
     likely = _softmax([logit / params.temperature for logit in logits])
-    likely = _keep(likely, params.min_p * max(likely))
+    likely = _keep(likely, [at for at, p in enumerate(likely) if p >= params.min_p * max(likely)])
     if params.top_k:
-        likely = _keep(likely, sorted(likely, reverse=True)[: params.top_k][-1])
-    if params.top_p < 1:
-        likely = _keep(likely, _last_of_nucleus(likely, params.top_p))
-    return likely
+        likely = _keep(likely, _by_likelihood(logits)[: params.top_k])
+    nucleus: list[int] = []
+    for at in _by_likelihood(logits):
+        if sum(likely[i] for i in nucleus) >= params.top_p and params.top_p < 1:
+            break
+        nucleus.append(at)
+    return _keep(likely, nucleus)
 
 
 def margin(logits: Sequence[float], params: SamplingParams) -> float:
@@ -65,17 +68,13 @@ def margin(logits: Sequence[float], params: SamplingParams) -> float:
     return min(near, default=inf)
 
 
-def _last_of_nucleus(likely: Sequence[float], top_p: float) -> float:
-    total = 0.0
-    for p in sorted(likely, reverse=True):
-        total += p
-        if total >= top_p:
-            return p
-    return 0.0
+def _by_likelihood(logits: Sequence[float]) -> list[int]:
+    """Return the token ids, the likeliest first, of equals the lower first."""
+    return sorted(range(len(logits)), key=lambda at: (-logits[at], at))
 
 
-def _keep(likely: Sequence[float], threshold: float) -> list[float]:
-    kept = [p if p >= threshold else 0.0 for p in likely]
+def _keep(likely: Sequence[float], token_ids: Sequence[int]) -> list[float]:
+    kept = [p if at in token_ids else 0.0 for at, p in enumerate(likely)]
     return [p / sum(kept) for p in kept]
 
 

@@ -1,4 +1,4 @@
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -6,12 +6,13 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from deployments.engine.largest import find_maxima
 from deployments.engine.logit_adjustment import adjust
-from deployments.engine.sampler import MAXIMUM_BLOCK, find_maxima, sample
+from deployments.engine.sampler import sample
 from deployments.engine.sampling_params import SamplingParams
 from deployments.engine.sampling_row import SamplingRow
 from deployments.engine.token_history import TokenHistory
-from deployments.engine.truncation import weigh
+from deployments.engine.truncation import find_candidates
 from tests.engine import reference_sampler as reference
 
 VOCAB_SIZE = 40
@@ -106,6 +107,20 @@ def test_the_bound_on_the_distance_finds_a_wrong_sampler_out(
     assert distance(draw_by_position(done), expected_of(asked)) > MAX_DISTANCE
 
 
+def kept_by(
+    logits: torch.Tensor, maxima: torch.Tensor, rows: Sequence[SamplingRow]
+) -> Iterator[tuple[int, torch.Tensor]]:
+    """Yield each row's place with the probabilities of its whole vocabulary, float64."""
+    if not rows:
+        return
+    for group in find_candidates(logits.clone(), maxima, [row.params for row in rows]):
+        weights = group.weights.double()
+        if group.token_ids is not None:
+            weights = torch.zeros_like(logits[group.rows]).double()
+            weights.scatter_(-1, group.token_ids, group.weights.double())
+        yield from zip(group.rows, weights / weights.sum(-1, keepdim=True), strict=True)
+
+
 # Multiples of powers of two, so that float32 and float64 agree on what is equal.
 GRID = st.integers(-48, 48).map(lambda eighths: eighths / 8)
 
@@ -149,10 +164,8 @@ def test_kept_tokens_and_probabilities_equal_the_plain_reference_in_any_batch(
     adjust(logits, rows)
     maxima, likeliest = find_maxima(logits)
     drawn = [at for at, row in enumerate(rows) if row.params.temperature > 0]
-    if drawn:
-        weights = weigh(logits[drawn], maxima[drawn], [rows[at] for at in drawn]).double()
-        probabilities = weights / weights.sum(-1, keepdim=True)
-        wanted = torch.tensor([expected[at] for at in drawn], dtype=torch.float64)
+    for at, probabilities in kept_by(logits[drawn], maxima[drawn], [rows[at] for at in drawn]):
+        wanted = torch.tensor(expected[drawn[at]], dtype=torch.float64)
         assert not (probabilities > 0)[wanted == 0].any()
         # To float32 what is less likely than this may be 0.
         assert (probabilities > 0)[wanted > 1e-30].all()
@@ -181,22 +194,6 @@ def test_a_row_is_sampled_as_it_is_alone_with_its_logprobs(
     together = sample(logits.clone(), rows)
     alone = [sample(logits[at : at + 1].clone(), [row])[0] for at, row in enumerate(rows)]
     assert together == alone
-
-
-@pytest.mark.parametrize("vocab_size", [1, 300, 2 * MAXIMUM_BLOCK, 2 * MAXIMUM_BLOCK + 1, 1300])
-@pytest.mark.parametrize("poison", [None, torch.nan, torch.inf, -torch.inf])
-def test_maxima_and_their_first_places_are_those_that_torch_finds(
-    vocab_size: int, poison: float | None
-) -> None:
-    generator = torch.Generator().manual_seed(vocab_size)
-    # Few different values, so that many are equal.
-    batch = torch.randint(-9, 9, (50, vocab_size), generator=generator).float()
-    if poison is not None:
-        batch[torch.arange(50), torch.randint(vocab_size, (50,), generator=generator)] = poison
-    maxima, places = find_maxima(batch)
-    expected = batch.max(dim=-1)
-    torch.testing.assert_close(maxima, expected.values, equal_nan=True, rtol=0, atol=0)
-    assert torch.equal(places, expected.indices)
 
 
 def test_greedy_takes_the_likeliest_after_what_was_asked_for_has_changed_the_logits() -> None:
