@@ -13,10 +13,10 @@ import torch
 from deployments.engine.largest import find_largest
 from deployments.engine.sampling_params import SamplingParams
 
-SHORT_LIST = 256
+SHORT_LIST = 128
 """Rows with a top_k up to this are cut together, the others by themselves, not to lengthen all
-lists. And among so many likeliest tokens a nucleus is looked for; where it is wider, and only
-there, the whole vocabulary is sorted."""
+lists. And among so many likeliest tokens a nucleus is looked for; only where it is wider the whole
+vocabulary is sorted."""
 
 MIN_TEMPERATURE = 1e-5
 """Below this, float32 could not tell a positive temperature from 0; it is as good as greedy."""
@@ -58,89 +58,110 @@ def find_candidates(
     long = [at for at, p in enumerate(params) if p.top_k > SHORT_LIST]
     nucleus = [at for at, p in enumerate(params) if p.top_k == 0 and p.top_p < 1]
     wide = [at for at, p in enumerate(params) if p.top_k == 0 and p.top_p == 1]
-    found = [_keep_top_k(scaled, rows, params) for rows in (short, long) if rows]
+    found = [_keep_top_k(_Group(scaled, rows, params)) for rows in (short, long) if rows]
     if nucleus:
-        found += _keep_nuclei(scaled, nucleus, params)
+        found += _keep_nuclei(_Group(scaled, nucleus, params))
     if wide:
-        found.append(Candidates(wide, _weigh(scaled, wide, params), None))
+        found.append(Candidates(wide, _weigh_all(_Group(scaled, wide, params)), None))
     return found
 
 
-def _keep_top_k(
-    scaled: torch.Tensor, rows: list[int], params: Sequence[SamplingParams]
-) -> Candidates:
-    num = min(max(params[at].top_k for at in rows), scaled.shape[-1])
-    weights, token_ids = _largest(scaled, rows, params, num)
-    return _cut(rows, weights, token_ids, params, weights.sum(dim=-1, dtype=torch.float64))
+class _Group:
+    """Some of the rows, and how to sample them; `all_scaled` and `all_params` are of all n."""
+
+    def __init__(
+        self, all_scaled: torch.Tensor, rows: list[int], all_params: Sequence[SamplingParams]
+    ) -> None:
+        self._all = all_scaled, all_params
+        self.rows = rows
+        self.params = [all_params[at] for at in rows]
+        self.vocab_size = all_scaled.shape[-1]
+
+    @property
+    def scaled(self) -> torch.Tensor:
+        """Logits below the maximum, over the temperature: [m, vocab]; a copy unless m is n."""
+        scaled, _ = self._all
+        return scaled if len(self.rows) == len(scaled) else scaled[self.rows]
+
+    @property
+    def top_p(self) -> torch.Tensor:
+        """[m], in float64, where no value above 0 becomes 0."""
+        values = [p.top_p for p in self.params]
+        return torch.tensor(values, dtype=torch.float64, device=self._all[0].device)
+
+    def part(self, indices: Sequence[int]) -> "_Group":
+        """Return some of these rows."""
+        scaled, params = self._all
+        return _Group(scaled, [self.rows[i] for i in indices], params)
 
 
-def _keep_nuclei(
-    scaled: torch.Tensor, rows: list[int], params: Sequence[SamplingParams]
-) -> list[Candidates]:
-    totals = _weigh(scaled.clone(), rows, params).sum(dim=-1, dtype=torch.float64)
-    goals = totals * _top_p(rows, params, totals)
-    num = min(SHORT_LIST, scaled.shape[-1])
-    weights, token_ids = _largest(scaled, rows, params, num)
-    is_inside = (weights.sum(dim=-1, dtype=torch.float64) >= goals).tolist()
-    if all(is_inside):
-        return [_cut(rows, weights, token_ids, params, totals)]
+def _keep_top_k(group: _Group) -> Candidates:
+    num = min(max(p.top_k for p in group.params), group.vocab_size)
+    weights, token_ids = _weigh_largest(group, num)
+    return _cut(group, weights, token_ids, weights.sum(dim=-1, dtype=torch.float64))
+
+
+def _keep_nuclei(group: _Group) -> list[Candidates]:
+    totals = _weigh_all(group).sum(dim=-1, dtype=torch.float64)
+    weights, token_ids = _weigh_largest(group, min(SHORT_LIST, group.vocab_size))
+    is_inside = (weights.sum(dim=-1, dtype=torch.float64) >= totals * group.top_p).tolist()
     found = []
-    for wanted, num_sorted in ((True, num), (False, scaled.shape[-1])):
-        part = [i for i, inside in enumerate(is_inside) if inside is wanted]
-        if part:
-            chosen = [rows[i] for i in part]
-            weights, token_ids = _largest(scaled, chosen, params, num_sorted)
-            found.append(_cut(chosen, weights, token_ids, params, totals[part]))
+    narrow = [i for i, inside in enumerate(is_inside) if inside]
+    if narrow:
+        some = (weights[narrow], token_ids[narrow], totals[narrow])
+        found.append(_cut(group.part(narrow), *some))
+    wide = [i for i, inside in enumerate(is_inside) if not inside]
+    if wide:
+        part = group.part(wide)
+        found.append(_cut(part, *_weigh_largest(part, group.vocab_size), totals[wide]))
     return found
 
 
-def _largest(
-    scaled: torch.Tensor, rows: list[int], params: Sequence[SamplingParams], num: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the weights and the ids of the likeliest tokens, the likeliest first: [m, num]."""
-    values = scaled if len(rows) == len(scaled) else scaled[rows]
-    token_ids = find_largest(values, num)
-    weights = values.gather(-1, token_ids).exp_()
-    limits = _column([params[at].top_k or num for at in rows], weights)
+def _weigh_all(group: _Group) -> torch.Tensor:
+    """Return the weights of the whole vocabulary after min_p: [m, vocab]."""
+    weights = group.scaled.exp()
+    chosen = [i for i, p in enumerate(group.params) if p.min_p > 0]
+    if chosen:
+        limits = _column([group.params[i].min_p for i in chosen], weights)
+        some = weights[chosen]
+        weights[chosen] = some.masked_fill_(some < limits, 0.0)
+    return weights
+
+
+def _weigh_largest(group: _Group, num: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the weights after min_p and top_k, and the ids, of the likeliest tokens: [m, num].
+
+    The likeliest come first.
+    """
+    scaled = group.scaled
+    token_ids = find_largest(scaled, num)
+    weights = scaled.gather(-1, token_ids).exp_()
+    limits = _column([p.top_k or num for p in group.params], weights)
     ranks = torch.arange(num, device=weights.device)
-    min_p = _column([params[at].min_p for at in rows], weights)
+    min_p = _column([p.min_p for p in group.params], weights)
     return weights.masked_fill_((weights < min_p) | (ranks >= limits), 0.0), token_ids
 
 
 def _cut(
-    rows: list[int],
-    weights: torch.Tensor,
-    token_ids: torch.Tensor,
-    params: Sequence[SamplingParams],
-    totals: torch.Tensor,
+    group: _Group, weights: torch.Tensor, token_ids: torch.Tensor, totals: torch.Tensor
 ) -> Candidates:
-    """Apply top_p to lists with the likeliest first; `totals` [m] are the weights of all."""
-    top_p = _top_p(rows, params, totals)
-    goals = (totals * top_p).masked_fill_(top_p == 1, inf)
+    """Apply top_p to lists with the likeliest first, and put them into the order of their ids.
+
+    Args:
+        group: m rows.
+        weights: [m, num], after min_p and top_k.
+        token_ids: [m, num].
+        totals: [m], float64: what the weights sum to over the whole vocabulary.
+    """
+    goals = (totals * group.top_p).masked_fill_(group.top_p == 1, inf)
     # The first one always stays: nothing comes before it.
     before = weights.cumsum(dim=-1, dtype=torch.float64) - weights
     weights = weights.masked_fill(before >= goals[:, None], 0.0)
+    if token_ids.shape[-1] == group.vocab_size:
+        in_order = torch.empty_like(weights).scatter_(-1, token_ids, weights)
+        return Candidates(group.rows, in_order, None)
     token_ids, order = token_ids.sort(dim=-1)
-    return Candidates(rows, weights.gather(-1, order), token_ids)
-
-
-def _weigh(scaled: torch.Tensor, rows: list[int], params: Sequence[SamplingParams]) -> torch.Tensor:
-    """Return the weights of the whole vocabulary after min_p, in place where no row is left out."""
-    weights = (scaled if len(rows) == len(scaled) else scaled[rows]).exp_()
-    chosen = [i for i, at in enumerate(rows) if params[at].min_p > 0]
-    if chosen:
-        some = weights if len(chosen) == len(rows) else weights[chosen]
-        some.masked_fill_(some < _column([params[rows[i]].min_p for i in chosen], some), 0.0)
-        if some is not weights:
-            weights[chosen] = some
-    return weights
-
-
-def _top_p(rows: list[int], params: Sequence[SamplingParams], totals: torch.Tensor) -> torch.Tensor:
-    """Return each row's top_p: [m], in float64, where no value above 0 becomes 0."""
-    return torch.tensor(
-        [params[at].top_p for at in rows], dtype=torch.float64, device=totals.device
-    )
+    return Candidates(group.rows, weights.gather(-1, order), token_ids)
 
 
 def _column(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:
