@@ -16,7 +16,7 @@ Of equal logits the one with the lower id always counts as the larger.
 
 So a sequence's tokens depend neither on its neighbours nor on having been resumed elsewhere.
 
-Source: the order is that of vLLM's sampler, https://docs.vllm.ai/en/latest/api/vllm/v1/sample.
+Source: the order is that of vLLM, https://docs.vllm.ai/en/v0.22.1/api/vllm/v1/sample/sampler/.
 """
 
 from collections.abc import Sequence

@@ -96,12 +96,8 @@ class SamplingParams:
     @property
     def has_penalties(self) -> bool:
         """Whether the choice depends on which tokens the sequence holds."""
-        return self.repetition_penalty != 1 or self.has_output_penalties
-
-    @property
-    def has_output_penalties(self) -> bool:
-        """Whether the choice depends on how often the output holds a token."""
-        return self.presence_penalty != 0 or self.frequency_penalty != 0
+        penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
+        return penalties != (1, 0, 0)
 
     @property
     def token_ids(self) -> Mapping[str, Collection[int]]:

@@ -18,6 +18,10 @@ SHORT_LIST = 128
 lists. And among so many likeliest tokens a nucleus is looked for; only where it is wider the whole
 vocabulary is sorted."""
 
+SORTED_AT_ONCE = 4
+"""Rows whose long lists are made together. A sorted vocabulary takes about ten times the memory of
+its logits, and a step's memory is planned for far less."""
+
 MIN_TEMPERATURE = 1e-5
 """Below this, float32 could not tell a positive temperature from 0; it is as good as greedy."""
 
@@ -58,7 +62,8 @@ def find_candidates(
     long = [at for at, p in enumerate(params) if p.top_k > SHORT_LIST]
     nucleus = [at for at, p in enumerate(params) if p.top_k == 0 and p.top_p < 1]
     wide = [at for at, p in enumerate(params) if p.top_k == 0 and p.top_p == 1]
-    found = [_keep_top_k(_Group(scaled, rows, params)) for rows in (short, long) if rows]
+    lists = [short, *_split(long)] if short else _split(long)
+    found = [_keep_top_k(_Group(scaled, rows, params)) for rows in lists]
     if nucleus:
         found += _keep_nuclei(_Group(scaled, nucleus, params))
     if wide:
@@ -110,8 +115,7 @@ def _keep_nuclei(group: _Group) -> list[Candidates]:
     if narrow:
         some = (weights[narrow], token_ids[narrow], totals[narrow])
         found.append(_cut(group.part(narrow), *some))
-    wide = [i for i, inside in enumerate(is_inside) if not inside]
-    if wide:
+    for wide in _split([i for i, inside in enumerate(is_inside) if not inside]):
         part = group.part(wide)
         found.append(_cut(part, *_weigh_largest(part, group.vocab_size), totals[wide]))
     return found
@@ -136,7 +140,8 @@ def _weigh_largest(group: _Group, num: int) -> tuple[torch.Tensor, torch.Tensor]
     scaled = group.scaled
     token_ids = find_largest(scaled, num)
     weights = scaled.gather(-1, token_ids).exp_()
-    limits = _column([p.top_k or num for p in group.params], weights)
+    # A client's top_k may be larger than any tensor's number.
+    limits = _column([min(p.top_k or num, num) for p in group.params], weights)
     ranks = torch.arange(num, device=weights.device)
     min_p = _column([p.min_p for p in group.params], weights)
     return weights.masked_fill_((weights < min_p) | (ranks >= limits), 0.0), token_ids
@@ -162,6 +167,10 @@ def _cut(
         return Candidates(group.rows, in_order, None)
     token_ids, order = token_ids.sort(dim=-1)
     return Candidates(group.rows, weights.gather(-1, order), token_ids)
+
+
+def _split(rows: list[int]) -> list[list[int]]:
+    return [rows[at : at + SORTED_AT_ONCE] for at in range(0, len(rows), SORTED_AT_ONCE)]
 
 
 def _column(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:

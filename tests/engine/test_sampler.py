@@ -255,7 +255,7 @@ def test_parameters_at_their_bounds_still_choose_a_token(scale: float) -> None:
         for penalty, repetition in ((-2, 0.01), (2, 100)):
             params = SamplingParams(
                 temperature=temperature,
-                top_k=2**62,
+                top_k=10**400,
                 top_p=1e-300,
                 min_p=1,
                 repetition_penalty=repetition,
