@@ -67,7 +67,10 @@ def find_candidates(
     if nucleus:
         found += _keep_nuclei(_Group(scaled, nucleus, params))
     if wide:
-        found.append(Candidates(wide, _weigh_all(_Group(scaled, wide, params)), None))
+        group = _Group(scaled, wide, params)
+        # Whether it is a copy or all there is, nobody else needs it.
+        weights = group.scaled.exp_()
+        found.append(Candidates(wide, _keep_min_p(weights, group.params), None))
     return found
 
 
@@ -107,7 +110,8 @@ def _keep_top_k(group: _Group) -> Candidates:
 
 
 def _keep_nuclei(group: _Group) -> list[Candidates]:
-    totals = _weigh_all(group).sum(dim=-1, dtype=torch.float64)
+    weights = _keep_min_p(group.scaled.exp(), group.params)
+    totals = weights.sum(dim=-1, dtype=torch.float64)
     weights, token_ids = _weigh_largest(group, min(SHORT_LIST, group.vocab_size))
     is_inside = (weights.sum(dim=-1, dtype=torch.float64) >= totals * group.top_p).tolist()
     found = []
@@ -121,12 +125,13 @@ def _keep_nuclei(group: _Group) -> list[Candidates]:
     return found
 
 
-def _weigh_all(group: _Group) -> torch.Tensor:
-    """Return the weights of the whole vocabulary after min_p: [m, vocab]."""
-    weights = group.scaled.exp()
-    chosen = [i for i, p in enumerate(group.params) if p.min_p > 0]
+def _keep_min_p(weights: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
+    """Zero the weights below each row's min_p, in place, and return them: [m, vocab]."""
+    chosen = [i for i, p in enumerate(params) if p.min_p > 0]
+    limits = _column([params[i].min_p for i in chosen], weights)
+    if len(chosen) == len(params):
+        return weights.masked_fill_(weights < limits, 0.0)
     if chosen:
-        limits = _column([group.params[i].min_p for i in chosen], weights)
         some = weights[chosen]
         weights[chosen] = some.masked_fill_(some < limits, 0.0)
     return weights
