@@ -9,7 +9,7 @@ else. So weights are summed by blocks, and only the block in which the number fa
 
 import torch
 
-BLOCK = 256
+from deployments.engine.blocks import BLOCK, places_in, sums_of_blocks
 
 _BELOW_ONE = 1 - 2.0**-53
 
@@ -25,25 +25,21 @@ def invert(weights: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
         [m], int64: the first entries up to which the weights sum to more than the number's part of
         their sum. None of them has a weight of 0.
     """
-    num_rows, length = weights.shape
+    length = weights.shape[-1]
     if length <= BLOCK:
         return _first_above(weights, numbers * weights.sum(dim=-1, dtype=torch.float64))
-    end = length // BLOCK * BLOCK
-    sums = weights[:, :end].reshape(num_rows, -1, BLOCK).sum(dim=-1, dtype=torch.float64)
-    if end < length:
-        rest = weights[:, end:].sum(dim=-1, keepdim=True, dtype=torch.float64)
-        sums = torch.cat([sums, rest], dim=-1)
+    sums = sums_of_blocks(weights)
     goals = numbers * sums.sum(dim=-1)
-    blocks = _first_above(sums, goals)
-    before = (sums.cumsum(dim=-1) - sums).gather(-1, blocks[:, None])[:, 0]
-    places = blocks[:, None] * BLOCK + torch.arange(BLOCK, device=weights.device)
+    blocks = _first_above(sums, goals)[:, None]
+    before = (sums.cumsum(dim=-1) - sums).gather(-1, blocks)[:, 0]
+    places = places_in(blocks)
     within = weights.gather(-1, places.clamp(max=length - 1)).masked_fill_(places >= length, 0.0)
-    return blocks * BLOCK + _first_above(within, goals - before)
+    return blocks[:, 0] * BLOCK + _first_above(within, goals - before)
 
 
 def _first_above(weights: torch.Tensor, goals: torch.Tensor) -> torch.Tensor:
     cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
-    # Sums in another order may differ in the last digit; the goal must stay below this one.
+    # Sums made in another way may differ in the last digits; the goal must stay below this one.
     goals = torch.minimum(goals.clamp(min=0.0), cumulative[:, -1] * _BELOW_ONE)
     # `right` finds the first sum above the goal, so an entry of weight 0 is never it.
     return torch.searchsorted(cumulative, goals[:, None], right=True)[:, 0]

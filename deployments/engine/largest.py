@@ -10,9 +10,7 @@ many equal logits, and what `topk` picks among equals may depend on the other ro
 
 import torch
 
-BLOCK = 256
-"""Numbers of which the maximum is taken at once. Measured at 32 x 151,936: 128 to 1024 differ
-little, and less is slower."""
+from deployments.engine.blocks import BLOCK, maxima_of_blocks, places_in
 
 _LOWEST = torch.iinfo(torch.int64).min
 
@@ -30,12 +28,12 @@ def find_maxima(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     if values.device.type != "cpu" or length < 2 * BLOCK:
         maxima = values.max(dim=-1)
         return maxima.values, maxima.indices
-    maxima_of_blocks = _maxima_of_blocks(values)
-    best = maxima_of_blocks.argmax(dim=-1, keepdim=True)
+    block_maxima = maxima_of_blocks(values)
+    best = block_maxima.argmax(dim=-1, keepdim=True)
     # Behind the end the last number stands again and again; the first time is what is found.
-    places = _places_of(best).clamp_(max=length - 1)
+    places = places_in(best).clamp_(max=length - 1)
     within = values.gather(-1, places).argmax(dim=-1, keepdim=True)
-    return maxima_of_blocks.gather(-1, best)[:, 0], (best * BLOCK + within)[:, 0]
+    return block_maxima.gather(-1, best)[:, 0], (best * BLOCK + within)[:, 0]
 
 
 def find_largest(values: torch.Tensor, num: int) -> torch.Tensor:
@@ -56,27 +54,11 @@ def find_largest(values: torch.Tensor, num: int) -> torch.Tensor:
         return _first_by_key(_keys(values, places), num)
     # A block with one of the largest `num` is among the first `num` blocks by their maxima: each
     # block before it holds a larger number.
-    maxima = _maxima_of_blocks(values)
+    maxima = maxima_of_blocks(values)
     at = torch.arange(maxima.shape[-1], device=values.device).expand(maxima.shape)
-    places = _places_of(_first_by_key(_keys(maxima, at), num))
+    places = places_in(_first_by_key(_keys(maxima, at), num))
     keys = _keys(values.gather(-1, places.clamp(max=length - 1)), places)
     return _first_by_key(keys.masked_fill_(places >= length, _LOWEST), num)
-
-
-def _maxima_of_blocks(values: torch.Tensor) -> torch.Tensor:
-    """Return the maximum of each block, the last of which may be shorter: [n, blocks]."""
-    num_rows, length = values.shape
-    end = length // BLOCK * BLOCK
-    maxima = values[:, :end].reshape(num_rows, -1, BLOCK).amax(dim=-1)
-    if end == length:
-        return maxima
-    return torch.cat([maxima, values[:, end:].amax(dim=-1, keepdim=True)], dim=-1)
-
-
-def _places_of(blocks: torch.Tensor) -> torch.Tensor:
-    """Return the places in some blocks [n, b], also those behind the end: [n, b * BLOCK]."""
-    within = torch.arange(BLOCK, device=blocks.device)
-    return (blocks[:, :, None] * BLOCK + within).flatten(1)
 
 
 def _keys(values: torch.Tensor, places: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from deployments.engine.blocks import sums_of_rows
 from deployments.engine.largest import find_largest
 
 
@@ -62,7 +63,6 @@ class RawLogprobs:
     def _logprobs_of(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Return the log-probabilities of [m, k] tokens: [m, k], float32."""
         maxima = self._logits.amax(dim=-1, keepdim=True)
-        # Summed in float64, a row has the same logarithms alone and in a batch.
-        totals = (self._logits - maxima).exp_().sum(dim=-1, keepdim=True, dtype=torch.float64)
+        totals = sums_of_rows((self._logits - maxima).exp_())[:, None]
         logits = self._logits.gather(-1, token_ids).double()
         return (logits - maxima - totals.log()).float()

@@ -10,6 +10,7 @@ from math import inf
 
 import torch
 
+from deployments.engine.blocks import sums_of_rows
 from deployments.engine.largest import find_largest
 from deployments.engine.sampling_params import SamplingParams
 
@@ -111,7 +112,7 @@ def _keep_top_k(group: _Group) -> Candidates:
 
 def _keep_nuclei(group: _Group) -> list[Candidates]:
     weights = _keep_min_p(group.scaled.exp(), group.params)
-    totals = weights.sum(dim=-1, dtype=torch.float64)
+    totals = sums_of_rows(weights)
     weights, token_ids = _weigh_largest(group, min(SHORT_LIST, group.vocab_size))
     is_inside = (weights.sum(dim=-1, dtype=torch.float64) >= totals * group.top_p).tolist()
     found = []

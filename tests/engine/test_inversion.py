@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from deployments.engine.inversion import BLOCK, invert
+from deployments.engine.blocks import BLOCK
+from deployments.engine.inversion import invert
 
 BELOW_ONE = 1 - 2.0**-53
 

@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from deployments.engine.largest import BLOCK, find_largest, find_maxima
+from deployments.engine.blocks import BLOCK
+from deployments.engine.largest import find_largest, find_maxima
 
 LENGTHS = [1, 300, 2 * BLOCK, 2 * BLOCK + 1, 5 * BLOCK + 20, 40 * BLOCK, 40 * BLOCK + 255]
 
