@@ -8,7 +8,7 @@ keyed by (seed, position).
 from dataclasses import dataclass, field
 from typing import Literal
 
-from deployments.engine.output import FinishReason, TextDelta
+from deployments.engine.output import FinishReason, TextDelta, TokenLogprob, TokenLogprobs
 from deployments.engine.sampling_params import InvalidParameterError, SamplingParams
 
 __all__ = [
@@ -23,6 +23,8 @@ __all__ = [
     "SamplingParams",
     "TextDelta",
     "TextPart",
+    "TokenLogprob",
+    "TokenLogprobs",
 ]
 
 

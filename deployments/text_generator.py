@@ -23,6 +23,7 @@ from deployments.contract import (
     ChatMessage,
     GenerationEvent,
     GenerationRequest,
+    InvalidParameterError,
     ModelDescription,
     SamplingParams,
 )
@@ -155,6 +156,8 @@ class TextGenerator:
                 temperature=1.0 if temperature is None else temperature,
                 top_k=getattr(generation, "top_k", None) or 0,
                 top_p=getattr(generation, "top_p", None) or 1.0,
+                min_p=getattr(generation, "min_p", None) or 0.0,
+                repetition_penalty=getattr(generation, "repetition_penalty", None) or 1.0,
             ),
         )
 
@@ -235,6 +238,8 @@ class TextGenerator:
             raise ContextLengthExceededError(str(error), _prompt_field(request)) from error
         except InvalidSequenceError as error:
             raise InvalidRequestError(str(error), _prompt_field(request)) from error
+        except InvalidParameterError as error:
+            raise InvalidRequestError(error.message, error.param) from error
         self._metrics.count_prompt(len(encoded.token_ids))
         with self._running(sequence) as stream:
             yield [Accepted(len(encoded.token_ids))]

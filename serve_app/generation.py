@@ -4,12 +4,12 @@ A stream that ends in any other way than by a true finish raises, so that no sur
 broken text for a whole one.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Literal
 
-from deployments.contract import FinishReason, TextDelta
+from deployments.contract import FinishReason, TextDelta, TokenLogprobs
 from deployments.errors import (
     GenerationAbortedError,
     GenerationFailedError,
@@ -28,14 +28,16 @@ class Piece:
         text: May be empty, while the replica holds text back.
         num_tokens: Token ids behind the text.
         finish_reason: Set on the last piece alone.
+        logprobs: One for each token id, if they were asked for.
     """
 
     text: str
     num_tokens: int
     finish_reason: TrueFinish | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
-async def pieces(stream: GenerationStream) -> AsyncIterator[Piece]:
+async def pieces(stream: GenerationStream) -> AsyncGenerator[Piece, None]:
     """Yield a piece for each list of deltas.
 
     Raises:
@@ -46,7 +48,7 @@ async def pieces(stream: GenerationStream) -> AsyncIterator[Piece]:
     """
     finished = False
     async for deltas in stream:
-        piece = _join(deltas)
+        piece = _of_deltas(deltas)
         finished = finished or piece.finish_reason is not None
         yield piece
     if not finished:
@@ -60,19 +62,25 @@ async def whole(stream: GenerationStream) -> Piece:
         RaystreamError: As `pieces` does.
     """
     async with aclosing(stream):
-        parts = [piece async for piece in pieces(stream)]
+        return join([piece async for piece in pieces(stream)])
+
+
+def join(parts: Sequence[Piece]) -> Piece:
+    """Return the pieces of a text, up to its last or some of them, as one."""
     return Piece(
         text="".join(part.text for part in parts),
         num_tokens=sum(part.num_tokens for part in parts),
         finish_reason=parts[-1].finish_reason,
+        logprobs=tuple(told for part in parts for told in part.logprobs),
     )
 
 
-def _join(deltas: list[TextDelta]) -> Piece:
+def _of_deltas(deltas: list[TextDelta]) -> Piece:
     return Piece(
         text="".join(delta.text for delta in deltas),
         num_tokens=sum(len(delta.token_ids) for delta in deltas),
         finish_reason=_finish(deltas[-1]) if deltas else None,
+        logprobs=tuple(told for delta in deltas for told in delta.logprobs),
     )
 
 

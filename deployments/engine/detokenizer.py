@@ -59,14 +59,24 @@ def decode_with(tokenizer: "PreTrainedTokenizerBase") -> Decode:
 class Detokenizer:
     """The text of one sequence."""
 
-    __slots__ = ("_decode", "_num_finished", "_num_sent", "_stop", "_text_held", "_window")
+    __slots__ = (
+        "_decode",
+        "_num_exempt",
+        "_num_finished",
+        "_num_sent",
+        "_num_tokens_left",
+        "_stop",
+        "_text_held",
+        "_window",
+    )
 
-    def __init__(self, decode: Decode, stop: Sequence[str] = ()) -> None:
+    def __init__(self, decode: Decode, stop: Sequence[str] = (), min_tokens: int = 0) -> None:
         """Start with no text.
 
         Args:
             decode: Turns token ids into text; special tokens into nothing.
             stop: Strings that end the text.
+            min_tokens: A stop string that is complete after so many ids ends nothing.
         """
         self._decode = decode
         self._stop = tuple(stop)
@@ -74,6 +84,8 @@ class Detokenizer:
         self._num_finished = 0  # ids of the window whose text is complete and was returned
         self._num_sent = 0  # characters of the window's text that were returned
         self._text_held = ""
+        self._num_tokens_left = min_tokens
+        self._num_exempt = 0  # characters of the held text in which no stop string may end
 
     def advance(self, token_id: int, reason: FinishReason | None) -> tuple[str, bool]:
         """Take a sequence's newest id and why it ends the sequence, if it does.
@@ -95,6 +107,7 @@ class Detokenizer:
         for token_id in token_ids:
             self._window.append(token_id)
             piece, is_stopped = self._release(self._next_piece())
+            self._num_tokens_left = max(0, self._num_tokens_left - 1)
             text += piece
             if is_stopped:
                 return text, True
@@ -136,13 +149,17 @@ class Detokenizer:
         if not self._stop:
             return piece, False
         text = self._text_held + piece
-        found = [at for at in (text.find(stop) for stop in self._stop) if at >= 0]
+        if self._num_tokens_left:
+            self._num_exempt = len(text)
+        starts = (text.find(s, max(0, self._num_exempt - len(s) + 1)) for s in self._stop)
+        found = [at for at in starts if at >= 0]
         if found:
             self._text_held = ""
             return text[: min(found)], True
         num_held = max(_overlap(text, stop) for stop in self._stop)
         split = len(text) - num_held
         self._text_held = text[split:]
+        self._num_exempt = max(0, self._num_exempt - split)
         return text[:split], False
 
 

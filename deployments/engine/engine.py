@@ -22,12 +22,14 @@ from deployments.engine.model_check import UnsupportedModelError, check_layers, 
 from deployments.engine.model_loader import LoadedModel
 from deployments.engine.model_runner import ModelRunner, StepLogits
 from deployments.engine.output import FinishReason, TextDelta
-from deployments.engine.sampler import SamplingRow, sample
+from deployments.engine.sampler import Sampled, sample
 from deployments.engine.sampling_params import SamplingParams
+from deployments.engine.sampling_row import SamplingRow
 from deployments.engine.scheduler import DecodeRow, Scheduler, SlotMove
 from deployments.engine.sequence import Sequence, SequenceEvent, SequenceRequest
 from deployments.engine.step_budget import StepBudget
 from deployments.engine.step_guard import Row, StepGuard, StepOutcome
+from deployments.engine.token_bytes import TokenBytes
 
 logger = logging.getLogger(__name__)
 
@@ -64,8 +66,10 @@ class Engine:
         self.limits = limits
         self._text_config = loaded.text_config
         self._decode = decode_with(loaded.tokenizer)
-        self._eos_token_ids = loaded.eos_token_ids
+        self._token_bytes = TokenBytes(loaded.tokenizer)
         self._vocab_size: int = loaded.text_config.vocab_size
+        # Some configurations name ids that the model can't give; min_tokens would bar them.
+        self._eos_token_ids = frozenset(i for i in loaded.eos_token_ids if i < self._vocab_size)
         model = loaded.model
         self._kv = KVSlots(
             KVShape.of(loaded.text_config, model.dtype),
@@ -106,6 +110,7 @@ class Engine:
         Raises:
             SequenceTooLongError: Prompt and answer don't fit into a slot.
             InvalidSequenceError: The prompt is empty, or a token id is out of range.
+            InvalidParameterError: A parameter names a token id that is out of range.
         """
         self.limits.check(request, self._vocab_size)
 
@@ -114,6 +119,7 @@ class Engine:
 
         Raises:
             InvalidSequenceError: See `validate`; or the engine holds one of the same id.
+            InvalidParameterError: See `validate`.
         """
         self.validate(request)
         if request.sequence_id in self._sequences:
@@ -121,7 +127,7 @@ class Engine:
         sequence = Sequence(
             request, max_model_len=self.limits.max_model_len, eos_token_ids=self._eos_token_ids
         )
-        detokenizer = Detokenizer(self._decode, request.params.stop)
+        detokenizer = Detokenizer(self._decode, request.params.stop, request.params.min_tokens)
         try:
             detokenizer.feed(request.generated_token_ids)
         except UndecodableError as error:
@@ -206,9 +212,12 @@ class Engine:
 
     def _sample(self, due: StepLogits) -> list[tuple[str, TextDelta]]:
         logits = due.logits
-        rows = [SamplingRow(seq.request.params, len(seq.token_ids)) for seq in due.sequences]
+        rows = [
+            SamplingRow(seq.request.params, len(seq.token_ids), seq.history, seq.barred_token_ids)
+            for seq in due.sequences
+        ]
 
-        def draw(part: tuple[int, ...]) -> list[int | None]:
+        def draw(part: tuple[int, ...]) -> list[Sampled | None]:
             is_whole = len(part) == len(rows)
             return sample(logits if is_whole else logits[list(part)], [rows[i] for i in part])
 
@@ -222,15 +231,16 @@ class Engine:
                 self._preempt(sequence)
             else:
                 deltas.append(self._fail(sequence, "the next token could not be sampled"))
-        for part, token_ids in isolation.ran:
-            for i, token_id in zip(part, token_ids, strict=True):
-                deltas.append(self._advance(due.sequences[i], token_id))
+        for part, drawn in isolation.ran:
+            for i, sampled in zip(part, drawn, strict=True):
+                deltas.append(self._advance(due.sequences[i], sampled))
         return deltas
 
-    def _advance(self, sequence: Sequence, token_id: int | None) -> tuple[str, TextDelta]:
+    def _advance(self, sequence: Sequence, sampled: Sampled | None) -> tuple[str, TextDelta]:
         """Append a token, turn it into text, and end the sequence if it is time."""
-        if token_id is None:
-            return self._fail(sequence, "the model gave logits that are not finite")
+        if sampled is None:
+            return self._fail(sequence, "no token can be chosen: the logits are not finite")
+        token_id = sampled.token_id
         reason = sequence.append(token_id)
         detokenizer = self._detokenizers[sequence.sequence_id]
         try:
@@ -241,7 +251,8 @@ class Engine:
             reason = FinishReason.STOP
         if reason is not None:
             self._finish(sequence, reason)
-        return sequence.sequence_id, TextDelta((token_id,), text, reason)
+        logprobs = self._token_bytes.describe(token_id, sampled.logprobs)
+        return sequence.sequence_id, TextDelta((token_id,), text, reason, logprobs=logprobs)
 
     def _fail(self, sequence: Sequence, error: str) -> tuple[str, TextDelta]:
         self._finish(sequence, FinishReason.ERROR)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from deployments.engine.sampling_params import InvalidParameterError
 from deployments.engine.sequence import SequenceRequest
 
 
@@ -33,6 +34,7 @@ class EngineLimits:
         Raises:
             SequenceTooLongError: Prompt and answer don't fit into a slot.
             InvalidSequenceError: The prompt is empty, or a token id is out of range.
+            InvalidParameterError: A parameter names a token id that is out of range.
         """
         num_tokens = len(request.prompt_token_ids) + len(request.generated_token_ids)
         max_model_len = self.max_model_len
@@ -57,3 +59,10 @@ class EngineLimits:
         token_ids = (*request.prompt_token_ids, *request.generated_token_ids)
         if min(token_ids) < 0 or max(token_ids) >= vocab_size:
             raise InvalidSequenceError(f"token ids must be from 0 to {vocab_size - 1}")
+        for param, named in request.params.token_ids.items():
+            if max(named, default=0) >= vocab_size:
+                raise InvalidParameterError(
+                    f"{param} names token {max(named)}, but the model's token ids are from 0 to "
+                    f"{vocab_size - 1}",
+                    param,
+                )

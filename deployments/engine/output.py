@@ -18,6 +18,35 @@ class FinishReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token and the natural logarithm of its probability.
+
+    Attributes:
+        token_id: The token.
+        token_bytes: What it adds to the text, in UTF-8. It may begin or end within a character; of
+            a special token it is the name, though the text holds nothing of it.
+        logprob: At most 0; -inf where the model rules the token out.
+    """
+
+    token_id: int
+    token_bytes: bytes
+    logprob: float
+
+    @property
+    def text(self) -> str:
+        """The bytes as text, with U+FFFD for those that make no whole character."""
+        return self.token_bytes.decode(errors="replace")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """A token that was chosen, and the likeliest ones at its place, the likeliest first."""
+
+    chosen: TokenLogprob
+    top: tuple[TokenLogprob, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TextDelta:
     """What a sequence gained in one engine step.
 
@@ -27,9 +56,12 @@ class TextDelta:
             stop string are held back.
         finish_reason: Set on the last delta alone.
         error: What went wrong, with `FinishReason.ERROR` alone.
+        logprobs: One for each of `token_ids` if they were asked for, else none. They come with
+            their ids, also where the text is held back or, at the end, cut off.
     """
 
     token_ids: tuple[int, ...]
     text: str
     finish_reason: FinishReason | None = None
     error: str | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from deployments.engine.output import FinishReason
 from deployments.engine.sampling_params import SamplingParams
+from deployments.engine.token_history import TokenHistory
 
 if TYPE_CHECKING:
     import torch
@@ -86,6 +87,7 @@ class Sequence:
         arrival: Its place among all that were ever added to a scheduler; a lower one is older.
         is_suspect: A step with it failed and could not be run again in parts; until that is cleared
             up, its chunks run in forward passes of their own.
+        history: What its penalties look at; None if it has none.
         finish_reason: Set once, with the transition to FINISHED.
     """
 
@@ -93,6 +95,7 @@ class Sequence:
         "_state",
         "arrival",
         "finish_reason",
+        "history",
         "is_suspect",
         "max_num_tokens",
         "num_computed_tokens",
@@ -125,6 +128,12 @@ class Sequence:
         )
         self.arrival = 0
         self.is_suspect = False
+        self.history: TokenHistory | None = None
+        if params.has_penalties:
+            self.history = TokenHistory(
+                request.prompt_token_ids if params.repetition_penalty != 1 else (),
+                request.generated_token_ids,
+            )
         self.finish_reason: FinishReason | None = None
         self._state = SequenceState.WAITING
 
@@ -148,6 +157,13 @@ class Sequence:
         """Tokens whose keys and values are still to be computed."""
         return len(self.token_ids) - self.num_computed_tokens
 
+    @property
+    def barred_token_ids(self) -> frozenset[int]:
+        """Ids that may not come next, because too few tokens were generated to end here."""
+        num_generated = len(self.token_ids) - self.num_prompt_tokens
+        is_early = num_generated < self.request.params.min_tokens
+        return self.stop_token_ids if is_early else frozenset()
+
     def handle(self, event: SequenceEvent) -> None:
         """Move to the next state.
 
@@ -164,6 +180,8 @@ class Sequence:
     def append(self, token_id: int) -> FinishReason | None:
         """Take the next token and say whether it ends the sequence."""
         self.token_ids.append(token_id)
+        if self.history is not None:
+            self.history.add(token_id)
         if token_id in self.stop_token_ids:
             return FinishReason.STOP
         if len(self.token_ids) >= self.max_num_tokens:

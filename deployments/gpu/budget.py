@@ -66,10 +66,11 @@ def activation_bytes(
     """Estimate the peak of a step beside weights and slots, in bytes.
 
     The widest moment of a layer holds the residual, its norm, and both halves of the gated MLP for
-    every token; at the end stand the float32 logits of each sequence and a copy for sampling.
+    every token; at the end stand the float32 logits of each sequence, and up to four copies while
+    log-probabilities are kept and tokens are drawn.
     """
     per_token = (4 * hidden_size + 3 * intermediate_size) * itemsize
-    return max_batched_tokens * per_token + 3 * num_seqs * vocab_size * 4
+    return max_batched_tokens * per_token + 5 * num_seqs * vocab_size * 4
 
 
 def plan_kv_slots(

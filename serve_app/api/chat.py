@@ -1,20 +1,22 @@
 """`POST /v1/chat/completions`: OpenAI's main surface, streamed and whole."""
 
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Final
 
 from fastapi import APIRouter, Request
 
 from deployments.errors import RaystreamError
 from serve_app.api.chat_chunks import AnswerHead, ChatChunks
+from serve_app.api.chat_logprobs import ChoiceLogprobs
 from serve_app.api.chat_schema import AnswerMessage, ChatCompletion, ChatRequest, Choice, Usage
 from serve_app.api.context import ApiContext
 from serve_app.api.errors import error_payload
 from serve_app.api.json_route import JsonRoute
 from serve_app.api.openapi import errors, event_stream
-from serve_app.backends import GenerationStream
+from serve_app.choices import Choices
 from serve_app.event_stream import EventStreamResponse
-from serve_app.generation import pieces, whole
+from serve_app.generation import Piece
 from serve_app.request_id import request_id_of
 from serve_app.sse import DONE, encode_json
 
@@ -51,38 +53,49 @@ class ChatApi:
     async def complete(
         self, body: ChatRequest, request: Request
     ) -> ChatCompletion | EventStreamResponse:
-        """Answer with one message, whole or as a stream of chunks."""
+        """Answer with a message, or with n of them, whole or as a stream of chunks."""
         model = await self._context.catalog.get(body.model)
         prompt = await self._context.to_messages(body.messages, model)
         request_id = request_id_of(request)
-        stream = await self._context.open_stream(model, prompt, body, request_id)
+        choices = await self._context.open_choices(model, prompt, body, request_id, body.n or 1)
         created = int(self._context.clock.unix_s())
         head = AnswerHead(f"chatcmpl-{request_id}", created, body.model)
         if not body.stream:
-            return await _completion(head, stream)
-        chunks = ChatChunks(head, body.stream_options, stream.num_prompt_tokens)
-        return EventStreamResponse(_events(chunks, stream), stream, sleep=self._context.clock.sleep)
+            return await _completion(head, choices)
+        chunks = ChatChunks(head, body.stream_options, choices.num_prompt_tokens)
+        events = _events(chunks, choices)
+        return EventStreamResponse(events, choices, sleep=self._context.clock.sleep)
 
 
-async def _completion(head: AnswerHead, stream: GenerationStream) -> ChatCompletion:
-    answer = await whole(stream)
-    message = AnswerMessage(content=answer.text)
-    assert answer.finish_reason is not None, "`whole` returns finished texts alone"
+async def _completion(head: AnswerHead, choices: Choices) -> ChatCompletion:
+    answers = await choices.whole()
     return ChatCompletion(
         id=head.id,
         created=head.created,
         model=head.model,
-        choices=[Choice(message=message, finish_reason=answer.finish_reason)],
-        usage=Usage.of(stream.num_prompt_tokens, answer.num_tokens),
+        choices=[_choice(index, answer) for index, answer in enumerate(answers)],
+        usage=Usage.of(choices.num_prompt_tokens, sum(answer.num_tokens for answer in answers)),
     )
 
 
-async def _events(chunks: ChatChunks, stream: GenerationStream) -> AsyncGenerator[bytes, None]:
-    yield chunks.role()
+def _choice(index: int, answer: Piece) -> Choice:
+    assert answer.finish_reason is not None, "`whole` returns finished texts alone"
+    return Choice(
+        index=index,
+        message=AnswerMessage(content=answer.text),
+        logprobs=ChoiceLogprobs.of(answer.logprobs) if answer.logprobs else None,
+        finish_reason=answer.finish_reason,
+    )
+
+
+async def _events(chunks: ChatChunks, choices: Choices) -> AsyncGenerator[bytes, None]:
+    for index in range(len(choices)):
+        yield chunks.role(index)
     try:
-        async for piece in pieces(stream):
-            if event := chunks.gain(piece):
-                yield event
+        async with aclosing(choices.pieces()) as found:
+            async for index, piece in found:
+                if event := chunks.gain(index, piece):
+                    yield event
     except RaystreamError as error:
         yield encode_json(error_payload(error))
         return

@@ -1,12 +1,13 @@
 """The events of a streamed chat completion, in their order.
 
-The role comes first and once, then the text, then the finish reason in a chunk without text, then
-the usage if it was asked for.
+Of each choice the role comes first and once, then the text, then the finish reason in a chunk
+without text. The choices' chunks come as they are ready. The usage comes last, if it was asked for.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
+from serve_app.api.chat_logprobs import ChoiceLogprobs
 from serve_app.api.chat_schema import StreamOptions, Usage
 from serve_app.generation import Piece
 from serve_app.sse import encode_json
@@ -41,23 +42,41 @@ class ChatChunks:
             self.has_usage and options is not None and options.continuous_usage_stats is True
         )
 
-    def role(self) -> bytes:
-        """Return the first chunk."""
-        return self._chunk({"role": "assistant", "content": ""})
+    def role(self, index: int) -> bytes:
+        """Return the first chunk of a choice."""
+        return self._chunk(index, {"role": "assistant", "content": ""})
 
-    def gain(self, piece: Piece) -> bytes:
-        """Return a chunk for the text, if there is any, and one for the finish, if it is here."""
+    def gain(self, index: int, piece: Piece) -> bytes:
+        """Return a chunk for the text, if there is any, and one for the finish, if it is here.
+
+        A text may be empty where there are logprobs of tokens whose text is held back.
+        """
         self._num_tokens += piece.num_tokens
-        text = self._chunk({"content": piece.text}) if piece.text else b""
-        finish = self._chunk({}, piece.finish_reason) if piece.finish_reason else b""
-        return text + finish
+        events = b""
+        if piece.text or piece.logprobs:
+            events += self._chunk(index, {"content": piece.text}, piece)
+        if piece.finish_reason is not None:
+            events += self._chunk(index, {}, finish_reason=piece.finish_reason)
+        return events
 
     def usage(self) -> bytes:
         """Return the chunk that holds no choice."""
         return encode_json({**self._head, "choices": [], "usage": self._usage()})
 
-    def _chunk(self, delta: dict[str, str], finish_reason: str | None = None) -> bytes:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+    def _chunk(
+        self,
+        index: int,
+        delta: dict[str, str],
+        piece: Piece | None = None,
+        finish_reason: str | None = None,
+    ) -> bytes:
+        told = piece and piece.logprobs
+        choice = {
+            "index": index,
+            "delta": delta,
+            "logprobs": ChoiceLogprobs.of(told).model_dump() if told else None,
+            "finish_reason": finish_reason,
+        }
         chunk: dict[str, Any] = {**self._head, "choices": [choice]}
         if self.has_usage:
             chunk["usage"] = self._usage() if self._counts_always else None

@@ -11,9 +11,14 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import BaseModel, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from deployments.engine.sampling_params import MAX_NUM_TOP_LOGPROBS
+from serve_app.api.chat_logprobs import ChoiceLogprobs
 from serve_app.api.message_schema import Messages
 from serve_app.api.sampling_schema import SamplingFields
 from serve_app.api.strict_body import StrictBody
+
+MAX_NUM_CHOICES = 16
+"""Answers to one request: each is a sequence of its own on a replica."""
 
 
 class StreamOptions(StrictBody):
@@ -39,6 +44,20 @@ class ChatRequest(SamplingFields):
     max_completion_tokens: int | None = Field(
         default=None, ge=1, description="The newer name of max_tokens."
     )
+    n: int | None = Field(
+        default=None,
+        ge=1,
+        le=MAX_NUM_CHOICES,
+        description="How many answers. The first is the one that n: 1 gives.",
+    )
+    logprobs: bool | None = Field(
+        default=None, description="Tell how likely each token was to the model."
+    )
+    top_logprobs: int | None = Field(
+        default=None,
+        description="With logprobs: tell this many of the likeliest tokens at each place, too.",
+        json_schema_extra={"minimum": 0, "maximum": MAX_NUM_TOP_LOGPROBS},
+    )
 
     # Bookkeeping: accepted, changes no answer.
     user: str | None = None
@@ -50,16 +69,11 @@ class ChatRequest(SamplingFields):
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         # OpenAI's
         "audio": (),
-        "frequency_penalty": (0,),
         "function_call": ("none",),
         "functions": ([],),
-        "logit_bias": ({},),
-        "logprobs": (False,),
         "modalities": (["text"],),
         "moderation": (),
-        "n": (1,),
         "prediction": (),
-        "presence_penalty": (0,),
         "prompt_cache_options": (),
         "prompt_cache_retention": (),
         "reasoning_effort": ("none",),
@@ -68,7 +82,6 @@ class ChatRequest(SamplingFields):
         "store": (False,),
         "tool_choice": ("none", "auto"),
         "tools": ([],),
-        "top_logprobs": (0,),
         "verbosity": ("medium",),
         "web_search_options": (),
         # vLLM's
@@ -87,11 +100,8 @@ class ChatRequest(SamplingFields):
         "include_reasoning": (True, False),
         "include_stop_str_in_output": (False,),
         "length_penalty": (1,),
-        "min_p": (0,),
-        "min_tokens": (0,),
         "priority": (0,),
         "prompt_logprobs": (0,),
-        "repetition_penalty": (1,),
         "return_token_ids": (False,),
         "skip_special_tokens": (True,),
         "spaces_between_special_tokens": (True,),
@@ -113,7 +123,16 @@ class ChatRequest(SamplingFields):
                 "max_tokens and max_completion_tokens differ; send one of them.",
                 {"field": "max_tokens"},
             )
+        if self.top_logprobs and not self.logprobs:
+            raise PydanticCustomError(
+                "top_logprobs", "top_logprobs needs logprobs: true.", {"field": "top_logprobs"}
+            )
         return self
+
+    @property
+    def num_logprobs_wanted(self) -> int | None:
+        """How many likely tokens to tell at each place; None tells nothing."""
+        return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
     def num_tokens_wanted(self) -> int | None:
@@ -147,11 +166,11 @@ class AnswerMessage(BaseModel):
 
 
 class Choice(BaseModel):
-    """The one answer."""
+    """One of the answers."""
 
-    index: Literal[0] = 0
+    index: int
     message: AnswerMessage
-    logprobs: None = None
+    logprobs: ChoiceLogprobs | None = None
     finish_reason: Literal["stop", "length"]
 
 

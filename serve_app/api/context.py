@@ -8,6 +8,7 @@ from serve_app.api.message_schema import MessageBody, count_images, to_messages
 from serve_app.api.sampling_schema import SamplingFields
 from serve_app.backends import GenerationStream
 from serve_app.catalog import ModelCatalog, ServedModel
+from serve_app.choices import Choices
 from serve_app.clock import Clock
 from serve_app.config import LimitsConfig
 
@@ -44,10 +45,28 @@ class ApiContext:
         Raises:
             RaystreamError: The request was refused, or no replica could take it.
         """
-        defaults = model.description.default_sampling
-        request = GenerationRequest(
-            request_id=request_id,
-            prompt=prompt,
-            sampling=fields.to_sampling(defaults),
+        sampling = fields.to_sampling(model.description.default_sampling)
+        return await model.backend.generate(GenerationRequest(request_id, prompt, sampling))
+
+    async def open_choices(
+        self,
+        model: ServedModel,
+        prompt: tuple[ChatMessage, ...] | str,
+        fields: SamplingFields,
+        request_id: str,
+        num_choices: int,
+    ) -> Choices:
+        """Open a stream for each of several answers; the first is that of `open_stream`.
+
+        Raises:
+            RaystreamError: The request was refused, or no replica could take it.
+        """
+        sampling = fields.to_sampling(model.description.default_sampling)
+        return await Choices.open(
+            [
+                model.backend.generate(
+                    GenerationRequest(request_id, prompt, sampling.of_choice(index))
+                )
+                for index in range(num_choices)
+            ]
         )
-        return await model.backend.generate(request)

@@ -3,23 +3,45 @@
 Bounds belong to `SamplingParams`; what a request leaves out is the model's own default.
 """
 
+import re
 import secrets
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 
 from deployments.contract import InvalidParameterError, SamplingParams
-from deployments.engine.sampling_params import MAX_SEED
+from deployments.engine.random_numbers import MAX_SEED
+from deployments.engine.sampling_params import (
+    MAX_NUM_LOGIT_BIASES,
+    MAX_PENALTY,
+    MAX_REPETITION_PENALTY,
+    MIN_REPETITION_PENALTY,
+)
 from deployments.errors import InvalidRequestError
 from serve_app.api.strict_body import StrictBody
 
 MAX_NUM_STOP_TOKEN_IDS = 128
+MAX_ID_LENGTH = 10
+TOKEN_ID = re.compile(rf"0|[1-9][0-9]{{0,{MAX_ID_LENGTH - 1}}}")
 INT64 = 2**63
 
 
 def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
+
+
+def _bounded(value: Any) -> Any:
+    """Return a mapping that is not too large, before its entries are looked at."""
+    if isinstance(value, dict) and len(value) > MAX_NUM_LOGIT_BIASES:
+        raise PydanticCustomError(
+            "logit_bias",
+            "logit_bias must be of at most {max} tokens.",
+            {"max": MAX_NUM_LOGIT_BIASES},
+        )
+    return value
 
 
 class SamplingFields(StrictBody):
@@ -34,6 +56,36 @@ class SamplingFields(StrictBody):
     )
     top_k: int | None = Field(
         default=None, description="0 and -1 keep all tokens.", json_schema_extra={"minimum": -1}
+    )
+    min_p: float | None = Field(
+        default=None,
+        description="Keep tokens at least this part as probable as the likeliest.",
+        json_schema_extra={"minimum": 0, "maximum": 1},
+    )
+    repetition_penalty: float | None = Field(
+        default=None,
+        description="Above 1, tokens of the prompt and of the answer become less likely.",
+        json_schema_extra={"minimum": MIN_REPETITION_PENALTY, "maximum": MAX_REPETITION_PENALTY},
+    )
+    presence_penalty: float | None = Field(
+        default=None,
+        description="Taken from the logits of the answer's tokens.",
+        json_schema_extra={"minimum": -MAX_PENALTY, "maximum": MAX_PENALTY},
+    )
+    frequency_penalty: float | None = Field(
+        default=None,
+        description="Taken from them for each time that the answer holds the token.",
+        json_schema_extra={"minimum": -MAX_PENALTY, "maximum": MAX_PENALTY},
+    )
+    logit_bias: Annotated[dict[str, float] | None, BeforeValidator(_bounded)] = Field(
+        default=None,
+        description="Added to the logits, by token id: from -100 to 100.",
+        json_schema_extra={"maxProperties": MAX_NUM_LOGIT_BIASES},
+    )
+    min_tokens: int | None = Field(
+        default=None,
+        description="Nothing ends the answer before it has so many tokens.",
+        json_schema_extra={"minimum": 0},
     )
     seed: int | None = Field(
         default=None,
@@ -55,6 +107,11 @@ class SamplingFields(StrictBody):
         """Most tokens of the answer."""
         return self.max_tokens
 
+    @property
+    def num_logprobs_wanted(self) -> int | None:
+        """How many likely tokens to tell at each place; None tells nothing."""
+        return None
+
     def to_sampling(self, defaults: SamplingParams) -> SamplingParams:
         """Return the parameters for the engine, with a random seed if the request names none.
 
@@ -69,6 +126,13 @@ class SamplingFields(StrictBody):
             "temperature": self.temperature,
             "top_p": self.top_p,
             "top_k": 0 if self.top_k == -1 else self.top_k,
+            "min_p": self.min_p,
+            "repetition_penalty": self.repetition_penalty,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "logit_bias": None if self.logit_bias is None else _to_pairs(self.logit_bias),
+            "min_tokens": self.min_tokens,
+            "top_logprobs": self.num_logprobs_wanted,
             "stop": None if self.stop is None else tuple(self.stop),
             "stop_token_ids": _frozen(self.stop_token_ids),
             "ignore_eos": self.ignore_eos,
@@ -79,6 +143,18 @@ class SamplingFields(StrictBody):
             return replace(defaults, **{key: given[key] for key in given if given[key] is not None})
         except InvalidParameterError as error:
             raise InvalidRequestError(error.message, error.param) from None
+
+
+def _to_pairs(logit_bias: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
+    """Return the biases by token id.
+
+    Raises:
+        InvalidRequestError: A key is no token id as JSON writes numbers.
+    """
+    wrong = next((key for key in logit_bias if not TOKEN_ID.fullmatch(key)), None)
+    if wrong is not None:
+        raise InvalidRequestError(f"{wrong[:MAX_ID_LENGTH]!r} is no token id.", "logit_bias")
+    return tuple((int(key), bias) for key, bias in logit_bias.items())
 
 
 def _frozen(token_ids: list[int] | None) -> frozenset[int] | None:

@@ -13,12 +13,15 @@ from deployments.contract import (
     SamplingParams,
     TextDelta,
     TextPart,
+    TokenLogprob,
+    TokenLogprobs,
 )
 
 SAMPLING = SamplingParams(
     max_tokens=3, temperature=0.5, seed=7, stop=("x",), stop_token_ids=frozenset({4})
 )
 MESSAGE = ChatMessage("user", (TextPart("look"), ImagePart(b"\x89PNG")))
+LIKELY = TokenLogprob(1, b"t", -0.5)
 CROSSING = [
     GenerationRequest("r", (MESSAGE,), SAMPLING, (8, 9)),
     GenerationRequest("r", "plain", SAMPLING),
@@ -26,6 +29,7 @@ CROSSING = [
     Accepted(12),
     TextDelta((1, 2), "text"),
     TextDelta((), "", FinishReason.ERROR, "it failed"),
+    TextDelta((1,), "t", logprobs=(TokenLogprobs(LIKELY, (LIKELY,)),)),
     ModelDescription("m", 1, 128, accepts_images=True, default_sampling=SAMPLING),
 ]
 

@@ -153,7 +153,26 @@ async def test_sampling_is_keyed_so_that_a_resumed_stream_goes_on(
 
 async def test_defaults_come_from_the_models_generation_config(generator: TextGenerator) -> None:
     sampling = (await generator.describe()).default_sampling
-    assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.7, 20, 0.9)
+    assert sampling == SamplingParams(
+        temperature=0.7, top_k=20, top_p=0.9, min_p=0.05, repetition_penalty=1.1
+    )
+
+
+async def test_a_parameter_that_the_model_can_not_take_is_refused_by_its_name(
+    generator: TextGenerator,
+) -> None:
+    sampling = SamplingParams(max_tokens=8, logit_bias=((300, 1.0),))
+    with pytest.raises(InvalidRequestError, match="names token 300") as caught:
+        await collect(generator, GenerationRequest("r", "x", sampling))
+    assert caught.value.param == "logit_bias"
+
+
+async def test_logprobs_come_through_with_a_token_each(generator: TextGenerator) -> None:
+    sampling = SamplingParams(temperature=0, max_tokens=8, top_logprobs=2)
+    deltas = await collect(generator, GenerationRequest("r", "x", sampling))
+    told = [logprobs for delta in deltas for logprobs in delta.logprobs]
+    assert [logprobs.chosen.token_id for logprobs in told] == joined(deltas)[0]
+    assert all(logprobs.top[0] == logprobs.chosen for logprobs in told)
 
 
 async def test_health_runs_the_engine(generator: TextGenerator) -> None:

@@ -20,7 +20,13 @@ def save_text_model(folder: Path, model: PreTrainedModel | None = None) -> Path:
     """Save a model with a byte-level tokenizer and a chat template."""
     model = model or qwen2()
     model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call] # left untyped
-        eos_token_id=EOS_TOKEN_ID, do_sample=True, temperature=0.7, top_k=20, top_p=0.9
+        eos_token_id=EOS_TOKEN_ID,
+        do_sample=True,
+        temperature=0.7,
+        top_k=20,
+        top_p=0.9,
+        min_p=0.05,
+        repetition_penalty=1.1,
     )
     model.save_pretrained(folder)
     tokenizer = byte_tokenizer()

@@ -1,6 +1,6 @@
 """Requests for an engine, and what becomes of them step by step."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from random import Random
 
 import torch
@@ -14,6 +14,9 @@ from tests.engine.tiny_models import (
     IMAGE_TOKEN_ID,
     TOKENS_PER_IMAGE,
     VOCAB_SIZE,
+    load,
+    make_engine,
+    qwen2,
 )
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
@@ -89,3 +92,7 @@ def sampled_requests(random: Random) -> list[SequenceRequest]:
         SequenceRequest(f"s{i}", random_prompt(random, 3 + 7 * i), params)
         for i, params in enumerate(variants)
     ]
+
+
+def run_one(params: SamplingParams, prompt: Sequence[int] = (60, 61, 62)) -> Collector:
+    return run_staggered(make_engine(load(qwen2)), [SequenceRequest("s", tuple(prompt), params)])

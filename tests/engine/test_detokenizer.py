@@ -126,3 +126,35 @@ def test_a_primed_detokenizer_goes_on_where_the_other_stopped(text: str, at: int
     if not is_stopped:
         at = min(at, len(token_ids))
         assert pieces(resumed, token_ids[at:]) == whole[at:]
+
+
+@given(TEXTS, st.lists(st.text(alphabet="ab\n👍é", min_size=1, max_size=4), min_size=1, max_size=3))
+@example("abab", ["bab", "ba"])
+@example("aab", ["aabx", "ab"])
+def test_a_stop_string_ends_nothing_before_enough_tokens(text: str, stop: list[str]) -> None:
+    text += "".join(reversed(stop)) + "b"
+    token_ids = encode(text)
+    for min_tokens in range(len(token_ids) + 1):
+        early = byte_level(token_ids[:min_tokens]).rstrip(INCOMPLETE)
+        # The ends of all stop strings that a later token completes, as one would look for them.
+        ends = [
+            at + len(s)
+            for s in stop
+            for at in range(len(text))
+            if text.startswith(s, at) and at + len(s) > len(early)
+        ]
+        found = "".join(pieces(Detokenizer(byte_level, stop, min_tokens), token_ids))
+        if INCOMPLETE in text:
+            continue
+        if not ends:
+            assert found == text
+        else:
+            ending = [s for s in stop if text[: min(ends)].endswith(s)]
+            assert found in {text[: min(ends) - len(s)] for s in ending}
+            assert len(found) >= min(min(ends) - len(s) for s in ending)
+
+
+def test_a_stop_string_that_began_too_early_but_ends_in_time_ends_the_text() -> None:
+    token_ids = encode("one END two END three")
+    for min_tokens, text in ((6, "one "), (7, "one END two "), (20, "one END two END three")):
+        assert "".join(pieces(Detokenizer(byte_level, ["END"], min_tokens), token_ids)) == text

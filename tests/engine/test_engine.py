@@ -1,4 +1,3 @@
-from collections.abc import Sequence
 from random import Random
 
 import pytest
@@ -11,9 +10,9 @@ from deployments.engine.sampling_params import SamplingParams
 from deployments.engine.sequence import SequenceRequest
 from tests.engine.collector import (
     GREEDY,
-    Collector,
     image_request,
     random_prompt,
+    run_one,
     run_staggered,
     sampled_requests,
 )
@@ -96,10 +95,6 @@ def test_a_resumed_sequence_with_images_goes_on_as_if_uninterrupted() -> None:
         ],
     )
     assert resumed.deltas["i"] == whole.deltas["i"][5:]
-
-
-def run_one(params: SamplingParams, prompt: Sequence[int] = (60, 61, 62)) -> Collector:
-    return run_staggered(make_engine(load(qwen2)), [SequenceRequest("s", tuple(prompt), params)])
 
 
 def test_max_tokens_ends_by_length() -> None:

@@ -13,8 +13,9 @@ from transformers import PreTrainedModel
 from deployments.engine.engine_limits import InvalidSequenceError
 from deployments.engine.model_check import UnsupportedModelError
 from deployments.engine.output import FinishReason
-from deployments.engine.sampler import SamplingRow, sample
+from deployments.engine.sampler import Sampled, sample
 from deployments.engine.sampling_params import SamplingParams
+from deployments.engine.sampling_row import SamplingRow
 from deployments.engine.sequence import SequenceRequest
 from deployments.engine.step_budget import GOOD_STEPS
 from tests.engine.collector import (
@@ -228,7 +229,7 @@ class FaultySampling:
         self.max_rows = max_rows
         monkeypatch.setattr("deployments.engine.engine.sample", self)
 
-    def __call__(self, logits: torch.Tensor, rows: Rows[SamplingRow]) -> list[int | None]:
+    def __call__(self, logits: torch.Tensor, rows: Rows[SamplingRow]) -> list[Sampled | None]:
         if len(rows) > self.max_rows:
             raise torch.OutOfMemoryError
         if any(row.params.seed == self.BAD_SEED for row in rows):

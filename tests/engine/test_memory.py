@@ -45,4 +45,4 @@ def test_a_model_that_names_no_inner_size_has_four_times_its_hidden_size() -> No
         vocab_size=300, n_embd=32, n_layer=1, n_head=4, bos_token_id=0, eos_token_id=1
     )
     loaded = LoadedModel(GPT2LMHeadModel(config), byte_tokenizer(), None, frozenset())
-    assert demand(loaded).activation_bytes == 24 * (4 + 3 * 4) * 32 * 4 + 3 * 3 * 300 * 4
+    assert demand(loaded).activation_bytes == 24 * (4 + 3 * 4) * 32 * 4 + 5 * 3 * 300 * 4

@@ -1,9 +1,11 @@
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from deployments.engine.sampling_params import MAX_SEED, InvalidParameterError, SamplingParams
+from deployments.engine.random_numbers import MAX_SEED
+from deployments.engine.sampling_params import InvalidParameterError, SamplingParams
 
 
 @pytest.mark.parametrize(
@@ -21,12 +23,45 @@ from deployments.engine.sampling_params import MAX_SEED, InvalidParameterError, 
         ("seed", MAX_SEED + 1),
         ("stop", ("",)),
         ("stop", ("x",) * 17),
+        ("min_tokens", -1),
+        ("min_p", -0.1),
+        ("min_p", 1.1),
+        ("min_p", float("nan")),
+        ("repetition_penalty", 0.0),
+        ("repetition_penalty", 101.0),
+        ("repetition_penalty", float("nan")),
+        ("presence_penalty", -2.1),
+        ("presence_penalty", float("inf")),
+        ("frequency_penalty", 2.1),
+        ("frequency_penalty", float("nan")),
+        ("logit_bias", ((0, 100.1),)),
+        ("logit_bias", ((0, float("-inf")),)),
+        ("logit_bias", ((0, float("nan")),)),
+        ("logit_bias", ((-1, 1.0),)),
+        ("logit_bias", ((1, 1.0), (1, 2.0))),
+        ("logit_bias", tuple((i, 0.0) for i in range(1025))),
+        ("stop_token_ids", frozenset({-1})),
+        ("top_logprobs", -1),
+        ("top_logprobs", 21),
     ],
 )
 def test_a_value_out_of_bounds_is_refused_by_name(param: str, value: Any) -> None:
     with pytest.raises(InvalidParameterError, match=param) as caught:
         SamplingParams(**{param: value})
     assert caught.value.param == param
+
+
+def test_no_more_tokens_can_be_asked_for_than_are_allowed() -> None:
+    with pytest.raises(InvalidParameterError, match="at most max_tokens, which is 3") as caught:
+        SamplingParams(min_tokens=4, max_tokens=3)
+    assert caught.value.param == "min_tokens"
+
+
+def test_the_first_answer_is_the_only_one_and_the_others_differ_by_their_seed() -> None:
+    params = SamplingParams(temperature=0.5, seed=7, stop=("x",))
+    assert params.of_choice(0) == params
+    assert params.of_choice(1).seed != params.of_choice(2).seed
+    assert replace(params.of_choice(1), seed=7) == params
 
 
 def test_the_error_survives_pickling() -> None:

@@ -61,3 +61,35 @@ def test_a_token_ends_the_sequence_by_stop_or_length(
     params: SamplingParams, generated: tuple[int, ...], token_id: int, reason: FinishReason | None
 ) -> None:
     assert sequence(params, generated).append(token_id) is reason
+
+
+def test_nothing_that_ends_the_sequence_may_come_before_min_tokens() -> None:
+    seq = sequence(SamplingParams(min_tokens=3, stop_token_ids=frozenset({9})), (8,))
+    assert seq.barred_token_ids == {1, 9}
+    seq.append(4)
+    assert seq.barred_token_ids == {1, 9}
+    seq.append(4)
+    assert not seq.barred_token_ids
+
+
+def test_an_ignored_end_is_not_barred() -> None:
+    assert not sequence(SamplingParams(min_tokens=3, ignore_eos=True)).barred_token_ids
+
+
+@pytest.mark.parametrize(
+    ("params", "counts"),
+    [
+        (SamplingParams(), None),
+        (SamplingParams(repetition_penalty=2), {5: 0, 6: 1, 7: 0, 8: 2}),
+        (SamplingParams(presence_penalty=1), {6: 1, 8: 2}),
+        (SamplingParams(frequency_penalty=1), {6: 1, 8: 2}),
+    ],
+)
+def test_the_history_holds_what_the_penalties_look_at_and_grows(
+    params: SamplingParams, counts: dict[int, int] | None
+) -> None:
+    seq = sequence(params, (8, 6))
+    seq.append(8)
+    history = seq.history
+    found = history and dict(zip(history.token_ids, history.output_counts, strict=True))
+    assert found == counts

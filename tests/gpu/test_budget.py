@@ -94,4 +94,4 @@ def test_a_step_is_sized_by_its_tokens_and_by_the_logits_of_its_sequences() -> N
     sizes = {"hidden_size": 100, "intermediate_size": 300, "vocab_size": 1000, "itemsize": 2}
     tokens_alone = activation_bytes(max_batched_tokens=10, num_seqs=0, **sizes)
     assert tokens_alone == 10 * (4 * 100 + 3 * 300) * 2
-    assert activation_bytes(max_batched_tokens=0, num_seqs=5, **sizes) == 3 * 5 * 1000 * 4
+    assert activation_bytes(max_batched_tokens=0, num_seqs=5, **sizes) == 5 * 5 * 1000 * 4

@@ -6,6 +6,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -130,6 +131,37 @@ def test_the_openai_client_gets_the_same_text_streamed_and_whole(client: openai.
     assert chunks[-1].usage == whole.usage
     assert whole.usage is not None
     assert whole.usage.completion_tokens <= 40
+
+
+def test_the_first_of_several_answers_is_the_only_one_and_all_tell_their_logprobs(
+    client: openai.OpenAI,
+) -> None:
+    asked: Any = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "Hello"}],
+        "max_tokens": 20,
+        "seed": 7,
+        "temperature": 1.2,
+        "frequency_penalty": 0.5,
+        "logprobs": True,
+        "top_logprobs": 2,
+    }
+    alone = client.chat.completions.create(**asked)
+    several = client.chat.completions.create(**asked, n=3)
+    texts = [choice.message.content for choice in several.choices]
+    assert texts[0] == alone.choices[0].message.content
+    assert len(set(texts)) == 3
+    assert several.usage is not None
+    assert alone.usage is not None
+    assert several.usage.prompt_tokens == alone.usage.prompt_tokens
+    told = [(choice.logprobs and choice.logprobs.content) or [] for choice in several.choices]
+    assert sum(map(len, told)) == several.usage.completion_tokens
+    streamed: dict[int, str] = {}
+    for chunk in client.chat.completions.create(**asked, n=3, stream=True):
+        for choice in chunk.choices:
+            text = streamed.get(choice.index, "") + (choice.delta.content or "")
+            streamed[choice.index] = text
+    assert [streamed[index] for index in range(3)] == texts
 
 
 def test_text_generation_counts_tokens_exactly(base_url: str, tiny: object) -> None:

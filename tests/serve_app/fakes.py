@@ -56,6 +56,8 @@ class FakeBackend:
     ) -> None:
         self.steps = steps
         self.refusal: Exception | None = None
+        # What the next requests get, one each, an error at once; then all get `steps`.
+        self.scripts: list[Sequence[Step] | Exception] = []
         self.sickness: RaystreamError | None = None
         self.loaded: asyncio.Event | None = None
         self.requests: list[GenerationRequest] = []
@@ -74,7 +76,10 @@ class FakeBackend:
         self.requests.append(request)
         if self.refusal is not None:
             raise self.refusal
-        self.streams.append(FakeStream(self.steps, num_prompt_tokens=7))
+        script = self.scripts.pop(0) if self.scripts else self.steps
+        if isinstance(script, Exception):
+            raise script
+        self.streams.append(FakeStream(script, num_prompt_tokens=7))
         self.opened.set()
         return self.streams[-1]
 

@@ -1,5 +1,6 @@
 import asyncio
 from collections.abc import AsyncIterator
+from math import inf
 from typing import Any
 
 import httpx
@@ -11,6 +12,8 @@ from fastapi import FastAPI
 from deployments.contract import (
     FinishReason,
     TextDelta,
+    TokenLogprob,
+    TokenLogprobs,
 )
 from deployments.errors import ContextLengthExceededError, OverloadedError, ReplicaUnavailableError
 from tests.serve_app.asgi_call import AsgiCall
@@ -30,6 +33,11 @@ AWKWARD = [
     "\u2028",
     "data: [DONE]\n\n",
     '"',
+]
+
+OTHER: list[Any] = [
+    [TextDelta((21, 22), "Bye")],
+    [TextDelta((23,), ".", FinishReason.LENGTH)],
 ]
 
 
@@ -238,3 +246,101 @@ async def test_openai_s_client_raises_an_error_in_mid_stream(
     stream = await openai_client.chat.completions.create(model="m", messages=messages, stream=True)
     with pytest.raises(openai.APIError, match="gone"):
         _ = [chunk async for chunk in stream]
+
+
+async def test_several_answers_are_told_whole_with_one_usage(
+    client: httpx.AsyncClient, backend: FakeBackend
+) -> None:
+    backend.scripts = [HELLO, OTHER]
+    answer = (await client.post(CHAT, json={**HI, "n": 2, "seed": 3})).json()
+    told = [(c["index"], c["message"]["content"], c["finish_reason"]) for c in answer["choices"]]
+    assert told == [(0, "Hello, world!", "stop"), (1, "Bye.", "length")]
+    assert answer["usage"] == {"prompt_tokens": 7, "completion_tokens": 8, "total_tokens": 15}
+    first, second = (request.sampling for request in backend.requests)
+    assert first.seed == 3
+    assert second == first.of_choice(1)
+
+
+async def test_several_answers_are_streamed_under_their_indexes(
+    client: httpx.AsyncClient, backend: FakeBackend
+) -> None:
+    backend.scripts = [HELLO, OTHER]
+    *chunks, usage, done = await chunks_of(client, n=2, stream_options={"include_usage": True})
+    assert done == "[DONE]"
+    assert usage["usage"]["completion_tokens"] == 8
+    choices = [chunk["choices"][0] for chunk in chunks]
+    for index, text, reason in ((0, "Hello, world!", "stop"), (1, "Bye.", "length")):
+        mine = [choice for choice in choices if choice["index"] == index]
+        assert mine[0]["delta"] == {"role": "assistant", "content": ""}
+        assert "".join(choice["delta"].get("content", "") for choice in mine) == text
+        assert [choice["finish_reason"] for choice in mine[:-1]] == [None] * (len(mine) - 1)
+        assert mine[-1]["finish_reason"] == reason
+
+
+async def test_one_answer_that_breaks_ends_the_stream_with_an_error_and_without_done(
+    client: httpx.AsyncClient, backend: FakeBackend
+) -> None:
+    backend.scripts = [HELLO, [OTHER[0], ReplicaUnavailableError("gone")]]
+    events = await chunks_of(client, n=2)
+    assert events[-1]["error"]["message"] == "gone"
+    assert "[DONE]" not in events
+    assert all(stream.closed.is_set() for stream in backend.streams)
+
+
+async def test_a_disconnect_closes_every_answer(app: FastAPI, backend: FakeBackend) -> None:
+    backend.steps = [HELLO[0], asyncio.Event()]
+    async with AsgiCall(app, CHAT, {**HI, "stream": True, "n": 3}) as call:
+        await call.wait_until(lambda: call.body.count(b"Hello") == 3)
+        call.leave()
+        await call.end()
+    assert [stream.closed.is_set() for stream in backend.streams] == [True] * 3
+    assert b"[DONE]" not in call.body
+
+
+def told(token_id: int, data: bytes, logprob: float) -> TokenLogprobs:
+    return TokenLogprobs(
+        TokenLogprob(token_id, data, logprob),
+        (TokenLogprob(1, b"e", -0.25), TokenLogprob(2, b"\xc3", -inf)),
+    )
+
+
+E_ACUTE: list[Any] = [
+    [TextDelta((5,), "", logprobs=(told(5, b"\xc3", -1.5),))],
+    [TextDelta((6,), "é", logprobs=(told(6, b"\xa9", -0.5),))],
+    [TextDelta((7,), "", FinishReason.STOP, logprobs=(told(7, b"<eos>", -0.125),))],
+]
+
+
+async def test_openai_s_client_reads_the_logprobs_of_every_token_streamed_and_whole(
+    openai_client: openai.AsyncOpenAI, backend: FakeBackend
+) -> None:
+    backend.steps = E_ACUTE
+    messages: Any = HI["messages"]
+    asked: Any = {"model": "m", "messages": messages, "logprobs": True, "top_logprobs": 2}
+    whole = await openai_client.chat.completions.create(**asked)
+    logprobs = whole.choices[0].logprobs
+    assert logprobs is not None
+    content = logprobs.content
+    assert content is not None
+    assert [entry.token for entry in content] == ["\ufffd", "\ufffd", "<eos>"]
+    assert bytes(b for entry in content[:2] for b in entry.bytes or []).decode() == "é"
+    assert [entry.logprob for entry in content] == [-1.5, -0.5, -0.125]
+    assert [likely.logprob for likely in content[0].top_logprobs] == [-0.25, -9999.0]
+    assert whole.usage is not None
+    assert len(content) == whole.usage.completion_tokens
+    stream = await openai_client.chat.completions.create(stream=True, **asked)
+    choices = [choice async for chunk in stream for choice in chunk.choices]
+    streamed = [entry for c in choices if c.logprobs for entry in c.logprobs.content or []]
+    assert streamed == content
+    # The bytes of a half character are told with its token, before there is any text.
+    assert choices[1].delta.content == ""
+    assert choices[1].logprobs is not None
+
+
+async def test_openai_s_client_reads_several_answers(
+    openai_client: openai.AsyncOpenAI, backend: FakeBackend
+) -> None:
+    backend.scripts = [HELLO, OTHER]
+    messages: Any = HI["messages"]
+    answer = await openai_client.chat.completions.create(model="m", messages=messages, n=2)
+    assert [c.message.content for c in answer.choices] == ["Hello, world!", "Bye."]

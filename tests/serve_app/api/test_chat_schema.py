@@ -29,6 +29,29 @@ HI: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi
         ("stream", "yes"),
         ("stream_options", {"include_usage": True}),
         ("model", 5),
+        ("min_p", -0.1),
+        ("min_p", 1.1),
+        ("repetition_penalty", 0),
+        ("repetition_penalty", 101),
+        ("presence_penalty", -2.1),
+        ("frequency_penalty", 2.1),
+        ("frequency_penalty", "much"),
+        ("min_tokens", -1),
+        ("min_tokens", 0.5),
+        ("logit_bias", [1]),
+        ("logit_bias", {"1": 101}),
+        ("logit_bias", {"-1": 1}),
+        ("logit_bias", {"": 1}),
+        ("logit_bias", {"1.0": 1}),
+        ("logit_bias", {"01": 1}),
+        ("logit_bias", {"²": 1}),
+        ("logit_bias", {"9" * 5000: 1}),
+        ("logit_bias", {str(i): 1 for i in range(1025)}),
+        ("n", 0),
+        ("n", 17),
+        ("n", True),
+        ("logprobs", 1),
+        ("top_logprobs", 5),
     ],
 )
 async def test_a_value_out_of_bounds_is_refused_by_name(
@@ -37,6 +60,19 @@ async def test_a_value_out_of_bounds_is_refused_by_name(
     answer = await client.post(CHAT, json={**HI, field: value})
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == field
+
+
+@pytest.mark.parametrize("num", [-1, 21])
+async def test_no_more_likely_tokens_are_told_than_are_allowed(
+    client: httpx.AsyncClient, num: int
+) -> None:
+    answer = await client.post(CHAT, json={**HI, "logprobs": True, "top_logprobs": num})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "top_logprobs")
+
+
+async def test_a_mistake_within_a_mapping_is_named_with_its_key(client: httpx.AsyncClient) -> None:
+    answer = await client.post(CHAT, json={**HI, "logit_bias": {"7": "much"}})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "logit_bias.7")
 
 
 async def test_two_limits_that_differ_are_refused(client: httpx.AsyncClient) -> None:
@@ -50,21 +86,12 @@ UNSUPPORTED: list[tuple[str, Any]] = [
     ("chat_template", "{{ 1 }}"),
     ("chat_template_kwargs", {"a": 1}),
     ("echo", True),
-    ("frequency_penalty", 0.5),
     ("function_call", "auto"),
     ("functions", [{"name": "f"}]),
     ("guided_json", {}),
-    ("logit_bias", {"1": 1}),
-    ("logprobs", True),
-    ("min_p", 0.1),
-    ("min_tokens", 1),
     ("modalities", ["audio"]),
-    ("n", 2),
-    ("n", True),
     ("prediction", {"type": "content"}),
-    ("presence_penalty", -1),
     ("reasoning_effort", "high"),
-    ("repetition_penalty", 1.1),
     ("response_format", {"type": "json_object"}),
     ("service_tier", "flex"),
     ("skip_special_tokens", False),
@@ -72,7 +99,6 @@ UNSUPPORTED: list[tuple[str, Any]] = [
     ("structured_outputs", {"json": {}}),
     ("tool_choice", "required"),
     ("tools", [{"type": "function"}]),
-    ("top_logprobs", 5),
     ("verbosity", "low"),
     ("web_search_options", {}),
 ]
@@ -93,6 +119,7 @@ async def test_a_field_that_is_not_honoured_is_refused_by_name(
 async def test_values_that_ask_for_nothing_are_taken(client: httpx.AsyncClient) -> None:
     harmless: dict[str, Any] = {
         "frequency_penalty": 0.0,
+        "length_penalty": 1.0,
         "logit_bias": None,
         "logprobs": False,
         "metadata": {"a": "b"},

@@ -26,6 +26,14 @@ async def test_fields_become_sampling_parameters(
         "stop": "END",
         "stop_token_ids": [1, 2],
         "ignore_eos": True,
+        "min_p": 0.1,
+        "repetition_penalty": 1.2,
+        "presence_penalty": -1,
+        "frequency_penalty": 0.5,
+        "logit_bias": {"7": -100, "0": 2.5},
+        "min_tokens": 4,
+        "logprobs": True,
+        "top_logprobs": 3,
     }
     assert (await client.post(CHAT, json={**HI, **fields})).status_code == 200
     assert backend.requests[0].sampling == SamplingParams(
@@ -37,6 +45,13 @@ async def test_fields_become_sampling_parameters(
         stop=("END",),
         stop_token_ids=frozenset({1, 2}),
         ignore_eos=True,
+        min_p=0.1,
+        repetition_penalty=1.2,
+        presence_penalty=-1,
+        frequency_penalty=0.5,
+        logit_bias=((7, -100), (0, 2.5)),
+        min_tokens=4,
+        top_logprobs=3,
     )
 
 
@@ -59,3 +74,29 @@ async def test_what_is_not_given_is_the_model_s_default_but_for_the_seed(
     assert (first.max_tokens, first.temperature, first.top_k) == (9, 0.7, 20)
     assert (first.top_p, first.stop) == (0.5, ("END",))
     assert first.seed != second.seed
+
+
+@pytest.mark.parametrize(
+    ("fields", "top_logprobs"),
+    [
+        ({}, None),
+        ({"logprobs": False, "top_logprobs": 0}, None),
+        ({"logprobs": True}, 0),
+        ({"logprobs": True, "top_logprobs": 20}, 20),
+    ],
+)
+def test_logprobs_are_told_when_they_are_asked_for(
+    fields: dict[str, Any], top_logprobs: int | None
+) -> None:
+    sampling = ChatRequest.model_validate({**HI, **fields}).to_sampling(SamplingParams())
+    assert sampling.top_logprobs == top_logprobs
+
+
+async def test_the_plain_surface_takes_the_same_parameters(
+    client: httpx.AsyncClient, backend: FakeBackend
+) -> None:
+    fields = {"presence_penalty": 1, "logit_bias": {"5": 1}, "min_tokens": 2, "seed": 0}
+    assert (await client.post("/text-generation", json={"prompt": "a", **fields})).is_success
+    assert backend.requests[0].sampling == SamplingParams(
+        presence_penalty=1, logit_bias=((5, 1),), min_tokens=2
+    )

@@ -1,0 +1,184 @@
+"""Which tokens may be drawn, and how likely each is: temperature, min_p, top_k and top_p.
+
+A parameter costs the rows that use it, and no other. A row that keeps only its likeliest tokens is
+cut to a list of them; the others keep the whole vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
+import torch
+
+from deployments.engine.blocks import sums_of_rows
+from deployments.engine.largest import find_largest
+from deployments.engine.sampling_params import SamplingParams
+
+SHORT_LIST = 128
+"""Rows with a top_k up to this are cut together, the others by themselves, not to lengthen all
+lists. And among so many likeliest tokens a nucleus is looked for; only where it is wider the whole
+vocabulary is sorted."""
+
+SORTED_AT_ONCE = 4
+"""Rows whose long lists are made together. A sorted vocabulary takes about ten times the memory of
+its logits, and a step's memory is planned for far less."""
+
+MIN_TEMPERATURE = 1e-5
+"""Below this, float32 could not tell a positive temperature from 0; it is as good as greedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """What may be drawn in some of the rows.
+
+    Attributes:
+        rows: Which m rows these are.
+        weights: [m, c], float32: how likely each token is, as a part of how likely the row's
+            likeliest is; 0 for what may not be drawn.
+        token_ids: [m, c], int64, in ascending order; None if c is the whole vocabulary.
+    """
+
+    rows: list[int]
+    weights: torch.Tensor
+    token_ids: torch.Tensor | None
+
+
+def find_candidates(
+    logits: torch.Tensor, maxima: torch.Tensor, params: Sequence[SamplingParams]
+) -> list[Candidates]:
+    """Return what may be drawn; each row is in one of the groups.
+
+    min_p and top_k may change places: the likeliest token, which min_p measures by, is always
+    among the k likeliest. top_p comes last, and measures by what the others have left. Of equally
+    likely tokens those of lower ids are kept.
+
+    Args:
+        logits: [n, vocab], float32, on the model's device. They are changed in place.
+        maxima: [n], the largest logit of each row, all finite.
+        params: How to sample each of the n rows, all at temperatures above 0.
+    """
+    temperatures = _column([max(p.temperature, MIN_TEMPERATURE) for p in params], logits)
+    scaled = logits.sub_(maxima[:, None]).div_(temperatures)
+    short = [at for at, p in enumerate(params) if 0 < p.top_k <= SHORT_LIST]
+    long = [at for at, p in enumerate(params) if p.top_k > SHORT_LIST]
+    nucleus = [at for at, p in enumerate(params) if p.top_k == 0 and p.top_p < 1]
+    wide = [at for at, p in enumerate(params) if p.top_k == 0 and p.top_p == 1]
+    lists = [short, *_split(long)] if short else _split(long)
+    found = [_keep_top_k(_Group(scaled, rows, params)) for rows in lists]
+    if nucleus:
+        found += _keep_nuclei(_Group(scaled, nucleus, params))
+    if wide:
+        group = _Group(scaled, wide, params)
+        # Whether it is a copy or all there is, nobody else needs it.
+        weights = group.scaled.exp_()
+        found.append(Candidates(wide, _keep_min_p(weights, group.params), None))
+    return found
+
+
+class _Group:
+    """Some of the rows, and how to sample them; `all_scaled` and `all_params` are of all n."""
+
+    def __init__(
+        self, all_scaled: torch.Tensor, rows: list[int], all_params: Sequence[SamplingParams]
+    ) -> None:
+        self._all = all_scaled, all_params
+        self.rows = rows
+        self.params = [all_params[at] for at in rows]
+        self.vocab_size = all_scaled.shape[-1]
+
+    @property
+    def scaled(self) -> torch.Tensor:
+        """Logits below the maximum, over the temperature: [m, vocab]; a copy unless m is n."""
+        scaled, _ = self._all
+        return scaled if len(self.rows) == len(scaled) else scaled[self.rows]
+
+    @property
+    def top_p(self) -> torch.Tensor:
+        """[m], in float64, where no value above 0 becomes 0."""
+        values = [p.top_p for p in self.params]
+        return torch.tensor(values, dtype=torch.float64, device=self._all[0].device)
+
+    def part(self, indices: Sequence[int]) -> "_Group":
+        """Return some of these rows."""
+        scaled, params = self._all
+        return _Group(scaled, [self.rows[i] for i in indices], params)
+
+
+def _keep_top_k(group: _Group) -> Candidates:
+    num = min(max(p.top_k for p in group.params), group.vocab_size)
+    weights, token_ids = _weigh_largest(group, num)
+    return _cut(group, weights, token_ids, weights.sum(dim=-1, dtype=torch.float64))
+
+
+def _keep_nuclei(group: _Group) -> list[Candidates]:
+    weights = _keep_min_p(group.scaled.exp(), group.params)
+    totals = sums_of_rows(weights)
+    weights, token_ids = _weigh_largest(group, min(SHORT_LIST, group.vocab_size))
+    is_inside = (weights.sum(dim=-1, dtype=torch.float64) >= totals * group.top_p).tolist()
+    found = []
+    narrow = [i for i, inside in enumerate(is_inside) if inside]
+    if narrow:
+        some = (weights[narrow], token_ids[narrow], totals[narrow])
+        found.append(_cut(group.part(narrow), *some))
+    for wide in _split([i for i, inside in enumerate(is_inside) if not inside]):
+        part = group.part(wide)
+        found.append(_cut(part, *_weigh_largest(part, group.vocab_size), totals[wide]))
+    return found
+
+
+def _keep_min_p(weights: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
+    """Zero the weights below each row's min_p, in place, and return them: [m, vocab]."""
+    chosen = [i for i, p in enumerate(params) if p.min_p > 0]
+    limits = _column([params[i].min_p for i in chosen], weights)
+    if len(chosen) == len(params):
+        return weights.masked_fill_(weights < limits, 0.0)
+    if chosen:
+        some = weights[chosen]
+        weights[chosen] = some.masked_fill_(some < limits, 0.0)
+    return weights
+
+
+def _weigh_largest(group: _Group, num: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the weights after min_p and top_k, and the ids, of the likeliest tokens: [m, num].
+
+    The likeliest come first.
+    """
+    scaled = group.scaled
+    token_ids = find_largest(scaled, num)
+    weights = scaled.gather(-1, token_ids).exp_()
+    # A client's top_k may be larger than any tensor's number.
+    limits = _column([min(p.top_k or num, num) for p in group.params], weights)
+    ranks = torch.arange(num, device=weights.device)
+    min_p = _column([p.min_p for p in group.params], weights)
+    return weights.masked_fill_((weights < min_p) | (ranks >= limits), 0.0), token_ids
+
+
+def _cut(
+    group: _Group, weights: torch.Tensor, token_ids: torch.Tensor, totals: torch.Tensor
+) -> Candidates:
+    """Apply top_p to lists with the likeliest first, and put them into the order of their ids.
+
+    Args:
+        group: m rows.
+        weights: [m, num], after min_p and top_k.
+        token_ids: [m, num].
+        totals: [m], float64: what the weights sum to over the whole vocabulary.
+    """
+    goals = (totals * group.top_p).masked_fill_(group.top_p == 1, inf)
+    # The first one always stays: nothing comes before it.
+    before = weights.cumsum(dim=-1, dtype=torch.float64) - weights
+    weights = weights.masked_fill(before >= goals[:, None], 0.0)
+    if token_ids.shape[-1] == group.vocab_size:
+        in_order = torch.empty_like(weights).scatter_(-1, token_ids, weights)
+        return Candidates(group.rows, in_order, None)
+    token_ids, order = token_ids.sort(dim=-1)
+    return Candidates(group.rows, weights.gather(-1, order), token_ids)
+
+
+def _split(rows: list[int]) -> list[list[int]]:
+    return [rows[at : at + SORTED_AT_ONCE] for at in range(0, len(rows), SORTED_AT_ONCE)]
+
+
+def _column(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:
+    """Return the values as [m, 1], of the type and on the device of the other tensor."""
+    return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]

@@ -1,0 +1,93 @@
+"""The several answers to one request: as many streams, read as one.
+
+Each answer is a sequence of its own to the replicas. They stand and fall together: if one can't be
+opened or breaks, the request has failed, and closing closes all.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
+from contextlib import aclosing
+from typing import Any, Self
+
+from serve_app.backends import GenerationStream
+from serve_app.generation import Piece, join, pieces
+
+
+class Choices:
+    """The open streams of one request, one for each answer, at least one."""
+
+    def __init__(self, streams: Sequence[GenerationStream]) -> None:
+        """Take over the streams; an answer's index is its stream's."""
+        self._streams = tuple(streams)
+
+    @classmethod
+    async def open(cls, openings: Sequence[Coroutine[Any, Any, GenerationStream]]) -> Self:
+        """Open all streams at once; if one fails, close the others.
+
+        Raises:
+            RaystreamError: A request was refused, or no replica could take it.
+        """
+        tasks = [asyncio.ensure_future(opening) for opening in openings]
+        try:
+            return cls(await asyncio.gather(*tasks))
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            opened = await asyncio.gather(*tasks, return_exceptions=True)
+            await cls([s for s in opened if not isinstance(s, BaseException)]).aclose()
+            raise
+
+    def __len__(self) -> int:
+        """Return the number of answers."""
+        return len(self._streams)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompt, which is the same for all."""
+        return self._streams[0].num_prompt_tokens
+
+    async def pieces(self) -> AsyncGenerator[tuple[int, Piece], None]:
+        """Yield the answers' pieces as they come, each with its answer's index.
+
+        Raises:
+            RaystreamError: One of the answers has failed; see `generation.pieces`.
+        """
+        readers = [pieces(stream) for stream in self._streams]
+        if len(readers) == 1:
+            async for piece in readers[0]:
+                yield 0, piece
+            return
+        waiting = {asyncio.ensure_future(_next(r)): at for at, r in enumerate(readers)}
+        try:
+            while waiting:
+                done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for task in sorted(done, key=waiting.__getitem__):
+                    next_piece, at = task.result(), waiting.pop(task)
+                    if next_piece is not None:
+                        waiting[asyncio.ensure_future(_next(readers[at]))] = at
+                        yield at, next_piece
+        finally:
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+
+    async def whole(self) -> list[Piece]:
+        """Read all answers to their ends, close them, and return each as one piece.
+
+        Raises:
+            RaystreamError: As `pieces` does.
+        """
+        parts: list[list[Piece]] = [[] for _ in self._streams]
+        async with aclosing(self), aclosing(self.pieces()) as found:
+            async for at, piece in found:
+                parts[at].append(piece)
+        return [join(part) for part in parts]
+
+    async def aclose(self) -> None:
+        """Abort every answer that has not ended; closing twice is harmless."""
+        await asyncio.gather(*(stream.aclose() for stream in self._streams))
+
+
+async def _next(reader: AsyncIterator[Piece]) -> Piece | None:
+    """Return the reader's next piece; None at its end."""
+    return await anext(reader, None)

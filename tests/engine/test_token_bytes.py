@@ -1,0 +1,61 @@
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from deployments.engine.logprobs import PositionLogprobs
+from deployments.engine.output import TokenLogprob, TokenLogprobs
+from deployments.engine.token_bytes import TokenBytes
+from tests.engine.test_detokenizer import byte_fallback_tokenizer
+from tests.engine.tiny_models import byte_tokenizer
+
+TEXTS = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=40)
+BYTE_LEVEL = TokenBytes(byte_tokenizer())
+
+
+def fast(tokenizer: Tokenizer) -> PreTrainedTokenizerBase:
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)  # type: ignore[no-untyped-call] # transformers leaves it untyped
+
+
+def joined(token_bytes: TokenBytes, token_ids: Sequence[int]) -> bytes:
+    return b"".join(token_bytes.of(token_id) for token_id in token_ids)
+
+
+@given(TEXTS)
+def test_the_bytes_of_byte_level_tokens_make_the_text(text: str) -> None:
+    token_ids = byte_tokenizer().encode(text, add_special_tokens=False)
+    assert joined(BYTE_LEVEL, token_ids) == text.encode()
+
+
+def test_every_byte_has_its_token() -> None:
+    assert {BYTE_LEVEL.of(i) for i in range(44, 300)} == {bytes([byte]) for byte in range(256)}
+
+
+def test_sentencepiece_writes_bytes_and_spaces_in_its_own_way() -> None:
+    token_bytes = TokenBytes(fast(byte_fallback_tokenizer()))
+    assert joined(token_bytes, [256, 257, 0xF0, 0x9F]) == b" Hello world\xf0\x9f"
+    assert token_bytes.of(265) == "👍".encode()
+
+
+def test_another_tokenizer_s_tokens_are_what_it_decodes() -> None:
+    tokenizer = Tokenizer(models.WordPiece({"un": 0, "##able": 1, "[UNK]": 2}, unk_token="[UNK]"))
+    tokenizer.decoder = decoders.WordPiece()
+    assert TokenBytes(fast(tokenizer)).of(0) == b"un"
+
+
+def test_special_tokens_are_told_by_name_and_unknown_ids_by_nothing() -> None:
+    assert BYTE_LEVEL.of(1) == b"<eos>"
+    assert BYTE_LEVEL.of(5000) == b""
+
+
+def test_a_part_of_a_character_has_its_true_bytes_and_a_text_that_shows_it() -> None:
+    first, *_ = byte_tokenizer().encode("é", add_special_tokens=False)
+    [told] = BYTE_LEVEL.describe(first, PositionLogprobs(-0.5, ((first, -0.5), (1, -2.0))))
+    assert told == TokenLogprobs(
+        TokenLogprob(first, b"\xc3", -0.5),
+        (TokenLogprob(first, b"\xc3", -0.5), TokenLogprob(1, b"<eos>", -2.0)),
+    )
+    assert told.chosen.text == "\ufffd"
+    assert BYTE_LEVEL.describe(first, None) == ()

@@ -1,0 +1,58 @@
+import pytest
+import torch
+
+from deployments.engine import truncation
+from deployments.engine.sampling_params import SamplingParams
+from deployments.engine.truncation import find_candidates
+
+LOGITS = torch.randn(40, generator=torch.Generator().manual_seed(0))
+
+
+def kept(params: list[SamplingParams], logits: torch.Tensor) -> list[list[int]]:
+    """Return the ids that each row keeps of the same logits."""
+    batch = logits.repeat(len(params), 1)
+    found: dict[int, list[int]] = {}
+    for group in find_candidates(batch, batch.amax(-1), params):
+        ids = torch.arange(len(logits)).expand(len(group.rows), -1)
+        ids = ids if group.token_ids is None else group.token_ids
+        for row, weights, row_ids in zip(group.rows, group.weights, ids, strict=True):
+            found[row] = row_ids[weights > 0].tolist()
+    return [found[row] for row in range(len(params))]
+
+
+def test_a_nucleus_wider_than_the_first_candidates_is_found_beside_narrow_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    params = [SamplingParams(top_p=top_p) for top_p in (0.9, 0.01, 0.5, 0.99)]
+    expected = kept(params, LOGITS)
+    assert [len(ids) > 2 for ids in expected] == [True, False, True, True]
+    monkeypatch.setattr(truncation, "SHORT_LIST", 2)
+    assert kept(params, LOGITS) == expected
+
+
+def test_rows_with_long_and_short_lists_are_cut_by_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    params = [SamplingParams(top_k=top_k) for top_k in (1, 30, 2, 0, 7, 10**6)]
+    expected = kept(params, LOGITS)
+    assert [len(ids) for ids in expected] == [1, 30, 2, 40, 7, 40]
+    monkeypatch.setattr(truncation, "SHORT_LIST", 2)
+    assert kept(params, LOGITS) == expected
+
+
+@pytest.mark.parametrize("params", [SamplingParams(top_k=2), SamplingParams(top_p=0.5)])
+def test_of_equally_likely_tokens_those_of_lower_ids_are_kept(params: SamplingParams) -> None:
+    assert kept([params], torch.tensor([0.0, 1.0, 1.0, 1.0, -1.0])) == [[1, 2]]
+
+
+def test_min_p_measures_by_the_likeliest_after_the_temperature() -> None:
+    logits = torch.tensor([0.0, -1.0, -2.0])
+    params = [SamplingParams(temperature=t, min_p=0.5) for t in (1.0, 2.0, 0.5)]
+    assert kept(params, logits) == [[0], [0, 1], [0]]
+
+
+def test_a_nucleus_measures_by_what_min_p_has_left() -> None:
+    # Of 0.5, 0.3 and many of 0.001, min_p leaves two; the first alone is 0.625 of them.
+    logits = torch.tensor([0.5, 0.3, *[0.001] * 200]).log()
+    params = [SamplingParams(min_p=0.1, top_p=0.6), SamplingParams(top_p=0.6)]
+    assert kept(params, logits) == [[0], [0, 1]]

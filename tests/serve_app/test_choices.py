@@ -1,0 +1,93 @@
+import asyncio
+from collections.abc import Coroutine
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+
+from deployments.contract import FinishReason, GenerationRequest, SamplingParams, TextDelta
+from deployments.errors import OverloadedError, ReplicaUnavailableError
+from serve_app.backends import GenerationStream
+from serve_app.choices import Choices
+from serve_app.generation import Piece
+from tests.serve_app.fakes import HELLO, FakeBackend, FakeStream, Step
+
+END: list[Step] = [[TextDelta((9,), "b", FinishReason.LENGTH)]]
+
+
+async def test_pieces_come_as_they_are_ready_with_their_answers_index() -> None:
+    release = asyncio.Event()
+    streams = [FakeStream([release, *HELLO], 7), FakeStream([[TextDelta((8,), "a")], *END], 7)]
+    found: list[tuple[int, str]] = []
+    async with asyncio.timeout(5), aclosing(Choices(streams).pieces()) as pieces:
+        async for index, piece in pieces:
+            found.append((index, piece.text))
+            if piece.finish_reason == "length":
+                release.set()
+    assert found == [(1, "a"), (1, "b"), (0, "Hello"), (0, ", world"), (0, "!")]
+
+
+async def test_the_whole_of_each_answer_is_told_in_their_order_and_all_are_closed() -> None:
+    streams = [FakeStream(HELLO, 7), FakeStream(END, 7)]
+    choices = Choices(streams)
+    assert await choices.whole() == [Piece("Hello, world!", 5, "stop"), Piece("b", 1, "length")]
+    assert (len(choices), choices.num_prompt_tokens) == (2, 7)
+    assert all(stream.closed.is_set() for stream in streams)
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2])
+async def test_an_answer_that_breaks_breaks_all_and_closes_them(failing: int) -> None:
+    never = asyncio.Event()
+    streams = [FakeStream([HELLO[0], never], 7) for _ in range(3)]
+    streams[failing] = FakeStream([HELLO[0], ReplicaUnavailableError("gone")], 7)
+    async with asyncio.timeout(5):
+        with pytest.raises(ReplicaUnavailableError, match="gone"):
+            await Choices(streams).whole()
+    assert all(stream.closed.is_set() for stream in streams)
+
+
+async def test_answers_that_break_together_are_one_failure() -> None:
+    streams = [FakeStream([ReplicaUnavailableError("gone")], 7) for _ in range(3)]
+    with pytest.raises(ReplicaUnavailableError):
+        await Choices(streams).whole()
+
+
+async def test_a_reader_that_leaves_early_leaves_no_task_behind() -> None:
+    before = asyncio.all_tasks()
+    streams = [FakeStream([HELLO[0], asyncio.Event()], 7) for _ in range(3)]
+    async with aclosing(Choices(streams).pieces()) as pieces:
+        await anext(pieces)
+    assert asyncio.all_tasks() == before
+
+
+def openings(backend: FakeBackend, num: int) -> list[Coroutine[Any, Any, GenerationStream]]:
+    request = GenerationRequest("r", "hi", SamplingParams())
+    return [backend.generate(request) for _ in range(num)]
+
+
+@pytest.mark.parametrize("refused", [0, 1, 2])
+async def test_where_one_answer_is_refused_none_stays_open(refused: int) -> None:
+    backend = FakeBackend()
+    backend.scripts = [HELLO, HELLO, HELLO]
+    backend.scripts[refused] = OverloadedError("busy")
+    with pytest.raises(OverloadedError):
+        await Choices.open(openings(backend, 3))
+    assert len(backend.streams) == 2
+    assert all(stream.closed.is_set() for stream in backend.streams)
+
+
+async def test_a_caller_that_gives_up_while_answers_are_opened_leaves_none_open() -> None:
+    backend, opened, never = FakeBackend(), asyncio.Event(), asyncio.Event()
+
+    async def slow() -> GenerationStream:
+        opened.set()
+        await never.wait()
+        raise AssertionError("nobody has set the event")
+
+    task = asyncio.ensure_future(Choices.open([*openings(backend, 2), slow()]))
+    async with asyncio.timeout(5):
+        await opened.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert all(stream.closed.is_set() for stream in backend.streams)
