@@ -1,27 +1,24 @@
 """Attention over KV slots, as transformers' models call it.
 
-Registered with transformers under the name `slots`. One call serves one layer of one packed step:
-it stores the keys and values of all n tokens in their slots, then lets the decode rows attend in
-one batched call and each prefill chunk in a call of its own.
+Registered with transformers under the name `slots`. One call serves one layer of one packed step.
+The decode rows store their keys and values and then attend over their slots, in one batched call.
+Each prefill chunk attends, in a call of its own, over what its slot holds and over itself, and is
+stored after that: in a layer with a sliding window its end may take the place of what its beginning
+sees.
 
 It refuses what it does not know (softcapping, sinks, ...) by name instead of ignoring it.
 """
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from deployments.engine.kv_slots import KVSlots
+from deployments.engine.packed_step import ChunkRows, DecodePlaces, PackedStep
 
 ATTENTION_NAME = "slots"
 """What `set_attn_implementation` is given."""
-
-READ_BUCKET = 64
-"""Decode reads are cut to the longest sequence, rounded up to this many tokens, so that kernels
-and masks meet few different shapes."""
 
 INERT_ARGUMENTS = frozenset(
     {
@@ -40,67 +37,6 @@ INERT_ARGUMENTS = frozenset(
 
 class UnsupportedAttentionError(ValueError):
     """The model asks its attention for something that the engine does not do."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkRows:
-    """A prefill chunk's place among the packed rows, in its sequence and in the slots."""
-
-    first_row: int
-    slot: int
-    start: int
-    end: int
-
-    @property
-    def rows(self) -> slice:
-        """The chunk's rows."""
-        return slice(self.first_row, self.first_row + self.end - self.start)
-
-
-@dataclass(slots=True)
-class PackedStep:
-    """Where each row of a packed step belongs. Decode rows come first.
-
-    Attributes:
-        kv: The slots of all layers.
-        slots: [n], int64, the slot of each row.
-        positions: [n], int64, the position of each row in its sequence.
-        num_decode: Decode rows.
-        decode_slots: [num_decode], int64; or None when they are exactly 0 .. num_decode-1, so that
-            the read is a view.
-        read_length: Tokens that the decode rows read from their slots.
-        chunks: The prefill chunks.
-        visited_layers: Layers that attended in this step.
-    """
-
-    kv: KVSlots
-    slots: torch.Tensor
-    positions: torch.Tensor
-    num_decode: int
-    decode_slots: torch.Tensor | None
-    read_length: int
-    chunks: tuple[ChunkRows, ...]
-    visited_layers: set[int] = field(default_factory=set)
-    _decode_masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
-
-    def decode_mask(self, window: int | None) -> torch.Tensor:
-        """Return which slot positions each decode row sees: [num_decode, 1, 1, read_length], bool.
-
-        Made once a step for each window.
-        """
-        mask = self._decode_masks.get(window)
-        if mask is None:
-            last = self.positions[: self.num_decode, None]
-            mask = _visible(last, self.read_length, window)[:, None, None]
-            self._decode_masks[window] = mask
-        return mask
-
-
-def _visible(positions: torch.Tensor, num_keys: int, window: int | None) -> torch.Tensor:
-    """Return the causal mask of queries at these positions [..., 1] over keys 0 .. num_keys-1."""
-    keys = torch.arange(num_keys, device=positions.device)
-    visible = keys <= positions
-    return visible if window is None else visible & (keys > positions - window)
 
 
 def slot_attention(
@@ -132,8 +68,8 @@ def slot_attention(
         [1, n, num_heads, head_dim], and None in place of the scores.
 
     Raises:
-        UnsupportedAttentionError: An argument that is neither None nor inert, or a layer that
-            looks ahead.
+        UnsupportedAttentionError: An argument that is neither None nor inert, a layer that looks
+            ahead, or a window other than the one that the slots were made for.
     """
     if not getattr(module, "is_causal", True):
         raise UnsupportedAttentionError("the engine's attention does not look ahead")
@@ -143,100 +79,122 @@ def slot_attention(
         raise UnsupportedAttentionError(f"the engine's attention does not support: {names}")
     layer = module.layer_idx
     assert isinstance(layer, int)
+    _check_window(sliding_window, packed_step.kv.shape.windows[layer], layer)
     packed_step.visited_layers.add(layer)
-    keys, values = key[0].transpose(0, 1), value[0].transpose(0, 1)
-    packed_step.kv.write(layer, packed_step.slots, packed_step.positions, keys, values)
-    rows = query[0].transpose(0, 1)
+    rows, keys, values = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     output = torch.empty_like(rows, memory_format=torch.contiguous_format)
-    if packed_step.num_decode:
-        output[: packed_step.num_decode] = _decode(
-            rows[: packed_step.num_decode], layer, packed_step, scaling, sliding_window
+    num_decode = packed_step.num_decode
+    if num_decode:
+        output[:num_decode] = _decode(
+            rows[:num_decode], keys[:num_decode], values[:num_decode], layer, packed_step, scaling
         )
     for chunk in packed_step.chunks:
-        output[chunk.rows] = _prefill(
-            rows[chunk.rows], layer, packed_step.kv, chunk, scaling, sliding_window
+        part = chunk.rows
+        output[part] = _prefill(
+            rows[part], keys[part], values[part], layer, packed_step, chunk, scaling
         )
     return output[None], None
 
 
-def _decode(
-    query: torch.Tensor, layer: int, step: PackedStep, scaling: float | None, window: int | None
-) -> torch.Tensor:
-    """Attend with one query per slot.
+def _check_window(asked: int | None, expected: int | None, layer: int) -> None:
+    if asked != expected:
+        raise UnsupportedAttentionError(
+            f"layer {layer} attends with a sliding_window of {asked}, but the model's "
+            f"configuration gives it one of {expected}"
+        )
 
-    The heads that share keys stand in the place of query positions, so nothing is repeated.
+
+def _decode(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    layer: int,
+    step: PackedStep,
+    scaling: float | None,
+) -> torch.Tensor:
+    """Store each row's token and attend with one query per slot.
+
+    The heads that share keys stand in the place of query positions, so nothing is repeated. Keys
+    were stored with their rotary positions, so their order in a ring changes nothing.
 
     Args:
         query: [num_decode, num_heads, head_dim].
+        key: [num_decode, num_kv_heads, head_dim].
+        value: [num_decode, num_kv_heads, head_dim].
         layer: Index of the layer.
         step: Where the rows belong.
         scaling: Factor on the scores.
-        window: Most tokens that a query sees.
 
     Returns:
         [num_decode, num_heads, head_dim].
     """
-    keys = _read(step.kv.keys[layer], step)
-    values = _read(step.kv.values[layer], step)
-    grouped = query.reshape(step.num_decode, step.kv.shape.num_kv_heads, -1, step.kv.shape.head_dim)
+    kv = step.kv
+    places = step.decode_places(kv.capacities[layer])
+    kv.write_rows(layer, places.slots, places.indices, key, value)
+    grouped = query.reshape(len(query), kv.shape.num_kv_heads, -1, kv.shape.head_dim)
     output = scaled_dot_product_attention(
-        grouped, keys, values, attn_mask=step.decode_mask(window), scale=scaling
+        grouped,
+        _read(kv.keys[layer], places),
+        _read(kv.values[layer], places),
+        attn_mask=places.mask,
+        scale=scaling,
     )
     return output.flatten(1, 2)
 
 
-def _read(stored: torch.Tensor, step: PackedStep) -> torch.Tensor:
+def _read(stored: torch.Tensor, places: DecodePlaces) -> torch.Tensor:
     """Return [num_decode, num_kv_heads, read_length, head_dim] of one layer's keys or values."""
-    if step.decode_slots is None:
-        rows = stored[: step.num_decode, : step.read_length]
+    rows = stored[:, : places.read_length]
+    if places.gathered is None:
+        rows = rows[: len(places.slots)]
     else:
-        rows = stored[:, : step.read_length].index_select(0, step.decode_slots)
+        rows = rows.index_select(0, places.gathered)
     return rows.transpose(1, 2)
 
 
 def _prefill(
     query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
     layer: int,
-    kv: KVSlots,
+    step: PackedStep,
     chunk: ChunkRows,
     scaling: float | None,
-    window: int | None,
 ) -> torch.Tensor:
-    """Attend with a chunk's queries to all its sequence's tokens so far.
+    """Attend with a chunk's queries to its sequence's tokens so far, then store the chunk.
 
     Args:
         query: [m, num_heads, head_dim].
+        key: [m, num_kv_heads, head_dim].
+        value: [m, num_kv_heads, head_dim].
         layer: Index of the layer.
-        kv: The slots.
+        step: The packed step.
         chunk: Where the rows belong.
         scaling: Factor on the scores.
-        window: Most tokens that a query sees.
 
     Returns:
         [m, num_heads, head_dim].
     """
+    kv = step.kv
     grouped = query.reshape(len(query), kv.shape.num_kv_heads, -1, kv.shape.head_dim).permute(
         1, 2, 0, 3
     )
     num_groups = grouped.shape[1]
 
-    def read(stored: torch.Tensor) -> torch.Tensor:
-        head_first = stored[chunk.slot, : chunk.end].transpose(0, 1)
-        return head_first[:, None].expand(-1, num_groups, -1, -1)
+    def head_first(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.transpose(0, 1)[:, None].expand(-1, num_groups, -1, -1)
 
-    is_plain = chunk.start == 0 and (window is None or chunk.end <= window)
-    mask = None
-    if not is_plain:
-        positions = torch.arange(chunk.start, chunk.end, device=query.device)[:, None]
-        mask = _visible(positions, chunk.end, window)
+    seen_keys, seen_values = kv.joined(layer, chunk.slot, chunk.start, key, value)
+    mask = step.chunk_mask(chunk, kv.capacities[layer])
     output = scaled_dot_product_attention(
         grouped,
-        read(kv.keys[layer]),
-        read(kv.values[layer]),
+        head_first(seen_keys),
+        head_first(seen_values),
         attn_mask=mask,
-        is_causal=is_plain,
+        is_causal=mask is None,
         scale=scaling,
     )
+    kv.write_chunk(layer, chunk.slot, chunk.start, key, value)
     return output.permute(2, 0, 1, 3).flatten(1, 2)
 
 

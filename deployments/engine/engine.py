@@ -40,11 +40,15 @@ class EngineLimits:
         num_slots: Sequences that run at once.
         max_model_len: Tokens of prompt and answer together.
         max_batched_tokens: Tokens in one step.
+        prefix_caching: Whether sequences share the keys and values of prefixes that they have in
+            common. A client can then tell by the time of its first token whether somebody's
+            prompt began like its own.
     """
 
     num_slots: int
     max_model_len: int
     max_batched_tokens: int
+    prefix_caching: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +59,15 @@ class EngineStats:
         num_running: Sequences that hold a slot.
         num_waiting: Sequences without one.
         num_steps: Steps in which the model ran; one that failed for every sequence is none.
+        num_prompt_tokens: Tokens of all prompts that were given a slot.
+        num_cached_tokens: How many of those were taken over from other sequences.
     """
 
     num_running: int
     num_waiting: int
     num_steps: int
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +109,14 @@ class Engine:
         self._scheduler = Scheduler(
             max_num_seqs=limits.num_slots,
             max_batched_tokens=max(limits.max_batched_tokens, limits.num_slots),
+            unwrapped_length=self._kv.unwrapped_length,
+            prefix_caching=limits.prefix_caching,
         )
         self._sequences: dict[str, Sequence] = {}
         self._detokenizers: dict[str, Detokenizer] = {}
         self._num_steps = 0
+        self._num_prompt_tokens = 0
+        self._num_cached_tokens = 0
 
     @property
     def kv_bytes(self) -> int:
@@ -120,7 +132,11 @@ class Engine:
     def stats(self) -> EngineStats:
         """How busy the engine is."""
         return EngineStats(
-            self._scheduler.num_running, self._scheduler.num_waiting, self._num_steps
+            self._scheduler.num_running,
+            self._scheduler.num_waiting,
+            self._num_steps,
+            self._num_prompt_tokens,
+            self._num_cached_tokens,
         )
 
     def validate(self, request: SequenceRequest) -> None:
@@ -185,10 +201,20 @@ class Engine:
             What each sequence gained, by its id. A sequence that ended has its finish reason and
             is forgotten.
         """
-        outcome = self._run_guarded(self._scheduler.schedule())
+        plan = self._schedule()
+        for sequence in plan.admitted:
+            self._num_prompt_tokens += sequence.num_prompt_tokens
+            self._num_cached_tokens += sequence.num_cached_tokens
+        outcome = self._run_guarded(plan)
         if outcome.ran.num_tokens:
             self._num_steps += 1
         return self._complete(outcome)
+
+    def _schedule(self) -> StepPlan:
+        """Decide what runs, and make the slots ready for it."""
+        plan = self._scheduler.schedule()
+        self._kv.apply(plan.edits)
+        return plan
 
     def _run_guarded(self, plan: StepPlan) -> StepOutcome:
         """Run a plan; if that fails, run each of its rows alone and find the ones to blame."""
@@ -203,7 +229,7 @@ class Engine:
         blamed: list[Sequence] = []
         for part in parts:
             try:
-                result = self._runner.run(part)
+                result = self._runner.run_again(part)
             except Exception:  # as above; this is the one to blame
                 blamed.append((part.decode or part.prefill)[0].sequence)
                 logger.exception("sequence %s failed", blamed[-1].sequence_id)
@@ -216,7 +242,7 @@ class Engine:
 
     def _complete(self, outcome: StepOutcome) -> list[tuple[str, TextDelta]]:
         """Turn what was computed into tokens and text."""
-        # First of all, since closing a gap between slots copies what was computed.
+        # First of all, since a slot is retained and traded with what was computed.
         self._mark_computed(outcome.ran)
         failed = [self._fail(s, "the model failed on this sequence") for s in outcome.blamed]
         return failed + self._sample(outcome.logits)
@@ -254,7 +280,9 @@ class Engine:
             reason = FinishReason.STOP
         if reason is not None:
             self._finish(sequence, reason)
-        return sequence.sequence_id, TextDelta((token_id,), text, reason)
+        num_cached_tokens = sequence.num_cached_tokens if sequence.has_one_new_token else 0
+        delta = TextDelta((token_id,), text, reason, num_cached_tokens=num_cached_tokens)
+        return sequence.sequence_id, delta
 
     def _fail(self, sequence: Sequence, error: str) -> tuple[str, TextDelta]:
         self._finish(sequence, FinishReason.ERROR)
@@ -262,12 +290,7 @@ class Engine:
 
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
         sequence.finish(reason)
-        slot = self._scheduler.slot_of(sequence)
-        if slot is not None:
-            self._kv.wipe(slot, len(sequence.token_ids))
-        move = self._scheduler.remove(sequence)
-        if move is not None:
-            self._kv.move(move)
+        self._kv.apply(self._scheduler.remove(sequence))
         del self._sequences[sequence.sequence_id]
         del self._detokenizers[sequence.sequence_id]
 
@@ -288,7 +311,7 @@ class Engine:
         prompt = tuple(range(min(8, self._vocab_size, self.limits.max_model_len - 2))) or (0,)
         self.add(SequenceRequest("warm-up", prompt, params))
         while self.has_work:
-            plan = self._scheduler.schedule()
+            plan = self._schedule()
             try:
                 outcome = StepOutcome(plan, self._runner.run(plan))
             except (ValueError, TypeError, RuntimeError) as error:

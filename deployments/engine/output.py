@@ -27,9 +27,12 @@ class TextDelta:
             stop string are held back.
         finish_reason: Set on the last delta alone.
         error: What went wrong, with `FinishReason.ERROR` alone.
+        num_cached_tokens: On the first delta alone: tokens of the prompt that were not computed
+            but taken over from another sequence that begins alike.
     """
 
     token_ids: tuple[int, ...]
     text: str
     finish_reason: FinishReason | None = None
     error: str | None = None
+    num_cached_tokens: int = 0

@@ -77,6 +77,7 @@ class Sequence:
     Attributes:
         token_ids: Prompt and generated token ids.
         num_computed_tokens: How many of them have their keys and values in the slot.
+        num_cached_tokens: How many of the prompt's were taken from another sequence, at admission.
         max_num_tokens: The length at which the sequence ends.
         stop_token_ids: Ids that end it, the model's own included unless they are ignored.
         finish_reason: Set once, with the transition to FINISHED.
@@ -86,6 +87,7 @@ class Sequence:
         "_state",
         "finish_reason",
         "max_num_tokens",
+        "num_cached_tokens",
         "num_computed_tokens",
         "num_prompt_tokens",
         "request",
@@ -108,6 +110,7 @@ class Sequence:
         self.token_ids = [*request.prompt_token_ids, *request.generated_token_ids]
         self.num_prompt_tokens = len(request.prompt_token_ids)
         self.num_computed_tokens = 0
+        self.num_cached_tokens = 0
         self.max_num_tokens = max_model_len
         if params.max_tokens is not None:
             self.max_num_tokens = min(max_model_len, self.num_prompt_tokens + params.max_tokens)
@@ -136,6 +139,19 @@ class Sequence:
     def num_uncomputed_tokens(self) -> int:
         """Tokens whose keys and values are still to be computed."""
         return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def has_one_new_token(self) -> bool:
+        """Whether one token was generated since the request, and no more."""
+        return len(self.token_ids) == (
+            self.num_prompt_tokens + len(self.request.generated_token_ids) + 1
+        )
+
+    def admit(self, *, num_cached_tokens: int = 0) -> None:
+        """Start to be prefilled, behind as many tokens as stand in the slot already."""
+        self.handle(SequenceEvent.ADMIT)
+        self.num_computed_tokens = num_cached_tokens
+        self.num_cached_tokens = min(num_cached_tokens, self.num_prompt_tokens)
 
     def handle(self, event: SequenceEvent) -> None:
         """Move to the next state.
