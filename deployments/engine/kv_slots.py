@@ -63,10 +63,11 @@ class KVShape:
 
 def _windows(text_config: "PreTrainedConfig") -> tuple[int | None, ...]:
     """Return each layer's window; a configuration without layer types means all layers alike."""
-    window = getattr(text_config, "sliding_window", None)
-    types = getattr(text_config, "layer_types", None)
+    window: int | None = getattr(text_config, "sliding_window", None)
+    types: list[str] | None = getattr(text_config, "layer_types", None)
     if types is None:
-        return (window,) * text_config.num_hidden_layers
+        num_layers: int = text_config.num_hidden_layers
+        return (window,) * num_layers
     return tuple(window if kind == "sliding_attention" else None for kind in types)
 
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from deployments.engine.output import FinishReason
-from deployments.engine.sequence import Sequence, SequenceEvent, SequenceState
+from deployments.engine.sequence import Sequence, SequenceState
 from deployments.engine.slot_edits import SlotEdit
 from deployments.engine.slot_table import SlotTable
 

@@ -69,9 +69,11 @@ def test_windows_are_those_of_the_layers_that_slide() -> None:
         num_hidden_layers=2, sliding_window=9, layer_types=["sliding_attention", "full_attention"]
     )
     assert windows(gemma) == (9, None)
-    sliding = {"num_hidden_layers": 3, "sliding_window": 9, "max_window_layers": 1}
-    assert windows(Qwen2Config(**sliding, use_sliding_window=True)) == (None, 9, 9)
-    assert windows(Qwen2Config(**sliding, use_sliding_window=False)) == (None, None, None)
+    for slides, expected in ((True, (None, 9, 9)), (False, (None, None, None))):
+        qwen = Qwen2Config(
+            num_hidden_layers=3, sliding_window=9, max_window_layers=1, use_sliding_window=slides
+        )
+        assert windows(qwen) == expected
 
 
 def test_bytes_are_those_of_the_tensors() -> None:
