@@ -280,7 +280,7 @@ class Engine:
             reason = FinishReason.STOP
         if reason is not None:
             self._finish(sequence, reason)
-        num_cached_tokens = sequence.num_cached_tokens if sequence.has_one_new_token else 0
+        num_cached_tokens = sequence.num_cached_tokens if sequence.num_new_tokens == 1 else 0
         delta = TextDelta((token_id,), text, reason, num_cached_tokens=num_cached_tokens)
         return sequence.sequence_id, delta
 

@@ -16,13 +16,9 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from deployments.engine.output import FinishReason
 from deployments.engine.sequence import Sequence, SequenceState
 from deployments.engine.slot_edits import SlotEdit
 from deployments.engine.slot_table import SlotTable
-
-SOUND_REASONS = frozenset({FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT})
-"""How a sequence ends whose keys and values may serve others: in any way but by an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,5 +158,4 @@ class Scheduler:
         if self.slot_of(sequence) is None:
             self._waiting.remove(sequence)
             return ()
-        is_sound = sequence.finish_reason in SOUND_REASONS
-        return tuple(self._table.remove(sequence, is_sound=is_sound))
+        return tuple(self._table.remove(sequence))

@@ -81,11 +81,14 @@ class Sequence:
         max_num_tokens: The length at which the sequence ends.
         stop_token_ids: Ids that end it, the model's own included unless they are ignored.
         finish_reason: Set once, with the transition to FINISHED.
+        is_sound: Set with it: whether all logits that its keys and values have led to, one row at
+            least, were finite.
     """
 
     __slots__ = (
         "_state",
         "finish_reason",
+        "is_sound",
         "max_num_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
@@ -118,6 +121,7 @@ class Sequence:
             frozenset() if params.ignore_eos else eos_token_ids
         )
         self.finish_reason: FinishReason | None = None
+        self.is_sound = False
         self._state = SequenceState.WAITING
 
     @property
@@ -141,11 +145,10 @@ class Sequence:
         return len(self.token_ids) - self.num_computed_tokens
 
     @property
-    def has_one_new_token(self) -> bool:
-        """Whether one token was generated since the request, and no more."""
-        return len(self.token_ids) == (
-            self.num_prompt_tokens + len(self.request.generated_token_ids) + 1
-        )
+    def num_new_tokens(self) -> int:
+        """Tokens that were generated since the request."""
+        num_given = self.num_prompt_tokens + len(self.request.generated_token_ids)
+        return len(self.token_ids) - num_given
 
     def admit(self, *, num_cached_tokens: int = 0) -> None:
         """Start to be prefilled, behind as many tokens as stand in the slot already."""
@@ -177,5 +180,7 @@ class Sequence:
 
     def finish(self, reason: FinishReason) -> None:
         """End the sequence for this reason."""
+        was_decoding = self._state is SequenceState.DECODING
         self.handle(SequenceEvent.FINISH)
+        self.is_sound = was_decoding and reason is not FinishReason.ERROR
         self.finish_reason = reason

@@ -9,7 +9,10 @@ sequence or of a retained slot takes over the keys and values of that prefix ins
 them. The slot for it is a clean one, else the retained one that was not used for longest.
 
 Keys and values depend on nothing but the tokens up to their own position, so a prefix is known by
-its token ids. Images are not among those: a sequence with images neither gives nor takes.
+its token ids. Images are not among those: a sequence with images neither gives nor takes. And since
+no mask hides a NaN, a token that gives one spoils what was prefilled together with it. So only
+those give who are past their prefill: their logits, which depend on all that they hold, were
+finite.
 """
 
 from collections.abc import Iterator
@@ -99,7 +102,7 @@ class SlotTable:
             if retained is not None:
                 yield slot, retained.token_ids, len(retained.token_ids)
         for slot, other in enumerate(self.running):
-            if other.is_divisible:
+            if other.is_divisible and other.state is SequenceState.DECODING:
                 yield slot, other.token_ids, other.num_computed_tokens
 
     def _stands(self, num_wanted: int, num_held: int) -> bool:
@@ -114,8 +117,8 @@ class SlotTable:
     def is_prefix_coming(self, sequence: Sequence, found: Prefix | None) -> bool:
         """Return whether a sequence that is being prefilled will soon have more to give.
 
-        Whoever is prefilling gets on with it in every step that has budget left, the oldest first,
-        or is gone; so whoever waits for it, waits for a limited number of steps.
+        Whoever is prefilling has gone first all along, so waiting for it costs one step or so. And
+        nobody waits for ever: the first of them gets on with it in every step, or is gone.
         """
         if not self._retains or not sequence.is_divisible:
             return False
@@ -194,15 +197,11 @@ class SlotTable:
             self._clock += 1
             retained.last_used = self._clock
 
-    def remove(self, sequence: Sequence, *, is_sound: bool) -> list[SlotEdit]:
+    def remove(self, sequence: Sequence) -> list[SlotEdit]:
         """Take a running sequence's slot from it.
 
-        Args:
-            sequence: A running sequence.
-            is_sound: Whether its keys and values are what its tokens make of them.
-
         Returns:
-            What closes the gap and leaves the slot clean, unless it is retained.
+            What closes the gap and, unless the slot is retained, leaves it clean.
         """
         slot = self.slot_of(sequence)
         assert slot is not None
@@ -215,7 +214,7 @@ class SlotTable:
             edits.append(SlotSwap(slot, freed, length))
         num_tokens = sequence.num_computed_tokens
         is_useful = sequence.is_divisible and num_tokens >= MIN_REUSED_TOKENS
-        if self._retains and is_sound and is_useful:
+        if self._retains and sequence.is_sound and is_useful:
             self._clock += 1
             self._free.insert(0, Retained(sequence.token_ids[:num_tokens], self._clock))
         else:

@@ -161,15 +161,15 @@ def test_whoever_waits_for_a_prefix_goes_on_when_its_source_is_gone() -> None:
     assert chunks(plan) == [("b", 0, 0, 30)]
 
 
-def test_nobody_waits_for_more_than_it_shares() -> None:
-    line = scheduler(num_slots=4, budget=40)
-    long = sequence("a", 70, shares=True)
-    line.add(long)
+def test_whoever_finds_a_prefix_among_those_that_decode_does_not_wait_for_the_next() -> None:
+    line = scheduler(num_slots=4, budget=60)
+    line.add(sequence("a", 30, shares=True))
     complete(line.schedule())
-    line.add(sequence("b", 25, shares=True))
+    line.add(sequence("b", 40, shares=True))
+    line.add(sequence("c", 40, shares=True))
     plan = line.schedule()
-    # All that b shares is computed, so it needs not wait for the rest of a.
-    assert chunks(plan) == [("a", 0, 40, 70), ("b", 1, 24, 25)]
+    # b has 10 tokens more in common with c than a has: too few to wait for.
+    assert chunks(plan) == [("b", 1, 30, 40), ("c", 2, 30, 40)]
 
 
 def test_without_prefix_caching_all_compute_their_own() -> None:

@@ -61,3 +61,34 @@ def test_a_token_ends_the_sequence_by_stop_or_length(
     params: SamplingParams, generated: tuple[int, ...], token_id: int, reason: FinishReason | None
 ) -> None:
     assert sequence(params, generated).append(token_id) is reason
+
+
+@pytest.mark.parametrize(
+    ("events", "reason", "is_sound"),
+    [
+        ([], FinishReason.ABORT, False),
+        ([SequenceEvent.ADMIT], FinishReason.ABORT, False),
+        ([SequenceEvent.ADMIT, SequenceEvent.PREFILLED], FinishReason.ABORT, True),
+        ([SequenceEvent.ADMIT, SequenceEvent.PREFILLED], FinishReason.STOP, True),
+        ([SequenceEvent.ADMIT, SequenceEvent.PREFILLED], FinishReason.ERROR, False),
+    ],
+)
+def test_only_what_decoded_without_an_error_is_sound(
+    events: list[SequenceEvent], reason: FinishReason, is_sound: bool
+) -> None:
+    request = SequenceRequest("s", (50, 51), SamplingParams())
+    sequence = Sequence(request, max_model_len=20, eos_token_ids=frozenset())
+    for event in events:
+        sequence.handle(event)
+    sequence.finish(reason)
+    assert sequence.is_sound is is_sound
+
+
+def test_a_resumed_sequence_counts_new_tokens_and_cached_ones_of_its_prompt_alone() -> None:
+    request = SequenceRequest("s", (50, 51), SamplingParams(), (52, 53))
+    sequence = Sequence(request, max_model_len=20, eos_token_ids=frozenset())
+    sequence.admit(num_cached_tokens=3)
+    assert (sequence.num_computed_tokens, sequence.num_cached_tokens) == (3, 2)
+    assert sequence.num_new_tokens == 0
+    sequence.append(54)
+    assert sequence.num_new_tokens == 1

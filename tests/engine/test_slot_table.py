@@ -55,7 +55,13 @@ def run(slots: SlotTable, seq: Sequence) -> list[SlotEdit]:
     seq.admit(num_cached_tokens=prefix.num_tokens if prefix else 0)
     edits = slots.admit(seq, prefix)
     seq.num_computed_tokens = len(seq.token_ids)
+    seq.handle(SequenceEvent.PREFILLED)
     return edits
+
+
+def end(slots: SlotTable, seq: Sequence, reason: FinishReason) -> list[SlotEdit]:
+    seq.finish(reason)
+    return slots.remove(seq)
 
 
 def retain(slots: SlotTable, *prompts: Iterable[int]) -> None:
@@ -64,15 +70,14 @@ def retain(slots: SlotTable, *prompts: Iterable[int]) -> None:
     for seq in sequences:
         run(slots, seq)
     for seq in sequences:
-        slots.remove(seq, is_sound=True)
+        end(slots, seq, FinishReason.STOP)
 
 
 def test_a_running_sequence_gives_what_it_has_computed_and_keeps_it() -> None:
     slots = table()
     donor = sequence("donor", range(40))
     run(slots, donor)
-    donor.num_computed_tokens = 30
-    taker = sequence("taker", [*range(35), 99])
+    taker = sequence("taker", [*range(30), 99])
     assert run(slots, taker) == [SlotCopy(source=0, target=1, length=30)]
     assert taker.num_cached_tokens == 30
 
@@ -109,7 +114,7 @@ def test_the_slot_that_was_not_used_for_longest_is_evicted() -> None:
     slots = table(num_slots=2)
     retain(slots, range(100, 150), range(200, 250))
     run(slots, taker := sequence("t", [*range(100, 120), 99]))  # uses the first, evicts the second
-    slots.remove(taker, is_sound=False)
+    end(slots, taker, FinishReason.ERROR)
     assert slots.find_prefix(sequence("a", range(100, 150))) is not None
     assert slots.find_prefix(sequence("b", range(200, 250))) is None
 
@@ -137,11 +142,47 @@ def test_short_prefixes_are_not_worth_it(num_shared: int, is_found: bool) -> Non
     assert (found is not None) is is_found
 
 
-def test_what_is_unsound_is_wiped_and_never_given() -> None:
+def test_what_failed_is_wiped_and_never_given() -> None:
     slots = table()
     run(slots, failed := sequence("failed", range(40)))
-    assert slots.remove(failed, is_sound=False) == [SlotWipe(0, 0, 40)]
+    assert end(slots, failed, FinishReason.ERROR) == [SlotWipe(0, 0, 40)]
     assert slots.find_prefix(sequence("s", range(40))) is None
+
+
+def test_what_has_not_led_to_logits_is_not_given() -> None:
+    slots = table()
+    prefilling = sequence("prefilling", range(40))
+    prefilling.admit()
+    slots.admit(prefilling, None)
+    prefilling.num_computed_tokens = 39
+    late = sequence("late", range(60))
+    assert slots.find_prefix(late) is None
+    assert slots.is_prefix_coming(late, None)
+    assert end(slots, prefilling, FinishReason.ABORT) == [SlotWipe(0, 0, 40)]
+    assert not slots.is_prefix_coming(late, None)
+
+
+@pytest.mark.parametrize(("num_shared", "is_coming"), [(45, False), (46, True)])
+def test_more_than_there_is_must_come_to_be_worth_a_wait(num_shared: int, is_coming: bool) -> None:
+    slots = table()
+    retain(slots, range(30))
+    prefilling = sequence("prefilling", [*range(num_shared), *[99] * 9])
+    prefilling.admit()
+    slots.admit(prefilling, None)
+    late = sequence("late", range(60))
+    found = slots.find_prefix(late)
+    assert found == Prefix(1, 30)
+    assert slots.is_prefix_coming(late, found) is is_coming
+
+
+def test_a_ring_that_comes_round_is_waited_for_only_by_who_needs_all_of_it() -> None:
+    slots = table(unwrapped=32)
+    prefilling = sequence("prefilling", range(40))
+    prefilling.admit()
+    slots.admit(prefilling, None)
+    assert slots.is_prefix_coming(sequence("the same", range(40)), None)
+    assert slots.is_prefix_coming(sequence("longer", range(60)), None)
+    assert not slots.is_prefix_coming(sequence("another", [*range(38), 99, 98]), None)
 
 
 def test_a_ring_that_came_round_gives_all_or_all_but_its_newest_token() -> None:
@@ -163,7 +204,7 @@ def test_images_neither_give_nor_take() -> None:
     slots = table()
     run(slots, pictured := sequence("image", range(40), has_images=True))
     assert slots.find_prefix(sequence("text", range(40))) is None
-    assert slots.remove(pictured, is_sound=True) == [SlotWipe(0, 0, 40)]
+    assert end(slots, pictured, FinishReason.STOP) == [SlotWipe(0, 0, 40)]
     retain(slots, range(40))
     assert slots.find_prefix(sequence("image 2", range(40), has_images=True)) is None
 
@@ -174,7 +215,7 @@ def test_off_means_off() -> None:
     run(slots, donor)
     assert slots.find_prefix(sequence("same", range(40))) is None
     assert not slots.is_prefix_coming(sequence("same", range(40)), None)
-    assert slots.remove(donor, is_sound=True) == [SlotWipe(0, 0, 40)]
+    assert end(slots, donor, FinishReason.STOP) == [SlotWipe(0, 0, 40)]
     assert run(slots, sequence("same", range(40))) == []
 
 
@@ -213,9 +254,8 @@ class NaiveSlots:
             self.rings[slot][p % self.capacity] == (p, token_ids[p]) for p in seen
         )
 
-    def longest_prefix(self, wanted: list[int]) -> int:
+    def longest_prefix(self, wanted: list[int], slots: set[int]) -> int:
         lengths = range(len(wanted) - 1, MIN_REUSED_TOKENS - 1, -1)
-        slots = range(len(self.whole))
         return next((n for n in lengths if any(self.gives(s, wanted[:n]) for s in slots)), 0)
 
     def is_clean_behind(self, slot: int, num_tokens: int) -> bool:
@@ -271,7 +311,9 @@ class Simulation:
     def step(self) -> None:
         before = {id(seq): seq.num_computed_tokens for seq in self.alive}
         waiting = [seq for seq in self.alive if seq.state is SequenceState.WAITING]
-        promised = [self.slots.longest_prefix(seq.token_ids) for seq in waiting[:1]]
+        prefilling = [seq for seq in self.alive if seq.state is SequenceState.PREFILLING]
+        donors = set(range(self.num_slots)) - {self.line.slot_of(seq) for seq in prefilling}
+        promised = [self.slots.longest_prefix(seq.token_ids, donors) for seq in waiting[:1]]
         plan = self.line.schedule()
         self.slots.apply(plan.edits)
         self.admitted += plan.admitted
