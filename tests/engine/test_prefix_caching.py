@@ -200,15 +200,16 @@ def test_a_poisonous_prompt_spoils_nobody_that_begins_alike() -> None:
     good = tuple(token_id % 200 + 44 for token_id in random_prompt(Random(10), 30))
     bad = (*good[:20], poison, *good)
     collector = Collector(make_engine(loaded, num_slots=2))
-    # One is aborted before anybody has noticed, the other meets those that begin alike.
+    # One is aborted before anybody has noticed, the other fails while some wait that begin alike.
     collector.engine.add(SequenceRequest("aborted", bad, ANSWER))
     collector.step()
     collector.engine.abort("aborted")
-    for name, prompt in (("good 1", good), ("bad", bad), ("good 2", good), ("good 3", good)):
+    for name, prompt in (("bad", bad), ("good 1", good), ("good 2", good)):
         collector.engine.add(SequenceRequest(name, prompt, ANSWER))
+        collector.step()
     collector.run()
     assert collector.finish_reason("bad") is FinishReason.ERROR
-    for name in ("good 1", "good 2", "good 3"):
+    for name in ("good 1", "good 2"):
         assert collector.token_ids(name) == Oracle(qwen2)(good), name
 
 
@@ -219,7 +220,7 @@ def test_a_step_that_fails_half_way_is_made_good_even_where_it_overwrote_a_windo
 ) -> None:
     """A layer raises behind its attention, which has stored the step's tokens already."""
     loaded, random = load(make_model), Random(11)
-    prompts = {f"s{i}": random_prompt(random, length) for i, length in enumerate((3, 60, 30))}
+    prompts = {f"s{i}": random_prompt(random, length) for i, length in enumerate((3, 24, 60))}
     collector = Collector(make_engine(loaded))
     last = loaded.text_config.num_hidden_layers - 1
     layer = next(m for n, m in loaded.model.named_modules() if n.endswith(f"layers.{last}.mlp"))
