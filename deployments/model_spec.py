@@ -17,6 +17,7 @@ class ModelSpec:
         max_model_len: Tokens of prompt and answer together.
         max_num_seqs: Sequences that run at once, if the memory holds them.
         max_batched_tokens: Tokens in one engine step.
+        prefix_caching: Whether sequences share prefixes; see `EngineLimits`.
     """
 
     id: str
@@ -28,3 +29,4 @@ class ModelSpec:
     max_model_len: int
     max_num_seqs: int
     max_batched_tokens: int
+    prefix_caching: bool = True
