@@ -1,7 +1,7 @@
 """Attention over KV slots, as transformers' models call it.
 
 Registered with transformers under the name `slots`. One call serves one layer of one packed step.
-The decode rows store their keys and values and then attend over their slots, in one batched call.
+The decode rows store their keys and values and then attend over their slots, batched.
 Each prefill chunk attends, in a call of its own, over what its slot holds and over itself, and is
 stored after that: in a layer with a sliding window its end may take the place of what its beginning
 sees.
@@ -15,7 +15,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from deployments.engine.packed_step import ChunkRows, DecodePlaces, PackedStep
+from deployments.engine.packed_step import ChunkRows, PackedStep
 
 ATTENTION_NAME = "slots"
 """What `set_attn_implementation` is given."""
@@ -132,24 +132,17 @@ def _decode(
     places = step.decode_places(kv.capacities[layer])
     kv.write_rows(layer, places.slots, places.indices, key, value)
     grouped = query.reshape(len(query), kv.shape.num_kv_heads, -1, kv.shape.head_dim)
-    output = scaled_dot_product_attention(
-        grouped,
-        _read(kv.keys[layer], places),
-        _read(kv.values[layer], places),
-        attn_mask=places.mask,
-        scale=scaling,
-    )
-    return output.flatten(1, 2)
-
-
-def _read(stored: torch.Tensor, places: DecodePlaces) -> torch.Tensor:
-    """Return [num_decode, num_kv_heads, read_length, head_dim] of one layer's keys or values."""
-    rows = stored[:, : places.read_length]
-    if places.gathered is None:
-        rows = rows[: len(places.slots)]
-    else:
-        rows = rows.index_select(0, places.gathered)
-    return rows.transpose(1, 2)
+    outputs = [
+        scaled_dot_product_attention(
+            grouped[span.rows],
+            kv.keys[layer][span.slots, : span.read_length].transpose(1, 2),
+            kv.values[layer][span.slots, : span.read_length].transpose(1, 2),
+            attn_mask=span.mask,
+            scale=scaling,
+        )
+        for span in places.spans
+    ]
+    return torch.cat(outputs).flatten(1, 2)
 
 
 def _prefill(

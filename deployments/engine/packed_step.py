@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 
 import torch
 
+from deployments.engine.decode_spans import CALL_COST_BYTES, RowSpan, split_rows
 from deployments.engine.kv_slots import KVSlots
 
 READ_BUCKET = 64
-"""Decode reads are cut to the longest sequence, rounded up to this many tokens, so that kernels
-and masks meet few different shapes."""
+"""Decode reads are cut to a sequence's length, rounded up to this many tokens, so that kernels and
+masks meet few different shapes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,23 +32,35 @@ class ChunkRows:
 
 
 @dataclass(frozen=True, slots=True)
+class DecodeSpan:
+    """Decode rows that attend in one call.
+
+    Attributes:
+        rows: The rows, m of them.
+        slots: Their slots, which are neighbours.
+        read_length: Tokens that the rows read from their slots.
+        mask: [m, 1, 1, read_length], bool, what each row sees of them; None if all see all.
+    """
+
+    rows: slice
+    slots: slice
+    read_length: int
+    mask: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
 class DecodePlaces:
     """Where the decode rows write and what they read, in layers of one capacity.
 
     Attributes:
         slots: [num_decode], int64, the slot of each row.
         indices: [num_decode], int64, the place of each row's own token in its slot.
-        gathered: `slots`; or None when they are exactly 0 .. num_decode-1, so that the read is a
-            view.
-        read_length: Tokens that the rows read from their slots.
-        mask: [num_decode, 1, 1, read_length], bool, what each row sees of them.
+        spans: The calls in which the rows attend, in order.
     """
 
     slots: torch.Tensor
     indices: torch.Tensor
-    gathered: torch.Tensor | None
-    read_length: int
-    mask: torch.Tensor
+    spans: tuple[DecodeSpan, ...]
 
 
 @dataclass(slots=True)
@@ -86,18 +99,26 @@ class PackedStep:
         device = self.kv.device
         slots = torch.tensor(self.decode_slots, device=device)
         positions = torch.tensor(self.decode_positions, device=device)
-        longest = max(self.decode_positions) + 1
-        read_length = min(-(-longest // READ_BUCKET) * READ_BUCKET, capacity)
-        # A ring that is full holds exactly the window of its newest token, which sees all of it.
-        mask = torch.arange(read_length, device=device) <= positions[:, None]
-        is_view = self.decode_slots == tuple(range(self.num_decode))
+        lengths = [
+            min(-(-(position + 1) // READ_BUCKET) * READ_BUCKET, capacity)
+            for position in self.decode_positions
+        ]
+        call_cost = CALL_COST_BYTES[device.type] / self.kv.shape.bytes_per_layer_token
+        spans = split_rows(self.decode_slots, lengths, call_cost)
         return DecodePlaces(
-            slots=slots,
-            indices=positions % capacity,
-            gathered=None if is_view else slots,
-            read_length=read_length,
-            mask=mask[:, None, None],
+            slots, positions % capacity, tuple(self._span(span, positions) for span in spans)
         )
+
+    def _span(self, span: RowSpan, positions: torch.Tensor) -> DecodeSpan:
+        rows = slice(span.first, span.end)
+        mask = None
+        # A ring that is full holds exactly the window of its newest token, which sees all of it.
+        if min(self.decode_positions[rows]) < span.read_length - 1:
+            places = torch.arange(span.read_length, device=positions.device)
+            mask = (places <= positions[rows, None])[:, None, None]
+        first_slot = self.decode_slots[span.first]
+        slots = slice(first_slot, first_slot + span.end - span.first)
+        return DecodeSpan(rows, slots, span.read_length, mask)
 
     def chunk_mask(self, chunk: ChunkRows, capacity: int) -> torch.Tensor | None:
         """Return what a chunk's queries see of what its slot holds and of the chunk itself.
