@@ -142,7 +142,7 @@ def _decode(
         )
         for span in places.spans
     ]
-    return torch.cat(outputs).flatten(1, 2)
+    return (outputs[0] if len(outputs) == 1 else torch.cat(outputs)).flatten(1, 2)
 
 
 def _prefill(

@@ -128,8 +128,8 @@ class PackedStep:
             capacity: Tokens that the layer holds, which is also the most that a query sees.
 
         Returns:
-            [m, t + m], bool, for t tokens of `KVSlots.tail` before the m of the chunk; or None if
-            that is plainly causal and nothing stands before the chunk.
+            [m, t + m], bool, for the t tokens that `KVSlots.joined` puts before the m of the chunk;
+            or None if nothing stands before the chunk and each query sees all up to itself.
         """
         key = chunk, capacity
         if key not in self._chunk_masks:
