@@ -87,9 +87,11 @@ class SlotTable:
             wanted, longest = sequence.token_ids, MIN_REUSED_TOKENS - 1
             limit = len(wanted) - 1
             for slot, token_ids, num_tokens in self._donors():
-                # One glance at the first token that would make it longer spares most comparisons.
                 end = min(limit, num_tokens)
-                if end <= longest or token_ids[longest] != wanted[longest]:
+                if end <= longest or not self._stands(end, num_tokens):
+                    continue
+                # One glance at the first token that would make it longer spares most comparisons.
+                if token_ids[longest] != wanted[longest]:
                     continue
                 shared = num_shared_tokens(token_ids, wanted, end)
                 if shared > longest and self._stands(shared, num_tokens):
