@@ -17,6 +17,7 @@ from deployments.engine.slot_table import (
     SlotTable,
     num_shared_tokens,
 )
+from tests.engine.naive_slots import NaiveSlots
 
 LENGTH = 120
 
@@ -219,50 +220,6 @@ def test_off_means_off() -> None:
     assert run(slots, sequence("same", range(40))) == []
 
 
-class NaiveSlots:
-    """What each slot holds, token by token: one layer without a window and one with a ring.
-
-    Tokens of images are written as strings, since the ids of their placeholders say nothing.
-    """
-
-    def __init__(self, num_slots: int, capacity: int) -> None:
-        self.capacity = capacity
-        self.whole: list[list[object]] = [[None] * LENGTH for _ in range(num_slots)]
-        self.rings: list[list[object]] = [[None] * capacity for _ in range(num_slots)]
-
-    def apply(self, edits: Iterable[SlotEdit]) -> None:
-        for edit in edits:
-            for rows in (self.whole, self.rings):
-                match edit:
-                    case SlotSwap(first, second, n):
-                        rows[first][:n], rows[second][:n] = rows[second][:n], rows[first][:n]
-                    case SlotCopy(source, target, n):
-                        rows[target][:n] = rows[source][:n]
-                    case SlotWipe(slot, start, end):
-                        for i in range(start, min(end, len(rows[slot]))):
-                            rows[slot][i] = None
-
-    def write(self, slot: int, position: int, token: object) -> None:
-        self.whole[slot][position] = token
-        self.rings[slot][position % self.capacity] = (position, token)
-
-    def gives(self, slot: int, token_ids: list[int]) -> bool:
-        """Return whether a slot holds all that the token after these needs."""
-        num_tokens = len(token_ids)
-        seen = range(max(0, num_tokens - self.capacity + 1), num_tokens)
-        return self.whole[slot][:num_tokens] == token_ids and all(
-            self.rings[slot][p % self.capacity] == (p, token_ids[p]) for p in seen
-        )
-
-    def longest_prefix(self, wanted: list[int], slots: set[int]) -> int:
-        lengths = range(len(wanted) - 1, MIN_REUSED_TOKENS - 1, -1)
-        return next((n for n in lengths if any(self.gives(s, wanted[:n]) for s in slots)), 0)
-
-    def is_clean_behind(self, slot: int, num_tokens: int) -> bool:
-        ring = self.rings[slot][num_tokens:]
-        return all(token is None for token in (*self.whole[slot][num_tokens:], *ring))
-
-
 class Simulation:
     """A scheduler driven as the engine drives it, beside naive slots."""
 
@@ -278,7 +235,7 @@ class Simulation:
             unwrapped_length=ring,
             prefix_caching=self.shares,
         )
-        self.slots = NaiveSlots(self.num_slots, ring or LENGTH)
+        self.slots = NaiveSlots(num_slots=self.num_slots, length=LENGTH, capacity=ring or LENGTH)
         self.alive: list[Sequence] = []
         self.expected_order: list[Sequence] = []
         self.admitted: list[Sequence] = []
