@@ -26,6 +26,8 @@ COUNTERS: Mapping[str, str] = MappingProxyType(
     {
         "prompt_tokens_total": "Tokens of accepted prompts.",
         "generation_tokens_total": "Tokens generated.",
+        "prefix_cache_queries_total": "Prompt tokens that were looked for in the KV slots.",
+        "prefix_cache_hits_total": "Prompt tokens that were found there and not computed again.",
     }
 )
 HISTOGRAMS: Mapping[str, tuple[str, list[float]]] = MappingProxyType(
@@ -43,6 +45,8 @@ class ReplicaMetrics:
     def __init__(self, num_slots: int) -> None:
         """Register every metric of the tables above."""
         self._num_slots = num_slots
+        self._num_prompt_tokens = 0
+        self._num_cached_tokens = 0
         self._gauges = {name: Gauge(name, description=text) for name, text in GAUGES.items()}
         self._counters = {name: Counter(name, description=text) for name, text in COUNTERS.items()}
         self._histograms = {
@@ -60,6 +64,17 @@ class ReplicaMetrics:
         self._gauges["num_requests_running"].set(stats.num_running)
         self._gauges["num_requests_waiting"].set(stats.num_waiting)
         self._gauges["kv_cache_usage_perc"].set(stats.num_running / self._num_slots)
+        # The engine counts from its start; a counter takes what came since the last look.
+        num_queried = stats.num_prompt_tokens - self._num_prompt_tokens
+        num_found = stats.num_cached_tokens - self._num_cached_tokens
+        self._num_prompt_tokens, self._num_cached_tokens = (
+            stats.num_prompt_tokens,
+            stats.num_cached_tokens,
+        )
+        if num_queried:
+            self._counters["prefix_cache_queries_total"].inc(num_queried)
+        if num_found:
+            self._counters["prefix_cache_hits_total"].inc(num_found)
 
     def count_prompt(self, num_tokens: int) -> None:
         """Record an accepted prompt."""

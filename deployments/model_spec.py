@@ -18,6 +18,7 @@ class ModelSpec:
         max_model_len: Tokens of prompt and answer together.
         max_num_seqs: Sequences that run at once, if the memory holds them.
         max_batched_tokens: Tokens in one engine step.
+        prefix_caching: Whether sequences share prefixes; see `EngineLimits`.
     """
 
     id: str
@@ -30,3 +31,4 @@ class ModelSpec:
     max_model_len: int
     max_num_seqs: int
     max_batched_tokens: int
+    prefix_caching: bool = True

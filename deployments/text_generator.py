@@ -122,7 +122,9 @@ class TextGenerator:
         self.plan = plan_kv_slots(
             total_bytes=total_bytes, share=share, demand=demand, max_num_seqs=spec.max_num_seqs
         )
-        limits = EngineLimits(self.plan.num_slots, spec.max_model_len, spec.max_batched_tokens)
+        limits = EngineLimits(
+            self.plan.num_slots, spec.max_model_len, spec.max_batched_tokens, spec.prefix_caching
+        )
         engine = Engine(self._loaded, limits)
         engine.warm_up()
         return engine

@@ -56,6 +56,9 @@ class ModelConfig(StrictModel):
         max_model_len: Tokens of prompt and answer together.
         max_num_seqs: Sequences that run at once; each holds a KV slot.
         max_batched_tokens: Tokens in one engine step.
+        prefix_caching: Whether prompts that begin alike (a system prompt, the turns before) are
+            computed once. The cache is shared by all clients, so one can tell by the time of its
+            first token whether somebody's prompt began like its own; false closes that.
     """
 
     id: str = Field(min_length=1, max_length=96, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")
@@ -71,6 +74,7 @@ class ModelConfig(StrictModel):
     max_model_len: int = Field(default=4096, ge=2)
     max_num_seqs: int = Field(default=32, ge=1)
     max_batched_tokens: int = Field(default=2048, ge=1)
+    prefix_caching: bool = True
 
     @model_validator(mode="after")
     def _check_consistency(self) -> Self:

@@ -83,3 +83,23 @@ def check_heads(shape: KVShape, key: torch.Tensor, value: torch.Tensor) -> None:
                 f"the model's {name} have {heads} heads of {head_dim} elements, but its "
                 f"configuration says {shape.num_kv_heads} of {shape.head_dim}"
             )
+
+
+def check_window(asked: int | None, capacity: int, max_model_len: int, layer: int) -> None:
+    """Refuse a layer that sees more or less than its slots were made for.
+
+    Args:
+        asked: The sliding window that the model passes to attention; None means all.
+        capacity: Tokens that a slot holds in the layer, by the model's configuration.
+        max_model_len: Tokens of a sequence; a window of as many is none.
+        layer: Index of the layer.
+
+    Raises:
+        UnsupportedAttentionError: Says what came and what was expected.
+    """
+    seen = min(asked or max_model_len, max_model_len)
+    if seen != capacity:
+        raise UnsupportedAttentionError(
+            f"layer {layer} attends to {seen} tokens, but by the configuration its sliding window "
+            f"is {capacity}"
+        )

@@ -25,7 +25,7 @@ from deployments.engine.output import FinishReason, TextDelta
 from deployments.engine.sampler import Sampled, sample
 from deployments.engine.sampling_params import SamplingParams
 from deployments.engine.sampling_row import SamplingRow
-from deployments.engine.scheduler import DecodeRow, Scheduler, SlotMove
+from deployments.engine.scheduler import DecodeRow, Scheduler, StepPlan
 from deployments.engine.sequence import Sequence, SequenceEvent, SequenceRequest
 from deployments.engine.step_budget import StepBudget
 from deployments.engine.step_guard import Row, StepGuard, StepOutcome
@@ -42,11 +42,15 @@ class EngineStats:
         num_running: Sequences that hold a slot.
         num_waiting: Sequences without one.
         num_steps: Steps from which a sequence gained; one that failed for every sequence is none.
+        num_prompt_tokens: Tokens of all prompts that were given a slot.
+        num_cached_tokens: How many of those were taken over from other sequences.
     """
 
     num_running: int
     num_waiting: int
     num_steps: int
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
 
 
 class Engine:
@@ -78,14 +82,19 @@ class Engine:
             device=model.device,
         )
         self._runner = ModelRunner(model, self._kv)
-        self._guard = StepGuard(self._runner.run, model.device)
+        self._guard = StepGuard(self._runner.run, model.device, self._kv.unwrapped_length)
         self._budget = StepBudget(max(limits.max_batched_tokens, limits.num_slots))
         self._scheduler = Scheduler(
-            max_num_seqs=limits.num_slots, max_batched_tokens=self._budget.max_tokens
+            max_num_seqs=limits.num_slots,
+            max_batched_tokens=self._budget.max_tokens,
+            unwrapped_length=self._kv.unwrapped_length,
+            prefix_caching=limits.prefix_caching,
         )
         self._sequences: dict[str, Sequence] = {}
         self._detokenizers: dict[str, Detokenizer] = {}
         self._num_steps = 0
+        self._num_prompt_tokens = 0
+        self._num_cached_tokens = 0
 
     @property
     def kv_bytes(self) -> int:
@@ -101,7 +110,11 @@ class Engine:
     def stats(self) -> EngineStats:
         """How busy the engine is."""
         return EngineStats(
-            self._scheduler.num_running, self._scheduler.num_waiting, self._num_steps
+            self._scheduler.num_running,
+            self._scheduler.num_waiting,
+            self._num_steps,
+            self._num_prompt_tokens,
+            self._num_cached_tokens,
         )
 
     def validate(self, request: SequenceRequest) -> None:
@@ -149,12 +162,22 @@ class Engine:
             What each sequence gained, by its id. A sequence that ended has its finish reason and
             is forgotten.
         """
-        outcome = self._guard.run(self._scheduler.schedule())
+        plan = self._schedule()
+        for sequence in plan.admitted:
+            self._num_prompt_tokens += sequence.num_prompt_tokens
+            self._num_cached_tokens += sequence.num_cached_tokens
+        outcome = self._guard.run(plan)
         deltas = self._complete(outcome)
         num_failed = sum(delta.error is not None for _, delta in deltas)
         if len(outcome.ran) + len(outcome.blamed) > num_failed:
             self._num_steps += 1
         return deltas
+
+    def _schedule(self) -> StepPlan:
+        """Decide what runs, and make the slots ready for it."""
+        plan = self._scheduler.schedule()
+        self._kv.apply(plan.edits)
+        return plan
 
     def check(self) -> None:
         """Prove that nothing is lost, doubled or left behind; for tests, between two steps.
@@ -207,8 +230,7 @@ class Engine:
         logger.info(
             "sequence %s waits again with %d tokens", sequence.sequence_id, len(sequence.token_ids)
         )
-        self._wipe(sequence)
-        self._close_gap(self._scheduler.preempt(sequence))
+        self._kv.apply(self._scheduler.preempt(sequence))
 
     def _sample(self, due: StepLogits) -> list[tuple[str, TextDelta]]:
         logits = due.logits
@@ -251,8 +273,14 @@ class Engine:
             reason = FinishReason.STOP
         if reason is not None:
             self._finish(sequence, reason)
-        logprobs = self._token_bytes.describe(token_id, sampled.logprobs)
-        return sequence.sequence_id, TextDelta((token_id,), text, reason, logprobs=logprobs)
+        delta = TextDelta(
+            (token_id,),
+            text,
+            reason,
+            logprobs=self._token_bytes.describe(token_id, sampled.logprobs),
+            num_cached_tokens=sequence.num_cached_tokens if sequence.num_new_tokens == 1 else 0,
+        )
+        return sequence.sequence_id, delta
 
     def _fail(self, sequence: Sequence, error: str) -> tuple[str, TextDelta]:
         self._finish(sequence, FinishReason.ERROR)
@@ -260,20 +288,9 @@ class Engine:
 
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
         sequence.finish(reason)
-        self._wipe(sequence)
-        self._close_gap(self._scheduler.remove(sequence))
+        self._kv.apply(self._scheduler.remove(sequence))
         del self._sequences[sequence.sequence_id]
         del self._detokenizers[sequence.sequence_id]
-
-    def _wipe(self, sequence: Sequence) -> None:
-        """Zero all that the sequence may have written, in a step that failed as well."""
-        slot = self._scheduler.slot_of(sequence)
-        if slot is not None:
-            self._kv.wipe(slot, len(sequence.token_ids))
-
-    def _close_gap(self, move: SlotMove | None) -> None:
-        if move is not None:
-            self._kv.move(move)
 
     def warm_up(self) -> None:
         """Run a prefill and a decode step, and check that every layer attends over its slots.
@@ -285,7 +302,7 @@ class Engine:
         prompt = tuple(range(min(8, self._vocab_size, self.limits.max_model_len - 2))) or (0,)
         self.add(SequenceRequest("warm-up", prompt, params))
         while self.has_work:
-            plan = self._scheduler.schedule()
+            plan = self._schedule()
             outcome = StepOutcome()
             try:
                 outcome.add((*plan.decode, *plan.prefill), self._runner.run(plan))
@@ -294,4 +311,4 @@ class Engine:
             for _, delta in self._complete(outcome):
                 if delta.error is not None:
                     raise UnsupportedModelError(f"the model failed to warm up: {delta.error}")
-        check_layers(self._text_config, self._runner.visited_layers, self.limits.max_model_len)
+        check_layers(self._text_config, self._runner.visited_layers)

@@ -22,11 +22,15 @@ class EngineLimits:
         num_slots: Sequences that run at once.
         max_model_len: Tokens of prompt and answer together.
         max_batched_tokens: Tokens in one step.
+        prefix_caching: Whether sequences share the keys and values of prefixes that they have in
+            common. A client can then tell by the time of its first token whether somebody's
+            prompt began like its own.
     """
 
     num_slots: int
     max_model_len: int
     max_batched_tokens: int
+    prefix_caching: bool = True
 
     def check(self, request: SequenceRequest, vocab_size: int) -> None:
         """Refuse a sequence that could not run.

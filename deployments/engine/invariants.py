@@ -101,9 +101,7 @@ def _broken_counters(scheduler: Scheduler, budget: StepBudget, kv: KVSlots) -> I
 
 def _dirty_slots(scheduler: Scheduler, kv: KVSlots) -> Iterator[str]:
     """Find keys and values where no sequence can have written any."""
-    for slot in range(kv.num_slots):
-        running = scheduler.running[slot : slot + 1]
-        num_used = max((len(sequence.token_ids) for sequence in running), default=0)
+    for slot, num_used in enumerate(scheduler.num_tokens_by_slot):
         for tensor in (*kv.keys, *kv.values):
             if bool(tensor[slot, num_used:].count_nonzero()):
                 yield f"slot {slot} is not zero behind token {num_used}"

@@ -1,20 +1,22 @@
 """The preallocated keys and values: one slot for each sequence that runs.
 
 Owns the tensors. A slot is a row that holds max_model_len tokens in every layer, so a sequence
-that was admitted never lacks memory. Which sequence holds which slot is the scheduler's matter.
+that was admitted never lacks memory. A layer with a sliding window holds no more than its window: a
+ring, in which the token at position p stands at p % capacity. A layer without one is a ring that
+never comes round. Which sequence holds which slot is the slot table's matter.
 
 Attention reads beyond a sequence's end and masks what it finds there, but no mask hides a NaN. So a
-slot holds zeros wherever its sequence has written nothing, and all over while it is free.
+slot of a running sequence holds zeros wherever the sequence has written nothing.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from transformers.cache_utils import CacheLayerMixin
+from transformers.cache_utils import CacheLayerMixin, get_layer_types_and_kwargs
 
-from deployments.engine.scheduler import SlotMove
+from deployments.engine.slot_edits import SlotCopy, SlotEdit, SlotSwap, SlotWipe
 
 if TYPE_CHECKING:
     from transformers import DynamicCache, PreTrainedConfig
@@ -25,13 +27,14 @@ class KVShape:
     """The keys and values of one token.
 
     Attributes:
-        num_layers: Layers with attention.
+        windows: For each layer with attention the most tokens that a query sees, itself included;
+            None where it sees all.
         num_kv_heads: Heads of keys and values; fewer than query heads under grouped queries.
         head_dim: Elements of one head.
         dtype: Type of the elements.
     """
 
-    num_layers: int
+    windows: tuple[int | None, ...]
     num_kv_heads: int
     head_dim: int
     dtype: torch.dtype
@@ -42,16 +45,31 @@ class KVShape:
         num_heads = text_config.num_attention_heads
         head_dim = getattr(text_config, "head_dim", None) or text_config.hidden_size // num_heads
         num_kv_heads = getattr(text_config, "num_key_value_heads", None) or num_heads
-        return cls(text_config.num_hidden_layers, num_kv_heads, head_dim, dtype)
+        return cls(_windows(text_config), num_kv_heads, head_dim, dtype)
 
     @property
-    def bytes_per_token(self) -> int:
-        """Bytes of one token's keys and values in all layers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+    def bytes_per_layer_token(self) -> int:
+        """Bytes of one token's keys and values in one layer."""
+        return 2 * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+
+    def capacities(self, max_model_len: int) -> tuple[int, ...]:
+        """Return how many tokens a slot holds in each layer."""
+        return tuple(min(window or max_model_len, max_model_len) for window in self.windows)
+
+    def slot_bytes(self, max_model_len: int) -> int:
+        """Return the bytes of one slot."""
+        return sum(self.capacities(max_model_len)) * self.bytes_per_layer_token
+
+
+def _windows(text_config: "PreTrainedConfig") -> tuple[int | None, ...]:
+    """Return each layer's window, from where transformers' own caches take it."""
+    return tuple(
+        options.get("sliding_window") for options in get_layer_types_and_kwargs(text_config)[1]
+    )
 
 
 class KVSlots:
-    """Keys and values per layer: [num_slots, max_model_len, num_kv_heads, head_dim]."""
+    """Keys and values per layer: [num_slots, capacity of the layer, num_kv_heads, head_dim]."""
 
     def __init__(
         self, shape: KVShape, *, num_slots: int, max_model_len: int, device: torch.device
@@ -61,71 +79,141 @@ class KVSlots:
         Args:
             shape: The keys and values of one token.
             num_slots: Sequences that can run at once.
-            max_model_len: Tokens that each slot holds.
+            max_model_len: Tokens of a sequence.
             device: Where the model runs.
         """
-        size = (num_slots, max_model_len, shape.num_kv_heads, shape.head_dim)
-
-        def allocate() -> torch.Tensor:
-            return torch.zeros(size, dtype=shape.dtype, device=device)
-
         self.shape = shape
         self.num_slots = num_slots
         self.max_model_len = max_model_len
-        self.keys = [allocate() for _ in range(shape.num_layers)]
-        self.values = [allocate() for _ in range(shape.num_layers)]
+        self.device = device
+        self.capacities = shape.capacities(max_model_len)
+
+        def allocate(capacity: int) -> torch.Tensor:
+            size = (num_slots, capacity, shape.num_kv_heads, shape.head_dim)
+            return torch.zeros(size, dtype=shape.dtype, device=device)
+
+        self.keys = [allocate(capacity) for capacity in self.capacities]
+        self.values = [allocate(capacity) for capacity in self.capacities]
 
     @property
     def num_bytes(self) -> int:
         """Bytes of all slots."""
-        return self.num_slots * self.max_model_len * self.shape.bytes_per_token
+        return self.num_slots * self.shape.slot_bytes(self.max_model_len)
 
-    def write(
+    @property
+    def unwrapped_length(self) -> int:
+        """Tokens up to which a slot holds all of its sequence, in every layer."""
+        return min(self.capacities)
+
+    def write_rows(
         self,
         layer: int,
         slots: torch.Tensor,
-        positions: torch.Tensor,
+        indices: torch.Tensor,
         keys: torch.Tensor,
         values: torch.Tensor,
     ) -> None:
-        """Store the keys and values of n tokens.
+        """Store the keys and values of n tokens, each of a sequence of its own.
 
         Args:
             layer: Index of the layer.
             slots: [n], int64, the slot of each token.
-            positions: [n], int64, the position of each token in its sequence.
+            indices: [n], int64, the position of each token in its sequence, modulo the layer's
+                capacity.
             keys: [n, num_kv_heads, head_dim].
             values: [n, num_kv_heads, head_dim].
         """
-        self.keys[layer][slots, positions] = keys
-        self.values[layer][slots, positions] = values
+        self.keys[layer][slots, indices] = keys
+        self.values[layer][slots, indices] = values
+
+    def write_chunk(
+        self, layer: int, slot: int, start: int, keys: torch.Tensor, values: torch.Tensor
+    ) -> None:
+        """Store the keys and values of m neighbouring tokens, or as many of the last as fit.
+
+        Args:
+            layer: Index of the layer.
+            slot: The slot.
+            start: The first token's position in its sequence.
+            keys: [m, num_kv_heads, head_dim].
+            values: [m, num_kv_heads, head_dim].
+        """
+        end = start + len(keys)
+        first = max(start, end - self.capacities[layer])
+        before, after = ring_slices(first, end, self.capacities[layer])
+        num_before = before.stop - before.start
+        for stored, new in ((self.keys[layer], keys), (self.values[layer], values)):
+            newest = new[first - start :]
+            stored[slot, before] = newest[:num_before]
+            stored[slot, after] = newest[num_before:]
+
+    def joined(
+        self, layer: int, slot: int, start: int, keys: torch.Tensor, values: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Put what the slot holds of earlier tokens, in order, before a chunk's keys and values.
+
+        Args:
+            layer: Index of the layer.
+            slot: The slot.
+            start: The chunk's first position in its sequence.
+            keys: [m, num_kv_heads, head_dim].
+            values: [m, num_kv_heads, head_dim].
+
+        Returns:
+            [t + m, num_kv_heads, head_dim] each: t is `start`, or one less than the capacity, since
+            the chunk's first query sees itself, too.
+        """
+        if start == 0:
+            return keys, values
+        capacity = self.capacities[layer]
+        slices = ring_slices(max(0, start - (capacity - 1)), start, capacity)
+        old_keys = [self.keys[layer][slot, part] for part in slices]
+        old_values = [self.values[layer][slot, part] for part in slices]
+        return torch.cat([*old_keys, keys]), torch.cat([*old_values, values])
 
     def load(self, slot: int, cache: "DynamicCache") -> None:
         """Copy a stock cache of one sequence into a slot.
 
-        A sliding layer's cache holds only the newest tokens; they go to their own positions. What
-        stands before them lies outside every later query's window.
+        A sliding layer's cache holds only the newest tokens; they go to their own places. What
+        stood before them lies outside every later query's window.
         """
         num_tokens = cache.get_seq_length()
         for layer, stored in enumerate(cache.layers):
             assert isinstance(stored, CacheLayerMixin)
             assert stored.keys is not None
             assert stored.values is not None
-            where = slice(num_tokens - stored.keys.shape[-2], num_tokens)
-            self.keys[layer][slot, where] = stored.keys[0].transpose(0, 1)
-            self.values[layer][slot, where] = stored.values[0].transpose(0, 1)
+            keys, values = stored.keys[0].transpose(0, 1), stored.values[0].transpose(0, 1)
+            self.write_chunk(layer, slot, num_tokens - len(keys), keys, values)
 
-    def move(self, move: SlotMove) -> None:
-        """Move one slot's tokens into another, which is free; the source is free afterwards."""
-        for tensor in self._tensors():
-            tensor[move.target, : move.length] = tensor[move.source, : move.length]
-        self.wipe(move.source, move.length)
+    def apply(self, edits: Iterable[SlotEdit]) -> None:
+        """Carry out what the scheduler has decided, in order."""
+        for edit in edits:
+            for tensor in self._tensors():
+                _edit(tensor, edit)
 
-    def wipe(self, slot: int, length: int) -> None:
-        """Zero a slot's tokens, as one that is free must be: they may be NaN or infinity."""
-        for tensor in self._tensors():
-            tensor[slot, :length].zero_()
-
-    def _tensors(self) -> Iterable[torch.Tensor]:
+    def _tensors(self) -> Iterator[torch.Tensor]:
         yield from self.keys
         yield from self.values
+
+
+def ring_slices(first: int, end: int, capacity: int) -> tuple[slice, slice]:
+    """Return where the tokens `first` .. `end`-1 stand: up to the ring's end, and from its start.
+
+    There are at most `capacity` of them; either slice may be empty.
+    """
+    at = first % capacity
+    num_before = min(end - first, capacity - at)
+    return slice(at, at + num_before), slice(0, end - first - num_before)
+
+
+def _edit(tensor: torch.Tensor, edit: SlotEdit) -> None:
+    """Edit one layer's keys or values; slicing ends where a ring is shorter than the edit."""
+    match edit:
+        case SlotSwap(first, second, length):
+            held = tensor[first, :length].clone()
+            tensor[first, :length] = tensor[second, :length]
+            tensor[second, :length] = held
+        case SlotCopy(source, target, length):
+            tensor[target, :length] = tensor[source, :length]
+        case SlotWipe(slot, start, end):
+            tensor[slot, start:end].zero_()

@@ -26,5 +26,5 @@ def memory_demand(
             num_seqs=max_num_seqs,
             itemsize=dtype.itemsize,
         ),
-        slot_bytes=KVShape.of(config, dtype).bytes_per_token * max_model_len,
+        slot_bytes=KVShape.of(config, dtype).slot_bytes(max_model_len),
     )

@@ -5,12 +5,11 @@ positions tell some more. What only a pass over the slots shows is found when th
 """
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.cache_utils import get_layer_types_and_kwargs
 
 SUPPORTED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
@@ -162,32 +161,15 @@ def _rope_parameters(text: PreTrainedConfig) -> Iterator[Mapping[str, Any]]:
     yield from nested or [rope]
 
 
-def check_layers(
-    text: PreTrainedConfig, windows: Mapping[int, int | None], max_model_len: int
-) -> None:
-    """Refuse a model whose layers did not attend as its configuration says.
-
-    Args:
-        text: The configuration of the language model.
-        windows: The layers that attended over their slots, each with its sliding window.
-        max_model_len: Tokens in a slot; a window of as many is none.
+def check_layers(text: PreTrainedConfig, visited_layers: Set[int]) -> None:
+    """Refuse a model of which not every layer has attended over its slots.
 
     Raises:
         UnsupportedModelError: Names the layers.
     """
-    silent = set(range(text.num_hidden_layers)) - windows.keys()
+    silent = set(range(text.num_hidden_layers)) - visited_layers
     if silent:
         raise UnsupportedModelError(
             f"layers {sorted(silent)} keep their state elsewhere than in keys and values, or have "
             "an attention of their own"
         )
-    for layer, options in enumerate(get_layer_types_and_kwargs(text)[1]):
-        said, seen = (
-            min(window or max_model_len, max_model_len)
-            for window in (options.get("sliding_window"), windows[layer])
-        )
-        if said != seen:
-            raise UnsupportedModelError(
-                f"layer {layer} attends to {seen} tokens, but by the configuration its sliding "
-                f"window is {said}"
-            )

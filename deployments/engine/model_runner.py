@@ -3,8 +3,9 @@
 Packs the decode rows and the text prefill chunks into a single row [1, n]; prompts with images go
 through the model's stock forward, one by one, and their cache is copied into the slot.
 
-Running the same tokens again writes the same keys and values, so a step that failed may be run
-again in parts.
+A step that failed may be run again in parts: the same tokens write the same keys and values to the
+same places. But where a layer holds only its window, a chunk may have taken the place of what its
+own beginning sees; the step guard lets such a sequence start over.
 """
 
 from collections.abc import Iterator
@@ -14,8 +15,8 @@ from dataclasses import dataclass
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from deployments.engine.attention import READ_BUCKET, ChunkRows, PackedStep
 from deployments.engine.kv_slots import KVSlots
+from deployments.engine.packed_step import ChunkRows, PackedStep
 from deployments.engine.scheduler import PrefillChunk, StepPlan
 from deployments.engine.sequence import Sequence
 
@@ -52,7 +53,7 @@ class ModelRunner:
         self._model = model
         self._kv = kv
         self._text_config = model.config.get_text_config()
-        self.visited_layers: dict[int, int | None] = {}
+        self.visited_layers: set[int] = set()
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepLogits | None:
@@ -65,17 +66,19 @@ class ModelRunner:
         return StepLogits.join([part for part in parts if part.sequences])
 
     def _run_packed(self, plan: StepPlan) -> StepLogits:
-        device = self._kv.keys[0].device
-        step, token_ids = self._pack(plan)
+        device = self._kv.device
+        step = self._pack(plan)
+        token_ids = [row.sequence.token_ids[-1] for row in plan.decode]
+        positions = list(step.decode_positions)
         due = [(row.sequence, i) for i, row in enumerate(plan.decode)]
-        due += [
-            (chunk.sequence, rows.rows.stop - 1)
-            for chunk, rows in zip(plan.prefill, step.chunks, strict=True)
-            if chunk.end == len(chunk.sequence.token_ids)
-        ]
+        for chunk, rows in zip(plan.prefill, step.chunks, strict=True):
+            token_ids += chunk.sequence.token_ids[chunk.start : chunk.end]
+            positions += range(chunk.start, chunk.end)
+            if chunk.end == len(chunk.sequence.token_ids):
+                due.append((chunk.sequence, rows.rows.stop - 1))
         output = self._model(
             input_ids=torch.tensor([token_ids], device=device),
-            position_ids=step.positions[None],
+            position_ids=torch.tensor([positions], device=device),
             use_cache=False,
             logits_to_keep=torch.tensor([row for _, row in due], dtype=torch.long, device=device),
             packed_step=step,
@@ -85,37 +88,23 @@ class ModelRunner:
             raise ValueError("the model does not know logits_to_keep")
         return StepLogits(tuple(sequence for sequence, _ in due), output.logits[0].float())
 
-    def _pack(self, plan: StepPlan) -> tuple[PackedStep, list[int]]:
+    def _pack(self, plan: StepPlan) -> PackedStep:
         """Lay out the rows: decode rows first, in the order of their slots, then the chunks."""
-        token_ids = [row.sequence.token_ids[-1] for row in plan.decode]
-        positions = [row.sequence.num_computed_tokens for row in plan.decode]
-        slots = [row.slot for row in plan.decode]
-        num_decode = len(slots)
-        longest = max(positions, default=-1) + 1
-        chunks = []
+        chunks, first_row = list[ChunkRows](), len(plan.decode)
         for chunk in plan.prefill:
-            chunks.append(ChunkRows(len(token_ids), chunk.slot, chunk.start, chunk.end))
-            token_ids += chunk.sequence.token_ids[chunk.start : chunk.end]
-            positions += range(chunk.start, chunk.end)
-            slots += [chunk.slot] * (chunk.end - chunk.start)
-        device = self._kv.keys[0].device
-        slots_tensor = torch.tensor(slots, device=device)
-        is_view = slots[:num_decode] == list(range(num_decode))
-        step = PackedStep(
+            chunks.append(ChunkRows(first_row, chunk.slot, chunk.start, chunk.end))
+            first_row += chunk.end - chunk.start
+        return PackedStep(
             kv=self._kv,
-            slots=slots_tensor,
-            positions=torch.tensor(positions, device=device),
-            num_decode=num_decode,
-            decode_slots=None if is_view else slots_tensor[:num_decode],
-            read_length=min(-(-longest // READ_BUCKET) * READ_BUCKET, self._kv.max_model_len),
+            decode_slots=tuple(row.slot for row in plan.decode),
+            decode_positions=tuple(row.sequence.num_computed_tokens for row in plan.decode),
             chunks=tuple(chunks),
         )
-        return step, token_ids
 
     def _run_stock(self, chunk: PrefillChunk) -> StepLogits:
         """Prefill a whole prompt with images."""
         sequence = chunk.sequence
-        device = self._kv.keys[0].device
+        device = self._kv.device
         inputs = {name: t.to(device) for name, t in sequence.request.model_inputs.items()}
         num_generated = len(sequence.token_ids) - sequence.num_prompt_tokens
         if "token_type_ids" in inputs:

@@ -58,6 +58,8 @@ class TextDelta:
         error: What went wrong, with `FinishReason.ERROR` alone.
         logprobs: One for each of `token_ids` if they were asked for, else none. They come with
             their ids, also where the text is held back or, at the end, cut off.
+        num_cached_tokens: On the first delta alone: tokens of the prompt that were not computed
+            but taken over from another sequence that begins alike.
     """
 
     token_ids: tuple[int, ...]
@@ -65,3 +67,4 @@ class TextDelta:
     finish_reason: FinishReason | None = None
     error: str | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
+    num_cached_tokens: int = 0

@@ -1,12 +1,15 @@
 """Which tokens run in the next step.
 
-Owns the waiting line and the slots' occupancy. It decides and returns: no tensors, no I/O.
+Owns the waiting line; the slots' occupancy is the slot table's. It decides and returns: no tensors,
+no I/O.
 
 Policy: every decoding sequence gets its one token; what is left of the step's token budget goes to
 prefill chunks, those begun first, then the waiting line, oldest first. A prompt with images can't
 be cut, so it runs when it fits into what is left, or when nothing else was prefilled in the step.
 
-The running sequences always hold the slots 0 .. n-1: when one leaves, the last takes its place.
+A sequence that is admitted takes over the longest prefix that any slot has of it. The line waits
+while somebody is computing more of what its first one needs, so that a burst of prompts that begin
+alike computes their beginning once.
 
 When memory is short, the engine lowers `max_step_tokens`. Each running sequence needs one token of
 a step, so the newest beyond that number are preempted: they go back to their place in the line.
@@ -17,7 +20,9 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from deployments.engine.sequence import Sequence, SequenceEvent, SequenceState
+from deployments.engine.sequence import Sequence, SequenceState
+from deployments.engine.slot_edits import SlotEdit
+from deployments.engine.slot_table import SlotTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +45,19 @@ class DecodeRow:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What one step runs; decode rows in the order of their slots."""
+    """What one step runs.
+
+    Attributes:
+        decode: In the order of their slots.
+        prefill: At most one chunk of each sequence.
+        edits: What has to be done to the slots before.
+        admitted: The sequences that were given a slot.
+    """
 
     decode: tuple[DecodeRow, ...]
     prefill: tuple[PrefillChunk, ...]
+    edits: tuple[SlotEdit, ...] = ()
+    admitted: tuple[Sequence, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -51,33 +65,34 @@ class StepPlan:
         return len(self.decode) + sum(chunk.end - chunk.start for chunk in self.prefill)
 
 
-@dataclass(frozen=True, slots=True)
-class SlotMove:
-    """Copy the keys and values of `length` tokens from one slot to another."""
-
-    source: int
-    target: int
-    length: int
-
-
 class Scheduler:
     """FIFO admission into slots under a token budget."""
 
-    def __init__(self, *, max_num_seqs: int, max_batched_tokens: int) -> None:
+    def __init__(
+        self,
+        *,
+        max_num_seqs: int,
+        max_batched_tokens: int,
+        unwrapped_length: int,
+        prefix_caching: bool = True,
+    ) -> None:
         """Start empty.
 
         Args:
             max_num_seqs: Number of slots.
             max_batched_tokens: Most tokens in one step; at least max_num_seqs. `max_step_tokens`
                 starts there and may be set lower, to 1 or more.
+            unwrapped_length: See `SlotTable`.
+            prefix_caching: Whether sequences share the prefixes that they have in common.
         """
         if max_batched_tokens < max_num_seqs:
             raise ValueError("max_batched_tokens must be at least max_num_seqs")
-        self._max_num_seqs = max_num_seqs
         self.max_step_tokens = max_batched_tokens
         self._waiting: deque[Sequence] = deque()
-        self._running: list[Sequence] = []
         self._num_arrivals = 0
+        self._table = SlotTable(
+            num_slots=max_num_seqs, unwrapped_length=unwrapped_length, retains=prefix_caching
+        )
 
     @property
     def num_waiting(self) -> int:
@@ -87,12 +102,12 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         """Sequences that hold a slot."""
-        return len(self._running)
+        return len(self._table.running)
 
     @property
     def running(self) -> tuple[Sequence, ...]:
         """Sequences that hold a slot, in the order of their slots."""
-        return tuple(self._running)
+        return tuple(self._table.running)
 
     @property
     def waiting(self) -> tuple[Sequence, ...]:
@@ -100,9 +115,14 @@ class Scheduler:
         return tuple(self._waiting)
 
     @property
+    def num_tokens_by_slot(self) -> tuple[int, ...]:
+        """See `SlotTable`."""
+        return self._table.num_tokens_by_slot
+
+    @property
     def excess(self) -> list[Sequence]:
         """Running sequences beyond what a step may run: the newest, newest first."""
-        oldest_first = sorted(self._running, key=lambda sequence: sequence.arrival)
+        oldest_first = sorted(self._table.running, key=lambda sequence: sequence.arrival)
         return oldest_first[self.max_step_tokens :][::-1]
 
     def add(self, sequence: Sequence) -> None:
@@ -115,21 +135,32 @@ class Scheduler:
         """Admit what fits and return the next step's work."""
         decode = tuple(
             DecodeRow(sequence, slot)
-            for slot, sequence in enumerate(self._running)
+            for slot, sequence in enumerate(self._table.running)
             if sequence.state is SequenceState.DECODING
         )
-        return StepPlan(decode, tuple(self._prefill(self.max_step_tokens - len(decode))))
+        edits: list[SlotEdit] = []
+        num_before = self.num_running
+        prefill = tuple(self._prefill(self.max_step_tokens - len(decode), edits))
+        admitted = self._table.running[num_before:]
+        return StepPlan(decode, prefill, tuple(edits), tuple(admitted))
 
-    def _prefill(self, budget: int) -> Iterator[PrefillChunk]:
+    def _prefill(self, budget: int, edits: list[SlotEdit]) -> Iterator[PrefillChunk]:
         is_first = True
         for slot, sequence in self._candidates():
+            prefix = None
             num_tokens = sequence.num_uncomputed_tokens
+            if sequence.state is SequenceState.WAITING:
+                prefix = self._table.find_prefix(sequence)
+                if self._table.is_prefix_coming(sequence, prefix):
+                    return
+                num_tokens -= prefix.num_tokens if prefix else 0
             if sequence.is_divisible:
                 num_tokens = min(num_tokens, budget)
             if num_tokens == 0 or (num_tokens > budget and not is_first):
                 return
             if sequence.state is SequenceState.WAITING:
-                self._admit(sequence)
+                sequence.admit(num_cached_tokens=prefix.num_tokens if prefix else 0)
+                edits += self._table.admit(self._waiting.popleft(), prefix)
             start = sequence.num_computed_tokens
             yield PrefillChunk(sequence, slot, start, start + num_tokens)
             budget = max(0, budget - num_tokens)
@@ -137,54 +168,36 @@ class Scheduler:
 
     def _candidates(self) -> Iterator[tuple[int, Sequence]]:
         """Yield what could be prefilled, with its slot; the caller admits before it goes on."""
-        for slot, sequence in enumerate(self._running):
+        for slot, sequence in enumerate(self._table.running):
             if sequence.state is SequenceState.PREFILLING:
                 yield slot, sequence
-        most = min(self._max_num_seqs, self.max_step_tokens)
-        while self._waiting and len(self._running) < most:
-            yield len(self._running), self._waiting[0]
-
-    def _admit(self, sequence: Sequence) -> None:
-        sequence.handle(SequenceEvent.ADMIT)
-        self._waiting.popleft()
-        self._running.append(sequence)
+        while self._waiting and self._table.has_room and self.num_running < self.max_step_tokens:
+            yield self.num_running, self._waiting[0]
 
     def slot_of(self, sequence: Sequence) -> int | None:
         """Return the sequence's slot, or None while it waits."""
-        return next((i for i, other in enumerate(self._running) if other is sequence), None)
+        return self._table.slot_of(sequence)
 
-    def remove(self, sequence: Sequence) -> SlotMove | None:
-        """Let a sequence go; return the move that closes its gap, if one is needed.
+    def remove(self, sequence: Sequence) -> tuple[SlotEdit, ...]:
+        """Let a sequence go that has finished; return what has to be done to the slots.
 
         Raises:
             ValueError: The sequence is neither running nor waiting.
         """
-        slot = self.slot_of(sequence)
-        if slot is None:
+        if self.slot_of(sequence) is None:
             self._waiting.remove(sequence)
-            return None
-        return self._vacate(slot)
+            return ()
+        return tuple(self._table.remove(sequence))
 
-    def preempt(self, sequence: Sequence) -> SlotMove | None:
+    def preempt(self, sequence: Sequence) -> tuple[SlotEdit, ...]:
         """Send a running sequence back to its place in the waiting line, to be computed anew.
 
         Returns:
-            The move that closes its gap, if one is needed.
+            What closes its gap and cleans its slot.
 
         Raises:
             IllegalTransitionError: The sequence is not running; nothing was changed.
         """
         sequence.preempt()
-        slot = self.slot_of(sequence)
-        assert slot is not None
         insort(self._waiting, sequence, key=lambda other: other.arrival)
-        return self._vacate(slot)
-
-    def _vacate(self, slot: int) -> SlotMove | None:
-        """Let the last running sequence take this slot."""
-        last = self._running.pop()
-        if slot == len(self._running):
-            return None
-        self._running[slot] = last
-        # All that may have been written, what a failed step has left included.
-        return SlotMove(len(self._running), slot, len(last.token_ids))
+        return tuple(self._table.remove(sequence))

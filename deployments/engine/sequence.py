@@ -82,6 +82,7 @@ class Sequence:
     Attributes:
         token_ids: Prompt and generated token ids.
         num_computed_tokens: How many of them have their keys and values in the slot.
+        num_cached_tokens: How many of the prompt's were taken from another sequence, at admission.
         max_num_tokens: The length at which the sequence ends.
         stop_token_ids: Ids that end it, the model's own included unless they are ignored.
         arrival: Its place among all that were ever added to a scheduler; a lower one is older.
@@ -89,6 +90,8 @@ class Sequence:
             up, its chunks run in forward passes of their own.
         history: What its penalties look at; None if it has none.
         finish_reason: Set once, with the transition to FINISHED.
+        is_sound: Set with it: whether all logits that its keys and values have led to, one row at
+            least, were finite.
     """
 
     __slots__ = (
@@ -96,8 +99,10 @@ class Sequence:
         "arrival",
         "finish_reason",
         "history",
+        "is_sound",
         "is_suspect",
         "max_num_tokens",
+        "num_cached_tokens",
         "num_computed_tokens",
         "num_prompt_tokens",
         "request",
@@ -120,6 +125,7 @@ class Sequence:
         self.token_ids = [*request.prompt_token_ids, *request.generated_token_ids]
         self.num_prompt_tokens = len(request.prompt_token_ids)
         self.num_computed_tokens = 0
+        self.num_cached_tokens = 0
         self.max_num_tokens = max_model_len
         if params.max_tokens is not None:
             self.max_num_tokens = min(max_model_len, self.num_prompt_tokens + params.max_tokens)
@@ -135,6 +141,7 @@ class Sequence:
                 request.generated_token_ids,
             )
         self.finish_reason: FinishReason | None = None
+        self.is_sound = False
         self._state = SequenceState.WAITING
 
     @property
@@ -163,6 +170,18 @@ class Sequence:
         num_generated = len(self.token_ids) - self.num_prompt_tokens
         is_early = num_generated < self.request.params.min_tokens
         return self.stop_token_ids if is_early else frozenset()
+
+    @property
+    def num_new_tokens(self) -> int:
+        """Tokens that were generated since the request."""
+        num_given = self.num_prompt_tokens + len(self.request.generated_token_ids)
+        return len(self.token_ids) - num_given
+
+    def admit(self, *, num_cached_tokens: int = 0) -> None:
+        """Start to be prefilled, behind as many tokens as stand in the slot already."""
+        self.handle(SequenceEvent.ADMIT)
+        self.num_computed_tokens = num_cached_tokens
+        self.num_cached_tokens = min(num_cached_tokens, self.num_prompt_tokens)
 
     def handle(self, event: SequenceEvent) -> None:
         """Move to the next state.
@@ -195,5 +214,7 @@ class Sequence:
 
     def finish(self, reason: FinishReason) -> None:
         """End the sequence for this reason."""
+        was_decoding = self._state is SequenceState.DECODING
         self.handle(SequenceEvent.FINISH)
+        self.is_sound = was_decoding and reason is not FinishReason.ERROR
         self.finish_reason = reason

@@ -4,11 +4,26 @@ Gemma 2 squeezes its scores through a tanh before the mask and the softmax. torc
 such thing, so it is written out here, a piece of the queries at a time.
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 MAX_SCORES = 2**22
 """Scores that exist at once, over all heads: a long prefill is cut into pieces of as many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """How the scores are made of queries and keys.
+
+    Attributes:
+        scale: Factor on the products; None means head_dim ** -0.5.
+        softcap: Bound of the scores; None means no bound.
+    """
+
+    scale: float | None
+    softcap: float | None
 
 
 def attend(
@@ -18,8 +33,7 @@ def attend(
     *,
     attn_mask: torch.Tensor | None,
     is_causal: bool,
-    scale: float | None,
-    softcap: float | None,
+    scores: Scores,
 ) -> torch.Tensor:
     """Attend as torch's `scaled_dot_product_attention` does, with softcapped scores if asked to.
 
@@ -29,19 +43,18 @@ def attend(
         value: As key.
         attn_mask: Bool, what each query sees, broadcast to [a, b, m, n]; None lets it see all.
         is_causal: The first query sees the first key alone, the next one more; needs m = n.
-        scale: Factor on the scores; None means head_dim ** -0.5.
-        softcap: Bound of the scores; None means no bound.
+        scores: How scores are made.
 
     Returns:
         [a, b, m, head_dim].
     """
-    if softcap is None:
+    if scores.softcap is None:
         return scaled_dot_product_attention(
-            query, key, value, attn_mask=attn_mask, is_causal=is_causal, scale=scale
+            query, key, value, attn_mask=attn_mask, is_causal=is_causal, scale=scores.scale
         )
     num_groups, num_queries, head_dim = query.shape[1:]
     num_keys = key.shape[-2]
-    scale = head_dim**-0.5 if scale is None else scale
+    scale = head_dim**-0.5 if scores.scale is None else scores.scale
     piece = max(1, MAX_SCORES // (query.shape[0] * num_groups * num_keys))
     output = torch.empty_like(query)
     for start in range(0, num_queries, piece):
@@ -50,7 +63,7 @@ def attend(
             mask: torch.Tensor | None = _causal_mask(rows, num_keys, query.device)
         else:
             mask = _mask_of(rows, attn_mask)
-        output[:, :, rows] = _softcapped(query[:, :, rows], key, value, mask, scale, softcap)
+        output[:, :, rows] = _softcapped(query[:, :, rows], key, value, mask, scale, scores.softcap)
     return output
 
 

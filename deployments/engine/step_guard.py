@@ -61,20 +61,19 @@ class StepGuard:
         self,
         run: Callable[[StepPlan], StepLogits | None],
         device: torch.device,
-        *,
-        overwrites: bool = False,
+        unwrapped_length: int,
     ) -> None:
         """Take what runs a plan.
 
         Args:
             run: Runs a plan; it may be called again with parts of one that raised.
             device: Where it runs.
-            overwrites: Whether slots overwrite old positions with new ones, so that a chunk that
-                does not begin at 0 may not run twice.
+            unwrapped_length: Tokens up to which a slot overwrites none of a sequence's by newer
+                ones; a chunk beyond that, unless it begins at 0, may not run twice.
         """
         self._run = run
         self._device = device
-        self._overwrites = overwrites
+        self._unwrapped_length = unwrapped_length
 
     def run(self, plan: StepPlan) -> StepOutcome:
         """Run what can be run of a plan.
@@ -152,9 +151,9 @@ class StepGuard:
         A single token may: what it overwrites lies outside its own window.
         """
         return (
-            not self._overwrites
-            or isinstance(row, DecodeRow)
+            isinstance(row, DecodeRow)
             or row.start == 0
+            or row.end <= self._unwrapped_length
             or row.end - row.start == 1
         )
 

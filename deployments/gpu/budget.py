@@ -3,7 +3,7 @@
     budget = share x total x (1 - headroom) - weights - activations
 
 Source for the bytes of a token: keys and values, per layer and per KV head (not per query head),
-`deployments.engine.kv_slots.KVShape.bytes_per_token`.
+`deployments.engine.kv_slots.KVShape.slot_bytes`.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class MemoryDemand:
     Attributes:
         weight_bytes: The weights.
         activation_bytes: The peak of a step beside weights and slots.
-        slot_bytes: One KV slot: max_model_len tokens in all layers.
+        slot_bytes: One KV slot: max_model_len tokens in all layers, or as many as a layer's window.
     """
 
     weight_bytes: int

@@ -17,6 +17,8 @@ NAMES = {
     "e2e_request_latency_seconds",
     "prompt_tokens_total",
     "generation_tokens_total",
+    "prefix_cache_queries_total",
+    "prefix_cache_hits_total",
     "request_success_total",
 }
 """What dashboards ask for; see docs on metrics before changing one."""
@@ -113,6 +115,14 @@ def test_usage_is_the_part_of_the_slots_that_run(recorder: Recorder) -> None:
     assert recorder.values["num_requests_running"] == [2]
     assert recorder.values["num_requests_waiting"] == [5]
     assert recorder.values["kv_cache_usage_perc"] == [0.25]
+
+
+def test_reused_tokens_are_counted_once_however_often_one_looks(recorder: Recorder) -> None:
+    made = ReplicaMetrics(8)
+    for num_prompt_tokens, num_cached_tokens in ((0, 0), (50, 0), (50, 0), (120, 40)):
+        made.observe_engine(EngineStats(1, 0, 1, num_prompt_tokens, num_cached_tokens))
+    assert recorder.values["prefix_cache_queries_total"] == [50, 70]
+    assert recorder.values["prefix_cache_hits_total"] == [40]
 
 
 def test_a_stream_is_timed_from_its_arrival(recorder: Recorder, now: Now) -> None:

@@ -288,3 +288,17 @@ def test_a_folder_without_a_model_is_refused_in_one_line(tmp_path: Path) -> None
 def test_a_model_that_does_not_fit_is_refused_with_what_to_change(folder: Path) -> None:
     with pytest.raises(DeviceMemoryError, match="lower max_model_len"):
         TextGenerator(spec(folder, max_model_len=10**12))
+
+
+@pytest.mark.parametrize(("prefix_caching", "num_cached"), [(True, 39), (False, 0)])
+async def test_a_prompt_that_was_seen_is_reused_unless_that_is_off(
+    folder: Path, prefix_caching: bool, num_cached: int
+) -> None:
+    generator = TextGenerator(spec(folder, prefix_caching=prefix_caching))
+    deltas = [
+        await collect(generator, GenerationRequest(name, "x" * 40, SamplingParams(max_tokens=2)))
+        for name in ("first", "second")
+    ]
+    found = [sum(delta.num_cached_tokens for delta in each) for each in deltas]
+    assert found == [0, num_cached]
+    generator.__del__()

@@ -9,12 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deployments.engine.attention import (
-    ChunkRows,
-    PackedStep,
     slot_attention,
 )
 from deployments.engine.attention_call import UnsupportedAttentionError
 from deployments.engine.kv_slots import KVShape, KVSlots
+from deployments.engine.packed_step import ChunkRows, PackedStep
 
 LAYER = cast("torch.nn.Module", SimpleNamespace(layer_idx=1, is_causal=True))
 NUM_SLOTS, LENGTH, HEAD_DIM = 5, 80, 4
@@ -59,52 +58,65 @@ def reference(
 class Packing:
     """Random tensors for some parts, packed as the model runner packs them."""
 
-    def __init__(self, parts: list[Part], num_kv_heads: int, group: int, seed: int) -> None:
+    def __init__(
+        self,
+        parts: list[Part],
+        num_kv_heads: int,
+        group: int,
+        seed: int,
+        window: int | None = None,
+    ) -> None:
         torch.manual_seed(seed)
         self.parts = sorted(parts, key=lambda part: (not part.is_decode, part.slot))
-        shape = KVShape(2, num_kv_heads, HEAD_DIM, torch.float32)
+        self.window = window
+        shape = KVShape((None, window), num_kv_heads, HEAD_DIM, torch.float32)
         self.kv = KVSlots(
             shape, num_slots=NUM_SLOTS, max_model_len=LENGTH, device=torch.device("cpu")
         )
+        self.capacity = self.kv.capacities[1]
         num_rows = sum(part.num_new for part in parts)
         self.query = torch.randn(num_rows, num_kv_heads * group, HEAD_DIM)
         self.key = torch.randn(num_rows, num_kv_heads, HEAD_DIM)
         self.value = torch.randn(num_rows, num_kv_heads, HEAD_DIM)
-        for tensor in (self.kv.keys[1], self.kv.values[1]):
+        self.past = {
+            part.slot: torch.randn(2, part.num_stored, num_kv_heads, HEAD_DIM) for part in parts
+        }
+        for index, tensor in enumerate(self.stored):
             # What other sequences left behind must change nothing.
             tensor.copy_(torch.randn(tensor.shape) * 10)
+            for slot, past in self.past.items():
+                self.store(tensor, slot, past[index])
+
+    def store(self, tensor: torch.Tensor, slot: int, tokens: torch.Tensor) -> None:
+        """Store a whole sequence's tokens one by one."""
+        for position, token in enumerate(tokens):
+            tensor[slot, position % self.capacity] = token
 
     def step(self) -> PackedStep:
-        slots, positions, chunks = list[int](), list[int](), list[ChunkRows]()
-        for part in self.parts:
-            end = part.num_stored + part.num_new
-            if not part.is_decode:
-                chunks.append(ChunkRows(len(slots), part.slot, part.num_stored, end))
-            slots += [part.slot] * part.num_new
-            positions += range(part.num_stored, end)
         decode = [part for part in self.parts if part.is_decode]
-        decode_slots = [part.slot for part in decode]
-        is_view = decode_slots == list(range(len(decode)))
+        chunks, row = list[ChunkRows](), len(decode)
+        for part in self.parts[len(decode) :]:
+            end = part.num_stored + part.num_new
+            chunks.append(ChunkRows(row, part.slot, part.num_stored, end))
+            row += part.num_new
         return PackedStep(
             kv=self.kv,
-            slots=torch.tensor(slots),
-            positions=torch.tensor(positions),
-            num_decode=len(decode),
-            decode_slots=None if is_view else torch.tensor(decode_slots),
-            read_length=max((part.num_stored + 1 for part in decode), default=0),
+            decode_slots=tuple(part.slot for part in decode),
+            decode_positions=tuple(part.num_stored for part in decode),
             chunks=tuple(chunks),
         )
 
-    def expected(
-        self, scale: float, window: int | None, softcap: float | None = None
-    ) -> torch.Tensor:
+    def whole(self, part: Part, row: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return all keys and values of a part's sequence, whose new rows start at `row`."""
+        keys, values = self.past[part.slot]
+        rows = slice(row, row + part.num_new)
+        return torch.cat([keys, self.key[rows]]), torch.cat([values, self.value[rows]])
+
+    def expected(self, scale: float, softcap: float | None = None) -> torch.Tensor:
         outputs, row = list[torch.Tensor](), 0
         for part in self.parts:
-            rows = slice(row, row + part.num_new)
-            stored = [t[part.slot, : part.num_stored].clone() for t in self.stored]
-            keys = torch.cat([stored[0], self.key[rows]])
-            values = torch.cat([stored[1], self.value[rows]])
-            outputs.append(reference(self.query[rows], keys, values, scale, window, softcap))
+            query = self.query[row : row + part.num_new]
+            outputs.append(reference(query, *self.whole(part, row), scale, self.window, softcap))
             row += part.num_new
         return torch.cat(outputs)
 
@@ -120,9 +132,10 @@ class Packing:
 
     def attend(self, **arguments: Any) -> torch.Tensor:
         step = self.step()
+        arguments = {"sliding_window": self.window, **arguments}
         output, scores = slot_attention(LAYER, *self.packed, None, packed_step=step, **arguments)
         assert scores is None
-        assert step.visited_layers == {1: arguments.get("sliding_window")}
+        assert step.visited_layers == {1}
         return output[0]
 
 
@@ -153,26 +166,46 @@ def test_any_packing_equals_plain_attention(
     scale: float | None,
     softcap: float | None,
 ) -> None:
-    packing = Packing(random_parts(Random(seed)), num_kv_heads, group, seed)
-    expected = packing.expected(scale or HEAD_DIM**-0.5, window, softcap)
-    output = packing.attend(scaling=scale, sliding_window=window, softcap=softcap)
+    packing = Packing(random_parts(Random(seed)), num_kv_heads, group, seed, window)
+    expected = packing.expected(scale or HEAD_DIM**-0.5, softcap)
+    output = packing.attend(scaling=scale, softcap=softcap)
     torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-4)
+    row = 0
+    for part in packing.parts:
+        for stored, whole in zip(packing.stored, packing.whole(part, row), strict=True):
+            kept = stored.clone()
+            packing.store(kept, part.slot, whole)
+            assert torch.equal(stored, kept)
+        row += part.num_new
 
 
-def test_the_new_keys_and_values_are_stored_and_nothing_else_is_touched() -> None:
-    packing = Packing([Part(0, 5, 1, True), Part(3, 2, 4, False)], 2, 1, 0)
+@pytest.mark.parametrize("window", [None, 4])
+def test_the_new_keys_and_values_are_stored_and_nothing_else_is_touched(window: int | None) -> None:
+    packing = Packing([Part(0, 5, 1, True), Part(3, 2, 4, False)], 2, 1, 0, window)
     before = [tensor.clone() for tensor in packing.stored]
     packing.attend()
     for stored, old, new in zip(packing.stored, before, (packing.key, packing.value), strict=True):
-        old[0, 5], old[3, 2:6] = new[0], new[1:]
+        capacity = packing.capacity
+        old[0, 5 % capacity] = new[0]
+        for position, token in enumerate(new[1:], start=2):
+            old[3, position % capacity] = token
         assert torch.equal(stored, old)
     assert not packing.kv.keys[0].any()
 
 
 def test_decode_rows_in_slots_with_gaps_read_their_own() -> None:
     packing = Packing([Part(1, 9, 1, True), Part(4, 3, 1, True)], 1, 2, 3)
-    expected = packing.expected(HEAD_DIM**-0.5, None)
+    expected = packing.expected(HEAD_DIM**-0.5)
     torch.testing.assert_close(packing.attend(), expected)
+
+
+@pytest.mark.parametrize(("made_for", "asked"), [(None, 8), (8, None), (8, 16)])
+def test_a_window_that_the_slots_were_not_made_for_is_refused(
+    made_for: int | None, asked: int | None
+) -> None:
+    packing = Packing([Part(0, 0, 2, False)], 1, 1, 0, made_for)
+    with pytest.raises(UnsupportedAttentionError, match="layer 1 attends to"):
+        packing.attend(sliding_window=asked)
 
 
 def test_what_is_not_known_is_refused() -> None:

@@ -1,12 +1,21 @@
+from collections.abc import Callable
 from dataclasses import replace
 from typing import cast
 
-from transformers import GPT2Config, GPT2LMHeadModel, ProcessorMixin
+import pytest
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, ProcessorMixin
 
 from deployments.engine.memory import memory_demand
 from deployments.engine.model_loader import LoadedModel
 from deployments.gpu.budget import MemoryDemand
-from tests.engine.tiny_models import byte_tokenizer, load, make_engine, qwen2
+from tests.engine.tiny_models import (
+    byte_tokenizer,
+    gemma3,
+    load,
+    make_engine,
+    mistral,
+    qwen2,
+)
 
 
 def demand(loaded: LoadedModel, **changes: int) -> MemoryDemand:
@@ -14,10 +23,18 @@ def demand(loaded: LoadedModel, **changes: int) -> MemoryDemand:
     return memory_demand(loaded, **sizes)
 
 
-def test_a_slot_is_as_large_as_the_engine_makes_it() -> None:
-    loaded = load(qwen2)
+@pytest.mark.parametrize("make_model", [qwen2, mistral, gemma3])
+def test_a_slot_is_as_large_as_the_engine_makes_it(
+    make_model: Callable[[], PreTrainedModel],
+) -> None:
+    loaded = load(make_model)
     engine = make_engine(loaded, num_slots=3, max_model_len=96)
     assert demand(loaded).slot_bytes * 3 == engine.kv_bytes
+
+
+def test_layers_with_a_window_ask_for_no_more_than_their_window() -> None:
+    # A window of 7 in all 3 layers, each with 2 heads of 8 for keys and for values, in float32.
+    assert demand(load(mistral)).slot_bytes == 3 * 7 * 2 * 2 * 8 * 4
 
 
 def test_weights_are_those_of_the_model() -> None:

@@ -5,19 +5,24 @@ from hypothesis import strategies as st
 
 from deployments.engine.output import FinishReason
 from deployments.engine.sampling_params import SamplingParams
-from deployments.engine.scheduler import Scheduler, SlotMove, StepPlan
+from deployments.engine.scheduler import Scheduler, StepPlan
 from deployments.engine.sequence import (
     IllegalTransitionError,
     Sequence,
     SequenceEvent,
     SequenceRequest,
 )
+from deployments.engine.slot_edits import SlotCopy, SlotSwap, SlotWipe
 
 
-def sequence(name: str, num_tokens: int, *, has_images: bool = False) -> Sequence:
+def sequence(
+    name: str, num_tokens: int, *, has_images: bool = False, shares: bool = False
+) -> Sequence:
+    """Return a sequence whose prompt begins as no other's, unless it shares the common one."""
+    first = -1 if shares else 1000 + int.from_bytes(name.encode())
     request = SequenceRequest(
         name,
-        tuple(range(num_tokens)),
+        (first, *range(num_tokens - 1)),
         SamplingParams(),
         model_inputs={"pixel_values": torch.zeros(1)} if has_images else {},
     )
@@ -102,18 +107,20 @@ def test_the_last_takes_the_place_of_one_that_leaves() -> None:
     for each in (a, b, c):
         line.add(each)
     complete(line.schedule())
-    assert line.remove(a) == SlotMove(source=2, target=0, length=3)
+    a.finish(FinishReason.ERROR)
+    assert line.remove(a) == (SlotSwap(first=0, second=2, length=3), SlotWipe(2, 0, 3))
     assert [line.slot_of(each) for each in (a, b, c)] == [None, 1, 0]
-    assert line.remove(b) is None
+    b.finish(FinishReason.ERROR)
+    assert line.remove(b) == (SlotWipe(1, 0, 3),)
 
 
-def test_one_that_waits_leaves_without_a_move() -> None:
+def test_one_that_waits_leaves_the_slots_alone() -> None:
     line = scheduler(num_slots=1)
     running, waiting = sequence("a", 1), sequence("b", 1)
     line.add(running)
     line.add(waiting)
     line.schedule()
-    assert line.remove(waiting) is None
+    assert line.remove(waiting) == ()
     assert (line.num_running, line.num_waiting) == (1, 0)
     assert line.slot_of(running) == 0
 
@@ -168,6 +175,57 @@ def test_a_budget_below_the_slots_is_refused() -> None:
         scheduler(num_slots=4, budget=3)
 
 
+def names(plan: StepPlan) -> list[str]:
+    return [seq.sequence_id for seq in plan.admitted]
+
+
+def test_a_burst_that_begins_alike_computes_its_beginning_once() -> None:
+    line = scheduler(num_slots=4, budget=60)
+    for name in "abc":
+        line.add(sequence(name, 40, shares=True))
+    first = line.schedule()
+    assert (names(first), chunks(first)) == (["a"], [("a", 0, 0, 40)])
+    complete(first)
+    second = line.schedule()
+    assert names(second) == ["b", "c"]
+    assert second.edits == (SlotCopy(0, 1, 39), SlotCopy(0, 2, 39))
+    assert chunks(second) == [("b", 1, 39, 40), ("c", 2, 39, 40)]
+    assert [seq.num_cached_tokens for seq in second.admitted] == [39, 39]
+
+
+def test_whoever_waits_for_a_prefix_goes_on_when_its_source_is_gone() -> None:
+    line = scheduler(num_slots=4, budget=30)
+    source = sequence("a", 90, shares=True)
+    line.add(source)
+    line.add(sequence("b", 80, shares=True))
+    complete(line.schedule())
+    assert names(line.schedule()) == []
+    source.finish(FinishReason.ERROR)
+    line.remove(source)
+    plan = line.schedule()
+    assert chunks(plan) == [("b", 0, 0, 30)]
+
+
+def test_whoever_finds_a_prefix_among_those_that_decode_does_not_wait_for_the_next() -> None:
+    line = scheduler(num_slots=4, budget=60)
+    line.add(sequence("a", 30, shares=True))
+    complete(line.schedule())
+    line.add(sequence("b", 40, shares=True))
+    line.add(sequence("c", 40, shares=True))
+    plan = line.schedule()
+    # b has 10 tokens more in common with c than a has: too few to wait for.
+    assert chunks(plan) == [("b", 1, 30, 40), ("c", 2, 30, 40)]
+
+
+def test_without_prefix_caching_all_compute_their_own() -> None:
+    line = Scheduler(max_num_seqs=3, max_batched_tokens=200, prefix_caching=False)
+    for name in "abc":
+        line.add(sequence(name, 40, shares=True))
+    plan = line.schedule()
+    assert chunks(plan) == [("a", 0, 0, 40), ("b", 1, 0, 40), ("c", 2, 0, 40)]
+    assert plan.edits == ()
+
+
 @given(
     arrivals=st.lists(
         st.tuples(st.integers(1, 25), st.booleans(), st.integers(0, 4)), min_size=1, max_size=12
@@ -205,11 +263,9 @@ def test_every_token_is_computed_once_in_order_and_within_the_budget(
         complete(plan)
         for seq in list(alive):
             if len(seq.token_ids) >= seq.num_prompt_tokens + lifetime[seq.sequence_id]:
-                slot = line.slot_of(seq)
                 seq.finish(FinishReason.LENGTH)
                 alive.remove(seq)
-                move = line.remove(seq)
-                assert move is None or move.target == slot
+                line.remove(seq)
         if not pending and not line.num_running and not line.num_waiting:
             break
     assert sorted(admitted) == list(range(len(arrivals)))

@@ -93,3 +93,34 @@ def test_the_history_holds_what_the_penalties_look_at_and_grows(
     history = seq.history
     found = history and dict(zip(history.token_ids, history.output_counts, strict=True))
     assert found == counts
+
+
+@pytest.mark.parametrize(
+    ("events", "reason", "is_sound"),
+    [
+        ([], FinishReason.ABORT, False),
+        ([SequenceEvent.ADMIT], FinishReason.ABORT, False),
+        ([SequenceEvent.ADMIT, SequenceEvent.PREFILLED], FinishReason.ABORT, True),
+        ([SequenceEvent.ADMIT, SequenceEvent.PREFILLED], FinishReason.STOP, True),
+        ([SequenceEvent.ADMIT, SequenceEvent.PREFILLED], FinishReason.ERROR, False),
+    ],
+)
+def test_only_what_decoded_without_an_error_is_sound(
+    events: list[SequenceEvent], reason: FinishReason, is_sound: bool
+) -> None:
+    request = SequenceRequest("s", (50, 51), SamplingParams())
+    seq = Sequence(request, max_model_len=20, eos_token_ids=frozenset())
+    for event in events:
+        seq.handle(event)
+    seq.finish(reason)
+    assert seq.is_sound is is_sound
+
+
+def test_a_resumed_sequence_counts_new_tokens_and_cached_ones_of_its_prompt_alone() -> None:
+    request = SequenceRequest("s", (50, 51), SamplingParams(), (52, 53))
+    seq = Sequence(request, max_model_len=20, eos_token_ids=frozenset())
+    seq.admit(num_cached_tokens=3)
+    assert (seq.num_computed_tokens, seq.num_cached_tokens) == (3, 2)
+    assert seq.num_new_tokens == 0
+    seq.append(54)
+    assert seq.num_new_tokens == 1

@@ -36,3 +36,9 @@ def test_a_folder_is_found_from_the_project_wherever_the_process_runs(
 def test_what_is_no_folder_is_left_to_the_hub() -> None:
     model = ModelConfig(id="m", source="owner/name")
     assert resolve(model, num_cluster_gpus=0).source == "owner/name"
+
+
+@pytest.mark.parametrize("prefix_caching", [True, False])
+def test_a_replica_is_told_whether_to_share_prefixes(prefix_caching: bool) -> None:
+    model = ModelConfig(id="m", source="org/name", prefix_caching=prefix_caching)
+    assert resolve(model, num_cluster_gpus=0).prefix_caching is prefix_caching

@@ -1,0 +1,157 @@
+"""Conversations with one system prompt, with prefix reuse and without.
+
+Every turn's prompt is all that was said before and a new question, as chat clients send it. All
+conversations ask at once, turn by turn. Rounds with reuse and without alternate, on one model and
+the same threads, and the medians are compared, since machines are noisy. What both answer is
+required to be the same.
+
+The embedded chat model is small and has layers with a window; `--random` takes random weights in
+the shape of six layers of Qwen2-0.5B instead, which have no windows and whose prefill weighs more.
+
+Run: python -m benchmarks.prefix_caching
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from deployments.engine.engine import Engine, EngineLimits
+from deployments.engine.model_loader import LoadedModel, load_model, prepare_model
+from deployments.engine.sampling_params import SamplingParams
+from deployments.engine.sequence import SequenceRequest
+from deployments.gpu.device import num_cores
+
+FOLDER = Path(__file__).resolve().parent.parent / "models/pydoc-chat"
+SYSTEM_TOKENS = 192
+QUESTION_TOKENS = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What a round took: seconds to each turn's first token, and seconds for all of it."""
+
+    first_token_s: Sequence[float]
+    total_s: float
+    answers: tuple[tuple[int, ...], ...]
+
+
+def load(*, is_random: bool) -> LoadedModel:
+    """Return the embedded model, or a random one beside its tokenizer."""
+    loaded = load_model(str(FOLDER), revision=None, dtype="float32", device=torch.device("cpu"))
+    if not is_random:
+        return loaded
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=loaded.text_config.vocab_size,
+        hidden_size=896,
+        intermediate_size=4864,
+        num_hidden_layers=6,
+        num_attention_heads=14,
+        num_key_value_heads=2,
+    )
+    model = Qwen2ForCausalLM(config)
+    prepare_model(model)
+    return LoadedModel(model, loaded.tokenizer, None, frozenset())
+
+
+class Conversations:
+    """Several of them, turn by turn, on one engine."""
+
+    def __init__(self, loaded: LoadedModel, args: argparse.Namespace) -> None:
+        """Take the model and the workload's size."""
+        self._loaded = loaded
+        self._args = args
+        self._params = SamplingParams(temperature=0, max_tokens=args.num_tokens, ignore_eos=True)
+        self._max_model_len = SYSTEM_TOKENS + args.turns * (QUESTION_TOKENS + args.num_tokens)
+
+    def hold(self, *, prefix_caching: bool) -> Round:
+        """Hold all conversations from the start."""
+        random = Random(0)
+        vocab_size = self._loaded.text_config.vocab_size
+
+        def words(count: int) -> tuple[int, ...]:
+            return tuple(random.randrange(10, vocab_size) for _ in range(count))
+
+        limits = EngineLimits(self._args.conversations, self._max_model_len, 512, prefix_caching)
+        engine = Engine(self._loaded, limits)
+        system = words(SYSTEM_TOKENS)
+        said = [system] * self._args.conversations
+        first_token_s: list[float] = []
+        started = time.perf_counter()
+        for _ in range(self._args.turns):
+            prompts = [(*before, *words(QUESTION_TOKENS)) for before in said]
+            answers, waits = self._turn(engine, prompts)
+            said = [(*p, *answer) for p, answer in zip(prompts, answers, strict=True)]
+            first_token_s += waits
+        return Round(first_token_s, time.perf_counter() - started, tuple(said))
+
+    def _turn(
+        self, engine: Engine, prompts: Sequence[tuple[int, ...]]
+    ) -> tuple[list[list[int]], list[float]]:
+        answers: list[list[int]] = [[] for _ in prompts]
+        waits = [0.0] * len(prompts)
+        asked = time.perf_counter()
+        for i, prompt in enumerate(prompts):
+            engine.add(SequenceRequest(str(i), prompt, self._params))
+        while engine.has_work:
+            for name, delta in engine.step():
+                i = int(name)
+                waits[i] = waits[i] or time.perf_counter() - asked
+                answers[i] += delta.token_ids
+        return answers, waits
+
+
+def main() -> None:
+    """Measure and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--conversations", type=int, default=8, help="at once, one slot each")
+    parser.add_argument("--turns", type=int, default=4, help="of each conversation")
+    parser.add_argument("--num-tokens", type=int, default=24, help="tokens of each answer")
+    parser.add_argument("--rounds", type=int, default=3, help="of each, in turn")
+    parser.add_argument("--random", action="store_true", help="random weights in a larger shape")
+    args = parser.parse_args()
+    torch.set_num_threads(num_cores())
+    conversations = Conversations(load(is_random=args.random), args)
+    conversations.hold(prefix_caching=True)  # warm
+    pairs = [
+        (conversations.hold(prefix_caching=False), conversations.hold(prefix_caching=True))
+        for _ in range(args.rounds)
+    ]
+    _require_equal_answers(pairs)
+    table = Table(
+        title=f"{args.conversations} conversations of {args.turns} turns, "
+        f"{torch.get_num_threads()} thread(s), ms"
+    )
+    for column in ("", "computed anew", "prefixes reused", "ratio"):
+        table.add_column(column, justify="right")
+    figures: dict[str, Callable[[Round], float]] = {
+        "time to first token, median": lambda r: statistics.median(r.first_token_s),
+        "time to first token, worst": lambda r: max(r.first_token_s),
+        "total": lambda r: r.total_s,
+    }
+    for name, seconds in figures.items():
+        columns = [(seconds(off), seconds(on)) for off, on in pairs]
+        off, on = (statistics.median(column) for column in zip(*columns, strict=True))
+        ratio = statistics.median(off / on for off, on in columns)
+        table.add_row(name, f"{1000 * off:.0f}", f"{1000 * on:.0f}", f"{ratio:.1f}")
+    Console().print(table)
+
+
+def _require_equal_answers(pairs: Sequence[tuple[Round, Round]]) -> None:
+    """Refuse to compare rounds that did not do the same work."""
+    same = sum(off.answers == on.answers for off, on in pairs)
+    if same < len(pairs):
+        raise SystemExit(f"answers differ in {len(pairs) - same} of {len(pairs)} rounds")
+
+
+if __name__ == "__main__":
+    main()

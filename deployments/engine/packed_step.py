@@ -1,0 +1,146 @@
+"""Where each row of a packed step belongs, and what each of them may see.
+
+Made once a step by the model runner and read by every layer's attention. What layers of the same
+capacity share (places, masks) is made once and kept.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+
+from deployments.engine.decode_spans import CALL_COST_BYTES, RowSpan, split_rows
+from deployments.engine.kv_slots import KVSlots
+
+READ_BUCKET = 64
+"""Decode reads are cut to a sequence's length, rounded up to this many tokens, so that kernels and
+masks meet few different shapes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkRows:
+    """A prefill chunk's place among the packed rows, in its sequence and in the slots."""
+
+    first_row: int
+    slot: int
+    start: int
+    end: int
+
+    @property
+    def rows(self) -> slice:
+        """The chunk's rows."""
+        return slice(self.first_row, self.first_row + self.end - self.start)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeSpan:
+    """Decode rows that attend in one call.
+
+    Attributes:
+        rows: The rows, m of them.
+        slots: Their slots, which are neighbours.
+        read_length: Tokens that the rows read from their slots.
+        mask: [m, 1, 1, read_length], bool, what each row sees of them; None if all see all.
+    """
+
+    rows: slice
+    slots: slice
+    read_length: int
+    mask: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class DecodePlaces:
+    """Where the decode rows write and what they read, in layers of one capacity.
+
+    Attributes:
+        slots: [num_decode], int64, the slot of each row.
+        indices: [num_decode], int64, the place of each row's own token in its slot.
+        spans: The calls in which the rows attend, in order.
+    """
+
+    slots: torch.Tensor
+    indices: torch.Tensor
+    spans: tuple[DecodeSpan, ...]
+
+
+@dataclass(slots=True)
+class PackedStep:
+    """The rows of one step. Decode rows come first.
+
+    Attributes:
+        kv: The slots of all layers.
+        decode_slots: The slot of each decode row.
+        decode_positions: The position of each decode row's token in its sequence.
+        chunks: The prefill chunks.
+        visited_layers: Layers that attended in this step.
+    """
+
+    kv: KVSlots
+    decode_slots: tuple[int, ...]
+    decode_positions: tuple[int, ...]
+    chunks: tuple[ChunkRows, ...]
+    visited_layers: set[int] = field(default_factory=set)
+    _decode_places: dict[int, DecodePlaces] = field(default_factory=dict)
+    _chunk_masks: dict[tuple[ChunkRows, int], torch.Tensor | None] = field(default_factory=dict)
+
+    @property
+    def num_decode(self) -> int:
+        """Decode rows."""
+        return len(self.decode_slots)
+
+    def decode_places(self, capacity: int) -> DecodePlaces:
+        """Return where the decode rows belong in layers of this capacity."""
+        places = self._decode_places.get(capacity)
+        if places is None:
+            places = self._decode_places[capacity] = self._place(capacity)
+        return places
+
+    def _place(self, capacity: int) -> DecodePlaces:
+        device = self.kv.device
+        slots = torch.tensor(self.decode_slots, device=device)
+        positions = torch.tensor(self.decode_positions, device=device)
+        lengths = [
+            min(-(-(position + 1) // READ_BUCKET) * READ_BUCKET, capacity)
+            for position in self.decode_positions
+        ]
+        call_cost = CALL_COST_BYTES[device.type] / self.kv.shape.bytes_per_layer_token
+        spans = split_rows(self.decode_slots, lengths, call_cost)
+        return DecodePlaces(
+            slots, positions % capacity, tuple(self._span(span, positions) for span in spans)
+        )
+
+    def _span(self, span: RowSpan, positions: torch.Tensor) -> DecodeSpan:
+        rows = slice(span.first, span.end)
+        mask = None
+        # A ring that is full holds exactly the window of its newest token, which sees all of it.
+        if min(self.decode_positions[rows]) < span.read_length - 1:
+            places = torch.arange(span.read_length, device=positions.device)
+            mask = (places <= positions[rows, None])[:, None, None]
+        first_slot = self.decode_slots[span.first]
+        slots = slice(first_slot, first_slot + span.end - span.first)
+        return DecodeSpan(rows, slots, span.read_length, mask)
+
+    def chunk_mask(self, chunk: ChunkRows, capacity: int) -> torch.Tensor | None:
+        """Return what a chunk's queries see of what its slot holds and of the chunk itself.
+
+        Args:
+            chunk: One of the chunks.
+            capacity: Tokens that the layer holds, which is also the most that a query sees.
+
+        Returns:
+            [m, t + m], bool, for the t tokens that `KVSlots.joined` puts before the m of the chunk;
+            or None if nothing stands before the chunk and each query sees all up to itself.
+        """
+        key = chunk, capacity
+        if key not in self._chunk_masks:
+            self._chunk_masks[key] = _chunk_mask(chunk, capacity, self.kv.device)
+        return self._chunk_masks[key]
+
+
+def _chunk_mask(chunk: ChunkRows, capacity: int, device: torch.device) -> torch.Tensor | None:
+    if chunk.start == 0 and chunk.end <= capacity:
+        return None
+    first = max(0, chunk.start - (capacity - 1))
+    queries = torch.arange(chunk.start, chunk.end, device=device)[:, None]
+    keys = torch.arange(first, chunk.end, device=device)
+    return (keys <= queries) & (keys > queries - capacity)
