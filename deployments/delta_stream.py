@@ -1,11 +1,12 @@
 """The deltas of one sequence, between the engine's hand-over and the reader of the stream.
 
 The first delta and the last are given to the reader at once. Between them it gets what has gathered
-at most once in an interval: a small model makes a thousand tokens a second, and each message to the
-ingress and on to the client costs as much as a token.
+at most once in an interval: a small model makes thousands of tokens a second, and each message to
+the ingress and on to the client costs more than a token.
 """
 
 import asyncio
+from collections.abc import Callable
 
 from deployments.engine.output import TextDelta
 
@@ -17,11 +18,11 @@ class DeltaStream:
         is_finished: Whether the reader has taken the last delta.
     """
 
-    def __init__(self, interval_s: float = 0.0) -> None:
+    def __init__(self, interval_s: Callable[[], float] = lambda: 0.0) -> None:
         """Start empty.
 
         Args:
-            interval_s: Least time between two takes, but for the last.
+            interval_s: Tells the least time from a take to the next, unless that is the last.
         """
         self.is_finished = False
         self._deltas: list[TextDelta] = []
@@ -46,7 +47,7 @@ class DeltaStream:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._not_before_s = asyncio.get_running_loop().time() + self._interval_s
+        self._not_before_s = asyncio.get_running_loop().time() + self._interval_s()
         taken, self._deltas = self._deltas, []
         self.is_finished = taken[-1].finish_reason is not None
         return taken

@@ -5,6 +5,7 @@ Ray adds the tags of application, deployment and replica, and shows each name as
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 
 from ray.serve.metrics import Counter, Gauge, Histogram
@@ -47,6 +48,7 @@ class ReplicaMetrics:
         self._num_slots = num_slots
         self._num_prompt_tokens = 0
         self._num_cached_tokens = 0
+        self._stats: EngineStats | None = None
         self._gauges = {name: Gauge(name, description=text) for name, text in GAUGES.items()}
         self._counters = {name: Counter(name, description=text) for name, text in COUNTERS.items()}
         self._histograms = {
@@ -60,7 +62,11 @@ class ReplicaMetrics:
         )
 
     def observe_engine(self, stats: EngineStats) -> None:
-        """Record how busy the engine is."""
+        """Record how busy the engine is, where that has changed."""
+        stats = replace(stats, num_steps=0)
+        if stats == self._stats:
+            return
+        self._stats = stats
         self._gauges["num_requests_running"].set(stats.num_running)
         self._gauges["num_requests_waiting"].set(stats.num_waiting)
         self._gauges["kv_cache_usage_perc"].set(stats.num_running / self._num_slots)
