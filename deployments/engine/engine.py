@@ -293,7 +293,7 @@ class Engine:
         del self._detokenizers[sequence.sequence_id]
 
     def warm_up(self) -> None:
-        """Run a prefill and a decode step, and check that every layer attends over its slots.
+        """Run a prefill and a decode step, check that every layer attends over its slots, record.
 
         Raises:
             UnsupportedModelError: The model does something that the engine does not know.
@@ -312,3 +312,4 @@ class Engine:
                 if delta.error is not None:
                     raise UnsupportedModelError(f"the model failed to warm up: {delta.error}")
         check_layers(self._text_config, self._runner.visited_layers)
+        self._runner.record()

@@ -15,8 +15,10 @@ from dataclasses import dataclass
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
+from deployments.engine.forward import Forward, StockForward
 from deployments.engine.kv_slots import KVSlots
 from deployments.engine.packed_step import ChunkRows, PackedStep
+from deployments.engine.recorded_forward import record
 from deployments.engine.scheduler import PrefillChunk, StepPlan
 from deployments.engine.sequence import Sequence
 
@@ -53,7 +55,12 @@ class ModelRunner:
         self._model = model
         self._kv = kv
         self._text_config = model.config.get_text_config()
+        self._forward: Forward = StockForward(model)
         self.visited_layers: set[int] = set()
+
+    def record(self) -> None:
+        """From here on run what `recorded_forward` makes of the model."""
+        self._forward = record(self._model, self._kv.shape)
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepLogits | None:
@@ -76,17 +83,14 @@ class ModelRunner:
             positions += range(chunk.start, chunk.end)
             if chunk.end == len(chunk.sequence.token_ids):
                 due.append((chunk.sequence, rows.rows.stop - 1))
-        output = self._model(
-            input_ids=torch.tensor([token_ids], device=device),
-            position_ids=torch.tensor([positions], device=device),
-            use_cache=False,
-            logits_to_keep=torch.tensor([row for _, row in due], dtype=torch.long, device=device),
-            packed_step=step,
+        logits = self._forward(
+            torch.tensor([token_ids], device=device),
+            torch.tensor([positions], device=device),
+            torch.tensor([row for _, row in due], dtype=torch.long, device=device),
+            step,
         )
         self.visited_layers |= step.visited_layers
-        if output.logits.shape[1] != len(due):
-            raise ValueError("the model does not know logits_to_keep")
-        return StepLogits(tuple(sequence for sequence, _ in due), output.logits[0].float())
+        return StepLogits(tuple(sequence for sequence, _ in due), logits[0].float())
 
     def _pack(self, plan: StepPlan) -> PackedStep:
         """Lay out the rows: decode rows first, in the order of their slots, then the chunks."""
