@@ -20,6 +20,7 @@ from deployments.engine.attention_call import (
     check_heads,
     check_window,
 )
+from deployments.engine.cpu.decode_attention import attend_decode, can_attend
 from deployments.engine.packed_step import ChunkRows, PackedStep
 from deployments.engine.softcap import Scores, attend
 
@@ -116,6 +117,10 @@ def _decode(
     kv = step.kv
     places = step.decode_places(kv.capacities[layer])
     kv.write_rows(layer, places.slots, places.indices, key, value)
+    if can_attend(query):
+        return attend_decode(
+            query, kv.keys[layer], kv.values[layer], step.decode_slots, places.lengths, scores
+        )
     grouped = query.reshape(len(query), kv.shape.num_kv_heads, -1, kv.shape.head_dim)
     outputs = [
         attend(
@@ -126,7 +131,7 @@ def _decode(
             is_causal=False,
             scores=scores,
         )
-        for span in places.spans
+        for span in step.decode_spans(kv.capacities[layer])
     ]
     return (outputs[0] if len(outputs) == 1 else torch.cat(outputs)).flatten(1, 2)
 

@@ -4,6 +4,7 @@ Made once a step by the model runner and read by every layer's attention. What l
 capacity share (places, masks) is made once and kept.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -50,17 +51,17 @@ class DecodeSpan:
 
 @dataclass(frozen=True, slots=True)
 class DecodePlaces:
-    """Where the decode rows write and what they read, in layers of one capacity.
+    """Where the decode rows write and how far they read, in layers of one capacity.
 
     Attributes:
         slots: [num_decode], int64, the slot of each row.
         indices: [num_decode], int64, the place of each row's own token in its slot.
-        spans: The calls in which the rows attend, in order.
+        lengths: How many tokens of its slot each row sees, its own included.
     """
 
     slots: torch.Tensor
     indices: torch.Tensor
-    spans: tuple[DecodeSpan, ...]
+    lengths: tuple[int, ...]
 
 
 @dataclass(slots=True)
@@ -81,6 +82,7 @@ class PackedStep:
     chunks: tuple[ChunkRows, ...]
     visited_layers: set[int] = field(default_factory=set)
     _decode_places: dict[int, DecodePlaces] = field(default_factory=dict)
+    _decode_spans: dict[int, tuple[DecodeSpan, ...]] = field(default_factory=dict)
     _chunk_masks: dict[tuple[ChunkRows, int], torch.Tensor | None] = field(default_factory=dict)
 
     @property
@@ -97,25 +99,35 @@ class PackedStep:
 
     def _place(self, capacity: int) -> DecodePlaces:
         device = self.kv.device
-        slots = torch.tensor(self.decode_slots, device=device)
-        positions = torch.tensor(self.decode_positions, device=device)
-        lengths = [
-            min(-(-(position + 1) // READ_BUCKET) * READ_BUCKET, capacity)
-            for position in self.decode_positions
-        ]
-        call_cost = CALL_COST_BYTES[device.type] / self.kv.shape.bytes_per_layer_token
-        spans = split_rows(self.decode_slots, lengths, call_cost)
+        positions = self.decode_positions
         return DecodePlaces(
-            slots, positions % capacity, tuple(self._span(span, positions) for span in spans)
+            torch.tensor(self.decode_slots, device=device),
+            torch.tensor([position % capacity for position in positions], device=device),
+            # A full ring holds exactly the window of its newest token, which sees all of it.
+            tuple(min(position + 1, capacity) for position in positions),
         )
 
-    def _span(self, span: RowSpan, positions: torch.Tensor) -> DecodeSpan:
+    def decode_spans(self, capacity: int) -> tuple[DecodeSpan, ...]:
+        """Return the calls in which the rows attend, in order, where they have to be padded."""
+        spans = self._decode_spans.get(capacity)
+        if spans is None:
+            spans = self._decode_spans[capacity] = tuple(self._split(capacity))
+        return spans
+
+    def _split(self, capacity: int) -> Iterator[DecodeSpan]:
+        lengths = self.decode_places(capacity).lengths
+        padded = [min(-(-n // READ_BUCKET) * READ_BUCKET, capacity) for n in lengths]
+        call_cost = CALL_COST_BYTES[self.kv.device.type] / self.kv.shape.bytes_per_layer_token
+        for span in split_rows(self.decode_slots, padded, call_cost):
+            yield self._span(span, lengths[span.first : span.end])
+
+    def _span(self, span: RowSpan, lengths: tuple[int, ...]) -> DecodeSpan:
         rows = slice(span.first, span.end)
         mask = None
-        # A ring that is full holds exactly the window of its newest token, which sees all of it.
-        if min(self.decode_positions[rows]) < span.read_length - 1:
-            places = torch.arange(span.read_length, device=positions.device)
-            mask = (places <= positions[rows, None])[:, None, None]
+        if min(lengths) < span.read_length:
+            seen = torch.tensor(lengths, device=self.kv.device)[:, None]
+            places = torch.arange(span.read_length, device=self.kv.device)
+            mask = (places < seen)[:, None, None]
         first_slot = self.decode_slots[span.first]
         slots = slice(first_slot, first_slot + span.end - span.first)
         return DecodeSpan(rows, slots, span.read_length, mask)
