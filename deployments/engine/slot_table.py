@@ -58,8 +58,7 @@ class SlotTable:
         Args:
             num_slots: Number of slots.
             unwrapped_length: Tokens up to which a slot holds all of its sequence; a longer one has
-                lost, in layers with a sliding window, what lies before the window. None means that
-                there are no such layers.
+                lost, in layers with a sliding window, what lies before the window.
             retains: Whether slots keep and share prefixes.
         """
         self.running: list[Sequence] = []
@@ -120,7 +119,7 @@ class SlotTable:
         needs, and what the newest one needs if it is computed again, but no earlier one.
         """
         limit = self._unwrapped_length
-        return limit is None or num_held <= limit or num_wanted >= num_held - 1
+        return num_held <= limit or num_wanted >= num_held - 1
 
     def is_prefix_coming(self, sequence: Sequence, found: Prefix | None) -> bool:
         """Return whether a sequence that is being prefilled will soon have more to give.

@@ -7,11 +7,12 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from deployments.engine.engine import Engine, EngineLimits
+from deployments.engine.engine import Engine
+from deployments.engine.engine_limits import EngineLimits
 from deployments.engine.output import FinishReason
 from deployments.engine.sampling_params import SamplingParams
 from deployments.engine.sequence import SequenceRequest
-from tests.engine.test_engine import Collector, image_request, random_prompt
+from tests.engine.collector import Collector, image_request, random_prompt
 from tests.engine.tiny_models import MODELS, VOCAB_SIZE, gemma3, generate, load, make_engine, qwen2
 
 MakeModel = Callable[[], PreTrainedModel]
