@@ -46,6 +46,7 @@ class BatchingConfig(StrictModel):
 
     max_batch_size: int | None = Field(default=None, ge=1)
     batch_wait_timeout_s: float | None = Field(default=None, ge=0)
+    stream_interval_s: float | None = Field(default=None, ge=0)
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
