@@ -150,6 +150,17 @@ def test_what_failed_is_wiped_and_never_given() -> None:
     assert slots.find_prefix(sequence("s", range(40))) is None
 
 
+def test_who_failed_in_a_pass_neither_gives_nor_leaves_anything_until_it_has_run_again() -> None:
+    slots = table()
+    run(slots, strayed := sequence("strayed", range(40)))
+    strayed.has_strays = True
+    assert slots.find_prefix(sequence("s", range(40))) is None
+    strayed.has_strays = False
+    assert slots.find_prefix(sequence("s", range(40))) == Prefix(0, 39)
+    strayed.has_strays = True
+    assert end(slots, strayed, FinishReason.ABORT) == [SlotWipe(0, 0, 40)]
+
+
 def test_what_has_not_led_to_logits_is_not_given() -> None:
     slots = table()
     prefilling = sequence("prefilling", range(40))

@@ -149,6 +149,15 @@ def test_a_chunk_out_of_memory_alone_while_a_culprit_is_sought_is_not_blamed() -
     assert (ran(outcome), outcome.blamed, outcome.num_tokens_too_many) == ("ab", [], 3)
 
 
+def test_all_rows_of_a_pass_that_failed_are_known_to_have_strays() -> None:
+    chunks = (chunk("c", 0, 3), chunk("d", 0, 8, has_images=True))
+    plan = StepPlan((decode("a", 0), decode("b", 1)), chunks)
+    StepGuard(Runner(failing("d")), CPU, 100).run(plan)
+    assert [sequence.has_strays for sequence in sequences(plan)] == [False, False, False, True]
+    StepGuard(Runner(failing("c")), CPU, 100).run(plan)
+    assert all(sequence.has_strays for sequence in sequences(plan))
+
+
 def test_where_slots_overwrite_chunks_behind_others_start_over_and_then_run_alone() -> None:
     plan = StepPlan((decode("a", 0),), (chunk("c", 3, 6), chunk("d", 0, 6), chunk("e", 7, 8)))
     outcome = StepGuard(Runner(failing("c")), CPU, 5).run(plan)
