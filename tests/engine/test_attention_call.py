@@ -68,8 +68,6 @@ def test_a_window_as_long_as_a_slot_need_not_be_told(
 
 
 @pytest.mark.parametrize(("asked", "seen"), [(None, 8), (9, 8), (8, 8), (6, 6)])
-def test_a_window_that_the_slots_were_not_made_for_is_refused(
-    asked: int | None, seen: int
-) -> None:
+def test_a_window_that_the_slots_were_not_made_for_is_refused(asked: int | None, seen: int) -> None:
     with pytest.raises(UnsupportedAttentionError, match=rf"layer 1 attends to {seen} .* is 7$"):
         check_window(asked, 7, 8, 1)

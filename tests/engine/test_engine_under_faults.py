@@ -35,9 +35,7 @@ def prompts() -> list[tuple[int, ...]]:
 
 
 @cache
-def expected_tokens(
-    make_model: MakeModel, prompt: tuple[int, ...], seed: int | None
-) -> list[int]:
+def expected_tokens(make_model: MakeModel, prompt: tuple[int, ...], seed: int | None) -> list[int]:
     """Return what a sequence gives when nothing fails."""
     if seed is None:
         return generate(make_model, prompt, 12)
@@ -54,9 +52,15 @@ class FaultyEngine(RuleBasedStateMachine):
 
     Some ids break the model, some give NaN, some make no text. Memory comes and goes. Whoever is
     not to blame gets what `generate` gives, and at any time the engine's books are in order.
+
+    Attributes:
+        make_model: Makes the model.
+        reach: So many tokens may stand behind a bad one in a prompt, or else a model that sees only
+            a window would never notice.
     """
 
     make_model: MakeModel = staticmethod(qwen2)
+    reach = 1000
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,8 +91,8 @@ class FaultyEngine(RuleBasedStateMachine):
     )
     def add_several(self, given: list[tuple[tuple[int, ...], int | None, int | None]]) -> None:
         for prompt, seed, bad_id in given:
-            half = len(prompt) // 2
-            self.add(prompt if bad_id is None else (*prompt[:half], bad_id, *prompt[half:]), seed)
+            place = max(len(prompt) // 2, len(prompt) - self.reach)
+            self.add(prompt if bad_id is None else (*prompt[:place], bad_id, *prompt[place:]), seed)
 
     def add(self, prompt: tuple[int, ...], seed: int | None) -> None:
         name = f"s{len(self.added)}"
@@ -158,6 +162,7 @@ class FaultyRings(FaultyEngine):
     """The same where slots overwrite old tokens by new ones."""
 
     make_model = staticmethod(mistral)
+    reach = 5
 
 
 # Without the phase that shrinks what fails: it would run for minutes.

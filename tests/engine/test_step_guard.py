@@ -135,7 +135,9 @@ def test_what_cannot_be_smaller_is_tried_twice_and_then_blamed(
 
 def test_a_second_try_that_passes_counts() -> None:
     answers = iter([SHORT, None])
-    outcome = StepGuard(Runner(lambda _: next(answers)), CPU, 100).run(StepPlan((decode("a", 0),), ()))
+    outcome = StepGuard(Runner(lambda _: next(answers)), CPU, 100).run(
+        StepPlan((decode("a", 0),), ())
+    )
     assert (ran(outcome), outcome.blamed) == ("a", [])
 
 

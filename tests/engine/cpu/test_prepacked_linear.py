@@ -20,9 +20,7 @@ def untried() -> Iterator[None]:
 @pytest.mark.parametrize("shape", [(24,), (1, 24), (0, 24), (7, 24), (1, 5, 24), (2, 3, 24)])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_it_gives_what_linear_gives(
-    dtype: torch.dtype, bias: bool, shape: tuple[int, ...]
-) -> None:
+def test_it_gives_what_linear_gives(dtype: torch.dtype, bias: bool, shape: tuple[int, ...]) -> None:
     layer = linear(24, 40, bias=bias, dtype=dtype)
     rows = rows_of(*shape, dtype=dtype)
     assert_near(PrepackedLinear(layer.weight, layer.bias)(rows), layer(rows))
