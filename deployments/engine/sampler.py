@@ -46,8 +46,8 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[Sampled | 
     """Choose the next token of each row.
 
     Args:
-        logits: [n, vocab], float32, on the model's device. They stay as they are: a batch that fails
-            is sampled again in parts.
+        logits: [n, vocab], float32, on the model's device. They stay as they are: a batch that
+            fails is sampled again in parts.
         rows: How to sample each of the n rows.
 
     Returns:

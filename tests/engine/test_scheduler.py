@@ -14,7 +14,6 @@ from deployments.engine.sequence import (
 )
 from deployments.engine.slot_edits import SlotCopy, SlotSwap, SlotWipe
 
-
 LENGTH = 1000
 
 
