@@ -24,7 +24,8 @@ from rich.console import Console
 from rich.table import Table
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from deployments.engine.engine import Engine, EngineLimits
+from deployments.engine.engine import Engine
+from deployments.engine.engine_limits import EngineLimits
 from deployments.engine.model_loader import LoadedModel, load_model, prepare_model
 from deployments.engine.sampling_params import SamplingParams
 from deployments.engine.sequence import SequenceRequest

@@ -171,7 +171,7 @@ class TextGenerator:
         """Return what this replica serves."""
         return self._description
 
-    def reconfigure(self, user_config: Mapping[str, float]) -> None:
+    def reconfigure(self, user_config: Mapping[str, float | None]) -> None:
         """Set how requests that arrive together are coalesced, and the tokens of one answer.
 
         Args:
@@ -179,18 +179,19 @@ class TextGenerator:
                 `batch_wait_timeout_s`, how long the first of them waits for others; and
                 `max_messages_per_s`, over which the streams gather their tokens.
         """
+        given = {key: value for key, value in user_config.items() if value is not None}
         unknown = sorted(user_config.keys() - USER_CONFIG_KEYS)
         if unknown:
             raise ValueError(
                 f"unknown keys in user_config: {', '.join(unknown)}; "
                 f"known are {', '.join(sorted(USER_CONFIG_KEYS))}"
             )
-        self._max_messages_per_s = user_config.get("max_messages_per_s", MAX_MESSAGES_PER_S)
+        self._max_messages_per_s = given.get("max_messages_per_s", MAX_MESSAGES_PER_S)
         batching: Any = self._encode  # `serve.batch` adds setters that its types don't tell of
-        if "max_batch_size" in user_config:
-            batching.set_max_batch_size(int(user_config["max_batch_size"]))
-        if "batch_wait_timeout_s" in user_config:
-            batching.set_batch_wait_timeout_s(user_config["batch_wait_timeout_s"])
+        if "max_batch_size" in given:
+            batching.set_max_batch_size(int(given["max_batch_size"]))
+        if "batch_wait_timeout_s" in given:
+            batching.set_batch_wait_timeout_s(given["batch_wait_timeout_s"])
 
     async def check_health(self) -> None:
         """Raise unless the engine has made steps since the last call, or makes one now.

@@ -117,7 +117,7 @@ def _decode(
     kv = step.kv
     places = step.decode_places(kv.capacities[layer])
     kv.write_rows(layer, places.slots, places.indices, key, value)
-    if can_attend(query):
+    if can_attend(query, places.lengths):
         return attend_decode(
             query, kv.keys[layer], kv.values[layer], step.decode_slots, places.lengths, scores
         )

@@ -208,6 +208,7 @@ class Engine:
     def _mark_computed(self, rows: Iterable[Row]) -> None:
         for row in rows:
             sequence = row.sequence
+            sequence.has_strays = False
             if isinstance(row, DecodeRow):
                 sequence.num_computed_tokens += 1
                 continue

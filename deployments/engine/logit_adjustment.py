@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 def adjust(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
     """Return a copy to which is applied what the rows ask for; `sampler` tells the order.
 
-    A copy, because a batch that fails is sampled again in parts.
-
     Args:
         logits: [n, vocab], float32, on the model's device.
         rows: What to do with each of the n rows.

@@ -46,7 +46,8 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[Sampled | 
     """Choose the next token of each row.
 
     Args:
-        logits: [n, vocab], float32, on the model's device.
+        logits: [n, vocab], float32, on the model's device. They stay as they are: a batch that
+            fails is sampled again in parts.
         rows: How to sample each of the n rows.
 
     Returns:
@@ -54,7 +55,8 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[Sampled | 
         all of them are -inf.
     """
     raw = RawLogprobs(logits, [row.params.top_logprobs for row in rows])
-    if any(row.is_adjusted for row in rows):
+    is_adjusted = any(row.is_adjusted for row in rows)
+    if is_adjusted:
         logits = adjust(logits, rows)
     maxima, likeliest = find_maxima(logits)
     is_sound = maxima.isfinite().tolist()
@@ -63,6 +65,8 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[Sampled | 
     if random:
         if len(random) < len(rows):
             logits, maxima = logits[random], maxima[random]
+        elif not is_adjusted:
+            logits = logits.clone()  # drawing changes them
         drawn = _draw(logits, maxima, [rows[at] for at in random])
         for at, token_id in zip(random, drawn, strict=True):
             token_ids[at] = token_id

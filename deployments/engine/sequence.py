@@ -88,16 +88,19 @@ class Sequence:
         arrival: Its place among all that were ever added to a scheduler; a lower one is older.
         is_suspect: A step with it failed and could not be run again in parts; until that is cleared
             up, its chunks run in forward passes of their own.
+        has_strays: A pass with it failed, and nothing of it has run since: its slot may hold more
+            than `num_computed_tokens`, and where slots overwrite, less of what came before.
         history: What its penalties look at; None if it has none.
         finish_reason: Set once, with the transition to FINISHED.
-        is_sound: Set with it: whether all logits that its keys and values have led to, one row at
-            least, were finite.
+        is_sound: Set with it: whether its slot holds what was computed and no more, and all logits
+            that this has led to, one row at least, were finite.
     """
 
     __slots__ = (
         "_state",
         "arrival",
         "finish_reason",
+        "has_strays",
         "history",
         "is_sound",
         "is_suspect",
@@ -134,6 +137,7 @@ class Sequence:
         )
         self.arrival = 0
         self.is_suspect = False
+        self.has_strays = False
         self.history: TokenHistory | None = None
         if params.has_penalties:
             self.history = TokenHistory(
@@ -211,10 +215,12 @@ class Sequence:
         """Wait again; all tokens are to be computed anew."""
         self.handle(SequenceEvent.PREEMPT)
         self.num_computed_tokens = 0
+        self.has_strays = False
 
     def finish(self, reason: FinishReason) -> None:
         """End the sequence for this reason."""
         was_decoding = self._state is SequenceState.DECODING
         self.handle(SequenceEvent.FINISH)
-        self.is_sound = was_decoding and reason is not FinishReason.ERROR
+        is_good = reason is not FinishReason.ERROR and not self.has_strays
+        self.is_sound = was_decoding and is_good
         self.finish_reason = reason

@@ -12,7 +12,8 @@ Keys and values depend on nothing but the tokens up to their own position, so a 
 its token ids. Images are not among those: a sequence with images neither gives nor takes. And since
 no mask hides a NaN, a token that gives one spoils what was prefilled together with it. So only
 those give who are past their prefill: their logits, which depend on all that they hold, were
-finite.
+finite. Nor does anybody give whose last pass has failed, since it may have written more than was
+counted.
 """
 
 from collections.abc import Iterator
@@ -58,8 +59,7 @@ class SlotTable:
         Args:
             num_slots: Number of slots.
             unwrapped_length: Tokens up to which a slot holds all of its sequence; a longer one has
-                lost, in layers with a sliding window, what lies before the window. None means that
-                there are no such layers.
+                lost, in layers with a sliding window, what lies before the window.
             retains: Whether slots keep and share prefixes.
         """
         self.running: list[Sequence] = []
@@ -110,7 +110,8 @@ class SlotTable:
             if retained is not None:
                 yield slot, retained.token_ids, len(retained.token_ids)
         for slot, other in enumerate(self.running):
-            if other.is_divisible and other.state is SequenceState.DECODING:
+            is_past_prefill = other.state is SequenceState.DECODING
+            if is_past_prefill and other.is_divisible and not other.has_strays:
                 yield slot, other.token_ids, other.num_computed_tokens
 
     def _stands(self, num_wanted: int, num_held: int) -> bool:
@@ -120,7 +121,7 @@ class SlotTable:
         needs, and what the newest one needs if it is computed again, but no earlier one.
         """
         limit = self._unwrapped_length
-        return limit is None or num_held <= limit or num_wanted >= num_held - 1
+        return num_held <= limit or num_wanted >= num_held - 1
 
     def is_prefix_coming(self, sequence: Sequence, found: Prefix | None) -> bool:
         """Return whether a sequence that is being prefilled will soon have more to give.

@@ -96,6 +96,8 @@ class StepGuard:
             logger.warning("a pass of %d sequences failed", len(rows), exc_info=True)
         else:
             return
+        for row in rows:
+            row.sequence.has_strays = True
         # Only here has the traceback let go of the tensors of the pass that failed.
         if is_short:
             self._handle_shortage(rows, outcome)

@@ -25,7 +25,7 @@ from deployments.errors import (
     ReplicaUnavailableError,
 )
 from deployments.gpu.budget import DeviceMemoryError
-from deployments.text_generator import TextGenerator
+from deployments.text_generator import MAX_MESSAGES_PER_S, TextGenerator
 from tests.deployments.tiny_folder import save_text_model, spec
 from tests.engine.tiny_models import byte_tokenizer, generate, qwen2
 
@@ -277,6 +277,19 @@ def test_user_config_sets_the_batch_knobs_or_nothing(generator: TextGenerator) -
         generator.reconfigure({"max_batch_size": 3, "max_batch_sise": 8})
     assert batching._get_max_batch_size() == 8
     assert batching._get_batch_wait_timeout_s() == 0.001
+
+
+async def test_user_config_sets_how_often_a_stream_is_told(generator: TextGenerator) -> None:
+    request = GenerationRequest("r", "x", SamplingParams(temperature=0, max_tokens=60))
+    whole = joined(await collect(generator, request))
+    generator.reconfigure({"max_messages_per_s": 1 / 3600})
+    messages = [message async for message in generator.generate(request)]
+    # `Accepted`, the first delta, and all others with the last.
+    assert len(messages) <= 3
+    deltas = [event for message in messages for event in message if isinstance(event, TextDelta)]
+    assert joined(deltas) == whole
+    generator.reconfigure({"max_messages_per_s": None})
+    assert generator._max_messages_per_s == MAX_MESSAGES_PER_S
 
 
 def test_a_folder_without_a_model_is_refused_in_one_line(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from deployments.engine.output import FinishReason, TextDelta
 from deployments.engine.sampling_params import SamplingParams
 from deployments.engine.sequence import SequenceRequest
 from tests.engine.tiny_models import (
+    EOS_TOKEN_ID,
     IMAGE_SIZE,
     IMAGE_TOKEN_ID,
     TOKENS_PER_IMAGE,
@@ -87,6 +88,21 @@ def sampled_requests(random: Random) -> list[SequenceRequest]:
         SamplingParams(temperature=1.0, seed=3, top_p=0.8, max_tokens=12),
         SamplingParams(temperature=0.9, seed=4, top_p=0.9, top_k=50, max_tokens=12),
         GREEDY,
+    ]
+    return [
+        SequenceRequest(f"s{i}", random_prompt(random, 3 + 7 * i), params)
+        for i, params in enumerate(variants)
+    ]
+
+
+def penalized_requests(random: Random) -> list[SequenceRequest]:
+    variants = [
+        SamplingParams(temperature=0, repetition_penalty=1.5),
+        SamplingParams(temperature=1.0, seed=1, presence_penalty=1.5, frequency_penalty=0.5),
+        SamplingParams(temperature=0.8, seed=2, repetition_penalty=1.2, min_p=0.05),
+        SamplingParams(temperature=0, frequency_penalty=-1.5),
+        SamplingParams(temperature=1.1, seed=3, min_tokens=11, logit_bias=((EOS_TOKEN_ID, 9.0),)),
+        SamplingParams(temperature=1.0, seed=4, min_tokens=6, stop=("a", "e", "\ufffd")),
     ]
     return [
         SequenceRequest(f"s{i}", random_prompt(random, 3 + 7 * i), params)

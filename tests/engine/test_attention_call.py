@@ -10,10 +10,11 @@ from deployments.engine.attention_call import (
     UnsupportedAttentionError,
     check_arguments,
     check_heads,
+    check_window,
 )
 from deployments.engine.kv_slots import KVShape
 
-SHAPE = KVShape(2, 2, 8, torch.float32)
+SHAPE = KVShape((None, None), 2, 8, torch.float32)
 
 
 def layer(*, is_causal: bool = True) -> torch.nn.Module:
@@ -55,3 +56,18 @@ def test_values_of_another_size_than_the_slots_are_refused() -> None:
     check_heads(SHAPE, right, right)
     with pytest.raises(UnsupportedAttentionError, match="values have 2 heads of 16 elements"):
         check_heads(SHAPE, right, wide)
+
+
+@pytest.mark.parametrize(
+    ("asked", "capacity", "max_model_len"), [(None, 96, 96), (7, 7, 96), (8, 7, 7), (None, 7, 7)]
+)
+def test_a_window_as_long_as_a_slot_need_not_be_told(
+    asked: int | None, capacity: int, max_model_len: int
+) -> None:
+    check_window(asked, capacity, max_model_len, 0)
+
+
+@pytest.mark.parametrize(("asked", "seen"), [(None, 8), (9, 8), (8, 8), (6, 6)])
+def test_a_window_that_the_slots_were_not_made_for_is_refused(asked: int | None, seen: int) -> None:
+    with pytest.raises(UnsupportedAttentionError, match=rf"layer 1 attends to {seen} .* is 7$"):
+        check_window(asked, 7, 8, 1)

@@ -22,6 +22,7 @@ from tests.engine.collector import (
     GREEDY,
     Collector,
     image_request,
+    penalized_requests,
     random_prompt,
     run_staggered,
     sampled_requests,
@@ -177,6 +178,34 @@ def test_what_a_failed_pass_has_written_does_not_stay_in_a_slot_that_is_left() -
     assert collector.token_ids("long") == generate(qwen2, long.prompt_token_ids, 12)
 
 
+@pytest.mark.parametrize("make_model", [qwen2, mistral])
+@pytest.mark.parametrize("is_aborted", [True, False])
+def test_what_a_failed_decode_step_has_written_is_given_to_nobody(
+    make_model: Callable[[], PreTrainedModel], is_aborted: bool
+) -> None:
+    loaded, random = load(make_model), Random(49)
+    model = FaultyModel(loaded, no_fault)
+    collector = Collector(make_engine(loaded))
+    engine, prompt = collector.engine, random_prompt(random, 20)
+    engine.add(SequenceRequest("donor", prompt, GREEDY))
+    collector.step()
+    engine.add(SequenceRequest("beside", random_prompt(random, 9), GREEDY))
+    model.fault = out_of_memory_above(5)
+    collector.step()
+    assert len(collector.deltas["donor"]) == 1
+    model.fault = no_fault
+    # The donor's second token has been written, over the fourteenth where the window is of seven.
+    engine.abort("beside")
+    if is_aborted:
+        engine.abort("donor")
+    engine.check()
+    engine.add(SequenceRequest("same", prompt, GREEDY))
+    collector.run()
+    expected = generate(make_model, prompt, 12)
+    assert collector.token_ids("same") == expected
+    assert is_aborted or collector.token_ids("donor") == expected
+
+
 def test_no_memory_at_all_ends_everyone_with_an_error_and_leaves_nothing() -> None:
     loaded = load(qwen2)
     FaultyModel(loaded, out_of_memory_above(0))
@@ -221,7 +250,10 @@ def test_generated_ids_that_make_no_text_are_refused() -> None:
 
 
 class FaultySampling:
-    """Stands in for `sample`; it fails for rows of a bad seed, and for too many rows."""
+    """Stands in for `sample`; it fails for rows of a bad seed, and for too many rows.
+
+    It fails at its end, when all was sampled: that leaves the most behind.
+    """
 
     BAD_SEED = 13
 
@@ -230,18 +262,19 @@ class FaultySampling:
         monkeypatch.setattr("deployments.engine.engine.sample", self)
 
     def __call__(self, logits: torch.Tensor, rows: Rows[SamplingRow]) -> list[Sampled | None]:
+        sampled = sample(logits, rows)
         if len(rows) > self.max_rows:
             raise torch.OutOfMemoryError
         if any(row.params.seed == self.BAD_SEED for row in rows):
             raise RuntimeError("probability tensor contains either inf, nan or element < 0")
-        return sample(logits, rows)
+        return sampled
 
 
 @pytest.mark.parametrize("max_rows", [99, 2, 1])
 def test_a_sampler_error_ends_its_sequence_alone_and_each_token_comes_once(
     monkeypatch: pytest.MonkeyPatch, max_rows: int
 ) -> None:
-    given = [*sampled_requests(Random(45)), *requests(4)]
+    given = [*sampled_requests(Random(45)), *penalized_requests(Random(48)), *requests(3)]
     given = [SequenceRequest(f"n{i}", r.prompt_token_ids, r.params) for i, r in enumerate(given)]
     expected = run_staggered(make_engine(load(qwen2), num_slots=9), given)
     FaultySampling(monkeypatch, max_rows)

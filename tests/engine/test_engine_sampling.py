@@ -11,7 +11,13 @@ from deployments.engine.engine import Engine
 from deployments.engine.output import FinishReason
 from deployments.engine.sampling_params import InvalidParameterError, SamplingParams
 from deployments.engine.sequence import SequenceRequest
-from tests.engine.collector import Collector, random_prompt, run_one, run_staggered
+from tests.engine.collector import (
+    Collector,
+    penalized_requests,
+    random_prompt,
+    run_one,
+    run_staggered,
+)
 from tests.engine.tiny_models import (
     EOS_TOKEN_ID,
     VOCAB_SIZE,
@@ -64,21 +70,6 @@ def test_a_bias_is_that_of_transformers() -> None:
     stock = stock_tokens(prompt, 20, sequence_bias={(i,): value for i, value in bias.items()})
     assert llama_tokens(prompt, params) == stock
     assert stock != stock_tokens(prompt, 20)
-
-
-def penalized_requests(random: Random) -> list[SequenceRequest]:
-    variants = [
-        SamplingParams(temperature=0, repetition_penalty=1.5),
-        SamplingParams(temperature=1.0, seed=1, presence_penalty=1.5, frequency_penalty=0.5),
-        SamplingParams(temperature=0.8, seed=2, repetition_penalty=1.2, min_p=0.05),
-        SamplingParams(temperature=0, frequency_penalty=-1.5),
-        SamplingParams(temperature=1.1, seed=3, min_tokens=11, logit_bias=((EOS_TOKEN_ID, 9.0),)),
-        SamplingParams(temperature=1.0, seed=4, min_tokens=6, stop=("a", "e", "\ufffd")),
-    ]
-    return [
-        SequenceRequest(f"s{i}", random_prompt(random, 3 + 7 * i), params)
-        for i, params in enumerate(variants)
-    ]
 
 
 def test_penalized_tokens_are_the_same_alone_and_in_company() -> None:

@@ -1,12 +1,14 @@
 """One engine under faults of every kind, in any order."""
 
+from collections.abc import Callable
 from functools import cache
 from random import Random
 
 import torch
-from hypothesis import settings
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from transformers import PreTrainedModel
 
 from deployments.engine.sampling_params import SamplingParams
 from deployments.engine.sequence import SequenceRequest
@@ -17,24 +19,28 @@ from tests.engine.faults import (
     make_undecodable,
     out_of_memory_above,
 )
-from tests.engine.tiny_models import generate, load, make_engine, qwen2
+from tests.engine.tiny_models import generate, load, make_engine, mistral, qwen2
+
+MakeModel = Callable[[], PreTrainedModel]
 
 BAD_ID = 40
 POISON_ID = 41
 
 
 def prompts() -> list[tuple[int, ...]]:
+    """Return prompts of which some begin alike."""
     random = Random(46)
-    return [random_prompt(random, length) for length in (1, 2, 5, 9, 17, 30, 40)]
+    apart = [random_prompt(random, length) for length in (1, 2, 5, 9, 17, 30, 40)]
+    return [*apart, (*apart[-1][:25], *apart[0]), (*apart[-1], *apart[3])]
 
 
 @cache
-def expected_tokens(prompt: tuple[int, ...], seed: int | None) -> list[int]:
+def expected_tokens(make_model: MakeModel, prompt: tuple[int, ...], seed: int | None) -> list[int]:
     """Return what a sequence gives when nothing fails."""
     if seed is None:
-        return generate(qwen2, prompt, 12)
+        return generate(make_model, prompt, 12)
     request = SequenceRequest("alone", prompt, sampled(seed))
-    return run_staggered(make_engine(load(qwen2)), [request]).token_ids("alone")
+    return run_staggered(make_engine(load(make_model)), [request]).token_ids("alone")
 
 
 def sampled(seed: int | None) -> SamplingParams:
@@ -46,11 +52,19 @@ class FaultyEngine(RuleBasedStateMachine):
 
     Some ids break the model, some give NaN, some make no text. Memory comes and goes. Whoever is
     not to blame gets what `generate` gives, and at any time the engine's books are in order.
+
+    Attributes:
+        make_model: Makes the model.
+        reach: So many tokens may stand behind a bad one in a prompt, or else a model that sees only
+            a window would never notice.
     """
+
+    make_model: MakeModel = staticmethod(qwen2)
+    reach = 1000
 
     def __init__(self) -> None:
         super().__init__()
-        loaded = load(qwen2)
+        loaded = load(self.make_model)
         with torch.no_grad():
             loaded.model.get_parameter("model.embed_tokens.weight")[POISON_ID] = torch.nan
         self.undecodable = set(range(200, 210))
@@ -77,8 +91,8 @@ class FaultyEngine(RuleBasedStateMachine):
     )
     def add_several(self, given: list[tuple[tuple[int, ...], int | None, int | None]]) -> None:
         for prompt, seed, bad_id in given:
-            half = len(prompt) // 2
-            self.add(prompt if bad_id is None else (*prompt[:half], bad_id, *prompt[half:]), seed)
+            place = max(len(prompt) // 2, len(prompt) - self.reach)
+            self.add(prompt if bad_id is None else (*prompt[:place], bad_id, *prompt[place:]), seed)
 
     def add(self, prompt: tuple[int, ...], seed: int | None) -> None:
         name = f"s{len(self.added)}"
@@ -119,10 +133,12 @@ class FaultyEngine(RuleBasedStateMachine):
             assert got == []
             assert name in self.aborted or self.error(name) in (
                 "the model failed on this sequence",
-                "the model gave logits that are not finite",
+                "no token can be chosen: the logits are not finite",
             )
             return
-        due, has_failed = self.until_a_fault(expected_tokens(request.prompt_token_ids, seed))
+        due, has_failed = self.until_a_fault(
+            expected_tokens(self.make_model, request.prompt_token_ids, seed)
+        )
         if name in self.aborted:
             assert got == due[: len(got)]
         else:
@@ -142,5 +158,21 @@ class FaultyEngine(RuleBasedStateMachine):
         return self.collector.deltas[name][-1].error
 
 
+class FaultyRings(FaultyEngine):
+    """The same where slots overwrite old tokens by new ones."""
+
+    make_model = staticmethod(mistral)
+    reach = 5
+
+
+# Without the phase that shrinks what fails: it would run for minutes.
+SETTINGS = settings(
+    max_examples=20,
+    stateful_step_count=15,
+    phases=(Phase.explicit, Phase.reuse, Phase.generate),
+)
+
 TestFaultyEngine = FaultyEngine.TestCase
-TestFaultyEngine.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
+TestFaultyEngine.settings = SETTINGS
+TestFaultyRings = FaultyRings.TestCase
+TestFaultyRings.settings = SETTINGS

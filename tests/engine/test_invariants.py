@@ -39,7 +39,7 @@ def leave_a_detokenizer(engine: Engine) -> None:
 
 
 def hold_two_slots(engine: Engine) -> None:
-    engine._scheduler._running[2] = sequence(engine, "a")
+    engine._scheduler._table.running[2] = sequence(engine, "a")
 
 
 def run_and_wait(engine: Engine) -> None:

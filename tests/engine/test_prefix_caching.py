@@ -7,11 +7,12 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from deployments.engine.engine import Engine, EngineLimits
+from deployments.engine.engine import Engine
+from deployments.engine.engine_limits import EngineLimits
 from deployments.engine.output import FinishReason
 from deployments.engine.sampling_params import SamplingParams
 from deployments.engine.sequence import SequenceRequest
-from tests.engine.test_engine import Collector, image_request, random_prompt
+from tests.engine.collector import Collector, image_request, random_prompt
 from tests.engine.tiny_models import MODELS, VOCAB_SIZE, gemma3, generate, load, make_engine, qwen2
 
 MakeModel = Callable[[], PreTrainedModel]
@@ -63,12 +64,14 @@ def test_conversations_equal_generate_and_each_turn_starts_from_the_last(
     engine = make_engine(load(make_model), num_slots=4)
     collector = talk(engine, Oracle(make_model), num_conversations=3)
     for i in range(3):
+        num_prompt_tokens = 18 + 3 + i
         for turn in (1, 2):
-            # The last token of an answer is never computed, and no more is left of a prompt of
-            # 18 + 3 + i tokens, each with its answer of 8 and the next question of 4.
-            length = 18 + 3 + i + (turn - 1) * 12 + 8 - 1
-            ended_early = len(collector.token_ids(f"{i}.{turn - 1}")) < 8
-            assert ended_early or num_cached(collector, f"{i}.{turn}") == length
+            # All but the last token of the answer, which is never computed. What a short answer
+            # leaves may be taken over by a conversation that begins meanwhile.
+            num_answered = len(collector.token_ids(f"{i}.{turn - 1}"))
+            num_tokens = num_prompt_tokens + num_answered
+            assert num_answered < 8 or num_cached(collector, f"{i}.{turn}") == num_tokens - 1
+            num_prompt_tokens = num_tokens + 4
 
 
 @for_all_models
@@ -223,7 +226,8 @@ def test_a_step_that_fails_half_way_is_made_good_even_where_it_overwrote_a_windo
     prompts = {f"s{i}": random_prompt(random, length) for i, length in enumerate((3, 24, 60))}
     collector = Collector(make_engine(loaded))
     last = loaded.text_config.num_hidden_layers - 1
-    layer = next(m for n, m in loaded.model.named_modules() if n.endswith(f"layers.{last}.mlp"))
+    names = (f"layers.{last}.mlp", f"h.{last}.mlp", f"layers.{last}.fc1")
+    layer = next(m for name, m in loaded.model.named_modules() if name.endswith(names))
     num_steps, has_failed = 0, False
 
     def fail_once(*_: object) -> None:

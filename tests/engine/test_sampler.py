@@ -53,7 +53,7 @@ def row_of(params: SamplingParams, position: int = 17) -> SamplingRow:
 
 
 def token_ids(batch: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int | None]:
-    return [None if s is None else s.token_id for s in sample(batch.clone(), rows)]
+    return [None if s is None else s.token_id for s in sample(batch, rows)]
 
 
 def expected_of(params: SamplingParams) -> torch.Tensor:
@@ -191,8 +191,8 @@ def test_a_row_is_sampled_as_it_is_alone_with_its_logprobs(
         for at, (params, _, prompt, output, barred) in enumerate(batch)
     ]
     logits = torch.tensor([values for _, values, *_ in batch])
-    together = sample(logits.clone(), rows)
-    alone = [sample(logits[at : at + 1].clone(), [row])[0] for at, row in enumerate(rows)]
+    together = sample(logits, rows)
+    alone = [sample(logits[at : at + 1], [row])[0] for at, row in enumerate(rows)]
     assert together == alone
 
 
@@ -211,6 +211,22 @@ def test_greedy_takes_the_likeliest_after_what_was_asked_for_has_changed_the_log
         ),
     ]
     assert token_ids(batch, rows) == [1, 2, 3, 2, 0]
+
+
+@pytest.mark.parametrize("params", [SamplingParams(temperature=0), *VARIANTS])
+@pytest.mark.parametrize("barred", [(), (0, 1)])
+def test_the_logits_stay_as_they_were_so_that_they_can_be_sampled_again(
+    params: SamplingParams, barred: tuple[int, ...]
+) -> None:
+    batch = logits().repeat(3, 1)
+    rows = [
+        row_of(params),
+        row_of(SamplingParams(temperature=0.9, top_p=0.9, top_logprobs=3)),
+        SamplingRow(params, 18, HISTORY if params.has_penalties else None, barred),
+    ]
+    first = sample(batch, rows)
+    assert torch.equal(batch, logits().repeat(3, 1))
+    assert sample(batch, rows) == first
 
 
 def test_a_temperature_next_to_nothing_is_greedy() -> None:

@@ -14,6 +14,8 @@ from deployments.engine.sequence import (
 )
 from deployments.engine.slot_edits import SlotCopy, SlotSwap, SlotWipe
 
+LENGTH = 1000
+
 
 def sequence(
     name: str, num_tokens: int, *, has_images: bool = False, shares: bool = False
@@ -26,11 +28,11 @@ def sequence(
         SamplingParams(),
         model_inputs={"pixel_values": torch.zeros(1)} if has_images else {},
     )
-    return Sequence(request, max_model_len=1000, eos_token_ids=frozenset())
+    return Sequence(request, max_model_len=LENGTH, eos_token_ids=frozenset())
 
 
 def scheduler(num_slots: int = 3, budget: int = 10) -> Scheduler:
-    return Scheduler(max_num_seqs=num_slots, max_batched_tokens=budget)
+    return Scheduler(max_num_seqs=num_slots, max_batched_tokens=budget, unwrapped_length=LENGTH)
 
 
 def complete(plan: StepPlan) -> None:
@@ -131,8 +133,8 @@ def test_a_preempted_sequence_waits_at_its_place_and_is_computed_anew() -> None:
     for each in (a, b, c, d):
         line.add(each)
     complete(line.schedule())
-    assert line.preempt(a) == SlotMove(source=2, target=0, length=3)
-    assert line.preempt(c) is not None
+    assert line.preempt(a) == (SlotSwap(0, 2, 3), SlotWipe(2, 0, 3))
+    assert line.preempt(c) == (SlotSwap(0, 1, 3), SlotWipe(1, 0, 3))
     assert line.waiting == (a, c, d)
     assert line.running == (b,)
     assert chunks(line.schedule()) == [("a", 1, 0, 3), ("c", 2, 0, 3)]
@@ -218,7 +220,9 @@ def test_whoever_finds_a_prefix_among_those_that_decode_does_not_wait_for_the_ne
 
 
 def test_without_prefix_caching_all_compute_their_own() -> None:
-    line = Scheduler(max_num_seqs=3, max_batched_tokens=200, prefix_caching=False)
+    line = Scheduler(
+        max_num_seqs=3, max_batched_tokens=200, unwrapped_length=LENGTH, prefix_caching=False
+    )
     for name in "abc":
         line.add(sequence(name, 40, shares=True))
     plan = line.schedule()

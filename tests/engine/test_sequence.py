@@ -116,6 +116,20 @@ def test_only_what_decoded_without_an_error_is_sound(
     assert seq.is_sound is is_sound
 
 
+def test_what_a_failed_pass_has_left_is_not_sound_until_it_waits_again() -> None:
+    request = SequenceRequest("s", (50, 51), SamplingParams())
+    seq = Sequence(request, max_model_len=20, eos_token_ids=frozenset())
+    seq.admit()
+    seq.has_strays = True
+    seq.preempt()
+    assert not seq.has_strays
+    seq.admit()
+    seq.handle(SequenceEvent.PREFILLED)
+    seq.has_strays = True
+    seq.finish(FinishReason.ABORT)
+    assert not seq.is_sound
+
+
 def test_a_resumed_sequence_counts_new_tokens_and_cached_ones_of_its_prompt_alone() -> None:
     request = SequenceRequest("s", (50, 51), SamplingParams(), (52, 53))
     seq = Sequence(request, max_model_len=20, eos_token_ids=frozenset())

@@ -46,7 +46,7 @@ def test_shared_tokens_are_counted_to_the_first_that_differs(
     assert num_shared_tokens(long_first, long_second, 100 + limit) == 100 + expected
 
 
-def table(num_slots: int = 3, *, unwrapped: int | None = None, retains: bool = True) -> SlotTable:
+def table(num_slots: int = 3, *, unwrapped: int = LENGTH, retains: bool = True) -> SlotTable:
     return SlotTable(num_slots=num_slots, unwrapped_length=unwrapped, retains=retains)
 
 
@@ -150,6 +150,17 @@ def test_what_failed_is_wiped_and_never_given() -> None:
     assert slots.find_prefix(sequence("s", range(40))) is None
 
 
+def test_who_failed_in_a_pass_neither_gives_nor_leaves_anything_until_it_has_run_again() -> None:
+    slots = table()
+    run(slots, strayed := sequence("strayed", range(40)))
+    strayed.has_strays = True
+    assert slots.find_prefix(sequence("s", range(40))) is None
+    strayed.has_strays = False
+    assert slots.find_prefix(sequence("s", range(40))) == Prefix(0, 39)
+    strayed.has_strays = True
+    assert end(slots, strayed, FinishReason.ABORT) == [SlotWipe(0, 0, 40)]
+
+
 def test_what_has_not_led_to_logits_is_not_given() -> None:
     slots = table()
     prefilling = sequence("prefilling", range(40))
@@ -227,7 +238,7 @@ class Simulation:
         self.random = random
         self.num_slots = random.randint(1, 4)
         self.budget = self.num_slots + random.choice([0, 3, 20, 200])
-        ring = random.choice([None, 20, 45])
+        ring = random.choice([LENGTH, 20, 45])
         self.shares = random.random() < 0.9
         self.line = Scheduler(
             max_num_seqs=self.num_slots,
@@ -235,7 +246,7 @@ class Simulation:
             unwrapped_length=ring,
             prefix_caching=self.shares,
         )
-        self.slots = NaiveSlots(num_slots=self.num_slots, length=LENGTH, capacity=ring or LENGTH)
+        self.slots = NaiveSlots(num_slots=self.num_slots, length=LENGTH, capacity=ring)
         self.alive: list[Sequence] = []
         self.expected_order: list[Sequence] = []
         self.admitted: list[Sequence] = []

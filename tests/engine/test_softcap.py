@@ -3,7 +3,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from deployments.engine import softcap
-from deployments.engine.softcap import attend
+from deployments.engine.softcap import Scores, attend
 
 HEADS, GROUPS, QUERIES, KEYS, HEAD_DIM = 2, 3, 5, 5, 4
 
@@ -35,11 +35,12 @@ def test_scores_are_bounded_before_the_mask_whatever_the_size_of_a_piece(
 ) -> None:
     monkeypatch.setattr(softcap, "MAX_SCORES", max_scores)
     query, key, value = tensors(is_expanded=is_expanded)
-    scores = 2.0 * (query @ key.transpose(-1, -2) * 0.5 / 2.0).tanh()
+    bounded = 2.0 * (query @ key.transpose(-1, -2) * 0.5 / 2.0).tanh()
     if mask is not None:
-        scores = scores.masked_fill(~mask, -torch.inf)
-    output = attend(query, key, value, attn_mask=mask, is_causal=False, scale=0.5, softcap=2.0)
-    torch.testing.assert_close(output, scores.softmax(-1) @ value)
+        bounded = bounded.masked_fill(~mask, -torch.inf)
+    scores = Scores(scale=0.5, softcap=2.0)
+    output = attend(query, key, value, attn_mask=mask, is_causal=False, scores=scores)
+    torch.testing.assert_close(output, bounded.softmax(-1) @ value)
 
 
 @pytest.mark.parametrize("max_scores", [1, 10**6])
@@ -48,17 +49,17 @@ def test_causal_is_the_mask_of_the_lower_triangle(
 ) -> None:
     monkeypatch.setattr(softcap, "MAX_SCORES", max_scores)
     query, key, value = tensors(is_expanded=True)
-    causal = attend(query, key, value, attn_mask=None, is_causal=True, scale=None, softcap=2.0)
-    masked = attend(
-        query, key, value, attn_mask=lower_triangle(), is_causal=False, scale=None, softcap=2.0
-    )
+    scores = Scores(scale=None, softcap=2.0)
+    causal = attend(query, key, value, attn_mask=None, is_causal=True, scores=scores)
+    masked = attend(query, key, value, attn_mask=lower_triangle(), is_causal=False, scores=scores)
     torch.testing.assert_close(causal, masked)
 
 
 @pytest.mark.parametrize("softcap", [None, 1e6])
 def test_without_a_bound_or_with_a_far_one_it_is_torchs_attention(softcap: float | None) -> None:
     query, key, value = tensors(is_expanded=True)
-    output = attend(query, key, value, attn_mask=None, is_causal=True, scale=None, softcap=softcap)
+    scores = Scores(scale=None, softcap=softcap)
+    output = attend(query, key, value, attn_mask=None, is_causal=True, scores=scores)
     torch.testing.assert_close(
         output, scaled_dot_product_attention(query, key, value, is_causal=True)
     )
@@ -66,6 +67,7 @@ def test_without_a_bound_or_with_a_far_one_it_is_torchs_attention(softcap: float
 
 def test_half_precision_comes_back_as_it_went_in() -> None:
     query, key, value = (tensor.bfloat16() for tensor in tensors(is_expanded=True))
-    output = attend(query, key, value, attn_mask=None, is_causal=True, scale=None, softcap=2.0)
+    scores = Scores(scale=None, softcap=2.0)
+    output = attend(query, key, value, attn_mask=None, is_causal=True, scores=scores)
     assert output.dtype == torch.bfloat16
     assert output.shape == query.shape

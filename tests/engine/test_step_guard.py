@@ -79,21 +79,21 @@ MIXED = ((decode("a", 0), decode("b", 1)), (chunk("c", 0, 3), chunk("d", 0, 8, h
 
 def test_text_runs_in_one_pass_and_images_in_their_own() -> None:
     runner = Runner(lambda _: None)
-    outcome = StepGuard(runner, CPU).run(StepPlan(*MIXED))
+    outcome = StepGuard(runner, CPU, 100).run(StepPlan(*MIXED))
     assert runner.passes == ["abc", "d"]
     assert (ran(outcome), outcome.blamed, outcome.num_tokens_too_many) == ("abcd", [], 0)
 
 
 @pytest.mark.parametrize("bad", ["a", "b", "c", "d", "ac", "bd", "abcd"])
 def test_the_bad_are_blamed_and_the_others_run(bad: str) -> None:
-    outcome = StepGuard(Runner(failing(*bad)), CPU).run(StepPlan(*MIXED))
+    outcome = StepGuard(Runner(failing(*bad)), CPU, 100).run(StepPlan(*MIXED))
     assert ran(outcome) == "".join(sorted(set("abcd") - set(bad)))
     assert blamed(outcome) == dict.fromkeys(bad, "the model failed on this sequence")
 
 
 def test_images_that_fail_cost_the_text_no_pass() -> None:
     runner = Runner(failing("d"))
-    StepGuard(runner, CPU).run(StepPlan(*MIXED))
+    StepGuard(runner, CPU, 100).run(StepPlan(*MIXED))
     assert runner.passes == ["abc", "d"]
 
 
@@ -101,22 +101,21 @@ def test_one_bad_row_among_64_costs_eight_more_passes_at_most() -> None:
     rows = tuple(decode(chr(200 + i), i) for i in range(64))
     for row in rows:
         runner = Runner(failing(row.sequence.sequence_id))
-        outcome = StepGuard(runner, CPU).run(StepPlan(rows, ()))
+        outcome = StepGuard(runner, CPU, 100).run(StepPlan(rows, ()))
         assert (len(outcome.ran), len(outcome.blamed)) == (63, 1)
         assert len(runner.passes) <= 1 + 6 + 2
 
 
 def test_a_pass_out_of_memory_blames_none_and_tells_its_size() -> None:
     runner = Runner(short_above(2))
-    outcome = StepGuard(runner, CPU).run(StepPlan(MIXED[0], MIXED[1][:1]))
+    outcome = StepGuard(runner, CPU, 100).run(StepPlan(MIXED[0], MIXED[1][:1]))
     assert runner.passes == ["abc"]
     assert (ran(outcome), outcome.blamed, outcome.num_tokens_too_many) == ("", [], 5)
 
 
 def test_what_ran_beside_a_pass_out_of_memory_stays() -> None:
-    outcome = StepGuard(
-        Runner(lambda plan: SHORT if plan.decode else None), CPU
-    ).run(StepPlan(*MIXED))  # fmt: skip
+    runner = Runner(lambda plan: SHORT if plan.decode else None)
+    outcome = StepGuard(runner, CPU, 100).run(StepPlan(*MIXED))
     assert (ran(outcome), outcome.num_tokens_too_many) == ("d", 5)
 
 
@@ -128,7 +127,7 @@ def test_what_cannot_be_smaller_is_tried_twice_and_then_blamed(
 ) -> None:
     plan = StepPlan((row,), ()) if isinstance(row, DecodeRow) else StepPlan((), (row,))
     runner = Runner(short_above(0))
-    outcome = StepGuard(runner, CPU).run(plan)
+    outcome = StepGuard(runner, CPU, 100).run(plan)
     assert runner.passes == ["a", "a"]
     assert blamed(outcome) == {"a": "there is not enough memory for this sequence"}
     assert outcome.num_tokens_too_many == 0
@@ -136,7 +135,9 @@ def test_what_cannot_be_smaller_is_tried_twice_and_then_blamed(
 
 def test_a_second_try_that_passes_counts() -> None:
     answers = iter([SHORT, None])
-    outcome = StepGuard(Runner(lambda _: next(answers)), CPU).run(StepPlan((decode("a", 0),), ()))
+    outcome = StepGuard(Runner(lambda _: next(answers)), CPU, 100).run(
+        StepPlan((decode("a", 0),), ())
+    )
     assert (ran(outcome), outcome.blamed) == ("a", [])
 
 
@@ -146,23 +147,32 @@ def test_a_chunk_out_of_memory_alone_while_a_culprit_is_sought_is_not_blamed() -
             return "together they fail"
         return short_above(2)(plan)
 
-    outcome = StepGuard(Runner(fault), CPU).run(StepPlan(MIXED[0], MIXED[1][:1]))
+    outcome = StepGuard(Runner(fault), CPU, 100).run(StepPlan(MIXED[0], MIXED[1][:1]))
     assert (ran(outcome), outcome.blamed, outcome.num_tokens_too_many) == ("ab", [], 3)
+
+
+def test_all_rows_of_a_pass_that_failed_are_known_to_have_strays() -> None:
+    chunks = (chunk("c", 0, 3), chunk("d", 0, 8, has_images=True))
+    plan = StepPlan((decode("a", 0), decode("b", 1)), chunks)
+    StepGuard(Runner(failing("d")), CPU, 100).run(plan)
+    assert [sequence.has_strays for sequence in sequences(plan)] == [False, False, False, True]
+    StepGuard(Runner(failing("c")), CPU, 100).run(plan)
+    assert all(sequence.has_strays for sequence in sequences(plan))
 
 
 def test_where_slots_overwrite_chunks_behind_others_start_over_and_then_run_alone() -> None:
     plan = StepPlan((decode("a", 0),), (chunk("c", 3, 6), chunk("d", 0, 6), chunk("e", 7, 8)))
-    outcome = StepGuard(Runner(failing("c")), CPU, overwrites=True).run(plan)
+    outcome = StepGuard(Runner(failing("c")), CPU, 5).run(plan)
     assert (ran(outcome), restarting(outcome), outcome.blamed) == ("ade", "c", [])
     runner = Runner(failing("c"))
-    outcome = StepGuard(runner, CPU, overwrites=True).run(plan)
+    outcome = StepGuard(runner, CPU, 5).run(plan)
     assert runner.passes == ["ade", "c"]
     assert (ran(outcome), restarting(outcome), list(blamed(outcome))) == ("ade", "", ["c"])
 
 
 def test_where_slots_overwrite_a_chunk_out_of_memory_starts_over() -> None:
     plan = StepPlan((decode("a", 0),), (chunk("c", 3, 6), chunk("d", 0, 6)))
-    outcome = StepGuard(Runner(short_above(5)), CPU, overwrites=True).run(plan)
+    outcome = StepGuard(Runner(short_above(5)), CPU, 5).run(plan)
     assert (ran(outcome), restarting(outcome), outcome.num_tokens_too_many) == ("", "c", 10)
     assert not plan.prefill[0].sequence.is_suspect
 
@@ -172,4 +182,4 @@ def test_a_device_that_is_gone_blames_none() -> None:
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
     with pytest.raises(torch.AcceleratorError):
-        StepGuard(gone, CPU).run(StepPlan(*MIXED))
+        StepGuard(gone, CPU, 100).run(StepPlan(*MIXED))

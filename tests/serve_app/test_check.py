@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
-from serve_app.check import find_problems, main
+from deployments.text_generator import USER_CONFIG_KEYS
+from serve_app.check import BatchingConfig, find_problems, main
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = (ROOT / "serve_config.yaml").read_text(encoding="utf-8")
@@ -116,6 +117,10 @@ def test_unknown_key_of_any_section_is_found(place: Any, path: str, hint: str) -
             {"model": {"user_config": {"batch_wait_timeout_s": -1}}},
             f"{MODEL}.user_config.batch_wait_timeout_s",
         ),
+        (
+            {"model": {"user_config": {"max_messages_per_s": 0}}},
+            f"{MODEL}.user_config.max_messages_per_s",
+        ),
         ({"application": {"args": {}}}, "applications[0].args.models"),
         ({"application": {"deployments": {"name": "x"}}}, "applications[0].deployments"),
         ({"application": {"deployments": [None]}}, "applications[0].deployments[0]"),
@@ -145,6 +150,11 @@ def test_all_problems_are_listed_at_once() -> None:
 def test_code_that_the_file_names_is_not_imported() -> None:
     policy = {"policy_function": "no.such.module:policy"}
     assert problems(ingress={"autoscaling_config": {"policy": policy}}) == []
+
+
+def test_user_config_of_a_model_has_the_deployments_keys() -> None:
+    assert set(BatchingConfig.model_fields) == USER_CONFIG_KEYS
+    assert problems(model={"user_config": dict.fromkeys(USER_CONFIG_KEYS, 1)}) == []
 
 
 def test_key_that_stands_twice_is_refused() -> None:

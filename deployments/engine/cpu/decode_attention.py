@@ -7,8 +7,6 @@ so a ring is read as any other slot.
 """
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
-from functools import cache
 
 import numpy as np
 import torch
@@ -18,13 +16,20 @@ from deployments.engine.softcap import Scores
 
 DTYPES = (torch.bfloat16, torch.float32)
 
-MIN_PART = 2_000_000
-"""Multiplications that are worth a thread of their own, which has to be woken for them."""
+MAX_THREADS = 2
+"""The kernel runs on one thread, on which it is as fast as torch's is on two or three."""
+
+MAX_PRODUCTS = 2_000_000
+"""With more threads than those, the most products of a call that the kernel still gets: it is done
+with them before torch's threads have come together."""
 
 
-def can_attend(query: torch.Tensor) -> bool:
-    """Return whether the kernel is made for such queries."""
-    return query.device.type == "cpu" and query.dtype in DTYPES
+def can_attend(query: torch.Tensor, lengths: Sequence[int]) -> bool:
+    """Return whether the kernel is made for such queries, and likely faster than torch's own."""
+    if query.device.type != "cpu" or query.dtype not in DTYPES:
+        return False
+    num_products = sum(lengths) * query[0].numel()
+    return torch.get_num_threads() <= MAX_THREADS or num_products <= MAX_PRODUCTS
 
 
 def attend_decode(
@@ -49,10 +54,10 @@ def attend_decode(
         [m, num_heads, head_dim].
     """
     query = query.contiguous()
-    num_rows, num_heads, head_dim = query.shape
+    _, num_heads, head_dim = query.shape
     kernel = make_kernel(head_dim, num_heads, keys.shape[2], query.dtype is torch.bfloat16)
     output = torch.empty_like(query)
-    arguments = (
+    kernel(
         query.data_ptr(),
         keys.data_ptr(),
         values.data_ptr(),
@@ -63,29 +68,4 @@ def attend_decode(
         head_dim**-0.5 if scores.scale is None else scores.scale,
         scores.softcap or 0.0,
     )
-    num_parts = min(
-        torch.get_num_threads(), num_rows, 1 + sum(lengths) * num_heads * head_dim // MIN_PART
-    )
-    if num_parts == 1:
-        kernel(0, num_rows, *arguments)
-        return output
-    bounds = _split(lengths, num_parts)
-    threads = _threads(num_parts - 1)
-    others = [
-        threads.submit(kernel, bounds[i], bounds[i + 1], *arguments) for i in range(1, num_parts)
-    ]
-    kernel(bounds[0], bounds[1], *arguments)
-    wait(others)
     return output
-
-
-def _split(lengths: Sequence[int], num_parts: int) -> list[int]:
-    """Return the bounds of parts of about as many tokens each."""
-    ends = np.cumsum(lengths)
-    inner = np.searchsorted(ends, [ends[-1] * i / num_parts for i in range(1, num_parts)])
-    return [0, *(int(i) + 1 for i in inner), len(lengths)]
-
-
-@cache
-def _threads(num_threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(num_threads, thread_name_prefix="decode-attention")

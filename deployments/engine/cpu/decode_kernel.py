@@ -25,14 +25,11 @@ def make_kernel(head_dim: int, num_heads: int, num_kv_heads: int, is_bfloat16: b
     itemsize = 2 if is_bfloat16 else 4
 
     @numba.njit(nogil=True, fastmath=True, error_model="numpy", cache=True)
-    def attend(first, end, queries, keys, values, outputs, slots, lengths, stride, scale, softcap):
-        longest = 0
-        for row in range(first, end):
-            longest = max(longest, lengths[row])
-        scores = np.empty((group, longest), np.float32)
+    def attend(queries, keys, values, outputs, slots, lengths, stride, scale, softcap):
+        scores = np.empty((group, lengths.max()), np.float32)
         query = np.empty((group, head_dim), np.float32)
         total = np.empty((group, head_dim), np.float32)
-        for row in range(first, end):
+        for row in range(len(slots)):
             length, at = lengths[row], itemsize * row * query_size
             source = numba.carray(pointer_to(queries + at), query_size, stored)
             target = numba.carray(pointer_to(outputs + at), query_size, stored)

@@ -1,9 +1,12 @@
-"""The attention of one decode step, with rows read in spans of their own length and in one call.
+"""The attention of one decode step on a CPU, three ways.
+
+Padded: one call of torch's attention, every row as long as the longest. Spans: one call for each
+run of rows that are about as long. Kernel: raystream's own, in which each row has its own length.
 
 The shape is Qwen2-0.5B's: 24 layers, 14 heads on 2 key-value heads of 64, bfloat16; 32 sequences.
-Both ways alternate, and the medians are compared, since machines are noisy.
+The ways alternate, and the medians are compared, since machines are noisy.
 
-Run: python -m benchmarks.decode_spans
+Run: python -m benchmarks.decode_attention
 """
 
 import argparse
@@ -19,7 +22,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from deployments.engine.attention import slot_attention
+from deployments.engine import attention
 from deployments.engine.decode_spans import CALL_COST_BYTES
 from deployments.engine.kv_slots import KVShape, KVSlots
 from deployments.engine.packed_step import PackedStep
@@ -29,32 +32,35 @@ SHAPE = KVShape((None,) * NUM_LAYERS, num_kv_heads=2, head_dim=64, dtype=torch.b
 LAYERS = [
     cast("torch.nn.Module", SimpleNamespace(layer_idx=i, is_causal=True)) for i in range(NUM_LAYERS)
 ]
+WAYS = ("padded", "spans", "kernel")
 
 
 def workloads() -> dict[str, list[int]]:
     """Return the sequences' lengths of each workload."""
     random = Random(0)
-    mixed = [random.randint(64, MAX_MODEL_LEN) for _ in range(NUM_SEQS)]
     return {
+        "all 128": [128] * NUM_SEQS,
         "all 512": [512] * NUM_SEQS,
-        "mixed, 64 to 1024": mixed,
+        "mixed, 64 to 1024": [random.randint(64, MAX_MODEL_LEN) for _ in range(NUM_SEQS)],
         "one of 1024 among 31 of 64": [64] * 15 + [MAX_MODEL_LEN] + [64] * 16,
     }
 
 
 @torch.inference_mode()
-def attend(kv: KVSlots, lengths: list[int], *, is_split: bool) -> tuple[float, int]:
-    """Run one step's attention; return its seconds and its calls in each layer."""
+def attend(kv: KVSlots, lengths: list[int], way: str) -> float:
+    """Run one step's attention; return its seconds."""
     rows = torch.randn(1, NUM_HEADS + 4, NUM_SEQS, SHAPE.head_dim, dtype=SHAPE.dtype)
     query, key, value = rows[:, :NUM_HEADS], rows[:, -4:-2], rows[:, -2:]
     step = PackedStep(kv, tuple(range(NUM_SEQS)), tuple(n - 1 for n in lengths), ())
-    costs = CALL_COST_BYTES if is_split else {"cpu": inf}
-    with patch.dict(CALL_COST_BYTES, costs):
+    costs = {"cpu": inf} if way == "padded" else CALL_COST_BYTES
+    with (
+        patch.dict(CALL_COST_BYTES, costs),
+        patch.object(attention, "can_attend", lambda *_: way == "kernel"),
+    ):
         started = time.perf_counter()
         for layer in LAYERS:
-            slot_attention(layer, query, key, value, None, packed_step=step)
-        seconds = time.perf_counter() - started
-    return seconds, len(step.decode_places(MAX_MODEL_LEN).spans)
+            attention.slot_attention(layer, query, key, value, None, packed_step=step)
+        return time.perf_counter() - started
 
 
 def main() -> None:
@@ -67,20 +73,16 @@ def main() -> None:
     kv = KVSlots(SHAPE, num_slots=NUM_SEQS, max_model_len=MAX_MODEL_LEN, device=torch.device("cpu"))
     title = f"{NUM_LAYERS} layers, {NUM_SEQS} sequences, {args.threads} thread(s), ms a step"
     table = Table(title=title)
-    for column in ("lengths", "one call", "spans", "calls a layer", "ratio"):
+    for column in ("lengths", *WAYS, "padded / spans", "padded / kernel"):
         table.add_column(column, justify="right")
     for name, lengths in workloads().items():
-        attend(kv, lengths, is_split=True)  # warm
-        pairs = [
-            (attend(kv, lengths, is_split=False), attend(kv, lengths, is_split=True))
-            for _ in range(args.rounds)
+        rounds = [[attend(kv, lengths, way) for way in WAYS] for _ in range(args.rounds + 1)][1:]
+        times = [statistics.median(column) for column in zip(*rounds, strict=True)]
+        ratios = [
+            statistics.median(each[0] / each[way] for each in rounds) for way in range(1, len(WAYS))
         ]
-        one = statistics.median(one for (one, _), _ in pairs)
-        spans = statistics.median(spans for _, (spans, _) in pairs)
-        ratio = statistics.median(one / spans for (one, _), (spans, _) in pairs)
-        calls = pairs[0][1][1]
-        row = (name, f"{1000 * one:.1f}", f"{1000 * spans:.1f}", str(calls), f"{ratio:.1f}")
-        table.add_row(*row)
+        cells = [f"{1000 * seconds:.1f}" for seconds in times] + [f"{r:.1f}" for r in ratios]
+        table.add_row(name, *cells)
     Console().print(table)
 
 

@@ -1,0 +1,1 @@
+"""Tests of what makes a stock model fast on a CPU."""
