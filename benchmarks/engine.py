@@ -1,7 +1,12 @@
-"""The engine beside `model.generate`, one request after the other, on the embedded chat model.
+"""The engine beside `model.generate`, and beside what the memory's bandwidth allows.
 
-Both run the same prompts greedily, on the same model and the same threads, for the same number of
-tokens. Rounds alternate, and the medians are compared, since machines are noisy.
+1. pydoc-chat in float32: the same prompts greedily, for the same number of tokens, by the engine
+   all at once and by `generate` one after the other.
+2. The shape of Qwen2-0.5B in bfloat16, with random weights: the decode step beside the floor, which
+   is the time that reading the weights once takes at the measured bandwidth; and where the step's
+   time goes.
+
+Rounds alternate, and the medians are compared, since machines are noisy.
 
 Run: python -m benchmarks.engine
 """
@@ -9,25 +14,48 @@ Run: python -m benchmarks.engine
 import argparse
 import statistics
 import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from rich.console import Console
 from rich.table import Table
-from transformers import AutoModelForImageTextToText
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedModel,
+    Qwen2Config,
+)
 
 from deployments.contract import ChatMessage, GenerationRequest, TextPart
+from deployments.engine import engine as engine_module
+from deployments.engine.cpu.allocator import keep_freed_memory
+from deployments.engine.detokenizer import Detokenizer
 from deployments.engine.engine import Engine
 from deployments.engine.engine_limits import EngineLimits
-from deployments.engine.model_loader import LoadedModel, load_model
+from deployments.engine.model_loader import LoadedModel, load_model, prepare_model
+from deployments.engine.model_runner import ModelRunner
 from deployments.engine.sampling_params import SamplingParams
+from deployments.engine.scheduler import Scheduler
 from deployments.engine.sequence import SequenceRequest
-from deployments.gpu.device import num_cores
+from deployments.gpu.device import num_compute_threads
 from deployments.prompt_encoder import EncodedPrompt, PromptEncoder
 from models.training.corpus import load_corpus
 
 FOLDER = Path(__file__).resolve().parent.parent / "models/pydoc-chat"
+CPU = torch.device("cpu")
+READ_BYTES = 2**30
+PROMPT_TOKENS = 64
+PARTS = {
+    "schedule": (Scheduler, "schedule"),
+    "forward": (ModelRunner, "run"),
+    "sample": (engine_module, "sample"),
+    "detokenize": (Detokenizer, "advance"),
+}
 
 
 def prompts(loaded: LoadedModel, count: int) -> list[tuple[int, ...]]:
@@ -46,13 +74,19 @@ def prompts(loaded: LoadedModel, count: int) -> list[tuple[int, ...]]:
 def engine_speed(loaded: LoadedModel, batch: list[tuple[int, ...]], num_tokens: int) -> float:
     """Answer all prompts at once; return tokens per second."""
     engine = Engine(loaded, EngineLimits(len(batch), 256, 512))
-    params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
+    engine.warm_up()
     started = time.perf_counter()
-    for i, prompt in enumerate(batch):
-        engine.add(SequenceRequest(str(i), prompt, params))
+    add_all(engine, batch, num_tokens)
     while engine.has_work:
         engine.step()
     return len(batch) * num_tokens / (time.perf_counter() - started)
+
+
+def add_all(engine: Engine, batch: list[tuple[int, ...]], num_tokens: int) -> None:
+    """Give the engine prompts that it answers greedily with so many tokens each."""
+    params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
+    for i, prompt in enumerate(batch):
+        engine.add(SequenceRequest(str(i), prompt, params))
 
 
 def generate_speed(model: Any, batch: list[tuple[int, ...]], num_tokens: int) -> float:
@@ -70,32 +104,153 @@ def generate_speed(model: Any, batch: list[tuple[int, ...]], num_tokens: int) ->
     return len(batch) * num_tokens / (time.perf_counter() - started)
 
 
+def compare_with_generate(counts: list[int], num_tokens: int, rounds: int) -> Table:
+    """Return tokens per second of both."""
+    loaded = load_model(str(FOLDER), revision=None, dtype="float32", device=CPU)
+    torch.set_num_threads(num_compute_threads(loaded.num_weight_bytes))
+    stock = AutoModelForImageTextToText.from_pretrained(FOLDER, dtype=torch.float32)
+    table = Table(title=f"pydoc-chat, float32, {torch.get_num_threads()} thread(s), tokens/s")
+    for column in ("sequences", "model.generate, in turn", "engine", "ratio"):
+        table.add_column(column, justify="right")
+    for count in counts:
+        batch = prompts(loaded, count)
+        pairs = [
+            (generate_speed(stock, batch, num_tokens), engine_speed(loaded, batch, num_tokens))
+            for _ in range(rounds)
+        ]
+        generate, engine = (statistics.median(column) for column in zip(*pairs, strict=True))
+        ratio = statistics.median(engine / generate for generate, engine in pairs)
+        table.add_row(str(count), f"{generate:.0f}", f"{engine:.0f}", f"{ratio:.1f}")
+    return table
+
+
+def half_billion() -> PreTrainedModel:
+    """Return a model of Qwen2-0.5B's shape with random weights, in bfloat16."""
+    config = Qwen2Config(
+        vocab_size=151936,
+        hidden_size=896,
+        intermediate_size=4864,
+        num_hidden_layers=24,
+        num_attention_heads=14,
+        num_key_value_heads=2,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+        dtype=torch.bfloat16,
+    )
+    torch.manual_seed(0)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call] # transformers leaves it untyped
+        config, dtype=torch.bfloat16
+    )
+    return model
+
+
+def read_seconds(memory: torch.Tensor) -> float:
+    """Return how long it takes to read so much memory with all compute threads."""
+    started = time.perf_counter()
+    memory.sum()
+    return time.perf_counter() - started
+
+
+@contextmanager
+def timed_parts() -> Iterator[dict[str, list[float]]]:
+    """Time the parts of every step that runs inside."""
+    seconds: dict[str, list[float]] = defaultdict(list)
+
+    def timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            started = time.perf_counter()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                seconds[name].append(time.perf_counter() - started)
+
+        return call
+
+    with ExitStack() as stack:
+        for name, (owner, attribute) in PARTS.items():
+            function = timed(name, getattr(owner, attribute))
+            stack.enter_context(patch.object(owner, attribute, function))
+        yield seconds
+
+
+def compare_with_floor(counts: list[int], num_steps: int, rounds: int) -> Table:
+    """Return the decode step beside the floor, and its parts, in milliseconds."""
+    tokenizer = load_model(str(FOLDER), revision=None, dtype="float32", device=CPU).tokenizer
+    model = half_billion()
+    prepare_model(model)
+    loaded = LoadedModel(model, tokenizer, None, frozenset())
+    embedding = model.get_input_embeddings().weight
+    assert isinstance(embedding, torch.Tensor)
+    # Of the embedding a step reads a row for each token; the logits' layer holds a copy of it.
+    weight_bytes = loaded.num_weight_bytes - embedding.nbytes
+    torch.set_num_threads(num_compute_threads(weight_bytes))
+    memory = torch.ones(READ_BYTES // 4)
+    title = (
+        f"Qwen2-0.5B's shape, bfloat16, {torch.get_num_threads()} thread(s), "
+        f"{weight_bytes / 1e6:.0f} MB a step; ms"
+    )
+    table = Table(title=title)
+    for column in ("sequences", "GB/s", "floor", "step", "floor / step", *PARTS, "rest", "tok/s"):
+        table.add_column(column, justify="right")
+    for count in counts:
+        measured = [decode_steps(loaded, count, num_steps, memory) for _ in range(rounds)]
+        seconds = {
+            name: statistics.median(value for each in measured for value in each[name])
+            for name in measured[0]
+        }
+        floor = seconds["read"] * weight_bytes / memory.nbytes
+        parts = [seconds[name] for name in PARTS]
+        rest = seconds["step"] - sum(parts)
+        table.add_row(
+            str(count),
+            f"{memory.nbytes / seconds['read'] / 1e9:.1f}",
+            f"{1000 * floor:.1f}",
+            f"{1000 * seconds['step']:.1f}",
+            f"{floor / seconds['step']:.0%}",
+            *(f"{1000 * part:.2f}" for part in (*parts, rest)),
+            f"{count / seconds['step']:.0f}",
+        )
+    return table
+
+
+def decode_steps(
+    loaded: LoadedModel, count: int, num_steps: int, memory: torch.Tensor
+) -> dict[str, list[float]]:
+    """Return the seconds of decode steps and of their parts, and of reading the memory between."""
+    batch = [tuple(range(i, i + PROMPT_TOKENS)) for i in range(count)]
+    seconds: dict[str, list[float]] = defaultdict(list)
+    with timed_parts() as parts:
+        engine = Engine(loaded, EngineLimits(count, 1024, 512))
+        engine.warm_up()
+        add_all(engine, batch, num_steps + 2)
+        while len(engine.step()) < count:  # prompts
+            pass
+        for step in range(num_steps):
+            if step % 4 == 0:
+                seconds["read"].append(read_seconds(memory))
+            parts.clear()
+            started = time.perf_counter()
+            engine.step()
+            seconds["step"].append(time.perf_counter() - started)
+            for name in PARTS:
+                seconds[name].append(sum(parts[name]))
+        while engine.has_work:
+            engine.step()
+    return seconds
+
+
 def main() -> None:
-    """Measure and print a table."""
+    """Measure and print two tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--concurrency", default="1,8,32", help="sequences at once, a list")
     parser.add_argument("--num-tokens", type=int, default=48, help="tokens of each answer")
     parser.add_argument("--rounds", type=int, default=3, help="of each, in turn")
     args = parser.parse_args()
-    torch.set_num_threads(num_cores())
-    loaded = load_model(str(FOLDER), revision=None, dtype="float32", device=torch.device("cpu"))
-    stock = AutoModelForImageTextToText.from_pretrained(FOLDER, dtype=torch.float32)
-    table = Table(title=f"pydoc-chat, float32, {torch.get_num_threads()} thread(s), tokens/s")
-    for column in ("sequences", "model.generate, in turn", "engine", "ratio"):
-        table.add_column(column, justify="right")
-    for count in map(int, args.concurrency.split(",")):
-        batch = prompts(loaded, count)
-        pairs = [
-            (
-                generate_speed(stock, batch, args.num_tokens),
-                engine_speed(loaded, batch, args.num_tokens),
-            )
-            for _ in range(args.rounds)
-        ]
-        generate, engine = (statistics.median(column) for column in zip(*pairs, strict=True))
-        ratio = statistics.median(engine / generate for generate, engine in pairs)
-        table.add_row(str(count), f"{generate:.0f}", f"{engine:.0f}", f"{ratio:.1f}")
-    Console().print(table)
+    counts = [int(count) for count in args.concurrency.split(",")]
+    keep_freed_memory()
+    console = Console()
+    console.print(compare_with_generate(counts, args.num_tokens, args.rounds))
+    console.print(compare_with_floor(counts, args.num_tokens, args.rounds))
 
 
 if __name__ == "__main__":
