@@ -86,7 +86,7 @@ class ModelConfig(StrictModel):
             raise ValueError("num_gpus must be 'auto', or from 0 to 1: a replica runs on one GPU")
         if self.task != "generate":
             raise ValueError(f"task {self.task!r} is not served yet; use 'generate'")
-        if self.quantization is not None and (self.device == "cuda" or self._wants_gpu):
+        if self.quantization is not None and self._runs_on_gpu:
             raise ValueError(
                 f"quantization {self.quantization!r} runs on a CPU alone; write `device: cpu` "
                 "and `num_gpus: 0`, or `quantization: null`"
@@ -99,8 +99,10 @@ class ModelConfig(StrictModel):
         return self
 
     @property
-    def _wants_gpu(self) -> bool:
-        return self.num_gpus != "auto" and self.num_gpus > 0
+    def _runs_on_gpu(self) -> bool:
+        """Whether a GPU is asked for by name; `auto` alone may find one or not."""
+        has_share = self.num_gpus != "auto" and self.num_gpus > 0
+        return self.device == "cuda" or (self.device == "auto" and has_share)
 
     @property
     def deployment_name(self) -> str:
