@@ -56,6 +56,11 @@ def quantize_model(model: PreTrainedModel) -> None:
         model.set_output_embeddings(int8_head)  # type: ignore[no-untyped-call] # left untyped
 
 
+def is_quantized(model: torch.nn.Module) -> bool:
+    """Return whether any layer is held as int8."""
+    return any(isinstance(module, Int8Linear) for module in model.modules())
+
+
 def linear_share(decoder: torch.nn.Module) -> float:
     """Return the part of a language model's weights, embeddings apart, in linear layers."""
     modules = list(decoder.modules())

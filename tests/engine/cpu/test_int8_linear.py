@@ -141,7 +141,8 @@ def test_a_cpu_that_overflows_is_found_out(monkeypatch: pytest.MonkeyPatch) -> N
         offset, scales = arguments[1], arguments[3]
         products = integers[:, None].int() * weight.int()
         pairs = products.view(*products.shape[:2], -1, 2).sum(-1).clamp(-(2**15), 2**15 - 1)
-        return (pairs.sum(-1) - offset * weight.int().sum(-1)).float() * scales
+        sums: torch.Tensor = pairs.sum(-1) - offset * weight.int().sum(-1)
+        return torch.mul(sums, scales)
 
     weight, _ = quantize(torch.tensor([[1.0] * 64, [-1.0] * 64, [0.5, 0.25] * 32]))
     monkeypatch.setattr(int8_linear, "_product", lambda: saturating)

@@ -11,6 +11,7 @@ from deployments.engine.cpu import quantization
 from deployments.engine.cpu.int8_linear import Int8Linear, int8_obstacle
 from deployments.engine.cpu.prepacked_linear import PrepackedLinear
 from deployments.engine.cpu.quantization import linear_share
+from deployments.engine.memory import memory_demand
 from deployments.engine.model_check import UnsupportedModelError
 from deployments.engine.model_loader import LoadedModel, load_model, prepare_model
 from deployments.engine.sequence import SequenceRequest
@@ -120,6 +121,17 @@ def test_the_bytes_held_are_counted(tmp_path: Path) -> None:
     weights = sum(count * inputs.get(name, 32) for name, count in outputs.items())
     scales, biases = 4 * sum(outputs.values()), 4 * outputs["qkv"]
     assert loaded.num_weight_bytes == embeddings + norms + weights + scales + biases
+
+
+def test_a_step_needs_room_for_float32_between_int8_layers() -> None:
+    def activation_bytes(quantization: str | None) -> int:
+        model = qwen2().bfloat16()
+        prepare_model(model, quantization)
+        loaded = LoadedModel(model, byte_tokenizer(), None, frozenset())
+        demand = memory_demand(loaded, max_model_len=64, max_num_seqs=0, max_batched_tokens=32)
+        return demand.activation_bytes
+
+    assert activation_bytes("int8") == 2 * activation_bytes(None)
 
 
 @pytest.mark.parametrize(("make_model", "name"), [(mixtral, "mixtral"), (gpt2, "gpt2")])

@@ -28,7 +28,7 @@ def test_weights_are_freed_one_layer_after_the_other(layer: Layer) -> None:
     if layer is Int8Linear and int8_obstacle():
         pytest.skip(str(int8_obstacle()))
     first = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Identity())
-    model = torch.nn.Sequential(first, Watch(first[0].weight))
-    prepack(model, layer)
+    watch = Watch(first.get_parameter("0.weight"))
+    prepack(torch.nn.Sequential(first, watch), layer)
     assert isinstance(first[0], layer)
-    assert not model[1].is_held[-1]
+    assert not watch.is_held[-1]
