@@ -21,7 +21,7 @@ Layer = type[PrepackedLinear] | type[Int8Linear]
 class SharedInput(torch.nn.Module):
     """Several linear layers side by side."""
 
-    def __init__(self, linears: Sequence[torch.nn.Linear], layer: Layer) -> None:
+    def __init__(self, linears: Sequence[torch.nn.Linear], layer: Layer = PrepackedLinear) -> None:
         """Join the weights.
 
         Args:
