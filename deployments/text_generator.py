@@ -113,7 +113,11 @@ class TextGenerator:
         device.enforce_share(share)
         total_bytes = device.total_bytes
         self._loaded = load_model(
-            spec.source, revision=spec.revision, dtype=spec.dtype, device=device.torch_device
+            spec.source,
+            revision=spec.revision,
+            dtype=spec.dtype,
+            device=device.torch_device,
+            quantization=spec.quantization,
         )
         self._num_threads = spec.num_threads or num_compute_threads(self._loaded.num_weight_bytes)
         torch.set_num_threads(self._num_threads)
@@ -135,7 +139,7 @@ class TextGenerator:
 
     def _log_plan(self, seconds: float) -> None:
         logger.info(
-            "%s is ready after %.1f s on %s: share %g of the device, %d compute thread(s), %s, "
+            "%s is ready after %.1f s on %s: share %g of the device, %d compute thread(s), %s%s, "
             "%d KV slots of %d tokens, %.3f GiB",
             self._spec.id,
             seconds,
@@ -143,6 +147,7 @@ class TextGenerator:
             self._spec.num_gpus or 1,
             self._num_threads,
             str(self._loaded.model.dtype).removeprefix("torch."),
+            f" with {self._spec.quantization} weights" if self._spec.quantization else "",
             self.plan.num_slots,
             self._spec.max_model_len,
             self.plan.kv_bytes / GIB,

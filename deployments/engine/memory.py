@@ -1,5 +1,8 @@
 """What a loaded model asks of its device's memory."""
 
+import torch
+
+from deployments.engine.cpu.quantization import is_quantized
 from deployments.engine.kv_slots import KVShape
 from deployments.engine.model_loader import LoadedModel
 from deployments.gpu.budget import MemoryDemand, activation_bytes
@@ -11,6 +14,7 @@ def memory_demand(
     """Return the model's demand, in bytes, for a given size of slots and steps.
 
     A prompt with images can't be cut, so a model that takes them may meet a step of max_model_len.
+    Int8 layers take and give float32 inside, whatever the rest computes in.
     """
     config = loaded.text_config
     dtype = loaded.model.dtype
@@ -24,7 +28,7 @@ def memory_demand(
             intermediate_size=getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
             vocab_size=config.vocab_size,
             num_seqs=max_num_seqs,
-            itemsize=dtype.itemsize,
+            itemsize=torch.float32.itemsize if is_quantized(loaded.model) else dtype.itemsize,
         ),
         slot_bytes=KVShape.of(config, dtype).slot_bytes(max_model_len),
     )

@@ -24,6 +24,7 @@ from transformers import (
 
 from deployments.engine.attention import ATTENTION_NAME, register_attention
 from deployments.engine.cpu.prepack import num_prepacked_bytes, prepack
+from deployments.engine.cpu.quantization import check_quantization, quantize_model
 from deployments.engine.model_check import (
     UnsupportedModelError,
     check_class,
@@ -60,13 +61,18 @@ class LoadedModel:
 
     @property
     def num_weight_bytes(self) -> int:
-        """Bytes of all weights in memory, tied ones counted once unless one was reordered."""
+        """Bytes of all weights in memory, tied ones counted once unless one was laid out anew."""
         plain = sum(p.numel() * p.element_size() for p in self.model.parameters())
         return plain + num_prepacked_bytes(self.model)
 
 
 def load_model(
-    source: str, *, revision: str | None, dtype: str, device: torch.device
+    source: str,
+    *,
+    revision: str | None,
+    dtype: str,
+    device: torch.device,
+    quantization: str | None = None,
 ) -> LoadedModel:
     """Load a model for the engine.
 
@@ -75,10 +81,12 @@ def load_model(
         revision: A commit of the hub repository.
         dtype: auto, float32, bfloat16 or float16.
         device: Where the model will run.
+        quantization: int8, for linear layers on a CPU, or None.
 
     Raises:
         UnsupportedModelError: The files are missing, or the engine lacks a feature of the model.
     """
+    check_quantization(quantization, device)
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": False}
     if Path(source).is_absolute() and not Path(source).is_dir():
         raise UnsupportedModelError(f"can't load {source!r}: there is no such folder")
@@ -92,7 +100,7 @@ def load_model(
     except LOAD_ERRORS as error:
         summary = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise UnsupportedModelError(f"can't load {source!r}: {summary}") from error
-    prepare_model(model)
+    prepare_model(model, quantization)
     return LoadedModel(model, tokenizer, processor, _eos_token_ids(model, tokenizer))
 
 
@@ -116,14 +124,15 @@ def choose_dtype(config: PreTrainedConfig, dtype: str, device: torch.device) -> 
     return stored
 
 
-def prepare_model(model: PreTrainedModel) -> None:
+def prepare_model(model: PreTrainedModel, quantization: str | None = None) -> None:
     """Set a model to evaluation and to attention over slots, its language model alone.
 
-    On a CPU, its weights are laid out for the kernels there.
+    On a CPU, its weights are laid out for the kernels there; as int8, if that is asked for.
 
     Raises:
-        UnsupportedModelError: The model can't be told where its tokens belong.
+        UnsupportedModelError: The model can't be told where its tokens belong, or not be quantised.
     """
+    check_quantization(quantization, model.device)
     check_class(model)
     model.train(mode=False).requires_grad_(requires_grad=False)
     check_positions(model)
@@ -132,6 +141,8 @@ def prepare_model(model: PreTrainedModel) -> None:
     model.set_attn_implementation(
         {"text_config": ATTENTION_NAME} if is_composite else ATTENTION_NAME
     )
+    if quantization is not None:
+        quantize_model(model)
     if model.device.type == "cpu":
         prepack(model)
 

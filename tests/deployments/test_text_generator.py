@@ -15,6 +15,7 @@ from deployments.contract import (
     TextDelta,
     TextPart,
 )
+from deployments.engine.cpu.int8_linear import int8_obstacle
 from deployments.engine.engine_thread import EngineDeadError
 from deployments.engine.model_check import UnsupportedModelError
 from deployments.errors import (
@@ -315,3 +316,16 @@ async def test_a_prompt_that_was_seen_is_reused_unless_that_is_off(
     found = [sum(delta.num_cached_tokens for delta in each) for each in deltas]
     assert found == [0, num_cached]
     generator.__del__()
+
+
+@pytest.mark.skipif(int8_obstacle() is not None, reason=str(int8_obstacle()))
+async def test_a_replica_answers_on_int8_weights_if_it_is_told_to(
+    folder: Path, generator: TextGenerator, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    on_int8 = TextGenerator(spec(folder, quantization="int8"))
+    assert "float32 with int8 weights" in caplog.text
+    assert on_int8._loaded.num_weight_bytes < generator._loaded.num_weight_bytes / 2
+    deltas = await collect(on_int8, GenerationRequest("r", user("hello"), GREEDY))
+    assert deltas[-1].finish_reason is not None
+    on_int8.__del__()

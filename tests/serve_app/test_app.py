@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -42,3 +43,9 @@ def test_what_is_no_folder_is_left_to_the_hub() -> None:
 def test_a_replica_is_told_whether_to_share_prefixes(prefix_caching: bool) -> None:
     model = ModelConfig(id="m", source="org/name", prefix_caching=prefix_caching)
     assert resolve(model, num_cluster_gpus=0).prefix_caching is prefix_caching
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_a_replica_is_told_how_to_hold_its_weights(quantization: Literal["int8"] | None) -> None:
+    model = ModelConfig(id="m", source="org/name", quantization=quantization)
+    assert resolve(model, num_cluster_gpus=0).quantization == quantization

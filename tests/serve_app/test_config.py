@@ -53,6 +53,7 @@ def test_num_gpus_is_auto_or_a_share_of_one(num_gpus: float | str) -> None:
         {"task": "translate"},
         {"dtype": "int8"},
         {"device": "tpu"},
+        {"quantization": "int4"},
         {"source": ""},
         {"max_model_len": 1},
         {"max_num_seqs": 0},
@@ -66,6 +67,21 @@ def test_value_out_of_range_is_refused(changes: dict[str, Any]) -> None:
 def test_task_that_nothing_serves_yet_is_refused_when_the_file_is_checked() -> None:
     with pytest.raises(ValidationError, match="'classify' is not served yet; use 'generate'"):
         model(task="classify")
+
+
+@pytest.mark.parametrize(
+    "where", [{}, {"device": "cpu"}, {"num_gpus": 0}, {"device": "cpu", "num_gpus": 0.5}]
+)
+def test_int8_weights_may_be_asked_for_where_a_cpu_may_run_them(where: dict[str, Any]) -> None:
+    assert model(quantization="int8", **where).quantization == "int8"
+    assert model(**where).quantization is None
+
+
+@pytest.mark.parametrize("where", [{"device": "cuda"}, {"num_gpus": 0.5}])
+def test_int8_weights_on_a_gpu_are_refused_when_the_file_is_checked(where: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match="'int8' runs on a CPU alone; write `device: cpu`"):
+        model(quantization="int8", **where)
+    assert model(**where).quantization is None
 
 
 @pytest.mark.parametrize("name", ["", "-x", "a b", "ü", "a?b", "x" * 97])

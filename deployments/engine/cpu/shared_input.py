@@ -12,22 +12,26 @@ from collections.abc import Sequence
 
 import torch
 
+from deployments.engine.cpu.int8_linear import Int8Linear
 from deployments.engine.cpu.prepacked_linear import PrepackedLinear
+
+Layer = type[PrepackedLinear] | type[Int8Linear]
 
 
 class SharedInput(torch.nn.Module):
     """Several linear layers side by side."""
 
-    def __init__(self, linears: Sequence[torch.nn.Linear]) -> None:
+    def __init__(self, linears: Sequence[torch.nn.Linear], layer: Layer = PrepackedLinear) -> None:
         """Join the weights.
 
         Args:
             linears: Layers of one input size; either all with a bias or none.
+            layer: What holds the joined weights.
         """
         super().__init__()
         weights: list[torch.Tensor] = [linear.weight for linear in linears]
         biases: list[torch.Tensor] = [linear.bias for linear in linears if linear.bias is not None]
-        self._joined = PrepackedLinear(torch.cat(weights), torch.cat(biases) if biases else None)
+        self._joined = layer(torch.cat(weights), torch.cat(biases) if biases else None)
         self._sizes = [linear.out_features for linear in linears]
         self._input: torch.Tensor | None = None
         self._outputs: dict[int, torch.Tensor] = {}

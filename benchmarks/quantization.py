@@ -1,0 +1,247 @@
+"""What int8 weights gain in speed, and what they lose in accuracy.
+
+Speed is that of a decode step, in the shape of Qwen2-0.5B with random bfloat16 weights. Both kinds
+of weights alternate, and medians are compared, since machines are noisy.
+
+Accuracy is that of the embedded chat model: how likely it finds answers (perplexity, each token
+given all before it), and how often it says the same as it does in float32. It has learned its
+answers by heart and is sure of them, so the perplexity of answers to other questions is shown too.
+
+Run: python -m benchmarks.quantization
+"""
+
+import argparse
+import copy
+import math
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch.nn.functional import cross_entropy
+from transformers import AutoModelForImageTextToText, AutoProcessor, Qwen2Config, Qwen2ForCausalLM
+
+from benchmarks.engine import FOLDER
+from deployments.engine.cpu.allocator import keep_freed_memory
+from deployments.engine.cpu.quantization import check_quantization, quantize_model
+from deployments.engine.engine import Engine
+from deployments.engine.engine_limits import EngineLimits
+from deployments.engine.model_loader import LoadedModel, load_model, prepare_model
+from deployments.engine.sampling_params import SamplingParams
+from deployments.engine.sequence import SequenceRequest
+from deployments.gpu.device import num_cores
+from models.training.batches import IGNORED, Renderer
+from models.training.conversations import PHRASINGS, Conversation
+from models.training.corpus import load_corpus
+from models.training.evaluate_pydoc_chat import (
+    drawing_questions,
+    refusal_questions,
+    trained_questions,
+)
+from models.training.recital import Question, Reciter
+
+CPU = torch.device("cpu")
+PROMPT_TOKENS = 16
+BATCH_SIZE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """What one model makes of one kind of question.
+
+    Attributes:
+        said: Its greedy answers.
+        right: Perplexity of the right answers; None where drawings are asked about.
+        others: Perplexity of answers to other questions, which no weights make likely.
+    """
+
+    said: tuple[str, ...]
+    right: float | None
+    others: float | None
+
+
+def random_models() -> tuple[LoadedModel, LoadedModel]:
+    """Return one model of Qwen2-0.5B's shape twice, on float and on int8 weights."""
+    config = Qwen2Config(
+        vocab_size=151936,
+        hidden_size=896,
+        intermediate_size=4864,
+        num_hidden_layers=24,
+        num_attention_heads=14,
+        num_key_value_heads=2,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+        dtype=torch.bfloat16,
+    )
+    # It knows fewer ids than the model, but nobody reads the text.
+    tokenizer = load_model(str(FOLDER), revision=None, dtype="float32", device=CPU).tokenizer
+    torch.manual_seed(0)
+    model = Qwen2ForCausalLM(config).to(torch.bfloat16)  # type: ignore[arg-type] # mistaken for self
+    models = (model, copy.deepcopy(model))
+    for model, quantization in zip(models, (None, "int8"), strict=True):
+        prepare_model(model, quantization)
+    float_model, int8_model = (LoadedModel(m, tokenizer, None, frozenset()) for m in models)
+    return float_model, int8_model
+
+
+def step_ms(loaded: LoadedModel, num_seqs: int, num_steps: int) -> tuple[float, float]:
+    """Return the milliseconds of a prefill step, and the median of decode steps.
+
+    The first step takes all prompts, which are short.
+    """
+    engine = Engine(loaded, EngineLimits(num_seqs, 256, 512, prefix_caching=False))
+    params = SamplingParams(temperature=0, max_tokens=num_steps + 2, ignore_eos=True)
+    for i in range(num_seqs):
+        prompt = tuple(range(100 + i, 100 + i + PROMPT_TOKENS))
+        engine.add(SequenceRequest(str(i), prompt, params))
+    times = []
+    for _ in range(num_steps + 1):
+        started = time.perf_counter()
+        engine.step()
+        times.append(1000 * (time.perf_counter() - started))
+    return times[0], statistics.median(times[1:])
+
+
+def speed_table(batch_sizes: Sequence[int], rounds: int, num_steps: int) -> Table:
+    """Measure steps on both kinds of weights, in turn."""
+    models = random_models()
+    gib = " and ".join(f"{loaded.num_weight_bytes / 2**30:.2f}" for loaded in models)
+    title = f"Qwen2-0.5B's shape, {gib} GiB, {torch.get_num_threads()} thread(s), ms a step"
+    table = _table(title, ("step", "bfloat16", "int8", "ratio"))
+    for size in batch_sizes:
+        step_ms(models[0], size, 1), step_ms(models[1], size, 1)  # warm
+        pairs = [[step_ms(loaded, size, num_steps) for loaded in models] for _ in range(rounds)]
+        prefill, decode = (
+            [(before[kind], after[kind]) for before, after in pairs] for kind in (0, 1)
+        )
+        _add_medians(table, f"decode, {size} rows", decode)
+        if size * PROMPT_TOKENS == 512:
+            _add_medians(table, "prefill, 512 tokens", prefill)
+    return table
+
+
+def _add_medians(table: Table, name: str, pairs: Sequence[tuple[float, float]]) -> None:
+    before, after = (statistics.median(column) for column in zip(*pairs, strict=True))
+    ratio = statistics.median(before / after for before, after in pairs)
+    table.add_row(name, f"{before:.1f}", f"{after:.1f}", f"{ratio:.2f}")
+
+
+def _table(title: str, columns: Sequence[str]) -> Table:
+    table = Table(title=title)
+    for column in columns:
+        table.add_column(column, justify="right")
+    return table
+
+
+def chat_model(dtype: str, *, is_int8: bool) -> Any:
+    """Return the embedded model with stock attention, its layers swapped if that is asked for."""
+    model = AutoModelForImageTextToText.from_pretrained(FOLDER, dtype=getattr(torch, dtype))
+    if is_int8:
+        quantize_model(model)
+    return model
+
+
+def questions(count: int) -> dict[str, list[Question]]:
+    """Return `count` questions of each kind: learned by heart, and never seen."""
+    entries = load_corpus()
+    return {
+        "learned names": list(trained_questions(entries))[:: 2 * len(PHRASINGS)][:count],
+        "made-up names": list(refusal_questions(entries))[:count],
+        "drawings": list(drawing_questions(count, 1)),
+    }
+
+
+def ask(model: Any, processor: Any, asked: Sequence[Question]) -> Accuracy:
+    """Ask greedily, and find how likely the answers are to the model."""
+    recitals = Reciter(model.generate, processor).recite(asked)
+    said = {id(recital.question): recital.said for recital in recitals}
+    answers = tuple(said[id(question)] for question in asked)
+    if any(question.conversation.turns[0].drawings for question in asked):
+        return Accuracy(answers, None, None)
+    right = [question.conversation for question in asked]
+    others = [
+        Conversation((replace(mine.turns[0], answer=other.turns[0].answer),), mine.system)
+        for mine, other in zip(right, [*right[1:], right[0]], strict=True)
+    ]
+    renderer = Renderer(processor)
+    return Accuracy(
+        answers, perplexity(model, renderer, right), perplexity(model, renderer, others)
+    )
+
+
+@torch.inference_mode()
+def perplexity(model: Any, renderer: Renderer, conversations: Sequence[Conversation]) -> float:
+    """Return the perplexity of the answers, each token given all before it."""
+    examples = [renderer.example(conversation) for conversation in conversations]
+    total, count = 0.0, 0
+    for start in range(0, len(examples), BATCH_SIZE):
+        batch = renderer.batch(examples[start : start + BATCH_SIZE])
+        output = model(input_ids=batch.token_ids, attention_mask=batch.attention_mask)
+        total += cross_entropy(
+            output.logits.flatten(0, 1).float(),
+            batch.labels.flatten(),
+            ignore_index=IGNORED,
+            reduction="sum",
+        ).item()
+        count += int((batch.labels != IGNORED).sum())
+    return math.exp(total / count)
+
+
+def accuracy_table(count: int) -> Table:
+    """Ask each kind of weights the same, and compare with float32."""
+    processor = AutoProcessor.from_pretrained(FOLDER)  # type: ignore[no-untyped-call] # left untyped
+    table = _table(
+        "pydoc-chat; perplexity of the right answers and of others, greedy answers",
+        ("questions", "weights", "right", "others", "exact", "as float32"),
+    )
+    kinds = {
+        "float32": chat_model("float32", is_int8=False),
+        "int8, float32": chat_model("float32", is_int8=True),
+        "bfloat16": chat_model("bfloat16", is_int8=False),
+        "int8, bfloat16": chat_model("bfloat16", is_int8=True),
+    }
+    for name, asked in questions(count).items():
+        found = {kind: ask(model, processor, asked) for kind, model in kinds.items()}
+        expected = [question.expected for question in asked]
+        for kind, accuracy in found.items():
+            table.add_row(
+                f"{len(asked)} {name}",
+                kind,
+                "" if accuracy.right is None else f"{accuracy.right:.5f}",
+                "" if accuracy.others is None else f"{accuracy.others:,.2f}",
+                _share(expected, accuracy.said),
+                _share(found["float32"].said, accuracy.said),
+            )
+    return table
+
+
+def _share(expected: Sequence[str], said: Sequence[str]) -> str:
+    same = sum(one == other for one, other in zip(expected, said, strict=True))
+    return f"{same / len(said):.1%}"
+
+
+def main() -> None:
+    """Measure and print two tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--batch-sizes", default="1,8,32", help="rows of a decode step, a list")
+    parser.add_argument("--rounds", type=int, default=3, help="of each kind of weights, in turn")
+    parser.add_argument("--steps", type=int, default=20, help="decode steps of a round")
+    parser.add_argument("--questions", type=int, default=200, help="of each kind; 0: speed alone")
+    parser.add_argument("--threads", type=int, default=num_cores())
+    args = parser.parse_args()
+    check_quantization("int8", CPU)
+    keep_freed_memory()
+    torch.set_num_threads(args.threads)
+    sizes = [int(size) for size in args.batch_sizes.split(",") if size]
+    if sizes:
+        Console().print(speed_table(sizes, args.rounds, args.steps))
+    if args.questions:
+        Console().print(accuracy_table(args.questions))
+
+
+if __name__ == "__main__":
+    main()

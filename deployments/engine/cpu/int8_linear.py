@@ -1,0 +1,118 @@
+"""Linear layers whose weights are held, and multiplied, as int8.
+
+Decoding on a CPU takes as long as reading the weights does, and these are half of bfloat16's bytes.
+Each output has a scale of its own, found when the model is loaded, and so has each row, found when
+it comes:
+
+    y[i, o] = (sum over k of q(x)[i, k] q(w)[o, k]) scale(x)[i] scale(w)[o] + bias[o]
+
+The sum is one of integers, so it is exact, and a row's result is the same to the bit in any
+company. One scale for all rows of a step would be simpler, but then neighbours would change one
+another's text.
+
+The operators are torch's own, those that its compiler emits, but they are private: `int8_obstacle`
+tries them before anything relies on them.
+
+Source: torch/_inductor/fx_passes/quantization.py.
+"""
+
+from functools import cache
+from typing import Any
+
+import torch
+
+LARGEST = 127
+"""Of the integers. Both signs reach as far, so that zero is zero."""
+
+OFFSET = 128
+"""What stands for zero in a row: oneDNN's fast kernels take unsigned rows."""
+
+SMALLEST = 1e-30
+"""What a row of zeros is divided by."""
+
+OUTPUTS_AT_ONCE = 4096
+"""How many are quantised together: more float32 copies of weights than that never exist."""
+
+
+class Int8Linear(torch.nn.Module):
+    """A linear layer on int8 weights; takes and gives [..., features] as nn.Linear does."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        """Quantise and reorder a copy of the weights.
+
+        Args:
+            weight: [out_features, in_features], of any floating type, on the CPU.
+            bias: [out_features], or None.
+        """
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        integers, self._scales = quantize(weight)
+        # Plain attributes: an opaque layout can be neither saved nor moved as a buffer is.
+        self._packed = torch.ops.onednn.qlinear_prepack(integers, None)
+        self._zero = torch.zeros(1, dtype=torch.int32)
+        self._bias = None if bias is None else bias.detach().to(torch.float32, copy=True)
+        held = (integers, self._scales, self._bias)
+        self.num_bytes = sum(tensor.nbytes for tensor in held if tensor is not None)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """Apply the layer to [..., in_features]."""
+        values = rows.float()
+        scales = values.abs().amax(-1, keepdim=True).clamp_min_(SMALLEST).div_(LARGEST)
+        # The conversion cuts off, and all that it meets is positive: so this rounds.
+        integers = values.div(scales).add_(OFFSET + 0.5).to(torch.uint8)
+        output = self._multiply(integers)
+        if self._bias is None:
+            return output.mul_(scales).to(rows.dtype)
+        return torch.addcmul(self._bias, output, scales).to(rows.dtype)
+
+    def _multiply(self, integers: torch.Tensor) -> torch.Tensor:
+        """Return the products in float32, times the weights' scales."""
+        output = _product()(
+            *(integers.flatten(0, -2), 1.0, OFFSET),
+            *(self._packed, self._scales, self._zero),
+            *(None, 1.0, 0, torch.float32),  # no bias; the output's scale, zero point and type
+            *("none", [], ""),  # nothing done behind the product
+        )
+        assert isinstance(output, torch.Tensor)
+        return output.view(*integers.shape[:-1], self.out_features)
+
+    def extra_repr(self) -> str:
+        """Say what nn.Linear says."""
+        return f"in_features={self.in_features}, out_features={self.out_features}"
+
+
+def quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return int8 weights [out_features, in_features] and float32 scales [out_features]."""
+    integers = torch.empty(weight.shape, dtype=torch.int8)
+    scales = torch.empty(weight.shape[0])
+    for start in range(0, weight.shape[0], OUTPUTS_AT_ONCE):
+        part = slice(start, start + OUTPUTS_AT_ONCE)
+        values = weight[part].detach().float()
+        scales[part] = values.abs().amax(-1).clamp_min_(SMALLEST).div_(LARGEST)
+        integers[part] = values.div(scales[part, None]).round_()
+    return integers, scales
+
+
+@cache
+def int8_obstacle() -> str | None:
+    """Return why this machine can't run int8 layers, or None if it can.
+
+    The products tried are the largest there are. CPUs without VNNI add pairs of them in 16 bits,
+    which they overflow.
+    """
+    rows = torch.tensor([[1.0] * 64, [-1.0] * 64, [1.0, -0.5] * 32])
+    weight = torch.tensor([[1.0] * 64, [-1.0] * 64, [0.5, 0.25] * 32])
+    try:
+        found = Int8Linear(weight, torch.ones(3))(rows)
+    except (AttributeError, RuntimeError) as error:
+        summary = str(error).strip().partition("\n")[0]
+        return f"this build of torch lacks the operators ({summary})"
+    if torch.allclose(found, rows @ weight.T + 1, atol=0.5):
+        return None
+    return "this CPU adds products of 8 bits inexactly (it lacks VNNI)"
+
+
+@cache
+def _product() -> Any:
+    # The overload by its name: to find it by the arguments takes 3 us in each call.
+    return torch.ops.onednn.qlinear_pointwise.default
