@@ -74,20 +74,41 @@ def slot_attention(
         # Its second keys and values would take the place of the first.
         raise UnsupportedAttentionError(f"layer {layer} attends twice in one pass")
     packed_step.visited_layers.add(layer)
+    return attend_slots(layer, query, key, value, packed_step, Scores(scaling, softcap)), None
+
+
+def attend_slots(
+    layer: int,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    step: PackedStep,
+    scores: Scores,
+) -> torch.Tensor:
+    """Store and attend, for a layer that `slot_attention` would not refuse.
+
+    Args:
+        layer: Index of the layer.
+        query: [1, num_heads, n, head_dim].
+        key: [1, num_kv_heads, n, head_dim].
+        value: [1, num_kv_heads, n, head_dim].
+        step: Where the rows belong.
+        scores: How scores are made.
+
+    Returns:
+        [1, n, num_heads, head_dim].
+    """
     rows, keys, values = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     output = torch.empty_like(rows, memory_format=torch.contiguous_format)
-    scores = Scores(scaling, softcap)
-    num_decode = packed_step.num_decode
+    num_decode = step.num_decode
     if num_decode:
         output[:num_decode] = _decode(
-            rows[:num_decode], keys[:num_decode], values[:num_decode], layer, packed_step, scores
+            rows[:num_decode], keys[:num_decode], values[:num_decode], layer, step, scores
         )
-    for chunk in packed_step.chunks:
+    for chunk in step.chunks:
         part = chunk.rows
-        output[part] = _prefill(
-            rows[part], keys[part], values[part], layer, packed_step, chunk, scores
-        )
-    return output[None], None
+        output[part] = _prefill(rows[part], keys[part], values[part], layer, step, chunk, scores)
+    return output[None]
 
 
 def _decode(
@@ -118,9 +139,7 @@ def _decode(
     places = step.decode_places(kv.capacities[layer])
     kv.write_rows(layer, places.slots, places.indices, key, value)
     if can_attend(query, places.lengths):
-        return attend_decode(
-            query, kv.keys[layer], kv.values[layer], step.decode_slots, places.lengths, scores
-        )
+        return attend_decode(query, kv.keys[layer], kv.values[layer], *places.arrays, scores)
     grouped = query.reshape(len(query), kv.shape.num_kv_heads, -1, kv.shape.head_dim)
     outputs = [
         attend(

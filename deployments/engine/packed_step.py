@@ -7,10 +7,14 @@ capacity share (places, masks) is made once and kept.
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from deployments.engine.decode_spans import CALL_COST_BYTES, RowSpan, split_rows
 from deployments.engine.kv_slots import KVSlots
+
+IntArray = npt.NDArray[np.int64]
 
 READ_BUCKET = 64
 """Decode reads are cut to a sequence's length, rounded up to this many tokens, so that kernels and
@@ -57,11 +61,13 @@ class DecodePlaces:
         slots: [num_decode], int64, the slot of each row.
         indices: [num_decode], int64, the place of each row's own token in its slot.
         lengths: How many tokens of its slot each row sees, its own included.
+        arrays: Slots and lengths as arrays, [num_decode], int64, on the host.
     """
 
     slots: torch.Tensor
     indices: torch.Tensor
     lengths: tuple[int, ...]
+    arrays: tuple[IntArray, IntArray]
 
 
 @dataclass(slots=True)
@@ -100,11 +106,13 @@ class PackedStep:
     def _place(self, capacity: int) -> DecodePlaces:
         device = self.kv.device
         positions = self.decode_positions
+        # A full ring holds exactly the window of its newest token, which sees all of it.
+        lengths = tuple(min(position + 1, capacity) for position in positions)
         return DecodePlaces(
             torch.tensor(self.decode_slots, device=device),
             torch.tensor([position % capacity for position in positions], device=device),
-            # A full ring holds exactly the window of its newest token, which sees all of it.
-            tuple(min(position + 1, capacity) for position in positions),
+            lengths,
+            (np.array(self.decode_slots), np.array(lengths)),
         )
 
     def decode_spans(self, capacity: int) -> tuple[DecodeSpan, ...]:

@@ -19,10 +19,12 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
-from deployments.engine.attention import slot_attention
+from deployments.engine.attention import attend_slots
+from deployments.engine.attention_call import check_arguments
 from deployments.engine.forward import Forward, StockForward
 from deployments.engine.kv_slots import KVShape, KVSlots
 from deployments.engine.packed_step import ChunkRows, PackedStep
+from deployments.engine.softcap import Scores
 
 logger = logging.getLogger(__name__)
 
@@ -66,10 +68,10 @@ class NotRecordableError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
-    """One layer's call of its attention: the module, and what it passes beside the tensors."""
+    """One layer's call of its attention, as far as it differs from the others."""
 
-    module: torch.nn.Module
-    arguments: Mapping[str, Any]
+    layer: int
+    scores: Scores
 
 
 @torch.library.custom_op("raystream::attend", mutates_args=())
@@ -132,9 +134,7 @@ class RecordedForward:
         index: int,
     ) -> torch.Tensor:
         call = self._calls[index]
-        return slot_attention(
-            call.module, query, key, value, None, packed_step=step, **call.arguments
-        )[0]
+        return attend_slots(call.layer, query, key, value, step, call.scores)
 
 
 def record(model: PreTrainedModel, shape: KVShape) -> Forward:
@@ -203,12 +203,19 @@ def _record_attention(
     attention_mask: torch.Tensor | None,
     *,
     recorded_calls: list[AttentionCall],
-    **arguments: Any,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    sliding_window: int | None = None,
+    **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Stand in for attention while a model is recorded."""
-    if attention_mask is not None:
-        raise ValueError("a mask of the model's own")
-    recorded_calls.append(AttentionCall(module, arguments))
+    """Stand in for `slot_attention` while a model is recorded.
+
+    A window is what the slots were made for: the model has warmed up on them.
+    """
+    check_arguments(module, attention_mask, others)
+    layer = module.layer_idx
+    assert isinstance(layer, int)
+    recorded_calls.append(AttentionCall(layer, Scores(scaling, softcap)))
     return _attend(query, key, value, len(recorded_calls) - 1), None
 
 

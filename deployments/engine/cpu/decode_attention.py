@@ -9,6 +9,7 @@ so a ring is read as any other slot.
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from deployments.engine.cpu.decode_kernel import make_kernel
@@ -36,8 +37,8 @@ def attend_decode(
     query: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
-    slots: Sequence[int],
-    lengths: Sequence[int],
+    slots: Sequence[int] | npt.NDArray[np.int64],
+    lengths: Sequence[int] | npt.NDArray[np.int64],
     scores: Scores,
 ) -> torch.Tensor:
     """Attend with one query per slot.
@@ -62,8 +63,8 @@ def attend_decode(
         keys.data_ptr(),
         values.data_ptr(),
         output.data_ptr(),
-        np.array(slots),
-        np.array(lengths),
+        np.asarray(slots),
+        np.asarray(lengths),
         keys.stride(0),
         head_dim**-0.5 if scores.scale is None else scores.scale,
         scores.softcap or 0.0,
