@@ -152,6 +152,22 @@ def test_what_lies_behind_a_rows_length_is_never_read(
     assert torch.equal(slots.attend(rows), before)
 
 
+@pytest.mark.parametrize("heads", ALL_HEADS)
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_what_is_not_finite_is_not_hidden_nor_seen_by_other_rows(
+    heads: Heads, softcap: float | None
+) -> None:
+    slots, rows, scores = Slots(heads, 2), [(0, 20), (1, 20)], Scores(None, softcap)
+    before = slots.attend(rows, scores)
+    for tensor in (slots.keys, slots.values):
+        good = tensor.clone()
+        tensor[0, 3] = torch.nan
+        after = slots.attend(rows, scores)
+        assert after[0].isnan().all()
+        assert torch.equal(after[1], before[1])
+        tensor[:] = good
+
+
 def test_nothing_but_the_output_is_written() -> None:
     slots = Slots(GROUPED, 2)
     before = [tensor.clone() for tensor in (slots.query, slots.keys, slots.values)]
