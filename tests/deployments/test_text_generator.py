@@ -16,6 +16,7 @@ from deployments.contract import (
     TextPart,
 )
 from deployments.delta_stream import DeltaStream
+from deployments.engine.engine import EngineStats
 from deployments.engine.engine_thread import EngineDeadError
 from deployments.engine.model_check import UnsupportedModelError
 from deployments.errors import (
@@ -343,6 +344,26 @@ async def test_steps_that_the_loop_has_not_come_to_are_spread_in_one_call(
         assert spreading.num_calls == 2
         async with asyncio.timeout(10):
             assert await spreading.streams["a"].take() == [gain(5)]
+
+
+async def test_what_is_handed_over_at_the_very_end_of_a_call_gets_one_of_its_own(
+    generator: TextGenerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = [("a", gain(1)), ("a", gain(2))]
+
+    def observe(_: EngineStats) -> None:
+        if late:
+            spreading.hand_over(late.pop(0))
+
+    monkeypatch.setattr(generator._metrics, "observe_engine", observe)
+    async with Spreading(generator, monkeypatch) as spreading:
+        spreading.hand_over(("a", gain(0)))
+        found = list[TextDelta]()
+        async with asyncio.timeout(10):
+            while len(found) < 3:
+                found += await spreading.streams["a"].take()
+    assert found == [gain(0), gain(1), gain(2)]
+    assert spreading.num_calls == 3
 
 
 async def test_nothing_is_lost_when_the_engine_hands_over_while_the_loop_spreads(

@@ -13,11 +13,13 @@ FLOAT32_BITS = st.integers(0, 2**32 - 1)
 EPSILON = 2.0**-23
 """The distance from 1 to the next float32."""
 
-# Compiled once; numba's own types are incomplete.
+# Compiled once. To numba's types an intrinsic is what makes the code, which takes a context first.
 jit: Any = numba.njit
+widen: Any = as_float32
+narrow: Any = like
 exponentials: Any = jit(lambda xs: np.array([fast_exp(x) for x in xs]))
-widened: Any = jit(lambda values: np.array([as_float32(value) for value in values]))
-alike: Any = jit(lambda sample, values: np.array([like(sample, value) for value in values]))
+widened: Any = jit(lambda values: np.array([widen(value) for value in values]))
+alike: Any = jit(lambda sample, values: np.array([narrow(sample, value) for value in values]))
 
 EXACT, NEAREST_UP, NEAREST_DOWN, TIE_TO_EVEN_UP, TIE_TO_EVEN_DOWN = (
     0x3F810000, 0x3F80C000, 0x3F804000, 0x3F818000, 0x3F808000,
