@@ -117,6 +117,15 @@ def test_usage_is_the_part_of_the_slots_that_run(recorder: Recorder) -> None:
     assert recorder.values["kv_cache_usage_perc"] == [0.25]
 
 
+def test_gauges_are_set_only_when_more_than_the_steps_has_changed(recorder: Recorder) -> None:
+    made = ReplicaMetrics(8)
+    for num_running, num_steps in ((2, 1), (2, 2), (2, 3), (4, 4), (2, 4), (2, 5)):
+        made.observe_engine(EngineStats(num_running, num_waiting=5, num_steps=num_steps))
+    assert recorder.values["num_requests_running"] == [2, 4, 2]
+    assert recorder.values["num_requests_waiting"] == [5, 5, 5]
+    assert recorder.values["kv_cache_usage_perc"] == [0.25, 0.5, 0.25]
+
+
 def test_reused_tokens_are_counted_once_however_often_one_looks(recorder: Recorder) -> None:
     made = ReplicaMetrics(8)
     for num_prompt_tokens, num_cached_tokens in ((0, 0), (50, 0), (50, 0), (120, 40)):

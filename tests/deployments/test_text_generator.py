@@ -1,5 +1,5 @@
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,7 +15,9 @@ from deployments.contract import (
     TextDelta,
     TextPart,
 )
+from deployments.delta_stream import DeltaStream
 from deployments.engine.cpu.int8_linear import int8_obstacle
+from deployments.engine.engine import EngineStats
 from deployments.engine.engine_thread import EngineDeadError
 from deployments.engine.model_check import UnsupportedModelError
 from deployments.errors import (
@@ -205,7 +207,7 @@ async def test_a_ping_of_a_failing_engine_raises(
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("the device is gone")
 
-    monkeypatch.setattr(broken._loaded.model, "forward", fail)
+    monkeypatch.setattr("deployments.engine.recorded_forward.slot_attention", fail)
     with pytest.raises(GenerationFailedError):
         await broken.ping()
     broken.__del__()
@@ -278,6 +280,111 @@ def test_user_config_sets_the_batch_knobs_or_nothing(generator: TextGenerator) -
         generator.reconfigure({"max_batch_size": 3, "max_batch_sise": 8})
     assert batching._get_max_batch_size() == 8
     assert batching._get_batch_wait_timeout_s() == 0.001
+
+
+async def test_streams_gather_the_longer_the_more_they_are(generator: TextGenerator) -> None:
+    generator.reconfigure({"max_messages_per_s": 8})
+    endless = SamplingParams(temperature=0, ignore_eos=True)
+    streams, intervals = [], list[float]()
+    for i in range(3):
+        streams.append(generator.generate(GenerationRequest(f"r{i}", "go", endless)))
+        await anext(streams[-1])
+        intervals.append(generator._interval_s())
+    for stream in streams:
+        await stream.aclose()  # type: ignore[attr-defined] # it is a generator
+    assert intervals == [1 / 8, 2 / 8, 3 / 8]
+    assert generator._interval_s() == 0
+    generator.reconfigure({"max_messages_per_s": None})
+
+
+class Spreading:
+    """A replica whose streams a test feeds in the engine's place."""
+
+    def __init__(self, generator: TextGenerator, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.generator = generator
+        self.streams = {name: DeltaStream() for name in ("a", "b")}
+        self.num_calls = 0
+        monkeypatch.setattr(generator, "_streams", self.streams)
+        monkeypatch.setattr(generator, "_loop", self)
+
+    def is_closed(self) -> bool:
+        return False
+
+    def call_soon_threadsafe(self, callback: Callable[[], None]) -> None:
+        """Pass the call on to the loop, and count it."""
+        self.num_calls += 1
+        self._loop.call_soon_threadsafe(callback)
+
+    async def __aenter__(self) -> "Spreading":
+        self._loop = asyncio.get_running_loop()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Let the loop come to what is left."""
+        await asyncio.sleep(0)
+
+    def hand_over(self, *deltas: tuple[str, TextDelta]) -> None:
+        self.generator._hand_over(list(deltas))
+
+
+def gain(token_id: int, reason: FinishReason | None = None) -> TextDelta:
+    return TextDelta((token_id,), str(token_id), reason)
+
+
+async def test_steps_that_the_loop_has_not_come_to_are_spread_in_one_call(
+    generator: TextGenerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Spreading(generator, monkeypatch) as spreading:
+        for i in range(5):
+            spreading.hand_over(("a", gain(i)), ("b", gain(10 + i)), ("gone", gain(20 + i)))
+        assert spreading.num_calls == 1
+        async with asyncio.timeout(10):
+            assert await spreading.streams["a"].take() == [gain(i) for i in range(5)]
+            assert await spreading.streams["b"].take() == [gain(10 + i) for i in range(5)]
+        spreading.hand_over(("a", gain(5)))
+        assert spreading.num_calls == 2
+        async with asyncio.timeout(10):
+            assert await spreading.streams["a"].take() == [gain(5)]
+
+
+async def test_what_is_handed_over_at_the_very_end_of_a_call_gets_one_of_its_own(
+    generator: TextGenerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = [("a", gain(1)), ("a", gain(2))]
+
+    def observe(_: EngineStats) -> None:
+        if late:
+            spreading.hand_over(late.pop(0))
+
+    monkeypatch.setattr(generator._metrics, "observe_engine", observe)
+    async with Spreading(generator, monkeypatch) as spreading:
+        spreading.hand_over(("a", gain(0)))
+        found = list[TextDelta]()
+        async with asyncio.timeout(10):
+            while len(found) < 3:
+                found += await spreading.streams["a"].take()
+    assert found == [gain(0), gain(1), gain(2)]
+    assert spreading.num_calls == 3
+
+
+async def test_nothing_is_lost_when_the_engine_hands_over_while_the_loop_spreads(
+    generator: TextGenerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_tokens, found = 5000, list[TextDelta]()
+
+    def run_steps(spreading: Spreading) -> None:
+        for i in range(num_tokens - 1):
+            spreading.hand_over(("a", gain(i)))
+        spreading.hand_over(("a", gain(num_tokens - 1, FinishReason.LENGTH)))
+
+    async with Spreading(generator, monkeypatch) as spreading:
+        engine = asyncio.create_task(asyncio.to_thread(run_steps, spreading))
+        stream = spreading.streams["a"]
+        async with asyncio.timeout(60):
+            while not stream.is_finished:
+                found += await stream.take()
+            await engine
+    assert [i for delta in found for i in delta.token_ids] == list(range(num_tokens))
 
 
 async def test_user_config_sets_how_often_a_stream_is_told(generator: TextGenerator) -> None:

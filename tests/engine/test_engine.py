@@ -195,10 +195,23 @@ def test_logits_that_are_not_finite_end_their_sequence_alone_and_leave_a_clean_s
     }
 
 
+def broken(*_: object, **__: object) -> None:
+    raise RuntimeError("CUDA error: device-side assert triggered")
+
+
 def test_warm_up_leaves_the_engine_empty() -> None:
     engine = make_engine(load(gemma3))
     engine.warm_up()
     assert not engine.has_work
+
+
+def test_after_its_warm_up_the_engine_runs_what_it_recorded() -> None:
+    loaded = load(qwen2)
+    engine = make_engine(loaded)
+    engine.warm_up()
+    loaded.model.forward = broken
+    collector = run_staggered(engine, [SequenceRequest("s", (60, 61, 62), GREEDY)])
+    assert collector.token_ids("s") == generate(qwen2, (60, 61, 62), 12)
 
 
 def test_warm_up_refuses_attention_that_the_engine_does_not_know() -> None:
@@ -223,15 +236,12 @@ def test_a_prompt_aborted_half_way_leaves_a_clean_slot_even_if_it_was_poisonous(
     assert collector.token_ids("good") == generate(qwen2, (60, 61, 62), 12)
 
 
-def test_a_step_that_fails_for_everyone_is_not_counted_as_one() -> None:
-    loaded = load(qwen2)
-    engine = make_engine(loaded)
+def test_a_step_that_fails_for_everyone_is_not_counted_as_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = make_engine(load(qwen2))
     engine.warm_up()
-
-    def broken(**_: object) -> None:
-        raise RuntimeError("CUDA error: device-side assert triggered")
-
-    loaded.model.forward = broken
+    monkeypatch.setattr("deployments.engine.recorded_forward.slot_attention", broken)
     before = engine.stats.num_steps
     engine.add(SequenceRequest("s", (60,), GREEDY))
     assert [delta.finish_reason for _, delta in engine.step()] == [FinishReason.ERROR]
