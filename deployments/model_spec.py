@@ -19,6 +19,7 @@ class ModelSpec:
         max_num_seqs: Sequences that run at once, if the memory holds them.
         max_batched_tokens: Tokens in one engine step.
         prefix_caching: Whether sequences share prefixes; see `EngineLimits`.
+        cuda_graphs: Whether decode steps on a GPU are captured; see `EngineLimits`.
     """
 
     id: str
@@ -32,3 +33,4 @@ class ModelSpec:
     max_num_seqs: int
     max_batched_tokens: int
     prefix_caching: bool = True
+    cuda_graphs: bool = True

@@ -64,6 +64,7 @@ def resolve(model: ModelConfig, *, num_cluster_gpus: float) -> ModelSpec:
         max_num_seqs=model.max_num_seqs,
         max_batched_tokens=model.max_batched_tokens,
         prefix_caching=model.prefix_caching,
+        cuda_graphs=model.cuda_graphs,
     )
 
 

@@ -115,7 +115,7 @@ def _decode(
     """
     kv = step.kv
     places = step.decode_places(kv.capacities[layer])
-    kv.write_rows(layer, places.slots, places.indices, key, value)
+    step.store_decode(layer, key, value)
     grouped = query.reshape(len(query), kv.shape.num_kv_heads, -1, kv.shape.head_dim)
     outputs = [
         attend(

@@ -3,6 +3,8 @@
 Packs the decode rows and the text prefill chunks into a single row [1, n]; prompts with images go
 through the model's stock forward, one by one, and their cache is copied into the slot.
 
+A step of decode rows alone is captured and replayed where the device can do that.
+
 A step that failed may be run again in parts: the same tokens write the same keys and values to the
 same places. But where a layer holds only its window, a chunk may have taken the place of what its
 own beginning sees; the step guard lets such a sequence start over.
@@ -15,6 +17,10 @@ from dataclasses import dataclass
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
+from deployments.engine.cuda.decode_buckets import MAX_GRAPHS
+from deployments.engine.cuda.decode_graphs import DecodeGraphs
+from deployments.engine.cuda.graph_capture import GraphCapturer
+from deployments.engine.host_copy import to_device
 from deployments.engine.kv_slots import KVSlots
 from deployments.engine.packed_step import ChunkRows, PackedStep
 from deployments.engine.scheduler import PrefillChunk, StepPlan
@@ -48,10 +54,21 @@ class StepLogits:
 class ModelRunner:
     """Runs step plans on a model whose language model attends over slots."""
 
-    def __init__(self, model: PreTrainedModel, kv: KVSlots) -> None:
-        """Take the model and its slots; both stay on their device."""
+    def __init__(
+        self, model: PreTrainedModel, kv: KVSlots, capturer: GraphCapturer | None = None
+    ) -> None:
+        """Take the model and its slots; both stay on their device.
+
+        Args:
+            model: Its language model attends over slots.
+            kv: The slots.
+            capturer: Captures decode steps, to launch them as a whole; None where nothing can.
+        """
         self._model = model
         self._kv = kv
+        self._graphs = None
+        if capturer is not None:
+            self._graphs = DecodeGraphs(self._forward, kv, capturer, max_graphs=MAX_GRAPHS)
         self._text_config = model.config.get_text_config()
         self.visited_layers: set[int] = set()
 
@@ -66,6 +83,10 @@ class ModelRunner:
         return StepLogits.join([part for part in parts if part.sequences])
 
     def _run_packed(self, plan: StepPlan) -> StepLogits:
+        if self._graphs is not None and not plan.prefill:
+            logits = self._graphs.run(plan.decode)
+            if logits is not None:
+                return StepLogits(tuple(row.sequence for row in plan.decode), logits)
         device = self._kv.device
         step = self._pack(plan)
         token_ids = [row.sequence.token_ids[-1] for row in plan.decode]
@@ -76,17 +97,47 @@ class ModelRunner:
             positions += range(chunk.start, chunk.end)
             if chunk.end == len(chunk.sequence.token_ids):
                 due.append((chunk.sequence, rows.rows.stop - 1))
+        logits = self._forward(
+            to_device([token_ids], device, torch.int64),
+            to_device([positions], device, torch.int64),
+            to_device([row for _, row in due], device, torch.int64),
+            step,
+        )
+        return StepLogits(tuple(sequence for sequence, _ in due), logits.float())
+
+    def _forward(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        kept: torch.Tensor,
+        step: PackedStep,
+    ) -> torch.Tensor:
+        """Run the model on n packed rows.
+
+        Args:
+            token_ids: [1, n], int64.
+            positions: [1, n], int64.
+            kept: [k], int64, the rows whose logits are wanted.
+            step: Where the rows belong.
+
+        Returns:
+            [k, vocab], in the model's dtype.
+
+        Raises:
+            ValueError: The model gives the logits of other rows.
+        """
         output = self._model(
-            input_ids=torch.tensor([token_ids], device=device),
-            position_ids=torch.tensor([positions], device=device),
+            input_ids=token_ids,
+            position_ids=positions,
             use_cache=False,
-            logits_to_keep=torch.tensor([row for _, row in due], dtype=torch.long, device=device),
+            logits_to_keep=kept,
             packed_step=step,
         )
         self.visited_layers |= step.visited_layers
-        if output.logits.shape[1] != len(due):
+        logits: torch.Tensor = output.logits[0]
+        if len(logits) != len(kept):
             raise ValueError("the model does not know logits_to_keep")
-        return StepLogits(tuple(sequence for sequence, _ in due), output.logits[0].float())
+        return logits
 
     def _pack(self, plan: StepPlan) -> PackedStep:
         """Lay out the rows: decode rows first, in the order of their slots, then the chunks."""

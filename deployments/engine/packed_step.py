@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from deployments.engine.decode_spans import CALL_COST_BYTES, RowSpan, split_rows
+from deployments.engine.host_copy import to_device
 from deployments.engine.kv_slots import KVSlots
 
 READ_BUCKET = 64
@@ -95,10 +96,15 @@ class PackedStep:
             places = self._decode_places[capacity] = self._place(capacity)
         return places
 
+    def store_decode(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Store the decode rows' keys and values: [num_decode, num_kv_heads, head_dim] each."""
+        places = self.decode_places(self.kv.capacities[layer])
+        self.kv.write_rows(layer, places.slots, places.indices, keys, values)
+
     def _place(self, capacity: int) -> DecodePlaces:
         device = self.kv.device
-        slots = torch.tensor(self.decode_slots, device=device)
-        positions = torch.tensor(self.decode_positions, device=device)
+        slots = to_device(self.decode_slots, device, torch.int64)
+        positions = to_device(self.decode_positions, device, torch.int64)
         lengths = [
             min(-(-(position + 1) // READ_BUCKET) * READ_BUCKET, capacity)
             for position in self.decode_positions
