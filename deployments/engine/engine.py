@@ -104,6 +104,11 @@ class Engine:
         return self._kv.num_bytes
 
     @property
+    def num_graphs(self) -> int:
+        """Decode steps that are captured now; 0 where none can be."""
+        return self._runner.num_graphs
+
+    @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
         return bool(self._sequences)

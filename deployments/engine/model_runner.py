@@ -72,6 +72,11 @@ class ModelRunner:
         self._text_config = model.config.get_text_config()
         self.visited_layers: set[int] = set()
 
+    @property
+    def num_graphs(self) -> int:
+        """Decode steps that are captured now."""
+        return 0 if self._graphs is None else self._graphs.num_graphs
+
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepLogits | None:
         """Run a plan; return the logits of the sequences that are due, None when none is."""
