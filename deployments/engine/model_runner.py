@@ -68,7 +68,7 @@ class ModelRunner:
         self._kv = kv
         self._graphs = None
         if capturer is not None:
-            self._graphs = DecodeGraphs(self._forward, kv, capturer, max_graphs=MAX_GRAPHS)
+            self._graphs = DecodeGraphs(self._compute, kv, capturer, max_graphs=MAX_GRAPHS)
         self._text_config = model.config.get_text_config()
         self.visited_layers: set[int] = set()
 
@@ -102,7 +102,7 @@ class ModelRunner:
             positions += range(chunk.start, chunk.end)
             if chunk.end == len(chunk.sequence.token_ids):
                 due.append((chunk.sequence, rows.rows.stop - 1))
-        logits = self._forward(
+        logits = self._compute(
             to_device([token_ids], device, torch.int64),
             to_device([positions], device, torch.int64),
             to_device([row for _, row in due], device, torch.int64),
@@ -110,19 +110,15 @@ class ModelRunner:
         )
         return StepLogits(tuple(sequence for sequence, _ in due), logits.float())
 
-    def _forward(
-        self,
-        token_ids: torch.Tensor,
-        positions: torch.Tensor,
-        kept: torch.Tensor,
-        step: PackedStep,
+    def _compute(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, due: torch.Tensor, step: PackedStep
     ) -> torch.Tensor:
         """Run the model on n packed rows.
 
         Args:
             token_ids: [1, n], int64.
             positions: [1, n], int64.
-            kept: [k], int64, the rows whose logits are wanted.
+            due: [k], int64, the rows whose logits are wanted.
             step: Where the rows belong.
 
         Returns:
@@ -135,12 +131,12 @@ class ModelRunner:
             input_ids=token_ids,
             position_ids=positions,
             use_cache=False,
-            logits_to_keep=kept,
+            logits_to_keep=due,
             packed_step=step,
         )
         self.visited_layers |= step.visited_layers
         logits: torch.Tensor = output.logits[0]
-        if len(logits) != len(kept):
+        if len(logits) != len(due):
             raise ValueError("the model does not know logits_to_keep")
         return logits
 

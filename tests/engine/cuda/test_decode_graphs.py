@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedModel
 
 from deployments.engine import engine as engine_module
-from deployments.engine.cuda import decode_graphs
+from deployments.engine import model_runner
 from deployments.engine.engine import Engine
 from deployments.engine.kv_slots import KVShape, KVSlots
 from deployments.engine.model_runner import ModelRunner
@@ -160,14 +160,12 @@ def test_a_longer_sequence_needs_a_graph_of_its_own() -> None:
     assert [graph.num_replays for graph in decoding.recorder.graphs] == [0, 1]
 
 
-def test_the_graph_unused_for_longest_makes_room() -> None:
+def test_the_graph_unused_for_longest_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_runner, "MAX_GRAPHS", 2)
     decoding = Decoding(qwen2, 4)
-    graphs = decoding.runner._graphs
-    assert isinstance(graphs, decode_graphs.DecodeGraphs)
-    graphs._max_graphs = 2
     for slots in ((0,), (0, 1), (0,), (0, 1, 2, 3)):  # the third leaves two rows the oldest
         decoding.logits(*slots)
-    assert graphs.num_graphs == 2
+    assert decoding.runner.num_graphs == 2
     decoding.logits(0)
     assert [graph.num_replays for graph in decoding.recorder.graphs] == [2, 0, 0]
     decoding.logits(0, 1)

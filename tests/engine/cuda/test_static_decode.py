@@ -3,6 +3,7 @@ import torch
 from deployments.engine.cuda.decode_buckets import DecodeBucket
 from deployments.engine.cuda.static_decode import StaticDecode
 from deployments.engine.kv_slots import KVShape, KVSlots
+from deployments.engine.packed_step import PackedStep
 
 WINDOW = 6
 
@@ -49,9 +50,7 @@ def test_rows_store_where_an_ordinary_step_stores() -> None:
     kv, other = slots(), slots()
     rows = torch.arange(6.0).reshape(3, 1, 2) + 1
     static = step(kv, 20, 5, 7)
-    ordinary = StaticDecode.__base__
-    assert ordinary is not None
-    packed = ordinary(kv=other, decode_slots=(0, 1, 2), decode_positions=(19, 4, 6), chunks=())
+    packed = PackedStep(kv=other, decode_slots=(0, 1, 2), decode_positions=(19, 4, 6), chunks=())
     for layer in (0, 1):
         static.store_decode(layer, rows, -rows)
         packed.store_decode(layer, rows, -rows)
