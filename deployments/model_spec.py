@@ -20,6 +20,7 @@ class ModelSpec:
         max_batched_tokens: Tokens in one engine step.
         prefix_caching: Whether sequences share prefixes; see `EngineLimits`.
         quantization: int8, or None; see `deployments.engine.cpu.quantization`.
+        cuda_graphs: Whether decode steps on a GPU are captured; see `EngineLimits`.
     """
 
     id: str
@@ -34,3 +35,4 @@ class ModelSpec:
     max_batched_tokens: int
     prefix_caching: bool = True
     quantization: str | None = None
+    cuda_graphs: bool = True

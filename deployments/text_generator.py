@@ -30,6 +30,7 @@ from deployments.contract import (
 )
 from deployments.delta_stream import DeltaStream
 from deployments.engine.cpu.allocator import keep_freed_memory
+from deployments.engine.cuda.decode_buckets import MAX_GRAPHS
 from deployments.engine.engine import Engine
 from deployments.engine.engine_limits import (
     EngineLimits,
@@ -121,17 +122,27 @@ class TextGenerator:
         )
         self._num_threads = spec.num_threads or num_compute_threads(self._loaded.num_weight_bytes)
         torch.set_num_threads(self._num_threads)
+        is_captured = spec.cuda_graphs and device.torch_device.type == "cuda"
         demand = memory_demand(
             self._loaded,
             max_model_len=spec.max_model_len,
             max_num_seqs=spec.max_num_seqs,
             max_batched_tokens=spec.max_batched_tokens,
+            max_graphs=MAX_GRAPHS if is_captured else 0,
         )
         self.plan = plan_kv_slots(
-            total_bytes=total_bytes, share=share, demand=demand, max_num_seqs=spec.max_num_seqs
+            total_bytes=total_bytes,
+            share=share,
+            demand=demand,
+            max_num_seqs=spec.max_num_seqs,
+            foreign_bytes=device.foreign_bytes,
         )
         limits = EngineLimits(
-            self.plan.num_slots, spec.max_model_len, spec.max_batched_tokens, spec.prefix_caching
+            self.plan.num_slots,
+            spec.max_model_len,
+            spec.max_batched_tokens,
+            spec.prefix_caching,
+            spec.cuda_graphs,
         )
         engine = Engine(self._loaded, limits)
         engine.warm_up()
@@ -258,7 +269,7 @@ class TextGenerator:
             clock = StreamClock(self._metrics, arrived)
             async for deltas in self._read(stream):
                 clock.observe(deltas)
-                yield [*deltas]
+                yield [TextDelta.join(deltas)]
 
     @serve.batch(max_batch_size=32, batch_wait_timeout_s=0.002, max_concurrent_batches=16)
     async def _encode(

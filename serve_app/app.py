@@ -65,6 +65,7 @@ def resolve(model: ModelConfig, *, num_cluster_gpus: float) -> ModelSpec:
         max_batched_tokens=model.max_batched_tokens,
         prefix_caching=model.prefix_caching,
         quantization=model.quantization,
+        cuda_graphs=model.cuda_graphs,
     )
 
 

@@ -62,6 +62,8 @@ class ModelConfig(StrictModel):
         prefix_caching: Whether prompts that begin alike (a system prompt, the turns before) are
             computed once. The cache is shared by all clients, so one can tell by the time of its
             first token whether somebody's prompt began like its own; false closes that.
+        cuda_graphs: Whether decode steps on a GPU are captured and launched as a whole, which takes
+            some memory; false launches them kernel by kernel. A CPU knows no such thing.
     """
 
     id: str = Field(min_length=1, max_length=96, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")
@@ -79,6 +81,7 @@ class ModelConfig(StrictModel):
     max_num_seqs: int = Field(default=32, ge=1)
     max_batched_tokens: int = Field(default=2048, ge=1)
     prefix_caching: bool = True
+    cuda_graphs: bool = True
 
     @model_validator(mode="after")
     def _check_consistency(self) -> Self:

@@ -137,8 +137,8 @@ def _decode(
     """
     kv = step.kv
     places = step.decode_places(kv.capacities[layer])
-    kv.write_rows(layer, places.slots, places.indices, key, value)
-    if can_attend(query, places.lengths):
+    step.store_decode(layer, key, value)
+    if places.arrays is not None and can_attend(query, places.lengths):
         return attend_decode(query, kv.keys[layer], kv.values[layer], *places.arrays, scores)
     grouped = query.reshape(len(query), kv.shape.num_kv_heads, -1, kv.shape.head_dim)
     outputs = [

@@ -11,12 +11,11 @@ depends on the left neighbour, and those behind it.
 import logging
 import traceback
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from functools import partial
+
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from deployments.engine.output import FinishReason
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 INCOMPLETE = "\ufffd"
 """What decoders put in the place of bytes that make no character (yet)."""
@@ -34,17 +33,16 @@ class UndecodableError(ValueError):
     """The tokenizer can't make text of a sequence's ids."""
 
 
-def decode_with(tokenizer: "PreTrainedTokenizerBase") -> Decode:
+def decode_with(tokenizer: PreTrainedTokenizerBase) -> Decode:
     """Return what turns token ids into text; special tokens become nothing.
 
     It raises an `UndecodableError` for whatever the tokenizer raises.
     """
+    bare = _bare_decode(tokenizer)
 
     def decode(token_ids: Sequence[int]) -> str:
         try:
-            text = tokenizer.decode(
-                list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
-            )
+            text = bare(list(token_ids))
         except Exception as error:  # noqa: BLE001 - a tokenizer may raise anything
             # Where it came from, but not its message, which may hold a client's text.
             where = "".join(traceback.format_tb(error.__traceback__))
@@ -54,6 +52,24 @@ def decode_with(tokenizer: "PreTrainedTokenizerBase") -> Decode:
         return text
 
     return decode
+
+
+def _bare_decode(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[int]], object]:
+    """Return the tokenizer's decoding without transformers' layers, where they add nothing.
+
+    They take four times as long as the decoding itself.
+    """
+    is_stock = all(
+        getattr(getattr(tokenizer, name), "__func__", None) is getattr(owner, name)
+        for name, owner in (
+            ("decode", PreTrainedTokenizerBase),
+            ("_decode", PreTrainedTokenizerFast),
+        )
+        if hasattr(tokenizer, name)
+    )
+    if isinstance(tokenizer, PreTrainedTokenizerFast) and is_stock:
+        return partial(tokenizer.backend_tokenizer.decode, skip_special_tokens=True)
+    return partial(tokenizer.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
 class Detokenizer:

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from deployments.engine.cuda.graph_capture import open_capturer
 from deployments.engine.detokenizer import Detokenizer, UndecodableError, decode_with
 from deployments.engine.engine_limits import EngineLimits, InvalidSequenceError
 from deployments.engine.invariants import check_invariants
@@ -81,7 +82,8 @@ class Engine:
             max_model_len=limits.max_model_len,
             device=model.device,
         )
-        self._runner = ModelRunner(model, self._kv)
+        capturer = open_capturer(model.device) if limits.cuda_graphs else None
+        self._runner = ModelRunner(model, self._kv, capturer)
         self._guard = StepGuard(self._runner.run, model.device, self._kv.unwrapped_length)
         self._budget = StepBudget(max(limits.max_batched_tokens, limits.num_slots))
         self._scheduler = Scheduler(
@@ -100,6 +102,11 @@ class Engine:
     def kv_bytes(self) -> int:
         """Bytes of all slots."""
         return self._kv.num_bytes
+
+    @property
+    def num_graphs(self) -> int:
+        """Decode steps that are captured now; 0 where none can be."""
+        return self._runner.num_graphs
 
     @property
     def has_work(self) -> bool:

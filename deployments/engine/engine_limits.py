@@ -25,12 +25,14 @@ class EngineLimits:
         prefix_caching: Whether sequences share the keys and values of prefixes that they have in
             common. A client can then tell by the time of its first token whether somebody's
             prompt began like its own.
+        cuda_graphs: Whether decode steps on a GPU are captured and launched as a whole.
     """
 
     num_slots: int
     max_model_len: int
     max_batched_tokens: int
     prefix_caching: bool = True
+    cuda_graphs: bool = True
 
     def check(self, request: SequenceRequest, vocab_size: int) -> None:
         """Refuse a sequence that could not run.

@@ -89,11 +89,17 @@ class KVSlots:
         self.capacities = shape.capacities(max_model_len)
 
         def allocate(capacity: int) -> torch.Tensor:
-            size = (num_slots, capacity, shape.num_kv_heads, shape.head_dim)
+            # One spare token stands behind the slots: see `write_tokens`.
+            size = (num_slots * capacity + 1, shape.num_kv_heads, shape.head_dim)
             return torch.zeros(size, dtype=shape.dtype, device=device)
 
-        self.keys = [allocate(capacity) for capacity in self.capacities]
-        self.values = [allocate(capacity) for capacity in self.capacities]
+        def slots_of(tokens: torch.Tensor) -> torch.Tensor:
+            return tokens[:-1].view(num_slots, -1, *tokens.shape[1:])
+
+        self._key_tokens = [allocate(capacity) for capacity in self.capacities]
+        self._value_tokens = [allocate(capacity) for capacity in self.capacities]
+        self.keys = [slots_of(tokens) for tokens in self._key_tokens]
+        self.values = [slots_of(tokens) for tokens in self._value_tokens]
 
     @property
     def num_bytes(self) -> int:
@@ -125,6 +131,21 @@ class KVSlots:
         """
         self.keys[layer][slots, indices] = keys
         self.values[layer][slots, indices] = values
+
+    def write_tokens(
+        self, layer: int, tokens: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+    ) -> None:
+        """Store the keys and values of n tokens, some of which may be for nobody.
+
+        Args:
+            layer: Index of the layer.
+            tokens: [n], int64: slot * capacity + index, or num_slots * capacity for the spare place
+                that nobody reads.
+            keys: [n, num_kv_heads, head_dim].
+            values: [n, num_kv_heads, head_dim].
+        """
+        self._key_tokens[layer].index_copy_(0, tokens, keys)
+        self._value_tokens[layer].index_copy_(0, tokens, values)
 
     def write_chunk(
         self, layer: int, slot: int, start: int, keys: torch.Tensor, values: torch.Tensor

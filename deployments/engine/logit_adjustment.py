@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from deployments.engine.host_copy import send, to_device
 from deployments.engine.sampling_row import SamplingRow
 
 if TYPE_CHECKING:
@@ -41,8 +42,8 @@ def _bias(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
     places, token_ids, biases = zip(*entries, strict=True)
     device = logits.device
     logits.index_put_(
-        (torch.tensor(places, device=device), torch.tensor(token_ids, device=device)),
-        torch.tensor(biases, dtype=logits.dtype, device=device),
+        (to_device(places, device, torch.int64), to_device(token_ids, device, torch.int64)),
+        to_device(biases, device, logits.dtype),
         accumulate=True,
     )
 
@@ -72,11 +73,12 @@ def _penalize(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
         dtype=logits.dtype,
     )
     repetition, presence, frequency = values.repeat_interleave(lengths, dim=0).unbind(-1)
-    factors = repetition.to(logits.device)
-    taken = (counts * frequency + (counts > 0) * presence).to(logits.device)
+    device = logits.device
+    factors = send(repetition, device)
+    taken = send(counts * frequency + (counts > 0) * presence, device)
     entries = (
-        torch.tensor([at for at, _, _ in penalized]).repeat_interleave(lengths).to(logits.device),
-        _joined([history.token_ids for _, _, history in penalized]).to(logits.device),
+        send(torch.tensor([at for at, _, _ in penalized]).repeat_interleave(lengths), device),
+        send(_joined([history.token_ids for _, _, history in penalized]), device),
     )
     held = logits[entries]
     logits[entries] = torch.where(held > 0, held / factors, held * factors) - taken

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from deployments.engine.blocks import sums_of_rows
+from deployments.engine.host_copy import take_rows, to_device
 from deployments.engine.largest import find_largest
 
 
@@ -40,13 +41,14 @@ class RawLogprobs:
         """
         self._places = [at for at, num in enumerate(num_top) if num is not None]
         self._num_top = [num for num in num_top if num is not None]
-        self._logits = logits[self._places] if self._places else logits[:0]
+        self._logits = take_rows(logits, self._places) if self._places else logits[:0]
 
     def tell(self, token_ids: Sequence[int]) -> dict[int, PositionLogprobs]:
         """Return what was likely, by row, now that these tokens were chosen in the n rows."""
         if not self._places:
             return {}
-        chosen = torch.tensor([token_ids[at] for at in self._places], device=self._logits.device)
+        device = self._logits.device
+        chosen = to_device([token_ids[at] for at in self._places], device, torch.int64)
         num_top = min(max(self._num_top), self._logits.shape[-1])
         asked = chosen[:, None]
         if num_top:

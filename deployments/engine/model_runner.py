@@ -3,6 +3,8 @@
 Packs the decode rows and the text prefill chunks into a single row [1, n]; prompts with images go
 through the model's stock forward, one by one, and their cache is copied into the slot.
 
+A step of decode rows alone is captured and replayed where the device can do that.
+
 A step that failed may be run again in parts: the same tokens write the same keys and values to the
 same places. But where a layer holds only its window, a chunk may have taken the place of what its
 own beginning sees; the step guard lets such a sequence start over.
@@ -15,7 +17,11 @@ from dataclasses import dataclass
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
+from deployments.engine.cuda.decode_buckets import MAX_GRAPHS
+from deployments.engine.cuda.decode_graphs import DecodeGraphs
+from deployments.engine.cuda.graph_capture import GraphCapturer
 from deployments.engine.forward import Forward, StockForward
+from deployments.engine.host_copy import to_device
 from deployments.engine.kv_slots import KVSlots
 from deployments.engine.packed_step import ChunkRows, PackedStep
 from deployments.engine.recorded_forward import record
@@ -50,10 +56,21 @@ class StepLogits:
 class ModelRunner:
     """Runs step plans on a model whose language model attends over slots."""
 
-    def __init__(self, model: PreTrainedModel, kv: KVSlots) -> None:
-        """Take the model and its slots; both stay on their device."""
+    def __init__(
+        self, model: PreTrainedModel, kv: KVSlots, capturer: GraphCapturer | None = None
+    ) -> None:
+        """Take the model and its slots; both stay on their device.
+
+        Args:
+            model: Its language model attends over slots.
+            kv: The slots.
+            capturer: Captures decode steps, to launch them as a whole; None where nothing can.
+        """
         self._model = model
         self._kv = kv
+        self._graphs = None
+        if capturer is not None:
+            self._graphs = DecodeGraphs(self._compute, kv, capturer, max_graphs=MAX_GRAPHS)
         self._text_config = model.config.get_text_config()
         self._forward: Forward = StockForward(model)
         self.visited_layers: set[int] = set()
@@ -61,6 +78,11 @@ class ModelRunner:
     def record(self) -> None:
         """From here on run what `recorded_forward` makes of the model."""
         self._forward = record(self._model, self._kv.shape)
+
+    @property
+    def num_graphs(self) -> int:
+        """Decode steps that are captured now."""
+        return 0 if self._graphs is None else self._graphs.num_graphs
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepLogits | None:
@@ -73,6 +95,10 @@ class ModelRunner:
         return StepLogits.join([part for part in parts if part.sequences])
 
     def _run_packed(self, plan: StepPlan) -> StepLogits:
+        if self._graphs is not None and not plan.prefill:
+            logits = self._graphs.run(plan.decode)
+            if logits is not None:
+                return StepLogits(tuple(row.sequence for row in plan.decode), logits)
         device = self._kv.device
         step = self._pack(plan)
         token_ids = [row.sequence.token_ids[-1] for row in plan.decode]
@@ -83,14 +109,31 @@ class ModelRunner:
             positions += range(chunk.start, chunk.end)
             if chunk.end == len(chunk.sequence.token_ids):
                 due.append((chunk.sequence, rows.rows.stop - 1))
-        logits = self._forward(
-            torch.tensor([token_ids], device=device),
-            torch.tensor([positions], device=device),
-            torch.tensor([row for _, row in due], dtype=torch.long, device=device),
+        logits = self._compute(
+            to_device([token_ids], device, torch.int64),
+            to_device([positions], device, torch.int64),
+            to_device([row for _, row in due], device, torch.int64),
             step,
         )
+        return StepLogits(tuple(sequence for sequence, _ in due), logits.float())
+
+    def _compute(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, due: torch.Tensor, step: PackedStep
+    ) -> torch.Tensor:
+        """Run the model on n packed rows.
+
+        Args:
+            token_ids: [1, n], int64.
+            positions: [1, n], int64.
+            due: [k], int64, the rows whose logits are wanted.
+            step: Where the rows belong.
+
+        Returns:
+            [k, vocab], in the model's dtype.
+        """
+        logits = self._forward(token_ids, positions, due, step)
         self.visited_layers |= step.visited_layers
-        return StepLogits(tuple(sequence for sequence, _ in due), logits[0].float())
+        return logits[0]
 
     def _pack(self, plan: StepPlan) -> PackedStep:
         """Lay out the rows: decode rows first, in the order of their slots, then the chunks."""

@@ -4,6 +4,7 @@ A delta carries token ids beside the text, so that whoever passed it on can resu
 elsewhere and can count tokens exactly.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -48,7 +49,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """What a sequence gained in one engine step.
+    """What a sequence gained in one engine step, or in several.
 
     Attributes:
         token_ids: New token ids, in order.
@@ -68,3 +69,18 @@ class TextDelta:
     error: str | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
     num_cached_tokens: int = 0
+
+    @classmethod
+    def join(cls, deltas: Sequence["TextDelta"]) -> "TextDelta":
+        """Return the deltas of several steps of one sequence, one or more, as one."""
+        if len(deltas) == 1:
+            return deltas[0]
+        last = deltas[-1]
+        return cls(
+            tuple(token_id for delta in deltas for token_id in delta.token_ids),
+            "".join(delta.text for delta in deltas),
+            last.finish_reason,
+            last.error,
+            tuple(entry for delta in deltas for entry in delta.logprobs),
+            deltas[0].num_cached_tokens,
+        )

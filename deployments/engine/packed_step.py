@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 from deployments.engine.decode_spans import CALL_COST_BYTES, RowSpan, split_rows
+from deployments.engine.host_copy import to_device
 from deployments.engine.kv_slots import KVSlots
 
 IntArray = npt.NDArray[np.int64]
@@ -60,14 +61,15 @@ class DecodePlaces:
     Attributes:
         slots: [num_decode], int64, the slot of each row.
         indices: [num_decode], int64, the place of each row's own token in its slot.
-        lengths: How many tokens of its slot each row sees, its own included.
-        arrays: Slots and lengths as arrays, [num_decode], int64, on the host.
+        lengths: How many tokens of its slot each row sees, its own included; none where that is
+            known on the device alone.
+        arrays: Slots and lengths as arrays, [num_decode], int64; None where there are no lengths.
     """
 
     slots: torch.Tensor
     indices: torch.Tensor
-    lengths: tuple[int, ...]
-    arrays: tuple[IntArray, IntArray]
+    lengths: tuple[int, ...] = ()
+    arrays: tuple[IntArray, IntArray] | None = None
 
 
 @dataclass(slots=True)
@@ -103,14 +105,19 @@ class PackedStep:
             places = self._decode_places[capacity] = self._place(capacity)
         return places
 
+    def store_decode(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Store the decode rows' keys and values: [num_decode, num_kv_heads, head_dim] each."""
+        places = self.decode_places(self.kv.capacities[layer])
+        self.kv.write_rows(layer, places.slots, places.indices, keys, values)
+
     def _place(self, capacity: int) -> DecodePlaces:
         device = self.kv.device
         positions = self.decode_positions
         # A full ring holds exactly the window of its newest token, which sees all of it.
         lengths = tuple(min(position + 1, capacity) for position in positions)
         return DecodePlaces(
-            torch.tensor(self.decode_slots, device=device),
-            torch.tensor([position % capacity for position in positions], device=device),
+            to_device(self.decode_slots, device, torch.int64),
+            to_device([position % capacity for position in positions], device, torch.int64),
             lengths,
             (np.array(self.decode_slots), np.array(lengths)),
         )
@@ -133,7 +140,7 @@ class PackedStep:
         rows = slice(span.first, span.end)
         mask = None
         if min(lengths) < span.read_length:
-            seen = torch.tensor(lengths, device=self.kv.device)[:, None]
+            seen = to_device(lengths, self.kv.device, torch.int64)[:, None]
             places = torch.arange(span.read_length, device=self.kv.device)
             mask = (places < seen)[:, None, None]
         first_slot = self.decode_slots[span.first]

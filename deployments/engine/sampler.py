@@ -24,6 +24,7 @@ from dataclasses import dataclass
 
 import torch
 
+from deployments.engine.host_copy import take_rows, to_device
 from deployments.engine.inversion import invert
 from deployments.engine.largest import find_maxima
 from deployments.engine.logit_adjustment import adjust
@@ -59,12 +60,12 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[Sampled | 
     if is_adjusted:
         logits = adjust(logits, rows)
     maxima, likeliest = find_maxima(logits)
-    is_sound = maxima.isfinite().tolist()
-    token_ids: list[int] = likeliest.tolist()
+    # Stacked, because on a GPU each look at a tensor waits for all that was launched before it.
+    is_sound, token_ids = torch.stack((maxima.isfinite().long(), likeliest)).tolist()
     random = [at for at, row in enumerate(rows) if row.params.temperature > 0 and is_sound[at]]
     if random:
         if len(random) < len(rows):
-            logits, maxima = logits[random], maxima[random]
+            logits, maxima = take_rows(logits, random), take_rows(maxima, random)
         elif not is_adjusted:
             logits = logits.clone()  # drawing changes them
         drawn = _draw(logits, maxima, [rows[at] for at in random])
@@ -82,10 +83,10 @@ def _draw(logits: torch.Tensor, maxima: torch.Tensor, rows: Sequence[SamplingRow
     token_ids = [0] * len(rows)
     for group in find_candidates(logits, maxima, [row.params for row in rows]):
         chosen = [rows[at] for at in group.rows]
-        numbers = torch.tensor(
+        numbers = to_device(
             [uniform(row.params.seed, row.position) for row in chosen],
-            dtype=torch.float64,
-            device=logits.device,
+            logits.device,
+            torch.float64,
         )
         drawn = invert(group.weights, numbers)
         if group.token_ids is not None:

@@ -11,6 +11,7 @@ from math import inf
 import torch
 
 from deployments.engine.blocks import sums_of_rows
+from deployments.engine.host_copy import take_rows, to_device
 from deployments.engine.largest import find_largest
 from deployments.engine.sampling_params import SamplingParams
 
@@ -90,13 +91,13 @@ class _Group:
     def scaled(self) -> torch.Tensor:
         """Logits below the maximum, over the temperature: [m, vocab]; a copy unless m is n."""
         scaled, _ = self._all
-        return scaled if len(self.rows) == len(scaled) else scaled[self.rows]
+        return scaled if len(self.rows) == len(scaled) else take_rows(scaled, self.rows)
 
     @property
     def top_p(self) -> torch.Tensor:
         """[m], in float64, where no value above 0 becomes 0."""
         values = [p.top_p for p in self.params]
-        return torch.tensor(values, dtype=torch.float64, device=self._all[0].device)
+        return to_device(values, self._all[0].device, torch.float64)
 
     def part(self, indices: Sequence[int]) -> "_Group":
         """Return some of these rows."""
@@ -118,11 +119,11 @@ def _keep_nuclei(group: _Group) -> list[Candidates]:
     found = []
     narrow = [i for i, inside in enumerate(is_inside) if inside]
     if narrow:
-        some = (weights[narrow], token_ids[narrow], totals[narrow])
+        some = (take_rows(tensor, narrow) for tensor in (weights, token_ids, totals))
         found.append(_cut(group.part(narrow), *some))
     for wide in _split([i for i, inside in enumerate(is_inside) if not inside]):
         part = group.part(wide)
-        found.append(_cut(part, *_weigh_largest(part, group.vocab_size), totals[wide]))
+        found.append(_cut(part, *_weigh_largest(part, group.vocab_size), take_rows(totals, wide)))
     return found
 
 
@@ -133,8 +134,9 @@ def _keep_min_p(weights: torch.Tensor, params: Sequence[SamplingParams]) -> torc
     if len(chosen) == len(params):
         return weights.masked_fill_(weights < limits, 0.0)
     if chosen:
-        some = weights[chosen]
-        weights[chosen] = some.masked_fill_(some < limits, 0.0)
+        at = to_device(chosen, weights.device, torch.int64)
+        some = weights.index_select(0, at)
+        weights.index_copy_(0, at, some.masked_fill_(some < limits, 0.0))
     return weights
 
 
@@ -181,4 +183,4 @@ def _split(rows: list[int]) -> list[list[int]]:
 
 def _column(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:
     """Return the values as [m, 1], of the type and on the device of the other tensor."""
-    return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]
+    return to_device(values, like.device, like.dtype)[:, None]

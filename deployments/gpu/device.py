@@ -9,6 +9,7 @@ import psutil
 import torch
 
 from deployments.gpu import cgroup
+from deployments.gpu.allocator import let_segments_grow
 
 LARGE_MODEL_BYTES = 256 * 2**20
 """Weights from which on a step takes so long that HTTP beside it costs next to nothing."""
@@ -30,6 +31,11 @@ class MemoryDevice(Protocol):
     @property
     def total_bytes(self) -> int:
         """The memory that shares are parts of."""
+        ...
+
+    @property
+    def foreign_bytes(self) -> int:
+        """Memory that is taken now, but not by torch in this process."""
         ...
 
     def enforce_share(self, share: float) -> None:
@@ -58,11 +64,18 @@ class CudaDevice:
         """All memory of the GPU."""
         return int(torch.cuda.mem_get_info(self.index)[1])
 
+    @property
+    def foreign_bytes(self) -> int:
+        """The CUDA context, and what other processes hold."""
+        free_bytes, total_bytes = torch.cuda.mem_get_info(self.index)
+        return max(0, int(total_bytes - free_bytes) - torch.cuda.memory_reserved(self.index))
+
     def enforce_share(self, share: float) -> None:
-        """Cap the caching allocator.
+        """Cap the caching allocator, and let its segments grow.
 
         The CUDA context, some hundred MiB, stands outside of the cap.
         """
+        let_segments_grow()
         torch.cuda.set_per_process_memory_fraction(share, self.index)
 
 
@@ -86,6 +99,11 @@ class CpuDevice:
         available = int(psutil.virtual_memory().available)
         allowed = cgroup.free_bytes()
         return available if allowed is None else min(available, allowed)
+
+    @property
+    def foreign_bytes(self) -> int:
+        """None: what others hold is not free, and so no part of the total."""
+        return 0
 
     def enforce_share(self, share: float) -> None:
         """Do nothing: an operating system has no such cap for one process."""

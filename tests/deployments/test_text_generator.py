@@ -207,7 +207,7 @@ async def test_a_ping_of_a_failing_engine_raises(
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("the device is gone")
 
-    monkeypatch.setattr("deployments.engine.recorded_forward.slot_attention", fail)
+    monkeypatch.setattr("deployments.engine.recorded_forward.attend_slots", fail)
     with pytest.raises(GenerationFailedError):
         await broken.ping()
     broken.__del__()

@@ -241,7 +241,7 @@ def test_a_step_that_fails_for_everyone_is_not_counted_as_one(
 ) -> None:
     engine = make_engine(load(qwen2))
     engine.warm_up()
-    monkeypatch.setattr("deployments.engine.recorded_forward.slot_attention", broken)
+    monkeypatch.setattr("deployments.engine.recorded_forward.attend_slots", broken)
     before = engine.stats.num_steps
     engine.add(SequenceRequest("s", (60,), GREEDY))
     assert [delta.finish_reason for _, delta in engine.step()] == [FinishReason.ERROR]

@@ -23,6 +23,7 @@ class FakeGpu:
     shares: list[float] = field(default_factory=list)
     name: str = "a fake GPU"
     total_bytes: int = TOTAL_BYTES
+    foreign_bytes: int = 0
 
     @property
     def torch_device(self) -> torch.device:

@@ -1,17 +1,21 @@
 """The kernel of `decode_attention`, compiled by numba.
 
 Sizes are constants of a kernel, so that its inner loops become vector instructions. The compiled
-kernel is kept beside the source, for the next start.
+kernel is kept beside the source, for the next start; numba compiles it anew when this file changes,
+but not when `float_bits` does.
 """
 
+import logging
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numba
 import numpy as np
 
 from deployments.engine.cpu.float_bits import as_float32, fast_exp, like, pointer_to
+
+logger = logging.getLogger(__name__)
 
 Kernel = Callable[..., Any]
 
@@ -24,7 +28,6 @@ def make_kernel(head_dim: int, num_heads: int, num_kv_heads: int, is_bfloat16: b
     stored = np.uint16 if is_bfloat16 else np.float32
     itemsize = 2 if is_bfloat16 else 4
 
-    @numba.njit(nogil=True, fastmath=True, error_model="numpy", cache=True)
     def attend(queries, keys, values, outputs, slots, lengths, stride, scale, softcap):
         scores = np.empty((group, lengths.max()), np.float32)
         query = np.empty((group, head_dim), np.float32)
@@ -51,7 +54,17 @@ def make_kernel(head_dim: int, num_heads: int, num_kv_heads: int, is_bfloat16: b
                         at = queried + g * head_dim + d
                         target[at] = like(target[at], total[g, d])
 
-    kernel: Kernel = attend
+    return _compiled(attend)
+
+
+def _compiled(function: Kernel) -> Kernel:
+    """Compile at the first call; where no folder can be written, at each start."""
+    compiled = partial(numba.njit, nogil=True, fastmath=True, error_model="numpy")
+    try:
+        kernel: Kernel = compiled(cache=True)(function)
+    except RuntimeError as error:  # numba finds no place for its cache
+        logger.info("the kernel is compiled at each start: %s", error)
+        kernel = compiled()(function)
     return kernel
 
 

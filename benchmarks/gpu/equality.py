@@ -1,0 +1,55 @@
+"""Whether the engine gives the tokens that `model.generate` gives, greedily and in float32."""
+
+import torch
+
+from benchmarks.gpu.shapes import TINY, build, stock
+from deployments.engine.engine import Engine
+from deployments.engine.engine_limits import EngineLimits
+from deployments.engine.model_loader import LoadedModel
+from deployments.engine.sampling_params import SamplingParams
+from deployments.engine.sequence import SequenceRequest
+
+NUM_SEQS = 24
+NUM_TOKENS = 32
+
+
+def num_equal(device: torch.device) -> tuple[int, int]:
+    """Return how many sequences are equal, and of how many."""
+    loaded = build(TINY, device)
+    vocab_size = loaded.text_config.vocab_size
+    # Of many lengths, and more than there are slots: they come and go while others run.
+    prompts = [
+        [2 + (37 * i + 11 * j) % (vocab_size - 2) for j in range(3 + 13 * i)]
+        for i in range(NUM_SEQS)
+    ]
+    found = _engine_answers(loaded, prompts)
+    expected = [_stock_answer(loaded, prompt) for prompt in prompts]
+    return sum(a == b for a, b in zip(found, expected, strict=True)), NUM_SEQS
+
+
+def _engine_answers(loaded: LoadedModel, prompts: list[list[int]]) -> list[list[int]]:
+    engine = Engine(loaded, EngineLimits(NUM_SEQS // 2, 512, 128))
+    params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    answers: list[list[int]] = [[] for _ in prompts]
+    for i, prompt in enumerate(prompts):
+        engine.add(SequenceRequest(str(i), tuple(prompt), params))
+    while engine.has_work:
+        for name, delta in engine.step():
+            answers[int(name)] += delta.token_ids
+    return answers
+
+
+@torch.inference_mode()
+def _stock_answer(loaded: LoadedModel, prompt: list[int]) -> list[int]:
+    input_ids = torch.tensor([prompt], device=loaded.model.device)
+    with stock(loaded) as model:
+        output = model.generate(
+            input_ids=input_ids,
+            attention_mask=torch.ones_like(input_ids),
+            max_new_tokens=NUM_TOKENS,
+            min_new_tokens=NUM_TOKENS,
+            do_sample=False,
+            eos_token_id=None,
+        )
+    answer: list[int] = output[0, len(prompt) :].tolist()
+    return answer

@@ -1,0 +1,151 @@
+"""How fast sequences are decoded: by the engine, and by `model.generate` in two ways.
+
+All run the same prompts greedily, and prefill is left out everywhere: the engine's steps are timed
+once all sequences decode; of `generate` a run of one new token is taken from a run of many.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.shapes import stock
+from deployments.engine.engine import Engine
+from deployments.engine.engine_limits import EngineLimits
+from deployments.engine.model_loader import LoadedModel
+from deployments.engine.sampling_params import SamplingParams
+from deployments.engine.sequence import SequenceRequest
+
+NUM_WARM_STEPS = 8
+"""Decode steps that are not timed: in the first ones steps are captured."""
+
+MAX_BATCHED_TOKENS = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is run.
+
+    Attributes:
+        num_seqs: Sequences at once.
+        prompt_length: Tokens of each prompt.
+        num_tokens: New tokens of each sequence.
+    """
+
+    num_seqs: int
+    prompt_length: int
+    num_tokens: int
+
+    def prompts(self, vocab_size: int) -> list[list[int]]:
+        """Return prompts of random tokens, none of them special."""
+        generator = torch.Generator().manual_seed(self.num_seqs)
+        size = (self.num_seqs, self.prompt_length)
+        rows: list[list[int]] = torch.randint(2, vocab_size, size, generator=generator).tolist()
+        return rows
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRate:
+    """How fast the engine decodes.
+
+    Attributes:
+        step_s: Median time of a decode step, sampling and text included.
+        num_graphs: Decode steps that were captured.
+        mean_length: Tokens that each sequence held, on average over the timed steps.
+    """
+
+    step_s: float
+    num_graphs: int
+    mean_length: float
+
+
+def engine_rate(loaded: LoadedModel, load: Load, *, cuda_graphs: bool) -> EngineRate:
+    """Decode all sequences in one engine."""
+    # A captured step reads up to a power of two, unless the slots end there.
+    max_model_len = 1 << (load.prompt_length + load.num_tokens).bit_length()
+    limits = EngineLimits(
+        load.num_seqs,
+        max_model_len,
+        max(MAX_BATCHED_TOKENS, load.num_seqs),
+        prefix_caching=False,
+        cuda_graphs=cuda_graphs,
+    )
+    engine = Engine(loaded, limits)
+    params = SamplingParams(temperature=0, max_tokens=load.num_tokens, ignore_eos=True)
+    for i, prompt in enumerate(load.prompts(loaded.text_config.vocab_size)):
+        engine.add(SequenceRequest(str(i), tuple(prompt), params))
+    num_new = dict.fromkeys(map(str, range(load.num_seqs)), 0)
+    while min(num_new.values()) == 0:
+        _step(engine, num_new)
+    for _ in range(min(NUM_WARM_STEPS, load.num_tokens // 4)):
+        _step(engine, num_new)
+    first = statistics.mean(num_new.values())
+    seconds = []
+    while engine.stats.num_running == load.num_seqs:
+        seconds.append(_step(engine, num_new))
+    if not seconds:
+        raise ValueError(f"{load} ends before all of it decodes: ask for more new tokens")
+    num_graphs = engine.num_graphs
+    while engine.has_work:
+        _step(engine, num_new)
+    # Whoever was prefilled first ends first; so the last timed step ended with some of them.
+    mean_length = load.prompt_length + first + len(seconds) / 2
+    return EngineRate(statistics.median(seconds), num_graphs, mean_length)
+
+
+def _step(engine: Engine, num_new: dict[str, int]) -> float:
+    """Run a step, which ends when its tokens are on the host; return its seconds."""
+    started = time.perf_counter()
+    deltas = engine.step()
+    seconds = time.perf_counter() - started
+    for name, delta in deltas:
+        if delta.error is not None:
+            raise RuntimeError(delta.error)
+        num_new[name] += len(delta.token_ids)
+    return seconds
+
+
+def static_batch_rate(loaded: LoadedModel, load: Load) -> float:
+    """Return the tokens per second of `generate` on all prompts as one batch."""
+    prompts = load.prompts(loaded.text_config.vocab_size)
+    with stock(loaded) as model:
+        return _decode_rate(load, lambda num: _generate(model, prompts, num))
+
+
+def threads_rate(loaded: LoadedModel, load: Load) -> float:
+    """Return the tokens per second of a `generate` for each prompt, each in a thread of its own."""
+    prompts = load.prompts(loaded.text_config.vocab_size)
+    with stock(loaded) as model, ThreadPoolExecutor(load.num_seqs) as threads:
+
+        def run(num_tokens: int) -> None:
+            list(threads.map(lambda prompt: _generate(model, [prompt], num_tokens), prompts))
+
+        return _decode_rate(load, run)
+
+
+def _decode_rate(load: Load, run: Callable[[int], None]) -> float:
+    run(2)  # warm
+    seconds = []
+    for num_tokens in (1, load.num_tokens):
+        started = time.perf_counter()
+        run(num_tokens)
+        seconds.append(time.perf_counter() - started)
+    # On a noisy machine a tiny model's prefill may take as long as all of it.
+    decoding = max(seconds[1] - seconds[0], 1e-9)
+    return load.num_seqs * (load.num_tokens - 1) / decoding
+
+
+@torch.inference_mode()
+def _generate(model: Any, prompts: list[list[int]], num_tokens: int) -> None:
+    input_ids = torch.tensor(prompts, device=model.device)
+    model.generate(
+        input_ids=input_ids,
+        attention_mask=torch.ones_like(input_ids),
+        max_new_tokens=num_tokens,
+        min_new_tokens=num_tokens,
+        do_sample=False,
+    ).tolist()

@@ -1,0 +1,108 @@
+"""What was measured, as a table for people and as markdown."""
+
+from dataclasses import dataclass
+
+from rich.table import Table
+
+NOT_MEASURED = "not measured: no GPU was at hand"
+
+COLUMNS = (
+    "model",
+    "sequences",
+    "floor, ms",
+    "step, ms",
+    "times the floor",
+    "without graphs, ms",
+    "graphs",
+    "engine, tok/s",
+    "generate, one batch, tok/s",
+    "generate, threads, tok/s",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One model at one number of sequences; None where something was not measured.
+
+    Attributes:
+        model: The model's name.
+        num_seqs: Sequences at once.
+        floor_s: The least time that a decode step can take.
+        step_s: The engine's decode step.
+        plain_step_s: The same, launched kernel by kernel.
+        num_graphs: Captured steps.
+        static_rate: Tokens per second of `generate` on one batch.
+        threads_rate: Tokens per second of `generate` in threads.
+        trouble: Why there are no figures.
+    """
+
+    model: str
+    num_seqs: int
+    floor_s: float | None = None
+    step_s: float | None = None
+    plain_step_s: float | None = None
+    num_graphs: int | None = None
+    static_rate: float | None = None
+    threads_rate: float | None = None
+    trouble: str = ""
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """The row as text, in the order of `COLUMNS`."""
+        ratio = self.step_s / self.floor_s if self.step_s and self.floor_s else None
+        return (
+            self.model,
+            str(self.num_seqs),
+            _number(self.floor_s, 1000, 2),
+            _number(self.step_s, 1000, 2) if not self.trouble else self.trouble,
+            _number(ratio, 1, 2),
+            _number(self.plain_step_s, 1000, 2),
+            "-" if self.num_graphs is None else str(self.num_graphs),
+            _number(self.num_seqs / self.step_s if self.step_s else None, 1, 0),
+            _number(self.static_rate, 1, 0),
+            _number(self.threads_rate, 1, 0),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A whole run.
+
+    Attributes:
+        title: On what, and how.
+        notes: What holds for all rows.
+        rows: The figures; none where nothing was measured.
+    """
+
+    title: str
+    notes: tuple[str, ...]
+    rows: tuple[Row, ...]
+
+    @property
+    def table(self) -> Table:
+        """A table for the terminal."""
+        table = Table(title=self.title, caption="\n".join(self.notes))
+        for column in COLUMNS:
+            table.add_column(column, justify="left" if column == "model" else "right")
+        for row in self.rows:
+            table.add_row(*row.cells)
+        return table
+
+    @property
+    def markdown(self) -> str:
+        """The same as markdown."""
+        lines = [f"# {self.title}", ""]
+        if self.rows:
+            rule = ("---", *("---:" for _ in COLUMNS[1:]))
+            lines += [_line(COLUMNS), _line(rule), *(_line(row.cells) for row in self.rows)]
+            lines.append("")
+        lines += [f"- {note}" for note in self.notes]
+        return "\n".join(lines) + "\n"
+
+
+def _line(cells: tuple[str, ...]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _number(value: float | None, factor: float, digits: int) -> str:
+    return "-" if value is None else f"{factor * value:,.{digits}f}"

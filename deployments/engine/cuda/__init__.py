@@ -1,0 +1,1 @@
+"""What makes a step fast on a GPU: decode steps captured as graphs."""

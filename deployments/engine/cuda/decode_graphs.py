@@ -1,0 +1,141 @@
+"""Decode steps as captured graphs: one launch instead of a thousand.
+
+On a GPU, launching a decode step's kernels from Python takes longer than running them. So a step of
+decode rows alone is padded to one of few sizes (`decode_buckets`). The first step of a size runs
+plainly and is then captured, and each later one is a replay. What it reads stands in static
+buffers: token ids and lengths, filled by one copy from pinned memory.
+
+If a capture fails, for whatever reason, all steps run plainly from then on. A step that fails
+itself raises as a plain one would, and may be run again in parts: its rows write the same keys and
+values to the same places.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+
+from deployments.engine.cuda.decode_buckets import DecodeBucket, DecodeBuckets
+from deployments.engine.cuda.graph_capture import Graph, GraphCapturer
+from deployments.engine.cuda.static_decode import StaticDecode
+from deployments.engine.host_copy import host_tensor, take_rows
+from deployments.engine.kv_slots import KVSlots
+from deployments.engine.packed_step import PackedStep
+from deployments.engine.scheduler import DecodeRow
+
+logger = logging.getLogger(__name__)
+
+Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, PackedStep], torch.Tensor]
+"""Runs the model on token ids [1, n], positions [1, n], the rows whose logits are wanted [k], all
+int64, and the packed step; returns [k, vocab], in the model's dtype."""
+
+
+class DecodeGraphs:
+    """Runs decode steps, captured where that works."""
+
+    def __init__(
+        self, forward: Forward, kv: KVSlots, capturer: GraphCapturer, *, max_graphs: int
+    ) -> None:
+        """Make the static inputs; nothing is captured yet.
+
+        Args:
+            forward: Runs the model.
+            kv: The slots that it attends over.
+            capturer: Captures what runs.
+            max_graphs: Graphs that are kept; the one unused for longest makes room.
+        """
+        self._forward = forward
+        self._kv = kv
+        self._buckets = DecodeBuckets(kv.num_slots, max(kv.capacities))
+        self._max_graphs = max_graphs
+        self._capturer: GraphCapturer | None = capturer
+        self._graphs: dict[DecodeBucket, Graph] = {}  # the latest used is the last
+        # A size's token ids, then its lengths: so each size is filled by a single copy.
+        self._inputs = torch.zeros(2 * kv.num_slots, dtype=torch.int64, device=kv.device)
+        self._rows = torch.arange(kv.num_slots, device=kv.device)
+        self._logits: torch.Tensor | None = None
+
+    @property
+    def num_graphs(self) -> int:
+        """Graphs that are kept now."""
+        return len(self._graphs)
+
+    def run(self, rows: Sequence[DecodeRow]) -> torch.Tensor | None:
+        """Run a step of these rows, in the order of their slots.
+
+        Returns:
+            [n, vocab], float32, a copy that later steps leave alone; None if captures have failed
+            and the step has to run plainly.
+        """
+        if self._capturer is None:
+            return None
+        lengths = [row.sequence.num_computed_tokens + 1 for row in rows]
+        bucket = self._buckets.cover(rows[-1].slot + 1, max(lengths))
+        self._fill(rows, lengths, bucket)
+        # Taken out, so that a graph whose replay raises is not kept.
+        graph = self._graphs.pop(bucket, None)
+        if graph is None:
+            logits = self._run_first(bucket, self._capturer)
+        else:
+            graph.replay()
+            self._graphs[bucket] = graph
+            assert self._logits is not None
+            logits = self._logits
+        return _pick(logits, [row.slot for row in rows])
+
+    def _fill(
+        self, rows: Sequence[DecodeRow], lengths: Sequence[int], bucket: DecodeBucket
+    ) -> None:
+        values = [0] * (2 * bucket.num_rows)
+        for row, length in zip(rows, lengths, strict=True):
+            values[row.slot] = row.sequence.token_ids[-1]
+            values[bucket.num_rows + row.slot] = length
+        host = host_tensor(values, self._inputs.device, torch.int64)
+        self._inputs[: len(values)].copy_(host, non_blocking=True)
+
+    def _compute(self, bucket: DecodeBucket) -> torch.Tensor:
+        """Run the model on the static inputs: [num_rows, vocab]."""
+        token_ids, lengths = self._inputs[: 2 * bucket.num_rows].view(2, -1)
+        step = StaticDecode.of(self._kv, bucket, lengths)
+        kept = self._rows[: bucket.num_rows]
+        return self._forward(token_ids[None], step.positions[None], kept, step)
+
+    def _run_first(self, bucket: DecodeBucket, capturer: GraphCapturer) -> torch.Tensor:
+        """Run the first step of a size, and capture it for the next."""
+        logits = capturer.warm_up(partial(self._compute, bucket))
+        try:
+            self._graphs[bucket] = self._capture(bucket, capturer, like=logits)
+        except Exception:  # whatever a capture trips over, a plain step does without
+            logger.warning(
+                "decode steps are launched kernel by kernel from now on: one of %d rows could not "
+                "be captured",
+                bucket.num_rows,
+                exc_info=True,
+            )
+            self._give_up()
+        return logits
+
+    def _capture(
+        self, bucket: DecodeBucket, capturer: GraphCapturer, *, like: torch.Tensor
+    ) -> Graph:
+        if len(self._graphs) >= self._max_graphs:
+            del self._graphs[next(iter(self._graphs))]
+        if self._logits is None:
+            # One buffer for the logits of all graphs: each graph's own would have to be kept.
+            self._logits = like.new_empty(self._kv.num_slots, like.shape[-1])
+        target = self._logits[: bucket.num_rows]
+        return capturer.capture(lambda: target.copy_(self._compute(bucket)))
+
+    def _give_up(self) -> None:
+        self._capturer = None
+        self._graphs.clear()
+        self._logits = None
+
+
+def _pick(logits: torch.Tensor, slots: Sequence[int]) -> torch.Tensor:
+    """Return the rows of these slots, as a copy in float32."""
+    first, end = slots[0], slots[-1] + 1
+    if end - first == len(slots):
+        return logits[first:end].to(torch.float32, copy=True)
+    return take_rows(logits, slots).float()

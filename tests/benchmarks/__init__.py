@@ -1,0 +1,1 @@
+"""Tests of `benchmarks`: that they run and that they add up, not how fast anything is."""

@@ -1,0 +1,76 @@
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.gpu import rates
+from benchmarks.gpu.__main__ import main
+from benchmarks.gpu.equality import num_equal
+from benchmarks.gpu.floor import step_bytes
+from benchmarks.gpu.rates import Load, engine_rate
+from benchmarks.gpu.report import COLUMNS, NOT_MEASURED, Report, Row
+from benchmarks.gpu.shapes import TINY, build, stock
+
+CPU = torch.device("cpu")
+
+
+def test_without_a_gpu_it_says_so_in_the_tables_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    main([str(tmp_path / "table.md")])
+    assert NOT_MEASURED in (tmp_path / "table.md").read_text()
+    assert NOT_MEASURED in capsys.readouterr().out
+
+
+def test_all_of_it_runs_on_a_cpu_with_tiny_shapes(tmp_path: Path) -> None:
+    options = ["--device", "cpu", "--quick", "--sequences", "1,3", "--prompt-length", "9"]
+    main([str(tmp_path / "table.md"), *options, "--num-tokens", "12"])
+    written = (tmp_path / "table.md").read_text()
+    rows = [line for line in written.splitlines() if line.startswith("| tiny")]
+    assert [row.split(" | ")[1] for row in rows] == ["1", "3"]
+    assert all(len(row.split(" | ")) == len(COLUMNS) and " - " not in row for row in rows)
+    assert "24 of 24 sequences" in written
+
+
+def test_a_steps_floor_counts_weights_once_and_keys_for_each_sequence() -> None:
+    loaded = build(TINY, CPU)
+    token_bytes = 2 * 2 * 2 * 16 * 4  # keys and values, 2 layers, 2 heads of 16, float32
+    one, five = step_bytes(loaded, 1, 100), step_bytes(loaded, 5, 100)
+    assert five - one == 4 * 100 * token_bytes
+    assert one - 100 * token_bytes == loaded.num_weight_bytes - 512 * 64 * 4 * (
+        not loaded.text_config.tie_word_embeddings
+    )
+
+
+def test_the_engines_lengths_lie_between_prompt_and_end() -> None:
+    rate = engine_rate(build(TINY, CPU), Load(2, 8, 16), cuda_graphs=True)
+    assert rate.step_s > 0
+    assert rate.num_graphs == 0
+    assert 8 < rate.mean_length < 24
+
+
+def test_answers_too_short_to_be_timed_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rates, "MAX_BATCHED_TOKENS", 8)
+    with pytest.raises(ValueError, match="more new tokens"):
+        engine_rate(build(TINY, CPU), Load(4, 24, 4), cuda_graphs=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_on_a_gpu_the_engine_gives_what_generate_gives() -> None:
+    assert num_equal(torch.device("cuda", 0)) == (24, 24)
+
+
+def test_a_lent_model_comes_back_attending_over_slots() -> None:
+    loaded = build(TINY, CPU)
+    with stock(loaded) as model:
+        assert model.config._attn_implementation == "sdpa"
+    assert loaded.text_config._attn_implementation == "slots"
+
+
+def test_what_was_not_measured_is_no_figure() -> None:
+    report = Report("A title", ("a note",), (Row("m", 256, trouble="out of memory"),))
+    line = next(line for line in report.markdown.splitlines() if line.startswith("| m |"))
+    assert line == "| m | 256 | - | out of memory | - | - | - | - | - | - |"
+    assert "- a note" in report.markdown

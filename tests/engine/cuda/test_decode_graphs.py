@@ -1,0 +1,196 @@
+"""Decode steps as graphs, with a recording in the place of CUDA's."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from deployments.engine import engine as engine_module
+from deployments.engine import model_runner
+from deployments.engine.engine import Engine
+from deployments.engine.kv_slots import KVShape, KVSlots
+from deployments.engine.model_runner import ModelRunner
+from deployments.engine.sampling_params import SamplingParams
+from deployments.engine.scheduler import DecodeRow, PrefillChunk, StepPlan
+from deployments.engine.sequence import Sequence, SequenceRequest
+from tests.engine.recorded_graphs import Recorder
+from tests.engine.tiny_models import MODELS, generate, gpt2, load, make_engine, mistral, qwen2
+
+MakeModel = Callable[[], PreTrainedModel]
+
+LOOKING = {"gpt2"}
+"""Families whose forward pass looks at its input on the host, which no graph can."""
+
+
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    """Let engines capture their decode steps in recordings."""
+    made = Recorder()
+    monkeypatch.setattr(engine_module, "open_capturer", lambda device: made)
+    return made
+
+
+def prompts(count: int) -> dict[str, tuple[int, ...]]:
+    return {
+        f"s{i}": tuple(50 + (7 * i + 3 * j) % 200 for j in range(3 + 9 * i)) for i in range(count)
+    }
+
+
+def answers(engine: Engine, asked: dict[str, tuple[int, ...]], num: int) -> dict[str, list[int]]:
+    for name, prompt in asked.items():
+        engine.add(SequenceRequest(name, prompt, SamplingParams(temperature=0, max_tokens=num)))
+    given: dict[str, list[int]] = {name: [] for name in asked}
+    while engine.has_work:
+        for name, delta in engine.step():
+            assert delta.error is None
+            given[name] += delta.token_ids
+        engine.check()
+    return given
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_replayed_steps_give_what_generate_gives(name: str, recorder: Recorder) -> None:
+    make_model, asked = MODELS[name], prompts(5)
+    engine = make_engine(load(make_model), num_slots=3)
+    given = answers(engine, asked, 12)
+    assert given == {key: generate(make_model, prompt, 12) for key, prompt in asked.items()}
+    assert (recorder.num_replays > 10) == (name not in LOOKING)
+
+
+def test_a_model_that_can_not_be_captured_is_tried_once(
+    recorder: Recorder, caplog: pytest.LogCaptureFixture
+) -> None:
+    answers(make_engine(load(gpt2), num_slots=3), prompts(4), 8)
+    assert recorder.num_warm_ups == 1
+    assert caplog.text.count("could not be captured") == 1
+
+
+def test_a_step_whose_capture_fails_has_run_all_the_same(recorder: Recorder) -> None:
+    recorder.error = torch.OutOfMemoryError("no room for a pool")
+    asked = prompts(2)
+    given = answers(make_engine(load(qwen2)), asked, 6)
+    assert given == {key: generate(qwen2, prompt, 6) for key, prompt in asked.items()}
+    assert not recorder.graphs
+
+
+class Decoding:
+    """Prefilled sequences in the slots of a runner that records."""
+
+    def __init__(self, make_model: MakeModel, num_seqs: int, num_slots: int = 4) -> None:
+        loaded = load(make_model)
+        self.recorder = Recorder()
+        self.kv = KVSlots(
+            KVShape.of(loaded.text_config, torch.float32),
+            num_slots=num_slots,
+            max_model_len=600,
+            device=torch.device("cpu"),
+        )
+        self.runner = ModelRunner(loaded.model, self.kv, self.recorder)
+        self.plain = ModelRunner(loaded.model, self.kv)
+        self.sequences = [self._prefill(slot) for slot in range(num_seqs)]
+
+    def _prefill(self, slot: int, num_tokens: int = 5) -> Sequence:
+        prompt = tuple(50 + (11 * slot + 3 * j) % 200 for j in range(num_tokens + slot))
+        request = SequenceRequest(f"s{slot}", prompt, SamplingParams())
+        sequence = Sequence(request, max_model_len=600, eos_token_ids=frozenset())
+        self.plain.run(StepPlan((), (PrefillChunk(sequence, slot, 0, len(prompt)),)))
+        sequence.num_computed_tokens = len(prompt)
+        sequence.append(90 + slot)
+        return sequence
+
+    def logits(self, *slots: int, runner: ModelRunner | None = None) -> torch.Tensor:
+        plan = StepPlan(tuple(DecodeRow(self.sequences[slot], slot) for slot in slots), ())
+        result = (runner or self.runner).run(plan)
+        assert result is not None
+        assert [seq.sequence_id for seq in result.sequences] == [f"s{slot}" for slot in slots]
+        assert result.logits.dtype == torch.float32
+        return result.logits
+
+    def plain_logits(self, *slots: int) -> torch.Tensor:
+        return self.logits(*slots, runner=self.plain)
+
+
+@pytest.mark.parametrize("slots", [(0,), (2,), (0, 2), (1, 3), (0, 1, 2, 3)])
+def test_rows_of_any_slots_give_the_logits_of_a_plain_step(slots: tuple[int, ...]) -> None:
+    decoding = Decoding(mistral, 4)
+    expected = decoding.plain_logits(*slots)
+    for _ in range(3):
+        torch.testing.assert_close(decoding.logits(*slots), expected, rtol=1e-4, atol=1e-4)
+    assert decoding.recorder.num_replays == 2
+
+
+def test_slots_that_do_not_decode_keep_what_they_hold() -> None:
+    decoding = Decoding(mistral, 4)
+    decoding.logits(0, 3)
+    before = [tensor[1:3].clone() for tensor in (*decoding.kv.keys, *decoding.kv.values)]
+    decoding.logits(0, 3)
+    after = [tensor[1:3] for tensor in (*decoding.kv.keys, *decoding.kv.values)]
+    assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
+
+
+def test_a_slot_that_is_not_finite_spoils_no_other_row() -> None:
+    decoding = Decoding(qwen2, 3)
+    expected = decoding.plain_logits(0, 2)
+    for tensor in (*decoding.kv.keys, *decoding.kv.values):
+        tensor[1] = torch.nan
+    for _ in range(2):
+        torch.testing.assert_close(decoding.logits(0, 2), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_logits_are_left_alone_by_the_steps_after() -> None:
+    decoding = Decoding(qwen2, 2)
+    decoding.logits(0)
+    first = decoding.logits(0)
+    kept = first.clone()
+    decoding.sequences[0].token_ids[-1] = 77
+    assert not torch.equal(decoding.logits(0), kept)
+    decoding.logits(0, 1)
+    decoding.logits(0, 1)
+    assert torch.equal(first, kept)
+
+
+def test_a_longer_sequence_needs_a_graph_of_its_own() -> None:
+    decoding = Decoding(qwen2, 1)
+    decoding.logits(0)
+    decoding.sequences[0] = decoding._prefill(0, num_tokens=256)
+    expected = decoding.plain_logits(0)
+    for _ in range(2):
+        torch.testing.assert_close(decoding.logits(0), expected, rtol=1e-4, atol=1e-4)
+    assert [graph.num_replays for graph in decoding.recorder.graphs] == [0, 1]
+
+
+def test_the_graph_unused_for_longest_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_runner, "MAX_GRAPHS", 2)
+    decoding = Decoding(qwen2, 4)
+    for slots in ((0,), (0, 1), (0,), (0, 1, 2, 3)):  # the third leaves two rows the oldest
+        decoding.logits(*slots)
+    assert decoding.runner.num_graphs == 2
+    decoding.logits(0)
+    assert [graph.num_replays for graph in decoding.recorder.graphs] == [2, 0, 0]
+    decoding.logits(0, 1)
+    assert len(decoding.recorder.graphs) == 4
+
+
+def test_a_replay_that_raises_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoding = Decoding(qwen2, 1)
+    expected = decoding.logits(0)
+
+    def fail() -> None:
+        raise RuntimeError("launch failed")
+
+    monkeypatch.setattr(decoding.recorder.graphs[0], "replay", fail)
+    with pytest.raises(RuntimeError, match="launch failed"):
+        decoding.logits(0)
+    torch.testing.assert_close(decoding.logits(0), expected)
+    assert len(decoding.recorder.graphs) == 2
+
+
+def test_a_failure_of_the_model_is_the_steps_own_and_ends_no_captures() -> None:
+    decoding = Decoding(qwen2, 2)
+    decoding.sequences[1].token_ids[-1] = 10**6  # no such token: the embedding raises
+    with pytest.raises(IndexError):
+        decoding.logits(0, 1)
+    decoding.logits(0)
+    decoding.logits(0)
+    assert decoding.recorder.num_replays == 1
