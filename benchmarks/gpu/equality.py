@@ -29,6 +29,7 @@ def num_equal(device: torch.device) -> tuple[int, int]:
 
 def _engine_answers(loaded: LoadedModel, prompts: list[list[int]]) -> list[list[int]]:
     engine = Engine(loaded, EngineLimits(NUM_SEQS // 2, 512, 128))
+    engine.warm_up()
     params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
     answers: list[list[int]] = [[] for _ in prompts]
     for i, prompt in enumerate(prompts):

@@ -75,6 +75,7 @@ def engine_rate(loaded: LoadedModel, load: Load, *, cuda_graphs: bool) -> Engine
         cuda_graphs=cuda_graphs,
     )
     engine = Engine(loaded, limits)
+    engine.warm_up()
     params = SamplingParams(temperature=0, max_tokens=load.num_tokens, ignore_eos=True)
     for i, prompt in enumerate(load.prompts(loaded.text_config.vocab_size)):
         engine.add(SequenceRequest(str(i), tuple(prompt), params))
