@@ -18,9 +18,8 @@ from benchmarks.gpu.equality import num_equal
 from benchmarks.gpu.floor import read_bandwidth, step_bytes
 from benchmarks.gpu.rates import Load, engine_rate, static_batch_rate, threads_rate
 from benchmarks.gpu.report import NOT_MEASURED, Report, Row
-from benchmarks.gpu.shapes import QWEN_05B, QWEN_7B, TINY, Shape, build
+from benchmarks.gpu.shapes import QWEN_05B, QWEN_7B, TINY, BenchmarkModel, Shape, build
 from deployments.engine.device_errors import is_out_of_memory, release_cache
-from deployments.engine.model_loader import LoadedModel
 
 MAX_THREADS = 32
 """More threads than that only wait for each other, and for minutes."""
@@ -54,6 +53,7 @@ def measure(args: argparse.Namespace) -> Report:
         counts, num_tokens, shapes = counts[:2], min(num_tokens, 32), [QWEN_05B]
     if device.type == "cpu":
         shapes = [TINY]
+        torch.set_num_threads(1)  # the threads of `generate` would wait for each other's
     bandwidth = read_bandwidth(device)
     equal, checked = num_equal(device)
     loads = [Load(count, args.prompt_length, num_tokens) for count in counts]
@@ -87,7 +87,7 @@ def _rows(
         release_cache(device)
 
 
-def _row(shape: Shape, loaded: LoadedModel, load: Load, bandwidth: float) -> Row:
+def _row(shape: Shape, loaded: BenchmarkModel, load: Load, bandwidth: float) -> Row:
     graphs = engine_rate(loaded, load, cuda_graphs=True)
     plain = engine_rate(loaded, load, cuda_graphs=False)
     in_threads = load.num_seqs <= MAX_THREADS

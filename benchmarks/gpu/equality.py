@@ -2,7 +2,7 @@
 
 import torch
 
-from benchmarks.gpu.shapes import TINY, build, stock
+from benchmarks.gpu.shapes import TINY, BenchmarkModel, build, stock
 from deployments.engine.engine import Engine
 from deployments.engine.engine_limits import EngineLimits
 from deployments.engine.model_loader import LoadedModel
@@ -29,6 +29,7 @@ def num_equal(device: torch.device) -> tuple[int, int]:
 
 def _engine_answers(loaded: LoadedModel, prompts: list[list[int]]) -> list[list[int]]:
     engine = Engine(loaded, EngineLimits(NUM_SEQS // 2, 512, 128))
+    engine.warm_up()
     params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
     answers: list[list[int]] = [[] for _ in prompts]
     for i, prompt in enumerate(prompts):
@@ -40,7 +41,7 @@ def _engine_answers(loaded: LoadedModel, prompts: list[list[int]]) -> list[list[
 
 
 @torch.inference_mode()
-def _stock_answer(loaded: LoadedModel, prompt: list[int]) -> list[int]:
+def _stock_answer(loaded: BenchmarkModel, prompt: list[int]) -> list[int]:
     input_ids = torch.tensor([prompt], device=loaded.model.device)
     with stock(loaded) as model:
         output = model.generate(

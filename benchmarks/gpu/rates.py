@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.shapes import stock
+from benchmarks.gpu.shapes import BenchmarkModel, stock
 from deployments.engine.engine import Engine
 from deployments.engine.engine_limits import EngineLimits
 from deployments.engine.model_loader import LoadedModel
@@ -75,6 +75,7 @@ def engine_rate(loaded: LoadedModel, load: Load, *, cuda_graphs: bool) -> Engine
         cuda_graphs=cuda_graphs,
     )
     engine = Engine(loaded, limits)
+    engine.warm_up()
     params = SamplingParams(temperature=0, max_tokens=load.num_tokens, ignore_eos=True)
     for i, prompt in enumerate(load.prompts(loaded.text_config.vocab_size)):
         engine.add(SequenceRequest(str(i), tuple(prompt), params))
@@ -109,14 +110,14 @@ def _step(engine: Engine, num_new: dict[str, int]) -> float:
     return seconds
 
 
-def static_batch_rate(loaded: LoadedModel, load: Load) -> float:
+def static_batch_rate(loaded: BenchmarkModel, load: Load) -> float:
     """Return the tokens per second of `generate` on all prompts as one batch."""
     prompts = load.prompts(loaded.text_config.vocab_size)
     with stock(loaded) as model:
         return _decode_rate(load, lambda num: _generate(model, prompts, num))
 
 
-def threads_rate(loaded: LoadedModel, load: Load) -> float:
+def threads_rate(loaded: BenchmarkModel, load: Load) -> float:
     """Return the tokens per second of a `generate` for each prompt, each in a thread of its own."""
     prompts = load.prompts(loaded.text_config.vocab_size)
     with stock(loaded) as model, ThreadPoolExecutor(load.num_seqs) as threads:

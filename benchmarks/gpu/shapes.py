@@ -3,6 +3,7 @@
 How fast a step is depends on shapes and types, not on what the weights say.
 """
 
+import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -88,7 +89,19 @@ TINY = Shape(
 )
 
 
-def build(shape: Shape, device: torch.device) -> LoadedModel:
+@dataclass(frozen=True, slots=True)
+class BenchmarkModel(LoadedModel):
+    """A model for the engine and for `generate`.
+
+    Attributes:
+        plain: What `generate` runs on: on a GPU the very same model, to hold its weights once. On a
+            CPU a copy, because the engine's layers there serve a single thread.
+    """
+
+    plain: PreTrainedModel
+
+
+def build(shape: Shape, device: torch.device) -> BenchmarkModel:
     """Make a model of this shape, as the loader would load it."""
     torch.manual_seed(0)
     config = Qwen2Config(**shape.options, bos_token_id=0, eos_token_id=1, pad_token_id=0)
@@ -96,18 +109,21 @@ def build(shape: Shape, device: torch.device) -> LoadedModel:
         model: PreTrainedModel = Qwen2ForCausalLM._from_config(  # type: ignore[no-untyped-call] # transformers leaves it untyped
             config, dtype=shape.dtype
         )
+    model.train(mode=False)
+    plain = copy.deepcopy(model) if device.type == "cpu" else model
     prepare_model(model)
-    return LoadedModel(model, _tokenizer(config.vocab_size), None, frozenset({1}))
+    return BenchmarkModel(model, _tokenizer(config.vocab_size), None, frozenset({1}), plain=plain)
 
 
 @contextmanager
-def stock(loaded: LoadedModel) -> Iterator[Any]:
+def stock(loaded: BenchmarkModel) -> Iterator[Any]:
     """Lend the model as `generate` wants it: with transformers' own attention."""
-    loaded.model.set_attn_implementation("sdpa")
+    loaded.plain.set_attn_implementation("sdpa")
     try:
-        yield loaded.model
+        yield loaded.plain
     finally:
-        loaded.model.set_attn_implementation(ATTENTION_NAME)
+        if loaded.plain is loaded.model:
+            loaded.model.set_attn_implementation(ATTENTION_NAME)
 
 
 def _tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:

@@ -25,7 +25,7 @@ def let_segments_grow() -> bool:
     if any(name in os.environ for name in ALLOCATOR_VARIABLES):
         logger.info("the allocator's settings come from the environment")
         return False
-    # The environment is read when torch is imported; this is private, but takes effect later.
+    # This is private, but works at any time; torch may have read its environment by now.
     configure: Any = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
     if configure is None:
         logger.warning("segments of the GPU's memory can't grow: torch has no switch for it")

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ from benchmarks.gpu import rates
 from benchmarks.gpu.__main__ import main
 from benchmarks.gpu.equality import num_equal
 from benchmarks.gpu.floor import step_bytes
-from benchmarks.gpu.rates import Load, engine_rate
+from benchmarks.gpu.rates import Load, engine_rate, threads_rate
 from benchmarks.gpu.report import COLUMNS, NOT_MEASURED, Report, Row
 from benchmarks.gpu.shapes import TINY, build, stock
 
@@ -64,9 +65,17 @@ def test_on_a_gpu_the_engine_gives_what_generate_gives() -> None:
 
 def test_a_lent_model_comes_back_attending_over_slots() -> None:
     loaded = build(TINY, CPU)
-    with stock(loaded) as model:
+    with stock(replace(loaded, plain=loaded.model)) as model:  # as on a GPU
         assert model.config._attn_implementation == "sdpa"
     assert loaded.text_config._attn_implementation == "slots"
+
+
+def test_on_a_cpu_generate_has_layers_that_threads_may_share() -> None:
+    loaded = build(TINY, CPU)
+    with stock(loaded) as model:
+        assert model is not loaded.model
+        assert type(model.model.layers[0].self_attn.q_proj) is torch.nn.Linear
+        threads_rate(loaded, Load(8, 32, 8))
 
 
 def test_what_was_not_measured_is_no_figure() -> None:

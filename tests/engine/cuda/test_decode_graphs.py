@@ -53,6 +53,7 @@ def answers(engine: Engine, asked: dict[str, tuple[int, ...]], num: int) -> dict
 def test_replayed_steps_give_what_generate_gives(name: str, recorder: Recorder) -> None:
     make_model, asked = MODELS[name], prompts(5)
     engine = make_engine(load(make_model), num_slots=3)
+    engine.warm_up()
     given = answers(engine, asked, 12)
     assert given == {key: generate(make_model, prompt, 12) for key, prompt in asked.items()}
     assert (recorder.num_replays > 10) == (name not in LOOKING)
