@@ -31,7 +31,7 @@ class Scenario:
 
 
 SCENARIOS: Mapping[str, Scenario] = {
-    # A recording takes half a second; one scenario in which rows of all kinds meet is enough.
+    # A recording takes its time; one scenario in which rows of all kinds meet is enough.
     "staggered arrivals": Scenario(num_slots=3, budget=24, steps_between=2, is_warm=True),
     "aborts in between": Scenario(num_slots=3, budget=24, victims=(0, 3)),
     "prefill in chunks": Scenario(budget=8),
