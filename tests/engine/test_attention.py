@@ -152,8 +152,8 @@ def random_parts(random: Random) -> list[Part]:
 @settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
-    num_kv_heads=st.integers(1, 3),
-    group=st.integers(1, 4),
+    num_kv_heads=st.sampled_from([1, 3]),
+    group=st.sampled_from([1, 4]),
     window=st.sampled_from([None, 1, 4, 16, 64]),
     scale=st.sampled_from([None, 0.3]),
     softcap=st.sampled_from([None, 0.5, 30.0]),

@@ -33,6 +33,7 @@ class StaticDecode(PackedStep):
     read_length: int = field(kw_only=True)
     _stored_at: dict[int, torch.Tensor] = field(default_factory=dict, kw_only=True)
     _places: dict[int, DecodePlaces] = field(default_factory=dict, kw_only=True)
+    _spans: dict[int, tuple[DecodeSpan, ...]] = field(default_factory=dict, kw_only=True)
 
     @classmethod
     def of(cls, kv: KVSlots, bucket: DecodeBucket, lengths: torch.Tensor) -> "StaticDecode":
@@ -63,11 +64,13 @@ class StaticDecode(PackedStep):
 
     def decode_spans(self, capacity: int) -> tuple[DecodeSpan, ...]:
         """Return one span of all rows, with a mask that is computed on the device."""
-        rows, read_length = slice(0, self.num_decode), min(self.read_length, capacity)
-        # A ring that has come round is shorter than its sequence, which sees all of it.
-        seen = self.lengths.clamp(min=1)[:, None]
-        mask = (torch.arange(read_length, device=seen.device) < seen)[:, None, None]
-        return (DecodeSpan(rows, rows, read_length, mask),)
+        if capacity not in self._spans:
+            rows, read_length = slice(0, self.num_decode), min(self.read_length, capacity)
+            # A ring that has come round is shorter than its sequence, which sees all of it.
+            seen = self.lengths.clamp(min=1)[:, None]
+            mask = (torch.arange(read_length, device=seen.device) < seen)[:, None, None]
+            self._spans[capacity] = (DecodeSpan(rows, rows, read_length, mask),)
+        return self._spans[capacity]
 
     def store_decode(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Store the rows' keys and values; padding goes to the spare place."""
