@@ -62,6 +62,9 @@ PROGRESS = TextDelta((), "")
 
 USER_CONFIG_KEYS = frozenset({"max_batch_size", "batch_wait_timeout_s", "max_messages_per_s"})
 
+MIN_INTERVAL_S = 0.01
+"""A hundred messages a second in one stream: more than a reader or a screen can take in."""
+
 MAX_MESSAGES_PER_S = 500.0
 """Messages to the ingress, over all streams; one costs about half a millisecond of CPU on its way
 to the client."""
@@ -319,7 +322,7 @@ class TextGenerator:
 
     def _interval_s(self) -> float:
         """Return how long a stream gathers its tokens, so that all together stay in bounds."""
-        return len(self._streams) / self._max_messages_per_s
+        return max(MIN_INTERVAL_S, len(self._streams) / self._max_messages_per_s)
 
     def _hand_over(self, deltas: Deltas) -> None:
         """Pass a step's deltas to the event loop; runs on the engine's thread.

@@ -28,7 +28,7 @@ from deployments.errors import (
     ReplicaUnavailableError,
 )
 from deployments.gpu.budget import DeviceMemoryError
-from deployments.text_generator import MAX_MESSAGES_PER_S, TextGenerator
+from deployments.text_generator import MAX_MESSAGES_PER_S, MIN_INTERVAL_S, TextGenerator
 from tests.deployments.tiny_folder import save_text_model, spec
 from tests.engine.tiny_models import byte_tokenizer, generate, qwen2
 
@@ -293,7 +293,7 @@ async def test_streams_gather_the_longer_the_more_they_are(generator: TextGenera
     for stream in streams:
         await stream.aclose()  # type: ignore[attr-defined] # it is a generator
     assert intervals == [1 / 8, 2 / 8, 3 / 8]
-    assert generator._interval_s() == 0
+    assert generator._interval_s() == MIN_INTERVAL_S
     generator.reconfigure({"max_messages_per_s": None})
 
 
