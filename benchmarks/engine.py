@@ -31,6 +31,7 @@ from transformers import (
     Qwen2Config,
 )
 
+from benchmarks.gpu.shapes import QWEN_05B
 from deployments.contract import ChatMessage, GenerationRequest, TextPart
 from deployments.engine import engine as engine_module
 from deployments.engine.cpu.allocator import keep_freed_memory
@@ -126,20 +127,10 @@ def compare_with_generate(counts: list[int], num_tokens: int, rounds: int) -> Ta
 
 def half_billion() -> PreTrainedModel:
     """Return a model of Qwen2-0.5B's shape with random weights, in bfloat16."""
-    config = Qwen2Config(
-        vocab_size=151936,
-        hidden_size=896,
-        intermediate_size=4864,
-        num_hidden_layers=24,
-        num_attention_heads=14,
-        num_key_value_heads=2,
-        max_position_embeddings=4096,
-        tie_word_embeddings=True,
-        dtype=torch.bfloat16,
-    )
+    config = Qwen2Config(**QWEN_05B.options, dtype=QWEN_05B.dtype)
     torch.manual_seed(0)
     model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call] # transformers leaves it untyped
-        config, dtype=torch.bfloat16
+        config, dtype=QWEN_05B.dtype
     )
     return model
 

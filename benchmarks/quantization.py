@@ -26,6 +26,7 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForImageTextToText, AutoProcessor, Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.engine import FOLDER
+from benchmarks.gpu.shapes import QWEN_05B
 from deployments.engine.cpu.allocator import keep_freed_memory
 from deployments.engine.cpu.quantization import check_quantization, quantize_model
 from deployments.engine.engine import Engine
@@ -66,17 +67,7 @@ class Accuracy:
 
 def random_models() -> tuple[LoadedModel, LoadedModel]:
     """Return one model of Qwen2-0.5B's shape twice, on float and on int8 weights."""
-    config = Qwen2Config(
-        vocab_size=151936,
-        hidden_size=896,
-        intermediate_size=4864,
-        num_hidden_layers=24,
-        num_attention_heads=14,
-        num_key_value_heads=2,
-        max_position_embeddings=4096,
-        tie_word_embeddings=True,
-        dtype=torch.bfloat16,
-    )
+    config = Qwen2Config(**QWEN_05B.options, dtype=QWEN_05B.dtype)
     # It knows fewer ids than the model, but nobody reads the text.
     tokenizer = load_model(str(FOLDER), revision=None, dtype="float32", device=CPU).tokenizer
     torch.manual_seed(0)
