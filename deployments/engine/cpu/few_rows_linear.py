@@ -1,0 +1,159 @@
+"""A prepacked linear layer for the few rows of a decode step.
+
+It reads the weights where oneDNN has put them, so nothing is in memory twice. oneDNN's own kernel,
+which serves every number of rows, computes and waits for memory in turn; this one does both at
+once. See `few_rows_kernel`.
+"""
+
+import ctypes
+from functools import cache
+
+import torch
+
+from deployments.engine.cpu.few_rows_kernel import (
+    ARGUMENTS,
+    BLOCK,
+    CACHE_LINE,
+    MAX_ROWS,
+    PAIR_BYTES,
+    UNROLLED,
+    FewRowsKernel,
+    make_kernel,
+)
+from deployments.engine.cpu.openmp import Parallel, find_parallel
+from deployments.engine.cpu.prepacked_linear import BATCH_HINT
+
+MAX_INPUTS = 5120
+"""Inputs of a layer: two blocks of more would not fit into a core's second cache."""
+
+Arguments = ctypes.c_int64 * len(ARGUMENTS)
+
+_linear = torch.ops.mkldnn._linear_pointwise.default
+
+
+class FewRowsLinear(torch.nn.Module):
+    """Multiplies rows with weights that oneDNN has packed."""
+
+    def __init__(
+        self,
+        packed: torch.Tensor,
+        bias: torch.Tensor | None,
+        kernel: FewRowsKernel,
+        parallel: Parallel,
+    ) -> None:
+        """Find the weights.
+
+        Args:
+            packed: [out_features, in_features], bfloat16, as oneDNN has packed it; see `can_read`.
+            bias: [out_features], or None.
+            kernel: Multiplies.
+            parallel: Runs it on torch's threads.
+        """
+        super().__init__()
+        # Plain attributes: an opaque layout can be neither saved nor moved as a buffer is.
+        self._packed, self._bias = packed, bias
+        self._kernel, self._parallel = kernel, parallel
+        self._out_features, self._in_features = packed.shape
+        self._weights = torch.ops.mkldnn.data_ptr(packed)
+        wide = torch.zeros(self._out_features) if bias is None else bias.float().contiguous()
+        self._wide_bias = wide
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """Apply the layer to [..., in_features], bfloat16."""
+        num_rows = rows.numel() // self._in_features
+        if not 0 < num_rows <= MAX_ROWS:
+            output = _linear(rows, self._packed, self._bias, "none", [], "")
+            assert isinstance(output, torch.Tensor)
+            return output
+        rows = rows.contiguous()
+        output = rows.new_empty(*rows.shape[:-1], self._out_features)
+        self._parallel(
+            self._kernel.address,
+            self._arguments(rows.data_ptr(), output.data_ptr(), num_rows),
+            torch.get_num_threads(),
+            0,
+        )
+        return output
+
+    def _arguments(self, rows: int, output: int, num_rows: int) -> ctypes.Array[ctypes.c_int64]:
+        tiling = self._kernel.tilings[num_rows]
+        num_turns = self._in_features // (2 * UNROLLED)
+        return Arguments(
+            rows,
+            2 * self._in_features,
+            self._weights,
+            PAIR_BYTES // 2 * self._in_features,
+            num_turns,
+            output,
+            2 * self._out_features,
+            self._wide_bias.data_ptr(),
+            self._out_features // BLOCK,
+            self._kernel.tiles[num_rows],
+            tiling.num_tiles,
+            tiling.tile_rows,
+            num_rows,
+            num_turns * CACHE_LINE * tiling.lines,
+            0,
+        )
+
+
+def multiply_few_rows(graph: torch.fx.GraphModule) -> None:
+    """Put this kernel in the place of a recorded graph's linear layers, where it can read them.
+
+    Args:
+        graph: Its operators are torch's own, its weights attributes.
+    """
+    kernel, parallel = make_kernel(), find_parallel()
+    if kernel is None or parallel is None:
+        return
+    for index, node in enumerate(graph.graph.find_nodes(op="call_function", target=_linear)):
+        rows, weight, bias, activation, *_ = node.args
+        packed = _attribute(graph, weight)
+        if activation != "none" or not can_read(packed):
+            continue
+        name = f"few_rows_linear_{index}"
+        layer = FewRowsLinear(packed, bias and _attribute(graph, bias), kernel, parallel)
+        graph.add_submodule(name, layer)
+        node.op, node.target, node.args = "call_module", name, (rows,)
+    graph.graph.eliminate_dead_code()
+
+
+def can_read(packed: torch.Tensor) -> bool:
+    """Return whether the kernel can read a packed weight, [out_features, in_features].
+
+    oneDNN chooses its layout by the machine, and tells nobody. Of the sizes that are asked for here
+    none needs padding, so that one layout has as many bytes as another; a small weight of which
+    every element is known shows which it is.
+    """
+    out_features, in_features = packed.shape
+    return (
+        packed.dtype is torch.bfloat16
+        and out_features % BLOCK == 0
+        and in_features % (2 * UNROLLED) == 0
+        and in_features <= MAX_INPUTS
+        and _is_known_layout(packed)
+    )
+
+
+def _is_known_layout(packed: torch.Tensor) -> bool:
+    num_bytes = torch.ops.mkldnn._nbytes(packed)
+    return bool(num_bytes == 2 * packed.numel()) and _packs_in_blocks()
+
+
+@cache
+def _packs_in_blocks() -> bool:
+    """Return whether oneDNN packs as the kernel reads."""
+    weight = torch.arange(2 * BLOCK * BLOCK, dtype=torch.int16).view(torch.bfloat16)
+    weight = weight.view(2 * BLOCK, BLOCK)
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight, BATCH_HINT)
+    found = ctypes.string_at(torch.ops.mkldnn.data_ptr(packed), torch.ops.mkldnn._nbytes(packed))
+    blocks = weight.view(2, BLOCK, BLOCK // 2, 2).transpose(1, 2).contiguous()
+    return found == blocks.view(torch.uint8).numpy().tobytes()
+
+
+def _attribute(graph: torch.fx.GraphModule, node: object) -> torch.Tensor:
+    assert isinstance(node, torch.fx.Node)
+    assert isinstance(node.target, str)
+    found = getattr(graph, node.target)
+    assert isinstance(found, torch.Tensor)
+    return found

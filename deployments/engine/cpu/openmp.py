@@ -1,0 +1,35 @@
+"""Parallel regions on the threads that torch computes with.
+
+A second pool of threads would fight torch's for the cores: its idle threads spin before they sleep.
+So compiled kernels enter parallel regions by the very library that torch has loaded, on the calling
+thread's pool.
+
+Source: https://gcc.gnu.org/onlinedocs/libgomp/Implementing-PARALLEL-construct.html
+"""
+
+import ctypes
+import logging
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import torch
+
+logger = logging.getLogger(__name__)
+
+Parallel = Callable[[int, ctypes.Array[ctypes.c_int64], int, int], None]
+"""Runs a C function of one pointer: its address, the argument, the number of threads, and 0."""
+
+
+@cache
+def find_parallel() -> Parallel | None:
+    """Return libgomp's entry into a parallel region; None where torch computes with another."""
+    libraries = list((Path(torch.__file__).parent / "lib").glob("libgomp*.so*"))
+    if len(libraries) != 1:
+        logger.info("torch brings no libgomp")
+        return None
+    parallel = ctypes.CDLL(str(libraries[0])).GOMP_parallel
+    parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+    parallel.restype = None
+    found: Parallel = parallel
+    return found
