@@ -17,7 +17,13 @@ import numba
 import numpy as np
 from numba import types
 
-from deployments.engine.cpu.float_bits import as_float32, fused_multiply_add, like, pointer_to, power_of_two
+from deployments.engine.cpu.float_bits import (
+    as_float32,
+    fused_multiply_add,
+    like,
+    pointer_to,
+    power_of_two,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +47,10 @@ MAX_WIDTH = 65536
 
 # Source: sleefsimdsp.c, `xexpf`.
 R_LN2 = np.float32(1.442695040888963407)
-MINUS_LN2_UPPER, MINUS_LN2_LOWER = np.float32(-0.693145751953125), np.float32(-1.428606765330187e-06)
+MINUS_LN2_UPPER, MINUS_LN2_LOWER = (
+    np.float32(-0.693145751953125),
+    np.float32(-1.428606765330187e-06),
+)
 E1, E2, E3, E4, E5 = (
     np.float32(c)
     for c in (

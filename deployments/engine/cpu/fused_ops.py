@@ -133,9 +133,7 @@ def table_mul(table: torch.Tensor, joined: torch.Tensor) -> torch.Tensor:
     joined = joined.contiguous()
     _, num_rows, both = joined.shape
     output = torch.empty((1, num_rows, both // 2), dtype=joined.dtype)
-    make_table_mul()(
-        table.data_ptr(), joined.data_ptr(), output.data_ptr(), num_rows, both // 2
-    )
+    make_table_mul()(table.data_ptr(), joined.data_ptr(), output.data_ptr(), num_rows, both // 2)
     return output
 
 

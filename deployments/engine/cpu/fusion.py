@@ -108,9 +108,7 @@ NORMS = (
     # A pattern, and whether it is 1 + weight that rows are multiplied by.
     (_times("weight", _cast(_normalized(WIDE), torch.bfloat16)), False),
     (
-        _cast(
-            _times(_normalized(WIDE), _plus_one(_cast("weight", torch.float32))), torch.bfloat16
-        ),
+        _cast(_times(_normalized(WIDE), _plus_one(_cast("weight", torch.float32))), torch.bfloat16),
         True,
     ),
     (_times(_normalized("rows"), _plus_one("weight")), True),
