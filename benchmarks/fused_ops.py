@@ -1,8 +1,8 @@
 """A recorded decode step on a CPU, with torch's operators and with fused ones.
 
 The shape is Qwen2-0.5B's, in bfloat16, with a vocabulary of 1,024: the layer of the logits is the
-same in both. Each row has 64 tokens in its slot. The ways alternate, and medians are compared, since
-machines are noisy.
+same in both. Each row has 64 tokens in its slot. The ways alternate, and medians are compared,
+since machines are noisy.
 
 Run: python -m benchmarks.fused_ops
 """

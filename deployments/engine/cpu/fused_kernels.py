@@ -32,8 +32,8 @@ Kernel = Callable[..., Any]
 INTEGER, REAL = types.int64, types.float64
 
 LANES = 8
-"""Elements of the vectors that torch adds: those of AVX2, also where there is AVX-512. Elsewhere the
-sums may differ in their last bit."""
+"""Elements of the vectors that torch adds: those of AVX2, also where there is AVX-512. Elsewhere
+the sums may differ in their last bit."""
 
 GROUP = 4 * LANES
 """Elements that torch adds to sums of their own."""
@@ -127,9 +127,9 @@ def make_add_rms_norm(is_bfloat16: bool, is_shifted: bool) -> Kernel:
 def make_rotate(is_bfloat16: bool) -> Kernel:
     """Return a kernel that turns the halves of each head against each other.
 
-    It takes the addresses of the input, the cosines, the sines and the output; the numbers of heads,
-    of rows and of a head's elements; the strides of the input's heads and rows, and of the output's.
-    Cosines and sines are contiguous, [rows, elements].
+    It takes the addresses of the input, the cosines, the sines and the output; the numbers of
+    heads, of rows and of a head's elements; the strides of the input's heads and rows, and of the
+    output's. Cosines and sines are contiguous, [rows, elements].
     """
     stored, itemsize = _stored(is_bfloat16)
 
@@ -227,34 +227,35 @@ def _sum_of_squares(values, width, sums):
     num_vectors = width // LANES
     num_groups = num_vectors // 4
     sums[:] = 0
-    i = 0
-    while i + CASCADE <= num_groups:
-        for _ in range(CASCADE):
-            for k in range(GROUP):
-                sums[0, k] += values[i * GROUP + k] * values[i * GROUP + k]
-            i += 1
-        for k in range(GROUP):
-            sums[1, k] += sums[0, k]
-            sums[0, k] = 0
-        if i % (CASCADE * CASCADE) == 0:
-            for k in range(GROUP):
-                sums[2, k] += sums[1, k]
-                sums[1, k] = 0
-    while i < num_groups:
-        for k in range(GROUP):
-            sums[0, k] += values[i * GROUP + k] * values[i * GROUP + k]
-        i += 1
+    for i in range(num_groups):
+        _add_squares(values, i * GROUP, GROUP, sums)
+        if (i + 1) % CASCADE == 0:
+            _carry(sums, 0)
+        if (i + 1) % (CASCADE * CASCADE) == 0:
+            _carry(sums, 1)
     for k in range(GROUP):
         sums[0, k] = sums[0, k] + sums[1, k] + sums[2, k]
     for i in range(4 * num_groups, num_vectors):
-        for k in range(LANES):
-            sums[0, k] += values[i * LANES + k] * values[i * LANES + k]
+        _add_squares(values, i * LANES, LANES, sums)
     total = np.float32(0)
     for i in range(num_vectors * LANES, width):
         total += values[i] * values[i]
     for k in range(LANES):
         total += sums[0, k] + sums[0, LANES + k] + sums[0, 2 * LANES + k] + sums[0, 3 * LANES + k]
     return total
+
+
+@numba.njit(inline="always", error_model="numpy")
+def _add_squares(values, start, count, sums):
+    for k in range(count):
+        sums[0, k] += values[start + k] * values[start + k]
+
+
+@numba.njit(inline="always", error_model="numpy")
+def _carry(sums, level):
+    for k in range(GROUP):
+        sums[level + 1, k] += sums[level, k]
+        sums[level, k] = 0
 
 
 @numba.njit(inline="always", error_model="numpy")

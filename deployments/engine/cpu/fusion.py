@@ -15,7 +15,7 @@ import torch
 
 from deployments.engine.cpu import fused_ops
 from deployments.engine.cpu.fused_kernels import MAX_WIDTH
-from deployments.engine.cpu.patterns import Found, Operator
+from deployments.engine.cpu.patterns import Operator
 
 aten = torch.ops.aten
 
@@ -261,11 +261,12 @@ def _replace(
 def _are_alike(*nodes: object) -> bool:
     """Return whether all are tensors on the CPU of one type that there are kernels for."""
     values = [node.meta.get("val") for node in nodes if isinstance(node, torch.fx.Node)]
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
     return (
-        len(values) == len(nodes)
-        and all(isinstance(v, torch.Tensor) and v.device.type == "cpu" for v in values)
-        and len({v.dtype for v in values}) == 1
-        and values[0].dtype in DTYPES
+        len(tensors) == len(nodes)
+        and all(tensor.device.type == "cpu" for tensor in tensors)
+        and len({tensor.dtype for tensor in tensors}) == 1
+        and tensors[0].dtype in DTYPES
     )
 
 
