@@ -1,6 +1,5 @@
 import pytest
 import torch
-from torch.fx.node import Argument
 
 from deployments.engine.cpu.patterns import Operator
 
@@ -56,7 +55,10 @@ def test_options_count_but_for_the_device() -> None:
     graph, x, y = nodes()
     scaled = graph.call_function(aten.add.Tensor, (x, y), {"alpha": 2})
     assert Operator(aten.add.Tensor, ("x", "y")).match(scaled) is None
-    options: dict[str, Argument] = {"dtype": torch.float32, "device": torch.device("cpu")}
+    options: dict[str, torch.fx.node.Argument] = {
+        "dtype": torch.float32,
+        "device": torch.device("cpu"),
+    }
     cast = graph.call_function(aten._to_copy.default, (x,), options)
     for dtype, is_match in ((torch.float32, True), (torch.float64, False)):
         pattern = Operator(aten._to_copy.default, ("x",), {"dtype": dtype})
