@@ -22,6 +22,7 @@ from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 from deployments.engine.attention import attend_slots
 from deployments.engine.attention_call import check_arguments
 from deployments.engine.cpu.few_rows_linear import multiply_few_rows
+from deployments.engine.cpu.fusion import fuse, max_fused_rows
 from deployments.engine.forward import Forward, StockForward
 from deployments.engine.kv_slots import KVShape, KVSlots
 from deployments.engine.packed_step import ChunkRows, PackedStep
@@ -87,7 +88,7 @@ def _(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, call: int) ->
 
 
 class RecordedForward:
-    """Runs what was recorded."""
+    """Runs what was recorded; on a CPU, steps of few rows with fused operators."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         """Record a model, which is not run on any values.
@@ -116,15 +117,26 @@ class RecordedForward:
         except Exception as error:  # a foreign model may raise anything
             raise NotRecordableError(f"{type(error).__name__}: {error}") from error
         _refuse_guards(self._graph)
-        if device.type == "cpu":
-            multiply_few_rows(self._graph)
-        _simplify(self._graph)
+        is_cpu = device.type == "cpu"
+        self._fused = fuse(self._graph) if is_cpu else None
+        for graph in filter(None, (self._graph, self._fused)):
+            if is_cpu:
+                multiply_few_rows(graph)
+            _simplify(graph)
+
+    def unfuse(self) -> bool:
+        """From here on run torch's operators alone; return whether there were others."""
+        was_fused, self._fused = self._fused is not None, None
+        return was_fused
 
     def __call__(
         self, token_ids: torch.Tensor, positions: torch.Tensor, due: torch.Tensor, step: PackedStep
     ) -> torch.Tensor:
         """Run what was recorded; see `Forward`."""
-        logits = self._graph(token_ids, positions, due, partial(self._attend, step))
+        graph = self._graph
+        if self._fused is not None and token_ids.shape[1] <= max_fused_rows():
+            graph = self._fused
+        logits = graph(token_ids, positions, due, partial(self._attend, step))
         assert isinstance(logits, torch.Tensor)
         return logits
 
@@ -153,11 +165,24 @@ def record(model: PreTrainedModel, shape: KVShape) -> Forward:
     except NotRecordableError as error:
         logger.info("the forward pass is not recorded: %s", error)
         return own
-    pairs = zip(_probe(own, model, shape), _probe(recorded, model, shape), strict=True)
-    if all(_are_close(*pair) for pair in pairs):
+    expected = _probe(own, model, shape)
+    if _agree(expected, _probe(recorded, model, shape)):
+        return recorded
+    if recorded.unfuse() and _agree(expected, _probe(recorded, model, shape)):
+        logger.warning("operators are not fused: the logits would be others")
         return recorded
     logger.warning("the forward pass is not recorded: its logits would be others")
     return own
+
+
+def _agree(expected: list[torch.Tensor], found: list[torch.Tensor]) -> bool:
+    pairs = zip(expected, found, strict=True)
+    return all(_are_close(*pair) for pair in pairs)
+
+
+def _are_close(expected: torch.Tensor, found: torch.Tensor) -> bool:
+    difference = (expected.float() - found.float()).abs().amax()
+    return bool(difference <= TOLERANCE[expected.dtype] * expected.abs().amax())
 
 
 def _probe(forward: Forward, model: PreTrainedModel, shape: KVShape) -> list[torch.Tensor]:
@@ -178,11 +203,6 @@ def _probe(forward: Forward, model: PreTrainedModel, shape: KVShape) -> list[tor
             forward(tensor(positions)[None] + 1, tensor(positions)[None], tensor(due), step)
             for (positions, due), step in zip(inputs, steps, strict=True)
         ]
-
-
-def _are_close(expected: torch.Tensor, found: torch.Tensor) -> bool:
-    difference = (expected.float() - found.float()).abs().amax()
-    return bool(difference <= TOLERANCE[expected.dtype] * expected.abs().amax())
 
 
 def _logits(

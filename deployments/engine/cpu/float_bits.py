@@ -74,6 +74,22 @@ def _float32_of_bits(typing_context: Any, bits: Any) -> Any:
     return types.float32(types.int32), generate
 
 
+@intrinsic
+def fused_multiply_add(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
+    """Return a * b + c of float32, rounded once."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.fma(*arguments)
+
+    return types.float32(types.float32, types.float32, types.float32), generate
+
+
+@numba.njit(inline="always")
+def power_of_two(exponent):
+    """Return 2 ** exponent as a float32, for an int32 from -126 to 127."""
+    return _float32_of_bits((exponent + np.int32(127)) << np.int32(23))
+
+
 @numba.njit(inline="always", fastmath=True)
 def fast_exp(x):
     """Return exp(x) for x <= 0, in float32 and without a call, so that loops become vectors."""
@@ -81,4 +97,4 @@ def fast_exp(x):
     whole = np.floor(exponent)
     f = exponent - whole
     power = C0 + f * (C1 + f * (C2 + f * (C3 + f * (C4 + f * (C5 + f * C6)))))
-    return power * _float32_of_bits((np.int32(whole) + np.int32(127)) << np.int32(23))
+    return power * power_of_two(np.int32(whole))

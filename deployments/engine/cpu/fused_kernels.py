@@ -1,0 +1,300 @@
+"""The kernels of `fused_ops`, compiled by numba: small chains of torch's operators, in one go.
+
+They give what torch gives to the last bit: each value is rounded where torch stores it, squares are
+added in the order of torch's vectors, and the exponential is Sleef's. So nothing here may be
+reordered or contracted, and none of it is compiled with fast mathematics.
+
+Rows are addressed by strides, counted in elements; the elements of a row stand side by side.
+"""
+
+import logging
+import math
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numba
+import numpy as np
+from numba import types
+
+from deployments.engine.cpu.float_bits import (
+    as_float32,
+    fused_multiply_add,
+    like,
+    pointer_to,
+    power_of_two,
+)
+
+logger = logging.getLogger(__name__)
+
+Kernel = Callable[..., Any]
+
+INTEGER, REAL = types.int64, types.float64
+
+LANES = 8
+"""Elements of the vectors that torch adds: those of AVX2, also where there is AVX-512. Elsewhere
+the sums may differ in their last bit."""
+
+GROUP = 4 * LANES
+"""Elements that torch adds to sums of their own."""
+
+CASCADE = 16
+"""Groups of vectors that torch adds before it adds the sum to that of earlier ones.
+Source: ATen/native/cpu/SumKernel.cpp, `multi_row_sum`."""
+
+MAX_WIDTH = 65536
+"""Elements of a row that torch adds in no more levels than are written here."""
+
+# Source: sleefsimdsp.c, `xexpf`.
+R_LN2 = np.float32(1.442695040888963407)
+MINUS_LN2_UPPER, MINUS_LN2_LOWER = (
+    np.float32(-0.693145751953125),
+    np.float32(-1.428606765330187e-06),
+)
+E1, E2, E3, E4, E5 = (
+    np.float32(c)
+    for c in (
+        0.000198527617612853646278381,
+        0.00139304355252534151077271,
+        0.00833336077630519866943359,
+        0.0416664853692054748535156,
+        0.166666671633720397949219,
+    )
+)
+
+
+@cache
+def make_rms_norm(is_bfloat16: bool, is_shifted: bool) -> Kernel:
+    """Return a kernel that normalises rows.
+
+    It takes the addresses of the input, the weight and the output; the numbers of outer rows, of
+    inner rows and of elements; the strides of outer and inner rows, of the input and then of the
+    output; and epsilon.
+
+    Args:
+        is_bfloat16: Or else float32.
+        is_shifted: Whether rows are multiplied in float32 by 1 + weight, as Gemma does, or else
+            by the weight, after they were rounded.
+    """
+    stored, itemsize = _stored(is_bfloat16)
+
+    def rms_norm(x, weight, out, outer, inner, width, x_outer, x_inner, o_outer, o_inner, epsilon):
+        values, sums = np.empty(width, np.float32), np.empty((3, GROUP), np.float32)
+        factors = numba.carray(pointer_to(weight), width, stored)
+        for i in range(outer):
+            for j in range(inner):
+                at = x + itemsize * (i * x_outer + j * x_inner)
+                source = numba.carray(pointer_to(at), width, stored)
+                at = out + itemsize * (i * o_outer + j * o_inner)
+                target = numba.carray(pointer_to(at), width, stored)
+                for k in range(width):
+                    values[k] = as_float32(source[k])
+                factor = _root(_sum_of_squares(values, width, sums), width, epsilon)
+                _scale(values, factor, factors, target, width, is_shifted)
+
+    return _compiled(rms_norm, *[INTEGER] * 10, REAL)
+
+
+@cache
+def make_add_rms_norm(is_bfloat16: bool, is_shifted: bool) -> Kernel:
+    """Return a kernel that adds rows and normalises the sums.
+
+    It takes the addresses of both summands, of the weight, of the sums and of the output, all of
+    them contiguous; the numbers of rows and of elements; and epsilon. See `make_rms_norm`.
+    """
+    stored, itemsize = _stored(is_bfloat16)
+
+    def add_rms_norm(x, y, weight, total, out, rows, width, epsilon):
+        values, sums = np.empty(width, np.float32), np.empty((3, GROUP), np.float32)
+        factors = numba.carray(pointer_to(weight), width, stored)
+        for row in range(rows):
+            at = itemsize * row * width
+            first = numba.carray(pointer_to(x + at), width, stored)
+            second = numba.carray(pointer_to(y + at), width, stored)
+            added = numba.carray(pointer_to(total + at), width, stored)
+            target = numba.carray(pointer_to(out + at), width, stored)
+            for k in range(width):
+                added[k] = like(added[k], as_float32(first[k]) + as_float32(second[k]))
+            for k in range(width):
+                values[k] = as_float32(added[k])
+            factor = _root(_sum_of_squares(values, width, sums), width, epsilon)
+            _scale(values, factor, factors, target, width, is_shifted)
+
+    return _compiled(add_rms_norm, *[INTEGER] * 7, REAL)
+
+
+@cache
+def make_rotate(is_bfloat16: bool) -> Kernel:
+    """Return a kernel that turns the halves of each head against each other.
+
+    It takes the addresses of the input, the cosines, the sines and the output; the numbers of
+    heads, of rows and of a head's elements; the strides of the input's heads and rows, and of the
+    output's. Cosines and sines are contiguous, [rows, elements].
+    """
+    stored, itemsize = _stored(is_bfloat16)
+
+    def rotate(x, cosines, sines, out, heads, rows, width, x_head, x_row, o_head, o_row):
+        half = width // 2
+        for row in range(rows):
+            cos = numba.carray(pointer_to(cosines + itemsize * row * width), width, stored)
+            sin = numba.carray(pointer_to(sines + itemsize * row * width), width, stored)
+            for head in range(heads):
+                at = x + itemsize * (head * x_head + row * x_row)
+                source = numba.carray(pointer_to(at), width, stored)
+                at = out + itemsize * (head * o_head + row * o_row)
+                target = numba.carray(pointer_to(at), width, stored)
+                for k in range(half):
+                    low, high = as_float32(source[k]), as_float32(source[half + k])
+                    target[k] = _turned(low, cos[k], -high, sin[k])
+                    target[half + k] = _turned(high, cos[half + k], low, sin[half + k])
+
+    return _compiled(rotate, *[INTEGER] * 11)
+
+
+@cache
+def make_silu_mul(is_bfloat16: bool, vector_bytes: int) -> Kernel:
+    """Return a kernel that multiplies SiLU of the rows' first halves by their second halves.
+
+    It takes the addresses of the input and the output, both contiguous, the number of rows, and
+    that of a half's elements.
+
+    Args:
+        is_bfloat16: Or else float32.
+        vector_bytes: Size of the vectors that torch computes SiLU on. It takes two at a time, and
+            what is left of a row one by one, with the C library's exponential.
+    """
+    stored, itemsize = _stored(is_bfloat16)
+    unit = 2 * vector_bytes // itemsize
+
+    def silu_mul(joined, out, rows, width):
+        for row in range(rows):
+            at = joined + 2 * itemsize * row * width
+            gate = numba.carray(pointer_to(at), width, stored)
+            up = numba.carray(pointer_to(at + itemsize * width), width, stored)
+            target = numba.carray(pointer_to(out + itemsize * row * width), width, stored)
+            for k in range(width - width % unit):
+                x = as_float32(gate[k])
+                silu = like(gate[k], x / _one_plus_exp(-x))
+                target[k] = like(gate[k], as_float32(silu) * as_float32(up[k]))
+            for k in range(width - width % unit, width):
+                x = as_float32(gate[k])
+                silu = like(gate[k], x / (np.float32(1) + math.exp(-x)))
+                target[k] = like(gate[k], as_float32(silu) * as_float32(up[k]))
+
+    return _compiled(silu_mul, *[INTEGER] * 4)
+
+
+@cache
+def make_table_mul() -> Kernel:
+    """Return a kernel for any activation of bfloat16, of which there are but 65,536 values.
+
+    It takes the address of a table of them, and then what `make_silu_mul` takes.
+    """
+
+    def table_mul(table, joined, out, rows, width):
+        activated = numba.carray(pointer_to(table), 65536, np.uint16)
+        for row in range(rows):
+            at = joined + 4 * row * width
+            gate = numba.carray(pointer_to(at), width, np.uint16)
+            up = numba.carray(pointer_to(at + 2 * width), width, np.uint16)
+            target = numba.carray(pointer_to(out + 2 * row * width), width, np.uint16)
+            for k in range(width):
+                product = as_float32(activated[gate[k]]) * as_float32(up[k])
+                target[k] = like(gate[k], product)
+
+    return _compiled(table_mul, *[INTEGER] * 5)
+
+
+def _stored(is_bfloat16: bool) -> tuple[type[np.generic], int]:
+    return (np.uint16, 2) if is_bfloat16 else (np.float32, 4)
+
+
+def _compiled(function: Kernel, *arguments: types.Type) -> Kernel:
+    """Compile, and return the entry point: to find it by the arguments would take a microsecond."""
+    signature = types.void(*arguments)
+    try:
+        kernel = numba.njit(signature, nogil=True, error_model="numpy", cache=True)(function)
+    except RuntimeError as error:  # numba finds no place for its cache
+        logger.info("the kernel is compiled at each start: %s", error)
+        kernel = numba.njit(signature, nogil=True, error_model="numpy")(function)
+    entry: Kernel = kernel.overloads[arguments].entry_point
+    return entry
+
+
+@numba.njit(inline="always", error_model="numpy")
+def _sum_of_squares(values, width, sums):
+    """Add as torch does: four vectors side by side, sixteen times, and then the next level."""
+    num_vectors = width // LANES
+    num_groups = num_vectors // 4
+    sums[:] = 0
+    for i in range(num_groups):
+        _add_squares(values, i * GROUP, GROUP, sums)
+        if (i + 1) % CASCADE == 0:
+            _carry(sums, 0)
+        if (i + 1) % (CASCADE * CASCADE) == 0:
+            _carry(sums, 1)
+    for k in range(GROUP):
+        sums[0, k] = sums[0, k] + sums[1, k] + sums[2, k]
+    for i in range(4 * num_groups, num_vectors):
+        _add_squares(values, i * LANES, LANES, sums)
+    total = np.float32(0)
+    for i in range(num_vectors * LANES, width):
+        total += values[i] * values[i]
+    for k in range(LANES):
+        total += sums[0, k] + sums[0, LANES + k] + sums[0, 2 * LANES + k] + sums[0, 3 * LANES + k]
+    return total
+
+
+@numba.njit(inline="always", error_model="numpy")
+def _add_squares(values, start, count, sums):
+    for k in range(count):
+        sums[0, k] += values[start + k] * values[start + k]
+
+
+@numba.njit(inline="always", error_model="numpy")
+def _carry(sums, level):
+    for k in range(GROUP):
+        sums[level + 1, k] += sums[level, k]
+        sums[level, k] = 0
+
+
+@numba.njit(inline="always", error_model="numpy")
+def _root(total, width, epsilon):
+    mean = total / np.float32(width)
+    return np.float32(1) / np.sqrt(mean + np.float32(epsilon))
+
+
+@numba.njit(inline="always", error_model="numpy")
+def _scale(values, factor, weight, target, width, is_shifted):
+    for k in range(width):
+        value = values[k] * factor
+        if is_shifted:
+            target[k] = like(target[k], value * (as_float32(weight[k]) + np.float32(1)))
+        else:
+            rounded = as_float32(like(target[k], value))
+            target[k] = like(target[k], as_float32(weight[k]) * rounded)
+
+
+@numba.njit(inline="always", error_model="numpy")
+def _turned(x, cos, y, sin):
+    first = as_float32(like(cos, x * as_float32(cos)))
+    second = as_float32(like(cos, y * as_float32(sin)))
+    return like(cos, first + second)
+
+
+@numba.njit(inline="always", error_model="numpy")
+def _one_plus_exp(x):
+    """Return 1 + exp(x): as Sleef's exponential gives it where that changes a one."""
+    x = np.float32(-87) if x < np.float32(-87) else x
+    x = np.float32(89) if x > np.float32(89) else x
+    whole = np.rint(x * R_LN2)
+    s = fused_multiply_add(whole, MINUS_LN2_UPPER, x)
+    s = fused_multiply_add(whole, MINUS_LN2_LOWER, s)
+    u = fused_multiply_add(E1, s, E2)
+    u = fused_multiply_add(u, s, E3)
+    u = fused_multiply_add(u, s, E4)
+    u = fused_multiply_add(u, s, E5)
+    u = fused_multiply_add(u, s, np.float32(0.5))
+    u = np.float32(1) + fused_multiply_add(s * s, u, s)
+    # Twice, since 2 ** 128 is no float32.
+    return np.float32(1) + u * np.float32(2) * power_of_two(np.int32(whole) - np.int32(1))

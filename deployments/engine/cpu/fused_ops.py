@@ -1,0 +1,142 @@
+"""What `fusion` puts in the place of chains of torch's operators: one call of a kernel each.
+
+All take and give bfloat16 or float32 on the CPU, and run on the calling thread.
+"""
+
+from functools import cache
+
+import torch
+
+from deployments.engine.cpu.fused_kernels import (
+    make_add_rms_norm,
+    make_rms_norm,
+    make_rotate,
+    make_silu_mul,
+    make_table_mul,
+)
+
+BFLOAT16 = torch.bfloat16
+
+
+def rms_norm(
+    rows: torch.Tensor, weight: torch.Tensor, epsilon: float, is_shifted: bool
+) -> torch.Tensor:
+    """Normalise by the root of the mean square.
+
+    Args:
+        rows: [1, n, width] or [1, n, m, width].
+        weight: [width], contiguous.
+        epsilon: Added to the mean square.
+        is_shifted: Whether rows are multiplied by 1 + weight, in float32, as Gemma does.
+    """
+    *outer, inner, element = rows.stride()
+    if element != 1:
+        rows = rows.contiguous()
+        *outer, inner, _ = rows.stride()
+    output = torch.empty_like(rows)
+    *output_outer, output_inner, _ = output.stride()
+    _, *num_outer, num_inner, width = rows.shape
+    make_rms_norm(rows.dtype is BFLOAT16, is_shifted)(
+        rows.data_ptr(),
+        weight.data_ptr(),
+        output.data_ptr(),
+        num_outer[0] if num_outer else 1,
+        num_inner,
+        width,
+        outer[-1],
+        inner,
+        output_outer[-1],
+        output_inner,
+        epsilon,
+    )
+    return output
+
+
+def add_rms_norm(
+    rows: torch.Tensor,
+    others: torch.Tensor,
+    weight: torch.Tensor,
+    epsilon: float,
+    is_shifted: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the sum of [1, n, width] and [1, n, width], and the same normalised."""
+    rows, others = rows.contiguous(), others.contiguous()
+    total, output = torch.empty_like(rows), torch.empty_like(rows)
+    _, num_rows, width = rows.shape
+    make_add_rms_norm(rows.dtype is BFLOAT16, is_shifted)(
+        rows.data_ptr(),
+        others.data_ptr(),
+        weight.data_ptr(),
+        total.data_ptr(),
+        output.data_ptr(),
+        num_rows,
+        width,
+        epsilon,
+    )
+    return total, output
+
+
+def rotate(heads: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
+    """Turn the halves of each head against each other.
+
+    Args:
+        heads: [1, num_heads, n, head_dim].
+        cosines: [1, n, head_dim].
+        sines: [1, n, head_dim].
+    """
+    _, head_stride, row_stride, element = heads.stride()
+    if element != 1:
+        heads = heads.contiguous()
+        _, head_stride, row_stride, _ = heads.stride()
+    output = torch.empty_like(heads)
+    _, output_head_stride, output_row_stride, _ = output.stride()
+    _, num_heads, num_rows, head_dim = heads.shape
+    make_rotate(heads.dtype is BFLOAT16)(
+        heads.data_ptr(),
+        cosines.contiguous().data_ptr(),
+        sines.contiguous().data_ptr(),
+        output.data_ptr(),
+        num_heads,
+        num_rows,
+        head_dim,
+        head_stride,
+        row_stride,
+        output_head_stride,
+        output_row_stride,
+    )
+    return output
+
+
+def silu_mul(joined: torch.Tensor) -> torch.Tensor:
+    """Return SiLU of the first half of [1, n, 2 * width] times the second."""
+    joined = joined.contiguous()
+    _, num_rows, both = joined.shape
+    output = torch.empty((1, num_rows, both // 2), dtype=joined.dtype)
+    make_silu_mul(joined.dtype is BFLOAT16, _vector_bytes())(
+        joined.data_ptr(), output.data_ptr(), num_rows, both // 2
+    )
+    return output
+
+
+@cache
+def _vector_bytes() -> int:
+    return 64 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 32
+
+
+def table_mul(table: torch.Tensor, joined: torch.Tensor) -> torch.Tensor:
+    """Return an activation of the first half of [1, n, 2 * width] times the second.
+
+    Args:
+        table: The activation of all values of bfloat16, by their bits; see `all_bfloat16`.
+        joined: bfloat16.
+    """
+    joined = joined.contiguous()
+    _, num_rows, both = joined.shape
+    output = torch.empty((1, num_rows, both // 2), dtype=joined.dtype)
+    make_table_mul()(table.data_ptr(), joined.data_ptr(), output.data_ptr(), num_rows, both // 2)
+    return output
+
+
+def all_bfloat16() -> torch.Tensor:
+    """Return the 65,536 values of bfloat16, by their bits."""
+    return torch.arange(2**16, dtype=torch.int32).to(torch.uint16).view(BFLOAT16)

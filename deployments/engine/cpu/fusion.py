@@ -1,0 +1,281 @@
+"""Replaces chains of small operators in a recorded graph by calls of `fused_ops`.
+
+A decode step of a small model runs hundreds of operators that work for less than a microsecond and
+cost several each. Found by what they compute, in whatever model: norms by the root of the mean
+square, alone or behind a residual addition, rotary positions, and gated activations.
+
+What is not found, or of another type or layout, stays as it is.
+"""
+
+from collections.abc import Callable
+from operator import getitem
+from typing import Any
+
+import torch
+
+from deployments.engine.cpu import fused_ops
+from deployments.engine.cpu.fused_kernels import MAX_WIDTH
+from deployments.engine.cpu.patterns import Operator
+
+aten = torch.ops.aten
+
+DTYPES = (torch.bfloat16, torch.float32)
+
+ROWS_OF_ALL_THREADS = 64
+"""Torch's threads share the rows of an operator, while a fused one runs on the calling thread: so
+with two threads steps of up to 32 rows gain by fused operators."""
+
+GELU_TABLE = "gelu_table"
+"""The name of the table among a graph's weights."""
+
+END = 2**63 - 1
+"""How torch writes the end of a slice that has none."""
+
+
+def max_fused_rows() -> int:
+    """Return the most rows of a step that fused operators are faster for."""
+    return ROWS_OF_ALL_THREADS // torch.get_num_threads()
+
+
+def fuse(graph: torch.fx.GraphModule) -> torch.fx.GraphModule | None:
+    """Return a copy, on the same weights, with chains replaced; None if there are none.
+
+    Args:
+        graph: As `make_fx` records a model on the CPU.
+    """
+    if any(_writes(node) for node in graph.graph.nodes):
+        return None  # a chain may read what something changes between its operators
+    fused = torch.fx.GraphModule(graph, _copy(graph.graph))
+    _drop_copies(fused.graph)
+    rules = (_fuse_norm, _fuse_rotation, _fuse_silu, _fuse_gelu)
+    # The ends come first, since a norm with casts around it holds one without them.
+    nodes = reversed(list(fused.graph.nodes))
+    count = sum(any(rule(fused, node) for rule in rules) for node in nodes)
+    for node in list(fused.graph.nodes):
+        _fuse_addition(fused, node)
+    if not count:
+        return None
+    fused.graph.eliminate_dead_code()
+    fused.recompile()
+    return fused
+
+
+def _writes(node: torch.fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def _drop_copies(graph: torch.fx.Graph) -> None:
+    """Pass by what copies a tensor, or joins it with an empty one."""
+    for node in graph.nodes:
+        source = None
+        if node.target in (aten.clone.default, aten.alias.default) and not node.kwargs:
+            source = node.args[0]
+        elif node.target is aten.cat.default:
+            filled = [part for part in node.args[0] if 0 not in _value(part).shape]
+            source = filled[0] if len(filled) == 1 else None
+        if isinstance(source, torch.fx.Node) and _shape(source) == _shape(node):
+            node.replace_all_uses_with(source)
+
+
+def _copy(graph: torch.fx.Graph) -> torch.fx.Graph:
+    copy = torch.fx.Graph()
+    copy.output(copy.graph_copy(graph, {}))
+    return copy
+
+
+def _cast(pattern: Any, dtype: torch.dtype) -> Operator:
+    return Operator(aten._to_copy.default, (pattern,), {"dtype": dtype})
+
+
+def _normalized(rows: Any) -> Operator:
+    square = Operator(aten.pow.Tensor_Scalar, (rows, 2))
+    mean = Operator(aten.mean.dim, (square, [-1], True))
+    root = Operator(aten.rsqrt.default, (Operator(aten.add.Tensor, (mean, "epsilon")),))
+    return Operator(aten.mul.Tensor, (rows, root))
+
+
+def _times(one: Any, other: Any) -> Operator:
+    return Operator(aten.mul.Tensor, (one, other))
+
+
+def _plus_one(weight: Any) -> Operator:
+    return Operator(aten.add.Tensor, (weight, 1.0))
+
+
+WIDE = _cast("rows", torch.float32)
+
+NORMS = (
+    # A pattern, and whether it is 1 + weight that rows are multiplied by.
+    (_times("weight", _cast(_normalized(WIDE), torch.bfloat16)), False),
+    (
+        _cast(_times(_normalized(WIDE), _plus_one(_cast("weight", torch.float32))), torch.bfloat16),
+        True,
+    ),
+    (_times(_normalized("rows"), _plus_one("weight")), True),
+    (_times("weight", _normalized("rows")), False),
+)
+
+_LOW = Operator(aten.slice.Tensor, ("heads", 3, 0, "half"))
+_HIGH = Operator(aten.slice.Tensor, ("heads", 3, "half", END))
+_COSINES = Operator(aten.unsqueeze.default, ("cosines", 1))
+_SINES = Operator(aten.unsqueeze.default, ("sines", 1))
+ROTATION = Operator(
+    aten.add.Tensor,
+    (
+        _times("heads", _COSINES),
+        _times(
+            Operator(aten.cat.default, ([Operator(aten.neg.default, (_HIGH,)), _LOW], -1)), _SINES
+        ),
+    ),
+)
+
+
+def _gated(activation: Operator) -> Operator:
+    return _times(activation, Operator(getitem, ("parts", 1)))
+
+
+_GATE = Operator(getitem, ("parts", 0))
+SILU_MUL = _gated(Operator(aten.silu.default, (_GATE,)))
+GELU_MUL = _gated(Operator(aten.gelu.default, (_GATE,), {"approximate": "tanh"}))
+HALVES = (
+    Operator(aten.split_with_sizes.default, ("joined", ["width", "width"], -1)),
+    Operator(aten.split.Tensor, ("joined", "width", -1)),
+)
+
+
+def _fuse_norm(graph: torch.fx.GraphModule, node: torch.fx.Node) -> bool:
+    for pattern, is_shifted in NORMS:
+        found = pattern.match(node)
+        if found is None or not isinstance(found["epsilon"], float):
+            continue
+        rows, weight = found["rows"], found["weight"]
+        width = _value(node).shape[-1]
+        if (
+            _are_alike(rows, weight, node)
+            and _value(rows).dim() in (3, 4)
+            and _value(rows).shape[0] == 1
+            and isinstance(width, int)
+            and width < MAX_WIDTH
+            and _value(weight).shape == (width,)
+            and _value(weight).is_contiguous()
+        ):
+            arguments = (rows, weight, found["epsilon"], is_shifted)
+            _replace(graph, node, fused_ops.rms_norm, arguments)
+            return True
+    return False
+
+
+def _fuse_addition(graph: torch.fx.GraphModule, node: torch.fx.Node) -> bool:
+    """Join a norm with the addition before it, whose result is used again."""
+    if node.target is not fused_ops.rms_norm:
+        return False
+    total, weight, *others = node.args
+    assert isinstance(total, torch.fx.Node)
+    assert isinstance(weight, torch.fx.Node)
+    found = Operator(aten.add.Tensor, ("one", "other")).match(total)
+    if found is None or weight.op != "get_attr" or not _are_alike(total, *found.values()):
+        return False
+    if _value(total).dim() != 3 or len({_shape(n) for n in (total, *found.values())}) > 1:
+        return False
+    # All of it happens where the sum was made, since others may read the sum before the norm.
+    with graph.graph.inserting_before(total):
+        early_weight = graph.graph.node_copy(weight)
+        arguments = (found["one"], found["other"], early_weight, *others)
+        pair = graph.graph.call_function(fused_ops.add_rms_norm, arguments)
+        for index, part in enumerate((total, node)):
+            item = graph.graph.call_function(getitem, (pair, index))
+            item.meta = dict(part.meta)
+            part.replace_all_uses_with(item)
+    graph.graph.erase_node(node)
+    graph.graph.erase_node(total)
+    return True
+
+
+def _fuse_rotation(graph: torch.fx.GraphModule, node: torch.fx.Node) -> bool:
+    found = ROTATION.match(node)
+    if found is None:
+        return False
+    heads, tables = found["heads"], (found["cosines"], found["sines"])
+    if not _are_alike(node, heads, *tables) or _value(heads).dim() != 4:
+        return False
+    batch, _, num_rows, head_dim = _shape(heads)
+    if batch != "1" or head_dim != str(2 * found["half"]):
+        return False
+    if any(_shape(table) != (batch, num_rows, head_dim) for table in tables):
+        return False
+    _replace(graph, node, fused_ops.rotate, (heads, *tables))
+    return True
+
+
+def _fuse_silu(graph: torch.fx.GraphModule, node: torch.fx.Node) -> bool:
+    joined = _joined(SILU_MUL, node)
+    if joined is None:
+        return False
+    _replace(graph, node, fused_ops.silu_mul, (joined,))
+    return True
+
+
+def _fuse_gelu(graph: torch.fx.GraphModule, node: torch.fx.Node) -> bool:
+    joined = _joined(GELU_MUL, node)
+    if joined is None or _value(node).dtype is not torch.bfloat16:
+        return False
+    if not hasattr(graph, GELU_TABLE):
+        table = torch.nn.functional.gelu(fused_ops.all_bfloat16(), approximate="tanh")
+        graph.register_buffer(GELU_TABLE, table)
+    with graph.graph.inserting_before(node):
+        table_node = graph.graph.get_attr(GELU_TABLE)
+    _replace(graph, node, fused_ops.table_mul, (table_node, joined))
+    return True
+
+
+def _joined(pattern: Operator, node: torch.fx.Node) -> torch.fx.Node | None:
+    """Return the tensor of which both halves are multiplied so, or None."""
+    found = pattern.match(node)
+    if found is None:
+        return None
+    for halves in HALVES:
+        split = halves.match(found["parts"])
+        if split is None:
+            continue
+        joined = split["joined"]
+        assert isinstance(joined, torch.fx.Node)
+        *outer, both = _shape(joined)
+        is_halved = outer[0] == "1" and len(outer) == 2 and both == str(2 * split["width"])
+        return joined if is_halved and _are_alike(node, joined) else None
+    return None
+
+
+def _replace(
+    graph: torch.fx.GraphModule,
+    node: torch.fx.Node,
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+) -> None:
+    with graph.graph.inserting_before(node):
+        call = graph.graph.call_function(function, arguments)
+    call.meta = dict(node.meta)
+    node.replace_all_uses_with(call)
+    graph.graph.erase_node(node)
+
+
+def _are_alike(*nodes: object) -> bool:
+    """Return whether all are tensors on the CPU of one type that there are kernels for."""
+    values = [node.meta.get("val") for node in nodes if isinstance(node, torch.fx.Node)]
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    return (
+        len(tensors) == len(nodes)
+        and all(tensor.device.type == "cpu" for tensor in tensors)
+        and len({tensor.dtype for tensor in tensors}) == 1
+        and tensors[0].dtype in DTYPES
+    )
+
+
+def _value(node: torch.fx.Node) -> torch.Tensor:
+    value = node.meta["val"]
+    assert isinstance(value, torch.Tensor)
+    return value
+
+
+def _shape(node: torch.fx.Node) -> tuple[str, ...]:
+    """Return the sizes as text, since comparing what stands for any number would settle it."""
+    return tuple(map(str, _value(node).shape))

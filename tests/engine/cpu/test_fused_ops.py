@@ -1,0 +1,138 @@
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from torch.nn.functional import gelu, silu
+
+from deployments.engine.cpu import fused_ops
+
+dtypes = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+row_counts = pytest.mark.parametrize("num_rows", [1, 7, 33])
+weights = pytest.mark.parametrize("is_shifted", [False, True])
+
+EPSILON = 1e-6
+
+
+def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator).mul(3).to(dtype)
+
+
+def normalized(rows: torch.Tensor, weight: torch.Tensor, *, is_shifted: bool) -> torch.Tensor:
+    """Normalise as the models of transformers do."""
+    wide = rows.float()
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPSILON)
+    if is_shifted:
+        return (wide * (1.0 + weight.float())).to(rows.dtype)
+    return weight * wide.to(rows.dtype)
+
+
+def rotated(heads: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
+    low, high = heads.chunk(2, -1)
+    turned = torch.cat((-high, low), -1)
+    return heads * cosines.unsqueeze(1) + turned * sines.unsqueeze(1)
+
+
+@dtypes
+@row_counts
+@weights
+@pytest.mark.parametrize("width", [8, 13, 32, 100, 896, 3584, 8192, 9001])
+def test_a_norm_is_torchs_to_the_last_bit(
+    width: int, is_shifted: bool, num_rows: int, dtype: torch.dtype
+) -> None:
+    rows, weight = random(1, num_rows, width, dtype=dtype), random(width, dtype=dtype, seed=1)
+    found = fused_ops.rms_norm(rows, weight, EPSILON, is_shifted)
+    assert torch.equal(found, normalized(rows, weight, is_shifted=is_shifted))
+
+
+@dtypes
+@row_counts
+@weights
+def test_a_norm_reads_heads_where_they_are(
+    is_shifted: bool, num_rows: int, dtype: torch.dtype
+) -> None:
+    joined, weight = random(1, num_rows, 96, dtype=dtype), random(16, dtype=dtype, seed=1)
+    heads = joined[..., 16:80].view(1, num_rows, 4, 16)
+    for rows in (heads, heads.transpose(1, 2)):
+        found = fused_ops.rms_norm(rows, weight, EPSILON, is_shifted)
+        assert torch.equal(found, normalized(rows, weight, is_shifted=is_shifted))
+    # Where elements lie apart, torch adds their squares in another order.
+    apart = heads.mT.contiguous().mT
+    found = fused_ops.rms_norm(apart, weight, EPSILON, is_shifted)
+    rtol = 2**-7 if dtype is torch.bfloat16 else 1e-6
+    torch.testing.assert_close(
+        found, normalized(apart, weight, is_shifted=is_shifted), rtol=rtol, atol=0
+    )
+
+
+@dtypes
+@row_counts
+@weights
+def test_a_sum_and_its_norm_are_torchs_to_the_last_bit(
+    is_shifted: bool, num_rows: int, dtype: torch.dtype
+) -> None:
+    wide = random(1, num_rows, 2 * 896, dtype=dtype)
+    rows, others = wide[..., :896], random(1, num_rows, 896, dtype=dtype, seed=1)
+    weight = random(896, dtype=dtype, seed=2)
+    total, found = fused_ops.add_rms_norm(rows, others, weight, EPSILON, is_shifted)
+    assert torch.equal(total, rows + others)
+    assert torch.equal(found, normalized(rows + others, weight, is_shifted=is_shifted))
+
+
+@dtypes
+@row_counts
+@pytest.mark.parametrize("head_dim", [2, 10, 64])
+def test_a_rotation_is_torchs_to_the_last_bit(
+    head_dim: int, num_rows: int, dtype: torch.dtype
+) -> None:
+    joined = random(1, num_rows, 5 * head_dim, dtype=dtype)
+    tables = (random(1, num_rows, head_dim, dtype=dtype, seed=seed) for seed in (1, 2))
+    cosines, sines = tables
+    heads = joined[..., head_dim:].view(1, num_rows, 4, head_dim)
+    for view in (heads.transpose(1, 2), heads.transpose(1, 2).contiguous().mT.contiguous().mT):
+        found = fused_ops.rotate(view, cosines, sines)
+        assert torch.equal(found, rotated(view, cosines, sines))
+        assert found[0].transpose(0, 1).shape == (num_rows, 4, head_dim)
+
+
+@dtypes
+@row_counts
+@pytest.mark.parametrize("width", [7, 40, 48, 64, 896])
+def test_a_gated_silu_is_torchs_to_the_last_bit(
+    width: int, num_rows: int, dtype: torch.dtype
+) -> None:
+    joined = random(1, num_rows, 2 * width, dtype=dtype)
+    gate, up = joined.chunk(2, -1)
+    assert torch.equal(fused_ops.silu_mul(joined), silu(gate) * up)
+    strided = random(1, 2 * width, num_rows, dtype=dtype).mT
+    gate, up = strided.contiguous().chunk(2, -1)
+    assert torch.equal(fused_ops.silu_mul(strided), silu(gate) * up)
+
+
+@pytest.mark.parametrize("activation", [silu, partial(gelu, approximate="tanh")])
+def test_a_gate_of_any_bfloat16_is_torchs(
+    activation: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    values = fused_ops.all_bfloat16()
+    joined = torch.cat((values, torch.full_like(values, 3.0)))[None, None]
+    gate, up = joined.chunk(2, -1)
+    found = fused_ops.table_mul(activation(values), joined)
+    assert torch.equal(found.nan_to_num(7), (activation(gate) * up).nan_to_num(7))
+    if activation is silu:
+        found = fused_ops.silu_mul(joined)
+        assert torch.equal(found.nan_to_num(7), (silu(gate) * up).nan_to_num(7))
+
+
+@dtypes
+def test_a_row_that_is_not_finite_spoils_no_other(dtype: torch.dtype) -> None:
+    rows, weight = random(1, 3, 64, dtype=dtype), random(64, dtype=dtype, seed=1)
+    expected = fused_ops.rms_norm(rows, weight, EPSILON, False)
+    silus = fused_ops.silu_mul(rows)
+    rows[0, 1] = torch.nan
+    found = fused_ops.rms_norm(rows, weight, EPSILON, False)
+    assert found[0, 1].isnan().all()
+    assert torch.equal(found[0, ::2], expected[0, ::2])
+    found = fused_ops.silu_mul(rows)
+    assert found[0, 1].isnan().all()
+    assert torch.equal(found[0, ::2], silus[0, ::2])

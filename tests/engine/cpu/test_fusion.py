@@ -1,0 +1,165 @@
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+from transformers import PreTrainedModel
+
+from deployments.engine.cpu import fused_ops
+from deployments.engine.cpu.fusion import fuse
+from deployments.engine.kv_slots import KVShape, KVSlots
+from deployments.engine.model_loader import prepare_model
+from deployments.engine.packed_step import ChunkRows, PackedStep
+from deployments.engine.recorded_forward import RecordedForward, record
+from tests.engine.tiny_models import MODELS
+
+MakeModel = Callable[[], PreTrainedModel]
+Counts = dict[Callable[..., object], int]
+
+dtypes = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+
+GEMMAS = ("gemma2", "gemma3_text", "gemma3")
+NORMED_HEADS = ("qwen3", "gemma3_text", "gemma3")
+WITHOUT = ("gpt2", "opt", "mixtral", "qwen3_moe")
+"""Families with none of the chains, or that are not recorded."""
+
+FAMILIES = [name for name in MODELS if name not in WITHOUT]
+
+
+def prepared(name: str, dtype: torch.dtype) -> PreTrainedModel:
+    model = MODELS[name]()
+    torch.nn.Module.to(model, dtype)
+    prepare_model(model)
+    return model
+
+
+def counts(graph: torch.fx.GraphModule | None) -> Counts:
+    assert graph is not None
+    ours = vars(fused_ops).values()
+    return dict(Counter(node.target for node in graph.graph.nodes if node.target in ours))
+
+
+@dtypes
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_chain_of_a_family_is_fused(name: str, dtype: torch.dtype) -> None:
+    model = prepared(name, dtype)
+    layers = model.config.get_text_config().num_hidden_layers
+    # Two additions a layer, each behind a norm of the next; Gemma norms what it adds as well.
+    norms = 1 + 2 * layers * (name in GEMMAS) + 2 * layers * (name in NORMED_HEADS)
+    expected: Counts = {
+        fused_ops.rms_norm: norms,
+        fused_ops.add_rms_norm: 2 * layers,
+        fused_ops.rotate: 2 * layers,
+    }
+    if name not in GEMMAS:
+        expected[fused_ops.silu_mul] = layers
+    elif dtype is torch.bfloat16:
+        expected[fused_ops.table_mul] = layers
+    assert counts(RecordedForward(model)._fused) == expected
+
+
+@pytest.mark.parametrize("name", WITHOUT[:2])
+def test_a_model_without_such_chains_is_run_as_it_was_recorded(name: str) -> None:
+    assert not RecordedForward(prepared(name, torch.float32)).unfuse()
+
+
+@torch.inference_mode()
+def logits_of(forward: RecordedForward, shape: KVShape, num_rows: int) -> torch.Tensor:
+    """Prefill so many sequences with 4 tokens each, 7 at a time, and decode a step of all."""
+    kv = KVSlots(shape, num_slots=num_rows, max_model_len=16, device=torch.device("cpu"))
+    generator = torch.Generator().manual_seed(0)
+
+    def run(positions: list[int], due: list[int], step: PackedStep) -> torch.Tensor:
+        token_ids = torch.randint(44, 300, (1, len(positions)), generator=generator)
+        return forward(token_ids, torch.tensor([positions]), torch.tensor(due), step)
+
+    for first in range(0, num_rows, 7):
+        slots = range(first, min(first + 7, num_rows))
+        chunks = tuple(ChunkRows(4 * i, slot, 0, 4) for i, slot in enumerate(slots))
+        run(list(range(4)) * len(slots), [0], PackedStep(kv, (), (), chunks))
+    step = PackedStep(kv, tuple(range(num_rows)), (4,) * num_rows, ())
+    return run([4] * num_rows, list(range(num_rows)), step)
+
+
+@dtypes
+@pytest.mark.parametrize("num_rows", [1, 7, 33])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_fused_steps_give_the_logits_of_the_recording(
+    name: str, num_rows: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deployments.engine.recorded_forward.max_fused_rows", lambda: 64)
+    model = prepared(name, dtype)
+    shape = KVShape.of(model.config.get_text_config(), dtype)
+    forward = RecordedForward(model)
+    fused = logits_of(forward, shape, num_rows)
+    assert forward.unfuse()
+    assert torch.equal(fused, logits_of(forward, shape, num_rows))
+
+
+@pytest.mark.parametrize("name", ["qwen2", "gemma3_text"])
+def test_a_recording_in_bfloat16_stays_fused(name: str) -> None:
+    model = prepared(name, torch.bfloat16)
+    forward = record(model, KVShape.of(model.config.get_text_config(), torch.bfloat16))
+    assert isinstance(forward, RecordedForward)
+    assert forward.unfuse()
+
+
+def test_kernels_that_give_other_values_are_told_and_not_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(
+        fused_ops, "rotate", lambda heads, cosines, sines: heads * cosines.unsqueeze(1)
+    )
+    model = prepared("qwen2", torch.float32)
+    forward = record(model, KVShape.of(model.config.get_text_config(), torch.float32))
+    assert isinstance(forward, RecordedForward)
+    assert not forward.unfuse()
+    assert "operators are not fused: the logits would be others" in caplog.text
+
+
+def recorded(function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> torch.fx.GraphModule:
+    return make_fx(function, tracing_mode="symbolic")(*inputs)
+
+
+def norm(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return weight * (rows * torch.rsqrt(rows.pow(2).mean(-1, keepdim=True) + 1e-6))
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        (torch.ones(1, 5, 8, dtype=torch.float64), torch.ones(8, dtype=torch.float64)),
+        (torch.ones(1, 5, 8, dtype=torch.float16), torch.ones(8, dtype=torch.float16)),
+        (torch.ones(2, 5, 8), torch.ones(8)),  # two sequences side by side
+        (torch.ones(1, 5, 8), torch.ones(5, 8)),  # a weight for each row
+        (torch.ones(1, 5, 8), torch.ones(16)[::2]),  # a weight with gaps
+    ],
+)
+def test_norms_of_other_types_and_layouts_stay(inputs: tuple[torch.Tensor, torch.Tensor]) -> None:
+    assert fuse(recorded(norm, *inputs)) is None
+
+
+def test_a_sum_that_is_read_again_is_computed_once() -> None:
+    def chain(one: torch.Tensor, other: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        total = one + other
+        return torch.cat((total.neg(), norm(total, weight)), -1)
+
+    inputs = (torch.randn(1, 5, 8), torch.randn(1, 5, 8))
+    weight = torch.randn(8)
+    graph = make_fx(
+        lambda one, other: chain(one, other, weight),
+        tracing_mode="symbolic",
+        _allow_non_fake_inputs=True,
+    )(*inputs)
+    fused = fuse(graph)
+    assert counts(fused) == {fused_ops.add_rms_norm: 1}
+    assert fused is not None
+    assert torch.equal(fused(*inputs), chain(*inputs, weight))
+
+
+def test_what_writes_into_its_input_is_not_fused() -> None:
+    def chain(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return norm(rows.mul_(2), weight)
+
+    assert fuse(recorded(chain, torch.ones(1, 5, 8), torch.ones(8))) is None
