@@ -1,7 +1,7 @@
 """The kernel of `few_rows_linear`, written in LLVM's language and compiled by llvmlite.
 
 The product of a few rows with a large matrix is bound by memory at one row and by arithmetic at
-forty. In between a core waits for one and then for the other, unless the weights that come next are
+a hundred. In between a core waits for one and then for the other, unless the weights that come next are
 on their way while it computes: each tile fetches a part of the next block into the second cache.
 
 The weights lie as oneDNN has them: [blocks of 64 columns, pairs of inputs, 64, 2]. A tile computes
@@ -26,11 +26,12 @@ PAIR_BYTES = BLOCK * 4
 UNROLLED = 4
 """Pairs of inputs in one turn of a tile's loop."""
 
-MAX_ROWS = 40
-"""From here on oneDNN's own kernel is faster; measured on a Zen 5."""
+MAX_ROWS = 96
+"""From about here on oneDNN's own kernel is as fast; measured on a Zen 5."""
 
-MAX_TILE_ROWS = 12
-"""Two registers of sums a row, two of weights and one of inputs are 27 of the 32 that there are."""
+MAX_TILE_ROWS = 8
+"""Each row needs an address, and there are 15 registers for those: tiles of 12 rows took half as
+long again."""
 
 CACHE_LINE = 64
 VECTOR = 16  # sums, or columns, in one register

@@ -26,6 +26,9 @@ from deployments.engine.cpu.prepacked_linear import BATCH_HINT
 MAX_INPUTS = 5120
 """Inputs of a layer: two blocks of more would not fit into a core's second cache."""
 
+INPUT_BLOCK = 32
+"""oneDNN fills the inputs up to so many."""
+
 Arguments = ctypes.c_int64 * len(ARGUMENTS)
 
 _linear = torch.ops.mkldnn._linear_pointwise.default
@@ -129,7 +132,7 @@ def can_read(packed: torch.Tensor) -> bool:
     return (
         packed.dtype is torch.bfloat16
         and out_features % BLOCK == 0
-        and in_features % (2 * UNROLLED) == 0
+        and in_features % INPUT_BLOCK == 0
         and in_features <= MAX_INPUTS
         and _is_known_layout(packed)
     )

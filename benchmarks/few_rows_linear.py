@@ -1,0 +1,70 @@
+"""The linear layers of a decode step: our kernel for few rows against oneDNN's.
+
+Both run over all layers of Qwen2-0.5B's shape on the same packed weights, in turn; medians of the
+whole pass, and the speed at which weights are read.
+
+    python -m benchmarks.few_rows_linear
+"""
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from deployments.engine.cpu.few_rows_kernel import make_kernel
+from deployments.engine.cpu.few_rows_linear import FewRowsLinear
+from deployments.engine.cpu.openmp import find_parallel
+from deployments.engine.cpu.prepacked_linear import PrepackedLinear
+from deployments.gpu.device import num_cores
+
+NUM_LAYERS = 24
+SHAPES = ((896, 1152), (896, 896), (896, 9728), (4864, 896))
+VOCABULARY = (896, 151936)
+
+Layers = Sequence[Callable[[torch.Tensor], torch.Tensor]]
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", default="1,2,4,8,16,32,64,96")
+    parser.add_argument("--threads", type=int, default=num_cores())
+    parser.add_argument("--rounds", type=int, default=8)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    kernel, parallel = make_kernel(), find_parallel()
+    if kernel is None or parallel is None:
+        raise SystemExit("This processor has no AVX512_BF16, or torch no libgomp.")
+    shapes = [*SHAPES * NUM_LAYERS, VOCABULARY]
+    theirs = [PrepackedLinear(torch.randn(n, k).bfloat16(), None) for k, n in shapes]
+    ours = [FewRowsLinear(layer._packed, None, kernel, parallel) for layer in theirs]
+    num_bytes = sum(2 * k * n for k, n in shapes)
+    table = Table("rows", "oneDNN ms", "ours ms", "ratio", "ours GB/s")
+    for num_rows in map(int, options.rows.split(",")):
+        inputs = [torch.randn(num_rows, k).bfloat16() for k, _ in shapes]
+        pairs = [(_seconds(theirs, inputs), _seconds(ours, inputs)) for _ in range(options.rounds)]
+        their_s, our_s = (median(column) for column in zip(*pairs[1:], strict=True))
+        table.add_row(
+            str(num_rows),
+            f"{their_s * 1e3:.1f}",
+            f"{our_s * 1e3:.1f}",
+            f"{median(a / b for a, b in pairs[1:]):.2f}",
+            f"{num_bytes / our_s / 1e9:.0f}",
+        )
+    Console().print(table)
+
+
+@torch.inference_mode()
+def _seconds(layers: Layers, inputs: Sequence[torch.Tensor]) -> float:
+    started = time.perf_counter()
+    for layer, rows in zip(layers, inputs, strict=True):
+        layer(rows)
+    return time.perf_counter() - started
+
+
+if __name__ == "__main__":
+    main()
