@@ -30,9 +30,9 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class TextPart:
-    """A piece of text in a message."""
+    """A piece of text in a message; what is logged by accident holds none of it."""
 
-    text: str
+    text: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class GenerationRequest:
     """
 
     request_id: str
-    prompt: tuple[ChatMessage, ...] | str | tuple[int, ...]
+    prompt: tuple[ChatMessage, ...] | str | tuple[int, ...] = field(repr=False)
     sampling: SamplingParams
     generated_token_ids: tuple[int, ...] = ()
 

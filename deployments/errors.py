@@ -38,6 +38,45 @@ class RequestTooLargeError(InvalidRequestError):
     code = "request_too_large"
 
 
+class HeadersTooLargeError(InvalidRequestError):
+    """The request's headers are larger than the server takes."""
+
+    status = 431
+    code = "headers_too_large"
+
+
+class RequestTimeoutError(InvalidRequestError):
+    """The client took too long to send its body."""
+
+    status = 408
+    code = "request_timeout"
+
+
+class InvalidApiKeyError(InvalidRequestError):
+    """The request names no API key, or one that is not known here."""
+
+    status = 401
+    code = "invalid_api_key"
+
+
+class RateLimitError(RaystreamError):
+    """The API key has used up what it may for now.
+
+    Attributes:
+        retry_after_s: When it is worth to come back.
+    """
+
+    status = 429
+    type = "rate_limit_error"
+    code = "rate_limit_exceeded"
+
+    def __init__(self, message: str, param: str | None = None, retry_after_s: float = 1) -> None:
+        """Keep the message and the time to wait."""
+        super().__init__(message, param)
+        self.args = (message, param, retry_after_s)
+        self.retry_after_s = retry_after_s
+
+
 class UnsupportedMediaTypeError(InvalidRequestError):
     """The request's body is not declared to be JSON."""
 
@@ -70,6 +109,13 @@ class OverloadedError(RaystreamError):
     status = 503
     type = "overloaded_error"
     code = "overloaded"
+
+
+class RateLimitsUnavailableError(RaystreamError):
+    """What the API key has used can't be looked up, so nobody can say that it may go on."""
+
+    status = 503
+    code = "rate_limits_unavailable"
 
 
 class ReplicaUnavailableError(RaystreamError):

@@ -11,19 +11,33 @@ from ray.serve import Application
 
 from deployments.model_spec import ModelSpec
 from deployments.text_generator import TextGenerator
-from serve_app.config import INGRESS_NAME, AppConfig, ModelConfig
+from serve_app.api_keys import KeyRing, load_api_keys
+from serve_app.config import INGRESS_NAME, LEDGER_NAME, PROJECT_ROOT, AppConfig, ModelConfig
 from serve_app.ingress import Ingress
+from serve_app.key_ledger import KeyLedger
 
 MAX_ONGOING_REQUESTS = 512
 """The engine queues, not Ray's router, so this only bounds what a replica holds in memory."""
 
-PROJECT_ROOT = Path(__file__).resolve().parent.parent
-
 
 def build(args: AppConfig) -> Application:
     """Compose the graph that `import_path` names."""
+    keys = load_api_keys(args.auth, PROJECT_ROOT)
     handles = {model.id: _bind(model) for model in args.models}
-    return serve.deployment(name=INGRESS_NAME)(Ingress).bind(args, handles)
+    ledger = _bind_ledger(keys) if keys is not None and keys.limited else None
+    return serve.deployment(name=INGRESS_NAME)(Ingress).bind(args, handles, keys, ledger)
+
+
+def _bind_ledger(keys: KeyRing) -> Application:
+    """Bind the ledger: one replica, since what it counts must be counted in one place."""
+    deployment = serve.deployment(
+        name=LEDGER_NAME,
+        num_replicas=1,
+        max_ongoing_requests=MAX_ONGOING_REQUESTS,
+        ray_actor_options={"num_cpus": 0},
+        health_check_period_s=2,
+    )(KeyLedger)
+    return deployment.bind(keys.limited)
 
 
 def _bind(model: ModelConfig) -> Application:

@@ -119,7 +119,7 @@ class HandleGenerationBackend:
         """Open a stream; see `GenerationBackend.generate`."""
         responses = cast("Responses", self._generate.remote(request))
         try:
-            with _our_errors():
+            with our_errors():
                 first = await anext(responses)
             return HandleGenerationStream(responses, *first)
         except StopAsyncIteration:
@@ -161,7 +161,7 @@ class HandleGenerationStream:
     async def __anext__(self) -> list[TextDelta]:
         """Return the deltas that have become ready since the last call."""
         try:
-            with _our_errors():
+            with our_errors():
                 return cast("list[TextDelta]", await anext(self._responses))
         except (StopAsyncIteration, RaystreamError):
             self._ended = True
@@ -176,7 +176,7 @@ class HandleGenerationStream:
 
 async def _answer(response: Response) -> object:
     try:
-        with _our_errors():
+        with our_errors():
             return await response
     except BaseException:
         response.cancel()
@@ -184,7 +184,7 @@ async def _answer(response: Response) -> object:
 
 
 @contextmanager
-def _our_errors() -> Iterator[None]:
+def our_errors() -> Iterator[None]:
     """Raise our error in place of Ray's; leave the cancellation of this task alone.
 
     When a replica is told to stop, Ray lets its callers see `CancelledError` too. Nobody has

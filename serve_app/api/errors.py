@@ -6,6 +6,7 @@ of the parameter that is to blame; what went wrong here tells nothing of our ins
 
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
+from math import ceil
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -15,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 
-from deployments.errors import InvalidRequestError, RaystreamError
+from deployments.errors import InvalidRequestError, RateLimitError, RaystreamError
 from serve_app.request_id import echo_headers
 
 RETRY_AFTER_S = 1
@@ -65,6 +66,8 @@ def _payload(message: str, type_: str, param: str | None, code: str | None) -> d
 
 
 def _retry_headers(error: RaystreamError) -> dict[str, str]:
+    if isinstance(error, RateLimitError):
+        return {"Retry-After": str(ceil(error.retry_after_s))}
     if error.status == HTTPStatus.SERVICE_UNAVAILABLE:
         return {"Retry-After": str(RETRY_AFTER_S)}
     return {"x-should-retry": "false"} if error.status < 500 else {}

@@ -3,8 +3,8 @@ from typing import Literal
 
 import pytest
 
-from serve_app.app import PROJECT_ROOT, resolve
-from serve_app.config import ModelConfig
+from serve_app.app import resolve
+from serve_app.config import PROJECT_ROOT, ModelConfig
 
 
 @pytest.mark.parametrize(

@@ -193,7 +193,10 @@ def test_models_without_a_deployments_entry_are_fine() -> None:
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("pydoc_chat", "did you mean 'pydoc-chat'?"), ("x", "there are Ingress, pydoc-chat")],
+    [
+        ("pydoc_chat", "did you mean 'pydoc-chat'?"),
+        ("x", "there are Ingress, KeyLedger, pydoc-chat"),
+    ],
 )
 def test_entry_that_names_no_deployment_is_refused(name: str, hint: str) -> None:
     (problem,) = problems(model={"name": name})
@@ -257,7 +260,11 @@ def test_command_prints_a_line_for_each_problem_and_fails(
     path.write_text(SHIPPED.replace("host:", "hots:").replace("port:", "prot:"), encoding="utf-8")
     assert command(str(path)) == 1
     lines = capsys.readouterr().err.splitlines()
-    assert [line.split(": ")[1] for line in lines] == ["http_options.hots", "http_options.prot"]
+    assert [line.split(": ")[1] for line in lines] == [
+        "http_options.hots",
+        "http_options.prot",
+        "applications[0].args.auth",  # without a host, Serve listens on all
+    ]
 
 
 def test_command_names_a_file_that_it_can_not_read(
