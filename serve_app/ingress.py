@@ -120,7 +120,7 @@ class Ingress:
         Raises:
             OpenDoorError: Serve listens where others reach it, and nothing keeps them out.
         """
-        require_closed_door(_listening_host(), keys is not None, config.auth.allow_anonymous)
+        require_closed_door(listening_host(), keys is not None, config.auth.allow_anonymous)
         self._config = config
         self._keys = keys
         self._ledger = None if ledger is None else HandleLedger(ledger)
@@ -138,7 +138,7 @@ class Ingress:
         )
 
 
-def _listening_host() -> str | None:
+def listening_host() -> str | None:
     """Return where Serve's proxies listen; the file's `http_options` reach no application.
 
     Ray tells it to its own parts alone, hence the private name; a Ray without it fails here, and

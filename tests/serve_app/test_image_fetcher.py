@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from deployments.contract import ChatMessage
 from deployments.errors import InvalidImageError
 from serve_app.config import LimitsConfig
 from serve_app.image_fetcher import ImageFetcher, is_public
@@ -250,8 +251,8 @@ async def test_a_fetched_image_reaches_the_model(files: Files, backend: FakeBack
         images = fetcher(files, FixedResolver(server.port))
         async with client_of(behind_door(backend, images=images)) as client:
             assert (await client.post(CHAT, json=content(URL))).status_code == 200
-    (message,) = backend.requests[0].prompt
-    assert not isinstance(message, str | int)
+    message = backend.requests[0].prompt[0]
+    assert isinstance(message, ChatMessage)
     assert [getattr(part, "data", None) for part in message.parts] == [PNG]
 
 
