@@ -12,8 +12,9 @@ from ray.serve import Application
 from deployments.model_spec import ModelSpec
 from deployments.text_generator import TextGenerator
 from serve_app.api_keys import KeyRing, load_api_keys
+from serve_app.auth import require_closed_door
 from serve_app.config import INGRESS_NAME, LEDGER_NAME, PROJECT_ROOT, AppConfig, ModelConfig
-from serve_app.ingress import Ingress
+from serve_app.ingress import Ingress, listening_host
 from serve_app.key_ledger import KeyLedger
 
 MAX_ONGOING_REQUESTS = 512
@@ -21,8 +22,17 @@ MAX_ONGOING_REQUESTS = 512
 
 
 def build(args: AppConfig) -> Application:
-    """Compose the graph that `import_path` names."""
+    """Compose the graph that `import_path` names.
+
+    Raises:
+        ApiKeysError: The API keys can't be read.
+        OpenDoorError: Serve listens where others reach it, and nothing keeps them out.
+    """
     keys = load_api_keys(args.auth, PROJECT_ROOT)
+    host = listening_host()
+    # Before any model loads. Where Serve is yet to start, the ingress itself finds out.
+    if host is not None:
+        require_closed_door(host, keys is not None, args.auth.allow_anonymous)
     handles = {model.id: _bind(model) for model in args.models}
     ledger = _bind_ledger(keys) if keys is not None and keys.limited else None
     return serve.deployment(name=INGRESS_NAME)(Ingress).bind(args, handles, keys, ledger)

@@ -120,7 +120,9 @@ class Ingress:
         Raises:
             OpenDoorError: Serve listens where others reach it, and nothing keeps them out.
         """
-        require_closed_door(listening_host(), keys is not None, config.auth.allow_anonymous)
+        host = listening_host()
+        assert host is not None, "a replica runs under a controller"
+        require_closed_door(host, keys is not None, config.auth.allow_anonymous)
         self._config = config
         self._keys = keys
         self._ledger = None if ledger is None else HandleLedger(ledger)
@@ -139,15 +141,14 @@ class Ingress:
 
 
 def listening_host() -> str | None:
-    """Return where Serve's proxies listen; the file's `http_options` reach no application.
+    """Return where Serve's proxies listen; None while Serve does not run.
 
+    The file's `http_options` reach no application.
     Ray tells it to its own parts alone, hence the private name; a Ray without it fails here, and
     loudly, at the start.
     """
-    client = _get_global_client()
-    assert client is not None, "a replica runs under a controller"
-    host: str | None = client.http_config.host
-    return host
+    client = _get_global_client(raise_if_no_controller_running=False)
+    return None if client is None else str(client.http_config.host)
 
 
 def _version() -> str:
