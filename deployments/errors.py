@@ -11,6 +11,7 @@ class RaystreamError(Exception):
     status = 500
     type = "server_error"
     code: str | None = "internal_error"
+    retry_after_s: int | None = None
 
     def __init__(self, message: str, param: str | None = None) -> None:
         """Keep the message for people and the parameter's name, if one is to blame."""
@@ -71,6 +72,14 @@ class OverloadedError(RaystreamError):
     type = "overloaded_error"
     code = "overloaded"
 
+    def __init__(
+        self, message: str, param: str | None = None, retry_after_s: int | None = None
+    ) -> None:
+        """Keep the seconds after which there should be room, if that is known."""
+        super().__init__(message, param)
+        self.args = (message, param, retry_after_s)
+        self.retry_after_s = retry_after_s
+
 
 class ReplicaUnavailableError(RaystreamError):
     """The model's replica died or can't be reached."""
@@ -90,3 +99,29 @@ class GenerationAbortedError(RaystreamError):
 
     status = 503
     code = "generation_aborted"
+
+
+class DeadlineExceededError(RaystreamError):
+    """The answer took longer than the configuration allows; its sequence was aborted."""
+
+    status = 504
+    type = "timeout_error"
+    code = "timeout"
+
+
+class FirstTokenTimeoutError(DeadlineExceededError):
+    """The first token did not come in time."""
+
+    code = "first_token_timeout"
+
+
+class StallTimeoutError(DeadlineExceededError):
+    """Text came, and then none for too long."""
+
+    code = "stall_timeout"
+
+
+class TotalTimeoutError(DeadlineExceededError):
+    """The answer was not finished in time."""
+
+    code = "total_timeout"

@@ -14,8 +14,8 @@ from deployments.text_generator import TextGenerator
 from serve_app.config import INGRESS_NAME, AppConfig, ModelConfig
 from serve_app.ingress import Ingress
 
-MAX_ONGOING_REQUESTS = 512
-"""The engine queues, not Ray's router, so this only bounds what a replica holds in memory."""
+MIN_ONGOING_REQUESTS = 512
+"""The replica queues and refuses, not Ray's router: a burst shall reach it whole."""
 
 PROJECT_ROOT = Path(__file__).resolve().parent.parent
 
@@ -30,7 +30,7 @@ def _bind(model: ModelConfig) -> Application:
     spec = resolve(model, num_cluster_gpus=_num_cluster_gpus())
     deployment = serve.deployment(
         name=model.deployment_name,
-        max_ongoing_requests=MAX_ONGOING_REQUESTS,
+        max_ongoing_requests=max(MIN_ONGOING_REQUESTS, model.ongoing_requests()),
         ray_actor_options={"num_cpus": model.num_cpus, "num_gpus": spec.num_gpus},
     )(TextGenerator)
     return deployment.bind(spec)
@@ -63,6 +63,8 @@ def resolve(model: ModelConfig, *, num_cluster_gpus: float) -> ModelSpec:
         max_model_len=model.max_model_len,
         max_num_seqs=model.max_num_seqs,
         max_batched_tokens=model.max_batched_tokens,
+        max_queued_requests=model.max_queued_requests,
+        max_queued_tokens=model.max_queued_tokens,
         prefix_caching=model.prefix_caching,
         quantization=model.quantization,
         cuda_graphs=model.cuda_graphs,

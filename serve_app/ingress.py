@@ -24,8 +24,10 @@ from serve_app.backends import GenerationBackend, HandleGenerationBackend
 from serve_app.catalog import ModelCatalog
 from serve_app.clock import Clock, SystemClock
 from serve_app.config import AppConfig
+from serve_app.deadlines import DeadlineBackend
 from serve_app.request_guard import RequestGuardMiddleware
 from serve_app.request_id import RequestIdMiddleware
+from serve_app.slow_reader import SlowReaderMiddleware
 
 logger = logging.getLogger("ray.serve")
 
@@ -44,7 +46,8 @@ def build_app(
         clock: The machine's own if None.
         door_echoes_id: See `RequestIdMiddleware`.
     """
-    context = ApiContext(ModelCatalog(backends), config.limits, clock or SystemClock())
+    in_time = {id_: DeadlineBackend(backends[id_], config.limits) for id_ in backends}
+    context = ApiContext(ModelCatalog(in_time), config.limits, clock or SystemClock())
     app = FastAPI(
         title="raystream",
         version=_version(),
@@ -52,6 +55,7 @@ def build_app(
         redirect_slashes=False,
         middleware=[
             Middleware(RequestIdMiddleware, door_echoes_id=door_echoes_id),
+            Middleware(SlowReaderMiddleware, timeout_s=config.limits.slow_reader_timeout_s),
             Middleware(RequestGuardMiddleware, max_body_bytes=config.limits.max_body_bytes),
         ],
     )

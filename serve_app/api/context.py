@@ -62,11 +62,10 @@ class ApiContext:
             RaystreamError: The request was refused, or no replica could take it.
         """
         sampling = fields.to_sampling(model.description.default_sampling)
-        return await Choices.open(
+        return await Choices.of(
+            model.backend,
             [
-                model.backend.generate(
-                    GenerationRequest(request_id, prompt, sampling.of_choice(index))
-                )
+                GenerationRequest(request_id, prompt, sampling.of_choice(index))
                 for index in range(num_choices)
-            ]
+            ],
         )

@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 
-from deployments.errors import InvalidRequestError, RaystreamError
+from deployments.errors import DeadlineExceededError, InvalidRequestError, RaystreamError
 from serve_app.request_id import echo_headers
 
 RETRY_AFTER_S = 1
@@ -66,8 +66,10 @@ def _payload(message: str, type_: str, param: str | None, code: str | None) -> d
 
 def _retry_headers(error: RaystreamError) -> dict[str, str]:
     if error.status == HTTPStatus.SERVICE_UNAVAILABLE:
-        return {"Retry-After": str(RETRY_AFTER_S)}
-    return {"x-should-retry": "false"} if error.status < 500 else {}
+        return {"Retry-After": str(error.retry_after_s or RETRY_AFTER_S)}
+    # What took too long once would take as long again, and add to the load.
+    is_final = error.status < 500 or isinstance(error, DeadlineExceededError)
+    return {"x-should-retry": "false"} if is_final else {}
 
 
 async def _on_raystream_error(request: Request, error: Exception) -> Response:
