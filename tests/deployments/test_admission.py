@@ -127,7 +127,7 @@ def test_a_group_of_too_many_tokens_is_refused_whole() -> None:
 
 def test_a_group_that_could_never_be_admitted_is_a_mistake_and_no_overload() -> None:
     counted, _ = admission(num_slots=2, max_requests=3)
-    with pytest.raises(InvalidRequestError, match="6 texts at once.*5 at most"):
+    with pytest.raises(InvalidRequestError, match=r"6 texts at once.*5 at most"):
         take(counted, request(RequestGroup("g", 6, is_first=True)))
 
 
@@ -241,6 +241,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         self.counted, self.clock = admission(num_slots=2, max_requests=3, max_tokens=100)
         self.held: list[tuple[int, ExitStack]] = []  # tokens, oldest first
         self.num_groups = 0
+        self.told_s: list[int | None] = []
 
     def expected(self) -> tuple[int, int, int]:
         return (
@@ -260,8 +261,8 @@ class AdmissionMachine(RuleBasedStateMachine):
             permit.weigh(num_tokens)
         except OverloadedError as error:
             stack.close()
+            self.told_s.append(error.retry_after_s)
             assert len(self.held) == 5 or (waits and tokens > 100)
-            assert 1 <= (error.retry_after_s or 0) <= 60
         else:
             assert len(self.held) < 5
             assert not waits or tokens <= 100
@@ -308,6 +309,10 @@ class AdmissionMachine(RuleBasedStateMachine):
     def counts_are_what_is_held(self) -> None:
         found = self.counted
         assert (found.num_running, found.num_waiting, found.num_waiting_tokens) == self.expected()
+
+    @invariant()
+    def whoever_is_refused_is_told_when_to_come_back(self) -> None:
+        assert all(seconds is not None and 1 <= seconds <= 60 for seconds in self.told_s)
 
     def teardown(self) -> None:
         for _, stack in self.held:

@@ -154,7 +154,8 @@ def test_code_that_the_file_names_is_not_imported() -> None:
 
 def test_user_config_of_a_model_has_the_deployments_keys() -> None:
     assert set(BatchingConfig.model_fields) == USER_CONFIG_KEYS
-    assert problems(model={"user_config": dict.fromkeys(USER_CONFIG_KEYS, 1)}) == []
+    ones = dict.fromkeys(USER_CONFIG_KEYS, 1)
+    assert problems(model={"user_config": ones | {"max_queued_tokens": 1024}}) == []
 
 
 def test_key_that_stands_twice_is_refused() -> None:
