@@ -26,13 +26,14 @@ Stream = AsyncIterator[list[GenerationEvent]]
 
 
 class Replica(TextGenerator):
-    """Encodes each request by itself: the queue of `@serve.batch` belongs to one event loop of the
-    process, which is another test module's.
+    """Encodes each request by itself.
+
+    The queue of `@serve.batch` belongs to one event loop of the process: another test module's.
     """
 
     num_encoded = 0
 
-    async def _encode(self, request: GenerationRequest) -> EncodedPrompt | RaystreamError:  # type: ignore[override] # Ray's decorator changes the type
+    async def _encode(self, request: GenerationRequest) -> EncodedPrompt | RaystreamError:
         self.num_encoded += 1
         await asyncio.sleep(0)
         return self._encoder.encode([request])[0]

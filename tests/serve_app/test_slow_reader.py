@@ -69,6 +69,7 @@ async def served(backend: PouringBackend, timeout_s: float | None) -> AsyncItera
         listener.bind(("127.0.0.1", 0))
         # Small buffers, so that the client's silence is felt soon.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**16)
+        listener.listen()
         task = asyncio.create_task(server.serve([listener]))
         try:
             yield listener.getsockname()[1]
