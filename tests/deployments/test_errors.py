@@ -8,7 +8,7 @@ from deployments.engine.engine_limits import InvalidSequenceError, SequenceTooLo
 from deployments.engine.engine_thread import EngineDeadError
 from deployments.engine.model_check import UnsupportedModelError
 from deployments.engine.sequence import IllegalTransitionError
-from deployments.errors import RaystreamError
+from deployments.errors import OverloadedError, RaystreamError
 from deployments.gpu.budget import DeviceMemoryError
 
 
@@ -61,3 +61,8 @@ def test_each_error_knows_its_status_type_and_code(error_class: type[RaystreamEr
 def test_codes_are_unique() -> None:
     codes = [error_class.code for error_class in ERRORS]
     assert len(set(codes)) == len(codes)
+
+
+def test_an_overload_keeps_when_to_come_back() -> None:
+    error = pickle.loads(pickle.dumps(OverloadedError("later", None, 7)))
+    assert (error.message, error.param, error.retry_after_s) == ("later", None, 7)
