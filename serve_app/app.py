@@ -15,7 +15,7 @@ from serve_app.config import INGRESS_NAME, AppConfig, ModelConfig
 from serve_app.ingress import Ingress
 
 MIN_ONGOING_REQUESTS = 512
-"""The replica queues and refuses, not Ray's router: a burst shall reach it whole."""
+"""The model's replica queues and refuses, not Ray's routers: a burst shall reach it whole."""
 
 PROJECT_ROOT = Path(__file__).resolve().parent.parent
 
@@ -23,7 +23,10 @@ PROJECT_ROOT = Path(__file__).resolve().parent.parent
 def build(args: AppConfig) -> Application:
     """Compose the graph that `import_path` names."""
     handles = {model.id: _bind(model) for model in args.models}
-    return serve.deployment(name=INGRESS_NAME)(Ingress).bind(args, handles)
+    ingress = serve.deployment(
+        name=INGRESS_NAME, max_ongoing_requests=max(MIN_ONGOING_REQUESTS, args.ongoing_requests)
+    )(Ingress)
+    return ingress.bind(args, handles)
 
 
 def _bind(model: ModelConfig) -> Application:

@@ -26,7 +26,7 @@ from serve_app.config import (
     StrictModel,
     unknown_key_message,
 )
-from serve_app.queue_check import queue_problems
+from serve_app.queue_check import ingress_queue_problems, queue_problems
 
 BUILDER = "serve_app.app:build"
 
@@ -248,7 +248,9 @@ def _deployment_problems(
         seen.add(name)
         if name in models:
             yield from _model_deployment_problems(deployment, models[name], where)
-        elif "name" in deployment and name != INGRESS_NAME:
+        elif name == INGRESS_NAME:
+            yield from ingress_queue_problems(deployment, config, where)
+        elif "name" in deployment:
             yield f"{where}.name: {_unknown_deployment_message(name, [INGRESS_NAME, *models])}"
 
 

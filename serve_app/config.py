@@ -174,6 +174,11 @@ class AppConfig(StrictModel):
     models: tuple[ModelConfig, ...] = Field(min_length=1)
     limits: LimitsConfig = LimitsConfig()
 
+    @property
+    def ongoing_requests(self) -> int:
+        """Requests that an ingress replica must take at once, so that none waits in front of it."""
+        return sum(model.ongoing_requests() for model in self.models)
+
     @model_validator(mode="after")
     def _check_ids(self) -> Self:
         names = [model.deployment_name for model in self.models]

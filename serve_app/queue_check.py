@@ -7,7 +7,20 @@ its own. So a model's deployment must take all that the model admits, and what c
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from serve_app.config import ModelConfig
+from serve_app.config import AppConfig, ModelConfig
+
+
+def ingress_queue_problems(
+    deployment: Mapping[str, Any], config: AppConfig, path: str
+) -> Iterator[str]:
+    """Yield what is wrong with the queue of the ingress's deployment."""
+    max_ongoing = deployment.get("max_ongoing_requests")
+    if isinstance(max_ongoing, int) and max_ongoing < config.ongoing_requests:
+        yield (
+            f"{path}.max_ongoing_requests: {max_ongoing} is less than {config.ongoing_requests}, "
+            "what the models admit together and some for those that are refused: the rest would "
+            "wait in front of the ingress, or be refused by Ray in its own words"
+        )
 
 
 def queue_problems(

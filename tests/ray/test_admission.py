@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -45,29 +46,44 @@ class HeldGenerator(TextGenerator):
             await self._gate.wait()
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["one ingress", "two ingresses"])
-def held(request: pytest.FixtureRequest, base_url: str, tiny_folder: Path) -> Iterator[Handle]:
-    """Serve a model that holds its answers, behind one ingress replica or two."""
-    options = {"num_cpus": 0.5}
-    model = serve.deployment(name="held", ray_actor_options=options, max_ongoing_requests=512)(
-        HeldGenerator
-    ).bind(
-        spec(
-            tiny_folder,
-            max_num_seqs=NUM_SLOTS,
-            max_queued_requests=NUM_WAITING,
-            max_model_len=4096,
-        )
+def serve_held(
+    folder: Path,
+    name: str,
+    *,
+    num_ingresses: int,
+    num_models: int,
+    num_slots: int,
+    num_waiting: int,
+) -> Handle:
+    """Serve a model that holds its answers under /`name`; return its handle."""
+    options = {"num_cpus": 0.4}
+    model = serve.deployment(
+        name="held", ray_actor_options=options, max_ongoing_requests=512, num_replicas=num_models
+    )(HeldGenerator).bind(
+        spec(folder, max_num_seqs=num_slots, max_queued_requests=num_waiting, max_model_len=4096)
     )
     ingress = serve.deployment(
         name="Ingress",
-        num_replicas=request.param,
+        num_replicas=num_ingresses,
         ray_actor_options=options,
         max_ongoing_requests=1000,
     )(Ingress)
     config = AppConfig(models=(ModelConfig(id="held", source="held"),))
-    serve.run(ingress.bind(config, {"held": model}), name="admission", route_prefix="/admission")
-    yield serve.get_deployment_handle("held", "admission")
+    serve.run(ingress.bind(config, {"held": model}), name=name, route_prefix=f"/{name}")
+    return serve.get_deployment_handle("held", name)
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["one ingress", "two ingresses"])
+def held(request: pytest.FixtureRequest, base_url: str, tiny_folder: Path) -> Iterator[Handle]:
+    """Serve one replica of a model behind one ingress replica or two."""
+    yield serve_held(
+        tiny_folder,
+        "admission",
+        num_ingresses=request.param,
+        num_models=1,
+        num_slots=NUM_SLOTS,
+        num_waiting=NUM_WAITING,
+    )
     serve.delete("admission")
 
 
@@ -160,3 +176,26 @@ async def test_one_that_leaves_makes_room_for_another(
                 assert (await late.aread()).endswith(b"data: [DONE]\n\n")
                 break
         await asyncio.gather(*asked, return_exceptions=True)
+
+
+@pytest.fixture
+def twins(base_url: str, tiny_folder: Path) -> Iterator[Handle]:
+    """Serve two replicas of a model with room for four each, behind two ingress replicas."""
+    yield serve_held(
+        tiny_folder, "twins", num_ingresses=2, num_models=2, num_slots=2, num_waiting=2
+    )
+    serve.delete("twins")
+
+
+async def test_what_a_full_replica_refuses_another_takes(base_url: str, twins: Handle) -> None:
+    async with (
+        asyncio.timeout(DEADLINE_S),
+        AsyncExitStack() as stack,
+        httpx.AsyncClient(base_url=f"{base_url}/twins", timeout=DEADLINE_S) as client,
+    ):
+        statuses = []
+        for _ in range(12):
+            asked = client.stream("POST", "/text-generation", json=body())
+            statuses.append((await stack.enter_async_context(asked)).status_code)
+        assert (statuses.count(200), statuses.count(503)) == (8, 4)
+        await asyncio.to_thread(twins.broadcast("let_go").results)

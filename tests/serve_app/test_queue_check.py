@@ -2,8 +2,8 @@ from typing import Any
 
 import pytest
 
-from serve_app.config import ONGOING_MARGIN, ModelConfig
-from serve_app.queue_check import queue_problems
+from serve_app.config import ONGOING_MARGIN, AppConfig, ModelConfig
+from serve_app.queue_check import ingress_queue_problems, queue_problems
 
 MODEL = ModelConfig(id="m", source="m", max_num_seqs=8, max_queued_requests=16, max_model_len=100)
 
@@ -37,3 +37,13 @@ def test_too_few_tokens_for_the_longest_request_are_refused() -> None:
     assert problems({}, max_queued_tokens=100) == []
     (problem,) = problems({}, max_queued_tokens=99)
     assert problem.startswith("d.user_config.max_queued_tokens: 99 is less than max_model_len")
+
+
+def test_an_ingress_must_take_what_all_models_admit() -> None:
+    other = ModelConfig(id="o", source="o", max_num_seqs=2, max_queued_requests=0)
+    config = AppConfig(models=(MODEL, other))
+    needed = 8 + 16 + 2 + 2 * ONGOING_MARGIN
+    assert list(ingress_queue_problems({"max_ongoing_requests": needed}, config, "i")) == []
+    assert list(ingress_queue_problems({}, config, "i")) == []
+    (problem,) = ingress_queue_problems({"max_ongoing_requests": needed - 1}, config, "i")
+    assert problem.startswith(f"i.max_ongoing_requests: {needed - 1} is less than {needed}")
