@@ -51,7 +51,12 @@ class Choices:
         """
         first, *others = _as_group(requests)
         opened = await backend.generate(first)
-        return await cls.open([_return(opened), *map(backend.generate, others)])
+        try:
+            return await cls.open([_return(opened), *map(backend.generate, others)])
+        except BaseException:
+            # A task that is cancelled before it runs returns nothing that could be closed.
+            await opened.aclose()
+            raise
 
     def __len__(self) -> int:
         """Return the number of answers."""

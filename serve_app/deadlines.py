@@ -5,9 +5,11 @@ is aborted and the stream raises: before the headers that is a 504, behind them 
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from math import inf
+from types import MappingProxyType
+from typing import Self, TypeVar
 
 from deployments.contract import GenerationRequest, ModelDescription, TextDelta
 from deployments.errors import (
@@ -21,13 +23,37 @@ from serve_app.config import LimitsConfig
 
 T = TypeVar("T")
 
+MESSAGES: Mapping[type[DeadlineExceededError], str] = MappingProxyType(
+    {
+        FirstTokenTimeoutError: "No token came within {} s (first_token_timeout_s). Try again when "
+        "less is going on, or send a shorter prompt.",
+        StallTimeoutError: "No token came for {} s (stall_timeout_s). Try again.",
+        TotalTimeoutError: "The answer was not finished within {} s (total_timeout_s). Ask for "
+        "fewer tokens with max_tokens.",
+    }
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """A point in the event loop's time, and what it means to be late."""
+    """A point in the event loop's time, and what it means to be late.
+
+    Attributes:
+        at_s: The time; infinite without a limit.
+        error: What is raised behind it.
+        limit_s: The limit that led to it.
+    """
 
     at_s: float
-    error: DeadlineExceededError
+    error: type[DeadlineExceededError]
+    limit_s: float | None
+
+    @classmethod
+    def after(
+        cls, start_s: float, limit_s: float | None, error: type[DeadlineExceededError]
+    ) -> "Deadline":
+        """Return the deadline that lies so many seconds behind a time."""
+        return cls(inf if limit_s is None else start_s + limit_s, error, limit_s)
 
     async def hold(self, work: Awaitable[T]) -> T:
         """Wait for the work, until the deadline.
@@ -40,40 +66,25 @@ class Deadline:
                 return await work
         except TimeoutError:
             if timer.expired():
-                raise self.error from None
+                raise self.error(MESSAGES[self.error].format(self.limit_s)) from None
             raise
 
 
 def first_deadline(limits: LimitsConfig, started_s: float) -> Deadline:
     """Return when a request that started then must have its first token."""
-    seconds = limits.first_token_timeout_s
-    message = (
-        f"No token came within {seconds} s (first_token_timeout_s). Try again when less is going "
-        "on, or send a shorter prompt."
-    )
-    first = Deadline(_after(started_s, seconds), FirstTokenTimeoutError(message))
-    return min(first, _total_deadline(limits, started_s), key=lambda deadline: deadline.at_s)
+    first = Deadline.after(started_s, limits.first_token_timeout_s, FirstTokenTimeoutError)
+    return _or_total(first, limits, started_s)
 
 
 def next_deadline(limits: LimitsConfig, started_s: float, now_s: float) -> Deadline:
     """Return when a request that has tokens must have more."""
-    seconds = limits.stall_timeout_s
-    message = f"No token came for {seconds} s (stall_timeout_s). Try again."
-    stall = Deadline(_after(now_s, seconds), StallTimeoutError(message))
-    return min(stall, _total_deadline(limits, started_s), key=lambda deadline: deadline.at_s)
+    stall = Deadline.after(now_s, limits.stall_timeout_s, StallTimeoutError)
+    return _or_total(stall, limits, started_s)
 
 
-def _total_deadline(limits: LimitsConfig, started_s: float) -> Deadline:
-    seconds = limits.total_timeout_s
-    message = (
-        f"The answer was not finished within {seconds} s (total_timeout_s). Ask for fewer tokens "
-        "with max_tokens."
-    )
-    return Deadline(_after(started_s, seconds), TotalTimeoutError(message))
-
-
-def _after(start_s: float, seconds: float | None) -> float:
-    return float("inf") if seconds is None else start_s + seconds
+def _or_total(deadline: Deadline, limits: LimitsConfig, started_s: float) -> Deadline:
+    total = Deadline.after(started_s, limits.total_timeout_s, TotalTimeoutError)
+    return total if total.at_s < deadline.at_s else deadline
 
 
 class DeadlineBackend:
@@ -123,28 +134,35 @@ class DeadlineStream:
         """
         self.num_prompt_tokens = stream.num_prompt_tokens
         self._stream = stream
+        self._deltas = aiter(stream)
+        self._has_tokens = False
         self._limits = limits
         self._started_s = started_s
 
-    async def __aiter__(self) -> AsyncIterator[list[TextDelta]]:
-        """Iterate over lists of deltas; see `GenerationStream.__aiter__`.
+    def __aiter__(self) -> Self:
+        """Return itself: a stream is read once."""
+        return self
+
+    async def __anext__(self) -> list[TextDelta]:
+        """Return the deltas that have become ready since the last call.
 
         Raises:
             DeadlineExceededError: They did not come in time; the sequence is aborted.
             RaystreamError: See `GenerationStream.__aiter__`.
         """
-        deltas = aiter(self._stream)
-        deadline = first_deadline(self._limits, self._started_s)
-        while True:
-            try:
-                yield await deadline.hold(anext(deltas))
-            except StopAsyncIteration:
-                return
-            except DeadlineExceededError:
-                await self._stream.aclose()
-                raise
-            # From here, not from the last: a reader that came late is not to be held against it.
-            deadline = next_deadline(self._limits, self._started_s, _now_s())
+        try:
+            deltas = await self._deadline().hold(anext(self._deltas))
+        except DeadlineExceededError:
+            await self._stream.aclose()
+            raise
+        self._has_tokens = True
+        return deltas
+
+    def _deadline(self) -> Deadline:
+        if not self._has_tokens:
+            return first_deadline(self._limits, self._started_s)
+        # From now, not from the last token: a reader that comes late is no stall.
+        return next_deadline(self._limits, self._started_s, _now_s())
 
     async def aclose(self) -> None:
         """Abort the sequence unless it has ended; closing twice is harmless."""

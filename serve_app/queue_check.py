@@ -5,7 +5,7 @@ its own. So a model's deployment must take all that the model admits, and what c
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from serve_app.config import AppConfig, ModelConfig
 
@@ -15,7 +15,7 @@ def ingress_queue_problems(
 ) -> Iterator[str]:
     """Yield what is wrong with the queue of the ingress's deployment."""
     max_ongoing = deployment.get("max_ongoing_requests")
-    if isinstance(max_ongoing, int) and max_ongoing < config.ongoing_requests:
+    if _is_number(max_ongoing) and max_ongoing < config.ongoing_requests:
         yield (
             f"{path}.max_ongoing_requests: {max_ongoing} is less than {config.ongoing_requests}, "
             "what the models admit together and some for those that are refused: the rest would "
@@ -35,7 +35,7 @@ def queue_problems(
         path: Where the section stands.
     """
     max_ongoing = deployment.get("max_ongoing_requests")
-    if isinstance(max_ongoing, int):
+    if _is_number(max_ongoing):
         yield from _ongoing_problems(max_ongoing, model, user_config, path)
     if deployment.get("max_queued_requests", -1) != -1:
         yield (
@@ -63,3 +63,8 @@ def _ongoing_problems(
             "max_queued_requests and some for those that are refused, or Ray's router would hold "
             "requests back before the model can refuse them"
         )
+
+
+def _is_number(value: object) -> TypeGuard[int]:
+    """Return whether a limit is one; what is none is told of by Ray's own schema."""
+    return isinstance(value, int) and value > 0

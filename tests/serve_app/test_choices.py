@@ -130,3 +130,21 @@ async def test_where_a_later_one_fails_the_first_is_closed_too(failing: int) -> 
     with pytest.raises(ReplicaUnavailableError):
         await Choices.of(backend, REQUESTS)
     assert [stream.closed.is_set() for stream in backend.streams] == [True, True]
+
+
+async def test_a_caller_that_leaves_as_the_first_is_accepted_leaves_it_closed() -> None:
+    class Leaving(FakeBackend):
+        async def generate(self, request: GenerationRequest) -> FakeStream:
+            stream = await super().generate(request)
+            if len(self.requests) == 1:
+                # It comes before any of the tasks that open the others has run.
+                asyncio.get_running_loop().call_soon(task.cancel)
+            return stream
+
+    backend = Leaving()
+    task = asyncio.ensure_future(Choices.of(backend, REQUESTS))
+    async with asyncio.timeout(5):
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert backend.streams
+    assert all(stream.closed.is_set() for stream in backend.streams)
