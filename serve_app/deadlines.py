@@ -25,10 +25,10 @@ T = TypeVar("T")
 
 MESSAGES: Mapping[type[DeadlineExceededError], str] = MappingProxyType(
     {
-        FirstTokenTimeoutError: "No token came within {} s (first_token_timeout_s). Try again when "
+        FirstTokenTimeoutError: "No token came within {:g} s (first_token_timeout_s). Try again when "
         "less is going on, or send a shorter prompt.",
-        StallTimeoutError: "No token came for {} s (stall_timeout_s). Try again.",
-        TotalTimeoutError: "The answer was not finished within {} s (total_timeout_s). Ask for "
+        StallTimeoutError: "No token came for {:g} s (stall_timeout_s). Try again.",
+        TotalTimeoutError: "The answer was not finished within {:g} s (total_timeout_s). Ask for "
         "fewer tokens with max_tokens.",
     }
 )

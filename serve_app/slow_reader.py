@@ -41,7 +41,7 @@ class SlowReaderMiddleware:
                 if not timer.expired():
                     raise
                 logger.warning(
-                    "a client has left its answer unread for %s s (slow_reader_timeout_s) and has "
+                    "a client has left its answer unread for %g s (slow_reader_timeout_s) and has "
                     "lost it",
                     self._timeout_s,
                 )
