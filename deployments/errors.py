@@ -6,17 +6,24 @@ The classes cross process borders, so each passes all its arguments positionally
 
 
 class RaystreamError(Exception):
-    """Something went wrong that the client is told about."""
+    """Something went wrong that the client is told about.
+
+    Attributes:
+        retry_after_s: When it is worth to come back, if that is known.
+    """
 
     status = 500
     type = "server_error"
     code: str | None = "internal_error"
 
-    def __init__(self, message: str, param: str | None = None) -> None:
+    def __init__(
+        self, message: str, param: str | None = None, retry_after_s: float | None = None
+    ) -> None:
         """Keep the message for people and the parameter's name, if one is to blame."""
-        super().__init__(message, param)
+        super().__init__(message, param, retry_after_s)
         self.message = message
         self.param = param
+        self.retry_after_s = retry_after_s
 
     def __str__(self) -> str:
         """Return the message alone."""
@@ -60,21 +67,11 @@ class InvalidApiKeyError(InvalidRequestError):
 
 
 class RateLimitError(RaystreamError):
-    """The API key has used up what it may for now.
-
-    Attributes:
-        retry_after_s: When it is worth to come back.
-    """
+    """The API key has used up what it may for now."""
 
     status = 429
     type = "rate_limit_error"
     code = "rate_limit_exceeded"
-
-    def __init__(self, message: str, param: str | None = None, retry_after_s: float = 1) -> None:
-        """Keep the message and the time to wait."""
-        super().__init__(message, param)
-        self.args = (message, param, retry_after_s)
-        self.retry_after_s = retry_after_s
 
 
 class UnsupportedMediaTypeError(InvalidRequestError):
@@ -136,3 +133,29 @@ class GenerationAbortedError(RaystreamError):
 
     status = 503
     code = "generation_aborted"
+
+
+class DeadlineExceededError(RaystreamError):
+    """The answer took longer than the configuration allows; its sequence was aborted."""
+
+    status = 504
+    type = "timeout_error"
+    code = "timeout"
+
+
+class FirstTokenTimeoutError(DeadlineExceededError):
+    """The first token did not come in time."""
+
+    code = "first_token_timeout"
+
+
+class StallTimeoutError(DeadlineExceededError):
+    """Text came, and then none for too long."""
+
+    code = "stall_timeout"
+
+
+class TotalTimeoutError(DeadlineExceededError):
+    """The answer was not finished in time."""
+
+    code = "total_timeout"

@@ -43,7 +43,7 @@ class RequestRecord:
         num_completion_tokens: Of all answers.
         first_token_s: When the first token of any answer came.
         finish_reason: Of the answer that finished last.
-        error_code: What broke the answer after it had begun.
+        error_code: Why there is no answer, or not all of it.
         status: HTTP's; None while no answer has begun.
         is_answered: Whether the last byte was handed to the server.
     """
@@ -80,9 +80,9 @@ class RequestRecord:
         if finish_reason is not None:
             self.finish_reason = finish_reason
 
-    def failed(self, error: RaystreamError) -> None:
-        """Note what broke an answer."""
-        self.error_code = error.code
+    def failed(self, code: str | None) -> None:
+        """Note what broke an answer, by its error's code."""
+        self.error_code = code
         self.finish_reason = "error"
 
     def line(self) -> str:
@@ -151,6 +151,7 @@ class AccessLogMiddleware:
             raise  # Serve does so when the client leaves
         except BaseException:
             record.status, record.is_answered = 500, True
+            record.failed(RaystreamError.code)
             raise
         finally:
             _current.reset(token)
@@ -170,7 +171,7 @@ def _watched(send: Send, record: RequestRecord) -> Send:
 
 
 def _write(record: RequestRecord) -> None:
-    if not record.is_answered:
+    if not record.is_answered and record.error_code is None:
         record.finish_reason = CLIENT_DISCONNECTED
     if logger.isEnabledFor(logging.INFO):
         logger.info("%s", record.line())

@@ -17,8 +17,8 @@ from serve_app.config import INGRESS_NAME, LEDGER_NAME, PROJECT_ROOT, AppConfig,
 from serve_app.ingress import Ingress, listening_host
 from serve_app.key_ledger import KeyLedger
 
-MAX_ONGOING_REQUESTS = 512
-"""The engine queues, not Ray's router, so this only bounds what a replica holds in memory."""
+MIN_ONGOING_REQUESTS = 512
+"""The model's replica queues and refuses, not Ray's routers: a burst shall reach it whole."""
 
 
 def build(args: AppConfig) -> Application:
@@ -34,16 +34,18 @@ def build(args: AppConfig) -> Application:
     if host is not None:
         require_closed_door(host, keys is not None, args.auth.allow_anonymous)
     handles = {model.id: _bind(model) for model in args.models}
-    ledger = _bind_ledger(keys) if keys is not None and keys.limited else None
-    return serve.deployment(name=INGRESS_NAME)(Ingress).bind(args, handles, keys, ledger)
+    num_ongoing = max(MIN_ONGOING_REQUESTS, args.ongoing_requests)
+    ledger = _bind_ledger(keys, num_ongoing) if keys is not None and keys.limited else None
+    ingress = serve.deployment(name=INGRESS_NAME, max_ongoing_requests=num_ongoing)(Ingress)
+    return ingress.bind(args, handles, keys, ledger)
 
 
-def _bind_ledger(keys: KeyRing) -> Application:
+def _bind_ledger(keys: KeyRing, num_ongoing: int) -> Application:
     """Bind the ledger: one replica, since what it counts must be counted in one place."""
     deployment = serve.deployment(
         name=LEDGER_NAME,
         num_replicas=1,
-        max_ongoing_requests=MAX_ONGOING_REQUESTS,
+        max_ongoing_requests=num_ongoing,
         ray_actor_options={"num_cpus": 0},
         health_check_period_s=2,
     )(KeyLedger)
@@ -54,7 +56,7 @@ def _bind(model: ModelConfig) -> Application:
     spec = resolve(model, num_cluster_gpus=_num_cluster_gpus())
     deployment = serve.deployment(
         name=model.deployment_name,
-        max_ongoing_requests=MAX_ONGOING_REQUESTS,
+        max_ongoing_requests=max(MIN_ONGOING_REQUESTS, model.ongoing_requests()),
         ray_actor_options={"num_cpus": model.num_cpus, "num_gpus": spec.num_gpus},
     )(TextGenerator)
     return deployment.bind(spec)
@@ -87,6 +89,8 @@ def resolve(model: ModelConfig, *, num_cluster_gpus: float) -> ModelSpec:
         max_model_len=model.max_model_len,
         max_num_seqs=model.max_num_seqs,
         max_batched_tokens=model.max_batched_tokens,
+        max_queued_requests=model.max_queued_requests,
+        max_queued_tokens=model.max_queued_tokens,
         prefix_caching=model.prefix_caching,
         quantization=model.quantization,
         cuda_graphs=model.cuda_graphs,

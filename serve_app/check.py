@@ -30,6 +30,7 @@ from serve_app.config import (
     StrictModel,
     unknown_key_message,
 )
+from serve_app.queue_check import ingress_queue_problems, queue_problems
 from serve_app.unique_keys import UniqueKeyLoader
 
 BUILDER = "serve_app.app:build"
@@ -53,6 +54,8 @@ class BatchingConfig(StrictModel):
     max_batch_size: int | None = Field(default=None, ge=1)
     batch_wait_timeout_s: float | None = Field(default=None, ge=0)
     max_messages_per_s: float | None = Field(default=None, gt=0)
+    max_queued_requests: int | None = Field(default=None, ge=0)
+    max_queued_tokens: int | None = Field(default=None, ge=0)
 
 
 def main() -> int:
@@ -252,7 +255,9 @@ def _deployment_problems(
         seen.add(name)
         if name in models:
             yield from _model_deployment_problems(deployment, models[name], where)
-        elif "name" in deployment and name not in OWN_NAMES:
+        elif name == INGRESS_NAME:
+            yield from ingress_queue_problems(deployment, config, where)
+        elif "name" in deployment and name != LEDGER_NAME:
             yield f"{where}.name: {_unknown_deployment_message(name, [*OWN_NAMES, *models])}"
 
 
@@ -269,21 +274,10 @@ def _model_deployment_problems(
     wrong = _invalid_values(user_config, BatchingConfig, f"{path}.user_config")
     yield from wrong
     if not wrong:
-        yield from _batch_problems(deployment, user_config.get("max_batch_size"), path)
+        yield from queue_problems(deployment, model, user_config, path)
     options = deployment.get("ray_actor_options")
     if options is not None:
         yield from _resource_problems(options, model, f"{path}.ray_actor_options")
-
-
-def _batch_problems(
-    deployment: dict[str, Any], max_batch_size: int | None, path: str
-) -> Iterator[str]:
-    max_ongoing = deployment.get("max_ongoing_requests")
-    if max_batch_size and isinstance(max_ongoing, int) and max_ongoing < max_batch_size:
-        yield (
-            f"{path}.max_ongoing_requests: {max_ongoing} is less than user_config.max_batch_size "
-            f"({max_batch_size}), so no batch could ever be full"
-        )
 
 
 def _resource_problems(options: dict[str, Any], model: ModelConfig, path: str) -> Iterator[str]:

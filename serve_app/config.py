@@ -21,6 +21,9 @@ INGRESS_NAME = "Ingress"
 LEDGER_NAME = "KeyLedger"
 """The deployment that counts what each API key uses."""
 
+ONGOING_MARGIN = 64
+"""Calls to a model's replica beside those it admits: requests on their way to a refusal, probes."""
+
 Domain = Annotated[
     str,
     Field(max_length=253, pattern=r"^([a-z0-9]([a-z0-9-]*[a-z0-9])?\.)+[a-z][a-z0-9-]*[a-z0-9]$"),
@@ -74,6 +77,11 @@ class ModelConfig(StrictModel):
         max_model_len: Tokens of prompt and answer together.
         max_num_seqs: Sequences that run at once; each holds a KV slot.
         max_batched_tokens: Tokens in one engine step.
+        max_queued_requests: Sequences that may wait for a slot, on each replica and whatever the
+            number of ingress replicas. Beyond, requests are refused with a 503. `user_config` of
+            the model's deployment changes it while the model runs, and `max_queued_tokens` too.
+        max_queued_tokens: Tokens of those that wait: of their prompts, and what they may generate;
+            a request without max_tokens counts as `max_model_len`. None counts requests alone.
         prefix_caching: Whether prompts that begin alike (a system prompt, the turns before) are
             computed once. The cache is shared by all clients, so one can tell by the time of its
             first token whether somebody's prompt began like its own; false closes that.
@@ -95,6 +103,8 @@ class ModelConfig(StrictModel):
     max_model_len: int = Field(default=4096, ge=2)
     max_num_seqs: int = Field(default=32, ge=1)
     max_batched_tokens: int = Field(default=2048, ge=1)
+    max_queued_requests: int = Field(default=64, ge=0)
+    max_queued_tokens: int | None = Field(default=None, ge=0)
     prefix_caching: bool = True
     cuda_graphs: bool = True
 
@@ -114,7 +124,28 @@ class ModelConfig(StrictModel):
                 f"max_batched_tokens ({self.max_batched_tokens}) must be at least max_num_seqs "
                 f"({self.max_num_seqs}): each running sequence needs one token in every step"
             )
+        max_tokens = self.max_queued_tokens
+        if max_tokens is not None and max_tokens < self.max_model_len:
+            raise ValueError(f"max_queued_tokens: {self.too_few_tokens_message(max_tokens)}")
         return self
+
+    def too_few_tokens_message(self, max_queued_tokens: int) -> str:
+        """Return what is wrong with a limit that the longest request exceeds alone."""
+        return (
+            f"{max_queued_tokens} is less than max_model_len ({self.max_model_len}), so the "
+            "longest requests could never wait; raise it, or write null"
+        )
+
+    def ongoing_requests(self, max_queued_requests: int | None = None) -> int:
+        """Return how many calls a replica must take at once, so that none waits in Ray's router.
+
+        Args:
+            max_queued_requests: What `user_config` says in place of this entry.
+        """
+        max_queued = (
+            self.max_queued_requests if max_queued_requests is None else max_queued_requests
+        )
+        return self.max_num_seqs + max_queued + ONGOING_MARGIN
 
     @property
     def _runs_on_gpu(self) -> bool:
@@ -147,6 +178,12 @@ class LimitsConfig(StrictModel):
         allowed_image_domains: Hosts from which images are fetched by https, each named exactly;
             with none, images come as `data:` URIs alone.
         image_fetch_timeout_s: From looking an image's host up to the image's last byte.
+        first_token_timeout_s: Most seconds from a request to the first token of each of its texts,
+            with the time that it waits for a slot; None sets no limit.
+        stall_timeout_s: Most seconds from one token to the next; None sets no limit.
+        total_timeout_s: Most seconds from a request to the end of its answer; None sets no limit.
+        slow_reader_timeout_s: Most seconds that a client may leave a stream unread while there is
+            more to send; then it loses the stream. None waits for ever.
     """
 
     max_header_bytes: int = Field(default=16 * 2**10, ge=1024)
@@ -163,6 +200,10 @@ class LimitsConfig(StrictModel):
     max_image_pixels: int = Field(default=16 * 2**20, ge=1)
     allowed_image_domains: tuple[Domain, ...] = ()
     image_fetch_timeout_s: float = Field(default=5, gt=0, allow_inf_nan=False)
+    first_token_timeout_s: float | None = Field(default=600, gt=0, allow_inf_nan=False)
+    stall_timeout_s: float | None = Field(default=120, gt=0, allow_inf_nan=False)
+    total_timeout_s: float | None = Field(default=3600, gt=0, allow_inf_nan=False)
+    slow_reader_timeout_s: float | None = Field(default=30, gt=0, allow_inf_nan=False)
 
 
 class AuthConfig(StrictModel):
@@ -201,6 +242,11 @@ class AppConfig(StrictModel):
     limits: LimitsConfig = LimitsConfig()
     auth: AuthConfig = AuthConfig()
     access_log: bool = True
+
+    @property
+    def ongoing_requests(self) -> int:
+        """Requests that an ingress replica must take at once, so that none waits in front of it."""
+        return sum(model.ongoing_requests() for model in self.models)
 
     @model_validator(mode="after")
     def _check_ids(self) -> Self:

@@ -61,7 +61,7 @@ async def pieces(stream: GenerationStream) -> AsyncGenerator[Piece, None]:
             raise ReplicaUnavailableError("The text ended before it was finished.")
     except RaystreamError as error:
         if record is not None:
-            record.failed(error)
+            record.failed(error.code)
         raise
 
 

@@ -28,10 +28,12 @@ from serve_app.backends import GenerationBackend, HandleGenerationBackend
 from serve_app.catalog import ModelCatalog
 from serve_app.clock import Clock, SystemClock
 from serve_app.config import AppConfig
+from serve_app.deadlines import DeadlineBackend
 from serve_app.image_fetcher import ImageFetcher, ImageSource
 from serve_app.rate_limits import HandleLedger, Ledger, RateLimitMiddleware
 from serve_app.request_guard import RequestGuardMiddleware
 from serve_app.request_id import RequestIdMiddleware
+from serve_app.slow_reader import SlowReaderMiddleware
 
 logger = logging.getLogger("ray.serve")
 
@@ -56,8 +58,9 @@ def build_app(
         ledger: Keeps the accounts of keys with limits, if there are any.
         images: Fetches images; over the network if None.
     """
+    in_time = {id_: DeadlineBackend(backends[id_], config.limits) for id_ in backends}
     context = ApiContext(
-        ModelCatalog(backends),
+        ModelCatalog(in_time),
         config.limits,
         clock or SystemClock(),
         images or ImageFetcher(config.limits),
@@ -81,11 +84,12 @@ def _middleware(
 ) -> Iterator[Middleware]:
     """Yield what a request passes, the outermost first.
 
-    Every request has a name and leaves a line; who has no key learns nothing else; what is too
-    large is not charged to anybody.
+    Every request has a name and leaves a line; nobody holds an answer by not reading it; who has no
+    key learns nothing else; what is too large is not charged to anybody.
     """
     yield Middleware(RequestIdMiddleware, door_echoes_id=door_echoes_id)
     yield Middleware(AccessLogMiddleware, writes=config.access_log)
+    yield Middleware(SlowReaderMiddleware, timeout_s=config.limits.slow_reader_timeout_s)
     if keys is not None:
         yield Middleware(AuthMiddleware, keys=keys)
     yield Middleware(RequestGuardMiddleware, limits=config.limits)

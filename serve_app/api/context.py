@@ -88,13 +88,12 @@ class ApiContext:
         check_num_choices(num_choices, self.limits)
         sampling = fields.to_sampling(model.description.default_sampling)
         check_stops(sampling.stop, self.limits)
-        choices = await Choices.open(
+        choices = await Choices.of(
+            model.backend,
             [
-                model.backend.generate(
-                    GenerationRequest(request_id, prompt, sampling.of_choice(index))
-                )
+                GenerationRequest(request_id, prompt, sampling.of_choice(index))
                 for index in range(num_choices)
-            ]
+            ],
         )
         _record(model, choices.num_prompt_tokens)
         return choices

@@ -17,6 +17,7 @@ _ERRORS: dict[int | str, str] = {
     431: "The headers are too large.",
     500: "The server has failed at this request.",
     503: "A replica is overloaded, loading or gone. Retry-After says when to come back.",
+    504: "The first token, the next one or the whole answer did not come in time.",
     "default": "Any other error.",
 }
 

@@ -5,7 +5,7 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from deployments.contract import TextDelta
-from deployments.errors import ReplicaUnavailableError
+from deployments.errors import OverloadedError, ReplicaUnavailableError
 from serve_app.access_log import AccessLogMiddleware, current_record, record_of
 from tests.serve_app.asgi_call import AsgiCall
 from tests.serve_app.doors import (
@@ -80,9 +80,37 @@ async def test_a_stream_that_breaks_is_named(caplog: pytest.LogCaptureFixture) -
     assert line["error_code"] == "replica_unavailable"
 
 
+async def test_an_overload_is_told_by_its_status_and_code(
+    backend: FakeBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend.refusal = OverloadedError("busy", None, 17)
+    async with client_of(behind_door(backend)) as client:
+        await client.post(CHAT, json=question())
+    (line,) = access_lines(caplog)
+    assert (line["status"], line["finish_reason"]) == (503, None)
+    assert line["error_code"] == "overloaded"
+
+
+@pytest.mark.parametrize(("stream", "status"), [(False, 504), (True, 200)])
+async def test_an_answer_that_is_late_is_told_by_the_deadline_s_code(
+    caplog: pytest.LogCaptureFixture, stream: bool, status: int
+) -> None:
+    backend = FakeBackend([HELLO[0], asyncio.Event()])
+    app = behind_door(backend, limits={"stall_timeout_s": 0.02})
+    async with client_of(app) as client:
+        await client.post(CHAT, json=question(stream=stream))
+    (line,) = access_lines(caplog)
+    assert (line["status"], line["finish_reason"]) == (status, "error")
+    assert line["error_code"] == "stall_timeout"
+
+
 @pytest.mark.parametrize(
-    ("path", "headers", "status"),
-    [("/nowhere", bearer(ALICE), 404), ("/nowhere", {}, 401), ("/health", {}, 200)],
+    ("path", "headers", "status", "code"),
+    [
+        ("/nowhere", bearer(ALICE), 404, "not_found"),
+        ("/nowhere", {}, 401, "invalid_api_key"),
+        ("/health", {}, 200, None),
+    ],
 )
 async def test_refusals_leave_a_line_too_and_it_holds_no_path(
     backend: FakeBackend,
@@ -90,11 +118,13 @@ async def test_refusals_leave_a_line_too_and_it_holds_no_path(
     path: str,
     headers: dict[str, str],
     status: int,
+    code: str | None,
 ) -> None:
     async with client_of(behind_door(backend, ring())) as client:
         await client.get(path, headers=headers)
     (line,) = access_lines(caplog)
     assert (line["status"], line["model"], line["ttft_ms"]) == (status, None, None)
+    assert line["error_code"] == code
     assert "nowhere" not in str(line)
 
 
@@ -104,7 +134,7 @@ async def test_a_bug_of_ours_is_a_500(caplog: pytest.LogCaptureFixture) -> None:
     async with client_of(behind_door(backend)) as client:
         await client.post(CHAT, json=question())
     (line,) = access_lines(caplog)
-    assert line["status"] == 500
+    assert (line["status"], line["error_code"]) == (500, "internal_error")
 
 
 async def test_lines_can_be_left_out_but_not_the_records(
