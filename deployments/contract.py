@@ -20,6 +20,8 @@ __all__ = [
     "ImagePart",
     "InvalidParameterError",
     "ModelDescription",
+    "Refused",
+    "RequestGroup",
     "SamplingParams",
     "TextDelta",
     "TextPart",
@@ -30,9 +32,9 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class TextPart:
-    """A piece of text in a message."""
+    """A piece of text in a message; what is logged by accident holds none of it."""
 
-    text: str
+    text: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,22 @@ class ChatMessage:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestGroup:
+    """What one HTTP request asks for in several sequences; admitted whole or not at all.
+
+    Attributes:
+        id: Unique among all groups.
+        size: Number of sequences.
+        is_first: Whether this is the one that is sent first and asks for all. The others are sent
+            once it is accepted.
+    """
+
+    id: str
+    size: int
+    is_first: bool
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """A text to generate.
 
@@ -60,22 +78,48 @@ class GenerationRequest:
         sampling: How tokens are chosen and when the text ends.
         generated_token_ids: Tokens that another replica has generated already. Generation goes on
             behind them; they count towards `max_tokens` and are not sent again.
+        group: The sequences that it belongs to, if it is not the only one of its HTTP request.
     """
 
     request_id: str
-    prompt: tuple[ChatMessage, ...] | str | tuple[int, ...]
+    prompt: tuple[ChatMessage, ...] | str | tuple[int, ...] = field(repr=False)
     sampling: SamplingParams
     generated_token_ids: tuple[int, ...] = ()
+    group: RequestGroup | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The first thing that a replica sends: the request is tokenized, fits, and is queued."""
+    """The first thing that a replica sends: the request is tokenized, fits, and is queued.
+
+    Attributes:
+        num_prompt_tokens: Tokens of the prompt.
+        replica_id: Tells the replicas of a model apart.
+    """
 
     num_prompt_tokens: int
+    replica_id: str = ""
 
 
-GenerationEvent = Accepted | TextDelta
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The only thing that a full replica sends.
+
+    An event and no exception: Ray logs each of those with its traceback, which costs more than the
+    rest of a refusal, when there is least time for it.
+
+    Attributes:
+        message: What is full.
+        retry_after_s: When there will be room, as far as one can tell.
+        replica_id: Tells the replicas of a model apart.
+    """
+
+    message: str
+    retry_after_s: float
+    replica_id: str = ""
+
+
+GenerationEvent = Accepted | Refused | TextDelta
 
 
 @dataclass(frozen=True, slots=True)

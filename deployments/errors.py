@@ -6,17 +6,24 @@ The classes cross process borders, so each passes all its arguments positionally
 
 
 class RaystreamError(Exception):
-    """Something went wrong that the client is told about."""
+    """Something went wrong that the client is told about.
+
+    Attributes:
+        retry_after_s: When it is worth to come back, if that is known.
+    """
 
     status = 500
     type = "server_error"
     code: str | None = "internal_error"
 
-    def __init__(self, message: str, param: str | None = None) -> None:
+    def __init__(
+        self, message: str, param: str | None = None, retry_after_s: float | None = None
+    ) -> None:
         """Keep the message for people and the parameter's name, if one is to blame."""
-        super().__init__(message, param)
+        super().__init__(message, param, retry_after_s)
         self.message = message
         self.param = param
+        self.retry_after_s = retry_after_s
 
     def __str__(self) -> str:
         """Return the message alone."""
@@ -36,6 +43,35 @@ class RequestTooLargeError(InvalidRequestError):
 
     status = 413
     code = "request_too_large"
+
+
+class HeadersTooLargeError(InvalidRequestError):
+    """The request's headers are larger than the server takes."""
+
+    status = 431
+    code = "headers_too_large"
+
+
+class RequestTimeoutError(InvalidRequestError):
+    """The client took too long to send its body."""
+
+    status = 408
+    code = "request_timeout"
+
+
+class InvalidApiKeyError(InvalidRequestError):
+    """The request names no API key, or one that is not known here."""
+
+    status = 401
+    code = "invalid_api_key"
+
+
+class RateLimitError(RaystreamError):
+    """The API key has used up what it may for now."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "rate_limit_exceeded"
 
 
 class UnsupportedMediaTypeError(InvalidRequestError):
@@ -72,6 +108,13 @@ class OverloadedError(RaystreamError):
     code = "overloaded"
 
 
+class RateLimitsUnavailableError(RaystreamError):
+    """What the API key has used can't be looked up, so nobody can say that it may go on."""
+
+    status = 503
+    code = "rate_limits_unavailable"
+
+
 class ReplicaUnavailableError(RaystreamError):
     """The model's replica died or can't be reached."""
 
@@ -90,3 +133,29 @@ class GenerationAbortedError(RaystreamError):
 
     status = 503
     code = "generation_aborted"
+
+
+class DeadlineExceededError(RaystreamError):
+    """The answer took longer than the configuration allows; its sequence was aborted."""
+
+    status = 504
+    type = "timeout_error"
+    code = "timeout"
+
+
+class FirstTokenTimeoutError(DeadlineExceededError):
+    """The first token did not come in time."""
+
+    code = "first_token_timeout"
+
+
+class StallTimeoutError(DeadlineExceededError):
+    """Text came, and then none for too long."""
+
+    code = "stall_timeout"
+
+
+class TotalTimeoutError(DeadlineExceededError):
+    """The answer was not finished in time."""
+
+    code = "total_timeout"

@@ -18,6 +18,9 @@ class ModelSpec:
         max_model_len: Tokens of prompt and answer together.
         max_num_seqs: Sequences that run at once, if the memory holds them.
         max_batched_tokens: Tokens in one engine step.
+        max_queued_requests: Sequences that may wait behind them.
+        max_queued_tokens: Tokens of those that wait: of their prompts, and what they may generate;
+            None counts the requests alone.
         prefix_caching: Whether sequences share prefixes; see `EngineLimits`.
         quantization: int8, or None; see `deployments.engine.cpu.quantization`.
         cuda_graphs: Whether decode steps on a GPU are captured; see `EngineLimits`.
@@ -33,6 +36,8 @@ class ModelSpec:
     max_model_len: int
     max_num_seqs: int
     max_batched_tokens: int
+    max_queued_requests: int = 64
+    max_queued_tokens: int | None = None
     prefix_caching: bool = True
     quantization: str | None = None
     cuda_graphs: bool = True

@@ -9,15 +9,17 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import aclosing, contextmanager, suppress
 from itertools import count
 from typing import Any
+from uuid import uuid4
 
 import torch
 from ray import serve
 
+from deployments.admission import Admission, AdmissionLimits, Permit
 from deployments.assigned_device import open_assigned_device
 from deployments.contract import (
     Accepted,
@@ -26,6 +28,7 @@ from deployments.contract import (
     GenerationRequest,
     InvalidParameterError,
     ModelDescription,
+    Refused,
     SamplingParams,
 )
 from deployments.delta_stream import DeltaStream
@@ -46,6 +49,7 @@ from deployments.errors import (
     ContextLengthExceededError,
     GenerationFailedError,
     InvalidRequestError,
+    OverloadedError,
     RaystreamError,
     ReplicaUnavailableError,
 )
@@ -60,7 +64,15 @@ logger = logging.getLogger("ray.serve")
 PROBE = SamplingParams(temperature=0, max_tokens=1)
 PROGRESS = TextDelta((), "")
 
-USER_CONFIG_KEYS = frozenset({"max_batch_size", "batch_wait_timeout_s", "max_messages_per_s"})
+USER_CONFIG_KEYS = frozenset(
+    {
+        "max_batch_size",
+        "batch_wait_timeout_s",
+        "max_messages_per_s",
+        "max_queued_requests",
+        "max_queued_tokens",
+    }
+)
 
 MIN_INTERVAL_S = 0.01
 """A hundred messages a second in one stream: more than a reader or a screen can take in."""
@@ -104,6 +116,10 @@ class TextGenerator:
         self._engine = self._thread.start().result()
         self._encoder = PromptEncoder(self._loaded.tokenizer, self._loaded.processor)
         self._encoding = ThreadPoolExecutor(max_workers=1, thread_name_prefix="encode")
+        self._replica_id = uuid4().hex
+        self._admission = Admission(
+            AdmissionLimits(self.plan.num_slots, spec.max_queued_requests, spec.max_queued_tokens)
+        )
         self._metrics = ReplicaMetrics(self.plan.num_slots)
         self._description = self._make_description()
         self._log_plan(time.monotonic() - started)
@@ -191,12 +207,13 @@ class TextGenerator:
         return self._description
 
     def reconfigure(self, user_config: Mapping[str, float | None]) -> None:
-        """Set how requests that arrive together are coalesced, and the tokens of one answer.
+        """Set how requests are coalesced and answers gathered, and how much may wait.
 
         Args:
             user_config: `max_batch_size`, the most requests that are tokenized in one call;
-                `batch_wait_timeout_s`, how long the first of them waits for others; and
-                `max_messages_per_s`, over which the streams gather their tokens.
+                `batch_wait_timeout_s`, how long the first of them waits for others;
+                `max_messages_per_s`, over which the streams gather their tokens; and
+                `max_queued_requests` and `max_queued_tokens`, in place of the model entry's.
         """
         given = {key: value for key, value in user_config.items() if value is not None}
         unknown = sorted(user_config.keys() - USER_CONFIG_KEYS)
@@ -206,6 +223,11 @@ class TextGenerator:
                 f"known are {', '.join(sorted(USER_CONFIG_KEYS))}"
             )
         self._max_messages_per_s = given.get("max_messages_per_s", MAX_MESSAGES_PER_S)
+        max_requests = given.get("max_queued_requests", self._spec.max_queued_requests)
+        max_tokens = given.get("max_queued_tokens", self._spec.max_queued_tokens)
+        self._admission.set_limits(
+            int(max_requests), None if max_tokens is None else int(max_tokens)
+        )
         batching: Any = self._encode  # `serve.batch` adds setters that its types don't tell of
         if "max_batch_size" in given:
             batching.set_max_batch_size(int(given["max_batch_size"]))
@@ -242,11 +264,23 @@ class TextGenerator:
     async def generate(self, request: GenerationRequest) -> AsyncIterator[list[GenerationEvent]]:
         """Stream lists of events: `Accepted` first, alone, then all deltas ready since the last.
 
-        Closing the iterator aborts the sequence.
+        A full replica gives `Refused` alone. Closing the iterator aborts the sequence.
 
         Raises:
             RaystreamError: The request was refused or has failed (see `deployments.errors`).
         """
+        try:
+            with self._admission.permit(request) as permit:
+                async with aclosing(self._generate(request, permit)) as events:
+                    async for ready in events:
+                        yield ready
+        except OverloadedError as error:
+            self._metrics.count_refusal()
+            yield [Refused(error.message, error.retry_after_s or 1, self._replica_id)]
+
+    async def _generate(
+        self, request: GenerationRequest, permit: Permit
+    ) -> AsyncGenerator[list[GenerationEvent], None]:
         arrived = time.monotonic()
         encoded = await self._encode(request)
         if isinstance(encoded, RaystreamError):
@@ -266,9 +300,10 @@ class TextGenerator:
             raise InvalidRequestError(str(error), _prompt_field(request)) from error
         except InvalidParameterError as error:
             raise InvalidRequestError(error.message, error.param) from error
+        permit.weigh(self._engine.limits.max_num_tokens(sequence))
         self._metrics.count_prompt(len(encoded.token_ids))
         with self._running(sequence) as stream:
-            yield [Accepted(len(encoded.token_ids))]
+            yield [Accepted(len(encoded.token_ids), self._replica_id)]
             clock = StreamClock(self._metrics, arrived)
             async for deltas in self._read(stream):
                 clock.observe(deltas)

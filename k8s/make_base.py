@@ -21,6 +21,9 @@ HOST = "0.0.0.0"
 # this and 30 s more: 10 of the pod's preStop, 20 for Ray to end.
 DRAIN_S = 240
 
+# A cluster's Service is reached by others, so its requests need keys: rayservice.yaml mounts them.
+API_KEYS_FILE = "/etc/raystream/api-keys/keys.yaml"
+
 ENV_ON_CLUSTER = {
     # For `ray start`, which drains its node when the pod is told to end.
     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(DRAIN_S),
@@ -53,6 +56,7 @@ def on_cluster(config: Mapping[str, Any]) -> dict[str, Any]:
         "applications": [
             {
                 **application,
+                "args": {**application["args"], "auth": auth_on_cluster(application["args"])},
                 "deployments": [
                     {**deployment, "graceful_shutdown_timeout_s": DRAIN_S}
                     for deployment in application["deployments"]
@@ -61,6 +65,13 @@ def on_cluster(config: Mapping[str, Any]) -> dict[str, Any]:
             for application in config["applications"]
         ],
     }
+
+
+def auth_on_cluster(args: Mapping[str, Any]) -> dict[str, Any]:
+    """Return who may come in: whoever has a key, unless the root's file says that all may."""
+    if args["auth"]["allow_anonymous"]:
+        return dict(args["auth"])
+    return {**args["auth"], "api_keys_file": API_KEYS_FILE}
 
 
 def parse_env(text: str) -> dict[str, str]:

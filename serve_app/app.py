@@ -11,26 +11,52 @@ from ray.serve import Application
 
 from deployments.model_spec import ModelSpec
 from deployments.text_generator import TextGenerator
-from serve_app.config import INGRESS_NAME, AppConfig, ModelConfig
-from serve_app.ingress import Ingress
+from serve_app.api_keys import KeyRing, load_api_keys
+from serve_app.auth import require_closed_door
+from serve_app.config import INGRESS_NAME, LEDGER_NAME, PROJECT_ROOT, AppConfig, ModelConfig
+from serve_app.ingress import Ingress, listening_host
+from serve_app.key_ledger import KeyLedger
 
-MAX_ONGOING_REQUESTS = 512
-"""The engine queues, not Ray's router, so this only bounds what a replica holds in memory."""
-
-PROJECT_ROOT = Path(__file__).resolve().parent.parent
+MIN_ONGOING_REQUESTS = 512
+"""The model's replica queues and refuses, not Ray's routers: a burst shall reach it whole."""
 
 
 def build(args: AppConfig) -> Application:
-    """Compose the graph that `import_path` names."""
+    """Compose the graph that `import_path` names.
+
+    Raises:
+        ApiKeysError: The API keys can't be read.
+        OpenDoorError: Serve listens where others reach it, and nothing keeps them out.
+    """
+    keys = load_api_keys(args.auth, PROJECT_ROOT)
+    host = listening_host()
+    # Before any model loads. Where Serve is yet to start, the ingress itself finds out.
+    if host is not None:
+        require_closed_door(host, keys is not None, args.auth.allow_anonymous)
     handles = {model.id: _bind(model) for model in args.models}
-    return serve.deployment(name=INGRESS_NAME)(Ingress).bind(args, handles)
+    num_ongoing = max(MIN_ONGOING_REQUESTS, args.ongoing_requests)
+    ledger = _bind_ledger(keys, num_ongoing) if keys is not None and keys.limited else None
+    ingress = serve.deployment(name=INGRESS_NAME, max_ongoing_requests=num_ongoing)(Ingress)
+    return ingress.bind(args, handles, keys, ledger)
+
+
+def _bind_ledger(keys: KeyRing, num_ongoing: int) -> Application:
+    """Bind the ledger: one replica, since what it counts must be counted in one place."""
+    deployment = serve.deployment(
+        name=LEDGER_NAME,
+        num_replicas=1,
+        max_ongoing_requests=num_ongoing,
+        ray_actor_options={"num_cpus": 0},
+        health_check_period_s=2,
+    )(KeyLedger)
+    return deployment.bind(keys.limited)
 
 
 def _bind(model: ModelConfig) -> Application:
     spec = resolve(model, num_cluster_gpus=_num_cluster_gpus())
     deployment = serve.deployment(
         name=model.deployment_name,
-        max_ongoing_requests=MAX_ONGOING_REQUESTS,
+        max_ongoing_requests=max(MIN_ONGOING_REQUESTS, model.ongoing_requests()),
         ray_actor_options={"num_cpus": model.num_cpus, "num_gpus": spec.num_gpus},
     )(TextGenerator)
     return deployment.bind(spec)
@@ -63,6 +89,8 @@ def resolve(model: ModelConfig, *, num_cluster_gpus: float) -> ModelSpec:
         max_model_len=model.max_model_len,
         max_num_seqs=model.max_num_seqs,
         max_batched_tokens=model.max_batched_tokens,
+        max_queued_requests=model.max_queued_requests,
+        max_queued_tokens=model.max_queued_tokens,
         prefix_caching=model.prefix_caching,
         quantization=model.quantization,
         cuda_graphs=model.cuda_graphs,

@@ -5,6 +5,7 @@ its reader stops early. Nothing above this module knows Ray.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol, Self, cast
@@ -20,6 +21,7 @@ from deployments.contract import (
     GenerationRequest,
     InvalidParameterError,
     ModelDescription,
+    Refused,
     TextDelta,
 )
 from deployments.errors import (
@@ -28,6 +30,10 @@ from deployments.errors import (
     RaystreamError,
     ReplicaUnavailableError,
 )
+from serve_app.known_replicas import KnownReplicas
+
+MAX_ATTEMPTS = 3
+"""The replicas that a request is shown to, one after the other, while all refuse it."""
 
 
 class GenerationStream(Protocol):
@@ -114,19 +120,52 @@ class HandleGenerationBackend:
         """Keep the handle, and a second view of it that streams."""
         self._handle = handle
         self._generate = handle.options(method_name="generate", stream=True)
+        self._replicas = KnownReplicas()
 
     async def generate(self, request: GenerationRequest) -> GenerationStream:
-        """Open a stream; see `GenerationBackend.generate`."""
+        """Open a stream; see `GenerationBackend.generate`.
+
+        The router may pick a replica that is full while another has room, since each ingress knows
+        the load of the others late. So what was refused is sent again, as often as there are
+        replicas, and the router sees by then that the first has more to do.
+        """
+        refusals: list[OverloadedError] = []
+        while True:
+            try:
+                return await self._open(request)
+            except OverloadedError as error:
+                refusals.append(error)
+            if len(refusals) >= min(MAX_ATTEMPTS, self._replicas.count(time.monotonic())):
+                raise min(refusals, key=lambda refusal: refusal.retry_after_s or 0)
+
+    async def _open(self, request: GenerationRequest) -> GenerationStream:
         responses = cast("Responses", self._generate.remote(request))
         try:
-            with _our_errors():
+            with our_errors():
                 first = await anext(responses)
-            return HandleGenerationStream(responses, *first)
+                if isinstance(first[0], Refused):
+                    await anext(responses, None)  # so that Ray counts the call as ended
         except StopAsyncIteration:
             raise ReplicaUnavailableError("The model's replica gave no answer.") from None
         except BaseException:
             responses.cancel()
             raise
+        return self._stream(responses, *first)
+
+    def _stream(
+        self, responses: Responses, first: GenerationEvent, *others: GenerationEvent
+    ) -> GenerationStream:
+        """Return the stream that a replica has opened with these events.
+
+        Raises:
+            OverloadedError: The replica is full.
+        """
+        assert not others, "the first event came in company"
+        assert isinstance(first, Accepted | Refused), f"it was a {type(first).__name__}"
+        self._replicas.note(first.replica_id, time.monotonic())
+        if isinstance(first, Refused):
+            raise OverloadedError(first.message, None, first.retry_after_s)
+        return HandleGenerationStream(responses, first)
 
     async def describe(self) -> ModelDescription:
         """Ask a replica; see `GenerationBackend.describe`."""
@@ -141,15 +180,8 @@ class HandleGenerationBackend:
 class HandleGenerationStream:
     """A stream that a replica has accepted."""
 
-    def __init__(
-        self,
-        responses: Responses,
-        accepted: GenerationEvent,
-        *deltas: GenerationEvent,
-    ) -> None:
-        """Take over the responses behind the first list, which held these events."""
-        assert isinstance(accepted, Accepted), f"the first event was a {type(accepted).__name__}"
-        assert not deltas, "`Accepted` came in company"
+    def __init__(self, responses: Responses, accepted: Accepted) -> None:
+        """Take over the responses behind the first event."""
         self.num_prompt_tokens = accepted.num_prompt_tokens
         self._responses = responses
         self._ended = False
@@ -161,7 +193,7 @@ class HandleGenerationStream:
     async def __anext__(self) -> list[TextDelta]:
         """Return the deltas that have become ready since the last call."""
         try:
-            with _our_errors():
+            with our_errors():
                 return cast("list[TextDelta]", await anext(self._responses))
         except (StopAsyncIteration, RaystreamError):
             self._ended = True
@@ -176,7 +208,7 @@ class HandleGenerationStream:
 
 async def _answer(response: Response) -> object:
     try:
-        with _our_errors():
+        with our_errors():
             return await response
     except BaseException:
         response.cancel()
@@ -184,7 +216,7 @@ async def _answer(response: Response) -> object:
 
 
 @contextmanager
-def _our_errors() -> Iterator[None]:
+def our_errors() -> Iterator[None]:
     """Raise our error in place of Ray's; leave the cancellation of this task alone.
 
     When a replica is told to stop, Ray lets its callers see `CancelledError` too. Nobody has

@@ -6,6 +6,7 @@ values of Ray's sections, `args:` by `serve_app.config`, and what the two must a
 no Ray and loads no model.
 """
 
+import os
 import sys
 from collections.abc import Iterator
 from copy import deepcopy
@@ -17,17 +18,23 @@ import yaml
 from pydantic import BaseModel, Field, ValidationError
 from ray.runtime_env import RuntimeEnv
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
-from ray.serve.schema import ServeDeploySchema
+from ray.serve.schema import HTTPOptionsSchema, ServeDeploySchema
 
+from serve_app.api_keys import ENVIRONMENT_VARIABLE
+from serve_app.auth import OpenDoorError, require_closed_door
 from serve_app.config import (
     INGRESS_NAME,
+    LEDGER_NAME,
     AppConfig,
     ModelConfig,
     StrictModel,
     unknown_key_message,
 )
+from serve_app.queue_check import ingress_queue_problems, queue_problems
+from serve_app.unique_keys import UniqueKeyLoader
 
 BUILDER = "serve_app.app:build"
+OWN_NAMES = (INGRESS_NAME, LEDGER_NAME)
 
 # What Ray's schema holds as plain mappings, though only these keys mean something to it.
 MAPPING_KEYS = {
@@ -47,20 +54,8 @@ class BatchingConfig(StrictModel):
     max_batch_size: int | None = Field(default=None, ge=1)
     batch_wait_timeout_s: float | None = Field(default=None, ge=0)
     max_messages_per_s: float | None = Field(default=None, gt=0)
-
-
-class _UniqueKeyLoader(yaml.SafeLoader):
-    """Refuses a mapping in which a key stands twice; YAML's own loader keeps the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode):
-                if key.value in seen:
-                    message = f"key {key.value!r} stands twice"
-                    raise yaml.constructor.ConstructorError(None, None, message, key.start_mark)
-                seen.add(key.value)
-        return super().construct_mapping(node, deep)
+    max_queued_requests: int | None = Field(default=None, ge=0)
+    max_queued_tokens: int | None = Field(default=None, ge=0)
 
 
 def main() -> int:
@@ -87,7 +82,7 @@ def check_file(name: str) -> bool:
 def find_problems(text: str) -> list[str]:
     """Return one line for each mistake in the text of a Serve configuration, path first."""
     try:
-        document = yaml.load(text, Loader=_UniqueKeyLoader)  # a SafeLoader
+        document = yaml.load(text, Loader=UniqueKeyLoader)  # a SafeLoader
     except yaml.YAMLError as error:
         return [_one_line(str(error))]
     if not isinstance(document, dict):
@@ -206,6 +201,19 @@ def _invalid_unchecked_values(document: dict[str, Any]) -> Iterator[str]:
                 yield from _invalid_values(section[key], model, _join(path, key))
 
 
+def _door_problem(document: dict[str, Any], config: AppConfig, path: str) -> Iterator[str]:
+    """Yield what `require_closed_door` will say at the start, if it will.
+
+    The file of keys is not read: it may stand on another machine.
+    """
+    host = (document.get("http_options") or {}).get("host", HTTPOptionsSchema().host)
+    has_keys = config.auth.api_keys_file is not None or bool(os.environ.get(ENVIRONMENT_VARIABLE))
+    try:
+        require_closed_door(host, has_keys, config.auth.allow_anonymous)
+    except OpenDoorError as error:
+        yield f"{path}.args.auth: {error}"
+
+
 def _application_problems(document: dict[str, Any]) -> list[str]:
     """Check each application of ours: its `args:`, and that its deployments fit them."""
     applications = document.get("applications") or []
@@ -215,11 +223,11 @@ def _application_problems(document: dict[str, Any]) -> list[str]:
     return [
         problem
         for index, application in ours
-        for problem in _our_problems(application, f"applications[{index}]")
+        for problem in _our_problems(document, application, f"applications[{index}]")
     ]
 
 
-def _our_problems(application: dict[str, Any], path: str) -> list[str]:
+def _our_problems(document: dict[str, Any], application: dict[str, Any], path: str) -> list[str]:
     args = {} if application.get("args") is None else application["args"]
     misshapen = list(_misshapen_sections(args, AppConfig, f"{path}.args"))
     if misshapen:
@@ -228,7 +236,9 @@ def _our_problems(application: dict[str, Any], path: str) -> list[str]:
     known = _without_unknown_keys(args, AppConfig)
     invalid = _invalid_values(known, AppConfig, f"{path}.args")
     if not invalid:
-        problems += _deployment_problems(application, AppConfig.model_validate(known), path)
+        config = AppConfig.model_validate(known)
+        problems += _deployment_problems(application, config, path)
+        problems += _door_problem(document, config, path)
     return problems + invalid
 
 
@@ -245,8 +255,10 @@ def _deployment_problems(
         seen.add(name)
         if name in models:
             yield from _model_deployment_problems(deployment, models[name], where)
-        elif "name" in deployment and name != INGRESS_NAME:
-            yield f"{where}.name: {_unknown_deployment_message(name, [INGRESS_NAME, *models])}"
+        elif name == INGRESS_NAME:
+            yield from ingress_queue_problems(deployment, config, where)
+        elif "name" in deployment and name != LEDGER_NAME:
+            yield f"{where}.name: {_unknown_deployment_message(name, [*OWN_NAMES, *models])}"
 
 
 def _unknown_deployment_message(name: str, known: list[str]) -> str:
@@ -262,21 +274,10 @@ def _model_deployment_problems(
     wrong = _invalid_values(user_config, BatchingConfig, f"{path}.user_config")
     yield from wrong
     if not wrong:
-        yield from _batch_problems(deployment, user_config.get("max_batch_size"), path)
+        yield from queue_problems(deployment, model, user_config, path)
     options = deployment.get("ray_actor_options")
     if options is not None:
         yield from _resource_problems(options, model, f"{path}.ray_actor_options")
-
-
-def _batch_problems(
-    deployment: dict[str, Any], max_batch_size: int | None, path: str
-) -> Iterator[str]:
-    max_ongoing = deployment.get("max_ongoing_requests")
-    if max_batch_size and isinstance(max_ongoing, int) and max_ongoing < max_batch_size:
-        yield (
-            f"{path}.max_ongoing_requests: {max_ongoing} is less than user_config.max_batch_size "
-            f"({max_batch_size}), so no batch could ever be full"
-        )
 
 
 def _resource_problems(options: dict[str, Any], model: ModelConfig, path: str) -> Iterator[str]:

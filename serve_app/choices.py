@@ -7,9 +7,12 @@ opened or breaks, the request has failed, and closing closes all.
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
 from contextlib import aclosing
+from dataclasses import replace
+from secrets import token_hex
 from typing import Any, Self
 
-from serve_app.backends import GenerationStream
+from deployments.contract import GenerationRequest, RequestGroup
+from serve_app.backends import GenerationBackend, GenerationStream
 from serve_app.generation import Piece, join, pieces
 
 
@@ -35,6 +38,24 @@ class Choices:
                 task.cancel()
             opened = await asyncio.gather(*tasks, return_exceptions=True)
             await cls([s for s in opened if not isinstance(s, BaseException)]).aclose()
+            raise
+
+    @classmethod
+    async def of(cls, backend: GenerationBackend, requests: Sequence[GenerationRequest]) -> Self:
+        """Open a stream for each request, in their order.
+
+        The first asks for all of them, so that a busy model takes all or none.
+
+        Raises:
+            RaystreamError: A request was refused, or no replica could take it.
+        """
+        first, *others = _as_group(requests)
+        opened = await backend.generate(first)
+        try:
+            return await cls.open([_return(opened), *map(backend.generate, others)])
+        except BaseException:
+            # A task that is cancelled before it runs returns nothing that could be closed.
+            await opened.aclose()
             raise
 
     def __len__(self) -> int:
@@ -86,6 +107,22 @@ class Choices:
     async def aclose(self) -> None:
         """Abort every answer that has not ended; closing twice is harmless."""
         await asyncio.gather(*(stream.aclose() for stream in self._streams))
+
+
+def _as_group(requests: Sequence[GenerationRequest]) -> Sequence[GenerationRequest]:
+    """Return the requests, each with its part in the group, if they are several."""
+    if len(requests) == 1:
+        return requests
+    # Clients may use a request id twice.
+    group = RequestGroup(token_hex(16), len(requests), is_first=False)
+    return [
+        replace(request, group=replace(group, is_first=index == 0))
+        for index, request in enumerate(requests)
+    ]
+
+
+async def _return(stream: GenerationStream) -> GenerationStream:
+    return stream
 
 
 async def _next(reader: AsyncIterator[Piece]) -> Piece | None:

@@ -5,12 +5,30 @@ named. Ray's own sections of the file are checked by `serve_app.check`.
 """
 
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from deployments.engine.sampling_params import MAX_NUM_STOPS
+
+PROJECT_ROOT = Path(__file__).resolve().parent.parent
+"""Relative paths are looked up in the working directory first, then here."""
+
 INGRESS_NAME = "Ingress"
 """The ingress's deployment in Ray."""
+
+LEDGER_NAME = "KeyLedger"
+"""The deployment that counts what each API key uses."""
+
+ONGOING_MARGIN = 64
+"""Calls to a model's replica beside those it admits: requests on their way to a refusal, probes."""
+
+Domain = Annotated[
+    str,
+    Field(max_length=253, pattern=r"^([a-z0-9]([a-z0-9-]*[a-z0-9])?\.)+[a-z][a-z0-9-]*[a-z0-9]$"),
+]
+"""A host by its name, in small letters; never an address."""
 
 
 def unknown_key_message(key: str, known: list[str]) -> str:
@@ -59,6 +77,11 @@ class ModelConfig(StrictModel):
         max_model_len: Tokens of prompt and answer together.
         max_num_seqs: Sequences that run at once; each holds a KV slot.
         max_batched_tokens: Tokens in one engine step.
+        max_queued_requests: Sequences that may wait for a slot, on each replica and whatever the
+            number of ingress replicas. Beyond, requests are refused with a 503. `user_config` of
+            the model's deployment changes it while the model runs, and `max_queued_tokens` too.
+        max_queued_tokens: Tokens of those that wait: of their prompts, and what they may generate;
+            a request without max_tokens counts as `max_model_len`. None counts requests alone.
         prefix_caching: Whether prompts that begin alike (a system prompt, the turns before) are
             computed once. The cache is shared by all clients, so one can tell by the time of its
             first token whether somebody's prompt began like its own; false closes that.
@@ -80,6 +103,8 @@ class ModelConfig(StrictModel):
     max_model_len: int = Field(default=4096, ge=2)
     max_num_seqs: int = Field(default=32, ge=1)
     max_batched_tokens: int = Field(default=2048, ge=1)
+    max_queued_requests: int = Field(default=64, ge=0)
+    max_queued_tokens: int | None = Field(default=None, ge=0)
     prefix_caching: bool = True
     cuda_graphs: bool = True
 
@@ -99,7 +124,28 @@ class ModelConfig(StrictModel):
                 f"max_batched_tokens ({self.max_batched_tokens}) must be at least max_num_seqs "
                 f"({self.max_num_seqs}): each running sequence needs one token in every step"
             )
+        max_tokens = self.max_queued_tokens
+        if max_tokens is not None and max_tokens < self.max_model_len:
+            raise ValueError(f"max_queued_tokens: {self.too_few_tokens_message(max_tokens)}")
         return self
+
+    def too_few_tokens_message(self, max_queued_tokens: int) -> str:
+        """Return what is wrong with a limit that the longest request exceeds alone."""
+        return (
+            f"{max_queued_tokens} is less than max_model_len ({self.max_model_len}), so the "
+            "longest requests could never wait; raise it, or write null"
+        )
+
+    def ongoing_requests(self, max_queued_requests: int | None = None) -> int:
+        """Return how many calls a replica must take at once, so that none waits in Ray's router.
+
+        Args:
+            max_queued_requests: What `user_config` says in place of this entry.
+        """
+        max_queued = (
+            self.max_queued_requests if max_queued_requests is None else max_queued_requests
+        )
+        return self.max_num_seqs + max_queued + ONGOING_MARGIN
 
     @property
     def _runs_on_gpu(self) -> bool:
@@ -114,30 +160,101 @@ class ModelConfig(StrictModel):
 
 
 class LimitsConfig(StrictModel):
-    """What one request may ask for.
+    """What one request may ask for; an error names the limit that refused.
 
     Attributes:
+        max_header_bytes: Names and values of a request's headers together.
         max_body_bytes: Size of a request's body.
+        max_body_read_s: How long a client may take to send its body.
+        max_json_depth: Objects and lists inside one another.
+        max_prompt_bytes: UTF-8 of all prompts and messages, counted before they are tokenized.
+        max_num_messages: Messages of one conversation.
+        max_num_choices: `n`, the answers to one request.
+        max_num_stops: Strings in `stop`.
+        max_stop_bytes: UTF-8 of one of them.
         max_num_images: Images in one request.
+        max_image_bytes: One encoded image.
         max_image_pixels: Pixels of one image, checked before it is decoded.
+        allowed_image_domains: Hosts from which images are fetched by https, each named exactly;
+            with none, images come as `data:` URIs alone.
+        image_fetch_timeout_s: From looking an image's host up to the image's last byte.
+        first_token_timeout_s: Most seconds from a request to the first token of each of its texts,
+            with the time that it waits for a slot; None sets no limit.
+        stall_timeout_s: Most seconds from one token to the next; None sets no limit.
+        total_timeout_s: Most seconds from a request to the end of its answer; None sets no limit.
+        slow_reader_timeout_s: Most seconds that a client may leave a stream unread while there is
+            more to send; then it loses the stream. None waits for ever.
     """
 
+    max_header_bytes: int = Field(default=16 * 2**10, ge=1024)
     max_body_bytes: int = Field(default=32 * 2**20, ge=1024)
+    max_body_read_s: float = Field(default=30, gt=0, allow_inf_nan=False)
+    max_json_depth: int = Field(default=64, ge=8, le=256)
+    max_prompt_bytes: int = Field(default=2**20, ge=1)
+    max_num_messages: int = Field(default=1024, ge=1)
+    max_num_choices: int = Field(default=16, ge=1, le=16)
+    max_num_stops: int = Field(default=16, ge=0, le=MAX_NUM_STOPS)
+    max_stop_bytes: int = Field(default=1024, ge=1)
     max_num_images: int = Field(default=8, ge=0)
+    max_image_bytes: int = Field(default=16 * 2**20, ge=1)
     max_image_pixels: int = Field(default=16 * 2**20, ge=1)
+    allowed_image_domains: tuple[Domain, ...] = ()
+    image_fetch_timeout_s: float = Field(default=5, gt=0, allow_inf_nan=False)
+    first_token_timeout_s: float | None = Field(default=600, gt=0, allow_inf_nan=False)
+    stall_timeout_s: float | None = Field(default=120, gt=0, allow_inf_nan=False)
+    total_timeout_s: float | None = Field(default=3600, gt=0, allow_inf_nan=False)
+    slow_reader_timeout_s: float | None = Field(default=30, gt=0, allow_inf_nan=False)
+
+
+class AuthConfig(StrictModel):
+    """Who may come in. Without keys the server listens on this machine alone.
+
+    Attributes:
+        api_keys_file: A YAML file of hashed keys (see `serve_app.api_keys`); the environment
+            variable RAYSTREAM_API_KEYS does instead of it, or beside it.
+        allow_anonymous: Serve whoever reaches the port, without keys, on any host.
+    """
+
+    api_keys_file: str | None = Field(default=None, min_length=1)
+    allow_anonymous: bool = False
+
+    @model_validator(mode="after")
+    def _check_consistency(self) -> Self:
+        if self.api_keys_file is not None and self.allow_anonymous:
+            raise ValueError(
+                "api_keys_file and allow_anonymous: true contradict each other; leave one out"
+            )
+        return self
 
 
 class AppConfig(StrictModel):
-    """Everything that the composition root needs."""
+    """Everything that the composition root needs.
+
+    Attributes:
+        models: What is served; the first is the default.
+        limits: What one request may ask for.
+        auth: Who may come in.
+        access_log: Whether each request leaves a line of JSON in the log; see
+            `serve_app.access_log`.
+    """
 
     models: tuple[ModelConfig, ...] = Field(min_length=1)
     limits: LimitsConfig = LimitsConfig()
+    auth: AuthConfig = AuthConfig()
+    access_log: bool = True
+
+    @property
+    def ongoing_requests(self) -> int:
+        """Requests that an ingress replica must take at once, so that none waits in front of it."""
+        return sum(model.ongoing_requests() for model in self.models)
 
     @model_validator(mode="after")
     def _check_ids(self) -> Self:
         names = [model.deployment_name for model in self.models]
         if INGRESS_NAME in names:
             raise ValueError(f"model ids must differ: {INGRESS_NAME!r} is the ingress's own name")
+        if LEDGER_NAME in names:
+            raise ValueError(f"model ids must differ: {LEDGER_NAME!r} is the key ledger's own name")
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"model ids must differ; used twice: {', '.join(twice)}")

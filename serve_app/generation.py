@@ -13,8 +13,10 @@ from deployments.contract import FinishReason, TextDelta, TokenLogprobs
 from deployments.errors import (
     GenerationAbortedError,
     GenerationFailedError,
+    RaystreamError,
     ReplicaUnavailableError,
 )
+from serve_app.access_log import current_record
 from serve_app.backends import GenerationStream
 
 TrueFinish = Literal["stop", "length"]
@@ -46,13 +48,21 @@ async def pieces(stream: GenerationStream) -> AsyncGenerator[Piece, None]:
         ReplicaUnavailableError: The stream ended without a finish.
         RaystreamError: The replica has failed.
     """
+    record = current_record()
     finished = False
-    async for deltas in stream:
-        piece = _of_deltas(deltas)
-        finished = finished or piece.finish_reason is not None
-        yield piece
-    if not finished:
-        raise ReplicaUnavailableError("The text ended before it was finished.")
+    try:
+        async for deltas in stream:
+            piece = _of_deltas(deltas)
+            finished = finished or piece.finish_reason is not None
+            if record is not None:
+                record.gained(piece.num_tokens, piece.finish_reason)
+            yield piece
+        if not finished:
+            raise ReplicaUnavailableError("The text ended before it was finished.")
+    except RaystreamError as error:
+        if record is not None:
+            record.failed(error.code)
+        raise
 
 
 async def whole(stream: GenerationStream) -> Piece:

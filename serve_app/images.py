@@ -1,7 +1,7 @@
-"""Images as they come in a request: `data:` URIs, checked before anyone decodes them.
+"""Images as they come in a request, checked before anyone decodes them.
 
-Refuses every other URI: a server that fetches what a client names can be turned against its own
-network. Reads an image's header alone, and never repeats what the decoder says of it.
+They come as `data:` URIs, or were fetched by `image_fetcher`. Reads an image's header alone, and
+never repeats what the decoder says of it.
 """
 
 import base64
@@ -13,6 +13,7 @@ from PIL import Image, UnidentifiedImageError
 
 from deployments.contract import ImagePart
 from deployments.errors import InvalidImageError
+from serve_app.config import LimitsConfig
 
 _DATA_URI = re.compile(r"data:([^;,]*);base64,", re.IGNORECASE)
 _FORMATS = {
@@ -24,12 +25,23 @@ _FORMATS = {
 }
 
 
-def read_image(uri: str, max_pixels: int, param: str) -> ImagePart:
+_ANY_FORMAT = tuple(sorted(set(_FORMATS.values())))
+
+# For whatever in this process opens an image without the check below.
+Image.MAX_IMAGE_PIXELS = 64 * 2**20
+
+
+def is_data_uri(uri: str) -> bool:
+    """Return whether the image stands in the URI itself."""
+    return uri[:5].lower() == "data:"
+
+
+def read_image(uri: str, limits: LimitsConfig, param: str) -> ImagePart:
     """Return the encoded image in a `data:` URI.
 
     Args:
         uri: `data:image/png;base64,...`, or jpeg, webp or gif.
-        max_pixels: The largest image that is let through.
+        limits: The most bytes and pixels.
         param: Where in the request it stands, for the error.
 
     Raises:
@@ -38,16 +50,42 @@ def read_image(uri: str, max_pixels: int, param: str) -> ImagePart:
     header = _DATA_URI.match(uri, 0, 64)
     if header is None:
         raise InvalidImageError(
-            "Images come as base64 data: URIs, 'data:image/png;base64,...'; "
-            "other URLs are not fetched.",
-            param,
+            "Images come as base64 data: URIs, 'data:image/png;base64,...'.", param
         )
     image_format = _FORMATS.get(header[1].lower())
     if image_format is None:
         raise InvalidImageError(f"An image's type must be one of {', '.join(_FORMATS)}.", param)
+    # Four characters hold three bytes, and padding no more than two.
+    _check_bytes((len(uri) - header.end()) * 3 // 4 - 2, limits, param)
     data = _decode_base64(uri[header.end() :], param)
-    _check_pixels(data, image_format, max_pixels, param)
+    return check_image(data, (image_format,), limits, param)
+
+
+def check_image(
+    data: bytes, formats: tuple[str, ...] | None, limits: LimitsConfig, param: str
+) -> ImagePart:
+    """Return an encoded image whose header promises no more than the limits allow.
+
+    Args:
+        data: The file.
+        formats: What it may be; any of those that are read if None, whatever its sender called it.
+        limits: The most bytes and pixels.
+        param: Where in the request it stands, for the error.
+
+    Raises:
+        InvalidImageError: It is no such image, or too large.
+    """
+    _check_bytes(len(data), limits, param)
+    _check_pixels(data, formats or _ANY_FORMAT, limits.max_image_pixels, param)
     return ImagePart(data)
+
+
+def _check_bytes(num_bytes: int, limits: LimitsConfig, param: str) -> None:
+    if num_bytes > limits.max_image_bytes:
+        raise InvalidImageError(
+            f"The image has more than {limits.max_image_bytes} bytes (limits.max_image_bytes).",
+            param,
+        )
 
 
 def _decode_base64(text: str, param: str) -> bytes:
@@ -57,14 +95,18 @@ def _decode_base64(text: str, param: str) -> bytes:
         raise InvalidImageError("The image's base64 is broken.", param) from None
 
 
-def _check_pixels(data: bytes, image_format: str, max_pixels: int, param: str) -> None:
-    too_large = InvalidImageError(f"The image has more than {max_pixels} pixels.", param)
+def _check_pixels(data: bytes, formats: tuple[str, ...], max_pixels: int, param: str) -> None:
+    too_large = InvalidImageError(
+        f"The image has more than {max_pixels} pixels (limits.max_image_pixels).", param
+    )
     try:
-        with Image.open(BytesIO(data), formats=(image_format,)) as image:
+        with Image.open(BytesIO(data), formats=formats) as image:
             width, height = image.size
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise too_large from None
     except (UnidentifiedImageError, OSError, ValueError, SyntaxError, OverflowError):
-        raise InvalidImageError(f"The image can't be read as {image_format}.", param) from None
+        raise InvalidImageError(
+            f"The image can't be read as {' or '.join(formats)}.", param
+        ) from None
     if width * height > max_pixels:
         raise too_large

@@ -5,27 +5,35 @@ what Ray Serve runs.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from fastapi import FastAPI
 from ray import serve
+from ray.serve.context import _get_global_client
 from ray.serve.handle import DeploymentHandle
 from starlette.middleware import Middleware
 
+from serve_app.access_log import AccessLogMiddleware
 from serve_app.api.chat import ChatApi
 from serve_app.api.context import ApiContext
 from serve_app.api.errors import install_error_handlers
 from serve_app.api.health import HealthApi
 from serve_app.api.models import ModelsApi
 from serve_app.api.text_generation import TextGenerationApi
+from serve_app.api_keys import KeyRing
+from serve_app.auth import AuthMiddleware, require_closed_door
 from serve_app.backends import GenerationBackend, HandleGenerationBackend
 from serve_app.catalog import ModelCatalog
 from serve_app.clock import Clock, SystemClock
 from serve_app.config import AppConfig
+from serve_app.deadlines import DeadlineBackend
+from serve_app.image_fetcher import ImageFetcher, ImageSource
+from serve_app.rate_limits import HandleLedger, Ledger, RateLimitMiddleware
 from serve_app.request_guard import RequestGuardMiddleware
 from serve_app.request_id import RequestIdMiddleware
+from serve_app.slow_reader import SlowReaderMiddleware
 
 logger = logging.getLogger("ray.serve")
 
@@ -35,6 +43,9 @@ def build_app(
     backends: Mapping[str, GenerationBackend],
     clock: Clock | None = None,
     door_echoes_id: bool = False,
+    keys: KeyRing | None = None,
+    ledger: Ledger | None = None,
+    images: ImageSource | None = None,
 ) -> FastAPI:
     """Compose the application.
 
@@ -43,22 +54,48 @@ def build_app(
         backends: One for each model id; the first is the default model.
         clock: The machine's own if None.
         door_echoes_id: See `RequestIdMiddleware`.
+        keys: Who may come in; anybody if None.
+        ledger: Keeps the accounts of keys with limits, if there are any.
+        images: Fetches images; over the network if None.
     """
-    context = ApiContext(ModelCatalog(backends), config.limits, clock or SystemClock())
+    in_time = {id_: DeadlineBackend(backends[id_], config.limits) for id_ in backends}
+    context = ApiContext(
+        ModelCatalog(in_time),
+        config.limits,
+        clock or SystemClock(),
+        images or ImageFetcher(config.limits),
+    )
     app = FastAPI(
         title="raystream",
         version=_version(),
         summary="Transformer models behind Server-Sent Events",
         redirect_slashes=False,
-        middleware=[
-            Middleware(RequestIdMiddleware, door_echoes_id=door_echoes_id),
-            Middleware(RequestGuardMiddleware, max_body_bytes=config.limits.max_body_bytes),
-        ],
+        middleware=list(_middleware(config, door_echoes_id, keys, ledger)),
     )
+    app.state.limits = config.limits
     install_error_handlers(app)
     for surface in (ChatApi, TextGenerationApi, ModelsApi, HealthApi):
         app.include_router(surface(context).router())
     return app
+
+
+def _middleware(
+    config: AppConfig, door_echoes_id: bool, keys: KeyRing | None, ledger: Ledger | None
+) -> Iterator[Middleware]:
+    """Yield what a request passes, the outermost first.
+
+    Every request has a name and leaves a line; nobody holds an answer by not reading it; who has no
+    key learns nothing else; what is too large is not charged to anybody.
+    """
+    yield Middleware(RequestIdMiddleware, door_echoes_id=door_echoes_id)
+    yield Middleware(AccessLogMiddleware, writes=config.access_log)
+    yield Middleware(SlowReaderMiddleware, timeout_s=config.limits.slow_reader_timeout_s)
+    if keys is not None:
+        yield Middleware(AuthMiddleware, keys=keys)
+    yield Middleware(RequestGuardMiddleware, limits=config.limits)
+    if keys is not None and keys.limited:
+        assert ledger is not None, "keys with limits need a ledger"
+        yield Middleware(RateLimitMiddleware, ledger=ledger)
 
 
 @serve.ingress()
@@ -69,15 +106,53 @@ class Ingress:
     application itself must be the outermost object: Serve adds handlers to it.
     """
 
-    def __init__(self, config: AppConfig, handles: Mapping[str, DeploymentHandle[Any]]) -> None:
-        """Keep what the composition root has bound: one handle for each model id."""
+    def __init__(
+        self,
+        config: AppConfig,
+        handles: Mapping[str, DeploymentHandle[Any]],
+        keys: KeyRing | None = None,
+        ledger: DeploymentHandle[Any] | None = None,
+    ) -> None:
+        """Keep what the composition root has bound.
+
+        Args:
+            config: The limits are taken from it.
+            handles: One for each model id.
+            keys: Who may come in; anybody if None.
+            ledger: Bound where keys have limits.
+
+        Raises:
+            OpenDoorError: Serve listens where others reach it, and nothing keeps them out.
+        """
+        host = listening_host()
+        assert host is not None, "a replica runs under a controller"
+        require_closed_door(host, keys is not None, config.auth.allow_anonymous)
         self._config = config
+        self._keys = keys
+        self._ledger = None if ledger is None else HandleLedger(ledger)
         logger.info("serving %s; POST /v1/chat/completions, GET /docs", ", ".join(handles))
         self._backends = {id_: HandleGenerationBackend(handles[id_]) for id_ in handles}
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Return the application that this replica serves."""
-        return build_app(self._config, self._backends, door_echoes_id=True)
+        return build_app(
+            self._config,
+            self._backends,
+            door_echoes_id=True,
+            keys=self._keys,
+            ledger=self._ledger,
+        )
+
+
+def listening_host() -> str | None:
+    """Return where Serve's proxies listen; None while Serve does not run.
+
+    The file's `http_options` reach no application.
+    Ray tells it to its own parts alone, hence the private name; a Ray without it fails here, and
+    loudly, at the start.
+    """
+    client = _get_global_client(raise_if_no_controller_running=False)
+    return None if client is None else str(client.http_config.host)
 
 
 def _version() -> str:

@@ -13,7 +13,9 @@ from errno import EADDRINUSE
 import yaml
 from ray.serve.schema import ServeDeploySchema
 
+from serve_app.api_keys import ApiKeysError, load_api_keys
 from serve_app.check import BUILDER, check_file
+from serve_app.config import PROJECT_ROOT, AppConfig
 
 QUESTION = "What does os.path.join do?"
 
@@ -36,7 +38,12 @@ def main() -> int:
         )
         return 1
     application = next(a for a in document["applications"] if a["import_path"] == BUILDER)
-    sys.stdout.write(f"Once it is up, try:\n{example(http.port, application)}\n")
+    try:
+        keys = load_api_keys(AppConfig.model_validate(application["args"]).auth, PROJECT_ROOT)
+    except ApiKeysError as error:
+        sys.stderr.write(f"{name}: {error}\n")
+        return 1
+    sys.stdout.write(f"Once it is up, try:\n{example(http.port, application, keys is not None)}\n")
     return 0
 
 
@@ -55,7 +62,7 @@ def is_free(host: str, port: int) -> bool:
         return True
 
 
-def example(port: int, application: dict[str, object]) -> str:
+def example(port: int, application: dict[str, object], needs_key: bool) -> str:
     """Return a curl command that asks the first model a question."""
     args = application["args"]
     assert isinstance(args, dict)
@@ -66,5 +73,7 @@ def example(port: int, application: dict[str, object]) -> str:
     }
     return (
         f"  curl -N http://127.0.0.1:{port}/v1/chat/completions "
-        f"-H 'Content-Type: application/json' \\\n    -d {shlex.quote(json.dumps(body))}"
+        f"-H 'Content-Type: application/json' \\\n"
+        + ("    -H 'Authorization: Bearer KEY' \\\n" if needs_key else "")
+        + f"    -d {shlex.quote(json.dumps(body))}"
     )

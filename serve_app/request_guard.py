@@ -1,69 +1,98 @@
-"""What is refused before any route sees the request: a body too large, and orders to Ray Serve.
+"""What is refused before any route sees the request.
+
+Headers that are too large, a body that is too large or comes too slowly, and orders to Ray Serve.
 
 Serve reads two headers from any client before our code runs: one switches its detection of
 disconnects off, the other sets its time limit. They can't be taken out from here, so a request that
 carries one is refused.
 """
 
+import asyncio
 from typing import Final
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deployments.errors import InvalidRequestError, RequestTooLargeError
+from deployments.errors import (
+    HeadersTooLargeError,
+    InvalidRequestError,
+    RequestTimeoutError,
+    RequestTooLargeError,
+)
 from serve_app.api.errors import error_response
+from serve_app.config import LimitsConfig
 
 SERVE_HEADERS: Final = ("x-request-disconnect-disabled", "x-request-timeout-seconds")
 
 
 class RequestGuardMiddleware:
-    """Counts the body while it is read, and refuses forbidden headers."""
+    """Refuses forbidden headers, and counts the body and its time while it is read."""
 
-    def __init__(self, app: ASGIApp, max_body_bytes: int) -> None:
-        """Wrap an application.
-
-        Args:
-            app: What is wrapped.
-            max_body_bytes: The largest body that is read.
-        """
+    def __init__(self, app: ASGIApp, limits: LimitsConfig) -> None:
+        """Wrap an application."""
         self._app = app
-        self._max_body_bytes = max_body_bytes
+        self._limits = limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuse the request at once, or pass it on with its body counted."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        refusal = self._refusal(Headers(scope=scope))
+        refusal = self._refusal(scope)
         if refusal is not None:
             await error_response(refusal)(scope, receive, send)
             return
-        await self._app(scope, self._counted(receive), send)
+        await self._app(scope, _Body(receive, self._limits).receive, send)
 
-    def _refusal(self, headers: Headers) -> InvalidRequestError | None:
+    def _refusal(self, scope: Scope) -> InvalidRequestError | None:
+        limit = self._limits.max_header_bytes
+        if sum(len(name) + len(value) for name, value in scope["headers"]) > limit:
+            return HeadersTooLargeError(
+                f"The headers are larger than {limit} bytes, the most that is read "
+                "(limits.max_header_bytes)."
+            )
+        headers = Headers(scope=scope)
         for name in SERVE_HEADERS:
             if name in headers:
                 return InvalidRequestError(f"The header {name!r} is not accepted.", name)
         length = headers.get("content-length", "")
         # A length that is no number is the server's to refuse; the count below holds anyway.
-        if length.isdecimal() and (len(length) > 18 or int(length) > self._max_body_bytes):
-            return self._too_large()
+        if length.isdecimal() and (len(length) > 18 or int(length) > self._limits.max_body_bytes):
+            return _too_large(self._limits)
         return None
 
-    def _counted(self, receive: Receive) -> Receive:
-        num_bytes = 0
 
-        async def counted() -> Message:
-            nonlocal num_bytes
-            message = await receive()
-            num_bytes += len(message.get("body", b""))
-            if num_bytes > self._max_body_bytes:
-                raise self._too_large()
-            return message
+class _Body:
+    """One request's body, while it is read."""
 
-        return counted
+    def __init__(self, receive: Receive, limits: LimitsConfig) -> None:
+        self._receive = receive
+        self._limits = limits
+        self._num_bytes = 0
+        self._deadline_s = asyncio.get_running_loop().time() + limits.max_body_read_s
+        self._is_whole = False
 
-    def _too_large(self) -> RequestTooLargeError:
-        return RequestTooLargeError(
-            f"The body is larger than {self._max_body_bytes} bytes, the most that is read."
-        )
+    async def receive(self) -> Message:
+        if self._is_whole:
+            # What comes now is the client's leaving, whenever that may be.
+            return await self._receive()
+        try:
+            async with asyncio.timeout_at(self._deadline_s):
+                message = await self._receive()
+        except TimeoutError:
+            raise RequestTimeoutError(
+                f"The body did not come within {self._limits.max_body_read_s:g} s "
+                "(limits.max_body_read_s)."
+            ) from None
+        self._num_bytes += len(message.get("body", b""))
+        if self._num_bytes > self._limits.max_body_bytes:
+            raise _too_large(self._limits)
+        self._is_whole = not message.get("more_body", False)
+        return message
+
+
+def _too_large(limits: LimitsConfig) -> RequestTooLargeError:
+    return RequestTooLargeError(
+        f"The body is larger than {limits.max_body_bytes} bytes, the most that is read "
+        "(limits.max_body_bytes)."
+    )

@@ -34,6 +34,13 @@ class EngineLimits:
     prefix_caching: bool = True
     cuda_graphs: bool = True
 
+    def max_num_tokens(self, request: SequenceRequest) -> int:
+        """Return the length at which a sequence ends at the latest, its prompt included."""
+        max_tokens = request.params.max_tokens
+        if max_tokens is None:
+            return self.max_model_len
+        return min(self.max_model_len, len(request.prompt_token_ids) + max_tokens)
+
     def check(self, request: SequenceRequest, vocab_size: int) -> None:
         """Refuse a sequence that could not run.
 

@@ -45,7 +45,7 @@ class ChatApi:
             response_model=ChatCompletion,
             responses={
                 **event_stream("The answer; with stream: true, its chunks as events.", _EXAMPLE),
-                **errors(400, 404, 413, 415, 500, 503),
+                **errors(400, 404, 413, 415, 500, 503, 504),
             },
         )
         return router

@@ -6,6 +6,7 @@ of the parameter that is to blame; what went wrong here tells nothing of our ins
 
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
+from math import ceil
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -15,10 +16,14 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 
-from deployments.errors import InvalidRequestError, RaystreamError
+from deployments.errors import DeadlineExceededError, InvalidRequestError, RaystreamError
+from serve_app.access_log import current_record
 from serve_app.request_id import echo_headers
 
 RETRY_AFTER_S = 1
+"""What is told where nobody can know when there will be room."""
+
+COME_BACK_STATUSES = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 CLIENT_CLOSED_REQUEST = 499
 MAX_ECHO = 256
 """Characters of a message and of a parameter's path, which both may hold a client's own words."""
@@ -48,7 +53,7 @@ def error_payload(error: RaystreamError) -> dict[str, Any]:
 
 def error_response(error: RaystreamError) -> JSONResponse:
     """Return the answer for an error of ours, with the headers that guide a client's retries."""
-    return JSONResponse(error_payload(error), error.status, _retry_headers(error))
+    return _answer(error_payload(error), error.status, _retry_headers(error))
 
 
 def install_error_handlers(app: FastAPI) -> None:
@@ -64,10 +69,20 @@ def _payload(message: str, type_: str, param: str | None, code: str | None) -> d
     return {"error": {"message": message, "type": type_, "param": param, "code": code}}
 
 
+def _answer(payload: dict[str, Any], status: int, headers: Mapping[str, str]) -> JSONResponse:
+    """Return the answer, whose code the access log tells too."""
+    record = current_record()
+    if record is not None:
+        record.error_code = payload["error"]["code"]
+    return JSONResponse(payload, status, headers)
+
+
 def _retry_headers(error: RaystreamError) -> dict[str, str]:
-    if error.status == HTTPStatus.SERVICE_UNAVAILABLE:
-        return {"Retry-After": str(RETRY_AFTER_S)}
-    return {"x-should-retry": "false"} if error.status < 500 else {}
+    if error.status in COME_BACK_STATUSES:
+        return {"Retry-After": str(ceil(error.retry_after_s or RETRY_AFTER_S))}
+    # What took too long once would take as long again, and add to the load.
+    is_final = error.status < 500 or isinstance(error, DeadlineExceededError)
+    return {"x-should-retry": "false"} if is_final else {}
 
 
 async def _on_raystream_error(request: Request, error: Exception) -> Response:
@@ -82,7 +97,7 @@ async def _on_validation_error(request: Request, error: Exception) -> Response:
     payload = error_payload(refusal)
     if first["type"] in VALIDATION_CODES:
         payload["error"]["code"] = first["type"]
-    return JSONResponse(payload, refusal.status, _retry_headers(refusal))
+    return _answer(payload, refusal.status, _retry_headers(refusal))
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
@@ -92,7 +107,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     type_ = "invalid_request_error" if error.status_code < 500 else "server_error"
     headers = {**(error.headers or {}), "x-should-retry": "false"}
     payload = _payload(message, type_, None, reason.lower().replace(" ", "_"))
-    return JSONResponse(payload, error.status_code, headers)
+    return _answer(payload, error.status_code, headers)
 
 
 async def _on_client_disconnect(request: Request, error: Exception) -> Response:

@@ -28,7 +28,8 @@ class JsonRequest(Request):
             InvalidRequestError: It is not JSON.
         """
         if not hasattr(self, "_decoded"):
-            self._decoded = decode_json(await self.body())
+            max_depth: int = self.app.state.limits.max_json_depth
+            self._decoded = decode_json(await self.body(), max_depth)
         return self._decoded
 
 
@@ -50,11 +51,16 @@ class JsonRoute(APIRoute):
         return read_and_handle
 
 
-def decode_json(body: bytes) -> Any:
+def decode_json(body: bytes, max_depth: int) -> Any:
     """Return the decoded body.
 
+    Args:
+        body: What came.
+        max_depth: Objects and lists inside one another.
+
     Raises:
-        InvalidRequestError: It is not JSON, or it holds numbers or text that can't be passed on.
+        InvalidRequestError: It is not JSON, it is nested too deeply, or it holds numbers or text
+            that can't be passed on.
     """
     try:
         decoded = json.loads(
@@ -70,12 +76,36 @@ def decode_json(body: bytes) -> Any:
         where = f"line {error.lineno}, column {error.colno}"
         raise InvalidRequestError(f"The body is not JSON: {error.msg}, {where}.") from None
     except RecursionError:
-        raise InvalidRequestError("The body's JSON is nested too deeply.") from None
+        raise _too_deep(max_depth) from None
     except UnicodeError:
         raise InvalidRequestError("The body is not Unicode text in UTF-8.") from None
     except ValueError:
         raise InvalidRequestError("The body holds a number that is too long.") from None
+    # So few brackets can't nest too deeply, and most bodies have no more.
+    if body.count(b"{") + body.count(b"[") > max_depth:
+        _check_depth(decoded, max_depth)
     return decoded
+
+
+def _check_depth(decoded: Any, max_depth: int) -> None:
+    level = [decoded]
+    for _ in range(max_depth):
+        level = [
+            child
+            for value in level
+            for child in (value.values() if isinstance(value, dict) else value)
+            if isinstance(child, dict | list)
+        ]
+        if not level:
+            return
+    raise _too_deep(max_depth)
+
+
+def _too_deep(max_depth: int) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"The body's JSON is nested too deeply: more than {max_depth} levels "
+        "(limits.max_json_depth)."
+    )
 
 
 def _require_json(content_type: str) -> None:

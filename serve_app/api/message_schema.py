@@ -13,7 +13,7 @@ from deployments.contract import ChatMessage, ImagePart, TextPart
 from deployments.errors import InvalidRequestError
 from serve_app.api.strict_body import StrictBody
 from serve_app.config import LimitsConfig
-from serve_app.images import read_image
+from serve_app.images import check_image, is_data_uri, read_image
 
 Role = Literal["system", "developer", "user", "assistant"]
 
@@ -31,7 +31,10 @@ class TextPartBody(StrictBody):
 class ImageUrlBody(StrictBody):
     """Where an image stands."""
 
-    url: str = Field(description="A data: URI with base64: PNG, JPEG, WebP or GIF.")
+    url: str = Field(
+        description="A data: URI with base64: PNG, JPEG, WebP or GIF. An https: URL where the "
+        "server lists its host."
+    )
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"detail": ("auto",)}
 
@@ -92,26 +95,48 @@ Messages = Annotated[
 ]
 
 
+def image_urls(bodies: list[MessageBody], limits: LimitsConfig) -> dict[str, str]:
+    """Return the URLs of images that don't bring themselves, each with its place in the request.
+
+    Raises:
+        InvalidRequestError: There are too many images.
+    """
+    _check_num_images(bodies, limits)
+    return {
+        part.image_url.url: f"messages[{m}].content[{p}].image_url.url"
+        for m, body in enumerate(bodies)
+        for p, part in enumerate(body.content)
+        if isinstance(part, ImagePartBody) and not is_data_uri(part.image_url.url)
+    }
+
+
 def to_messages(
-    bodies: list[MessageBody], limits: LimitsConfig, accepts_images: bool
+    bodies: list[MessageBody],
+    limits: LimitsConfig,
+    accepts_images: bool,
+    fetched: Mapping[str, bytes] | None = None,
 ) -> tuple[ChatMessage, ...]:
     """Return the messages for the replica, their images checked.
+
+    Args:
+        bodies: The messages as they came.
+        limits: The most images, and the largest.
+        accepts_images: Whether the model reads images.
+        fetched: The images behind `image_urls`.
 
     Raises:
         InvalidImageError: An image is broken or too large.
         InvalidRequestError: There are too many images, or they stand where none can be read.
     """
-    num_images = count_images(bodies)
-    if num_images > limits.max_num_images:
-        raise InvalidRequestError(
-            f"The request holds {num_images} images; at most {limits.max_num_images} are read.",
-            "messages",
-        )
+    _check_num_images(bodies, limits)
+    images = fetched or {}
     return tuple(
         ChatMessage(
             role="system" if body.role == "developer" else body.role,
             parts=tuple(
-                _to_part(part, body.role, accepts_images, limits, f"messages[{m}].content[{p}]")
+                _to_part(
+                    part, body.role, accepts_images, limits, images, f"messages[{m}].content[{p}]"
+                )
                 for p, part in enumerate(body.content)
             ),
         )
@@ -124,11 +149,22 @@ def count_images(bodies: list[MessageBody]) -> int:
     return sum(isinstance(part, ImagePartBody) for body in bodies for part in body.content)
 
 
+def _check_num_images(bodies: list[MessageBody], limits: LimitsConfig) -> None:
+    num_images = count_images(bodies)
+    if num_images > limits.max_num_images:
+        raise InvalidRequestError(
+            f"The request holds {num_images} images; at most {limits.max_num_images} are read "
+            "(limits.max_num_images).",
+            "messages",
+        )
+
+
 def _to_part(
     part: TextPartBody | ImagePartBody,
     role: Role,
     accepts_images: bool,
     limits: LimitsConfig,
+    fetched: Mapping[str, bytes],
     param: str,
 ) -> TextPart | ImagePart:
     if isinstance(part, TextPartBody):
@@ -137,4 +173,7 @@ def _to_part(
         raise InvalidRequestError("This model reads no images.", param)
     if role != "user":
         raise InvalidRequestError("Images may stand in a user's message alone.", param)
-    return read_image(part.image_url.url, limits.max_image_pixels, f"{param}.image_url.url")
+    url, param = part.image_url.url, f"{param}.image_url.url"
+    if url in fetched:
+        return check_image(fetched[url], None, limits, param)
+    return read_image(url, limits, param)

@@ -67,7 +67,7 @@ class TextGenerationApi:
             response_model=TextGenerationAnswer,
             responses={
                 **event_stream("Events; with stream: false, the whole text as JSON.", _EXAMPLE),
-                **errors(400, 404, 413, 415, 500, 503),
+                **errors(400, 404, 413, 415, 500, 503, 504),
             },
         )
         return router

@@ -65,7 +65,7 @@ async def test_accepted_comes_first_and_alone_and_counts_the_prompt(
     generator: TextGenerator,
 ) -> None:
     first = await anext(aiter(generator.generate(GenerationRequest("r", "Hello", GREEDY))))
-    assert first == [Accepted(5)]
+    assert first == [Accepted(5, generator._replica_id)]
 
 
 async def test_a_chat_is_rendered_by_the_models_template(generator: TextGenerator) -> None:

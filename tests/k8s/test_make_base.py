@@ -38,7 +38,14 @@ def test_configuration_differs_from_the_root_only_where_a_cluster_must() -> None
         for i, application in enumerate(root["applications"])
         for j in range(len(application["deployments"]))
     }
-    assert _differences(root, base) <= {"/http_options/host"} | drains
+    assert (
+        _differences(root, base)
+        <= {
+            "/http_options/host",
+            "/applications/0/args/auth/api_keys_file",
+        }
+        | drains
+    )
 
 
 def test_environment_differs_from_the_root_only_in_how_long_it_drains() -> None:

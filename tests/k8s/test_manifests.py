@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from k8s.make_base import BASE, DRAIN_S, parse_env
+from k8s.make_base import API_KEYS_FILE, BASE, DRAIN_S, parse_env
 from serve_app.check import find_problems
 from tests.k8s.manifests import ROOT, Manifest, find_faults, parse, pods_of, render
 
@@ -82,6 +82,21 @@ def test_pods_may_do_only_what_they_must(folder: Path) -> None:
     for container in [*containers(folder), cluster(folder)["autoscalerOptions"]]:
         context = container["securityContext"]
         assert context == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+
+
+@each_folder
+def test_requests_need_keys_which_a_secret_brings(folder: Path) -> None:
+    config = yaml.safe_load(ray_service(folder)["spec"]["serveConfigV2"])
+    auth = config["applications"][0]["args"]["auth"]
+    assert auth == {"api_keys_file": API_KEYS_FILE, "allow_anonymous": False}
+    for pod in pods_of(ray_service(folder)):
+        volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
+        assert volumes["api-keys"]["secret"]["secretName"] == "raystream-api-keys"
+        assert not volumes["api-keys"]["secret"].get("optional", False)
+        for container in pod["spec"]["containers"]:
+            mounts = {mount["name"]: mount for mount in container["volumeMounts"]}
+            assert mounts["api-keys"]["mountPath"] == str(Path(API_KEYS_FILE).parent)
+            assert mounts["api-keys"]["readOnly"] is True
 
 
 @each_folder

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 from starlette.types import ASGIApp, Message
@@ -11,21 +11,34 @@ DEADLINE_S = 5
 
 
 class AsgiCall:
-    def __init__(self, app: ASGIApp, path: str, body: Any, spec_version: str = "2.3") -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        path: str,
+        body: Any,
+        spec_version: str = "2.3",
+        headers: Mapping[str, str] | None = None,
+        method: str = "POST",
+        more_body: bool = False,
+    ) -> None:
         self._app = app
         self._scope = {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": spec_version},
             "http_version": "1.1",
-            "method": "POST",
+            "method": method,
             "scheme": "http",
             "path": path,
             "raw_path": path.encode(),
             "query_string": b"",
-            "headers": [(b"content-type", b"application/json")],
+            "headers": [
+                (name.lower().encode(), value.encode())
+                for name, value in {"content-type": "application/json", **(headers or {})}.items()
+            ],
         }
         self._incoming: asyncio.Queue[Message] = asyncio.Queue()
-        self._incoming.put_nowait({"type": "http.request", "body": json.dumps(body).encode()})
+        request = {"type": "http.request", "body": json.dumps(body).encode()}
+        self._incoming.put_nowait({**request, "more_body": more_body})
         self._changed = asyncio.Condition()
         self.sent: list[Message] = []
 

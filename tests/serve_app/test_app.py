@@ -3,8 +3,8 @@ from typing import Literal
 
 import pytest
 
-from serve_app.app import PROJECT_ROOT, resolve
-from serve_app.config import ModelConfig
+from serve_app.app import resolve
+from serve_app.config import PROJECT_ROOT, ModelConfig
 
 
 @pytest.mark.parametrize(
@@ -49,3 +49,9 @@ def test_a_replica_is_told_whether_to_share_prefixes(prefix_caching: bool) -> No
 def test_a_replica_is_told_how_to_hold_its_weights(quantization: Literal["int8"] | None) -> None:
     model = ModelConfig(id="m", source="org/name", quantization=quantization)
     assert resolve(model, num_cluster_gpus=0).quantization == quantization
+
+
+def test_a_replica_is_told_how_much_may_wait() -> None:
+    model = ModelConfig(id="m", source="owner/name", max_queued_requests=7, max_queued_tokens=5000)
+    told = resolve(model, num_cluster_gpus=0)
+    assert (told.max_queued_requests, told.max_queued_tokens) == (7, 5000)

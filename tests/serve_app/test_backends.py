@@ -1,5 +1,6 @@
 import asyncio
 from collections.abc import Callable, Generator
+from itertools import cycle
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import pytest
@@ -14,6 +15,7 @@ from deployments.contract import (
     GenerationRequest,
     InvalidParameterError,
     ModelDescription,
+    Refused,
     SamplingParams,
     TextDelta,
 )
@@ -24,7 +26,7 @@ from deployments.errors import (
     RaystreamError,
     ReplicaUnavailableError,
 )
-from serve_app.backends import HandleGenerationBackend
+from serve_app.backends import MAX_ATTEMPTS, HandleGenerationBackend
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
@@ -52,12 +54,14 @@ class FakeResponses:
     def __init__(self, items: list[Item]) -> None:
         self._items = list(items)
         self.is_cancelled = False
+        self.is_exhausted = False
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> list[GenerationEvent]:
         if not self._items:
+            self.is_exhausted = True
             raise StopAsyncIteration
         item = self._items.pop(0)
         if isinstance(item, BaseException):
@@ -162,6 +166,66 @@ async def test_message_and_param_survive_the_journey(theirs: Any) -> None:
 async def test_a_replica_that_ends_without_a_word_is_a_lost_one() -> None:
     with pytest.raises(ReplicaUnavailableError):
         await backend(FakeResponses([])).generate(REQUEST)
+
+
+class FakeRouter:
+    """Sends each call to the next of some replicas; keeps what it made."""
+
+    def __init__(self, *answers: list[Item]) -> None:
+        self.calls: list[FakeResponses] = []
+        self._answers = cycle(answers)
+
+    def options(self, method_name: str, stream: bool) -> Self:
+        return self
+
+    def remote(self, request: GenerationRequest) -> FakeResponses:
+        self.calls.append(FakeResponses(next(self._answers)))
+        return self.calls[-1]
+
+
+def full(replica_id: str, retry_after_s: int = 1) -> list[Item]:
+    return [[Refused("full", retry_after_s, replica_id)]]
+
+
+def has_room(replica_id: str) -> list[Item]:
+    return [[Accepted(3, replica_id)], [DELTA]]
+
+
+def routed(*answers: list[Item]) -> tuple[HandleGenerationBackend, FakeRouter]:
+    router = FakeRouter(*answers)
+    return HandleGenerationBackend(cast("DeploymentHandle[Any]", router)), router
+
+
+async def test_a_refusal_by_the_only_replica_is_told_at_once_and_read_to_its_end() -> None:
+    model, router = routed(full("a", 7))
+    for num_calls in (1, 2, 3):
+        with pytest.raises(OverloadedError, match="full") as caught:
+            await model.generate(REQUEST)
+        assert caught.value.retry_after_s == 7
+        assert len(router.calls) == num_calls
+    assert all(call.is_exhausted and not call.is_cancelled for call in router.calls)
+
+
+async def test_what_one_replica_refuses_is_shown_to_another() -> None:
+    model, router = routed(has_room("b"), full("a"))
+    for num_calls in (1, 3, 5):
+        stream = await model.generate(REQUEST)
+        assert [deltas async for deltas in stream] == [[DELTA]]
+        assert len(router.calls) == num_calls
+
+
+async def test_what_all_refuse_is_told_the_least_time_and_asked_no_longer() -> None:
+    model, router = routed(
+        *(full(*each) for each in [("a", 9), ("b", 4), ("c", 6), ("d", 5), ("e", 8)])
+    )
+    for _ in range(2):
+        with pytest.raises(OverloadedError):
+            await model.generate(REQUEST)
+    router.calls.clear()
+    with pytest.raises(OverloadedError) as caught:
+        await model.generate(REQUEST)
+    assert caught.value.retry_after_s == 4
+    assert len(router.calls) == MAX_ATTEMPTS
 
 
 async def test_a_stream_that_was_read_to_its_end_is_not_cancelled() -> None:

@@ -154,7 +154,8 @@ def test_code_that_the_file_names_is_not_imported() -> None:
 
 def test_user_config_of_a_model_has_the_deployments_keys() -> None:
     assert set(BatchingConfig.model_fields) == USER_CONFIG_KEYS
-    assert problems(model={"user_config": dict.fromkeys(USER_CONFIG_KEYS, 1)}) == []
+    ones = dict.fromkeys(USER_CONFIG_KEYS, 1)
+    assert problems(model={"user_config": ones | {"max_queued_tokens": 1024}}) == []
 
 
 def test_key_that_stands_twice_is_refused() -> None:
@@ -193,7 +194,10 @@ def test_models_without_a_deployments_entry_are_fine() -> None:
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("pydoc_chat", "did you mean 'pydoc-chat'?"), ("x", "there are Ingress, pydoc-chat")],
+    [
+        ("pydoc_chat", "did you mean 'pydoc-chat'?"),
+        ("x", "there are Ingress, KeyLedger, pydoc-chat"),
+    ],
 )
 def test_entry_that_names_no_deployment_is_refused(name: str, hint: str) -> None:
     (problem,) = problems(model={"name": name})
@@ -212,9 +216,10 @@ def test_deployment_that_stands_twice_is_refused() -> None:
 
 
 def test_batch_larger_than_the_requests_that_may_run_is_refused() -> None:
-    assert problems(model={"max_ongoing_requests": 32}) == []
-    (problem,) = problems(model={"max_ongoing_requests": 31})
-    assert problem.startswith(f"{MODEL}.max_ongoing_requests: 31 is less than")
+    larger = {"user_config": {"max_batch_size": 200}}
+    assert problems(model={"max_ongoing_requests": 200, **larger}) == []
+    (problem,) = problems(model={"max_ongoing_requests": 199, **larger})
+    assert problem.startswith(f"{MODEL}.max_ongoing_requests: 199 is less than")
 
 
 def test_actor_options_of_a_model_must_name_what_they_replace() -> None:
@@ -257,7 +262,11 @@ def test_command_prints_a_line_for_each_problem_and_fails(
     path.write_text(SHIPPED.replace("host:", "hots:").replace("port:", "prot:"), encoding="utf-8")
     assert command(str(path)) == 1
     lines = capsys.readouterr().err.splitlines()
-    assert [line.split(": ")[1] for line in lines] == ["http_options.hots", "http_options.prot"]
+    assert [line.split(": ")[1] for line in lines] == [
+        "http_options.hots",
+        "http_options.prot",
+        "applications[0].args.auth",  # without a host, Serve listens on all
+    ]
 
 
 def test_command_names_a_file_that_it_can_not_read(

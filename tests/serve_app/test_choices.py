@@ -91,3 +91,60 @@ async def test_a_caller_that_gives_up_while_answers_are_opened_leaves_none_open(
         with pytest.raises(asyncio.CancelledError):
             await task
     assert all(stream.closed.is_set() for stream in backend.streams)
+
+
+REQUESTS = [GenerationRequest(f"r{i}", "hi", SamplingParams()) for i in range(3)]
+
+
+async def test_one_request_is_no_group() -> None:
+    backend = FakeBackend()
+    choices = await Choices.of(backend, REQUESTS[:1])
+    assert (len(choices), backend.requests) == (1, REQUESTS[:1])
+
+
+async def test_the_first_of_several_asks_for_all() -> None:
+    backend = FakeBackend()
+    for _ in range(2):
+        assert len(await Choices.of(backend, REQUESTS)) == 3
+    groups = [request.group for request in backend.requests]
+    assert [group and (group.size, group.is_first) for group in groups] == [
+        (3, True), (3, False), (3, False),
+    ] * 2  # fmt: skip
+    assert len({group.id for group in groups[:3] if group}) == 1
+    assert len({group.id for group in groups if group}) == 2
+
+
+async def test_where_the_first_is_refused_the_others_are_not_sent() -> None:
+    backend = FakeBackend()
+    backend.refusal = OverloadedError("busy")
+    with pytest.raises(OverloadedError):
+        await Choices.of(backend, REQUESTS)
+    assert len(backend.requests) == 1
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+async def test_where_a_later_one_fails_the_first_is_closed_too(failing: int) -> None:
+    backend = FakeBackend()
+    backend.scripts = [HELLO, HELLO, HELLO]
+    backend.scripts[failing] = ReplicaUnavailableError("gone")
+    with pytest.raises(ReplicaUnavailableError):
+        await Choices.of(backend, REQUESTS)
+    assert [stream.closed.is_set() for stream in backend.streams] == [True, True]
+
+
+async def test_a_caller_that_leaves_as_the_first_is_accepted_leaves_it_closed() -> None:
+    class Leaving(FakeBackend):
+        async def generate(self, request: GenerationRequest) -> FakeStream:
+            stream = await super().generate(request)
+            if len(self.requests) == 1:
+                # It comes before any of the tasks that open the others has run.
+                asyncio.get_running_loop().call_soon(task.cancel)
+            return stream
+
+    backend = Leaving()
+    task = asyncio.ensure_future(Choices.of(backend, REQUESTS))
+    async with asyncio.timeout(5):
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert backend.streams
+    assert all(stream.closed.is_set() for stream in backend.streams)

@@ -3,7 +3,13 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from serve_app.config import AppConfig, LimitsConfig, ModelConfig, unknown_key_message
+from serve_app.config import (
+    ONGOING_MARGIN,
+    AppConfig,
+    LimitsConfig,
+    ModelConfig,
+    unknown_key_message,
+)
 
 
 def model(**changes: Any) -> ModelConfig:
@@ -57,6 +63,8 @@ def test_num_gpus_is_auto_or_a_share_of_one(num_gpus: float | str) -> None:
         {"source": ""},
         {"max_model_len": 1},
         {"max_num_seqs": 0},
+        {"max_queued_requests": -1},
+        {"max_queued_tokens": -1},
     ],
 )
 def test_value_out_of_range_is_refused(changes: dict[str, Any]) -> None:
@@ -122,8 +130,34 @@ def test_configuration_can_not_be_changed() -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"max_body_bytes": 1}, {"max_num_images": -1}],
+    [
+        {"max_body_bytes": 1},
+        {"max_num_images": -1},
+        {"first_token_timeout_s": 0},
+        {"stall_timeout_s": -1},
+        {"total_timeout_s": 0},
+        {"slow_reader_timeout_s": 0},
+    ],
 )
 def test_limit_out_of_range_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         LimitsConfig.model_validate(changes)
+
+
+def test_the_longest_request_must_be_able_to_wait() -> None:
+    with pytest.raises(ValidationError, match="99 is less than max_model_len"):
+        model(max_model_len=100, max_queued_tokens=99)
+    assert model(max_model_len=100, max_queued_tokens=100).max_queued_tokens == 100
+    assert model(max_queued_tokens=None).max_queued_tokens is None
+
+
+def test_a_replica_takes_more_calls_than_it_admits() -> None:
+    counted = model(max_num_seqs=8, max_queued_requests=16)
+    assert counted.ongoing_requests() == 24 + ONGOING_MARGIN
+    assert counted.ongoing_requests(0) == 8 + ONGOING_MARGIN
+
+
+def test_every_deadline_may_be_left_out() -> None:
+    names = ("first_token_timeout_s", "stall_timeout_s", "total_timeout_s", "slow_reader_timeout_s")
+    limits = LimitsConfig.model_validate(dict.fromkeys(names))
+    assert [getattr(limits, name) for name in names] == [None] * 4

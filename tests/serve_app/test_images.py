@@ -5,7 +5,10 @@ import pytest
 from PIL import Image
 
 from deployments.errors import InvalidImageError
-from serve_app.images import read_image
+from serve_app.config import LimitsConfig
+from serve_app.images import check_image, read_image
+
+LIMITS = LimitsConfig(max_image_pixels=12, max_image_bytes=2000)
 
 
 def encoded(image_format: str, size: tuple[int, int] = (4, 3)) -> bytes:
@@ -21,12 +24,12 @@ def uri(data: bytes, media_type: str) -> str:
 @pytest.mark.parametrize("image_format", ["PNG", "JPEG", "WEBP", "GIF"])
 def test_an_image_is_passed_on_as_it_came(image_format: str) -> None:
     data = encoded(image_format)
-    assert read_image(uri(data, f"image/{image_format.lower()}"), 12, "p").data == data
+    assert read_image(uri(data, f"image/{image_format.lower()}"), LIMITS, "p").data == data
 
 
 def test_the_name_that_browsers_misspell_is_a_jpeg() -> None:
     data = encoded("JPEG")
-    assert read_image(uri(data, "image/jpg"), 12, "p").data == data
+    assert read_image(uri(data, "image/jpg"), LIMITS, "p").data == data
 
 
 @pytest.mark.parametrize(
@@ -51,7 +54,7 @@ def test_the_name_that_browsers_misspell_is_a_jpeg() -> None:
 )
 def test_anything_else_is_refused_by_name_and_without_an_echo(broken: str) -> None:
     with pytest.raises(InvalidImageError) as caught:
-        read_image(broken, 12, "messages[0]")
+        read_image(broken, LIMITS, "messages[0]")
     assert caught.value.param == "messages[0]"
     assert "object at 0x" not in str(caught.value)
     assert "passwd" not in str(caught.value)
@@ -61,4 +64,38 @@ def test_a_header_that_claims_a_giant_is_refused_undecoded() -> None:
     data = bytearray(encoded("PNG"))
     data[16:24] = (2**31 - 1).to_bytes(4) * 2
     with pytest.raises(InvalidImageError):
-        read_image(uri(bytes(data), "image/png"), 12, "p")
+        read_image(uri(bytes(data), "image/png"), LIMITS, "p")
+
+
+def test_too_many_bytes_are_refused_before_they_are_decoded() -> None:
+    text = "data:image/png;base64," + "!" * 4000
+    with pytest.raises(InvalidImageError, match=r"limits\.max_image_bytes"):
+        read_image(text, LIMITS, "p")
+
+
+def test_as_many_bytes_as_are_allowed_are_read() -> None:
+    data = encoded("PNG")
+    data += b"\0" * (2000 - len(data))
+    assert len(read_image(uri(data, "image/png"), LIMITS, "p").data) == 2000
+    with pytest.raises(InvalidImageError, match=r"limits\.max_image_bytes"):
+        read_image(uri(data + b"\0", "image/png"), LIMITS, "p")
+
+
+def test_too_many_pixels_are_refused_by_the_limits_name() -> None:
+    with pytest.raises(InvalidImageError, match=r"limits\.max_image_pixels"):
+        read_image(uri(encoded("PNG", (4, 4)), "image/png"), LIMITS, "p")
+
+
+@pytest.mark.parametrize("image_format", ["PNG", "JPEG", "WEBP", "GIF"])
+def test_what_a_fetched_image_is_shows_in_its_bytes(image_format: str) -> None:
+    data = encoded(image_format)
+    assert check_image(data, None, LIMITS, "p").data == data
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"<svg/>", encoded("BMP"), encoded("TIFF"), encoded("PNG", (9, 9))]
+)
+def test_a_fetched_file_that_is_no_such_image_is_refused(data: bytes) -> None:
+    with pytest.raises(InvalidImageError) as caught:
+        check_image(data, None, LIMITS, "p")
+    assert "object at 0x" not in str(caught.value)

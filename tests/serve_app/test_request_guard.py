@@ -1,10 +1,13 @@
+import asyncio
+import json
 from collections.abc import AsyncIterator
 
 import httpx
 import pytest
 
-CHAT = "/v1/chat/completions"
-JSON = {"content-type": "application/json"}
+from tests.serve_app.asgi_call import AsgiCall
+from tests.serve_app.doors import CHAT, JSON, behind_door, client_of, question
+from tests.serve_app.fakes import HELLO, FakeBackend
 
 
 async def endless(num_pieces: int) -> AsyncIterator[bytes]:
@@ -46,3 +49,47 @@ async def test_a_header_that_commands_ray_serve_is_refused(
     answer = await client.get("/v1/models", headers={header: "?1"})
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == header.lower()
+
+
+async def test_headers_larger_than_the_limit_are_refused_by_name(backend: FakeBackend) -> None:
+    app = behind_door(backend, limits={"max_header_bytes": 2000})
+    async with client_of(app) as client:
+        answer = await client.get("/v1/models", headers={"x-large": "x" * 2000})
+        assert answer.status_code == 431
+        assert answer.json()["error"]["code"] == "headers_too_large"
+        assert "limits.max_header_bytes" in answer.json()["error"]["message"]
+        assert (await client.get("/v1/models", headers={"x": "x" * 1000})).status_code == 200
+
+
+async def test_a_body_that_does_not_come_is_not_waited_for(backend: FakeBackend) -> None:
+    app = behind_door(backend, limits={"max_body_read_s": 0.01})
+    async with AsgiCall(app, CHAT, body=None, more_body=True) as call:
+        await call.end()
+    assert call.sent[0]["status"] == 408
+    assert b"limits.max_body_read_s" in call.body
+    assert backend.requests == []
+
+
+async def test_the_time_for_the_body_does_not_end_the_answer() -> None:
+    backend = FakeBackend([*HELLO[:1], asyncio.Event(), *HELLO[2:]])
+    app = behind_door(backend, limits={"max_body_read_s": 1e-9})
+    async with AsgiCall(app, CHAT, question(stream=True)) as call:
+        await call.wait_until(lambda: b"Hello" in call.body)
+        event = backend.steps[1]
+        assert isinstance(event, asyncio.Event)
+        event.set()
+        await call.end()
+    assert call.body.endswith(b"data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize(("depth", "status"), [(6, 200), (7, 400)])
+async def test_json_deeper_than_the_limit_is_refused_by_name(
+    backend: FakeBackend, depth: int, status: int
+) -> None:
+    app = behind_door(backend, limits={"max_json_depth": 8})
+    nested = "[" * depth + "]" * depth
+    body = json.dumps(question(metadata={"a": json.loads(nested)}))
+    async with client_of(app) as client:
+        answer = await client.post(CHAT, content=body, headers=JSON)
+    assert answer.status_code == status
+    assert ("limits.max_json_depth" in answer.text) is (status == 400)

@@ -67,6 +67,15 @@ async def test_each_refusal_has_its_status_type_and_code(
     assert answer.headers.get("x-should-retry") == ("false" if status < 500 else None)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_overload_tells_when_to_come_back(
+    client: httpx.AsyncClient, backend: FakeBackend, stream: bool
+) -> None:
+    backend.refusal = OverloadedError("no", None, 17)
+    answer = await client.post(CHAT, json={**HI, "stream": stream})
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "17")
+
+
 @pytest.mark.parametrize("error_class", ERROR_CLASSES)
 def test_errors_survive_the_way_between_processes(error_class: type[RaystreamError]) -> None:
     error = pickle.loads(pickle.dumps(error_class("message", "param")))

@@ -1,0 +1,35 @@
+"""How fast a replica gets its requests done, measured while it is busy."""
+
+from collections import deque
+
+WINDOW_S = 30.0
+"""What lies further back tells little of the load that is there now."""
+
+
+class DrainRate:
+    """Counts what ended in a sliding window; the caller brings the time."""
+
+    def __init__(self) -> None:
+        """Start idle."""
+        self._ended_at_s: deque[float] = deque()
+        self._busy_since_s = 0.0
+
+    def start(self, now_s: float) -> None:
+        """Begin to measure: work has come to a replica that had none."""
+        self._ended_at_s.clear()
+        self._busy_since_s = now_s
+
+    def note_end(self, now_s: float) -> None:
+        """Count a request that has made room."""
+        self._ended_at_s.append(now_s)
+
+    def seconds_for(self, num_requests: int, now_s: float) -> float:
+        """Return how long it will take until so many more have ended.
+
+        Where none has ended yet, one is taken to end in as long as was waited so far: that is the
+        least that is known.
+        """
+        start_s = max(self._busy_since_s, now_s - WINDOW_S)
+        while self._ended_at_s and self._ended_at_s[0] < start_s:
+            self._ended_at_s.popleft()
+        return num_requests * (now_s - start_s) / max(1, len(self._ended_at_s))

@@ -1,0 +1,181 @@
+"""One line of JSON for each request, written when its answer has ended, however it ended.
+
+A line tells who asked which model, how many tokens it took and how long. It never holds a prompt,
+an answer, a key, or a path that a client made up: what is logged are numbers, and names that we
+have given. `RequestRecord` is what the line is made of; the surfaces fill it while they work, and
+the rate limits settle by it.
+
+The logger is a child of Ray Serve's, so the lines stand in the ingress's log file and on its
+standard error, and `logging_config` of serve_config.yaml decides on their frame.
+"""
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Final
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from deployments.errors import RaystreamError
+
+logger = logging.getLogger("ray.serve.raystream.access")
+
+CLIENT_DISCONNECTED: Final = "client_disconnected"
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """What is known of one request so far.
+
+    Attributes:
+        request_id: Its name.
+        method: HTTP's.
+        now: Tells seconds that never run backwards.
+        started_s: When it came, by `now`.
+        key_name: Whose API key let it in.
+        model: Which model was asked.
+        num_prompt_tokens: Counted by the replica, once for each prompt, not for each answer.
+        num_completion_tokens: Of all answers.
+        first_token_s: When the first token of any answer came.
+        finish_reason: Of the answer that finished last.
+        error_code: Why there is no answer, or not all of it.
+        status: HTTP's; None while no answer has begun.
+        is_answered: Whether the last byte was handed to the server.
+    """
+
+    request_id: str
+    method: str
+    now: Callable[[], float]
+    started_s: float
+    key_name: str | None = None
+    model: str | None = None
+    num_prompt_tokens: int = 0
+    num_completion_tokens: int = 0
+    first_token_s: float | None = None
+    finish_reason: str | None = None
+    error_code: str | None = None
+    status: int | None = None
+    is_answered: bool = False
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of prompts and answers."""
+        return self.num_prompt_tokens + self.num_completion_tokens
+
+    def opened(self, model: str, num_prompt_tokens: int) -> None:
+        """Note that a replica has accepted a prompt."""
+        self.model = model
+        self.num_prompt_tokens += num_prompt_tokens
+
+    def gained(self, num_tokens: int, finish_reason: str | None) -> None:
+        """Note tokens of an answer."""
+        if self.first_token_s is None and num_tokens:
+            self.first_token_s = self.now()
+        self.num_completion_tokens += num_tokens
+        if finish_reason is not None:
+            self.finish_reason = finish_reason
+
+    def failed(self, code: str | None) -> None:
+        """Note what broke an answer, by its error's code."""
+        self.error_code = code
+        self.finish_reason = "error"
+
+    def line(self) -> str:
+        """Return the line of the log."""
+        return _encode(
+            {
+                "event": "request",
+                "request_id": self.request_id,
+                "key": self.key_name,
+                "method": self.method,
+                "model": self.model,
+                "status": self.status,
+                "finish_reason": self.finish_reason,
+                "error_code": self.error_code,
+                "prompt_tokens": self.num_prompt_tokens,
+                "completion_tokens": self.num_completion_tokens,
+                "ttft_ms": _ms(self.first_token_s, self.started_s),
+                "duration_ms": _ms(self.now(), self.started_s),
+            }
+        )
+
+
+_current: ContextVar[RequestRecord | None] = ContextVar("request_record", default=None)
+
+
+def current_record() -> RequestRecord | None:
+    """Return the record of the request that this task, or the one that started it, works for."""
+    return _current.get()
+
+
+def record_of(scope: Scope) -> RequestRecord:
+    """Return the record of a request."""
+    record: RequestRecord = scope["state"]["record"]
+    return record
+
+
+class AccessLogMiddleware:
+    """Opens a request's record, and writes its line at the end."""
+
+    def __init__(
+        self, app: ASGIApp, writes: bool = True, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Wrap an application.
+
+        Args:
+            app: What is wrapped. Requests must have their ids by now.
+            writes: Whether lines are written; records are kept anyway.
+            now: Tells seconds that never run backwards.
+        """
+        self._app = app
+        self._writes = writes
+        self._now = now
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, and watch how it ends."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        state = scope["state"]
+        record = RequestRecord(state["request_id"], scope["method"][:16], self._now, self._now())
+        state["record"] = record
+        token = _current.set(record)
+        try:
+            await self._app(scope, receive, _watched(send, record))
+        except asyncio.CancelledError:
+            raise  # Serve does so when the client leaves
+        except BaseException:
+            record.status, record.is_answered = 500, True
+            record.failed(RaystreamError.code)
+            raise
+        finally:
+            _current.reset(token)
+            if self._writes:
+                _write(record)
+
+
+def _watched(send: Send, record: RequestRecord) -> Send:
+    async def watched(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            record.status = message["status"]
+        elif not message.get("more_body", False):
+            record.is_answered = True
+        await send(message)
+
+    return watched
+
+
+def _write(record: RequestRecord) -> None:
+    if not record.is_answered and record.error_code is None:
+        record.finish_reason = CLIENT_DISCONNECTED
+    if logger.isEnabledFor(logging.INFO):
+        logger.info("%s", record.line())
+
+
+def _ms(moment_s: float | None, since_s: float) -> float | None:
+    return None if moment_s is None else round((moment_s - since_s) * 1000, 1)

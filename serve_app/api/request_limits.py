@@ -1,0 +1,85 @@
+"""The limits on what one request may ask for that need the whole body, but no tokenizer.
+
+Each refusal names the field that is to blame and the limit in serve_config.yaml. What is checked
+while the body is still read stands in `request_guard`, what concerns images in `images`.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from deployments.contract import ChatMessage, TextPart
+from deployments.errors import InvalidRequestError
+from serve_app.config import LimitsConfig
+
+
+def check_messages(messages: Sequence[object], limits: LimitsConfig) -> None:
+    """Refuse a conversation of too many messages.
+
+    Raises:
+        InvalidRequestError: There are more than `max_num_messages`.
+    """
+    if len(messages) > limits.max_num_messages:
+        raise InvalidRequestError(
+            f"The request holds {len(messages)} messages; at most {limits.max_num_messages} are "
+            "read (limits.max_num_messages).",
+            "messages",
+        )
+
+
+def check_prompt(
+    prompt: tuple[ChatMessage, ...] | str | tuple[int, ...], limits: LimitsConfig
+) -> None:
+    """Refuse a prompt whose tokenizing would take long; token ids are the model's to bound.
+
+    Raises:
+        InvalidRequestError: Its text has more than `max_prompt_bytes`.
+    """
+    num_bytes = sum(map(_num_bytes, _texts(prompt)))
+    if num_bytes > limits.max_prompt_bytes:
+        raise InvalidRequestError(
+            f"The prompt has {num_bytes} bytes of text; at most {limits.max_prompt_bytes} are "
+            "read (limits.max_prompt_bytes).",
+            "prompt" if isinstance(prompt, str) else "messages",
+        )
+
+
+def check_num_choices(num_choices: int, limits: LimitsConfig) -> None:
+    """Refuse too many answers to one request.
+
+    Raises:
+        InvalidRequestError: There would be more than `max_num_choices`.
+    """
+    if num_choices > limits.max_num_choices:
+        raise InvalidRequestError(
+            f"n must be at most {limits.max_num_choices} (limits.max_num_choices).", "n"
+        )
+
+
+def check_stops(stops: Sequence[str], limits: LimitsConfig) -> None:
+    """Refuse stop strings that are too many or too long.
+
+    Raises:
+        InvalidRequestError: They exceed `max_num_stops` or `max_stop_bytes`.
+    """
+    if len(stops) > limits.max_num_stops:
+        raise InvalidRequestError(
+            f"stop must be of at most {limits.max_num_stops} strings (limits.max_num_stops).",
+            "stop",
+        )
+    if any(_num_bytes(stop) > limits.max_stop_bytes for stop in stops):
+        raise InvalidRequestError(
+            f"A stop string must have at most {limits.max_stop_bytes} bytes "
+            "(limits.max_stop_bytes).",
+            "stop",
+        )
+
+
+def _texts(prompt: tuple[ChatMessage, ...] | str | tuple[int, ...]) -> Iterable[str]:
+    if isinstance(prompt, str):
+        return (prompt,)
+    messages = (message for message in prompt if isinstance(message, ChatMessage))
+    return (part.text for m in messages for part in m.parts if isinstance(part, TextPart))
+
+
+def _num_bytes(text: str) -> int:
+    # Python knows of each string whether it is ASCII, and then nothing needs to be encoded.
+    return len(text) if text.isascii() else len(text.encode())

@@ -1,0 +1,182 @@
+"""API keys: who may come in, and how much each may ask for.
+
+Owns reading them and finding the one that a request presents. Only the SHA-256 of a key is ever
+kept: keys are random and long, so a slow hash would protect nothing more, and cost every request.
+
+The file (`auth.api_keys_file`) is YAML, made line by line with `raystream-key new NAME`:
+
+    keys:
+      - name: alice
+        sha256: 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08
+        requests_per_minute: 60     # these three may be left out: no limit
+        tokens_per_minute: 100000
+        max_concurrent_streams: 8
+
+The environment variable RAYSTREAM_API_KEYS holds `name:sha256` pairs, separated by commas, or one
+plain key, whose name is "default"; keys from there have no limits.
+"""
+
+import hmac
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Annotated, Final
+
+import yaml
+from pydantic import Field, ValidationError
+
+from serve_app.config import AuthConfig, StrictModel
+from serve_app.unique_keys import UniqueKeyLoader
+
+ENVIRONMENT_VARIABLE: Final = "RAYSTREAM_API_KEYS"
+DEFAULT_NAME: Final = "default"
+MIN_PLAIN_LENGTH: Final = 16
+
+_PAIR = re.compile(r"([A-Za-z0-9_.@-]{1,64}):([0-9a-f]{64})")
+_PLAIN = re.compile(
+    rf"[\x21-\x2b\x2d-\x39\x3b-\x7e]{{{MIN_PLAIN_LENGTH},256}}"
+)  # no comma, no colon
+
+Limit = Annotated[int | None, Field(ge=1)]
+
+
+class ApiKeysError(ValueError):
+    """The keys can't be read; the message says why and repeats none of them."""
+
+
+class ApiKey(StrictModel):
+    """One key.
+
+    Attributes:
+        name: Stands in the access log.
+        sha256: Of the key, in hexadecimal.
+        requests_per_minute: POST requests; None sets no limit, here and below.
+        tokens_per_minute: Tokens of prompts and answers together.
+        max_concurrent_streams: POST requests that are being answered at the same time.
+    """
+
+    name: str = Field(pattern=r"^[A-Za-z0-9_.@-]{1,64}$")
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    requests_per_minute: Limit = None
+    tokens_per_minute: Limit = None
+    max_concurrent_streams: Limit = None
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether anything of this key must be counted."""
+        limits = (self.requests_per_minute, self.tokens_per_minute, self.max_concurrent_streams)
+        return limits != (None, None, None)
+
+
+class _ApiKeysFile(StrictModel):
+    keys: tuple[ApiKey, ...] = Field(min_length=1)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRing:
+    """All keys that open the door; it crosses to the ingress's replicas."""
+
+    keys: tuple[ApiKey, ...]
+
+    def find(self, presented: str) -> ApiKey | None:
+        """Return the key that was presented, if it is one of ours.
+
+        Looks at every key whatever it finds, so that the time tells nothing.
+        """
+        digest = hash_key(presented)
+        found = None
+        for key in self.keys:
+            if hmac.compare_digest(digest, key.sha256):
+                found = key
+        return found
+
+    @property
+    def limited(self) -> tuple[ApiKey, ...]:
+        """The keys of which something must be counted."""
+        return tuple(key for key in self.keys if key.is_limited)
+
+
+def hash_key(key: str) -> str:
+    """Return what is kept of a key: its SHA-256 in hexadecimal."""
+    return sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def load_api_keys(
+    config: AuthConfig, root: Path, environment: Mapping[str, str] = os.environ
+) -> KeyRing | None:
+    """Return the keys of the file and of the environment; None if there are none.
+
+    Args:
+        config: Names the file.
+        root: Where the file is looked for if its path is relative and the working directory has no
+            such file.
+        environment: May hold RAYSTREAM_API_KEYS.
+
+    Raises:
+        ApiKeysError: A source is named and can't be read, or the sources contradict one another.
+    """
+    keys: list[ApiKey] = []
+    if config.api_keys_file is not None:
+        here = Path(config.api_keys_file)
+        keys += read_file(here if here.exists() else root / here)
+    if text := environment.get(ENVIRONMENT_VARIABLE, "").strip():
+        if config.allow_anonymous:
+            raise ApiKeysError(
+                f"{ENVIRONMENT_VARIABLE} and auth.allow_anonymous: true contradict each other; "
+                "unset one of them"
+            )
+        keys += read_environment(text)
+    _require_distinct(keys)
+    return KeyRing(tuple(keys)) if keys else None
+
+
+def read_file(path: Path) -> tuple[ApiKey, ...]:
+    """Return the keys of a file.
+
+    Raises:
+        ApiKeysError: There is no such file, or it holds something else than keys.
+    """
+    try:
+        document = yaml.load(path.read_text(encoding="utf-8"), Loader=UniqueKeyLoader)
+        return _ApiKeysFile.model_validate(document).keys
+    except OSError as error:
+        raise ApiKeysError(f"auth.api_keys_file: {path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError):
+        raise ApiKeysError(f"auth.api_keys_file: {path} is not YAML") from None
+    except ValidationError as error:
+        # The values are left out: somebody may have written a key where its hash belongs.
+        first = error.errors(include_input=False, include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        raise ApiKeysError(f"auth.api_keys_file: {path}: {where}: {first['msg']}") from None
+
+
+def read_environment(text: str) -> tuple[ApiKey, ...]:
+    """Return the keys that RAYSTREAM_API_KEYS holds.
+
+    Raises:
+        ApiKeysError: It holds neither pairs nor one plain key.
+    """
+    if _PLAIN.fullmatch(text):
+        return (ApiKey(name=DEFAULT_NAME, sha256=hash_key(text)),)
+    pairs = [_PAIR.fullmatch(part.strip()) for part in text.split(",")]
+    if not all(pairs):
+        raise ApiKeysError(
+            f"{ENVIRONMENT_VARIABLE}: write name:sha256 pairs separated by commas, as "
+            f"`raystream-key new NAME` prints them, or one plain key of {MIN_PLAIN_LENGTH} "
+            "characters or more, without commas and colons"
+        )
+    return tuple(ApiKey(name=pair[1], sha256=pair[2]) for pair in pairs if pair)
+
+
+def _require_distinct(keys: Iterable[ApiKey]) -> None:
+    names, digests = set[str](), set[str]()
+    for key in keys:
+        if key.name in names:
+            raise ApiKeysError(f"API keys: the name {key.name!r} stands twice")
+        if key.sha256 in digests:
+            raise ApiKeysError(f"API keys: {key.name!r} has the same key as another name")
+        names.add(key.name)
+        digests.add(key.sha256)

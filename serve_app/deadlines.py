@@ -1,0 +1,173 @@
+"""How long a client may have to wait: for the first token, for the next one, and for the whole.
+
+Wraps a backend, so that every surface is held to the same limits. When one is exceeded the sequence
+is aborted and the stream raises: before the headers that is a 504, behind them an error event.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass
+from math import inf
+from types import MappingProxyType
+from typing import Self, TypeVar
+
+from deployments.contract import GenerationRequest, ModelDescription, TextDelta
+from deployments.errors import (
+    DeadlineExceededError,
+    FirstTokenTimeoutError,
+    StallTimeoutError,
+    TotalTimeoutError,
+)
+from serve_app.backends import GenerationBackend, GenerationStream
+from serve_app.config import LimitsConfig
+
+T = TypeVar("T")
+
+MESSAGES: Mapping[type[DeadlineExceededError], str] = MappingProxyType(
+    {
+        FirstTokenTimeoutError: "No token came within {:g} s (first_token_timeout_s). Try again "
+        "when less is going on, or send a shorter prompt.",
+        StallTimeoutError: "No token came for {:g} s (stall_timeout_s). Try again.",
+        TotalTimeoutError: "The answer was not finished within {:g} s (total_timeout_s). Ask for "
+        "fewer tokens with max_tokens.",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """A point in the event loop's time, and what it means to be late.
+
+    Attributes:
+        at_s: The time; infinite without a limit.
+        error: What is raised behind it.
+        limit_s: The limit that led to it.
+    """
+
+    at_s: float
+    error: type[DeadlineExceededError]
+    limit_s: float | None
+
+    @classmethod
+    def after(
+        cls, start_s: float, limit_s: float | None, error: type[DeadlineExceededError]
+    ) -> "Deadline":
+        """Return the deadline that lies so many seconds behind a time."""
+        return cls(inf if limit_s is None else start_s + limit_s, error, limit_s)
+
+    async def hold(self, work: Awaitable[T]) -> T:
+        """Wait for the work, until the deadline.
+
+        Raises:
+            DeadlineExceededError: The work was not done in time, and was cancelled.
+        """
+        try:
+            async with asyncio.timeout_at(self.at_s) as timer:
+                return await work
+        except TimeoutError:
+            if timer.expired():
+                raise self.error(MESSAGES[self.error].format(self.limit_s)) from None
+            raise
+
+
+def first_deadline(limits: LimitsConfig, started_s: float) -> Deadline:
+    """Return when a request that started then must have its first token."""
+    first = Deadline.after(started_s, limits.first_token_timeout_s, FirstTokenTimeoutError)
+    return _or_total(first, limits, started_s)
+
+
+def next_deadline(limits: LimitsConfig, started_s: float, now_s: float) -> Deadline:
+    """Return when a request that has tokens must have more."""
+    stall = Deadline.after(now_s, limits.stall_timeout_s, StallTimeoutError)
+    return _or_total(stall, limits, started_s)
+
+
+def _or_total(deadline: Deadline, limits: LimitsConfig, started_s: float) -> Deadline:
+    total = Deadline.after(started_s, limits.total_timeout_s, TotalTimeoutError)
+    return total if total.at_s < deadline.at_s else deadline
+
+
+class DeadlineBackend:
+    """A model that answers in time, or not at all."""
+
+    def __init__(self, backend: GenerationBackend, limits: LimitsConfig) -> None:
+        """Keep the model and the limits."""
+        self._backend = backend
+        self._limits = limits
+
+    async def generate(self, request: GenerationRequest) -> GenerationStream:
+        """Open a stream; see `GenerationBackend.generate`.
+
+        Raises:
+            DeadlineExceededError: The replica did not take the request in time.
+            RaystreamError: See `GenerationBackend.generate`.
+        """
+        started_s = _now_s()
+        deadline = first_deadline(self._limits, started_s)
+        stream = await deadline.hold(self._backend.generate(request))
+        return DeadlineStream(stream, self._limits, started_s)
+
+    async def describe(self) -> ModelDescription:
+        """Return what the model can do; see `GenerationBackend.describe`.
+
+        Raises:
+            DeadlineExceededError: No replica had the model loaded in time.
+            RaystreamError: See `GenerationBackend.describe`.
+        """
+        return await first_deadline(self._limits, _now_s()).hold(self._backend.describe())
+
+    async def ping(self) -> None:
+        """Exercise a replica's engine; whoever asks knows how long to wait."""
+        await self._backend.ping()
+
+
+class DeadlineStream:
+    """A stream that comes in time, or ends with an error."""
+
+    def __init__(self, stream: GenerationStream, limits: LimitsConfig, started_s: float) -> None:
+        """Take over an accepted stream.
+
+        Args:
+            stream: The stream.
+            limits: How long each part of it may take.
+            started_s: When the request came, in the event loop's time.
+        """
+        self.num_prompt_tokens = stream.num_prompt_tokens
+        self._stream = stream
+        self._deltas = aiter(stream)
+        self._has_tokens = False
+        self._limits = limits
+        self._started_s = started_s
+
+    def __aiter__(self) -> Self:
+        """Return itself: a stream is read once."""
+        return self
+
+    async def __anext__(self) -> list[TextDelta]:
+        """Return the deltas that have become ready since the last call.
+
+        Raises:
+            DeadlineExceededError: They did not come in time; the sequence is aborted.
+            RaystreamError: See `GenerationStream.__aiter__`.
+        """
+        try:
+            deltas = await self._deadline().hold(anext(self._deltas))
+        except DeadlineExceededError:
+            await self._stream.aclose()
+            raise
+        self._has_tokens = True
+        return deltas
+
+    def _deadline(self) -> Deadline:
+        if not self._has_tokens:
+            return first_deadline(self._limits, self._started_s)
+        # From now, not from the last token: a reader that comes late is no stall.
+        return next_deadline(self._limits, self._started_s, _now_s())
+
+    async def aclose(self) -> None:
+        """Abort the sequence unless it has ended; closing twice is harmless."""
+        await self._stream.aclose()
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,46 @@
+"""`raystream-key new NAME`: makes an API key.
+
+The key is printed once and kept nowhere; what goes into the file is its hash.
+"""
+
+import secrets
+import sys
+from typing import Final
+
+from pydantic import ValidationError
+
+from serve_app.api_keys import ENVIRONMENT_VARIABLE, ApiKey, hash_key
+
+PREFIX: Final = "sk-raystream-"
+"""Clients and scanners for leaked secrets know keys by such a beginning."""
+
+
+def main() -> int:
+    """Make a key for the name on the command line and return the exit code."""
+    if len(sys.argv) != 3 or sys.argv[1] != "new":
+        sys.stderr.write("usage: raystream-key new NAME\n")
+        return 2
+    secret = PREFIX + secrets.token_urlsafe(32)
+    try:
+        key = ApiKey(name=sys.argv[2], sha256=hash_key(secret))
+    except ValidationError:
+        sys.stderr.write("NAME is made of 1 to 64 letters, digits and '_.@-'\n")
+        return 2
+    sys.stdout.write(told(key, secret))
+    return 0
+
+
+def told(key: ApiKey, secret: str) -> str:
+    """Return what is printed for a new key."""
+    return (
+        f"The key, shown this once; whoever holds it is {key.name!r}:\n"
+        f"  {secret}\n"
+        "The lines for auth.api_keys_file, below `keys:`:\n"
+        f"  - name: {key.name}\n"
+        f"    sha256: {key.sha256}\n"
+        "    # requests_per_minute: 60\n"
+        "    # tokens_per_minute: 100000\n"
+        "    # max_concurrent_streams: 8\n"
+        f"Or, without limits, for {ENVIRONMENT_VARIABLE}:\n"
+        f"  {key.name}:{key.sha256}\n"
+    )

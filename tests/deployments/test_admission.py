@@ -1,0 +1,324 @@
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from deployments.admission import Admission, AdmissionLimits, Permit
+from deployments.contract import GenerationRequest, RequestGroup, SamplingParams
+from deployments.errors import InvalidRequestError, OverloadedError
+
+
+class Clock:
+    """Time that passes when a test says so."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def admission(
+    num_slots: int = 2, max_requests: int = 3, max_tokens: int | None = 100
+) -> tuple[Admission, Clock]:
+    clock = Clock()
+    return Admission(AdmissionLimits(num_slots, max_requests, max_tokens), clock), clock
+
+
+def request(group: RequestGroup | None = None, *, is_resumed: bool = False) -> GenerationRequest:
+    return GenerationRequest("r", "hi", SamplingParams(), (1,) if is_resumed else (), group=group)
+
+
+@contextmanager
+def held(
+    counted: Admission, num: int, num_tokens: int = 10
+) -> Iterator[list[tuple[Permit, ExitStack]]]:
+    """Hold so many permits; each has a stack that gives it back when it is closed."""
+    with ExitStack() as all_of_them:
+        permits = []
+        for _ in range(num):
+            stack = all_of_them.enter_context(ExitStack())
+            permit = stack.enter_context(counted.permit(request()))
+            permit.weigh(num_tokens)
+            permits.append((permit, stack))
+        yield permits
+
+
+def take(counted: Admission, *requests: GenerationRequest) -> None:
+    """Take permits and give them back."""
+    with ExitStack() as stack:
+        for each in requests:
+            stack.enter_context(counted.permit(each))
+
+
+def test_slots_and_the_waiting_line_are_filled_and_not_one_more() -> None:
+    counted, _ = admission(num_slots=2, max_requests=3)
+    with held(counted, 5) as permits:
+        assert (counted.num_running, counted.num_waiting) == (2, 3)
+        with pytest.raises(OverloadedError, match="2 requests run and 3 wait"):
+            take(counted, request())
+        permits[0][1].close()
+        assert (counted.num_running, counted.num_waiting) == (2, 2)
+        take(counted, request())
+    assert (counted.num_running, counted.num_waiting, counted.num_waiting_tokens) == (0, 0, 0)
+
+
+def test_tokens_are_counted_of_those_that_wait_alone() -> None:
+    counted, _ = admission(num_slots=2, max_tokens=100)
+    with held(counted, 2, num_tokens=1000):
+        assert counted.num_waiting_tokens == 0
+        with held(counted, 1, num_tokens=60):
+            with pytest.raises(OverloadedError, match="60 tokens wait"), held(counted, 1, 41):
+                pass
+            with held(counted, 1, num_tokens=40):
+                assert counted.num_waiting_tokens == 100
+        assert counted.num_waiting == 0
+
+
+def test_no_limit_of_tokens_counts_requests_alone() -> None:
+    counted, _ = admission(num_slots=1, max_tokens=None)
+    with held(counted, 4, num_tokens=10**9), pytest.raises(OverloadedError, match="wait"):
+        take(counted, request())
+
+
+def test_the_oldest_that_waits_takes_the_place_of_one_that_ends() -> None:
+    counted, _ = admission(num_slots=1, max_tokens=100)
+    with held(counted, 1), held(counted, 1, 70), held(counted, 1, 20) as youngest:
+        with held(counted, 1, 5):
+            assert counted.num_waiting_tokens == 95
+        youngest[0][1].close()
+        assert counted.num_waiting_tokens == 70
+
+
+def test_a_group_is_admitted_whole_or_not_at_all() -> None:
+    counted, _ = admission(num_slots=2, max_requests=3)
+    first = request(RequestGroup("g", 3, is_first=True))
+    with held(counted, 3):
+        with pytest.raises(OverloadedError):
+            take(counted, first)
+        assert counted.num_running + counted.num_waiting == 3
+    with held(counted, 2), counted.permit(first) as permit:
+        assert (counted.num_running, counted.num_waiting) == (2, 3)
+        permit.weigh(30)
+        assert counted.num_waiting_tokens == 90
+        other = request(RequestGroup("g", 3, is_first=False))
+        with counted.permit(other) as sibling:
+            sibling.weigh(10)
+            assert counted.num_waiting_tokens == 70
+            with pytest.raises(OverloadedError):
+                take(counted, request())
+        assert counted.num_waiting == 2
+    assert (counted.num_running, counted.num_waiting, counted.num_waiting_tokens) == (0, 0, 0)
+
+
+def test_a_group_of_too_many_tokens_is_refused_whole() -> None:
+    counted, _ = admission(num_slots=1, max_tokens=100)
+    with held(counted, 1):
+        with (
+            pytest.raises(OverloadedError, match="tokens"),
+            counted.permit(request(RequestGroup("g", 3, is_first=True))) as permit,
+        ):
+            permit.weigh(34)
+        assert counted.num_waiting == 0
+
+
+def test_a_group_that_could_never_be_admitted_is_a_mistake_and_no_overload() -> None:
+    counted, _ = admission(num_slots=2, max_requests=3)
+    with pytest.raises(InvalidRequestError, match=r"6 texts at once.*5 at most"):
+        take(counted, request(RequestGroup("g", 6, is_first=True)))
+
+
+def test_what_was_admitted_elsewhere_passes_ahead_of_the_limits() -> None:
+    counted, _ = admission(num_slots=1, max_requests=1, max_tokens=100)
+    member = request(RequestGroup("elsewhere", 9, is_first=False))
+    with held(counted, 2, 100):
+        for each in (request(is_resumed=True), member, request(member.group, is_resumed=True)):
+            with counted.permit(each) as permit:
+                permit.weigh(1000)
+                assert counted.num_waiting == 2
+    assert (counted.num_running, counted.num_waiting, counted.num_waiting_tokens) == (0, 0, 0)
+
+
+def test_a_resumed_first_of_a_group_comes_alone() -> None:
+    counted, _ = admission()
+    with counted.permit(request(RequestGroup("g", 3, is_first=True), is_resumed=True)):
+        assert (counted.num_running, counted.num_waiting) == (1, 0)
+    assert counted.num_running == 0
+
+
+def test_siblings_keep_their_permits_when_the_first_has_ended() -> None:
+    counted, _ = admission(num_slots=1)
+    with ExitStack() as stack:
+        first = stack.enter_context(ExitStack())
+        first.enter_context(counted.permit(request(RequestGroup("g", 3, is_first=True)))).weigh(9)
+        sibling = counted.permit(request(RequestGroup("g", 3, is_first=False)))
+        stack.enter_context(sibling).weigh(9)
+        first.close()
+        assert (counted.num_running, counted.num_waiting) == (1, 0)
+        late = counted.permit(request(RequestGroup("g", 3, is_first=False)))
+        stack.enter_context(late).weigh(9)
+        assert (counted.num_running, counted.num_waiting) == (1, 1)
+    assert (counted.num_running, counted.num_waiting) == (0, 0)
+
+
+def refusal(counted: Admission, size: int = 1) -> float | None:
+    """Return the seconds that a refused request is told."""
+    group = RequestGroup("refused", size, is_first=True) if size > 1 else None
+    with pytest.raises(OverloadedError) as caught:
+        take(counted, request(group))
+    return caught.value.retry_after_s
+
+
+def test_retry_after_is_how_long_as_many_as_must_end_will_take() -> None:
+    counted, clock = admission(num_slots=1, max_requests=3, max_tokens=None)
+    with held(counted, 4) as permits:
+        clock.now_s += 5
+        permits[0][1].close()
+        with held(counted, 1):
+            assert refusal(counted) == 5
+            assert refusal(counted, size=3) == 15
+
+
+def test_retry_after_for_tokens_counts_how_many_must_get_a_slot() -> None:
+    counted, clock = admission(num_slots=1, max_requests=9, max_tokens=100)
+    with held(counted, 1) as first:
+        clock.now_s += 3
+        first[0][1].close()
+        with held(counted, 1), held(counted, 4, 25):
+            clock.now_s += 0.5
+            with pytest.raises(OverloadedError) as caught, held(counted, 1, 60):
+                pass
+    # Room for 60 comes with the third slot, and the only one has ended after 0.5 s of work.
+    assert caught.value.retry_after_s == 2
+
+
+@pytest.mark.parametrize(("waited_s", "told_s"), [(0, 1), (0.2, 1), (7.2, 8), (3600, 30)])
+def test_retry_after_stays_in_bounds_where_nothing_has_ended(waited_s: float, told_s: int) -> None:
+    counted, clock = admission(num_slots=1, max_requests=0)
+    with held(counted, 1):
+        clock.now_s += waited_s
+        assert refusal(counted) == told_s
+
+
+def test_retry_after_is_a_minute_at_most() -> None:
+    counted, clock = admission(num_slots=1, max_requests=4)
+    with held(counted, 5):
+        clock.now_s += 3600
+        assert refusal(counted, size=5) == 60
+
+
+def test_refusals_and_what_was_refused_before_it_was_weighed_are_no_drain() -> None:
+    counted, clock = admission(num_slots=1, max_requests=1)
+    with held(counted, 1):
+        clock.now_s += 10
+        for _ in range(5):
+            take(counted, request())
+        with held(counted, 1):
+            assert refusal(counted) == 10
+
+
+def test_lower_limits_take_no_permit_from_anybody() -> None:
+    counted, _ = admission(num_slots=1, max_requests=3)
+    with held(counted, 4) as permits:
+        counted.set_limits(1, 20)
+        assert counted.num_waiting == 3
+        permits[0][1].close()
+        permits[1][1].close()
+        with pytest.raises(OverloadedError):
+            take(counted, request())
+        permits[2][1].close()
+        take(counted, request())
+
+
+class AdmissionMachine(RuleBasedStateMachine):
+    """Takes and gives back at random, beside a list that tells what should be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counted, self.clock = admission(num_slots=2, max_requests=3, max_tokens=100)
+        self.held: list[tuple[int, ExitStack]] = []  # tokens, oldest first
+        self.num_groups = 0
+        self.told_s: list[float | None] = []
+
+    def expected(self) -> tuple[int, int, int]:
+        return (
+            len(self.held[:2]), len(self.held[2:]), sum(tokens for tokens, _ in self.held[2:])
+        )  # fmt: skip
+
+    @rule(num_tokens=st.integers(1, 70), fails=st.booleans())
+    def arrive(self, num_tokens: int, fails: bool) -> None:
+        stack = ExitStack()
+        waits = len(self.held) >= 2
+        tokens = self.expected()[2] + num_tokens
+        try:
+            permit = stack.enter_context(self.counted.permit(request()))
+            if fails:  # in validation, say
+                stack.close()
+                return
+            permit.weigh(num_tokens)
+        except OverloadedError as error:
+            stack.close()
+            self.told_s.append(error.retry_after_s)
+            assert len(self.held) == 5 or (waits and tokens > 100)
+        else:
+            assert len(self.held) < 5
+            assert not waits or tokens <= 100
+            self.held.append((num_tokens, stack))
+
+    @rule(size=st.integers(2, 6), num_tokens=st.integers(1, 40), num_come=st.integers(0, 5))
+    def arrive_together(self, size: int, num_tokens: int, num_come: int) -> None:
+        self.num_groups += 1
+        name = str(self.num_groups)
+        num_held, (_, _, tokens) = len(self.held), self.expected()
+        first = ExitStack()
+        num_waiting = max(0, num_held + size - 2) - max(0, num_held - 2)
+        try:
+            group = RequestGroup(name, size, is_first=True)
+            first.enter_context(self.counted.permit(request(group))).weigh(num_tokens)
+        except InvalidRequestError:
+            assert size > 5
+        except OverloadedError:
+            first.close()
+            assert num_held + size > 5 or (num_waiting and tokens + num_waiting * num_tokens > 100)
+        else:
+            assert num_held + size <= 5
+            stacks = [ExitStack() for _ in range(min(num_come, size - 1))]
+            for stack in stacks:
+                member = request(RequestGroup(name, size, is_first=False))
+                stack.enter_context(self.counted.permit(member)).weigh(num_tokens)
+            # As it is with a client that leaves: all of them end.
+            for stack in (*stacks, first):
+                stack.close()
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def end(self, data: st.DataObject) -> None:
+        index = data.draw(st.integers(0, len(self.held) - 1))
+        _, stack = self.held.pop(index)
+        stack.close()
+        stack.close()
+
+    @rule(seconds=st.floats(0, 100))
+    def wait(self, seconds: float) -> None:
+        self.clock.now_s += seconds
+
+    @invariant()
+    def counts_are_what_is_held(self) -> None:
+        found = self.counted
+        assert (found.num_running, found.num_waiting, found.num_waiting_tokens) == self.expected()
+
+    @invariant()
+    def whoever_is_refused_is_told_when_to_come_back(self) -> None:
+        assert all(seconds is not None and 1 <= seconds <= 60 for seconds in self.told_s)
+
+    def teardown(self) -> None:
+        for _, stack in self.held:
+            stack.close()
+        assert self.counted.num_running == self.counted.num_waiting == 0
+
+
+TestAdmissionMachine = AdmissionMachine.TestCase
+TestAdmissionMachine.settings = settings(max_examples=60, deadline=None)

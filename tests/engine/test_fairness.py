@@ -1,0 +1,103 @@
+"""Nobody in the waiting line is passed by, however small those are that come later."""
+
+from itertools import count
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deployments.engine.output import FinishReason
+from deployments.engine.scheduler import Scheduler, StepPlan
+from deployments.engine.sequence import Sequence, SequenceState
+from tests.engine.test_scheduler import complete, scheduler, sequence
+
+NUM_GENERATED = 4
+"""Tokens that each sequence makes before it ends."""
+
+
+class Flood:
+    """A scheduler into which short prompts pour without end."""
+
+    def __init__(self, line: Scheduler, num_per_step: int, *, shares: bool) -> None:
+        self.line = line
+        self._num_per_step = num_per_step
+        self._shares = shares
+        self._serial = count()
+
+    def pour(self) -> None:
+        for _ in range(self._num_per_step):
+            self.line.add(sequence(f"short{next(self._serial)}", 18, shares=self._shares))
+
+    def step(self, max_step_tokens: int) -> StepPlan:
+        """Run a step and end what is done; check that only the front of the line was admitted."""
+        line, waiting = self.line, self.line.waiting
+        plan = line.schedule()
+        assert plan.admitted == waiting[: len(plan.admitted)]
+        complete(plan)
+        for seq in line.running:
+            if len(seq.token_ids) >= seq.num_prompt_tokens + NUM_GENERATED:
+                seq.finish(FinishReason.LENGTH)
+                line.remove(seq)
+        line.max_step_tokens = max_step_tokens
+        for seq in line.excess:
+            line.preempt(seq)
+        arrivals = [seq.arrival for seq in line.waiting]
+        assert arrivals == sorted(arrivals)
+        return plan
+
+
+def bound(ahead: tuple[Sequence, ...], aged: Sequence, num_shortages: int) -> int:
+    """Return steps in which a sequence must have ended, however many came after it.
+
+    Each step computes a token of a prompt that is not younger, or all slots decode, and then one is
+    free after NUM_GENERATED steps. Whoever is short of memory may compute all of it again.
+    """
+    num_tokens = sum(len(seq.token_ids) + NUM_GENERATED + 1 for seq in (*ahead, aged))
+    return num_tokens * (1 + num_shortages)
+
+
+@given(
+    num_slots=st.integers(1, 4),
+    num_ahead=st.integers(0, 6),
+    num_per_step=st.integers(1, 3),
+    num_tokens=st.integers(1, 200),
+    has_images=st.booleans(),
+    shares=st.booleans(),
+    short_of_memory_at=st.lists(st.integers(0, 60), max_size=4, unique=True),
+)
+def test_a_long_prompt_is_not_starved_by_short_ones(
+    num_slots: int,
+    num_ahead: int,
+    num_per_step: int,
+    num_tokens: int,
+    has_images: bool,
+    shares: bool,
+    short_of_memory_at: list[int],
+) -> None:
+    flood = Flood(scheduler(num_slots, budget=20), num_per_step, shares=shares)
+    for _ in range(num_ahead):
+        flood.pour()
+    ahead = flood.line.waiting
+    aged = sequence("aged", num_tokens, has_images=has_images, shares=shares)
+    flood.line.add(aged)
+    last_step = bound(ahead, aged, len(short_of_memory_at))
+    for step in range(last_step):
+        flood.pour()
+        flood.step(2 if step in short_of_memory_at else 20)
+        if aged.state is SequenceState.FINISHED:
+            return
+    raise AssertionError(f"still {aged.state} after {last_step} steps")
+
+
+@given(order=st.permutations(["long", "image", "short", "tiny"]), num_slots=st.integers(1, 3))
+def test_the_line_is_admitted_in_the_order_of_arrival_whatever_it_holds(
+    order: list[str], num_slots: int
+) -> None:
+    lengths = {"long": 300, "image": 30, "short": 18, "tiny": 1}
+    flood = Flood(scheduler(num_slots, budget=20), 0, shares=True)
+    for name in order:
+        seq = sequence(name, lengths[name], has_images=name == "image", shares=True)
+        flood.line.add(seq)
+    admitted: list[str] = []
+    while len(admitted) < len(order):
+        admitted += [seq.sequence_id for seq in flood.step(20).admitted]
+    assert admitted == order

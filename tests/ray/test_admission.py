@@ -1,0 +1,201 @@
+"""Two hundred clients at once before a model of 8 slots and 16 places behind them."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+
+from deployments.admission import Permit
+from deployments.contract import GenerationEvent, GenerationRequest
+from deployments.model_spec import ModelSpec
+from deployments.text_generator import TextGenerator
+from serve_app.config import AppConfig, ModelConfig
+from serve_app.ingress import Ingress
+from tests.deployments.tiny_folder import spec
+
+NUM_CLIENTS, NUM_SLOTS, NUM_WAITING, NUM_TOKENS = 200, 8, 16, 20
+DEADLINE_S = 120
+
+Handle = DeploymentHandle[Any]
+
+
+class HeldGenerator(TextGenerator):
+    """Accepts, and keeps its answers back until it is told to let them go."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__(spec)
+        self._gate = asyncio.Event()
+
+    async def hold(self) -> None:
+        self._gate.clear()
+
+    async def let_go(self) -> None:
+        self._gate.set()
+
+    async def _generate(
+        self, request: GenerationRequest, permit: Permit
+    ) -> AsyncGenerator[list[GenerationEvent], None]:
+        async for message in super()._generate(request, permit):
+            yield message
+            await self._gate.wait()
+
+
+def serve_held(
+    folder: Path,
+    name: str,
+    *,
+    num_ingresses: int,
+    num_models: int,
+    num_slots: int,
+    num_waiting: int,
+) -> Handle:
+    """Serve a model that holds its answers under /`name`; return its handle."""
+    options = {"num_cpus": 0.4}
+    model = serve.deployment(
+        name="held", ray_actor_options=options, max_ongoing_requests=512, num_replicas=num_models
+    )(HeldGenerator).bind(
+        spec(folder, max_num_seqs=num_slots, max_queued_requests=num_waiting, max_model_len=4096)
+    )
+    ingress = serve.deployment(
+        name="Ingress",
+        num_replicas=num_ingresses,
+        ray_actor_options=options,
+        max_ongoing_requests=1000,
+    )(Ingress)
+    config = AppConfig(models=(ModelConfig(id="held", source="held"),))
+    serve.run(ingress.bind(config, {"held": model}), name=name, route_prefix=f"/{name}")
+    return serve.get_deployment_handle("held", name)
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["one ingress", "two ingresses"])
+def held(request: pytest.FixtureRequest, base_url: str, tiny_folder: Path) -> Iterator[Handle]:
+    """Serve one replica of a model behind one ingress replica or two."""
+    yield serve_held(
+        tiny_folder,
+        "admission",
+        num_ingresses=request.param,
+        num_models=1,
+        num_slots=NUM_SLOTS,
+        num_waiting=NUM_WAITING,
+    )
+    serve.delete("admission")
+
+
+@pytest.fixture
+async def client(base_url: str, held: Handle) -> Any:
+    await held.hold.remote()
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+    async with httpx.AsyncClient(
+        base_url=f"{base_url}/admission", timeout=DEADLINE_S, limits=limits
+    ) as client:
+        yield client
+    await held.let_go.remote()
+
+
+def body(**fields: object) -> dict[str, object]:
+    return {"prompt": "hi", "max_tokens": NUM_TOKENS, "ignore_eos": True, **fields}
+
+
+async def wait_for(num_done: int, tasks: list[asyncio.Task[httpx.Response]]) -> None:
+    """Wait until so many requests, and not one more, are answered."""
+    while sum(task.done() for task in tasks) < num_done:
+        await asyncio.wait([t for t in tasks if not t.done()], return_when=asyncio.FIRST_COMPLETED)
+
+
+def is_refusal(answer: httpx.Response) -> bool:
+    if answer.status_code != 503:
+        return False
+    assert answer.json()["error"]["code"] == "overloaded"
+    assert 1 <= int(answer.headers["retry-after"]) <= 60
+    return True
+
+
+async def test_exactly_those_beyond_the_limits_are_refused_and_all_others_answered(
+    client: httpx.AsyncClient, held: Handle
+) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        asked = [
+            asyncio.create_task(client.post("/text-generation", json=body(stream=i % 2 == 0)))
+            for i in range(NUM_CLIENTS)
+        ]
+        await wait_for(NUM_CLIENTS - NUM_SLOTS - NUM_WAITING, asked)
+        await held.let_go.remote()
+        answers = await asyncio.gather(*asked)
+    admitted = [answer for answer in answers if not is_refusal(answer)]
+    assert len(admitted) == NUM_SLOTS + NUM_WAITING
+    for answer in admitted:
+        assert answer.status_code == 200
+        if answer.headers["content-type"] == "text/event-stream":
+            assert answer.text.endswith("data: [DONE]\n\n")
+            assert f'"total_token_count":{NUM_TOKENS}' in answer.text.split("\n\n")[-3]
+        else:
+            assert answer.json()["token_count"] == NUM_TOKENS
+
+
+async def test_a_request_for_several_answers_is_admitted_whole_or_not_at_all(
+    client: httpx.AsyncClient, held: Handle
+) -> None:
+    several = body(n=5, messages=[{"role": "user", "content": "hi"}], model="held")
+    del several["prompt"]
+    async with asyncio.timeout(DEADLINE_S):
+        asked = [
+            asyncio.create_task(client.post("/v1/chat/completions", json=several))
+            for _ in range(12)
+        ]
+        # Four times five fit into 24 places, a fifth time would not.
+        await wait_for(8, asked)
+        await held.let_go.remote()
+        answers = await asyncio.gather(*asked)
+    admitted = [answer for answer in answers if not is_refusal(answer)]
+    assert [len(answer.json()["choices"]) for answer in admitted] == [5] * 4
+
+
+async def test_one_that_leaves_makes_room_for_another(
+    client: httpx.AsyncClient, held: Handle
+) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        asked = [
+            asyncio.create_task(client.post("/text-generation", json=body(stream=False)))
+            for _ in range(NUM_SLOTS + NUM_WAITING + 1)
+        ]
+        await wait_for(1, asked)
+        assert is_refusal(next(task.result() for task in asked if task.done()))
+        next(task for task in asked if not task.done()).cancel()
+        while True:
+            # A stream's headers come when it is accepted, though its text is still held.
+            async with client.stream("POST", "/text-generation", json=body()) as late:
+                if late.status_code == 503:
+                    continue
+                await held.let_go.remote()
+                assert (await late.aread()).endswith(b"data: [DONE]\n\n")
+                break
+        await asyncio.gather(*asked, return_exceptions=True)
+
+
+@pytest.fixture
+def twins(base_url: str, tiny_folder: Path) -> Iterator[Handle]:
+    """Serve two replicas of a model with room for four each, behind two ingress replicas."""
+    yield serve_held(
+        tiny_folder, "twins", num_ingresses=2, num_models=2, num_slots=2, num_waiting=2
+    )
+    serve.delete("twins")
+
+
+async def test_what_a_full_replica_refuses_another_takes(base_url: str, twins: Handle) -> None:
+    async with (
+        asyncio.timeout(DEADLINE_S),
+        AsyncExitStack() as stack,
+        httpx.AsyncClient(base_url=f"{base_url}/twins", timeout=DEADLINE_S) as client,
+    ):
+        statuses = []
+        for _ in range(12):
+            asked = client.stream("POST", "/text-generation", json=body())
+            statuses.append((await stack.enter_async_context(asked)).status_code)
+        assert (statuses.count(200), statuses.count(503)) == (8, 4)
+        await asyncio.to_thread(twins.broadcast("let_go").results)

@@ -1,0 +1,121 @@
+"""Holes in how much a request may ask for."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.serve_app.doors import CHAT, JSON, behind_door, client_of, question
+from tests.serve_app.fakes import FakeBackend
+
+GENERATION = "/text-generation"
+
+
+def prompt(**fields: object) -> dict[str, object]:
+    return {"prompt": "Hello?", "stream": False, **fields}
+
+
+def conversation(num_messages: int) -> list[dict[str, str]]:
+    return [{"role": "user", "content": "x"}] * num_messages
+
+
+# To add a row: the path, what a request asks for too much of, the limit that says so, the field.
+TOO_MUCH: list[tuple[str, dict[str, Any], dict[str, int], str]] = [
+    (CHAT, question(n=3), {"max_num_choices": 2}, "n"),
+    (CHAT, question(stop=["a", "b", "c"]), {"max_num_stops": 2}, "stop"),
+    (GENERATION, prompt(stop=["a", "b", "c"]), {"max_num_stops": 2}, "stop"),
+    (CHAT, question(stop="\u00e9" * 6), {"max_stop_bytes": 11}, "stop"),
+    (GENERATION, prompt(stop=["x" * 12]), {"max_stop_bytes": 11}, "stop"),
+    (CHAT, question(messages=conversation(4)), {"max_num_messages": 3}, "messages"),
+    (GENERATION, {"messages": conversation(4)}, {"max_num_messages": 3}, "messages"),
+    (CHAT, question(messages=conversation(4)), {"max_prompt_bytes": 3}, "messages"),
+    (GENERATION, prompt(prompt="\u65e5" * 4), {"max_prompt_bytes": 11}, "prompt"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "limits", "param"), TOO_MUCH)
+async def test_cve_2026_34756_what_is_too_much_is_refused_by_the_limits_name(
+    backend: FakeBackend, path: str, body: dict[str, Any], limits: dict[str, int], param: str
+) -> None:
+    async with client_of(behind_door(backend, limits=limits)) as client:
+        answer = await client.post(path, json=body)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    (limit,) = limits
+    assert f"limits.{limit}" in error["message"]
+    assert str(limits[limit]) in error["message"]
+    assert error["param"] == param
+    assert backend.requests == []
+
+
+@pytest.mark.parametrize(("path", "body", "limits", "param"), TOO_MUCH)
+async def test_cve_2026_34756_just_as_much_as_is_allowed_is_served(
+    backend: FakeBackend, path: str, body: dict[str, Any], limits: dict[str, int], param: str
+) -> None:
+    more = {limit: limits[limit] + 1 for limit in limits}
+    async with client_of(behind_door(backend, limits=more)) as client:
+        assert (await client.post(path, json=body)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"n": 10**6},
+        {"n": 17},
+        {"stop": ["x"] * 10_000},
+        {"logprobs": True, "top_logprobs": 10**6},
+        {"logit_bias": {str(i): 1 for i in range(5000)}},
+        {"stop_token_ids": list(range(5000))},
+        {"max_tokens": 10**30},
+        {"top_k": 10**30},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+async def test_cve_2026_34756_nothing_is_unbounded_by_default(
+    backend: FakeBackend, fields: dict[str, Any]
+) -> None:
+    async with client_of(behind_door(backend)) as client:
+        answer = await client.post(CHAT, json=question(**fields))
+    if answer.status_code == 200:
+        # A number that is bounded behind this door, by the model's own length.
+        assert set(fields) <= {"max_tokens", "top_k"}
+    else:
+        assert answer.status_code == 400
+        assert backend.requests == []
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999"])
+@pytest.mark.parametrize(
+    "field", ["temperature", "top_p", "presence_penalty", "seed", "max_tokens"]
+)
+async def test_cve_2026_54235_a_number_that_is_none_is_refused(
+    backend: FakeBackend, number: str, field: str
+) -> None:
+    body = json.dumps(question())[:-1] + f', "{field}": {number}}}'
+    async with client_of(behind_door(backend)) as client:
+        answer = await client.post(CHAT, content=body, headers=JSON)
+    assert answer.status_code == 400
+    assert "not a number" in answer.json()["error"]["message"]
+    assert backend.requests == []
+
+
+@pytest.mark.parametrize("text", ["9" * 5000, "[" * 100_000, '{"a":' * 100_000, "\\ud800"])
+async def test_a_body_made_to_exhaust_the_parser_is_a_400(backend: FakeBackend, text: str) -> None:
+    body = text if text[0] != "\\" else f'{{"model": "{text}"}}'
+    async with client_of(behind_door(backend)) as client:
+        answer = await client.post(CHAT, content=body, headers=JSON)
+    assert answer.status_code == 400
+    assert len(answer.text) < 1000
+
+
+@pytest.mark.parametrize(
+    "field", ["chat_template", "chat_template_kwargs", "mm_processor_kwargs", "documents"]
+)
+async def test_ghsa_69j4_grxj_j64p_no_template_comes_with_a_request(
+    backend: FakeBackend, field: str
+) -> None:
+    value = {"chat_template": "{{ 7 * 7 }}"} if field != "chat_template" else "{{ 7 * 7 }}"
+    async with client_of(behind_door(backend)) as client:
+        answer = await client.post(CHAT, json=question(**{field: value}))
+    assert answer.status_code == 400
+    assert backend.requests == []

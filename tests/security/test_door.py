@@ -1,0 +1,105 @@
+"""Holes in who may come in: vLLM's keys for listed prefixes, Ray's jobs, headers that command."""
+
+import re
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+
+from k8s.make_base import BASE
+from serve_app.check import find_problems
+from tests.serve_app.asgi_call import AsgiCall
+from tests.serve_app.doors import ALICE, CHAT, bearer, behind_door, client_of, question, ring
+from tests.serve_app.fakes import FakeBackend
+
+ROOT = Path(__file__).resolve().parents[2]
+METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "X"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_cve_2026_48746_every_path_and_method_is_behind_the_door(
+    backend: FakeBackend, method: str
+) -> None:
+    app = behind_door(backend, ring())
+    known = [path for path in app.openapi()["paths"] if path not in ("/health", "/ready")]
+    for path in [*known, "/docs", "/redoc", "/openapi.json", "/metrics", "/", "", "*", "//health"]:
+        async with AsgiCall(app, path, {}, method=method) as call:
+            await call.end()
+        assert call.sent[0]["status"] == 401, (method, path)
+    assert backend.requests == []
+
+
+async def test_cve_2026_48746_only_the_path_decides_whatever_the_headers_say(
+    backend: FakeBackend,
+) -> None:
+    claims = {
+        "host": "test/health",
+        "x-forwarded-prefix": "/health",
+        "x-forwarded-path": "/health",
+        "x-original-url": "/health",
+        "x-rewrite-url": "/health",
+        "referer": "http://test/health",
+    }
+    async with client_of(behind_door(backend, ring())) as client:
+        for name, value in claims.items():
+            assert (await client.get("/v1/models", headers={name: value})).status_code == 401
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.com"])
+def test_cve_2023_48022_a_server_without_keys_is_not_put_on_the_network(
+    host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAYSTREAM_API_KEYS", raising=False)
+    document = yaml.safe_load((ROOT / "serve_config.yaml").read_text())
+    assert document["http_options"]["host"] == "127.0.0.1"
+    document["http_options"]["host"] = host
+    (problem,) = find_problems(yaml.safe_dump(document))
+    assert "allow_anonymous: true" in problem
+    auth = document["applications"][0]["args"]["auth"]
+    auth["allow_anonymous"] = True
+    assert find_problems(yaml.safe_dump(document)) == []
+    auth.update(allow_anonymous=False, api_keys_file="/etc/keys.yaml")
+    assert find_problems(yaml.safe_dump(document)) == []
+
+
+def test_cve_2023_48022_cve_2025_62593_cve_2026_27482_rays_ports_need_a_token() -> None:
+    service = yaml.safe_load((BASE / "rayservice.yaml").read_text())
+    assert service["spec"]["rayClusterConfig"]["authOptions"] == {"mode": "token"}
+    policy = yaml.safe_load((BASE / "network-policy.yaml").read_text())
+    open_to_all = [rule["ports"] for rule in policy["spec"]["ingress"] if "from" not in rule]
+    assert open_to_all == [[{"protocol": "TCP", "port": 8000}]]
+
+
+@pytest.mark.parametrize("header", ["x-request-disconnect-disabled", "x-request-timeout-seconds"])
+async def test_headers_that_command_ray_serve_are_refused(
+    backend: FakeBackend, header: str
+) -> None:
+    async with client_of(behind_door(backend, ring())) as client:
+        answer = await client.post(
+            CHAT, json=question(), headers={**bearer(ALICE), header: "0.001"}
+        )
+    assert answer.status_code == 400
+    assert backend.requests == []
+
+
+@pytest.mark.parametrize("given", ["x" * 65, "a b", "a\tb", "a;b", "<b>", "\u00e9", "a\x1b[31m"])
+async def test_a_request_id_that_could_harm_a_log_is_replaced(
+    backend: FakeBackend, given: str
+) -> None:
+    async with client_of(behind_door(backend)) as client:
+        answer = await client.post(
+            CHAT, json=question(), headers=httpx.Headers([(b"x-request-id", given.encode())])
+        )
+    assert re.fullmatch("[0-9a-f]{32}", answer.headers["x-request-id"])
+    assert backend.requests[0].request_id == answer.headers["x-request-id"]
+
+
+async def test_no_page_of_another_origin_is_let_in(backend: FakeBackend) -> None:
+    asked = {"origin": "https://evil.test", "access-control-request-method": "POST"}
+    async with client_of(behind_door(backend)) as client:
+        preflight = await client.options(CHAT, headers=asked)
+        answer = await client.post(CHAT, json=question(), headers={"origin": "https://evil.test"})
+    assert preflight.status_code == 405
+    for one in (preflight, answer):
+        assert not [name for name in one.headers if name.startswith("access-control")]

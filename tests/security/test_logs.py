@@ -1,0 +1,134 @@
+"""Prompts, answers and keys stand in no log, whatever goes wrong."""
+
+import logging
+import traceback
+
+import httpx
+import pytest
+
+from deployments.contract import ChatMessage, FinishReason, GenerationRequest, TextDelta, TextPart
+from deployments.errors import GenerationFailedError
+from tests.serve_app.doors import (
+    ALICE,
+    CHAT,
+    JSON,
+    access_lines,
+    bearer,
+    behind_door,
+    client_of,
+    question,
+    ring,
+)
+from tests.serve_app.fakes import FakeBackend, Step
+
+PROMPT, ANSWER = "PROMPT-7f3a", "ANSWER-9c1e"
+SAID: list[Step] = [[TextDelta((1,), ANSWER)], [TextDelta((2,), ANSWER, FinishReason.STOP)]]
+
+
+@pytest.fixture(autouse=True)
+def _all_levels(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+
+
+def everything_logged(caplog: pytest.LogCaptureFixture) -> str:
+    """Return all that a handler could make of the server's records: the test has a client too."""
+    formatter = logging.Formatter("%(message)s")
+    return "\n".join(
+        f"{formatter.format(record)} {vars(record)!r} "
+        + ("".join(traceback.format_exception(*record.exc_info)) if record.exc_info else "")
+        for record in caplog.records
+        if record.name not in ("httpx", "httpcore")
+    )
+
+
+def marked(**fields: object) -> dict[str, object]:
+    return question(messages=[{"role": "user", "content": PROMPT}], **fields)
+
+
+REQUESTS: list[tuple[str, object]] = [
+    (CHAT, marked()),
+    (CHAT, marked(stream=True)),
+    (CHAT, marked(n=2, logprobs=True)),
+    (CHAT, marked(temperature=PROMPT)),
+    (CHAT, marked(unknown=PROMPT)),
+    (CHAT, marked(**{PROMPT: 1})),
+    (CHAT, marked(stop=[PROMPT] * 99)),
+    (CHAT, marked(user=PROMPT, metadata={PROMPT: PROMPT})),
+    (CHAT, marked(response_format={"type": PROMPT})),
+    (CHAT, question(messages=[{"role": PROMPT, "content": PROMPT}])),
+    (CHAT, question(messages=PROMPT)),
+    (CHAT, question(model=PROMPT)),
+    (CHAT, [PROMPT]),
+    ("/text-generation", {"prompt": PROMPT, "stream": False}),
+    ("/text-generation", {"prompt": PROMPT}),
+    ("/text-generation", {"prompt": [PROMPT]}),
+    (f"/{PROMPT}", {}),
+    (f"/v1/models/{PROMPT}", {}),
+    (f"{CHAT}?q={PROMPT}", marked()),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), REQUESTS)
+async def test_neither_prompt_nor_answer_nor_key_is_logged(
+    caplog: pytest.LogCaptureFixture, path: str, body: object
+) -> None:
+    async with client_of(behind_door(FakeBackend(SAID), ring())) as client:
+        for headers in (bearer(ALICE), bearer(PROMPT), {"x-api-key": ALICE}):
+            await client.post(path, json=body, headers=headers)
+    assert len(access_lines(caplog)) == 3
+    logged = everything_logged(caplog)
+    assert not [word for word in (PROMPT, ANSWER, ALICE) if word in logged]
+
+
+@pytest.mark.parametrize("body", [f'{{"model": "{PROMPT}', f'"{PROMPT}"', f"{PROMPT}\ud800", ""])
+async def test_nor_when_the_body_is_broken(caplog: pytest.LogCaptureFixture, body: str) -> None:
+    async with client_of(behind_door(FakeBackend(SAID))) as client:
+        content = body.encode("utf-8", "surrogatepass")
+        assert (await client.post(CHAT, content=content, headers=JSON)).status_code == 400
+    assert PROMPT not in everything_logged(caplog)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("moment", ["at once", "in mid-answer"])
+async def test_nor_when_the_server_itself_fails_with_a_traceback(
+    caplog: pytest.LogCaptureFixture, stream: bool, moment: str
+) -> None:
+    class FailingBackend(FakeBackend):
+        async def generate(self, request: GenerationRequest):  # type: ignore[no-untyped-def] # the fake's
+            if moment == "at once":
+                raise RuntimeError(f"failed at {request!r}")
+            return await super().generate(request)
+
+    backend = FailingBackend([*SAID[:1], RuntimeError("failed")])
+    app = behind_door(backend)
+    transport = httpx.ASGITransport(app, raise_app_exceptions=True)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        try:
+            await client.post(CHAT, json=marked(stream=stream))
+        except RuntimeError:
+            # As the server in front does.
+            logging.getLogger("uvicorn.error").exception("Exception in ASGI application")
+        else:
+            pytest.fail("the bug was swallowed")
+    logged = everything_logged(caplog)
+    assert "Exception in ASGI application" in logged
+    assert not [word for word in (PROMPT, ANSWER) if word in logged]
+
+
+async def test_nor_when_the_engine_fails(caplog: pytest.LogCaptureFixture) -> None:
+    backend = FakeBackend([*SAID[:1], GenerationFailedError("out of memory")])
+    async with client_of(behind_door(backend)) as client:
+        await client.post(CHAT, json=marked())
+        await client.post(CHAT, json=marked(stream=True))
+    logged = everything_logged(caplog)
+    assert "generation_failed" in logged
+    assert not [word for word in (PROMPT, ANSWER) if word in logged]
+
+
+def test_what_crosses_to_a_replica_shows_no_prompt_of_itself() -> None:
+    backend = FakeBackend()
+    sampling = backend.description.default_sampling
+    message = ChatMessage("user", (TextPart(PROMPT),))
+    for prompt in ((message,), PROMPT):
+        assert PROMPT not in repr(GenerationRequest("id", prompt, sampling))
+    assert PROMPT not in repr(message)

@@ -1,0 +1,75 @@
+"""Holes in how models are loaded and kept alive, and in what travels between processes."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from deployments.errors import ReplicaUnavailableError
+from tests.serve_app.doors import CHAT, behind_door, client_of, question
+from tests.serve_app.fakes import FakeBackend
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = sorted(
+    path for room in ("serve_app", "deployments") for path in (ROOT / room).rglob("*.py")
+)
+LOADS = re.compile(r"(?:c?[pP]ickle|dill|marshal|shelve|joblib)$")
+
+
+def calls(path: Path) -> list[ast.Call]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+
+
+async def test_cve_2026_114051_pysec_2026_145_health_exercises_the_engine(
+    backend: FakeBackend,
+) -> None:
+    async with client_of(behind_door(backend)) as client:
+        assert (await client.get("/health")).status_code == 200
+        backend.sickness = ReplicaUnavailableError("The engine is dead.")
+        assert (await client.get("/health")).status_code == 503
+        # A request that fails takes nobody with it.
+        backend.sickness = None
+        backend.scripts = [RuntimeError("one request's own bug")]
+        assert (await client.post(CHAT, json=question())).status_code == 500
+        assert (await client.post(CHAT, json=question())).status_code == 200
+
+
+def test_cve_2026_27893_47155_41523_no_code_comes_with_a_model() -> None:
+    text = {path: path.read_text(encoding="utf-8") for path in SOURCES}
+    assert not [path for path in SOURCES if re.search(r"trust_remote_code\W+True", text[path])]
+    (loader,) = [path for path in SOURCES if "from_pretrained(" in text[path]]
+    assert loader.name == "model_loader.py"
+    loads = [c for c in calls(loader) if ast.unparse(c.func).endswith("from_pretrained")]
+    assert len(loads) >= 4
+    for call in loads:
+        # `options` holds the revision and trust_remote_code: False.
+        assert "**options" in ast.unparse(call), ast.unparse(call)
+    assert '"revision": revision, "trust_remote_code": False' in text[loader]
+
+
+def test_cve_2025_32434_cve_2026_24747_weights_are_safetensors_alone() -> None:
+    (loader,) = [path for path in SOURCES if path.name == "model_loader.py"]
+    assert "use_safetensors=True" in loader.read_text(encoding="utf-8")
+    for path in SOURCES:
+        assert not [c for c in calls(path) if ast.unparse(c.func) == "torch.load"], path
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_cve_2026_3059_3060_cve_2025_27520_nothing_from_outside_is_unpickled(path: Path) -> None:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    imported = [
+        name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or ""]
+        )
+    ]
+    assert not [name for name in imported if LOADS.search(name)]
+    assert not [
+        c for c in calls(path) if ast.unparse(c.func) in ("eval", "exec", "yaml.unsafe_load")
+    ]

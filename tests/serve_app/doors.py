@@ -1,0 +1,65 @@
+"""Applications behind a door, and what comes out of them."""
+
+import json
+import logging
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from serve_app.api_keys import ApiKey, KeyRing, hash_key
+from serve_app.config import AppConfig
+from serve_app.image_fetcher import ImageSource
+from serve_app.ingress import build_app
+from serve_app.rate_limits import Ledger
+from tests.serve_app.fakes import FakeBackend, FakeClock
+
+CHAT = "/v1/chat/completions"
+ALICE, BOB = "sk-of-alice-0000000", "sk-of-bob-000000000"
+JSON = {"content-type": "application/json"}
+
+
+def key(name: str, secret: str, **limits: int) -> ApiKey:
+    return ApiKey.model_validate({"name": name, "sha256": hash_key(secret), **limits})
+
+
+def ring(**limits: int) -> KeyRing:
+    """Return Bob's key without limits behind Alice's with these."""
+    return KeyRing((key("alice", ALICE, **limits), key("bob", BOB)))
+
+
+def bearer(secret: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {secret}"}
+
+
+def question(**fields: object) -> dict[str, object]:
+    return {"model": "m", "messages": [{"role": "user", "content": "Hello?"}], **fields}
+
+
+def behind_door(
+    backend: FakeBackend,
+    keys: KeyRing | None = None,
+    ledger: Ledger | None = None,
+    limits: Mapping[str, object] | None = None,
+    images: ImageSource | None = None,
+) -> FastAPI:
+    config = AppConfig.model_validate(
+        {"models": [{"id": "m", "source": "nowhere"}], "limits": dict(limits or {})}
+    )
+    return build_app(config, {"m": backend}, FakeClock(), keys=keys, ledger=ledger, images=images)
+
+
+@asynccontextmanager
+async def client_of(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        yield client
+
+
+def access_lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
+    records = [r for r in caplog.records if r.name == "ray.serve.raystream.access"]
+    assert all(record.levelno == logging.INFO for record in records)
+    return [json.loads(record.getMessage()) for record in records]

@@ -1,0 +1,164 @@
+import asyncio
+import logging
+
+import pytest
+from starlette.types import Message, Receive, Scope, Send
+
+from deployments.contract import TextDelta
+from deployments.errors import OverloadedError, ReplicaUnavailableError
+from serve_app.access_log import AccessLogMiddleware, current_record, record_of
+from tests.serve_app.asgi_call import AsgiCall
+from tests.serve_app.doors import (
+    ALICE,
+    CHAT,
+    access_lines,
+    bearer,
+    behind_door,
+    client_of,
+    question,
+    ring,
+)
+from tests.serve_app.fakes import HELLO, FakeBackend, Step
+
+
+@pytest.fixture(autouse=True)
+def _all_levels(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_leaves_one_line(
+    backend: FakeBackend, caplog: pytest.LogCaptureFixture, stream: bool
+) -> None:
+    headers = {**bearer(ALICE), "x-request-id": "abc"}
+    async with client_of(behind_door(backend, ring())) as client:
+        await client.post(CHAT, json=question(stream=stream), headers=headers)
+    (line,) = access_lines(caplog)
+    assert line.pop("duration_ms") >= line.pop("ttft_ms") >= 0
+    assert line == {
+        "event": "request",
+        "request_id": "abc",
+        "key": "alice",
+        "method": "POST",
+        "model": "m",
+        "status": 200,
+        "finish_reason": "stop",
+        "error_code": None,
+        "prompt_tokens": 7,
+        "completion_tokens": 5,
+    }
+
+
+async def test_a_client_that_leaves_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    app = behind_door(FakeBackend([*HELLO[:1], asyncio.Event()]))
+    async with AsgiCall(app, CHAT, question(stream=True)) as call:
+        await call.wait_until(lambda: b"Hello" in call.body)
+        call.leave()
+        await call.end()
+    (line,) = access_lines(caplog)
+    assert (line["status"], line["finish_reason"]) == (200, "client_disconnected")
+    assert line["completion_tokens"] == 1
+
+
+async def test_so_is_one_whose_request_serve_cancels(caplog: pytest.LogCaptureFixture) -> None:
+    backend = FakeBackend([*HELLO[:1], asyncio.Event()])
+    async with AsgiCall(behind_door(backend), CHAT, question()) as call:
+        async with asyncio.timeout(5):
+            await backend.opened.wait()
+            await backend.streams[0].waits.wait()
+    (line,) = access_lines(caplog)
+    assert (line["status"], line["finish_reason"]) == (None, "client_disconnected")
+    assert call.sent == []
+
+
+async def test_a_stream_that_breaks_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    steps: list[Step] = [[TextDelta((1,), "a")], ReplicaUnavailableError("gone")]
+    async with client_of(behind_door(FakeBackend(steps))) as client:
+        await client.post(CHAT, json=question(stream=True))
+    (line,) = access_lines(caplog)
+    assert (line["status"], line["finish_reason"]) == (200, "error")
+    assert line["error_code"] == "replica_unavailable"
+
+
+async def test_an_overload_is_told_by_its_status_and_code(
+    backend: FakeBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend.refusal = OverloadedError("busy", None, 17)
+    async with client_of(behind_door(backend)) as client:
+        await client.post(CHAT, json=question())
+    (line,) = access_lines(caplog)
+    assert (line["status"], line["finish_reason"]) == (503, None)
+    assert line["error_code"] == "overloaded"
+
+
+@pytest.mark.parametrize(("stream", "status"), [(False, 504), (True, 200)])
+async def test_an_answer_that_is_late_is_told_by_the_deadline_s_code(
+    caplog: pytest.LogCaptureFixture, stream: bool, status: int
+) -> None:
+    backend = FakeBackend([HELLO[0], asyncio.Event()])
+    app = behind_door(backend, limits={"stall_timeout_s": 0.02})
+    async with client_of(app) as client:
+        await client.post(CHAT, json=question(stream=stream))
+    (line,) = access_lines(caplog)
+    assert (line["status"], line["finish_reason"]) == (status, "error")
+    assert line["error_code"] == "stall_timeout"
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "status", "code"),
+    [
+        ("/nowhere", bearer(ALICE), 404, "not_found"),
+        ("/nowhere", {}, 401, "invalid_api_key"),
+        ("/health", {}, 200, None),
+    ],
+)
+async def test_refusals_leave_a_line_too_and_it_holds_no_path(
+    backend: FakeBackend,
+    caplog: pytest.LogCaptureFixture,
+    path: str,
+    headers: dict[str, str],
+    status: int,
+    code: str | None,
+) -> None:
+    async with client_of(behind_door(backend, ring())) as client:
+        await client.get(path, headers=headers)
+    (line,) = access_lines(caplog)
+    assert (line["status"], line["model"], line["ttft_ms"]) == (status, None, None)
+    assert line["error_code"] == code
+    assert "nowhere" not in str(line)
+
+
+async def test_a_bug_of_ours_is_a_500(caplog: pytest.LogCaptureFixture) -> None:
+    backend = FakeBackend()
+    backend.refusal = RuntimeError("a bug")
+    async with client_of(behind_door(backend)) as client:
+        await client.post(CHAT, json=question())
+    (line,) = access_lines(caplog)
+    assert (line["status"], line["error_code"]) == (500, "internal_error")
+
+
+async def test_lines_can_be_left_out_but_not_the_records(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    seen: list[float] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        record = current_record()
+        assert record is record_of(scope)
+        record.gained(2, None)
+        assert record.first_token_s is not None
+        seen.append(record.first_token_s - record.started_s)
+
+    async def receive() -> Message:
+        raise AssertionError
+
+    async def send(message: Message) -> None:
+        raise AssertionError
+
+    times = iter([10.0, 10.5])
+    middleware = AccessLogMiddleware(app, writes=False, now=lambda: next(times))
+    scope = {"type": "http", "method": "GET", "state": {"request_id": "x"}}
+    await middleware(scope, receive, send)
+    assert seen == [0.5]
+    assert access_lines(caplog) == []
+    assert current_record() is None

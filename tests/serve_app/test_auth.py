@@ -1,0 +1,156 @@
+from urllib.parse import unquote
+
+import pytest
+from starlette.types import Message
+
+from serve_app.auth import OpenDoorError, is_loopback, require_closed_door
+from tests.serve_app.asgi_call import AsgiCall
+from tests.serve_app.doors import (
+    ALICE,
+    BOB,
+    CHAT,
+    bearer,
+    behind_door,
+    client_of,
+    key,
+    question,
+    ring,
+)
+from tests.serve_app.fakes import FakeBackend
+
+
+async def test_a_key_opens_the_door(backend: FakeBackend) -> None:
+    async with client_of(behind_door(backend, ring())) as client:
+        for headers in (
+            bearer(ALICE),
+            bearer(BOB),
+            {"authorization": f"bearer  {ALICE}"},
+            {"x-api-key": ALICE},
+        ):
+            answer = await client.post(CHAT, json=question(), headers=headers)
+            assert answer.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("headers", "challenge"),
+    [
+        ({}, 'Bearer realm="raystream"'),
+        ({"authorization": ""}, 'Bearer realm="raystream"'),
+        ({"authorization": f"Basic {ALICE}"}, 'Bearer realm="raystream"'),
+        ({"authorization": ALICE}, 'Bearer realm="raystream"'),
+        (bearer("wrong"), 'Bearer realm="raystream", error="invalid_token"'),
+        (bearer(""), 'Bearer realm="raystream", error="invalid_token"'),
+        (bearer(ALICE + "x"), 'Bearer realm="raystream", error="invalid_token"'),
+        (bearer(key("a", ALICE).sha256), 'Bearer realm="raystream", error="invalid_token"'),
+        ({"x-api-key": "wrong"}, 'Bearer realm="raystream", error="invalid_token"'),
+        ({"authorization": "Bearer wrong", "x-api-key": ALICE}, None),
+    ],
+)
+async def test_anything_else_is_refused_in_openais_shape(
+    backend: FakeBackend, headers: dict[str, str], challenge: str | None
+) -> None:
+    async with client_of(behind_door(backend, ring())) as client:
+        answer = await client.post(CHAT, json=question(), headers=headers)
+    assert answer.status_code == 401
+    error = answer.json()["error"]
+    assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_api_key")
+    assert answer.headers["x-should-retry"] == "false"
+    assert answer.headers["x-request-id"]
+    assert challenge is None or answer.headers["www-authenticate"] == challenge
+    assert ALICE not in answer.text
+    assert backend.requests == []
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready"])
+async def test_a_supervisor_needs_no_key(backend: FakeBackend, path: str) -> None:
+    async with client_of(behind_door(backend, ring())) as client:
+        assert (await client.get(path)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/"),
+        ("GET", "/docs"),
+        ("GET", "/redoc"),
+        ("GET", "/openapi.json"),
+        ("GET", "/v1/models"),
+        ("GET", "/v1/models/m"),
+        ("GET", "/v1/models/../../health"),
+        ("GET", "/nowhere"),
+        ("GET", "/health/"),
+        ("GET", "//health"),
+        ("GET", "/health/x"),
+        ("GET", "/Health"),
+        ("GET", "/health%2f"),
+        ("GET", "/health%00"),
+        ("GET", "/x/../ready"),
+        ("GET", "/v1/models?path=/health"),
+        ("DELETE", CHAT),
+        ("OPTIONS", CHAT),
+        ("HEAD", "/docs"),
+        ("TRACE", "/"),
+        ("POST", "/text-generation"),
+        ("POST", "/v1/completions"),
+        ("POST", "/tokenize"),
+    ],
+)
+async def test_everything_else_is_behind_the_door(
+    backend: FakeBackend, method: str, path: str
+) -> None:
+    # Clients tidy a path up before they send it; this is what a socket would hold.
+    async with AsgiCall(behind_door(backend, ring()), unquote(path), {}, method=method) as call:
+        await call.end()
+    assert call.sent[0]["status"] == 401
+
+
+async def test_a_host_header_moves_no_path(backend: FakeBackend) -> None:
+    async with client_of(behind_door(backend, ring())) as client:
+        answer = await client.get("/v1/models", headers={"host": "test/health?"})
+    assert answer.status_code == 401
+
+
+async def test_each_of_the_applications_own_routes_but_two_is_behind_the_door(
+    backend: FakeBackend,
+) -> None:
+    app = behind_door(backend, ring())
+    paths = list(app.openapi()["paths"])
+    assert len(paths) > 4
+    async with client_of(app) as client:
+        open_paths = [path for path in paths if (await client.get(path)).status_code != 401]
+    assert sorted(open_paths) == ["/health", "/ready"]
+
+
+async def test_websockets_are_shut(backend: FakeBackend) -> None:
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        return {"type": "websocket.connect"}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope = {"type": "websocket", "path": "/health", "headers": [], "query_string": b""}
+    await behind_door(backend, ring())(scope, receive, send)
+    assert sent == [{"type": "websocket.close", "code": 1008}]
+
+
+async def test_without_keys_nobody_is_asked(backend: FakeBackend) -> None:
+    async with client_of(behind_door(backend)) as client:
+        assert (await client.post(CHAT, json=question())).status_code == 200
+        answer = await client.post(CHAT, json=question(), headers=bearer("whatever"))
+        assert answer.status_code == 200
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.1", "::1", "localhost"])
+def test_this_machine_alone_needs_no_key(host: str) -> None:
+    assert is_loopback(host)
+    require_closed_door(host, has_keys=False, allow_anonymous=False)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "", None, "10.0.0.1", "example.com", "::2"])
+def test_elsewhere_keys_or_the_owners_word_are_needed(host: str | None) -> None:
+    require_closed_door(host, has_keys=True, allow_anonymous=False)
+    require_closed_door(host, has_keys=False, allow_anonymous=True)
+    with pytest.raises(OpenDoorError, match=r"allow_anonymous: true.*raystream-key|raystream-key"):
+        require_closed_door(host, has_keys=False, allow_anonymous=False)

@@ -1,0 +1,208 @@
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from deployments.contract import GenerationRequest, SamplingParams, TextDelta
+from deployments.errors import (
+    DeadlineExceededError,
+    FirstTokenTimeoutError,
+    StallTimeoutError,
+    TotalTimeoutError,
+)
+from serve_app.config import AppConfig, LimitsConfig
+from serve_app.deadlines import DeadlineBackend, DeadlineStream, first_deadline, next_deadline
+from serve_app.ingress import build_app
+from tests.serve_app.fakes import HELLO, FakeBackend, FakeClock, FakeStream, Step
+from tests.serve_app.sse_decoder import SseDecoder
+
+SOON_S = 0.01
+REQUEST = GenerationRequest("r", "hi", SamplingParams())
+ENDLESS: list[Step] = [HELLO[0], asyncio.Event()]
+
+
+def limits(**changes: float | None) -> LimitsConfig:
+    never: dict[str, Any] = {
+        "first_token_timeout_s": None, "stall_timeout_s": None, "total_timeout_s": None,
+    }  # fmt: skip
+    return LimitsConfig.model_validate({**never, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "at_s", "error"),
+    [
+        ({}, float("inf"), FirstTokenTimeoutError),
+        ({"first_token_timeout_s": 5}, 105, FirstTokenTimeoutError),
+        ({"first_token_timeout_s": 5, "total_timeout_s": 4}, 104, TotalTimeoutError),
+        ({"first_token_timeout_s": 5, "total_timeout_s": 6}, 105, FirstTokenTimeoutError),
+        ({"stall_timeout_s": 1, "total_timeout_s": 6}, 106, TotalTimeoutError),
+    ],
+)
+def test_until_the_first_token_the_nearer_of_two_deadlines_counts(
+    changes: dict[str, float], at_s: float, error: type[DeadlineExceededError]
+) -> None:
+    deadline = first_deadline(limits(**changes), 100)
+    assert deadline.at_s == at_s
+    assert deadline.error is error
+
+
+@pytest.mark.parametrize(
+    ("changes", "at_s", "error"),
+    [
+        ({}, float("inf"), StallTimeoutError),
+        ({"stall_timeout_s": 5}, 125, StallTimeoutError),
+        ({"stall_timeout_s": 5, "total_timeout_s": 24}, 124, TotalTimeoutError),
+        ({"stall_timeout_s": 5, "total_timeout_s": 26}, 125, StallTimeoutError),
+        ({"first_token_timeout_s": 1}, float("inf"), StallTimeoutError),
+    ],
+)
+def test_between_tokens_stalls_are_counted_from_the_last_one(
+    changes: dict[str, float], at_s: float, error: type[DeadlineExceededError]
+) -> None:
+    deadline = next_deadline(limits(**changes), 100, 120)
+    assert deadline.at_s == at_s
+    assert deadline.error is error
+
+
+async def read(backend: DeadlineBackend) -> list[list[TextDelta]]:
+    async with asyncio.timeout(5):
+        return [deltas async for deltas in await backend.generate(REQUEST)]
+
+
+async def test_what_comes_in_time_comes_whole() -> None:
+    backend = FakeBackend()
+    in_time = DeadlineBackend(backend, LimitsConfig())
+    stream = await in_time.generate(REQUEST)
+    assert stream.num_prompt_tokens == 7
+    assert [deltas async for deltas in stream] == HELLO
+    await stream.aclose()
+    assert backend.streams[0].closed.is_set()
+
+
+@pytest.mark.parametrize(
+    ("steps", "changes", "error"),
+    [
+        ([asyncio.Event()], {"first_token_timeout_s": SOON_S}, FirstTokenTimeoutError),
+        ([asyncio.Event()], {"total_timeout_s": SOON_S}, TotalTimeoutError),
+        (ENDLESS, {"stall_timeout_s": SOON_S, "first_token_timeout_s": 60}, StallTimeoutError),
+        (ENDLESS, {"stall_timeout_s": 60, "total_timeout_s": SOON_S}, TotalTimeoutError),
+    ],
+)
+async def test_what_is_late_is_aborted_and_told_by_its_name(
+    steps: list[Step], changes: dict[str, float], error: type[DeadlineExceededError]
+) -> None:
+    backend = FakeBackend(steps)
+    with pytest.raises(error, match=rf"\({error.code}_s\)"):
+        await read(DeadlineBackend(backend, limits(**changes)))
+    assert backend.streams[0].closed.is_set()
+
+
+class TirelessStream(FakeStream):
+    async def __aiter__(self) -> AsyncIterator[list[TextDelta]]:
+        while True:
+            await asyncio.sleep(0)
+            yield [TextDelta((1,), "x")]
+
+
+async def test_the_total_ends_a_stream_that_never_stalls() -> None:
+    tireless = TirelessStream([], 7)
+    started_s = asyncio.get_running_loop().time()
+    stream = DeadlineStream(tireless, limits(total_timeout_s=SOON_S, stall_timeout_s=60), started_s)
+    async with asyncio.timeout(5):
+        with pytest.raises(TotalTimeoutError):
+            async for _ in stream:
+                pass
+    assert tireless.closed.is_set()
+
+
+async def test_time_that_the_reader_takes_is_no_stall() -> None:
+    in_time = DeadlineBackend(FakeBackend(), limits(stall_timeout_s=SOON_S))
+    stream = aiter(await in_time.generate(REQUEST))
+    await anext(stream)
+    passed = asyncio.Event()
+    asyncio.get_running_loop().call_later(2 * SOON_S, passed.set)
+    await passed.wait()
+    assert [deltas async for deltas in stream] == HELLO[1:]
+
+
+async def test_a_timeout_of_the_replica_s_own_is_no_deadline() -> None:
+    backend = FakeBackend([HELLO[0], TimeoutError("theirs")])
+    with pytest.raises(TimeoutError, match="theirs"):
+        await read(DeadlineBackend(backend, LimitsConfig()))
+
+
+async def test_a_model_that_loads_for_too_long_is_late() -> None:
+    backend = FakeBackend()
+    backend.loaded = asyncio.Event()
+    in_time = DeadlineBackend(backend, limits(first_token_timeout_s=SOON_S))
+    with pytest.raises(FirstTokenTimeoutError):
+        await in_time.describe()
+    backend.loaded.set()
+    assert await in_time.describe() == backend.description
+
+
+def app(backend: FakeBackend, **changes: float | None) -> FastAPI:
+    config = AppConfig.model_validate(
+        {"models": [{"id": "m", "source": "nowhere"}], "limits": limits(**changes).model_dump()}
+    )
+    return build_app(config, {"m": backend}, FakeClock())
+
+
+async def post(app: FastAPI, path: str, body: dict[str, Any]) -> httpx.Response:
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        return await client.post(path, json=body)
+
+
+CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+SURFACES = [("/v1/chat/completions", CHAT), ("/text-generation", {"prompt": "hi"})]
+
+
+@pytest.mark.parametrize(("path", "body"), SURFACES)
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("code", ["first_token_timeout", "stall_timeout", "total_timeout"])
+async def test_a_whole_answer_that_is_late_is_a_504_that_is_not_to_be_retried(
+    path: str, body: dict[str, Any], n: int, code: str
+) -> None:
+    steps = [asyncio.Event()] if code == "first_token_timeout" else ENDLESS
+    backend = FakeBackend(steps)
+    several = {"n": n} if body is CHAT else {}
+    answer = await post(
+        app(backend, **{f"{code}_s": SOON_S}), path, {**body, **several, "stream": False}
+    )
+    assert answer.status_code == 504
+    assert answer.headers["x-should-retry"] == "false"
+    error = answer.json()["error"]
+    assert (error["code"], error["type"]) == (code, "timeout_error")
+    assert f"{code}_s" in error["message"]
+    assert all(stream.closed.is_set() for stream in backend.streams)
+
+
+@pytest.mark.parametrize(("path", "body"), SURFACES)
+@pytest.mark.parametrize("code", ["first_token_timeout", "stall_timeout", "total_timeout"])
+async def test_a_stream_that_is_late_ends_with_an_error_event_and_is_not_done(
+    path: str, body: dict[str, Any], code: str
+) -> None:
+    steps = [asyncio.Event()] if code == "first_token_timeout" else ENDLESS
+    backend = FakeBackend(steps)
+    answer = await post(app(backend, **{f"{code}_s": SOON_S}), path, {**body, "stream": True})
+    assert answer.status_code == 200
+    events = SseDecoder().feed(answer.content)
+    assert f'"code":"{code}"' in events[-1]
+    assert "[DONE]" not in events
+    assert all(stream.closed.is_set() for stream in backend.streams)
+
+
+async def test_a_replica_that_does_not_accept_in_time_is_a_504_for_a_stream_too() -> None:
+    class Silent(FakeBackend):
+        async def generate(self, request: GenerationRequest) -> Any:
+            await asyncio.Event().wait()
+
+    answer = await post(
+        app(Silent(), first_token_timeout_s=SOON_S), "/text-generation", {"prompt": "hi"}
+    )
+    assert answer.status_code == 504
+    assert answer.json()["error"]["code"] == "first_token_timeout"

@@ -1,0 +1,208 @@
+import asyncio
+import re
+from collections.abc import Sequence
+
+import httpx
+import pytest
+from starlette.types import Message
+
+from deployments.errors import ReplicaUnavailableError
+from serve_app.api_keys import ApiKey
+from serve_app.key_ledger import KeyLedger, Verdict
+from serve_app.rate_limits import duration
+from tests.serve_app.asgi_call import AsgiCall
+from tests.serve_app.doors import (
+    ALICE,
+    BOB,
+    CHAT,
+    JSON,
+    bearer,
+    behind_door,
+    client_of,
+    question,
+    ring,
+)
+from tests.serve_app.fakes import HELLO, FakeBackend
+from tests.serve_app.test_key_ledger import HandClock
+
+HELLO_TOKENS = 7 + 5
+
+
+class CountedLedger(KeyLedger):
+    """Tells how often it was asked."""
+
+    def __init__(self, keys: Sequence[ApiKey]) -> None:
+        super().__init__(keys)
+        self.num_asked = 0
+        self.settled: list[int] = []
+        self.told = asyncio.Event()
+
+    async def admit(self, name: str, ticket: str) -> Verdict:
+        self.num_asked += 1
+        return await super().admit(name, ticket)
+
+    async def settle(self, name: str, ticket: str, num_tokens: int) -> None:
+        self.settled.append(num_tokens)
+        await super().settle(name, ticket, num_tokens)
+        self.told.set()
+
+
+class DeadLedger:
+    """Can't be reached."""
+
+    async def admit(self, name: str, ticket: str) -> Verdict:
+        raise ReplicaUnavailableError("gone")
+
+    async def settle(self, name: str, ticket: str, num_tokens: int) -> None:
+        raise ReplicaUnavailableError("gone")
+
+
+def ends(sent: list[Message]) -> bool:
+    return bool(sent) and not sent[-1].get("more_body", True)
+
+
+async def ask(client: httpx.AsyncClient, secret: str = ALICE, **fields: object) -> httpx.Response:
+    return await client.post(CHAT, json=question(**fields), headers=bearer(secret))
+
+
+async def test_beyond_the_requests_per_minute_a_key_is_told_when_to_come_back(
+    backend: FakeBackend,
+) -> None:
+    keys = ring(requests_per_minute=2, tokens_per_minute=1000)
+    app = behind_door(backend, keys, KeyLedger(keys.limited, HandClock()))
+    async with client_of(app) as client:
+        first, second, third = [await ask(client) for _ in range(3)]
+        assert (await ask(client, BOB)).status_code == 200
+    assert [first.status_code, second.status_code, third.status_code] == [200, 200, 429]
+    assert first.headers["x-ratelimit-limit-requests"] == "2"
+    assert first.headers["x-ratelimit-remaining-requests"] == "1"
+    assert first.headers["x-ratelimit-reset-requests"] == "30s"
+    assert first.headers["x-ratelimit-limit-tokens"] == "1000"
+    assert first.headers["x-ratelimit-remaining-tokens"] == "1000"
+    assert second.headers["x-ratelimit-remaining-tokens"] == str(1000 - HELLO_TOKENS)
+    assert third.headers["retry-after"] == "30"
+    assert "x-should-retry" not in third.headers
+    error = third.json()["error"]
+    assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
+    assert "requests per minute" in error["message"]
+    assert len(backend.requests) == 3
+
+
+async def test_tokens_are_charged_as_the_usage_says(backend: FakeBackend) -> None:
+    keys = ring(tokens_per_minute=HELLO_TOKENS)
+    app = behind_door(backend, keys, KeyLedger(keys.limited, HandClock()))
+    async with client_of(app) as client:
+        first, second = await ask(client), await ask(client)
+    assert first.json()["usage"]["total_tokens"] == HELLO_TOKENS
+    assert second.status_code == 429
+    assert "tokens per minute" in second.json()["error"]["message"]
+    assert second.headers["x-ratelimit-remaining-tokens"] == "0"
+
+
+async def test_several_answers_share_one_prompt(backend: FakeBackend) -> None:
+    keys = ring(tokens_per_minute=1000)
+    ledger = CountedLedger(keys.limited)
+    async with client_of(behind_door(backend, keys, ledger)) as client:
+        usage = (await ask(client, n=3)).json()["usage"]
+    assert usage["total_tokens"] == 7 + 3 * 5
+    assert ledger.settled == [usage["total_tokens"]]
+
+
+async def test_two_ingresses_admit_no_more_than_one(backend: FakeBackend) -> None:
+    keys = ring(requests_per_minute=5)
+    ledger = KeyLedger(keys.limited, HandClock())
+    apps = [behind_door(backend, keys, ledger) for _ in range(2)]
+    async with client_of(apps[0]) as one, client_of(apps[1]) as other:
+        answers = await asyncio.gather(*(ask(client) for client in (one, other) * 8))
+    assert sorted(answer.status_code for answer in answers) == [200] * 5 + [429] * 11
+
+
+async def test_a_stream_counts_until_it_has_ended_or_its_client_has_left() -> None:
+    backend = FakeBackend([*HELLO[:1], asyncio.Event()])
+    keys = ring(max_concurrent_streams=1)
+    ledger = CountedLedger(keys.limited)
+    app = behind_door(backend, keys, ledger)
+    async with (
+        AsgiCall(app, CHAT, question(stream=True), headers=bearer(ALICE)) as call,
+        client_of(app) as client,
+    ):
+        await call.wait_until(lambda: b"Hello" in call.body)
+        refused = await ask(client)
+        assert refused.status_code == 429
+        assert "running" in refused.json()["error"]["message"]
+        assert refused.headers["retry-after"] == "1"
+        call.leave()
+        await call.end()
+        await asyncio.wait_for(ledger.told.wait(), 5)
+        backend.steps = HELLO
+        assert (await ask(client)).status_code == 200
+    # The stream that was left is charged for what it had, the refused one for nothing.
+    assert ledger.settled == [7 + 1, HELLO_TOKENS]
+
+
+async def test_a_request_is_settled_before_its_last_byte(backend: FakeBackend) -> None:
+    keys = ring(max_concurrent_streams=1)
+    ledger = CountedLedger(keys.limited)
+    app = behind_door(backend, keys, ledger)
+    async with AsgiCall(app, CHAT, question(stream=True), headers=bearer(ALICE)) as call:
+        await call.wait_until(lambda: ends(call.sent))
+        assert ledger.settled == [HELLO_TOKENS]
+        await call.end()
+    assert ledger.settled == [HELLO_TOKENS]
+
+
+async def test_who_has_no_limits_never_waits_for_the_ledger(backend: FakeBackend) -> None:
+    keys = ring(requests_per_minute=1)
+    ledger = CountedLedger(keys.limited)
+    async with client_of(behind_door(backend, keys, ledger)) as client:
+        for _ in range(3):
+            answer = await ask(client, BOB)
+            assert answer.status_code == 200
+            assert not [name for name in answer.headers if name.startswith("x-ratelimit")]
+        assert (await client.get("/v1/models", headers=bearer(ALICE))).status_code == 200
+        assert (await ask(client, "wrong")).status_code == 401
+    assert ledger.num_asked == 0
+
+
+async def test_a_body_that_is_refused_counts_as_a_request(backend: FakeBackend) -> None:
+    keys = ring(requests_per_minute=1)
+    app = behind_door(backend, keys, KeyLedger(keys.limited, HandClock()))
+    async with client_of(app) as client:
+        broken = await client.post(CHAT, content=b"{", headers={**JSON, **bearer(ALICE)})
+        assert broken.status_code == 400
+        assert broken.headers["x-ratelimit-remaining-requests"] == "0"
+        assert (await ask(client)).status_code == 429
+
+
+async def test_without_its_ledger_a_limited_key_is_refused_and_others_are_not(
+    backend: FakeBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = behind_door(backend, ring(requests_per_minute=9), DeadLedger())
+    async with client_of(app) as client:
+        refused = await ask(client)
+        assert (await ask(client, BOB)).status_code == 200
+    assert refused.status_code == 503
+    assert refused.json()["error"]["code"] == "rate_limits_unavailable"
+    assert refused.headers["retry-after"] == "1"
+    assert "key ledger" in caplog.text
+
+
+async def test_a_ledger_that_does_not_answer_is_not_waited_for(backend: FakeBackend) -> None:
+    class SilentLedger(DeadLedger):
+        async def admit(self, name: str, ticket: str) -> Verdict:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    app = behind_door(backend, ring(requests_per_minute=9), SilentLedger())
+    app.user_middleware[-1].kwargs["timeout_s"] = 0
+    async with client_of(app) as client:
+        assert (await ask(client)).status_code == 503
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0ms"), (0.02, "20ms"), (1, "1s"), (1.25, "1.25s"), (59.9999, "1m0s"), (360, "6m0s")],
+)
+def test_times_are_written_as_openai_does(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+    assert re.fullmatch(r"(\d+m)?[\d.]+s|\d+ms", text)
