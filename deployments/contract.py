@@ -25,6 +25,8 @@ __all__ = [
     "TextPart",
     "TokenLogprob",
     "TokenLogprobs",
+    "Tool",
+    "ToolCall",
 ]
 
 
@@ -43,11 +45,52 @@ class ImagePart:
 
 
 @dataclass(frozen=True, slots=True)
-class ChatMessage:
-    """One turn of a conversation."""
+class Tool:
+    """A function that the model may call.
 
-    role: Literal["system", "user", "assistant"]
+    Attributes:
+        name: Letters, digits, `_` and `-`.
+        description: What it does; None leaves it out of the prompt.
+        parameters: The JSON schema of its arguments, as JSON.
+    """
+
+    name: str
+    description: str | None
+    parameters: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that the assistant has made.
+
+    Attributes:
+        id: What the answer to it refers to.
+        name: The function's.
+        arguments: An object, as JSON.
+    """
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """One turn of a conversation.
+
+    Attributes:
+        role: Whose turn it is; a tool's turn is what one call has returned.
+        parts: May be none, where the assistant does nothing but call.
+        tool_calls: The assistant's calls.
+        tool_call_id: Of a tool's turn alone: the call that it answers.
+        name: Of a tool's turn alone: the function that was called.
+    """
+
+    role: Literal["system", "user", "assistant", "tool"]
     parts: tuple[TextPart | ImagePart, ...]
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    name: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +103,14 @@ class GenerationRequest:
         sampling: How tokens are chosen and when the text ends.
         generated_token_ids: Tokens that another replica has generated already. Generation goes on
             behind them; they count towards `max_tokens` and are not sent again.
+        tools: What the chat template tells the model it may call.
     """
 
     request_id: str
     prompt: tuple[ChatMessage, ...] | str | tuple[int, ...]
     sampling: SamplingParams
     generated_token_ids: tuple[int, ...] = ()
+    tools: tuple[Tool, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +133,11 @@ class ModelDescription:
         max_model_len: Tokens of prompt and answer together.
         accepts_images: Whether messages may hold images.
         default_sampling: What a request that names no value gets.
+        accepts_tools: Whether the chat template tells the model of tools.
+        tool_call_format: How the model writes calls, a key of `FORMATS` in `tool_call_format`;
+            None where that is unknown.
+        tool_call_token_ids: The marks of that format which are special tokens of the tokenizer,
+            with their ids.
     """
 
     id: str
@@ -95,3 +145,6 @@ class ModelDescription:
     max_model_len: int
     accepts_images: bool
     default_sampling: SamplingParams
+    accepts_tools: bool = False
+    tool_call_format: str | None = None
+    tool_call_token_ids: tuple[tuple[str, int], ...] = ()

@@ -8,14 +8,13 @@ disturbs none of the others.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
-from typing import Any
 
 import torch
-from jinja2 import TemplateError
 from PIL import Image, UnidentifiedImageError
 from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
-from deployments.contract import ChatMessage, GenerationRequest, ImagePart, TextPart
+from deployments.chat_template import ChatTemplate
+from deployments.contract import ChatMessage, GenerationRequest, ImagePart, Tool
 from deployments.errors import InvalidImageError, InvalidRequestError, RaystreamError
 
 INPUTS_OF_THE_TEXT = frozenset({"input_ids", "attention_mask"})
@@ -51,7 +50,11 @@ class RenderedPrompt:
 
 
 class PromptEncoder:
-    """Encodes prompts for one model."""
+    """Encodes prompts for one model.
+
+    Attributes:
+        template: Makes text of messages.
+    """
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, processor: ProcessorMixin | None
@@ -59,6 +62,7 @@ class PromptEncoder:
         """Take the text side of a model; a processor of None means that it takes no images."""
         self._tokenizer = tokenizer
         self._processor = processor
+        self.template = ChatTemplate(tokenizer, processor)
         # Gemma's processor has templates write one token per image and writes another for each
         # patch itself; other models know only one of them.
         names = {getattr(side, "image_token", None) for side in (tokenizer, processor)}
@@ -93,48 +97,23 @@ class PromptEncoder:
             messages = [part for part in prompt if isinstance(part, ChatMessage)]
             if not messages:
                 return EncodedPrompt(tuple(i for i in prompt if isinstance(i, int)), {})
-            return self._render_chat(messages)
+            return self._render_chat(messages, request.tools)
         except RaystreamError as error:
             return error
 
-    def _render_chat(self, messages: Sequence[ChatMessage]) -> RenderedPrompt:
+    def _render_chat(
+        self, messages: Sequence[ChatMessage], tools: Sequence[Tool]
+    ) -> RenderedPrompt:
         images = tuple(p.data for m in messages for p in m.parts if isinstance(p, ImagePart))
         if images and self._processor is None:
             raise InvalidRequestError("this model takes no images; send text alone", "messages")
-        renderer = self._processor or self._tokenizer
-        if renderer.chat_template is None:
-            raise InvalidRequestError(
-                "this model has no chat template; send a plain prompt instead of messages",
-                "messages",
-            )
-        try:
-            text = renderer.apply_chat_template(
-                [self._template_message(message) for message in messages],
-                tokenize=False,
-                add_generation_prompt=True,
-            )
-        except TemplateError as error:
-            raise InvalidRequestError(
-                f"the model's chat template refused the messages: {error}", "messages"
-            ) from error
-        text = _require_unicode(str(text), "messages")
+        text = _require_unicode(self.template.render(messages, tools), "messages")
         if images and sum(map(text.count, self._image_placeholders)) != len(images):
             raise InvalidRequestError(
                 "the text holds image placeholders of its own; send each image as an image part",
                 "messages",
             )
         return RenderedPrompt(text, images, is_plain=False)
-
-    def _template_message(self, message: ChatMessage) -> dict[str, Any]:
-        """Return a message as chat templates know it: a text, or parts if the model has images."""
-        if self._processor is None:
-            text = "".join(part.text for part in message.parts if isinstance(part, TextPart))
-            return {"role": message.role, "content": text}
-        parts: list[dict[str, str]] = [
-            {"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": "image"}
-            for part in message.parts
-        ]
-        return {"role": message.role, "content": parts}
 
     def _tokenize(self, prompts: Mapping[int, RenderedPrompt]) -> dict[int, tuple[int, ...]]:
         """Tokenize texts, by their place in the micro-batch.

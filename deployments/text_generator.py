@@ -19,6 +19,7 @@ import torch
 from ray import serve
 
 from deployments.assigned_device import open_assigned_device
+from deployments.chat_template import choose_tool_call_format, special_marks
 from deployments.contract import (
     Accepted,
     ChatMessage,
@@ -169,6 +170,8 @@ class TextGenerator:
 
     def _make_description(self) -> ModelDescription:
         generation = self._loaded.model.generation_config
+        template = self._encoder.template
+        tool_call_format = choose_tool_call_format(self._spec.tool_call_parser, template)
         temperature = getattr(generation, "temperature", None)
         if getattr(generation, "do_sample", None) is False:
             temperature = 0.0
@@ -184,6 +187,9 @@ class TextGenerator:
                 min_p=getattr(generation, "min_p", None) or 0.0,
                 repetition_penalty=getattr(generation, "repetition_penalty", None) or 1.0,
             ),
+            accepts_tools=template.accepts_tools,
+            tool_call_format=tool_call_format.name if tool_call_format else None,
+            tool_call_token_ids=special_marks(self._loaded.tokenizer, tool_call_format),
         )
 
     async def describe(self) -> ModelDescription:

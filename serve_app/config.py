@@ -12,6 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 INGRESS_NAME = "Ingress"
 """The ingress's deployment in Ray."""
 
+MAX_NUM_TOOLS = 1024
+"""What `max_num_tools` may be at most: longer lists are not even looked at."""
+
 
 def unknown_key_message(key: str, known: list[str]) -> str:
     """Return a sentence that names the unknown key and, if one is near, the key that was meant."""
@@ -64,6 +67,8 @@ class ModelConfig(StrictModel):
             first token whether somebody's prompt began like its own; false closes that.
         cuda_graphs: Whether decode steps on a GPU are captured and launched as a whole, which takes
             some memory; false launches them kernel by kernel. A CPU knows no such thing.
+        tool_call_parser: How the model writes the calls of tools: auto asks its chat template, none
+            refuses tools; the names are vLLM's.
     """
 
     id: str = Field(min_length=1, max_length=96, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")
@@ -82,6 +87,7 @@ class ModelConfig(StrictModel):
     max_batched_tokens: int = Field(default=2048, ge=1)
     prefix_caching: bool = True
     cuda_graphs: bool = True
+    tool_call_parser: Literal["auto", "hermes", "llama3_json", "mistral", "none"] = "auto"
 
     @model_validator(mode="after")
     def _check_consistency(self) -> Self:
@@ -120,11 +126,15 @@ class LimitsConfig(StrictModel):
         max_body_bytes: Size of a request's body.
         max_num_images: Images in one request.
         max_image_pixels: Pixels of one image, checked before it is decoded.
+        max_num_tools: Tools that one request may offer to the model.
+        max_tools_bytes: Size of all their names, descriptions and schemas together, as JSON.
     """
 
     max_body_bytes: int = Field(default=32 * 2**20, ge=1024)
     max_num_images: int = Field(default=8, ge=0)
     max_image_pixels: int = Field(default=16 * 2**20, ge=1)
+    max_num_tools: int = Field(default=128, ge=0, le=MAX_NUM_TOOLS)
+    max_tools_bytes: int = Field(default=64 * 2**10, ge=0)
 
 
 class AppConfig(StrictModel):

@@ -33,12 +33,12 @@ class UndecodableError(ValueError):
     """The tokenizer can't make text of a sequence's ids."""
 
 
-def decode_with(tokenizer: PreTrainedTokenizerBase) -> Decode:
-    """Return what turns token ids into text; special tokens become nothing.
+def decode_with(tokenizer: PreTrainedTokenizerBase, skip_special_tokens: bool = True) -> Decode:
+    """Return what turns token ids into text; special tokens become nothing, or their names.
 
     It raises an `UndecodableError` for whatever the tokenizer raises.
     """
-    bare = _bare_decode(tokenizer)
+    bare = _bare_decode(tokenizer, skip_special_tokens)
 
     def decode(token_ids: Sequence[int]) -> str:
         try:
@@ -54,7 +54,9 @@ def decode_with(tokenizer: PreTrainedTokenizerBase) -> Decode:
     return decode
 
 
-def _bare_decode(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[int]], object]:
+def _bare_decode(
+    tokenizer: PreTrainedTokenizerBase, skip_special_tokens: bool
+) -> Callable[[list[int]], object]:
     """Return the tokenizer's decoding without transformers' layers, where they add nothing.
 
     They take four times as long as the decoding itself.
@@ -68,8 +70,14 @@ def _bare_decode(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[int]], ob
         if hasattr(tokenizer, name)
     )
     if isinstance(tokenizer, PreTrainedTokenizerFast) and is_stock:
-        return partial(tokenizer.backend_tokenizer.decode, skip_special_tokens=True)
-    return partial(tokenizer.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return partial(
+            tokenizer.backend_tokenizer.decode, skip_special_tokens=skip_special_tokens
+        )
+    return partial(
+        tokenizer.decode,
+        skip_special_tokens=skip_special_tokens,
+        clean_up_tokenization_spaces=False,
+    )
 
 
 class Detokenizer:
@@ -90,7 +98,7 @@ class Detokenizer:
         """Start with no text.
 
         Args:
-            decode: Turns token ids into text; special tokens into nothing.
+            decode: Turns token ids into text.
             stop: Strings that end the text.
             min_tokens: A stop string that is complete after so many ids ends nothing.
         """

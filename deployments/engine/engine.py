@@ -70,7 +70,8 @@ class Engine:
         check_length(loaded.text_config, limits.max_model_len)
         self.limits = limits
         self._text_config = loaded.text_config
-        self._decode = decode_with(loaded.tokenizer)
+        # By whether special tokens are skipped.
+        self._decode = {skips: decode_with(loaded.tokenizer, skips) for skips in (True, False)}
         self._token_bytes = TokenBytes(loaded.tokenizer)
         self._vocab_size: int = loaded.text_config.vocab_size
         # Some configurations name ids that the model can't give; min_tokens would bar them.
@@ -147,7 +148,9 @@ class Engine:
         sequence = Sequence(
             request, max_model_len=self.limits.max_model_len, eos_token_ids=self._eos_token_ids
         )
-        detokenizer = Detokenizer(self._decode, request.params.stop, request.params.min_tokens)
+        params = request.params
+        decode = self._decode[params.skip_special_tokens]
+        detokenizer = Detokenizer(decode, params.stop, params.min_tokens)
         try:
             detokenizer.feed(request.generated_token_ids)
         except UndecodableError as error:

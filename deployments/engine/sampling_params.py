@@ -59,6 +59,7 @@ class SamplingParams:
         ignore_eos: Go on past the model's end-of-sequence tokens.
         top_logprobs: How many of the likeliest tokens to tell at each position, beside the chosen
             one, with their log-probabilities; None tells nothing.
+        skip_special_tokens: Whether special tokens add nothing to the text.
 
     Raises:
         InvalidParameterError: A value is out of bounds.
@@ -79,6 +80,7 @@ class SamplingParams:
     stop_token_ids: frozenset[int] = field(default_factory=frozenset)
     ignore_eos: bool = False
     top_logprobs: int | None = None
+    skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
         """Refuse values out of bounds by name."""

@@ -1,0 +1,1 @@
+"""The calls of tools: what a request offers, what forces a call, and what an answer holds."""
