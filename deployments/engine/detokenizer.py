@@ -70,9 +70,7 @@ def _bare_decode(
         if hasattr(tokenizer, name)
     )
     if isinstance(tokenizer, PreTrainedTokenizerFast) and is_stock:
-        return partial(
-            tokenizer.backend_tokenizer.decode, skip_special_tokens=skip_special_tokens
-        )
+        return partial(tokenizer.backend_tokenizer.decode, skip_special_tokens=skip_special_tokens)
     return partial(
         tokenizer.decode,
         skip_special_tokens=skip_special_tokens,

@@ -81,6 +81,7 @@ class SamplingParams:
     ignore_eos: bool = False
     top_logprobs: int | None = None
     skip_special_tokens: bool = True
+    grammar: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         """Refuse values out of bounds by name."""

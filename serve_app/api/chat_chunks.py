@@ -4,13 +4,16 @@ Of each choice the role comes first and once, then the text, then the finish rea
 without text. The choices' chunks come as they are ready. The usage comes last, if it was asked for.
 """
 
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
+from serve_app.api.chat_deltas import ChoiceDeltas, ChoiceGain
 from serve_app.api.chat_logprobs import ChoiceLogprobs
 from serve_app.api.chat_schema import StreamOptions, Usage
 from serve_app.generation import Piece
 from serve_app.sse import encode_json
+from serve_app.tool_calls.offer import NO_TOOLS, ToolOffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +29,11 @@ class ChatChunks:
     """Frames the chunks of one answer and counts its tokens."""
 
     def __init__(
-        self, head: AnswerHead, options: StreamOptions | None, num_prompt_tokens: int
+        self,
+        head: AnswerHead,
+        options: StreamOptions | None,
+        num_prompt_tokens: int,
+        offer: ToolOffer = NO_TOOLS,
     ) -> None:
         """Start an answer to a prompt of this length."""
         self._head = {
@@ -37,6 +44,7 @@ class ChatChunks:
         }
         self._num_prompt_tokens = num_prompt_tokens
         self._num_tokens = 0
+        self._choices: dict[int, ChoiceDeltas] = defaultdict(lambda: ChoiceDeltas(offer))
         self.has_usage = options is not None and options.include_usage is True
         self._counts_always = (
             self.has_usage and options is not None and options.continuous_usage_stats is True
@@ -44,38 +52,23 @@ class ChatChunks:
 
     def role(self, index: int) -> bytes:
         """Return the first chunk of a choice."""
-        return self._chunk(index, {"role": "assistant", "content": ""})
+        return self._chunk(index, ChoiceGain({"role": "assistant", "content": ""}))
 
     def gain(self, index: int, piece: Piece) -> bytes:
-        """Return a chunk for the text, if there is any, and one for the finish, if it is here.
-
-        A text may be empty where there are logprobs of tokens whose text is held back.
-        """
+        """Return the chunks for what a piece tells; none if it tells nothing."""
         self._num_tokens += piece.num_tokens
-        events = b""
-        if piece.text or piece.logprobs:
-            events += self._chunk(index, {"content": piece.text}, piece)
-        if piece.finish_reason is not None:
-            events += self._chunk(index, {}, finish_reason=piece.finish_reason)
-        return events
+        return b"".join(self._chunk(index, gain) for gain in self._choices[index].gain(piece))
 
     def usage(self) -> bytes:
         """Return the chunk that holds no choice."""
         return encode_json({**self._head, "choices": [], "usage": self._usage()})
 
-    def _chunk(
-        self,
-        index: int,
-        delta: dict[str, str],
-        piece: Piece | None = None,
-        finish_reason: str | None = None,
-    ) -> bytes:
-        told = piece and piece.logprobs
+    def _chunk(self, index: int, gain: ChoiceGain) -> bytes:
         choice = {
             "index": index,
-            "delta": delta,
-            "logprobs": ChoiceLogprobs.of(told).model_dump() if told else None,
-            "finish_reason": finish_reason,
+            "delta": gain.delta,
+            "logprobs": ChoiceLogprobs.of(gain.logprobs).model_dump() if gain.logprobs else None,
+            "finish_reason": gain.finish_reason,
         }
         chunk: dict[str, Any] = {**self._head, "choices": [choice]}
         if self.has_usage:

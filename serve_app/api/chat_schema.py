@@ -8,14 +8,24 @@ Source: https://platform.openai.com/docs/api-reference/chat
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import (
+    BaseModel,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
+from deployments.contract import ModelDescription
 from deployments.engine.sampling_params import MAX_NUM_TOP_LOGPROBS
 from serve_app.api.chat_logprobs import ChoiceLogprobs
 from serve_app.api.message_schema import Messages
 from serve_app.api.sampling_schema import SamplingFields
 from serve_app.api.strict_body import StrictBody
+from serve_app.api.tool_schema import AnswerToolCall, ToolChoiceBody, Tools, to_offer
+from serve_app.config import LimitsConfig
+from serve_app.tool_calls.offer import ToolOffer
 
 MAX_NUM_CHOICES = 16
 """Answers to one request: each is a sequence of its own on a replica."""
@@ -58,13 +68,20 @@ class ChatRequest(SamplingFields):
         description="With logprobs: tell this many of the likeliest tokens at each place, too.",
         json_schema_extra={"minimum": 0, "maximum": MAX_NUM_TOP_LOGPROBS},
     )
+    tools: Tools | None = Field(default=None, description="What the model may call.")
+    tool_choice: ToolChoiceBody | None = Field(
+        default=None,
+        description="Whether it must call, and what; without tools there is nothing to choose.",
+    )
+    parallel_tool_calls: bool | None = Field(
+        default=None, description="False: an answer ends with its first call."
+    )
 
     # Bookkeeping: accepted, changes no answer.
     user: str | None = None
     metadata: dict[str, Any] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-    parallel_tool_calls: bool | None = None
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         # OpenAI's
@@ -80,8 +97,6 @@ class ChatRequest(SamplingFields):
         "response_format": ({"type": "text"},),
         "service_tier": ("auto", "default"),
         "store": (False,),
-        "tool_choice": ("none", "auto"),
-        "tools": ([],),
         "verbosity": ("medium",),
         "web_search_options": (),
         # vLLM's
@@ -129,6 +144,10 @@ class ChatRequest(SamplingFields):
             )
         return self
 
+    def to_offer(self, limits: LimitsConfig, model: ModelDescription) -> ToolOffer:
+        """Return what the model may call; see `tool_schema.to_offer`."""
+        return to_offer(self.tools, self.tool_choice, self.parallel_tool_calls, limits, model)
+
     @property
     def num_logprobs_wanted(self) -> int | None:
         """How many likely tokens to tell at each place; None tells nothing."""
@@ -161,8 +180,17 @@ class AnswerMessage(BaseModel):
     """What the model said."""
 
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None = Field(description="Null where the model has called and said nothing.")
     refusal: None = None
+    tool_calls: list[AnswerToolCall] | None = Field(
+        default=None, description="What the model calls, if it does."
+    )
+
+    @model_serializer(mode="wrap")
+    def _leave_out_no_calls(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave the calls out where there are none, as OpenAI does."""
+        fields: dict[str, Any] = serialize(self)
+        return {key: fields[key] for key in fields if key != "tool_calls" or self.tool_calls}
 
 
 class Choice(BaseModel):
@@ -171,7 +199,7 @@ class Choice(BaseModel):
     index: int
     message: AnswerMessage
     logprobs: ChoiceLogprobs | None = None
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "tool_calls"]
 
 
 class ChatCompletion(BaseModel):

@@ -4,13 +4,19 @@ import asyncio
 from dataclasses import dataclass
 
 from deployments.contract import ChatMessage, GenerationRequest
-from serve_app.api.message_schema import MessageBody, count_images, to_messages
+from serve_app.api.message_schema import (
+    MessageBody,
+    count_images,
+    refuse_calls,
+    to_messages,
+)
 from serve_app.api.sampling_schema import SamplingFields
 from serve_app.backends import GenerationStream
 from serve_app.catalog import ModelCatalog, ServedModel
 from serve_app.choices import Choices
 from serve_app.clock import Clock
 from serve_app.config import LimitsConfig
+from serve_app.tool_calls.offer import NO_TOOLS, ToolOffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +34,8 @@ class ApiContext:
 
         Images are read on a thread: a large one takes long, and the event loop is every stream's.
         """
+        if not model.description.accepts_tools:
+            refuse_calls(bodies, model.description.id)
         accepts_images = model.description.accepts_images
         if count_images(bodies):
             return await asyncio.to_thread(to_messages, bodies, self.limits, accepts_images)
@@ -55,17 +63,20 @@ class ApiContext:
         fields: SamplingFields,
         request_id: str,
         num_choices: int,
+        offer: ToolOffer = NO_TOOLS,
     ) -> Choices:
         """Open a stream for each of several answers; the first is that of `open_stream`.
 
         Raises:
             RaystreamError: The request was refused, or no replica could take it.
         """
-        sampling = fields.to_sampling(model.description.default_sampling)
+        sampling = offer.guide(fields.to_sampling(model.description.default_sampling))
         return await Choices.open(
             [
                 model.backend.generate(
-                    GenerationRequest(request_id, prompt, sampling.of_choice(index))
+                    GenerationRequest(
+                        request_id, prompt, sampling.of_choice(index), tools=offer.tools
+                    )
                 )
                 for index in range(num_choices)
             ]

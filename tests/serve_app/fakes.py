@@ -53,6 +53,8 @@ class FakeBackend:
         model_id: str = "m",
         accepts_images: bool = True,
         default_sampling: SamplingParams | None = None,
+        tool_call_format: str | None = None,
+        tool_call_token_ids: tuple[tuple[str, int], ...] = (),
     ) -> None:
         self.steps = steps
         self.refusal: Exception | None = None
@@ -70,6 +72,9 @@ class FakeBackend:
             max_model_len=128,
             accepts_images=accepts_images,
             default_sampling=default_sampling or SamplingParams(),
+            accepts_tools=tool_call_format is not None,
+            tool_call_format=tool_call_format,
+            tool_call_token_ids=tool_call_token_ids,
         )
 
     async def generate(self, request: GenerationRequest) -> FakeStream:
