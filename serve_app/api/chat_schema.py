@@ -23,7 +23,7 @@ from serve_app.api.chat_logprobs import ChoiceLogprobs
 from serve_app.api.message_schema import Messages
 from serve_app.api.sampling_schema import SamplingFields
 from serve_app.api.strict_body import StrictBody
-from serve_app.api.tool_schema import AnswerToolCall, ToolChoiceBody, Tools, to_offer
+from serve_app.api.tool_schema import AnswerToolCall, ToolChoiceField, Tools, to_offer
 from serve_app.config import LimitsConfig
 from serve_app.tool_calls.offer import ToolOffer
 
@@ -69,7 +69,7 @@ class ChatRequest(SamplingFields):
         json_schema_extra={"minimum": 0, "maximum": MAX_NUM_TOP_LOGPROBS},
     )
     tools: Tools | None = Field(default=None, description="What the model may call.")
-    tool_choice: ToolChoiceBody | None = Field(
+    tool_choice: ToolChoiceField | None = Field(
         default=None,
         description="Whether it must call, and what; without tools there is nothing to choose.",
     )

@@ -5,9 +5,10 @@ Source: https://platform.openai.com/docs/api-reference/chat/create (tools, tool_
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, Discriminator, Field, Tag
+from pydantic import BaseModel, BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from deployments.contract import ModelDescription, Tool, ToolCall
 from deployments.errors import InvalidRequestError
@@ -50,21 +51,38 @@ class ChosenFunction(StrictBody):
     name: FunctionName
 
 
-class NamedToolChoice(StrictBody):
-    """The function that must be called."""
+class ToolChoiceBody(StrictBody):
+    """Whether a function must be called, and which."""
 
-    type: Literal["function"]
-    function: ChosenFunction
+    type: Literal["none", "auto", "required", "function"]
+    function: ChosenFunction | None = None
+
+    @model_validator(mode="after")
+    def _check_function(self) -> Self:
+        if (self.type == "function") != (self.function is not None):
+            raise PydanticCustomError(
+                "tool_choice",
+                "tool_choice names a function where its type is 'function', and nowhere else.",
+                {"field": "function"},
+            )
+        return self
+
+    @property
+    def name(self) -> str | None:
+        """The function that must be called."""
+        return self.function.name if self.function else None
 
 
-def _kind_of_choice(choice: Any) -> str:
-    return "named" if isinstance(choice, (dict, NamedToolChoice)) else "mode"
+def _as_object(choice: Any) -> Any:
+    return {"type": choice} if isinstance(choice, str) else choice
 
 
-ToolChoiceBody = Annotated[
-    Annotated[Literal["none", "auto", "required"], Tag("mode")]
-    | Annotated[NamedToolChoice, Tag("named")],
-    Discriminator(_kind_of_choice),
+ToolChoiceField = Annotated[
+    ToolChoiceBody,
+    BeforeValidator(
+        _as_object,
+        json_schema_input_type=Literal["none", "auto", "required"] | ToolChoiceBody,
+    ),
 ]
 
 Tools = Annotated[list[ToolBody], Field(max_length=MAX_NUM_TOOLS, fail_fast=True)]
@@ -124,15 +142,16 @@ def to_offer(
             is none of them.
     """
     functions = to_functions(tools or (), limits)
-    name = choice.function.name if isinstance(choice, NamedToolChoice) else None
+    kind = choice.type if choice else "auto"
+    name = choice.name if choice else None
     if name is not None and all(function.name != name for function in functions):
         raise InvalidRequestError(f"No tool is named {name!r}.", "tool_choice.function.name")
-    if choice == "required" and not functions:
+    if kind == "required" and not functions:
         raise InvalidRequestError("tool_choice 'required' needs tools.", "tool_choice")
-    if choice == "none" or not functions:
+    if kind == "none" or not functions:
         return NO_TOOLS
-    must_call = choice == "required" or name is not None
-    return make_offer(functions, ToolChoice(must_call, name, parallel is not False), model)
+    wanted = ToolChoice(kind in ("required", "function"), name, parallel is not False)
+    return make_offer(functions, wanted, model)
 
 
 def to_functions(tools: Sequence[ToolBody], limits: LimitsConfig) -> tuple[Function, ...]:

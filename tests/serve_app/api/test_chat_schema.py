@@ -97,8 +97,6 @@ UNSUPPORTED: list[tuple[str, Any]] = [
     ("skip_special_tokens", False),
     ("store", True),
     ("structured_outputs", {"json": {}}),
-    ("tool_choice", "required"),
-    ("tools", [{"type": "function"}]),
     ("verbosity", "low"),
     ("web_search_options", {}),
 ]
