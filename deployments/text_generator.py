@@ -105,6 +105,8 @@ class TextGenerator:
         self._engine = self._thread.start().result()
         self._encoder = PromptEncoder(self._loaded.tokenizer, self._loaded.processor)
         self._encoding = ThreadPoolExecutor(max_workers=1, thread_name_prefix="encode")
+        # A thread of its own: the largest grammars would hold up everybody's prompts.
+        self._compiling = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar")
         self._metrics = ReplicaMetrics(self.plan.num_slots)
         self._description = self._make_description()
         self._log_plan(time.monotonic() - started)
@@ -266,6 +268,7 @@ class TextGenerator:
         )
         try:
             self._engine.validate(sequence)
+            sequence = await self._compile_grammar(sequence)
         except SequenceTooLongError as error:
             raise ContextLengthExceededError(str(error), _prompt_field(request)) from error
         except InvalidSequenceError as error:
@@ -287,6 +290,17 @@ class TextGenerator:
         """Encode what arrived together, off the event loop."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._encoding, self._encoder.encode, requests)
+
+    async def _compile_grammar(self, sequence: SequenceRequest) -> SequenceRequest:
+        """Prepare a sequence for its grammar, if it has one, where that delays no step.
+
+        Raises:
+            InvalidParameterError: The grammar can't be used.
+        """
+        if sequence.params.grammar is None:
+            return sequence
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._compiling, self._engine.compile_grammar, sequence)
 
     @contextmanager
     def _running(self, sequence: SequenceRequest) -> Iterator[DeltaStream]:
@@ -369,6 +383,8 @@ class TextGenerator:
             self._thread.stop()
         if hasattr(self, "_encoding"):
             self._encoding.shutdown(wait=False)
+        if hasattr(self, "_compiling"):
+            self._compiling.shutdown(wait=False)
 
 
 def _prompt_field(request: GenerationRequest) -> str:

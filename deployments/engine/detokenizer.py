@@ -15,8 +15,6 @@ from functools import partial
 
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from deployments.engine.output import FinishReason
-
 INCOMPLETE = "\ufffd"
 """What decoders put in the place of bytes that make no character (yet)."""
 
@@ -109,16 +107,14 @@ class Detokenizer:
         self._num_tokens_left = min_tokens
         self._num_exempt = 0  # characters of the held text in which no stop string may end
 
-    def advance(self, token_id: int, reason: FinishReason | None) -> tuple[str, bool]:
-        """Take a sequence's newest id and why it ends the sequence, if it does.
+    def advance(self, token_ids: Sequence[int], *, is_last: bool) -> tuple[str, bool]:
+        """Take a sequence's newest ids, none if they make no text, and whether it ends there.
 
         Returns:
             The text that is final, and whether a stop string has ended it.
         """
-        text, is_stopped = "", False
-        if reason is not FinishReason.STOP:
-            text, is_stopped = self.feed((token_id,))
-        if reason is not None and not is_stopped:
+        text, is_stopped = self.feed(token_ids)
+        if is_last and not is_stopped:
             rest, is_stopped = self.flush()
             text += rest
         return text, is_stopped
