@@ -120,11 +120,17 @@ class LimitsConfig(StrictModel):
         max_body_bytes: Size of a request's body.
         max_num_images: Images in one request.
         max_image_pixels: Pixels of one image, checked before it is decoded.
+        max_schema_bytes: Size of one JSON schema that an answer must be valid by.
+        max_schema_depth: How deeply its brackets may be nested.
+        max_schema_compile_s: Seconds of CPU that it may take to compile.
     """
 
     max_body_bytes: int = Field(default=32 * 2**20, ge=1024)
     max_num_images: int = Field(default=8, ge=0)
     max_image_pixels: int = Field(default=16 * 2**20, ge=1)
+    max_schema_bytes: int = Field(default=2**16, ge=2, le=2**19)
+    max_schema_depth: int = Field(default=64, ge=1, le=100)
+    max_schema_compile_s: int = Field(default=1, ge=1, le=60)
 
 
 class AppConfig(StrictModel):

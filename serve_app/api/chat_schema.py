@@ -77,7 +77,6 @@ class ChatRequest(SamplingFields):
         "prompt_cache_options": (),
         "prompt_cache_retention": (),
         "reasoning_effort": ("none",),
-        "response_format": ({"type": "text"},),
         "service_tier": ("auto", "default"),
         "store": (False,),
         "tool_choice": ("none", "auto"),
