@@ -128,6 +128,9 @@ class LimitsConfig(StrictModel):
         max_image_pixels: Pixels of one image, checked before it is decoded.
         max_num_tools: Tools that one request may offer to the model.
         max_tools_bytes: Size of all their names, descriptions and schemas together, as JSON.
+        max_schema_bytes: Size of one JSON schema that an answer must be valid by.
+        max_schema_depth: How deeply its brackets may be nested.
+        max_schema_compile_s: Seconds of CPU that it may take to compile.
     """
 
     max_body_bytes: int = Field(default=32 * 2**20, ge=1024)
@@ -135,6 +138,9 @@ class LimitsConfig(StrictModel):
     max_image_pixels: int = Field(default=16 * 2**20, ge=1)
     max_num_tools: int = Field(default=128, ge=0, le=MAX_NUM_TOOLS)
     max_tools_bytes: int = Field(default=64 * 2**10, ge=0)
+    max_schema_bytes: int = Field(default=2**16, ge=2, le=2**19)
+    max_schema_depth: int = Field(default=64, ge=1, le=100)
+    max_schema_compile_s: int = Field(default=1, ge=1, le=60)
 
 
 class AppConfig(StrictModel):

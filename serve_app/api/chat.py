@@ -15,13 +15,13 @@ from serve_app.api.context import ApiContext
 from serve_app.api.errors import error_payload
 from serve_app.api.json_route import JsonRoute
 from serve_app.api.openapi import errors, event_stream
+from serve_app.api.tool_offer import ToolOffer
 from serve_app.api.tool_schema import AnswerToolCall
 from serve_app.choices import Choices
 from serve_app.event_stream import EventStreamResponse
 from serve_app.generation import Piece
 from serve_app.request_id import request_id_of
 from serve_app.sse import DONE, encode_json
-from serve_app.tool_calls.offer import ToolOffer
 
 _EXAMPLE: Final = (
     'data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"pydoc-chat",'

@@ -11,9 +11,9 @@ from typing import Any
 from serve_app.api.chat_deltas import ChoiceDeltas, ChoiceGain
 from serve_app.api.chat_logprobs import ChoiceLogprobs
 from serve_app.api.chat_schema import StreamOptions, Usage
+from serve_app.api.tool_offer import NO_TOOLS, ToolOffer
 from serve_app.generation import Piece
 from serve_app.sse import encode_json
-from serve_app.tool_calls.offer import NO_TOOLS, ToolOffer
 
 
 @dataclass(frozen=True, slots=True)

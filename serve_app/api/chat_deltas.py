@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from deployments.contract import TokenLogprobs
+from serve_app.api.tool_offer import ToolOffer
 from serve_app.generation import Piece, TrueFinish
 from serve_app.tool_calls.answer import new_call_id
 from serve_app.tool_calls.events import ArgumentsGained, CallEnded, CallStarted, Event, Text
-from serve_app.tool_calls.offer import ToolOffer
 
 AnswerFinish = Literal["stop", "length", "tool_calls"]
 

@@ -23,9 +23,9 @@ from serve_app.api.chat_logprobs import ChoiceLogprobs
 from serve_app.api.message_schema import Messages
 from serve_app.api.sampling_schema import SamplingFields
 from serve_app.api.strict_body import StrictBody
+from serve_app.api.tool_offer import ToolOffer
 from serve_app.api.tool_schema import AnswerToolCall, ToolChoiceField, Tools, to_offer
 from serve_app.config import LimitsConfig
-from serve_app.tool_calls.offer import ToolOffer
 
 MAX_NUM_CHOICES = 16
 """Answers to one request: each is a sequence of its own on a replica."""
@@ -94,7 +94,6 @@ class ChatRequest(SamplingFields):
         "prompt_cache_options": (),
         "prompt_cache_retention": (),
         "reasoning_effort": ("none",),
-        "response_format": ({"type": "text"},),
         "service_tier": ("auto", "default"),
         "store": (False,),
         "verbosity": ("medium",),

@@ -1,22 +1,23 @@
 """What every surface is given."""
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from deployments.contract import ChatMessage, GenerationRequest
+from deployments.contract import ChatMessage, GenerationRequest, SamplingParams
 from serve_app.api.message_schema import (
     MessageBody,
     count_images,
     refuse_calls,
     to_messages,
 )
+from serve_app.api.response_format import to_grammar
 from serve_app.api.sampling_schema import SamplingFields
+from serve_app.api.tool_offer import NO_TOOLS, ToolOffer
 from serve_app.backends import GenerationStream
 from serve_app.catalog import ModelCatalog, ServedModel
 from serve_app.choices import Choices
 from serve_app.clock import Clock
 from serve_app.config import LimitsConfig
-from serve_app.tool_calls.offer import NO_TOOLS, ToolOffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class ApiContext:
         Raises:
             RaystreamError: The request was refused, or no replica could take it.
         """
-        sampling = fields.to_sampling(model.description.default_sampling)
+        sampling = await self._to_sampling(fields, model)
         return await model.backend.generate(GenerationRequest(request_id, prompt, sampling))
 
     async def open_choices(
@@ -70,7 +71,9 @@ class ApiContext:
         Raises:
             RaystreamError: The request was refused, or no replica could take it.
         """
-        sampling = offer.guide(fields.to_sampling(model.description.default_sampling))
+        sampling = await self._to_sampling(fields, model)
+        if offer.is_guiding(sampling):
+            sampling = await asyncio.to_thread(offer.guide, sampling, self.limits)
         return await Choices.open(
             [
                 model.backend.generate(
@@ -81,3 +84,17 @@ class ApiContext:
                 for index in range(num_choices)
             ]
         )
+
+    async def _to_sampling(self, fields: SamplingFields, model: ServedModel) -> SamplingParams:
+        """Return the parameters for the engine.
+
+        A JSON schema is compiled on a thread; `to_grammar` bounds for how long.
+
+        Raises:
+            InvalidRequestError: A field can't be honoured.
+        """
+        sampling = fields.to_sampling(model.description.default_sampling)
+        if fields.response_format is None:
+            return sampling
+        grammar = await asyncio.to_thread(to_grammar, fields.response_format, self.limits)
+        return replace(sampling, grammar=grammar)

@@ -21,6 +21,7 @@ from deployments.engine.sampling_params import (
     MIN_REPETITION_PENALTY,
 )
 from deployments.errors import InvalidRequestError
+from serve_app.api.response_format import ResponseFormat
 from serve_app.api.strict_body import StrictBody
 
 MAX_NUM_STOP_TOKEN_IDS = 128
@@ -100,6 +101,9 @@ class SamplingFields(StrictBody):
     stop_token_ids: list[int] | None = Field(default=None, max_length=MAX_NUM_STOP_TOKEN_IDS)
     ignore_eos: bool | None = Field(
         default=None, description="Go on past the model's end, up to max_tokens."
+    )
+    response_format: ResponseFormat | None = Field(
+        default=None, description="Null and text allow any text; JSON schemas are always kept to."
     )
 
     @property

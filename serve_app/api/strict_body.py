@@ -35,14 +35,21 @@ class StrictBody(BaseModel):
             return data
         for name, value in data.items():
             cls._check_field(name, value)
-        return {name: data[name] for name in data if name in cls.model_fields}
+        known = cls._known_names()
+        return {name: data[name] for name in data if name in known}
+
+    @classmethod
+    def _known_names(cls) -> list[str]:
+        """Return the fields' names on the wire."""
+        return [field.alias or name for name, field in cls.model_fields.items()]
 
     @classmethod
     def _check_field(cls, name: str, value: Any) -> None:
-        if name in cls.model_fields:
+        known = cls._known_names()
+        if name in known:
             return
         if name not in cls.unsupported:
-            raise _unknown(name, [*cls.model_fields, *cls.unsupported])
+            raise _unknown(name, [*known, *cls.unsupported])
         if value is not None and not _is_one_of(value, cls.unsupported[name]):
             raise PydanticCustomError(
                 "unsupported_parameter", "{field} is not supported here.", {"field": name}

@@ -13,10 +13,10 @@ from pydantic_core import PydanticCustomError
 from deployments.contract import ModelDescription, Tool, ToolCall
 from deployments.errors import InvalidRequestError
 from serve_app.api.json_route import decode_json
+from serve_app.api.offered_function import OfferedFunction
 from serve_app.api.strict_body import StrictBody
+from serve_app.api.tool_offer import NO_TOOLS, ToolChoice, ToolOffer, make_offer
 from serve_app.config import MAX_NUM_TOOLS, LimitsConfig
-from serve_app.tool_calls.function import Function
-from serve_app.tool_calls.offer import NO_TOOLS, ToolChoice, ToolOffer, make_offer
 
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
@@ -154,7 +154,7 @@ def to_offer(
     return make_offer(functions, wanted, model)
 
 
-def to_functions(tools: Sequence[ToolBody], limits: LimitsConfig) -> tuple[Function, ...]:
+def to_functions(tools: Sequence[ToolBody], limits: LimitsConfig) -> tuple[OfferedFunction, ...]:
     """Return the functions that were offered.
 
     Raises:
@@ -167,7 +167,7 @@ def to_functions(tools: Sequence[ToolBody], limits: LimitsConfig) -> tuple[Funct
             "(limits.max_num_tools).",
             "tools",
         )
-    functions: list[Function] = []
+    functions: list[OfferedFunction] = []
     names: set[str] = set()
     num_bytes = 0
     for at, tool in enumerate(tools):
@@ -212,7 +212,7 @@ def to_tool_calls(bodies: Sequence[ToolCallBody], param: str) -> tuple[ToolCall,
     )
 
 
-def _to_function(body: FunctionBody, param: str) -> Function:
+def _to_function(body: FunctionBody, param: str) -> OfferedFunction:
     parameters = NO_PARAMETERS if body.parameters is None else body.parameters
     if parameters.get("type", "object") != "object":
         raise InvalidRequestError(
@@ -220,7 +220,9 @@ def _to_function(body: FunctionBody, param: str) -> Function:
             f"{param}.parameters.type",
         )
     schema = json.dumps(parameters, ensure_ascii=False)
-    return Function(Tool(body.name, body.description, schema), is_strict=body.strict is True)
+    return OfferedFunction(
+        Tool(body.name, body.description, schema), is_strict=body.strict is True, param=param
+    )
 
 
 def _to_arguments(text: str, param: str) -> str:

@@ -1,1 +1,1 @@
-"""The calls of tools: what a request offers, what forces a call, and what an answer holds."""
+"""The calls of tools in an answer: found in its text, as it arrives."""

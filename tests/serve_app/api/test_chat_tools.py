@@ -162,7 +162,7 @@ async def test_a_broken_call_is_told_as_text_and_ends_as_text_does(
     client: httpx.AsyncClient, backend: FakeBackend
 ) -> None:
     text = '<tool_call>\n{"name": "get_time", "arguments": {]}\n</tool_call>'
-    backend.steps = script(text)
+    backend.steps = script(text, size=1)
     choice = await whole(client)
     assert (choice["message"]["content"], choice["finish_reason"]) == (text, "stop")
     streamed = await chunks_of(client)

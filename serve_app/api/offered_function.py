@@ -6,16 +6,18 @@ from deployments.contract import Tool
 
 
 @dataclass(frozen=True, slots=True)
-class Function:
+class OfferedFunction:
     """A function.
 
     Attributes:
         tool: What the model is told.
         is_strict: Whether its calls must fit the schema, also where the model decides to call.
+        param: Where in the request the function stands.
     """
 
     tool: Tool
     is_strict: bool
+    param: str
 
     @property
     def name(self) -> str:
