@@ -42,34 +42,34 @@ class SamplingParams:
     """Sampling and stopping of one sequence; `sampler` says in which order they work.
 
     Attributes:
-            max_tokens: Most tokens to generate; None means as many as the model's length leaves.
-            min_tokens: Before so many tokens were generated, no token that would end the sequence is
-                chosen, and a stop string that is complete by then is ordinary text. One that a later
-                token completes ends the text, also where it began earlier. So it is in vLLM.
-            temperature: Divides the logits; 0 means greedy.
-            top_k: Keep the k likeliest tokens; 0 keeps all.
-            top_p: Keep the smallest set of likeliest tokens whose probability reaches top_p.
-            min_p: Keep the tokens that are at least this part as probable as the likeliest; 0 keeps
-                all.
-            repetition_penalty: Divides the positive logits of tokens that stand in the prompt or in
-                the output, and multiplies the negative ones. 1 changes nothing.
-            presence_penalty: Taken from the logits of tokens that stand in the output.
-            frequency_penalty: Taken from them once for each time that they stand there.
-            logit_bias: Pairs of a token id and what is added to its logit, from -100 to 100.
-            seed: Keys the random numbers together with the position, so that a sequence's tokens
-                depend neither on its neighbours nor on where the sequence was resumed.
-            stop: Strings that end the text; none of them is part of it.
-            stop_token_ids: Token ids that end the sequence beside the model's own.
-            ignore_eos: Go on past the model's end-of-sequence tokens.
-            top_logprobs: How many of the likeliest tokens to tell at each position, beside the chosen
-                one, with their log-probabilities; None tells nothing.
-            skip_special_tokens: Whether special tokens add nothing to the text.
-                grammar: What the text must be, as llguidance serializes it (`LLMatcher.grammar_from_*`).
-                Whatever else is asked for, only tokens that the grammar allows are chosen, and the
-                sequence ends where the grammar does. None allows any text.
+        max_tokens: Most tokens to generate; None means as many as the model's length leaves.
+        min_tokens: Before so many tokens were generated, no token that would end the sequence is
+            chosen, and a stop string that is complete by then is ordinary text. One that a later
+            token completes ends the text, also where it began earlier. So it is in vLLM.
+        temperature: Divides the logits; 0 means greedy.
+        top_k: Keep the k likeliest tokens; 0 keeps all.
+        top_p: Keep the smallest set of likeliest tokens whose probability reaches top_p.
+        min_p: Keep the tokens that are at least this part as probable as the likeliest; 0 keeps
+            all.
+        repetition_penalty: Divides the positive logits of tokens that stand in the prompt or in
+            the output, and multiplies the negative ones. 1 changes nothing.
+        presence_penalty: Taken from the logits of tokens that stand in the output.
+        frequency_penalty: Taken from them once for each time that they stand there.
+        logit_bias: Pairs of a token id and what is added to its logit, from -100 to 100.
+        seed: Keys the random numbers together with the position, so that a sequence's tokens
+            depend neither on its neighbours nor on where the sequence was resumed.
+        stop: Strings that end the text; none of them is part of it.
+        stop_token_ids: Token ids that end the sequence beside the model's own.
+        ignore_eos: Go on past the model's end-of-sequence tokens.
+        top_logprobs: How many of the likeliest tokens to tell at each position, beside the chosen
+            one, with their log-probabilities; None tells nothing.
+        skip_special_tokens: Whether special tokens add nothing to the text.
+        grammar: What the text must be, as llguidance serializes it (`LLMatcher.grammar_from_*`).
+            Whatever else is asked for, only tokens that the grammar allows are chosen, and the
+            sequence ends where the grammar does. None allows any text.
 
     Raises:
-            InvalidParameterError: A value is out of bounds.
+        InvalidParameterError: A value is out of bounds.
     """
 
     max_tokens: int | None = None
