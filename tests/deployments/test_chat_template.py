@@ -34,7 +34,7 @@ QWEN = """
     {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
-"""
+"""  # noqa: E501 - as the family writes it
 LLAMA = """
 {%- for message in messages %}
     {%- if message.role == 'tool' %}
@@ -54,7 +54,7 @@ LLAMA = """
         {{- message.content | trim + '<|eot_id|>' }}
     {%- endif %}
 {%- endfor %}
-"""
+"""  # noqa: E501 - as the family writes it
 MISTRAL_V3 = """
 {%- for message in messages %}
     {%- if message.role == 'user' %}
@@ -78,9 +78,11 @@ MISTRAL_V3 = """
         {{- ' ' + message.content | trim + '</s>' }}
     {%- endif %}
 {%- endfor %}
-"""  # noqa: E501 - as the families write them
+"""  # noqa: E501 - as the family writes it
 XML = QWEN.replace('{"name": "', "<function=").replace('", "arguments": ', ">")
-STUMBLING = QWEN.replace("{{- tool | tojson }}", "{{- 'about ' + tool.function.description }}")
+STUMBLING = QWEN.replace(
+    "{{- tool | tojson }}", "{{- tool.function.name + ' takes ' + tool.function.parameters.type }}"
+)
 
 TOOL = Tool("get", "Gets.", '{"type": "object"}')
 ASKED = ChatMessage("user", (TextPart("Weather?"),))
@@ -157,10 +159,10 @@ def test_what_a_template_says_of_calls_is_told() -> None:
 
 def test_a_template_that_stumbles_over_a_tool_refuses_it_alone() -> None:
     template = template_of(STUMBLING)
-    assert "about Gets." in template.render([ASKED], [TOOL])
-    with pytest.raises(InvalidRequestError) as caught:
-        template.render([ASKED], [Tool("get", None, "{}")])
-    assert caught.value.param in ("tools", "messages")
+    assert "get takes object" in template.render([ASKED], [TOOL])
+    with pytest.raises(InvalidRequestError, match="can't show these tools") as caught:
+        template.render([ASKED], [Tool("get", None, '{"type": ["object"]}')])
+    assert caught.value.param == "tools"
 
 
 def test_the_configuration_wins_over_what_is_found() -> None:

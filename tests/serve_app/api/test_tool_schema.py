@@ -47,7 +47,11 @@ async def test_tools_reach_the_replica_as_they_are(
     assert (await client.post(CHAT, json={**HI, "tools": tools})).status_code == 200
     assert backend.requests[0].tools == (
         Tool("get", "Gets.", '{"type": "object", "properties": {"città": {"type": "string"}}}'),
-        Tool("no_args", None, '{"type": "object", "properties": {}}'),
+        Tool(
+            "no_args",
+            None,
+            '{"type": "object", "properties": {}, "additionalProperties": false}',
+        ),
     )
 
 
