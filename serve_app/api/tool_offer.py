@@ -8,7 +8,7 @@ from deployments.contract import ModelDescription, SamplingParams, Tool
 from deployments.errors import InvalidRequestError
 from deployments.tool_call_format import FORMATS, ToolCallFormat
 from serve_app.api.offered_function import OfferedFunction
-from serve_app.api.tool_grammar import MAX_FORCED_CALLS, CallGrammar, check_grammar
+from serve_app.api.tool_grammar import MAX_FORCED_CALLS, CallGrammar, Write, check_grammar
 from serve_app.config import LimitsConfig
 from serve_app.tool_calls.answer import ToolAnswer
 from serve_app.tool_calls.parser import ToolCallParser
@@ -89,6 +89,7 @@ class ToolOffer:
         if not self._is_bound and sampling.grammar is None:
             return sampling
         grammar = CallGrammar(self.format, limits, self.max_calls or MAX_FORCED_CALLS)
+        write: Write
         if self.must_call:
             write = grammar.forced
         elif sampling.grammar is None:
