@@ -4,7 +4,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from deployments.engine.detokenizer import INCOMPLETE, Detokenizer
+from deployments.engine.detokenizer import INCOMPLETE, Detokenizer, decode_with
 from tests.engine.tiny_models import byte_tokenizer
 
 TEXTS = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=40)

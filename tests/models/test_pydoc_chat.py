@@ -181,7 +181,7 @@ def test_the_folder_holds_what_the_card_promises() -> None:
 
 def test_calls_and_results_alternate_as_turns_of_model_and_user(processor: Gemma3Processor) -> None:
     call = {"type": "function", "function": {"name": "f", "arguments": {"a": "é"}}}
-    messages = [
+    messages: Any = [
         {"role": "user", "content": "?"},
         {"role": "assistant", "content": "", "tool_calls": [call, call]},
         {"role": "tool", "content": "one"},
