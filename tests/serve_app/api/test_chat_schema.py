@@ -92,7 +92,6 @@ UNSUPPORTED: list[tuple[str, Any]] = [
     ("modalities", ["audio"]),
     ("prediction", {"type": "content"}),
     ("reasoning_effort", "high"),
-    ("response_format", {"type": "json_object"}),
     ("service_tier", "flex"),
     ("skip_special_tokens", False),
     ("store", True),
