@@ -240,6 +240,13 @@ def test_logits_may_be_wider_or_narrower_than_the_tokenizer(vocab_size: int) -> 
     assert not set(behind) & set(range(1, 44))
 
 
+def test_a_tokenizer_that_cannot_be_read_is_refused_by_the_name_of_the_field() -> None:
+    tokenizer: Any = object()
+    with pytest.raises(InvalidParameterError, match="tokenizer") as refused:
+        GrammarCompiler(tokenizer, VOCAB_SIZE, {EOS_TOKEN_ID}).compile(json_grammar({}))
+    assert refused.value.param == "response_format"
+
+
 def test_tokens_are_barred_unless_the_grammar_allows_no_other() -> None:
     matcher = compiler().compile(json_grammar({"enum": ["a", "b"]}))
     (quote,), (a,), (b,) = ids_of('"'), ids_of("a"), ids_of("b")
