@@ -22,6 +22,7 @@ from deployments.engine.grammar_limits import parser_limits
 from deployments.engine.sampling_params import GRAMMAR_PARAM, InvalidParameterError
 
 BITS_PER_WORD = 32
+UNCONSTRAINABLE = "this model's tokenizer can't be constrained by a grammar; ask for text"
 
 
 class GrammarMatcher:
@@ -123,12 +124,15 @@ class GrammarCompiler:
 
     def _make_vocabulary(self) -> LLTokenizer:
         if not isinstance(self._tokenizer, PreTrainedTokenizerFast):
-            raise _refusal("this model's tokenizer can't be constrained by a grammar")
+            raise _refusal(UNCONSTRAINABLE)
         # Logits may be wider than the tokenizer, to be a round number, or narrower.
         num_tokens = max(self._vocab_size, len(self._tokenizer))
-        return from_tokenizer(
-            self._tokenizer, n_vocab=num_tokens, eos_token=self._eos_token_ids or None
-        )
+        try:
+            return from_tokenizer(
+                self._tokenizer, n_vocab=num_tokens, eos_token=self._eos_token_ids or None
+            )
+        except ValueError as error:
+            raise _refusal(UNCONSTRAINABLE) from error
 
 
 def unpack(bitmasks: torch.Tensor, vocab_size: int) -> torch.Tensor:
@@ -140,9 +144,8 @@ def unpack(bitmasks: torch.Tensor, vocab_size: int) -> torch.Tensor:
     """
     # As bytes, whose bits are in the order of the tokens where words are little-endian, as on all
     # machines that torch runs on.
-    places = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8)
-    places = places.to(bitmasks.device, non_blocking=True)
-    bits = bitmasks.view(torch.uint8)[:, :, None] & places
+    places = torch.arange(8, dtype=torch.uint8, device=bitmasks.device)
+    bits = bitmasks.view(torch.uint8)[:, :, None] >> places & 1
     return (bits == 0).flatten(1)[:, :vocab_size]
 
 

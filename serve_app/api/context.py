@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import dataclass, replace
 
 from deployments.contract import ChatMessage, GenerationRequest, SamplingParams
+from serve_app.api.json_schema_grammar import SCHEMA_THREADS
 from serve_app.api.message_schema import (
     MessageBody,
     count_images,
@@ -73,7 +74,10 @@ class ApiContext:
         """
         sampling = await self._to_sampling(fields, model)
         if offer.is_guiding(sampling):
-            sampling = await asyncio.to_thread(offer.guide, sampling, self.limits)
+            loop = asyncio.get_running_loop()
+            sampling = await loop.run_in_executor(
+                SCHEMA_THREADS, offer.guide, sampling, self.limits
+            )
         return await Choices.open(
             [
                 model.backend.generate(
@@ -96,5 +100,7 @@ class ApiContext:
         sampling = fields.to_sampling(model.description.default_sampling)
         if fields.response_format is None:
             return sampling
-        grammar = await asyncio.to_thread(to_grammar, fields.response_format, self.limits)
+        grammar = await asyncio.get_running_loop().run_in_executor(
+            SCHEMA_THREADS, to_grammar, fields.response_format, self.limits
+        )
         return replace(sampling, grammar=grammar)

@@ -11,17 +11,22 @@ Source: https://github.com/guidance-ai/llguidance/blob/main/docs/json_schema.md
 
 import json
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from llguidance import LLMatcher
 
-from deployments.engine.grammar_probe import find_fault
+from deployments.engine.grammar_probe import MAX_NUM_PROBES, find_fault
 from deployments.errors import InvalidRequestError
 from serve_app.config import LimitsConfig
 
 ANY_OBJECT: Final[Mapping[str, object]] = {"type": "object"}
 OPTIONS: Final = "x-guidance"
 """The schema's key that llguidance reads its options from."""
+
+SCHEMA_THREADS: Final = ThreadPoolExecutor(MAX_NUM_PROBES, thread_name_prefix="schema")
+"""Where to call `json_schema_grammar`: on the event loop's own threads, schemas that wait for each
+other would hold up images."""
 
 _MAX_ECHO = 200
 _COMPACT = {"whitespace_flexible": False, "whitespace_pattern": "[ ]?"}
@@ -32,7 +37,7 @@ def json_schema_grammar(
 ) -> str:
     """Return the grammar of the JSON texts that are valid by a schema, for `SamplingParams`.
 
-    It may take up to `limits.max_schema_compile_s`, so call it off the event loop.
+    It may take up to `limits.max_schema_compile_s`, so call it on `SCHEMA_THREADS`.
 
     Args:
         schema: JSON Schema, the parts of it that llguidance knows.

@@ -1,9 +1,11 @@
 import asyncio
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from llguidance import LLMatcher
 
 from deployments.contract import (
     Accepted,
@@ -436,3 +438,20 @@ async def test_a_replica_answers_on_int8_weights_if_it_is_told_to(
     deltas = await collect(on_int8, GenerationRequest("r", user("hello"), GREEDY))
     assert deltas[-1].finish_reason is not None
     on_int8.__del__()
+
+
+async def test_a_grammar_is_kept_to_and_compiled_off_the_engines_thread(
+    generator: TextGenerator,
+) -> None:
+    grammar = LLMatcher.grammar_from_json_schema('{"enum": ["red", "green"]}')
+    params = replace(GREEDY, grammar=grammar, max_tokens=20)
+    deltas = await collect(generator, GenerationRequest("r", "Hello", params))
+    assert joined(deltas)[1] in ('"red"', '"green"')
+    assert deltas[-1].finish_reason is FinishReason.STOP
+
+
+async def test_a_grammar_that_the_model_cannot_follow_is_refused(generator: TextGenerator) -> None:
+    params = replace(GREEDY, grammar="start: <|no_such_token|>")
+    with pytest.raises(InvalidRequestError) as refused:
+        await collect(generator, GenerationRequest("r", "Hello", params))
+    assert refused.value.param == "response_format"
