@@ -25,6 +25,8 @@ __all__ = [
     "TextPart",
     "TokenLogprob",
     "TokenLogprobs",
+    "TokenizeRequest",
+    "TokenizedPrompt",
 ]
 
 
@@ -60,12 +62,15 @@ class GenerationRequest:
         sampling: How tokens are chosen and when the text ends.
         generated_token_ids: Tokens that another replica has generated already. Generation goes on
             behind them; they count towards `max_tokens` and are not sent again.
+        default_max_tokens: Most tokens of the answer where `sampling` names none; the model's
+            length may leave less. None means what the model's generation config says.
     """
 
     request_id: str
     prompt: tuple[ChatMessage, ...] | str | tuple[int, ...]
     sampling: SamplingParams
     generated_token_ids: tuple[int, ...] = ()
+    default_max_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +84,32 @@ GenerationEvent = Accepted | TextDelta
 
 
 @dataclass(frozen=True, slots=True)
+class TokenizeRequest:
+    """A prompt whose tokens are asked for; nothing is generated.
+
+    Attributes:
+        prompt: Messages for the model's chat template, or a plain string.
+        add_special_tokens: Whether the tokenizer adds the model's own. None means as for an answer:
+            to a plain string; a chat template writes them itself.
+        add_generation_prompt: Whether messages end where the answer begins.
+        with_strings: Whether to tell the vocabulary's name of each token, too.
+    """
+
+    prompt: tuple[ChatMessage, ...] | str
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool = True
+    with_strings: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedPrompt:
+    """The tokens of a prompt, and their names in the vocabulary if they were asked for."""
+
+    token_ids: tuple[int, ...]
+    strings: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ModelDescription:
     """What a replica serves, asked once by each ingress.
 
@@ -88,6 +119,7 @@ class ModelDescription:
         max_model_len: Tokens of prompt and answer together.
         accepts_images: Whether messages may hold images.
         default_sampling: What a request that names no value gets.
+        system_fingerprint: Another one may mean other texts for the same seed.
     """
 
     id: str
@@ -95,3 +127,4 @@ class ModelDescription:
     max_model_len: int
     accepts_images: bool
     default_sampling: SamplingParams
+    system_fingerprint: str | None = None

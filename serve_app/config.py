@@ -120,11 +120,14 @@ class LimitsConfig(StrictModel):
         max_body_bytes: Size of a request's body.
         max_num_images: Images in one request.
         max_image_pixels: Pixels of one image, checked before it is decoded.
+        max_num_prompts: Texts that one completions request may ask for: its prompts, each `n`
+            times. Each is a sequence of its own.
     """
 
     max_body_bytes: int = Field(default=32 * 2**20, ge=1024)
     max_num_images: int = Field(default=8, ge=0)
     max_image_pixels: int = Field(default=16 * 2**20, ge=1)
+    max_num_prompts: int = Field(default=64, ge=1)
 
 
 class AppConfig(StrictModel):

@@ -12,43 +12,18 @@ from pydantic import BaseModel, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from deployments.engine.sampling_params import MAX_NUM_TOP_LOGPROBS
+from serve_app.api.answer_schema import AnswerFields
 from serve_app.api.chat_logprobs import ChoiceLogprobs
 from serve_app.api.message_schema import Messages
-from serve_app.api.sampling_schema import SamplingFields
-from serve_app.api.strict_body import StrictBody
-
-MAX_NUM_CHOICES = 16
-"""Answers to one request: each is a sequence of its own on a replica."""
+from serve_app.api.usage import Usage
 
 
-class StreamOptions(StrictBody):
-    """What a stream tells beside the text."""
-
-    include_usage: bool | None = Field(
-        default=None, description="Send a last chunk that holds the usage and no choice."
-    )
-    continuous_usage_stats: bool | None = Field(
-        default=None, description="With include_usage: every chunk holds the usage so far."
-    )
-
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"include_obfuscation": (False,)}
-
-
-class ChatRequest(SamplingFields):
+class ChatRequest(AnswerFields):
     """A request for the next message of a conversation."""
 
-    model: str
     messages: Messages
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
     max_completion_tokens: int | None = Field(
         default=None, ge=1, description="The newer name of max_tokens."
-    )
-    n: int | None = Field(
-        default=None,
-        ge=1,
-        le=MAX_NUM_CHOICES,
-        description="How many answers. The first is the one that n: 1 gives.",
     )
     logprobs: bool | None = Field(
         default=None, description="Tell how likely each token was to the model."
@@ -60,13 +35,22 @@ class ChatRequest(SamplingFields):
     )
 
     # Bookkeeping: accepted, changes no answer.
-    user: str | None = None
-    metadata: dict[str, Any] | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
+    metadata: dict[str, Any] | None = Field(
+        default=None, description="Accepted; neither kept nor read."
+    )
+    safety_identifier: str | None = Field(
+        default=None, description="Accepted; neither kept nor read."
+    )
+    prompt_cache_key: str | None = Field(
+        default=None,
+        description="Accepted; prompts that begin alike are found without it.",
+    )
     parallel_tool_calls: bool | None = None
 
+    needs: ClassVar[Mapping[str, str]] = {**AnswerFields.needs, "top_logprobs": "logprobs"}
+
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **AnswerFields.unsupported,
         # OpenAI's
         "audio": (),
         "function_call": ("none",),
@@ -86,46 +70,22 @@ class ChatRequest(SamplingFields):
         "web_search_options": (),
         # vLLM's
         "add_generation_prompt": (True,),
-        "allowed_token_ids": (),
-        "bad_words": ([],),
         "best_of": (1,),
         "chat_template": (),
         "chat_template_kwargs": ({},),
         "continue_final_message": (False,),
         "echo": (False,),
-        "guided_choice": (),
-        "guided_grammar": (),
-        "guided_json": (),
-        "guided_regex": (),
         "include_reasoning": (True, False),
-        "include_stop_str_in_output": (False,),
-        "length_penalty": (1,),
-        "priority": (0,),
-        "prompt_logprobs": (0,),
-        "return_token_ids": (False,),
-        "skip_special_tokens": (True,),
-        "spaces_between_special_tokens": (True,),
-        "structured_outputs": (),
-        "truncate_prompt_tokens": (),
-        "use_beam_search": (False,),
     }
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
-        if self.stream_options is not None and not self.stream:
-            raise PydanticCustomError(
-                "stream_options", "stream_options needs stream: true.", {"field": "stream_options"}
-            )
         both = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(both) > 1:
             raise PydanticCustomError(
                 "max_tokens",
                 "max_tokens and max_completion_tokens differ; send one of them.",
                 {"field": "max_tokens"},
-            )
-        if self.top_logprobs and not self.logprobs:
-            raise PydanticCustomError(
-                "top_logprobs", "top_logprobs needs logprobs: true.", {"field": "top_logprobs"}
             )
         return self
 
@@ -138,23 +98,6 @@ class ChatRequest(SamplingFields):
     def num_tokens_wanted(self) -> int | None:
         """Most tokens of the answer, under whichever name they were given."""
         return self.max_completion_tokens or self.max_tokens
-
-
-class Usage(BaseModel):
-    """Tokens, counted by the replica."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-
-    @classmethod
-    def of(cls, num_prompt_tokens: int, num_completion_tokens: int) -> Self:
-        """Return the usage with its sum."""
-        return cls(
-            prompt_tokens=num_prompt_tokens,
-            completion_tokens=num_completion_tokens,
-            total_tokens=num_prompt_tokens + num_completion_tokens,
-        )
 
 
 class AnswerMessage(BaseModel):
@@ -181,5 +124,6 @@ class ChatCompletion(BaseModel):
     object: Literal["chat.completion"] = "chat.completion"
     created: int
     model: str
+    system_fingerprint: str | None = None
     choices: list[Choice]
     usage: Usage

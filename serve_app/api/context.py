@@ -1,9 +1,11 @@
 """What every surface is given."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from deployments.contract import ChatMessage, GenerationRequest
+from serve_app.api.answer_stream import AnswerHead
 from serve_app.api.message_schema import MessageBody, count_images, to_messages
 from serve_app.api.sampling_schema import SamplingFields
 from serve_app.backends import GenerationStream
@@ -11,6 +13,8 @@ from serve_app.catalog import ModelCatalog, ServedModel
 from serve_app.choices import Choices
 from serve_app.clock import Clock
 from serve_app.config import LimitsConfig
+
+Prompt = tuple[ChatMessage, ...] | str | tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +24,20 @@ class ApiContext:
     catalog: ModelCatalog
     limits: LimitsConfig
     clock: Clock
+
+    async def find_model(self, model_id: str | None) -> ServedModel:
+        """Return the model of this name; the first model if there is no name.
+
+        Raises:
+            ModelNotFoundError: No model has this name.
+            RaystreamError: The model can't be reached.
+        """
+        return await self.catalog.get(self.catalog.default_id if model_id is None else model_id)
+
+    def answer_head(self, answer_id: str, asked_for: str, model: ServedModel) -> AnswerHead:
+        """Return the head of an answer that begins now."""
+        created = int(self.clock.unix_s())
+        return AnswerHead(answer_id, created, asked_for, model.description.system_fingerprint)
 
     async def to_messages(
         self, bodies: list[MessageBody], model: ServedModel
@@ -36,7 +54,7 @@ class ApiContext:
     async def open_stream(
         self,
         model: ServedModel,
-        prompt: tuple[ChatMessage, ...] | str,
+        prompt: Prompt,
         fields: SamplingFields,
         request_id: str,
     ) -> GenerationStream:
@@ -51,22 +69,27 @@ class ApiContext:
     async def open_choices(
         self,
         model: ServedModel,
-        prompt: tuple[ChatMessage, ...] | str,
+        prompts: Sequence[Prompt],
         fields: SamplingFields,
         request_id: str,
-        num_choices: int,
+        num_per_prompt: int,
     ) -> Choices:
-        """Open a stream for each of several answers; the first is that of `open_stream`.
+        """Open a stream for each of several answers to each prompt.
+
+        The first answer to each is that of `open_stream`.
 
         Raises:
             RaystreamError: The request was refused, or no replica could take it.
         """
         sampling = fields.to_sampling(model.description.default_sampling)
-        return await Choices.open(
-            [
-                model.backend.generate(
-                    GenerationRequest(request_id, prompt, sampling.of_choice(index))
-                )
-                for index in range(num_choices)
-            ]
-        )
+        requests = [
+            GenerationRequest(
+                request_id,
+                prompt,
+                sampling.of_choice(index),
+                default_max_tokens=fields.default_max_tokens,
+            )
+            for prompt in prompts
+            for index in range(num_per_prompt)
+        ]
+        return await Choices.open(list(map(model.backend.generate, requests)), len(prompts))

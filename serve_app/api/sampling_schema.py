@@ -108,6 +108,11 @@ class SamplingFields(StrictBody):
         return self.max_tokens
 
     @property
+    def default_max_tokens(self) -> int | None:
+        """Most tokens of the answer where the request names none; None means the model's own."""
+        return None
+
+    @property
     def num_logprobs_wanted(self) -> int | None:
         """How many likely tokens to tell at each place; None tells nothing."""
         return None

@@ -10,7 +10,10 @@ from deployments.contract import (
     ModelDescription,
     SamplingParams,
     TextDelta,
+    TokenizedPrompt,
+    TokenizeRequest,
 )
+from deployments.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from deployments.errors import RaystreamError
@@ -61,6 +64,7 @@ class FakeBackend:
         self.sickness: RaystreamError | None = None
         self.loaded: asyncio.Event | None = None
         self.requests: list[GenerationRequest] = []
+        self.tokenized: list[TokenizeRequest] = []
         self.streams: list[FakeStream] = []
         self.opened = asyncio.Event()
         self.num_describes = 0
@@ -70,6 +74,7 @@ class FakeBackend:
             max_model_len=128,
             accepts_images=accepts_images,
             default_sampling=default_sampling or SamplingParams(),
+            system_fingerprint="fp_fake",
         )
 
     async def generate(self, request: GenerationRequest) -> FakeStream:
@@ -88,6 +93,17 @@ class FakeBackend:
         if self.loaded is not None:
             await self.loaded.wait()
         return self.description
+
+    async def tokenize(self, request: TokenizeRequest) -> TokenizedPrompt:
+        """Return a token for each character of a plain prompt; two for any messages."""
+        self.tokenized.append(request)
+        text = request.prompt if isinstance(request.prompt, str) else "MM"
+        return TokenizedPrompt(tuple(map(ord, text)), tuple(text) if request.with_strings else None)
+
+    async def detokenize(self, token_ids: tuple[int, ...]) -> str:
+        if max(token_ids, default=0) > 0x10FFFF:
+            raise InvalidRequestError("no such token", "tokens")
+        return "".join(map(chr, token_ids))
 
     async def ping(self) -> None:
         if self.sickness is not None:
