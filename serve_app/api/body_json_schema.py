@@ -13,20 +13,25 @@ NOTHING: Final[Sequence[Any]] = [None, False, 0, "", []]
 """What asks for nothing, and so needs nothing beside it."""
 
 
-def tell_rules(
-    schema: dict[str, Any],
-    unsupported: Mapping[str, Sequence[Any]],
-    needs: Mapping[str, str],
-    one_of: Sequence[str],
-) -> None:
-    """Add to a body's schema what `StrictBody` holds it to."""
+def tell_unsupported(schema: dict[str, Any], unsupported: Mapping[str, Sequence[Any]]) -> None:
+    """Add the fields that are known but not honoured, with the values that ask for nothing."""
     properties = schema.setdefault("properties", {})
     for name, harmless in unsupported.items():
         properties[name] = {
             "enum": [None, *harmless],
             "description": f"Not supported{reason_against(name)}; this asks for nothing.",
         }
+
+
+def tell_rules(
+    schema: dict[str, Any],
+    needs: Mapping[str, str],
+    excludes: Mapping[str, str],
+    one_of: Sequence[str],
+) -> None:
+    """Add what holds between the fields; see `StrictBody`."""
     rules = [_needs_rule(name, condition) for name, condition in needs.items()]
+    rules += [_excludes_rule(name, other) for name, other in excludes.items()]
     if one_of:
         rules.append({"oneOf": [_only_rule(name, one_of) for name in one_of]})
     if rules:
@@ -34,9 +39,19 @@ def tell_rules(
 
 
 def _needs_rule(name: str, condition: str) -> dict[str, Any]:
-    asks_nothing = {"properties": {name: {"enum": list(NOTHING)}}}
-    is_met = {"properties": {condition: {"const": True}}, "required": [condition]}
-    return {"anyOf": [asks_nothing, is_met]}
+    is_met = {
+        "properties": {condition: {"not": {"enum": list(NOTHING)}}},
+        "required": [condition],
+    }
+    return {"anyOf": [_asks_nothing(name), is_met]}
+
+
+def _excludes_rule(name: str, other: str) -> dict[str, Any]:
+    return {"anyOf": [_asks_nothing(name), {"properties": {other: {"type": "null"}}}]}
+
+
+def _asks_nothing(name: str) -> dict[str, Any]:
+    return {"properties": {name: {"enum": list(NOTHING)}}}
 
 
 def _only_rule(name: str, names: Sequence[str]) -> dict[str, Any]:

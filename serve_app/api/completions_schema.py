@@ -25,17 +25,19 @@ Text = Annotated[str, Field(min_length=1)]
 PromptTokenIds = Annotated[TokenIds, Field(min_length=1)]
 
 
-def _kind(prompt: Any) -> str:
+def _kind(prompt: Any) -> str | None:
     """Return how a prompt is written, by its first entry: reading all in four ways takes long."""
-    if not isinstance(prompt, list):
-        return "text"
-    match prompt[:1]:
-        case [str()]:
+    match prompt:
+        case str():
+            return "text"
+        case [str(), *_]:
             return "texts"
-        case [list()]:
+        case [list(), *_]:
             return "lists"
-        case _:
+        case list():
             return "token_ids"
+        case _:
+            return None
 
 
 Prompts = Annotated[
@@ -49,7 +51,12 @@ Prompts = Annotated[
         Tag("lists"),
         Field(min_length=1, max_length=MAX_NUM_PROMPTS, fail_fast=True),
     ],
-    Discriminator(_kind),
+    Discriminator(
+        _kind,
+        custom_error_type="prompt",
+        custom_error_message="A prompt is a string, a list of strings, token ids, or a list of "
+        "lists of token ids.",
+    ),
 ]
 
 
@@ -59,11 +66,15 @@ class CompletionRequest(AnswerFields):
     prompt: Prompts = Field(
         description="A text, several, or their token ids. Answers to the first come first."
     )
-    echo: bool | None = Field(default=None, description="Put the prompt before the answer.")
+    echo: bool | None = Field(
+        default=None,
+        description="Put the prompt before the answer. Not with logprobs: the prompt has none.",
+    )
     logprobs: int | None = Field(
         default=None,
+        ge=0,
+        le=MAX_NUM_TOP_LOGPROBS,
         description="Tell how likely each token was, and so many of the likeliest at its place.",
-        json_schema_extra={"minimum": 0, "maximum": MAX_NUM_TOP_LOGPROBS},
     )
     best_of: int | None = Field(
         default=None,
@@ -79,6 +90,8 @@ class CompletionRequest(AnswerFields):
         "suffix": ("",),
     }
 
+    excludes: ClassVar[Mapping[str, str]] = {"echo": "logprobs"}
+
     @model_validator(mode="after")
     def _check_together(self) -> Self:
         if self.best_of not in (None, self.n or 1):
@@ -87,13 +100,6 @@ class CompletionRequest(AnswerFields):
                 "best_of is not supported here unless it equals n: texts are not ranked; "
                 "ask for n of them and choose.",
                 {"field": "best_of"},
-            )
-        if self.echo and self.logprobs is not None:
-            raise PydanticCustomError(
-                "unsupported_parameter",
-                "echo with logprobs is not supported here: only the answer's tokens have "
-                "log-probabilities. Leave one of them out.",
-                {"field": "echo"},
             )
         return self
 

@@ -56,7 +56,10 @@ class MessageBody(StrictBody):
     role: Role = Field(description="developer means system.")
     # Each list is read up to its first mistake: the errors of a large body would fill the memory.
     content: Annotated[
-        list[PartBody], BeforeValidator(_as_parts, json_schema_input_type=str | list[PartBody])
+        list[PartBody],
+        BeforeValidator(
+            _as_parts, json_schema_input_type=str | Annotated[list[PartBody], Field(min_length=1)]
+        ),
     ] = Field(min_length=1, fail_fast=True)
     name: str | None = Field(default=None, description="Bookkeeping: the model does not see it.")
 

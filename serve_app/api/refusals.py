@@ -54,6 +54,8 @@ REASONS: Final[Mapping[str, str]] = {
     "annotations": "the model sees the content alone",
     "reasoning_content": "the model sees the content alone",
     "refusal": "the model sees the content alone",
+    "tool_call_id": "the models call no tools",
+    "tool_calls": "the models call no tools",
     "detail": "images are read in the model's own way",
 }
 

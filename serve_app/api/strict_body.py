@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, model_validato
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
 
-from serve_app.api.body_json_schema import tell_rules
+from serve_app.api.body_json_schema import tell_rules, tell_unsupported
 from serve_app.api.refusals import reason_against
 
 MAX_NAME_LENGTH = 64
@@ -28,7 +28,8 @@ class StrictBody(BaseModel):
     Attributes:
         unsupported: Fields that are known but not honoured, each with the values that ask for
             nothing. `refusals` knows the reasons.
-        needs: Fields that mean nothing unless another one, the value, is true.
+        needs: Fields that mean nothing unless another one, the value, is true or not empty.
+        excludes: Fields that are not honoured where another one, the value, is given.
         one_of: Fields of which a body holds exactly one, if any are named here.
     """
 
@@ -36,6 +37,7 @@ class StrictBody(BaseModel):
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     needs: ClassVar[Mapping[str, str]] = {}
+    excludes: ClassVar[Mapping[str, str]] = {}
     one_of: ClassVar[tuple[str, ...]] = ()
 
     @model_validator(mode="before")
@@ -66,8 +68,15 @@ class StrictBody(BaseModel):
             if getattr(self, name) and not getattr(self, condition):
                 raise PydanticCustomError(
                     "invalid_combination",
-                    "{field} needs {condition}: true.",
+                    "{field} means nothing without {condition}.",
                     {"field": name, "condition": condition},
+                )
+        for name, other in self.excludes.items():
+            if getattr(self, name) and getattr(self, other) is not None:
+                raise PydanticCustomError(
+                    "unsupported_parameter",
+                    "{field} is not supported together with {other}. Leave one of them out.",
+                    {"field": name, "other": other},
                 )
         given = [name for name in self.one_of if getattr(self, name) is not None]
         if self.one_of and len(given) != 1:
@@ -84,7 +93,9 @@ class StrictBody(BaseModel):
     ) -> JsonSchemaValue:
         """Return the schema of what validates: pydantic's, and the rules above."""
         schema = handler(core_schema)
-        tell_rules(handler.resolve_ref_schema(schema), cls.unsupported, cls.needs, cls.one_of)
+        told = handler.resolve_ref_schema(schema)
+        tell_unsupported(told, cls.unsupported)
+        tell_rules(told, cls.needs, cls.excludes, cls.one_of)
         return schema
 
 

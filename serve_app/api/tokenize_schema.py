@@ -4,10 +4,9 @@ Source: https://docs.vllm.ai/en/stable/serving/openai_compatible_server/ (Tokeni
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
-from pydantic import BaseModel, Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, Field
 
 from serve_app.api.message_schema import Messages
 from serve_app.api.strict_body import StrictBody
@@ -34,6 +33,7 @@ class TokenizeBody(StrictBody):
         default=None, description="Tell the vocabulary's name of each token, too."
     )
 
+    needs: ClassVar[Mapping[str, str]] = {"add_generation_prompt": "messages"}
     one_of: ClassVar[tuple[str, ...]] = ("prompt", "messages")
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "chat_template": (),
@@ -42,16 +42,6 @@ class TokenizeBody(StrictBody):
         "mm_processor_kwargs": ({},),
         "tools": ([],),
     }
-
-    @model_validator(mode="after")
-    def _check_together(self) -> Self:
-        if self.add_generation_prompt is not None and self.messages is None:
-            raise PydanticCustomError(
-                "invalid_combination",
-                "add_generation_prompt needs messages; a prompt is taken as it stands.",
-                {"field": "add_generation_prompt"},
-            )
-        return self
 
 
 class Tokens(BaseModel):

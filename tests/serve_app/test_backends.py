@@ -99,6 +99,8 @@ class FakeHandle:
         self.response = FakeResponse(answer)
         self.describe = FakeMethod(self.response)
         self.ping = FakeMethod(self.response)
+        self.tokenize = FakeMethod(self.response)
+        self.detokenize = FakeMethod(self.response)
         self._responses = responses
 
     def options(self, method_name: str, stream: bool) -> FakeMethod:
