@@ -40,6 +40,20 @@ _SHOULD_RETRY: Final = {
     "schema": {"type": "string", "enum": ["false"]},
 }
 
+_EVENT: Final = {
+    "type": "object",
+    "title": "Event",
+    "description": "One event of the stream. The last is [DONE], or an error.",
+    "properties": {
+        "data": {
+            "type": "string",
+            "description": "[DONE], or JSON: a piece of the answer or an ErrorBody.",
+        }
+    },
+    "required": ["data"],
+}
+"""What OpenAPI before 3.2 takes the schema of a stream for: each of its events."""
+
 FASTAPI_S_OWN: Final = ("HTTPValidationError", "ValidationError")
 """Schemas of an answer that no route gives: what a client sent wrongly is a 400 of ours."""
 
@@ -58,7 +72,7 @@ def errors(*statuses: int) -> Responses:
 
 def event_stream(description: str, example: str) -> Responses:
     """Return the documentation of a 200 that is a stream if the request asked for one."""
-    events = {"schema": {"type": "string"}, "example": example}
+    events = {"schema": _EVENT, "example": example}
     return {200: {"description": description, "content": {"text/event-stream": events}}}
 
 

@@ -65,6 +65,7 @@ class FakeBackend:
         self.loaded: asyncio.Event | None = None
         self.requests: list[GenerationRequest] = []
         self.tokenized: list[TokenizeRequest] = []
+        self.detokenized: list[tuple[int, ...]] = []
         self.streams: list[FakeStream] = []
         self.opened = asyncio.Event()
         self.num_describes = 0
@@ -76,6 +77,10 @@ class FakeBackend:
             default_sampling=default_sampling or SamplingParams(),
             system_fingerprint="fp_fake",
         )
+
+    @property
+    def num_calls(self) -> int:
+        return len(self.requests) + len(self.tokenized) + len(self.detokenized)
 
     async def generate(self, request: GenerationRequest) -> FakeStream:
         self.requests.append(request)
@@ -101,6 +106,7 @@ class FakeBackend:
         return TokenizedPrompt(tuple(map(ord, text)), tuple(text) if request.with_strings else None)
 
     async def detokenize(self, token_ids: tuple[int, ...]) -> str:
+        self.detokenized.append(token_ids)
         if max(token_ids, default=0) > 0x10FFFF:
             raise InvalidRequestError("no such token", "tokens")
         return "".join(map(chr, token_ids))
