@@ -15,7 +15,11 @@ from serve_app.generation import Piece, join, pieces
 
 
 class Choices:
-    """The open streams of one request, one for each answer, at least one."""
+    """The open streams of one request, one for each answer, at least one.
+
+    Attributes:
+        num_per_prompt: Answers to each of the request's prompts.
+    """
 
     def __init__(self, streams: Sequence[GenerationStream], num_prompts: int = 1) -> None:
         """Take over the streams; an answer's index is its stream's."""

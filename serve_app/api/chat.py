@@ -8,6 +8,7 @@ from serve_app.api.answer_stream import AnswerHead, ChunkWriter, answer_events
 from serve_app.api.chat_chunks import ChatFramer
 from serve_app.api.chat_logprobs import ChoiceLogprobs
 from serve_app.api.chat_schema import AnswerMessage, ChatCompletion, ChatRequest, Choice
+from serve_app.api.chunk_schema import ChatChunk
 from serve_app.api.context import ApiContext
 from serve_app.api.json_route import JsonRoute
 from serve_app.api.openapi import ANSWER_ERRORS, errors, event_stream
@@ -41,7 +42,9 @@ class ChatApi:
             summary="Answer a conversation",
             response_model=ChatCompletion,
             responses={
-                **event_stream("The answer; with stream: true, its chunks as events.", _EXAMPLE),
+                **event_stream(
+                    "The answer; with stream: true, its chunks as events.", _EXAMPLE, ChatChunk
+                ),
                 **errors(*ANSWER_ERRORS),
             },
         )

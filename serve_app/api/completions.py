@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request
 
 from deployments.errors import InvalidRequestError
 from serve_app.api.answer_stream import AnswerHead, ChunkWriter, answer_events
+from serve_app.api.chunk_schema import CompletionChunk
 from serve_app.api.completion_chunks import CompletionFramer
 from serve_app.api.completion_logprobs import LogprobsWriter
 from serve_app.api.completions_schema import Completion, CompletionChoice, CompletionRequest
@@ -45,7 +46,11 @@ class CompletionsApi:
             summary="Continue a text",
             response_model=Completion,
             responses={
-                **event_stream("The answer; with stream: true, its chunks as events.", _EXAMPLE),
+                **event_stream(
+                    "The answer; with stream: true, its chunks as events.",
+                    _EXAMPLE,
+                    CompletionChunk,
+                ),
                 **errors(*ANSWER_ERRORS),
             },
         )
@@ -56,13 +61,11 @@ class CompletionsApi:
     ) -> Completion | EventStreamResponse:
         """Continue each prompt, once or n times, whole or as a stream of chunks."""
         model = await self._context.find_model(body.model)
-        num_per_prompt = body.n or 1
-        self._require_room(len(body.prompts) * num_per_prompt)
-        echoes = await _texts(body.prompts, model) if body.echo else None
+        prompts, num_per_prompt = body.prompts, body.n or 1
+        self._require_room(len(prompts) * num_per_prompt)
+        echoes = await _texts(prompts, model) if body.echo else None
         request_id = request_id_of(request)
-        choices = await self._context.open_choices(
-            model, body.prompts, body, request_id, num_per_prompt
-        )
+        choices = await self._context.open_choices(model, prompts, body, request_id, num_per_prompt)
         head = self._context.answer_head(f"cmpl-{request_id}", body.model, model)
         if not body.stream:
             return await _completion(head, choices, echoes)

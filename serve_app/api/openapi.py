@@ -1,11 +1,15 @@
 """What /openapi.json says of the answers, true to the wire."""
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from fastapi import FastAPI
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
 
+from serve_app.api.chunk_schema import ChatChunk, CompletionChunk
 from serve_app.api.errors import ErrorBody
+from serve_app.api.text_generation_schema import TextGenerationEvent
 
 Responses = dict[int | str, dict[str, Any]]
 
@@ -40,19 +44,10 @@ _SHOULD_RETRY: Final = {
     "schema": {"type": "string", "enum": ["false"]},
 }
 
-_EVENT: Final = {
-    "type": "object",
-    "title": "Event",
-    "description": "One event of the stream. The last is [DONE], or an error.",
-    "properties": {
-        "data": {
-            "type": "string",
-            "description": "[DONE], or JSON: a piece of the answer or an ErrorBody.",
-        }
-    },
-    "required": ["data"],
-}
-"""What OpenAPI before 3.2 takes the schema of a stream for: each of its events."""
+_REF: Final = "#/components/schemas/{model}"
+
+PIECES: Final[tuple[type[BaseModel], ...]] = (ChatChunk, CompletionChunk, TextGenerationEvent)
+"""What the events of streams hold; no route returns them, so FastAPI knows nothing of them."""
 
 FASTAPI_S_OWN: Final = ("HTTPValidationError", "ValidationError")
 """Schemas of an answer that no route gives: what a client sent wrongly is a 400 of ours."""
@@ -70,10 +65,33 @@ def errors(*statuses: int) -> Responses:
     }
 
 
-def event_stream(description: str, example: str) -> Responses:
-    """Return the documentation of a 200 that is a stream if the request asked for one."""
-    events = {"schema": _EVENT, "example": example}
+def event_stream(description: str, example: str, piece: type[BaseModel]) -> Responses:
+    """Return the documentation of a 200 that is a stream if the request asked for one.
+
+    Args:
+        description: Of the answer in both its forms.
+        example: A stream.
+        piece: What an event's data holds, one of `PIECES`.
+    """
+    events = {"schema": _event(piece), "example": example}
     return {200: {"description": description, "content": {"text/event-stream": events}}}
+
+
+def _event(piece: type[BaseModel]) -> dict[str, Any]:
+    """Return what OpenAPI before 3.2 takes the schema of a stream for: that of its events."""
+    decoded = [{"$ref": _REF.format(model=model.__name__)} for model in (piece, ErrorBody)]
+    json_data = {
+        "type": "string",
+        "contentMediaType": "application/json",
+        "contentSchema": {"anyOf": decoded},
+    }
+    return {
+        "type": "object",
+        "title": "Event",
+        "description": "A piece of the answer. The last event is [DONE], or an error.",
+        "properties": {"data": {"anyOf": [{"const": "[DONE]"}, json_data]}},
+        "required": ["data"],
+    }
 
 
 class DescribedApp(FastAPI):
@@ -97,12 +115,22 @@ class DescribedApp(FastAPI):
                 for operation in path.values():
                     _mend(operation["responses"])
             schemas = document["components"]["schemas"]
+            schemas.update(_schemas_of_pieces())
             for name in FASTAPI_S_OWN:
                 schemas.pop(name, None)
             for schema in schemas.values():
                 if schema.get("additionalProperties") is False:
                     _name_models(schema.get("properties", {}).get("model", {}), self._model_ids)
         return super().openapi()
+
+
+def _schemas_of_pieces() -> dict[str, Any]:
+    pieces: list[tuple[type[BaseModel], Literal["validation"]]] = [
+        (piece, "validation") for piece in PIECES
+    ]
+    _, told = models_json_schema(pieces, ref_template=_REF)
+    schemas: dict[str, Any] = told["$defs"]
+    return schemas
 
 
 def _headers_of(status: int) -> dict[str, Any]:

@@ -66,7 +66,11 @@ class TextGenerationApi:
             summary="Generate text",
             response_model=TextGenerationAnswer,
             responses={
-                **event_stream("Events; with stream: false, the whole text as JSON.", _EXAMPLE),
+                **event_stream(
+                    "Events; with stream: false, the whole text as JSON.",
+                    _EXAMPLE,
+                    TextGenerationEvent,
+                ),
                 **errors(*ANSWER_ERRORS),
             },
         )

@@ -7,8 +7,10 @@ import pytest
 from jsonschema import Draft202012Validator
 
 import deployments.errors
-from deployments.errors import OverloadedError, RaystreamError
-from tests.serve_app.fakes import FakeBackend
+from deployments.contract import FinishReason, TextDelta, TokenLogprob, TokenLogprobs
+from deployments.errors import OverloadedError, RaystreamError, ReplicaUnavailableError
+from tests.serve_app.fakes import FakeBackend, Step
+from tests.serve_app.sse_decoder import events_of
 from tests.serve_app.test_ingress import openapi
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -93,3 +95,36 @@ async def test_nothing_is_documented_that_is_never_answered(
 
 async def test_the_document_is_made_once(client: httpx.AsyncClient) -> None:
     assert (await openapi(client)) == (await openapi(client))
+
+
+def told(token_id: int) -> TokenLogprobs:
+    likely = TokenLogprob(token_id, b"a", -0.5)
+    return TokenLogprobs(likely, (likely,))
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/text-generation"])
+async def test_every_event_is_what_the_document_says(
+    client: httpx.AsyncClient, backend: FakeBackend, path: str
+) -> None:
+    broken: list[Step] = [
+        [TextDelta((1,), "a", logprobs=(told(1),))],
+        ReplicaUnavailableError("gone"),
+    ]
+    backend.scripts = [[*broken[:1], [TextDelta((2,), "b", FinishReason.STOP)]], broken]
+    document = await openapi(client)
+    response = document["paths"][path]["post"]["responses"]["200"]
+    _, data = response["content"]["text/event-stream"]["schema"]["properties"]["data"]["anyOf"]
+    schema = {**data["contentSchema"], "components": document["components"]}
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    asked = {} if path == "/text-generation" else {"stream_options": options}
+    body = {**POSTS[path], **asked, "stream": True}
+    if path == "/v1/completions":
+        body |= {"prompt": "a", "logprobs": 1}
+    whole = events_of((await client.post(path, json=body)).content)
+    cut = events_of((await client.post(path, json=body)).content)
+    assert whole.pop() == "[DONE]"
+    assert "error" in cut[-1]
+    for event in [*whole, *cut]:
+        Draft202012Validator(schema).validate(event)
+        name = schema["anyOf"]["error" in event]["$ref"].rpartition("/")[2]
+        assert set(event) <= set(document["components"]["schemas"][name]["properties"])
