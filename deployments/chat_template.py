@@ -55,8 +55,13 @@ class ChatTemplate:
         """Whether the model has a template at all."""
         return self._renderer.chat_template is not None
 
-    def render(self, messages: Sequence[ChatMessage], tools: Sequence[Tool] = ()) -> str:
-        """Return the prompt's text, up to where the answer begins.
+    def render(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[Tool] = (),
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """Return the prompt's text, up to where the answer begins if that is to be added.
 
         Raises:
             InvalidRequestError: There is no template, it knows no tools, or it refuses these
@@ -70,7 +75,7 @@ class ChatTemplate:
         if tools and not self.accepts_tools:
             raise InvalidRequestError("this model's chat template knows no tools", "tools")
         try:
-            return self._apply(messages, tools)
+            return self._apply(messages, tools, add_generation_prompt)
         except TemplateError as error:
             raise InvalidRequestError(
                 f"the model's chat template refused the messages: {error}", "messages"
@@ -98,12 +103,17 @@ class ChatTemplate:
         except (TemplateError, *STUMBLES):
             return ""
 
-    def _apply(self, messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> str:
+    def _apply(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[Tool],
+        add_generation_prompt: bool = True,
+    ) -> str:
         text = self._renderer.apply_chat_template(
             [self._message(message) for message in messages],
             tools=[_tool(tool) for tool in tools] or None,
             tokenize=False,
-            add_generation_prompt=True,
+            add_generation_prompt=add_generation_prompt,
         )
         return str(text)
 

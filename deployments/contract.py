@@ -25,6 +25,8 @@ __all__ = [
     "TextPart",
     "TokenLogprob",
     "TokenLogprobs",
+    "TokenizeRequest",
+    "TokenizedPrompt",
     "Tool",
     "ToolCall",
 ]
@@ -104,6 +106,8 @@ class GenerationRequest:
         generated_token_ids: Tokens that another replica has generated already. Generation goes on
             behind them; they count towards `max_tokens` and are not sent again.
         tools: What the chat template tells the model it may call.
+        default_max_tokens: Most tokens of the answer where `sampling` names none; the model's
+            length may leave less. None means what the model's generation config says.
     """
 
     request_id: str
@@ -111,6 +115,7 @@ class GenerationRequest:
     sampling: SamplingParams
     generated_token_ids: tuple[int, ...] = ()
     tools: tuple[Tool, ...] = ()
+    default_max_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +126,34 @@ class Accepted:
 
 
 GenerationEvent = Accepted | TextDelta
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizeRequest:
+    """A prompt whose tokens are asked for; nothing is generated.
+
+    Attributes:
+        prompt: Messages for the model's chat template, or a plain string.
+        add_special_tokens: Whether the tokenizer adds the model's own. None means as for an answer:
+            to a plain string; a chat template writes them itself.
+        add_generation_prompt: Whether messages end where the answer begins.
+        with_strings: Whether to tell the vocabulary's name of each token, too.
+        tools: What the chat template tells the model it may call.
+    """
+
+    prompt: tuple[ChatMessage, ...] | str
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool = True
+    with_strings: bool = False
+    tools: tuple[Tool, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedPrompt:
+    """The tokens of a prompt, and their names in the vocabulary if they were asked for."""
+
+    token_ids: tuple[int, ...]
+    strings: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +171,7 @@ class ModelDescription:
             None where that is unknown.
         tool_call_token_ids: The marks of that format which are special tokens of the tokenizer,
             with their ids.
+        system_fingerprint: Another one may mean other texts for the same seed.
     """
 
     id: str
@@ -148,3 +182,4 @@ class ModelDescription:
     accepts_tools: bool = False
     tool_call_format: str | None = None
     tool_call_token_ids: tuple[tuple[str, int], ...] = ()
+    system_fingerprint: str | None = None

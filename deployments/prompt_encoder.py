@@ -14,7 +14,14 @@ from PIL import Image, UnidentifiedImageError
 from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
 from deployments.chat_template import ChatTemplate
-from deployments.contract import ChatMessage, GenerationRequest, ImagePart, Tool
+from deployments.contract import (
+    ChatMessage,
+    GenerationRequest,
+    ImagePart,
+    TokenizedPrompt,
+    TokenizeRequest,
+    Tool,
+)
 from deployments.errors import InvalidImageError, InvalidRequestError, RaystreamError
 
 INPUTS_OF_THE_TEXT = frozenset({"input_ids", "attention_mask"})
@@ -87,6 +94,48 @@ class PromptEncoder:
                 encoded.append(EncodedPrompt(token_ids[i], {}))
         return encoded
 
+    def tokenize(self, request: TokenizeRequest) -> TokenizedPrompt:
+        """Return a prompt's tokens, as many as an answer to it would count.
+
+        Raises:
+            RaystreamError: The prompt can't be encoded.
+        """
+        token_ids = self._tokens_of(request)
+        if not request.with_strings:
+            return TokenizedPrompt(token_ids)
+        strings = self._tokenizer.convert_ids_to_tokens(list(token_ids))
+        return TokenizedPrompt(token_ids, tuple(strings))
+
+    def _tokens_of(self, request: TokenizeRequest) -> tuple[int, ...]:
+        add_special_tokens = request.add_special_tokens
+        if isinstance(request.prompt, str):
+            text = _require_unicode(request.prompt, "prompt")
+            return self._encode_text(text, add_special_tokens is not False)
+        prompt = self._render_chat(request.prompt, request.tools, request.add_generation_prompt)
+        if not prompt.images:
+            return self._encode_text(prompt.text, add_special_tokens is True)
+        encoded = self._encode_images(prompt, add_special_tokens is True)
+        if isinstance(encoded, RaystreamError):
+            raise encoded
+        return encoded.token_ids
+
+    def _encode_text(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
+        return tuple(self._tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])
+
+    def detokenize(self, token_ids: Sequence[int]) -> str:
+        """Return the text of tokens, the names of special ones included.
+
+        Raises:
+            InvalidRequestError: The tokenizer knows no such token.
+        """
+        num_known = len(self._tokenizer)
+        if min(token_ids, default=0) < 0 or max(token_ids, default=0) >= num_known:
+            raise InvalidRequestError(f"token ids must be from 0 to {num_known - 1}", "tokens")
+        text = self._tokenizer.decode(
+            list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+        return str(text)
+
     def _render(
         self, request: GenerationRequest
     ) -> RenderedPrompt | EncodedPrompt | RaystreamError:
@@ -102,12 +151,16 @@ class PromptEncoder:
             return error
 
     def _render_chat(
-        self, messages: Sequence[ChatMessage], tools: Sequence[Tool]
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[Tool],
+        add_generation_prompt: bool = True,
     ) -> RenderedPrompt:
         images = tuple(p.data for m in messages for p in m.parts if isinstance(p, ImagePart))
         if images and self._processor is None:
             raise InvalidRequestError("this model takes no images; send text alone", "messages")
-        text = _require_unicode(self.template.render(messages, tools), "messages")
+        text = self.template.render(messages, tools, add_generation_prompt)
+        text = _require_unicode(text, "messages")
         if images and sum(map(text.count, self._image_placeholders)) != len(images):
             raise InvalidRequestError(
                 "the text holds image placeholders of its own; send each image as an image part",
@@ -128,7 +181,9 @@ class PromptEncoder:
                 token_ids |= zip(texts, map(tuple, encoded["input_ids"]), strict=True)
         return token_ids
 
-    def _encode_images(self, prompt: RenderedPrompt) -> EncodedPrompt | RaystreamError:
+    def _encode_images(
+        self, prompt: RenderedPrompt, add_special_tokens: bool = False
+    ) -> EncodedPrompt | RaystreamError:
         assert self._processor is not None
         try:
             images = [_decode_image(data) for data in prompt.images]
@@ -139,7 +194,7 @@ class PromptEncoder:
                 text=[prompt.text],
                 images=[images],
                 return_tensors="pt",
-                text_kwargs={"add_special_tokens": False},
+                text_kwargs={"add_special_tokens": add_special_tokens},
             )
         except ValueError:
             return InvalidImageError("the model can't take an image of this shape", "messages")

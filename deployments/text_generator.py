@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from ray import serve
 
+from deployments.answer_length import with_default_length
 from deployments.assigned_device import open_assigned_device
 from deployments.chat_template import choose_tool_call_format, special_marks
 from deployments.contract import (
@@ -28,6 +29,8 @@ from deployments.contract import (
     InvalidParameterError,
     ModelDescription,
     SamplingParams,
+    TokenizedPrompt,
+    TokenizeRequest,
 )
 from deployments.delta_stream import DeltaStream
 from deployments.engine.cpu.allocator import keep_freed_memory
@@ -50,6 +53,7 @@ from deployments.errors import (
     RaystreamError,
     ReplicaUnavailableError,
 )
+from deployments.fingerprint import system_fingerprint
 from deployments.gpu.budget import GIB, plan_kv_slots
 from deployments.gpu.device import MemoryDevice, num_compute_threads, num_cores
 from deployments.metrics import ReplicaMetrics, StreamClock
@@ -192,11 +196,22 @@ class TextGenerator:
             accepts_tools=template.accepts_tools,
             tool_call_format=tool_call_format.name if tool_call_format else None,
             tool_call_token_ids=special_marks(self._loaded.tokenizer, tool_call_format),
+            system_fingerprint=system_fingerprint(self._spec),
         )
 
     async def describe(self) -> ModelDescription:
         """Return what this replica serves."""
         return self._description
+
+    async def tokenize(self, request: TokenizeRequest) -> TokenizedPrompt:
+        """Return a prompt's tokens; see `PromptEncoder.tokenize`."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._encoding, self._encoder.tokenize, request)
+
+    async def detokenize(self, token_ids: tuple[int, ...]) -> str:
+        """Return the text of tokens; see `PromptEncoder.detokenize`."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._encoding, self._encoder.detokenize, token_ids)
 
     def reconfigure(self, user_config: Mapping[str, float | None]) -> None:
         """Set how requests that arrive together are coalesced, and the tokens of one answer.
@@ -262,7 +277,7 @@ class TextGenerator:
         sequence = SequenceRequest(
             self._unique_id(request.request_id),
             encoded.token_ids,
-            request.sampling,
+            self._sampling_of(request, len(encoded.token_ids)),
             request.generated_token_ids,
             encoded.model_inputs,
         )
@@ -282,6 +297,15 @@ class TextGenerator:
             async for deltas in self._read(stream):
                 clock.observe(deltas)
                 yield [TextDelta.join(deltas)]
+
+    def _sampling_of(self, request: GenerationRequest, num_prompt_tokens: int) -> SamplingParams:
+        """Return the sampling, with the request's or the model's own length if it names none."""
+        generation = self._loaded.model.generation_config
+        return with_default_length(
+            request.sampling,
+            request.default_max_tokens or getattr(generation, "max_new_tokens", None),
+            self._spec.max_model_len - num_prompt_tokens,
+        )
 
     @serve.batch(max_batch_size=32, batch_wait_timeout_s=0.002, max_concurrent_batches=16)
     async def _encode(

@@ -131,6 +131,8 @@ class LimitsConfig(StrictModel):
         max_schema_bytes: Size of one JSON schema that an answer must be valid by.
         max_schema_depth: How deeply its brackets may be nested.
         max_schema_compile_s: Seconds of CPU that it may take to compile.
+        max_num_prompts: Texts that one completions request may ask for: its prompts, each `n`
+            times. Each is a sequence of its own.
     """
 
     max_body_bytes: int = Field(default=32 * 2**20, ge=1024)
@@ -141,6 +143,7 @@ class LimitsConfig(StrictModel):
     max_schema_bytes: int = Field(default=2**16, ge=2, le=2**19)
     max_schema_depth: int = Field(default=64, ge=1, le=100)
     max_schema_compile_s: int = Field(default=1, ge=1, le=60)
+    max_num_prompts: int = Field(default=64, ge=1)
 
 
 class AppConfig(StrictModel):

@@ -15,15 +15,21 @@ from ray.serve.handle import DeploymentHandle
 from starlette.middleware import Middleware
 
 from serve_app.api.chat import ChatApi
+from serve_app.api.completions import CompletionsApi
 from serve_app.api.context import ApiContext
 from serve_app.api.errors import install_error_handlers
 from serve_app.api.health import HealthApi
 from serve_app.api.models import ModelsApi
+from serve_app.api.openapi import DescribedApp
 from serve_app.api.text_generation import TextGenerationApi
+from serve_app.api.tokenize import TokenizeApi
+from serve_app.api.version import VersionApi
 from serve_app.backends import GenerationBackend, HandleGenerationBackend
 from serve_app.catalog import ModelCatalog
 from serve_app.clock import Clock, SystemClock
 from serve_app.config import AppConfig
+from serve_app.docs import install_docs
+from serve_app.head_requests import HeadMiddleware
 from serve_app.request_guard import RequestGuardMiddleware
 from serve_app.request_id import RequestIdMiddleware
 
@@ -45,19 +51,32 @@ def build_app(
         door_echoes_id: See `RequestIdMiddleware`.
     """
     context = ApiContext(ModelCatalog(backends), config.limits, clock or SystemClock())
-    app = FastAPI(
+    app = DescribedApp(
+        model_ids=list(backends),
         title="raystream",
         version=_version(),
+        docs_url=None,
+        redoc_url=None,
         summary="Transformer models behind Server-Sent Events",
         redirect_slashes=False,
         middleware=[
             Middleware(RequestIdMiddleware, door_echoes_id=door_echoes_id),
             Middleware(RequestGuardMiddleware, max_body_bytes=config.limits.max_body_bytes),
+            Middleware(HeadMiddleware),
         ],
     )
     install_error_handlers(app)
-    for surface in (ChatApi, TextGenerationApi, ModelsApi, HealthApi):
+    for surface in (
+        ChatApi,
+        CompletionsApi,
+        TextGenerationApi,
+        TokenizeApi,
+        ModelsApi,
+        HealthApi,
+    ):
         app.include_router(surface(context).router())
+    app.include_router(VersionApi(app.version).router())
+    install_docs(app)
     return app
 
 

@@ -1,16 +1,13 @@
 """What every surface is given."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from deployments.contract import ChatMessage, GenerationRequest, SamplingParams
+from serve_app.api.answer_stream import AnswerHead
 from serve_app.api.json_schema_grammar import SCHEMA_THREADS
-from serve_app.api.message_schema import (
-    MessageBody,
-    count_images,
-    refuse_calls,
-    to_messages,
-)
+from serve_app.api.message_schema import MessageBody, count_images, refuse_calls, to_messages
 from serve_app.api.response_format import to_grammar
 from serve_app.api.sampling_schema import SamplingFields
 from serve_app.api.tool_offer import NO_TOOLS, ToolOffer
@@ -20,6 +17,8 @@ from serve_app.choices import Choices
 from serve_app.clock import Clock
 from serve_app.config import LimitsConfig
 
+Prompt = tuple[ChatMessage, ...] | str | tuple[int, ...]
+
 
 @dataclass(frozen=True, slots=True)
 class ApiContext:
@@ -28,6 +27,20 @@ class ApiContext:
     catalog: ModelCatalog
     limits: LimitsConfig
     clock: Clock
+
+    async def find_model(self, model_id: str | None) -> ServedModel:
+        """Return the model of this name; the first model if there is no name.
+
+        Raises:
+            ModelNotFoundError: No model has this name.
+            RaystreamError: The model can't be reached.
+        """
+        return await self.catalog.get(self.catalog.default_id if model_id is None else model_id)
+
+    def answer_head(self, answer_id: str, asked_for: str, model: ServedModel) -> AnswerHead:
+        """Return the head of an answer that begins now."""
+        created = int(self.clock.unix_s())
+        return AnswerHead(answer_id, created, asked_for, model.description.system_fingerprint)
 
     async def to_messages(
         self, bodies: list[MessageBody], model: ServedModel
@@ -46,7 +59,7 @@ class ApiContext:
     async def open_stream(
         self,
         model: ServedModel,
-        prompt: tuple[ChatMessage, ...] | str,
+        prompt: Prompt,
         fields: SamplingFields,
         request_id: str,
     ) -> GenerationStream:
@@ -61,46 +74,50 @@ class ApiContext:
     async def open_choices(
         self,
         model: ServedModel,
-        prompt: tuple[ChatMessage, ...] | str,
+        prompts: Sequence[Prompt],
         fields: SamplingFields,
         request_id: str,
-        num_choices: int,
+        num_per_prompt: int,
         offer: ToolOffer = NO_TOOLS,
     ) -> Choices:
-        """Open a stream for each of several answers; the first is that of `open_stream`.
+        """Open a stream for each of several answers to each prompt.
+
+        The first answer to each is that of `open_stream`.
 
         Raises:
             RaystreamError: The request was refused, or no replica could take it.
         """
-        sampling = await self._to_sampling(fields, model)
-        if offer.is_guiding(sampling):
-            loop = asyncio.get_running_loop()
-            sampling = await loop.run_in_executor(
-                SCHEMA_THREADS, offer.guide, sampling, self.limits
+        sampling = await self._to_sampling(fields, model, offer)
+        requests = [
+            GenerationRequest(
+                request_id,
+                prompt,
+                sampling.of_choice(index),
+                tools=offer.tools,
+                default_max_tokens=fields.default_max_tokens,
             )
-        return await Choices.open(
-            [
-                model.backend.generate(
-                    GenerationRequest(
-                        request_id, prompt, sampling.of_choice(index), tools=offer.tools
-                    )
-                )
-                for index in range(num_choices)
-            ]
-        )
+            for prompt in prompts
+            for index in range(num_per_prompt)
+        ]
+        return await Choices.open(list(map(model.backend.generate, requests)), len(prompts))
 
-    async def _to_sampling(self, fields: SamplingFields, model: ServedModel) -> SamplingParams:
+    async def _to_sampling(
+        self, fields: SamplingFields, model: ServedModel, offer: ToolOffer = NO_TOOLS
+    ) -> SamplingParams:
         """Return the parameters for the engine.
 
-        A JSON schema is compiled on a thread; `to_grammar` bounds for how long.
+        JSON schemas, of the text and of calls, are compiled on a thread; limits bound for how long.
 
         Raises:
             InvalidRequestError: A field can't be honoured.
         """
+        loop = asyncio.get_running_loop()
         sampling = fields.to_sampling(model.description.default_sampling)
-        if fields.response_format is None:
-            return sampling
-        grammar = await asyncio.get_running_loop().run_in_executor(
-            SCHEMA_THREADS, to_grammar, fields.response_format, self.limits
-        )
-        return replace(sampling, grammar=grammar)
+        if fields.response_format is not None:
+            grammar = await loop.run_in_executor(
+                SCHEMA_THREADS, to_grammar, fields.response_format, self.limits
+            )
+            sampling = replace(sampling, grammar=grammar)
+        if offer.is_guiding(sampling):
+            return await loop.run_in_executor(SCHEMA_THREADS, offer.guide, sampling, self.limits)
+        return sampling

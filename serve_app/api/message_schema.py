@@ -5,9 +5,9 @@ of tools, and what they have returned.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from deployments.contract import ChatMessage, ImagePart, TextPart
@@ -45,6 +45,32 @@ class ImagePartBody(StrictBody):
     image_url: ImageUrlBody
 
 
+_RULES: Final[dict[str, Any]] = {
+    "allOf": [
+        {
+            "anyOf": [
+                {"properties": {name: {"not": {"enum": [None, []]}}}, "required": [name]}
+                for name in ("content", "tool_calls")
+            ]
+        },
+        {
+            "anyOf": [
+                {"properties": {"tool_calls": {"enum": [None, []]}}},
+                {"properties": {"role": {"const": "assistant"}}},
+            ]
+        },
+        {
+            "if": {"properties": {"role": {"const": "tool"}}},
+            "then": {
+                "properties": {"tool_call_id": {"type": "string"}},
+                "required": ["tool_call_id"],
+            },
+            "else": {"properties": {"tool_call_id": {"type": "null"}}},
+        },
+    ]
+}
+"""What `MessageBody._check_role` holds, as a JSON schema."""
+
 PartBody = Annotated[TextPartBody | ImagePartBody, Field(discriminator="type")]
 
 
@@ -56,6 +82,8 @@ def _as_parts(content: Any) -> Any:
 
 class MessageBody(StrictBody):
     """One turn of a conversation."""
+
+    model_config = ConfigDict(json_schema_extra=_RULES)
 
     role: Role = Field(description="developer means system; tool is what a call has returned.")
     # Each list is read up to its first mistake: the errors of a large body would fill the memory.

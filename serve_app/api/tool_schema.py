@@ -5,9 +5,9 @@ Source: https://platform.openai.com/docs/api-reference/chat/create (tools, tool_
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from deployments.contract import ModelDescription, Tool, ToolCall
@@ -55,8 +55,21 @@ class ChosenFunction(StrictBody):
     name: FunctionName
 
 
+_CHOICE_RULE: Final[dict[str, Any]] = {
+    "if": {"properties": {"type": {"const": "function"}}},
+    "then": {
+        "properties": {"function": {"not": {"type": "null"}}},
+        "required": ["function"],
+    },
+    "else": {"properties": {"function": {"type": "null"}}},
+}
+"""What `ToolChoiceBody._check_function` holds, as a JSON schema."""
+
+
 class ToolChoiceBody(StrictBody):
     """Whether a function must be called, and which."""
+
+    model_config = ConfigDict(json_schema_extra=_CHOICE_RULE)
 
     type: Literal["none", "auto", "required", "function"]
     function: ChosenFunction | None = None

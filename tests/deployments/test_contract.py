@@ -13,6 +13,8 @@ from deployments.contract import (
     SamplingParams,
     TextDelta,
     TextPart,
+    TokenizedPrompt,
+    TokenizeRequest,
     TokenLogprob,
     TokenLogprobs,
 )
@@ -26,6 +28,9 @@ CROSSING = [
     GenerationRequest("r", (MESSAGE,), SAMPLING, (8, 9)),
     GenerationRequest("r", "plain", SAMPLING),
     GenerationRequest("r", (1, 2), SAMPLING),
+    GenerationRequest("r", "plain", SAMPLING, default_max_tokens=16),
+    TokenizeRequest((MESSAGE,), True, False, True),
+    TokenizedPrompt((1, 2), ("a", "b")),
     Accepted(12),
     TextDelta((1, 2), "text"),
     TextDelta((), "", FinishReason.ERROR, "it failed"),

@@ -305,7 +305,9 @@ def test_log_probabilities_are_of_what_the_model_gave() -> None:
     assert found.logprobs is not None
     expected = logits.log_softmax(-1)[0]
     assert found.logprobs.chosen == pytest.approx(expected[3].item())
-    assert found.logprobs.top == ((39, pytest.approx(expected[39].item())),)
+    ((token_id, logprob),) = found.logprobs.top
+    assert token_id == 39
+    assert logprob == pytest.approx(expected[39].item())
 
 
 def test_rows_without_a_grammar_are_not_adjusted() -> None:

@@ -13,7 +13,14 @@ from ray.serve._private.common import DeploymentID, ReplicaID
 from ray.serve._private.config import DeploymentConfig
 from ray.serve.schema import ReplicaRank
 
-from deployments.contract import Accepted, GenerationRequest, ModelDescription, TextDelta
+from deployments.contract import (
+    Accepted,
+    GenerationRequest,
+    ModelDescription,
+    TextDelta,
+    TokenizedPrompt,
+    TokenizeRequest,
+)
 from deployments.text_generator import TextGenerator
 from serve_app.config import AppConfig
 from serve_app.ingress import build_app
@@ -72,6 +79,12 @@ class LocalBackend:
     async def describe(self) -> ModelDescription:
         return await self._generator.describe()
 
+    async def tokenize(self, request: TokenizeRequest) -> TokenizedPrompt:
+        return await self._generator.tokenize(request)
+
+    async def detokenize(self, token_ids: tuple[int, ...]) -> str:
+        return await self._generator.detokenize(token_ids)
+
     async def ping(self) -> None:
         await self._generator.ping()
 
@@ -125,8 +138,12 @@ async def test_one_of_the_functions_is_called_and_its_result_goes_back(
     client: httpx.AsyncClient,
 ) -> None:
     asked = {**ASK, "tool_choice": "required", "parallel_tool_calls": False, "temperature": 0}
+    counted = {key: ASK[key] for key in ("messages", "tools")}
+    num_prompt_tokens = (await client.post("/tokenize", json=counted)).json()["count"]
     streamed = events_of((await client.post(CHAT, json={**asked, "stream": True})).content)
-    message = (await client.post(CHAT, json=asked)).json()["choices"][0]["message"]
+    whole = (await client.post(CHAT, json=asked)).json()
+    assert whole["usage"]["prompt_tokens"] == num_prompt_tokens
+    message = whole["choices"][0]["message"]
     (call,) = message["tool_calls"]
     assert call["function"]["name"] in ("look_up", "list_all")
     deltas = [c["choices"][0]["delta"] for c in streamed[:-1]]
