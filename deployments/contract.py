@@ -27,6 +27,10 @@ __all__ = [
     "TextPart",
     "TokenLogprob",
     "TokenLogprobs",
+    "TokenizeRequest",
+    "TokenizedPrompt",
+    "Tool",
+    "ToolCall",
 ]
 
 
@@ -45,11 +49,52 @@ class ImagePart:
 
 
 @dataclass(frozen=True, slots=True)
-class ChatMessage:
-    """One turn of a conversation."""
+class Tool:
+    """A function that the model may call.
 
-    role: Literal["system", "user", "assistant"]
+    Attributes:
+        name: Letters, digits, `_` and `-`.
+        description: What it does; None leaves it out of the prompt.
+        parameters: The JSON schema of its arguments, as JSON.
+    """
+
+    name: str
+    description: str | None
+    parameters: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that the assistant has made.
+
+    Attributes:
+        id: What the answer to it refers to.
+        name: The function's.
+        arguments: An object, as JSON.
+    """
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """One turn of a conversation.
+
+    Attributes:
+        role: Whose turn it is; a tool's turn is what one call has returned.
+        parts: May be none, where the assistant does nothing but call.
+        tool_calls: The assistant's calls.
+        tool_call_id: Of a tool's turn alone: the call that it answers.
+        name: Of a tool's turn alone: the function that was called.
+    """
+
+    role: Literal["system", "user", "assistant", "tool"]
     parts: tuple[TextPart | ImagePart, ...]
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    name: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +124,9 @@ class GenerationRequest:
         generated_token_ids: Tokens that another replica has generated already. Generation goes on
             behind them; they count towards `max_tokens` and are not sent again.
         group: The sequences that it belongs to, if it is not the only one of its HTTP request.
+        tools: What the chat template tells the model it may call.
+        default_max_tokens: Most tokens of the answer where `sampling` names none; the model's
+            length may leave less. None means what the model's generation config says.
     """
 
     request_id: str
@@ -86,6 +134,8 @@ class GenerationRequest:
     sampling: SamplingParams
     generated_token_ids: tuple[int, ...] = ()
     group: RequestGroup | None = None
+    tools: tuple[Tool, ...] = ()
+    default_max_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +173,34 @@ GenerationEvent = Accepted | Refused | TextDelta
 
 
 @dataclass(frozen=True, slots=True)
+class TokenizeRequest:
+    """A prompt whose tokens are asked for; nothing is generated.
+
+    Attributes:
+        prompt: Messages for the model's chat template, or a plain string.
+        add_special_tokens: Whether the tokenizer adds the model's own. None means as for an answer:
+            to a plain string; a chat template writes them itself.
+        add_generation_prompt: Whether messages end where the answer begins.
+        with_strings: Whether to tell the vocabulary's name of each token, too.
+        tools: What the chat template tells the model it may call.
+    """
+
+    prompt: tuple[ChatMessage, ...] | str
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool = True
+    with_strings: bool = False
+    tools: tuple[Tool, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedPrompt:
+    """The tokens of a prompt, and their names in the vocabulary if they were asked for."""
+
+    token_ids: tuple[int, ...]
+    strings: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ModelDescription:
     """What a replica serves, asked once by each ingress.
 
@@ -132,6 +210,12 @@ class ModelDescription:
         max_model_len: Tokens of prompt and answer together.
         accepts_images: Whether messages may hold images.
         default_sampling: What a request that names no value gets.
+        accepts_tools: Whether the chat template tells the model of tools.
+        tool_call_format: How the model writes calls, a key of `FORMATS` in `tool_call_format`;
+            None where that is unknown.
+        tool_call_token_ids: The marks of that format which are special tokens of the tokenizer,
+            with their ids.
+        system_fingerprint: Another one may mean other texts for the same seed.
     """
 
     id: str
@@ -139,3 +223,7 @@ class ModelDescription:
     max_model_len: int
     accepts_images: bool
     default_sampling: SamplingParams
+    accepts_tools: bool = False
+    tool_call_format: str | None = None
+    tool_call_token_ids: tuple[tuple[str, int], ...] = ()
+    system_fingerprint: str | None = None

@@ -24,6 +24,7 @@ class ModelSpec:
         prefix_caching: Whether sequences share prefixes; see `EngineLimits`.
         quantization: int8, or None; see `deployments.engine.cpu.quantization`.
         cuda_graphs: Whether decode steps on a GPU are captured; see `EngineLimits`.
+        tool_call_parser: auto, none, or a key of `FORMATS` in `tool_call_format`.
     """
 
     id: str
@@ -41,3 +42,4 @@ class ModelSpec:
     prefix_caching: bool = True
     quantization: str | None = None
     cuda_graphs: bool = True
+    tool_call_parser: str = "auto"

@@ -8,14 +8,20 @@ disturbs none of the others.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
-from typing import Any
 
 import torch
-from jinja2 import TemplateError
 from PIL import Image, UnidentifiedImageError
 from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
-from deployments.contract import ChatMessage, GenerationRequest, ImagePart, TextPart
+from deployments.chat_template import ChatTemplate
+from deployments.contract import (
+    ChatMessage,
+    GenerationRequest,
+    ImagePart,
+    TokenizedPrompt,
+    TokenizeRequest,
+    Tool,
+)
 from deployments.errors import InvalidImageError, InvalidRequestError, RaystreamError
 
 INPUTS_OF_THE_TEXT = frozenset({"input_ids", "attention_mask"})
@@ -51,7 +57,11 @@ class RenderedPrompt:
 
 
 class PromptEncoder:
-    """Encodes prompts for one model."""
+    """Encodes prompts for one model.
+
+    Attributes:
+        template: Makes text of messages.
+    """
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, processor: ProcessorMixin | None
@@ -59,6 +69,7 @@ class PromptEncoder:
         """Take the text side of a model; a processor of None means that it takes no images."""
         self._tokenizer = tokenizer
         self._processor = processor
+        self.template = ChatTemplate(tokenizer, processor)
         # Gemma's processor has templates write one token per image and writes another for each
         # patch itself; other models know only one of them.
         names = {getattr(side, "image_token", None) for side in (tokenizer, processor)}
@@ -83,6 +94,48 @@ class PromptEncoder:
                 encoded.append(EncodedPrompt(token_ids[i], {}))
         return encoded
 
+    def tokenize(self, request: TokenizeRequest) -> TokenizedPrompt:
+        """Return a prompt's tokens, as many as an answer to it would count.
+
+        Raises:
+            RaystreamError: The prompt can't be encoded.
+        """
+        token_ids = self._tokens_of(request)
+        if not request.with_strings:
+            return TokenizedPrompt(token_ids)
+        strings = self._tokenizer.convert_ids_to_tokens(list(token_ids))
+        return TokenizedPrompt(token_ids, tuple(strings))
+
+    def _tokens_of(self, request: TokenizeRequest) -> tuple[int, ...]:
+        add_special_tokens = request.add_special_tokens
+        if isinstance(request.prompt, str):
+            text = _require_unicode(request.prompt, "prompt")
+            return self._encode_text(text, add_special_tokens is not False)
+        prompt = self._render_chat(request.prompt, request.tools, request.add_generation_prompt)
+        if not prompt.images:
+            return self._encode_text(prompt.text, add_special_tokens is True)
+        encoded = self._encode_images(prompt, add_special_tokens is True)
+        if isinstance(encoded, RaystreamError):
+            raise encoded
+        return encoded.token_ids
+
+    def _encode_text(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
+        return tuple(self._tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])
+
+    def detokenize(self, token_ids: Sequence[int]) -> str:
+        """Return the text of tokens, the names of special ones included.
+
+        Raises:
+            InvalidRequestError: The tokenizer knows no such token.
+        """
+        num_known = len(self._tokenizer)
+        if min(token_ids, default=0) < 0 or max(token_ids, default=0) >= num_known:
+            raise InvalidRequestError(f"token ids must be from 0 to {num_known - 1}", "tokens")
+        text = self._tokenizer.decode(
+            list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+        return str(text)
+
     def _render(
         self, request: GenerationRequest
     ) -> RenderedPrompt | EncodedPrompt | RaystreamError:
@@ -93,48 +146,27 @@ class PromptEncoder:
             messages = [part for part in prompt if isinstance(part, ChatMessage)]
             if not messages:
                 return EncodedPrompt(tuple(i for i in prompt if isinstance(i, int)), {})
-            return self._render_chat(messages)
+            return self._render_chat(messages, request.tools)
         except RaystreamError as error:
             return error
 
-    def _render_chat(self, messages: Sequence[ChatMessage]) -> RenderedPrompt:
+    def _render_chat(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[Tool],
+        add_generation_prompt: bool = True,
+    ) -> RenderedPrompt:
         images = tuple(p.data for m in messages for p in m.parts if isinstance(p, ImagePart))
         if images and self._processor is None:
             raise InvalidRequestError("this model takes no images; send text alone", "messages")
-        renderer = self._processor or self._tokenizer
-        if renderer.chat_template is None:
-            raise InvalidRequestError(
-                "this model has no chat template; send a plain prompt instead of messages",
-                "messages",
-            )
-        try:
-            text = renderer.apply_chat_template(
-                [self._template_message(message) for message in messages],
-                tokenize=False,
-                add_generation_prompt=True,
-            )
-        except TemplateError as error:
-            raise InvalidRequestError(
-                f"the model's chat template refused the messages: {error}", "messages"
-            ) from error
-        text = _require_unicode(str(text), "messages")
+        text = self.template.render(messages, tools, add_generation_prompt)
+        text = _require_unicode(text, "messages")
         if images and sum(map(text.count, self._image_placeholders)) != len(images):
             raise InvalidRequestError(
                 "the text holds image placeholders of its own; send each image as an image part",
                 "messages",
             )
         return RenderedPrompt(text, images, is_plain=False)
-
-    def _template_message(self, message: ChatMessage) -> dict[str, Any]:
-        """Return a message as chat templates know it: a text, or parts if the model has images."""
-        if self._processor is None:
-            text = "".join(part.text for part in message.parts if isinstance(part, TextPart))
-            return {"role": message.role, "content": text}
-        parts: list[dict[str, str]] = [
-            {"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": "image"}
-            for part in message.parts
-        ]
-        return {"role": message.role, "content": parts}
 
     def _tokenize(self, prompts: Mapping[int, RenderedPrompt]) -> dict[int, tuple[int, ...]]:
         """Tokenize texts, by their place in the micro-batch.
@@ -149,7 +181,9 @@ class PromptEncoder:
                 token_ids |= zip(texts, map(tuple, encoded["input_ids"]), strict=True)
         return token_ids
 
-    def _encode_images(self, prompt: RenderedPrompt) -> EncodedPrompt | RaystreamError:
+    def _encode_images(
+        self, prompt: RenderedPrompt, add_special_tokens: bool = False
+    ) -> EncodedPrompt | RaystreamError:
         assert self._processor is not None
         try:
             images = [_decode_image(data) for data in prompt.images]
@@ -160,7 +194,7 @@ class PromptEncoder:
                 text=[prompt.text],
                 images=[images],
                 return_tensors="pt",
-                text_kwargs={"add_special_tokens": False},
+                text_kwargs={"add_special_tokens": add_special_tokens},
             )
         except ValueError:
             return InvalidImageError("the model can't take an image of this shape", "messages")

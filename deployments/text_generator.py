@@ -20,7 +20,9 @@ import torch
 from ray import serve
 
 from deployments.admission import Admission, AdmissionLimits, Permit
+from deployments.answer_length import with_default_length
 from deployments.assigned_device import open_assigned_device
+from deployments.chat_template import choose_tool_call_format, special_marks
 from deployments.contract import (
     Accepted,
     ChatMessage,
@@ -30,6 +32,8 @@ from deployments.contract import (
     ModelDescription,
     Refused,
     SamplingParams,
+    TokenizedPrompt,
+    TokenizeRequest,
 )
 from deployments.delta_stream import DeltaStream
 from deployments.engine.cpu.allocator import keep_freed_memory
@@ -53,6 +57,7 @@ from deployments.errors import (
     RaystreamError,
     ReplicaUnavailableError,
 )
+from deployments.fingerprint import system_fingerprint
 from deployments.gpu.budget import GIB, plan_kv_slots
 from deployments.gpu.device import MemoryDevice, num_compute_threads, num_cores
 from deployments.metrics import ReplicaMetrics, StreamClock
@@ -120,6 +125,8 @@ class TextGenerator:
         self._admission = Admission(
             AdmissionLimits(self.plan.num_slots, spec.max_queued_requests, spec.max_queued_tokens)
         )
+        # A thread of its own: the largest grammars would hold up everybody's prompts.
+        self._compiling = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar")
         self._metrics = ReplicaMetrics(self.plan.num_slots)
         self._description = self._make_description()
         self._log_plan(time.monotonic() - started)
@@ -185,6 +192,8 @@ class TextGenerator:
 
     def _make_description(self) -> ModelDescription:
         generation = self._loaded.model.generation_config
+        template = self._encoder.template
+        tool_call_format = choose_tool_call_format(self._spec.tool_call_parser, template)
         temperature = getattr(generation, "temperature", None)
         if getattr(generation, "do_sample", None) is False:
             temperature = 0.0
@@ -200,11 +209,25 @@ class TextGenerator:
                 min_p=getattr(generation, "min_p", None) or 0.0,
                 repetition_penalty=getattr(generation, "repetition_penalty", None) or 1.0,
             ),
+            accepts_tools=template.accepts_tools,
+            tool_call_format=tool_call_format.name if tool_call_format else None,
+            tool_call_token_ids=special_marks(self._loaded.tokenizer, tool_call_format),
+            system_fingerprint=system_fingerprint(self._spec),
         )
 
     async def describe(self) -> ModelDescription:
         """Return what this replica serves."""
         return self._description
+
+    async def tokenize(self, request: TokenizeRequest) -> TokenizedPrompt:
+        """Return a prompt's tokens; see `PromptEncoder.tokenize`."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._encoding, self._encoder.tokenize, request)
+
+    async def detokenize(self, token_ids: tuple[int, ...]) -> str:
+        """Return the text of tokens; see `PromptEncoder.detokenize`."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._encoding, self._encoder.detokenize, token_ids)
 
     def reconfigure(self, user_config: Mapping[str, float | None]) -> None:
         """Set how requests are coalesced and answers gathered, and how much may wait.
@@ -288,12 +311,13 @@ class TextGenerator:
         sequence = SequenceRequest(
             self._unique_id(request.request_id),
             encoded.token_ids,
-            request.sampling,
+            self._sampling_of(request, len(encoded.token_ids)),
             request.generated_token_ids,
             encoded.model_inputs,
         )
         try:
             self._engine.validate(sequence)
+            sequence = await self._compile_grammar(sequence)
         except SequenceTooLongError as error:
             raise ContextLengthExceededError(str(error), _prompt_field(request)) from error
         except InvalidSequenceError as error:
@@ -309,6 +333,15 @@ class TextGenerator:
                 clock.observe(deltas)
                 yield [TextDelta.join(deltas)]
 
+    def _sampling_of(self, request: GenerationRequest, num_prompt_tokens: int) -> SamplingParams:
+        """Return the sampling, with the request's or the model's own length if it names none."""
+        generation = self._loaded.model.generation_config
+        return with_default_length(
+            request.sampling,
+            request.default_max_tokens or getattr(generation, "max_new_tokens", None),
+            self._spec.max_model_len - num_prompt_tokens,
+        )
+
     @serve.batch(max_batch_size=32, batch_wait_timeout_s=0.002, max_concurrent_batches=16)
     async def _encode(
         self, requests: list[GenerationRequest]
@@ -316,6 +349,17 @@ class TextGenerator:
         """Encode what arrived together, off the event loop."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._encoding, self._encoder.encode, requests)
+
+    async def _compile_grammar(self, sequence: SequenceRequest) -> SequenceRequest:
+        """Prepare a sequence for its grammar, if it has one, where that delays no step.
+
+        Raises:
+            InvalidParameterError: The grammar can't be used.
+        """
+        if sequence.params.grammar is None:
+            return sequence
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._compiling, self._engine.compile_grammar, sequence)
 
     @contextmanager
     def _running(self, sequence: SequenceRequest) -> Iterator[DeltaStream]:
@@ -398,6 +442,8 @@ class TextGenerator:
             self._thread.stop()
         if hasattr(self, "_encoding"):
             self._encoding.shutdown(wait=False)
+        if hasattr(self, "_compiling"):
+            self._compiling.shutdown(wait=False)
 
 
 def _prompt_field(request: GenerationRequest) -> str:

@@ -94,6 +94,7 @@ def resolve(model: ModelConfig, *, num_cluster_gpus: float) -> ModelSpec:
         prefix_caching=model.prefix_caching,
         quantization=model.quantization,
         cuda_graphs=model.cuda_graphs,
+        tool_call_parser=model.tool_call_parser,
     )
 
 

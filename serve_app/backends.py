@@ -23,6 +23,8 @@ from deployments.contract import (
     ModelDescription,
     Refused,
     TextDelta,
+    TokenizedPrompt,
+    TokenizeRequest,
 )
 from deployments.errors import (
     InvalidRequestError,
@@ -73,6 +75,22 @@ class GenerationBackend(Protocol):
 
         Raises:
             RaystreamError: No replica could answer.
+        """
+        ...
+
+    async def tokenize(self, request: TokenizeRequest) -> TokenizedPrompt:
+        """Return a prompt's tokens.
+
+        Raises:
+            RaystreamError: The prompt can't be encoded, or no replica could answer.
+        """
+        ...
+
+    async def detokenize(self, token_ids: tuple[int, ...]) -> str:
+        """Return the text of tokens.
+
+        Raises:
+            RaystreamError: The model knows no such token, or no replica could answer.
         """
         ...
 
@@ -171,6 +189,16 @@ class HandleGenerationBackend:
         """Ask a replica; see `GenerationBackend.describe`."""
         response = cast("Response", self._handle.describe.remote())
         return cast("ModelDescription", await _answer(response))
+
+    async def tokenize(self, request: TokenizeRequest) -> TokenizedPrompt:
+        """Ask a replica; see `GenerationBackend.tokenize`."""
+        response = cast("Response", self._handle.tokenize.remote(request))
+        return cast("TokenizedPrompt", await _answer(response))
+
+    async def detokenize(self, token_ids: tuple[int, ...]) -> str:
+        """Ask a replica; see `GenerationBackend.detokenize`."""
+        response = cast("Response", self._handle.detokenize.remote(token_ids))
+        return cast("str", await _answer(response))
 
     async def ping(self) -> None:
         """Ask a replica; see `GenerationBackend.ping`."""

@@ -1,6 +1,7 @@
 """The several answers to one request: as many streams, read as one.
 
-Each answer is a sequence of its own to the replicas. They stand and fall together: if one can't be
+Each answer is a sequence of its own to the replicas. Where a request holds several prompts, the
+answers to the first come first, as many to each. They stand and fall together: if one can't be
 opened or breaks, the request has failed, and closing closes all.
 """
 
@@ -17,22 +18,33 @@ from serve_app.generation import Piece, join, pieces
 
 
 class Choices:
-    """The open streams of one request, one for each answer, at least one."""
+    """The open streams of one request, one for each answer, at least one.
 
-    def __init__(self, streams: Sequence[GenerationStream]) -> None:
+    Attributes:
+        num_per_prompt: Answers to each of the request's prompts.
+    """
+
+    def __init__(self, streams: Sequence[GenerationStream], num_prompts: int = 1) -> None:
         """Take over the streams; an answer's index is its stream's."""
         self._streams = tuple(streams)
+        self.num_per_prompt = len(self._streams) // num_prompts
 
     @classmethod
-    async def open(cls, openings: Sequence[Coroutine[Any, Any, GenerationStream]]) -> Self:
+    async def open(
+        cls, openings: Sequence[Coroutine[Any, Any, GenerationStream]], num_prompts: int = 1
+    ) -> Self:
         """Open all streams at once; if one fails, close the others.
+
+        Args:
+            openings: One for each answer, those to one prompt in a row.
+            num_prompts: Prompts that they answer, each as often as the others.
 
         Raises:
             RaystreamError: A request was refused, or no replica could take it.
         """
         tasks = [asyncio.ensure_future(opening) for opening in openings]
         try:
-            return cls(await asyncio.gather(*tasks))
+            return cls(await asyncio.gather(*tasks), num_prompts)
         except BaseException:
             for task in tasks:
                 task.cancel()
@@ -41,8 +53,13 @@ class Choices:
             raise
 
     @classmethod
-    async def of(cls, backend: GenerationBackend, requests: Sequence[GenerationRequest]) -> Self:
-        """Open a stream for each request, in their order.
+    async def of(
+        cls,
+        backend: GenerationBackend,
+        requests: Sequence[GenerationRequest],
+        num_prompts: int = 1,
+    ) -> Self:
+        """Open a stream for each request, in their order; see `open`.
 
         The first asks for all of them, so that a busy model takes all or none.
 
@@ -52,7 +69,7 @@ class Choices:
         first, *others = _as_group(requests)
         opened = await backend.generate(first)
         try:
-            return await cls.open([_return(opened), *map(backend.generate, others)])
+            return await cls.open([_return(opened), *map(backend.generate, others)], num_prompts)
         except BaseException:
             # A task that is cancelled before it runs returns nothing that could be closed.
             await opened.aclose()
@@ -64,8 +81,8 @@ class Choices:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Tokens of the prompt, which is the same for all."""
-        return self._streams[0].num_prompt_tokens
+        """Tokens of the prompts; one that is answered several times counts once."""
+        return sum(s.num_prompt_tokens for s in self._streams[:: self.num_per_prompt])
 
     async def pieces(self) -> AsyncGenerator[tuple[int, Piece], None]:
         """Yield the answers' pieces as they come, each with its answer's index.

@@ -29,6 +29,8 @@ Domain = Annotated[
     Field(max_length=253, pattern=r"^([a-z0-9]([a-z0-9-]*[a-z0-9])?\.)+[a-z][a-z0-9-]*[a-z0-9]$"),
 ]
 """A host by its name, in small letters; never an address."""
+MAX_NUM_TOOLS = 1024
+"""What `max_num_tools` may be at most: longer lists are not even looked at."""
 
 
 def unknown_key_message(key: str, known: list[str]) -> str:
@@ -87,6 +89,8 @@ class ModelConfig(StrictModel):
             first token whether somebody's prompt began like its own; false closes that.
         cuda_graphs: Whether decode steps on a GPU are captured and launched as a whole, which takes
             some memory; false launches them kernel by kernel. A CPU knows no such thing.
+        tool_call_parser: How the model writes the calls of tools: auto asks its chat template, none
+            refuses tools; the names are vLLM's.
     """
 
     id: str = Field(min_length=1, max_length=96, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")
@@ -107,6 +111,7 @@ class ModelConfig(StrictModel):
     max_queued_tokens: int | None = Field(default=None, ge=0)
     prefix_caching: bool = True
     cuda_graphs: bool = True
+    tool_call_parser: Literal["auto", "hermes", "llama3_json", "mistral", "none"] = "auto"
 
     @model_validator(mode="after")
     def _check_consistency(self) -> Self:
@@ -184,6 +189,13 @@ class LimitsConfig(StrictModel):
         total_timeout_s: Most seconds from a request to the end of its answer; None sets no limit.
         slow_reader_timeout_s: Most seconds that a client may leave a stream unread while there is
             more to send; then it loses the stream. None waits for ever.
+        max_num_tools: Tools that one request may offer to the model.
+        max_tools_bytes: Size of all their names, descriptions and schemas together, as JSON.
+        max_schema_bytes: Size of one JSON schema that an answer must be valid by.
+        max_schema_depth: How deeply its brackets may be nested.
+        max_schema_compile_s: Seconds of CPU that it may take to compile.
+        max_num_prompts: Texts that one completions request may ask for: its prompts, each `n`
+            times. Each is a sequence of its own.
     """
 
     max_header_bytes: int = Field(default=16 * 2**10, ge=1024)
@@ -204,6 +216,12 @@ class LimitsConfig(StrictModel):
     stall_timeout_s: float | None = Field(default=120, gt=0, allow_inf_nan=False)
     total_timeout_s: float | None = Field(default=3600, gt=0, allow_inf_nan=False)
     slow_reader_timeout_s: float | None = Field(default=30, gt=0, allow_inf_nan=False)
+    max_num_tools: int = Field(default=128, ge=0, le=MAX_NUM_TOOLS)
+    max_tools_bytes: int = Field(default=64 * 2**10, ge=0)
+    max_schema_bytes: int = Field(default=2**16, ge=2, le=2**19)
+    max_schema_depth: int = Field(default=64, ge=1, le=100)
+    max_schema_compile_s: int = Field(default=1, ge=1, le=60)
+    max_num_prompts: int = Field(default=64, ge=1)
 
 
 class AuthConfig(StrictModel):

@@ -11,7 +11,13 @@ from math import inf
 from types import MappingProxyType
 from typing import Self, TypeVar
 
-from deployments.contract import GenerationRequest, ModelDescription, TextDelta
+from deployments.contract import (
+    GenerationRequest,
+    ModelDescription,
+    TextDelta,
+    TokenizedPrompt,
+    TokenizeRequest,
+)
 from deployments.errors import (
     DeadlineExceededError,
     FirstTokenTimeoutError,
@@ -115,6 +121,25 @@ class DeadlineBackend:
             RaystreamError: See `GenerationBackend.describe`.
         """
         return await first_deadline(self._limits, _now_s()).hold(self._backend.describe())
+
+    async def tokenize(self, request: TokenizeRequest) -> TokenizedPrompt:
+        """Return a prompt's tokens; see `GenerationBackend.tokenize`.
+
+        Raises:
+            DeadlineExceededError: The replica did not answer in time.
+            RaystreamError: See `GenerationBackend.tokenize`.
+        """
+        return await first_deadline(self._limits, _now_s()).hold(self._backend.tokenize(request))
+
+    async def detokenize(self, token_ids: tuple[int, ...]) -> str:
+        """Return the text of tokens; see `GenerationBackend.detokenize`.
+
+        Raises:
+            DeadlineExceededError: The replica did not answer in time.
+            RaystreamError: See `GenerationBackend.detokenize`.
+        """
+        deadline = first_deadline(self._limits, _now_s())
+        return await deadline.hold(self._backend.detokenize(token_ids))
 
     async def ping(self) -> None:
         """Exercise a replica's engine; whoever asks knows how long to wait."""

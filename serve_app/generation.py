@@ -31,12 +31,14 @@ class Piece:
         num_tokens: Token ids behind the text.
         finish_reason: Set on the last piece alone.
         logprobs: One for each token id, if they were asked for.
+        num_cached_tokens: Tokens of the prompt that were not computed; on the first piece alone.
     """
 
     text: str
     num_tokens: int
     finish_reason: TrueFinish | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
+    num_cached_tokens: int = 0
 
 
 async def pieces(stream: GenerationStream) -> AsyncGenerator[Piece, None]:
@@ -82,6 +84,7 @@ def join(parts: Sequence[Piece]) -> Piece:
         num_tokens=sum(part.num_tokens for part in parts),
         finish_reason=parts[-1].finish_reason,
         logprobs=tuple(told for part in parts for told in part.logprobs),
+        num_cached_tokens=sum(part.num_cached_tokens for part in parts),
     )
 
 
@@ -91,6 +94,7 @@ def _of_deltas(deltas: list[TextDelta]) -> Piece:
         num_tokens=sum(len(delta.token_ids) for delta in deltas),
         finish_reason=_finish(deltas[-1]) if deltas else None,
         logprobs=tuple(told for delta in deltas for told in delta.logprobs),
+        num_cached_tokens=sum(delta.num_cached_tokens for delta in deltas),
     )
 
 

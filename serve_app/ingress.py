@@ -17,11 +17,15 @@ from starlette.middleware import Middleware
 
 from serve_app.access_log import AccessLogMiddleware
 from serve_app.api.chat import ChatApi
+from serve_app.api.completions import CompletionsApi
 from serve_app.api.context import ApiContext
 from serve_app.api.errors import install_error_handlers
 from serve_app.api.health import HealthApi
 from serve_app.api.models import ModelsApi
+from serve_app.api.openapi import DescribedApp
 from serve_app.api.text_generation import TextGenerationApi
+from serve_app.api.tokenize import TokenizeApi
+from serve_app.api.version import VersionApi
 from serve_app.api_keys import KeyRing
 from serve_app.auth import AuthMiddleware, require_closed_door
 from serve_app.backends import GenerationBackend, HandleGenerationBackend
@@ -29,6 +33,8 @@ from serve_app.catalog import ModelCatalog
 from serve_app.clock import Clock, SystemClock
 from serve_app.config import AppConfig
 from serve_app.deadlines import DeadlineBackend
+from serve_app.docs import install_docs
+from serve_app.head_requests import HeadMiddleware
 from serve_app.image_fetcher import ImageFetcher, ImageSource
 from serve_app.rate_limits import HandleLedger, Ledger, RateLimitMiddleware
 from serve_app.request_guard import RequestGuardMiddleware
@@ -65,17 +71,29 @@ def build_app(
         clock or SystemClock(),
         images or ImageFetcher(config.limits),
     )
-    app = FastAPI(
+    app = DescribedApp(
+        model_ids=list(backends),
         title="raystream",
         version=_version(),
+        docs_url=None,
+        redoc_url=None,
         summary="Transformer models behind Server-Sent Events",
         redirect_slashes=False,
         middleware=list(_middleware(config, door_echoes_id, keys, ledger)),
     )
     app.state.limits = config.limits
     install_error_handlers(app)
-    for surface in (ChatApi, TextGenerationApi, ModelsApi, HealthApi):
+    for surface in (
+        ChatApi,
+        CompletionsApi,
+        TextGenerationApi,
+        TokenizeApi,
+        ModelsApi,
+        HealthApi,
+    ):
         app.include_router(surface(context).router())
+    app.include_router(VersionApi(app.version).router())
+    install_docs(app)
     return app
 
 
@@ -96,6 +114,7 @@ def _middleware(
     if keys is not None and keys.limited:
         assert ledger is not None, "keys with limits need a ledger"
         yield Middleware(RateLimitMiddleware, ledger=ledger)
+    yield Middleware(HeadMiddleware)
 
 
 @serve.ingress()

@@ -15,8 +15,6 @@ from functools import partial
 
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from deployments.engine.output import FinishReason
-
 INCOMPLETE = "\ufffd"
 """What decoders put in the place of bytes that make no character (yet)."""
 
@@ -33,12 +31,12 @@ class UndecodableError(ValueError):
     """The tokenizer can't make text of a sequence's ids."""
 
 
-def decode_with(tokenizer: PreTrainedTokenizerBase) -> Decode:
-    """Return what turns token ids into text; special tokens become nothing.
+def decode_with(tokenizer: PreTrainedTokenizerBase, skip_special_tokens: bool = True) -> Decode:
+    """Return what turns token ids into text; special tokens become nothing, or their names.
 
     It raises an `UndecodableError` for whatever the tokenizer raises.
     """
-    bare = _bare_decode(tokenizer)
+    bare = _bare_decode(tokenizer, skip_special_tokens)
 
     def decode(token_ids: Sequence[int]) -> str:
         try:
@@ -54,7 +52,9 @@ def decode_with(tokenizer: PreTrainedTokenizerBase) -> Decode:
     return decode
 
 
-def _bare_decode(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[int]], object]:
+def _bare_decode(
+    tokenizer: PreTrainedTokenizerBase, skip_special_tokens: bool
+) -> Callable[[list[int]], object]:
     """Return the tokenizer's decoding without transformers' layers, where they add nothing.
 
     They take four times as long as the decoding itself.
@@ -68,8 +68,12 @@ def _bare_decode(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[int]], ob
         if hasattr(tokenizer, name)
     )
     if isinstance(tokenizer, PreTrainedTokenizerFast) and is_stock:
-        return partial(tokenizer.backend_tokenizer.decode, skip_special_tokens=True)
-    return partial(tokenizer.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return partial(tokenizer.backend_tokenizer.decode, skip_special_tokens=skip_special_tokens)
+    return partial(
+        tokenizer.decode,
+        skip_special_tokens=skip_special_tokens,
+        clean_up_tokenization_spaces=False,
+    )
 
 
 class Detokenizer:
@@ -90,7 +94,7 @@ class Detokenizer:
         """Start with no text.
 
         Args:
-            decode: Turns token ids into text; special tokens into nothing.
+            decode: Turns token ids into text.
             stop: Strings that end the text.
             min_tokens: A stop string that is complete after so many ids ends nothing.
         """
@@ -103,16 +107,14 @@ class Detokenizer:
         self._num_tokens_left = min_tokens
         self._num_exempt = 0  # characters of the held text in which no stop string may end
 
-    def advance(self, token_id: int, reason: FinishReason | None) -> tuple[str, bool]:
-        """Take a sequence's newest id and why it ends the sequence, if it does.
+    def advance(self, token_ids: Sequence[int], *, is_last: bool) -> tuple[str, bool]:
+        """Take a sequence's newest ids, none if they make no text, and whether it ends there.
 
         Returns:
             The text that is final, and whether a stop string has ended it.
         """
-        text, is_stopped = "", False
-        if reason is not FinishReason.STOP:
-            text, is_stopped = self.feed((token_id,))
-        if reason is not None and not is_stopped:
+        text, is_stopped = self.feed(token_ids)
+        if is_last and not is_stopped:
             rest, is_stopped = self.flush()
             text += rest
         return text, is_stopped

@@ -11,11 +11,12 @@ engine must not be used after it.
 
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from deployments.engine.cuda.graph_capture import open_capturer
 from deployments.engine.detokenizer import Detokenizer, UndecodableError, decode_with
 from deployments.engine.engine_limits import EngineLimits, InvalidSequenceError
+from deployments.engine.grammar import GrammarCompiler
 from deployments.engine.invariants import check_invariants
 from deployments.engine.isolation import Isolation
 from deployments.engine.kv_slots import KVShape, KVSlots
@@ -70,11 +71,13 @@ class Engine:
         check_length(loaded.text_config, limits.max_model_len)
         self.limits = limits
         self._text_config = loaded.text_config
-        self._decode = decode_with(loaded.tokenizer)
+        # By whether special tokens are skipped.
+        self._decode = {skips: decode_with(loaded.tokenizer, skips) for skips in (True, False)}
         self._token_bytes = TokenBytes(loaded.tokenizer)
         self._vocab_size: int = loaded.text_config.vocab_size
         # Some configurations name ids that the model can't give; min_tokens would bar them.
         self._eos_token_ids = frozenset(i for i in loaded.eos_token_ids if i < self._vocab_size)
+        self._grammars = GrammarCompiler(loaded.tokenizer, self._vocab_size, self._eos_token_ids)
         model = loaded.model
         self._kv = KVSlots(
             KVShape.of(loaded.text_config, model.dtype),
@@ -134,20 +137,39 @@ class Engine:
         """
         self.limits.check(request, self._vocab_size)
 
+    def compile_grammar(self, request: SequenceRequest) -> SequenceRequest:
+        """Return the request with a matcher for its grammar, if it has one.
+
+        Reads nothing that changes, so any thread may call. It can take long.
+
+        Raises:
+            InvalidParameterError: See `GrammarCompiler.compile`.
+        """
+        grammar = request.params.grammar
+        if grammar is None or request.matcher is not None:
+            return request
+        matcher = self._grammars.compile(grammar, request.generated_token_ids)
+        return replace(request, matcher=matcher)
+
     def add(self, request: SequenceRequest) -> None:
         """Take a sequence that `validate` has passed.
 
+        A grammar that was not compiled before is compiled now, while all others wait.
+
         Raises:
             InvalidSequenceError: See `validate`; or the engine holds one of the same id.
-            InvalidParameterError: See `validate`.
+            InvalidParameterError: See `validate` and `compile_grammar`.
         """
         self.validate(request)
+        request = self.compile_grammar(request)
         if request.sequence_id in self._sequences:
             raise InvalidSequenceError(f"sequence {request.sequence_id} exists already")
         sequence = Sequence(
             request, max_model_len=self.limits.max_model_len, eos_token_ids=self._eos_token_ids
         )
-        detokenizer = Detokenizer(self._decode, request.params.stop, request.params.min_tokens)
+        params = request.params
+        decode = self._decode[params.skip_special_tokens]
+        detokenizer = Detokenizer(decode, params.stop, params.min_tokens)
         try:
             detokenizer.feed(request.generated_token_ids)
         except UndecodableError as error:
@@ -242,10 +264,7 @@ class Engine:
 
     def _sample(self, due: StepLogits) -> list[tuple[str, TextDelta]]:
         logits = due.logits
-        rows = [
-            SamplingRow(seq.request.params, len(seq.token_ids), seq.history, seq.barred_token_ids)
-            for seq in due.sequences
-        ]
+        rows = [SamplingRow.of(sequence) for sequence in due.sequences]
 
         def draw(part: tuple[int, ...]) -> list[Sampled | None]:
             is_whole = len(part) == len(rows)
@@ -269,12 +288,18 @@ class Engine:
     def _advance(self, sequence: Sequence, sampled: Sampled | None) -> tuple[str, TextDelta]:
         """Append a token, turn it into text, and end the sequence if it is time."""
         if sampled is None:
-            return self._fail(sequence, "no token can be chosen: the logits are not finite")
+            why = sequence.grammar_error or "no token can be chosen: the logits are not finite"
+            return self._fail(sequence, why)
         token_id = sampled.token_id
         reason = sequence.append(token_id)
+        if sequence.grammar_error is not None:
+            return self._fail(sequence, sequence.grammar_error)
+        is_text = token_id not in sequence.stop_token_ids
         detokenizer = self._detokenizers[sequence.sequence_id]
         try:
-            text, is_stopped = detokenizer.advance(token_id, reason)
+            text, is_stopped = detokenizer.advance(
+                (token_id,) if is_text else (), is_last=reason is not None
+            )
         except UndecodableError:
             return self._fail(sequence, "the tokens of this sequence make no text")
         if is_stopped:

@@ -1,7 +1,8 @@
 """What changes the logits before a token is chosen, greedily or not: bars, biases and penalties.
 
 Only the entries that change are touched, in all rows at once, so the cost follows the number of
-biases and of distinct tokens in the rows that use them, not the vocabulary.
+biases and of distinct tokens in the rows that use them, not the vocabulary. A grammar alone looks
+at all of its rows' logits.
 """
 
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from deployments.engine.grammar import unpack
 from deployments.engine.host_copy import send, to_device
 from deployments.engine.sampling_row import SamplingRow
 
@@ -25,9 +27,23 @@ def adjust(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
         rows: What to do with each of the n rows.
     """
     adjusted = logits.clone()
+    _constrain(adjusted, rows)
     _bias(adjusted, rows)
     _penalize(adjusted, rows)
     return adjusted
+
+
+def _constrain(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
+    """Bar what the rows' grammars do not allow."""
+    constrained = [(at, row.bitmask) for at, row in enumerate(rows) if row.bitmask is not None]
+    if not constrained:
+        return
+    places, bitmasks = zip(*constrained, strict=True)
+    device = logits.device
+    is_barred = unpack(send(torch.stack(bitmasks), device), logits.shape[-1])
+    # Added, not filled in: a logit that is not finite must not become so.
+    bars = torch.zeros(is_barred.shape, device=device).masked_fill_(is_barred, -inf)
+    logits.index_add_(0, to_device(places, device, torch.int64), bars)
 
 
 def _bias(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:

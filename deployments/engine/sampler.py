@@ -3,7 +3,8 @@
 The order of operations, in which each step sees what the one before has left:
 
 1. logprobs, if they are asked for, are read from the logits as the model gave them.
-2. Tokens that would end the sequence before `min_tokens` are barred: their logits become -inf.
+2. Tokens that the grammar does not allow are barred: their logits become -inf. So are tokens that
+   would end the sequence before `min_tokens`, unless the grammar allows no other.
 3. `logit_bias` is added.
 4. `repetition_penalty`, then `frequency_penalty` and `presence_penalty`.
 5. At a temperature of 0 the largest logit wins.

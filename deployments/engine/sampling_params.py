@@ -14,6 +14,10 @@ MAX_NUM_LOGIT_BIASES = 1024
 MAX_LOGIT_BIAS = 100.0
 MAX_NUM_TOP_LOGPROBS = 20
 MAX_PENALTY = 2.0
+GRAMMAR_PARAM = "response_format"
+"""Clients know of no grammar; this is the field that they ask for one by."""
+MAX_GRAMMAR_LENGTH = 2**20
+"""Characters of a serialized grammar, far beyond what a client's schema may come to."""
 MIN_REPETITION_PENALTY = 0.01
 MAX_REPETITION_PENALTY = 100.0
 """Multiplied by this, a logit that is anywhere near to sense is still finite in float32."""
@@ -59,6 +63,10 @@ class SamplingParams:
         ignore_eos: Go on past the model's end-of-sequence tokens.
         top_logprobs: How many of the likeliest tokens to tell at each position, beside the chosen
             one, with their log-probabilities; None tells nothing.
+        skip_special_tokens: Whether special tokens add nothing to the text.
+        grammar: What the text must be, as llguidance serializes it (`LLMatcher.grammar_from_*`).
+            Whatever else is asked for, only tokens that the grammar allows are chosen, and the
+            sequence ends where the grammar does. None allows any text.
 
     Raises:
         InvalidParameterError: A value is out of bounds.
@@ -79,6 +87,8 @@ class SamplingParams:
     stop_token_ids: frozenset[int] = field(default_factory=frozenset)
     ignore_eos: bool = False
     top_logprobs: int | None = None
+    skip_special_tokens: bool = True
+    grammar: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         """Refuse values out of bounds by name."""
@@ -92,6 +102,12 @@ class SamplingParams:
             min(self.stop_token_ids, default=0) >= 0, "stop_token_ids", "ids of 0 or more"
         )
         self._require_between(self.top_logprobs or 0, "top_logprobs", 0, MAX_NUM_TOP_LOGPROBS)
+        length = 1 if self.grammar is None else len(self.grammar)
+        self._require(
+            1 <= length <= MAX_GRAMMAR_LENGTH,
+            GRAMMAR_PARAM,
+            f"a grammar of 1 to {MAX_GRAMMAR_LENGTH} characters",
+        )
 
     @property
     def has_penalties(self) -> bool:

@@ -20,6 +20,8 @@ from deployments.engine.token_history import TokenHistory
 if TYPE_CHECKING:
     import torch
 
+    from deployments.engine.grammar import GrammarMatcher
+
 
 class SequenceState(StrEnum):
     """Where a sequence stands."""
@@ -67,6 +69,8 @@ class SequenceRequest:
         generated_token_ids: Tokens that were generated elsewhere; generation goes on behind them.
         model_inputs: What the model's processor made of the images, by the names of the model's
             own `forward` arguments. `token_type_ids` and the like are [1, prompt length].
+        matcher: The grammar of the parameters, as `Engine.compile_grammar` made it for this one
+            sequence; if it is missing, the engine makes it.
     """
 
     sequence_id: str
@@ -74,6 +78,7 @@ class SequenceRequest:
     params: SamplingParams
     generated_token_ids: tuple[int, ...] = ()
     model_inputs: Mapping[str, "torch.Tensor"] = field(default_factory=dict, repr=False)
+    matcher: "GrammarMatcher | None" = field(default=None, repr=False)
 
 
 class Sequence:
@@ -91,6 +96,7 @@ class Sequence:
         has_strays: A pass with it failed, and nothing of it has run since: its slot may hold more
             than `num_computed_tokens`, and where slots overwrite, less of what came before.
         history: What its penalties look at; None if it has none.
+        matcher: What follows its grammar; None if it has none.
         finish_reason: Set once, with the transition to FINISHED.
         is_sound: Set with it: whether its slot holds what was computed and no more, and all logits
             that this has led to, one row at least, were finite.
@@ -104,6 +110,7 @@ class Sequence:
         "history",
         "is_sound",
         "is_suspect",
+        "matcher",
         "max_num_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
@@ -144,6 +151,7 @@ class Sequence:
                 request.prompt_token_ids if params.repetition_penalty != 1 else (),
                 request.generated_token_ids,
             )
+        self.matcher = request.matcher
         self.finish_reason: FinishReason | None = None
         self.is_sound = False
         self._state = SequenceState.WAITING
@@ -176,6 +184,13 @@ class Sequence:
         return self.stop_token_ids if is_early else frozenset()
 
     @property
+    def grammar_error(self) -> str | None:
+        """Why the grammar lets the sequence go no further; None if it does."""
+        if self.matcher is None or self.matcher.error is None:
+            return None
+        return f"the text can't go on as response_format asks: {self.matcher.error}"
+
+    @property
     def num_new_tokens(self) -> int:
         """Tokens that were generated since the request."""
         num_given = self.num_prompt_tokens + len(self.request.generated_token_ids)
@@ -201,11 +216,13 @@ class Sequence:
         self._state = following
 
     def append(self, token_id: int) -> FinishReason | None:
-        """Take the next token and say whether it ends the sequence."""
+        """Take the next token and say whether it ends the sequence, by itself or by its place."""
         self.token_ids.append(token_id)
         if self.history is not None:
             self.history.add(token_id)
         if token_id in self.stop_token_ids:
+            return FinishReason.STOP
+        if self.matcher is not None and self.matcher.advance(token_id):
             return FinishReason.STOP
         if len(self.token_ids) >= self.max_num_tokens:
             return FinishReason.LENGTH

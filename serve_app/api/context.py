@@ -1,18 +1,30 @@
 """What every surface is given."""
 
 import asyncio
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from deployments.contract import ChatMessage, GenerationRequest
+from deployments.contract import ChatMessage, GenerationRequest, SamplingParams
 from serve_app.access_log import current_record
-from serve_app.api.message_schema import MessageBody, count_images, image_urls, to_messages
+from serve_app.api.answer_stream import AnswerHead
+from serve_app.api.json_schema_grammar import SCHEMA_THREADS
+from serve_app.api.message_schema import (
+    MessageBody,
+    count_images,
+    image_urls,
+    refuse_calls,
+    to_messages,
+)
 from serve_app.api.request_limits import (
+    Prompt,
     check_messages,
     check_num_choices,
-    check_prompt,
+    check_prompts,
     check_stops,
 )
+from serve_app.api.response_format import to_grammar
 from serve_app.api.sampling_schema import SamplingFields
+from serve_app.api.tool_offer import NO_TOOLS, ToolOffer
 from serve_app.backends import GenerationStream
 from serve_app.catalog import ModelCatalog, ServedModel
 from serve_app.choices import Choices
@@ -30,6 +42,20 @@ class ApiContext:
     clock: Clock
     images: ImageSource | None = None
 
+    async def find_model(self, model_id: str | None) -> ServedModel:
+        """Return the model of this name; the first model if there is no name.
+
+        Raises:
+            ModelNotFoundError: No model has this name.
+            RaystreamError: The model can't be reached.
+        """
+        return await self.catalog.get(self.catalog.default_id if model_id is None else model_id)
+
+    def answer_head(self, answer_id: str, asked_for: str, model: ServedModel) -> AnswerHead:
+        """Return the head of an answer that begins now."""
+        created = int(self.clock.unix_s())
+        return AnswerHead(answer_id, created, asked_for, model.description.system_fingerprint)
+
     async def to_messages(
         self, bodies: list[MessageBody], model: ServedModel
     ) -> tuple[ChatMessage, ...]:
@@ -40,6 +66,8 @@ class ApiContext:
         Images are read on a thread: a large one takes long, and the event loop is every stream's.
         """
         check_messages(bodies, self.limits)
+        if not model.description.accepts_tools:
+            refuse_calls(bodies, model.description.id)
         accepts_images = model.description.accepts_images
         if count_images(bodies):
             fetched = await self._fetch(bodies) if accepts_images else {}
@@ -55,7 +83,7 @@ class ApiContext:
     async def open_stream(
         self,
         model: ServedModel,
-        prompt: tuple[ChatMessage, ...] | str,
+        prompt: Prompt,
         fields: SamplingFields,
         request_id: str,
     ) -> GenerationStream:
@@ -64,9 +92,8 @@ class ApiContext:
         Raises:
             RaystreamError: The request was refused, or no replica could take it.
         """
-        check_prompt(prompt, self.limits)
-        sampling = fields.to_sampling(model.description.default_sampling)
-        check_stops(sampling.stop, self.limits)
+        check_prompts([prompt], self.limits)
+        sampling = await self._to_sampling(fields, model)
         stream = await model.backend.generate(GenerationRequest(request_id, prompt, sampling))
         _record(model, stream.num_prompt_tokens)
         return stream
@@ -74,29 +101,58 @@ class ApiContext:
     async def open_choices(
         self,
         model: ServedModel,
-        prompt: tuple[ChatMessage, ...] | str,
+        prompts: Sequence[Prompt],
         fields: SamplingFields,
         request_id: str,
-        num_choices: int,
+        num_per_prompt: int,
+        offer: ToolOffer = NO_TOOLS,
     ) -> Choices:
-        """Open a stream for each of several answers; the first is that of `open_stream`.
+        """Open a stream for each of several answers to each prompt.
+
+        The first answer to each is that of `open_stream`.
 
         Raises:
             RaystreamError: The request was refused, or no replica could take it.
         """
-        check_prompt(prompt, self.limits)
-        check_num_choices(num_choices, self.limits)
-        sampling = fields.to_sampling(model.description.default_sampling)
-        check_stops(sampling.stop, self.limits)
-        choices = await Choices.of(
-            model.backend,
-            [
-                GenerationRequest(request_id, prompt, sampling.of_choice(index))
-                for index in range(num_choices)
-            ],
-        )
+        check_prompts(prompts, self.limits)
+        check_num_choices(num_per_prompt, self.limits)
+        sampling = await self._to_sampling(fields, model, offer)
+        requests = [
+            GenerationRequest(
+                request_id,
+                prompt,
+                sampling.of_choice(index),
+                tools=offer.tools,
+                default_max_tokens=fields.default_max_tokens,
+            )
+            for prompt in prompts
+            for index in range(num_per_prompt)
+        ]
+        choices = await Choices.of(model.backend, requests, len(prompts))
         _record(model, choices.num_prompt_tokens)
         return choices
+
+    async def _to_sampling(
+        self, fields: SamplingFields, model: ServedModel, offer: ToolOffer = NO_TOOLS
+    ) -> SamplingParams:
+        """Return the parameters for the engine.
+
+        JSON schemas, of the text and of calls, are compiled on a thread; limits bound for how long.
+
+        Raises:
+            InvalidRequestError: A field can't be honoured.
+        """
+        loop = asyncio.get_running_loop()
+        sampling = fields.to_sampling(model.description.default_sampling)
+        check_stops(sampling.stop, self.limits)
+        if fields.response_format is not None:
+            grammar = await loop.run_in_executor(
+                SCHEMA_THREADS, to_grammar, fields.response_format, self.limits
+            )
+            sampling = replace(sampling, grammar=grammar)
+        if offer.is_guiding(sampling):
+            return await loop.run_in_executor(SCHEMA_THREADS, offer.guide, sampling, self.limits)
+        return sampling
 
 
 def _record(model: ServedModel, num_prompt_tokens: int) -> None:

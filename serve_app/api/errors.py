@@ -28,7 +28,7 @@ CLIENT_CLOSED_REQUEST = 499
 MAX_ECHO = 256
 """Characters of a message and of a parameter's path, which both may hold a client's own words."""
 
-VALIDATION_CODES = ("unknown_parameter", "unsupported_parameter")
+VALIDATION_CODES = ("unknown_parameter", "unsupported_parameter", "invalid_combination")
 
 
 class ErrorDetail(BaseModel):
@@ -103,11 +103,20 @@ async def _on_validation_error(request: Request, error: Exception) -> Response:
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     reason = HTTPStatus(error.status_code).phrase
-    message = f"{reason}: {request.method} {request.url.path}"
-    type_ = "invalid_request_error" if error.status_code < 500 else "server_error"
     headers = {**(error.headers or {}), "x-should-retry": "false"}
+    asked_for = f"{request.method} {request.url.path[:MAX_ECHO]}"
+    message = f"{reason}: {asked_for}. GET /docs shows all that is served."
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        headers["Allow"] = _with_head(headers.get("Allow", "GET"))
+        message = f"{reason}: {asked_for}. Send {headers['Allow']}."
+    type_ = "invalid_request_error" if error.status_code < 500 else "server_error"
     payload = _payload(message, type_, None, reason.lower().replace(" ", "_"))
     return _answer(payload, error.status_code, headers)
+
+
+def _with_head(methods: str) -> str:
+    """Return the methods that a route takes; `HeadMiddleware` answers HEAD where GET stands."""
+    return methods.replace("GET", "GET, HEAD") if "HEAD" not in methods else methods
 
 
 async def _on_client_disconnect(request: Request, error: Exception) -> Response:

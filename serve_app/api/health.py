@@ -36,10 +36,13 @@ class HealthApi:
         """Return the surface's routes."""
         router = APIRouter(tags=["health"])
         router.add_api_route(
-            "/health", self.health, summary="Exercise the engines", responses=errors(503)
+            "/health", self.health, summary="Exercise the engines", responses=errors(400, 500, 503)
         )
         router.add_api_route(
-            "/ready", self.ready, summary="Ask whether the models are loaded", responses=errors(503)
+            "/ready",
+            self.ready,
+            summary="Ask whether the models are loaded",
+            responses=errors(400, 500, 503),
         )
         return router
 

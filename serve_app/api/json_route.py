@@ -66,7 +66,7 @@ def decode_json(body: bytes, max_depth: int) -> Any:
         decoded = json.loads(
             body.decode(),
             parse_constant=_refuse_number,
-            parse_float=_finite,
+            parse_float=_number,
             object_pairs_hook=_object,
         )
         # An escaped half of a surrogate pair decodes, but is no text.
@@ -126,8 +126,9 @@ def _refuse_number(name: str) -> NoReturn:
     raise InvalidRequestError(f"{name} is not a number in JSON.")
 
 
-def _finite(digits: str) -> float:
+def _number(digits: str) -> float:
+    """Return a number: to JSON, and to its schemas, 2.0 and 2e0 are the integer 2."""
     number = float(digits)
     if not isfinite(number):
         _refuse_number(digits[:32])
-    return number
+    return int(number) if number.is_integer() else number

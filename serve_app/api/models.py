@@ -7,7 +7,7 @@ from pydantic import BaseModel, Field
 
 from deployments.contract import ModelDescription
 from serve_app.api.context import ApiContext
-from serve_app.api.openapi import errors
+from serve_app.api.openapi import READ_ERRORS, errors
 from serve_app.catalog import ServedModel
 
 
@@ -40,13 +40,16 @@ class ModelsApi:
         """Return the surface's routes."""
         router = APIRouter(tags=["models"])
         router.add_api_route(
-            "/v1/models", self.list_models, summary="List the models", responses=errors(500)
+            "/v1/models",
+            self.list_models,
+            summary="List the models",
+            responses=errors(*READ_ERRORS),
         )
         router.add_api_route(
             "/v1/models/{model_id:path}",
             self.retrieve,
             summary="Show a model",
-            responses=errors(404, 500, 503),
+            responses=errors(*READ_ERRORS, 404, 503),
         )
         return router
 

@@ -10,6 +10,8 @@ from deployments.contract import ChatMessage, TextPart
 from deployments.errors import InvalidRequestError
 from serve_app.config import LimitsConfig
 
+Prompt = tuple[ChatMessage, ...] | str | tuple[int, ...]
+
 
 def check_messages(messages: Sequence[object], limits: LimitsConfig) -> None:
     """Refuse a conversation of too many messages.
@@ -25,20 +27,18 @@ def check_messages(messages: Sequence[object], limits: LimitsConfig) -> None:
         )
 
 
-def check_prompt(
-    prompt: tuple[ChatMessage, ...] | str | tuple[int, ...], limits: LimitsConfig
-) -> None:
-    """Refuse a prompt whose tokenizing would take long; token ids are the model's to bound.
+def check_prompts(prompts: Sequence[Prompt], limits: LimitsConfig) -> None:
+    """Refuse prompts whose tokenizing would take long; token ids are the model's to bound.
 
     Raises:
-        InvalidRequestError: Its text has more than `max_prompt_bytes`.
+        InvalidRequestError: Their text has more than `max_prompt_bytes` together.
     """
-    num_bytes = sum(map(_num_bytes, _texts(prompt)))
+    num_bytes = sum(_num_bytes(text) for prompt in prompts for text in _texts(prompt))
     if num_bytes > limits.max_prompt_bytes:
         raise InvalidRequestError(
             f"The prompt has {num_bytes} bytes of text; at most {limits.max_prompt_bytes} are "
             "read (limits.max_prompt_bytes).",
-            "prompt" if isinstance(prompt, str) else "messages",
+            "prompt" if isinstance(prompts[0], str) else "messages",
         )
 
 
@@ -73,7 +73,7 @@ def check_stops(stops: Sequence[str], limits: LimitsConfig) -> None:
         )
 
 
-def _texts(prompt: tuple[ChatMessage, ...] | str | tuple[int, ...]) -> Iterable[str]:
+def _texts(prompt: Prompt) -> Iterable[str]:
     if isinstance(prompt, str):
         return (prompt,)
     messages = (message for message in prompt if isinstance(message, ChatMessage))

@@ -9,24 +9,54 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from deployments.contract import InvalidParameterError, SamplingParams
 from deployments.engine.random_numbers import MAX_SEED
 from deployments.engine.sampling_params import (
+    MAX_LOGIT_BIAS,
     MAX_NUM_LOGIT_BIASES,
+    MAX_NUM_STOPS,
     MAX_PENALTY,
     MAX_REPETITION_PENALTY,
     MIN_REPETITION_PENALTY,
 )
 from deployments.errors import InvalidRequestError
+from serve_app.api.response_format import ResponseFormat
 from serve_app.api.strict_body import StrictBody
 
 MAX_NUM_STOP_TOKEN_IDS = 128
 MAX_ID_LENGTH = 10
 TOKEN_ID = re.compile(rf"0|[1-9][0-9]{{0,{MAX_ID_LENGTH - 1}}}")
 INT64 = 2**63
+
+_STOP: dict[str, Any] = {
+    "anyOf": [
+        {"type": "string", "minLength": 1},
+        {
+            "type": "array",
+            "items": {"type": "string", "minLength": 1},
+            "maxItems": MAX_NUM_STOPS,
+        },
+        {"type": "null"},
+    ]
+}
+_LOGIT_BIAS: dict[str, Any] = {
+    "anyOf": [
+        {
+            "type": "object",
+            "propertyNames": {"pattern": f"^({TOKEN_ID.pattern})$"},
+            "additionalProperties": {
+                "type": "number",
+                "minimum": -MAX_LOGIT_BIAS,
+                "maximum": MAX_LOGIT_BIAS,
+            },
+            "maxProperties": MAX_NUM_LOGIT_BIASES,
+        },
+        {"type": "null"},
+    ]
+}
 
 
 def _as_list(value: Any) -> Any:
@@ -77,10 +107,11 @@ class SamplingFields(StrictBody):
         description="Taken from them for each time that the answer holds the token.",
         json_schema_extra={"minimum": -MAX_PENALTY, "maximum": MAX_PENALTY},
     )
-    logit_bias: Annotated[dict[str, float] | None, BeforeValidator(_bounded)] = Field(
+    logit_bias: Annotated[
+        dict[str, float] | None, BeforeValidator(_bounded), WithJsonSchema(_LOGIT_BIAS)
+    ] = Field(
         default=None,
         description="Added to the logits, by token id: from -100 to 100.",
-        json_schema_extra={"maxProperties": MAX_NUM_LOGIT_BIASES},
     )
     min_tokens: int | None = Field(
         default=None,
@@ -95,17 +126,28 @@ class SamplingFields(StrictBody):
     )
     stop: Annotated[
         Annotated[list[str], Field(fail_fast=True)] | None,
-        BeforeValidator(_as_list, json_schema_input_type=str | list[str] | None),
+        BeforeValidator(_as_list),
+        WithJsonSchema(_STOP),
     ] = Field(default=None, description="Strings that end the text; it holds none of them.")
-    stop_token_ids: list[int] | None = Field(default=None, max_length=MAX_NUM_STOP_TOKEN_IDS)
+    stop_token_ids: (
+        list[Annotated[int, WithJsonSchema({"type": "integer", "minimum": 0})]] | None
+    ) = Field(default=None, max_length=MAX_NUM_STOP_TOKEN_IDS)
     ignore_eos: bool | None = Field(
         default=None, description="Go on past the model's end, up to max_tokens."
+    )
+    response_format: ResponseFormat | None = Field(
+        default=None, description="Null and text allow any text; JSON schemas are always kept to."
     )
 
     @property
     def num_tokens_wanted(self) -> int | None:
         """Most tokens of the answer."""
         return self.max_tokens
+
+    @property
+    def default_max_tokens(self) -> int | None:
+        """Most tokens of the answer where the request names none; None means the model's own."""
+        return None
 
     @property
     def num_logprobs_wanted(self) -> int | None:

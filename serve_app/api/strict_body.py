@@ -3,14 +3,20 @@
 A field is honoured, or it is bookkeeping that changes no answer, or it is refused by its name. A
 field that is null counts as not given. A field of a well-known API that is not honoured may be sent
 with the value that asks for nothing, because many clients do so.
+
+Each body tells the same of itself as a JSON schema: see `body_json_schema`.
 """
 
 from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, model_validator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError
+
+from serve_app.api.body_json_schema import tell_rules, tell_unsupported
+from serve_app.api.refusals import reason_against
 
 MAX_NAME_LENGTH = 64
 """Of an unknown field's name, what is looked at and repeated."""
@@ -21,12 +27,18 @@ class StrictBody(BaseModel):
 
     Attributes:
         unsupported: Fields that are known but not honoured, each with the values that ask for
-            nothing.
+            nothing. `refusals` knows the reasons.
+        needs: Fields that mean nothing unless another one, the value, is true or not empty.
+        excludes: Fields that are not honoured where another one, the value, is given.
+        one_of: Fields of which a body holds exactly one, if any are named here.
     """
 
     model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False, extra="forbid")
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    needs: ClassVar[Mapping[str, str]] = {}
+    excludes: ClassVar[Mapping[str, str]] = {}
+    one_of: ClassVar[tuple[str, ...]] = ()
 
     @model_validator(mode="before")
     @classmethod
@@ -35,18 +47,63 @@ class StrictBody(BaseModel):
             return data
         for name, value in data.items():
             cls._check_field(name, value)
-        return {name: data[name] for name in data if name in cls.model_fields}
+        known = cls._known_names()
+        return {name: data[name] for name in data if name in known}
+
+    @classmethod
+    def _known_names(cls) -> list[str]:
+        """Return the fields' names on the wire."""
+        return [field.alias or name for name, field in cls.model_fields.items()]
 
     @classmethod
     def _check_field(cls, name: str, value: Any) -> None:
-        if name in cls.model_fields:
+        known = cls._known_names()
+        if name in known:
             return
         if name not in cls.unsupported:
-            raise _unknown(name, [*cls.model_fields, *cls.unsupported])
+            raise _unknown(name, [*known, *cls.unsupported])
         if value is not None and not _is_one_of(value, cls.unsupported[name]):
             raise PydanticCustomError(
-                "unsupported_parameter", "{field} is not supported here.", {"field": name}
+                "unsupported_parameter",
+                "{field} is not supported here{why}.",
+                {"field": name, "why": reason_against(name)},
             )
+
+    @model_validator(mode="after")
+    def _check_rules(self) -> Self:
+        for name, condition in self.needs.items():
+            if getattr(self, name) and not getattr(self, condition):
+                raise PydanticCustomError(
+                    "invalid_combination",
+                    "{field} means nothing without {condition}.",
+                    {"field": name, "condition": condition},
+                )
+        for name, other in self.excludes.items():
+            if getattr(self, name) and getattr(self, other) is not None:
+                raise PydanticCustomError(
+                    "unsupported_parameter",
+                    "{field} is not supported together with {other}. Leave one of them out.",
+                    {"field": name, "other": other},
+                )
+        given = [name for name in self.one_of if getattr(self, name) is not None]
+        if self.one_of and len(given) != 1:
+            raise PydanticCustomError(
+                "invalid_combination",
+                "Send either {names}.",
+                {"field": self.one_of[0], "names": " or ".join(self.one_of)},
+            )
+        return self
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """Return the schema of what validates: pydantic's, and the rules above."""
+        schema = handler(core_schema)
+        told = handler.resolve_ref_schema(schema)
+        tell_unsupported(told, cls.unsupported)
+        tell_rules(told, cls.needs, cls.excludes, cls.one_of)
+        return schema
 
 
 def _is_one_of(value: Any, harmless: tuple[Any, ...]) -> bool:

@@ -10,7 +10,7 @@ from deployments.errors import RaystreamError
 from serve_app.api.context import ApiContext
 from serve_app.api.errors import error_payload
 from serve_app.api.json_route import JsonRoute
-from serve_app.api.openapi import errors, event_stream
+from serve_app.api.openapi import ANSWER_ERRORS, errors, event_stream
 from serve_app.api.text_generation_schema import (
     TextGenerationAnswer,
     TextGenerationEvent,
@@ -66,8 +66,12 @@ class TextGenerationApi:
             summary="Generate text",
             response_model=TextGenerationAnswer,
             responses={
-                **event_stream("Events; with stream: false, the whole text as JSON.", _EXAMPLE),
-                **errors(400, 404, 413, 415, 500, 503, 504),
+                **event_stream(
+                    "Events; with stream: false, the whole text as JSON.",
+                    _EXAMPLE,
+                    TextGenerationEvent,
+                ),
+                **errors(*ANSWER_ERRORS),
             },
         )
         return router
@@ -76,8 +80,8 @@ class TextGenerationApi:
         self, body: TextGenerationRequest, request: Request
     ) -> TextGenerationAnswer | EventStreamResponse:
         """Generate text from a prompt or messages, as a stream of events or whole."""
-        catalog, clock = self._context.catalog, self._context.clock
-        model = await catalog.get(catalog.default_id if body.model is None else body.model)
+        clock = self._context.clock
+        model = await self._context.find_model(body.model)
         prompt = await self._prompt(body, model)
         stream = await self._context.open_stream(model, prompt, body, request_id_of(request))
         meter = TokenMeter(clock)

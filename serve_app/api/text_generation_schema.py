@@ -1,9 +1,8 @@
 """The plain surface on the wire: a prompt or messages in, text with exact token counts out."""
 
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, Field
 
 from serve_app.api.message_schema import Messages
 from serve_app.api.sampling_schema import SamplingFields
@@ -24,13 +23,7 @@ class TextGenerationRequest(SamplingFields):
     us_id: Any = None
     recommend: Any = None
 
-    @model_validator(mode="after")
-    def _check_together(self) -> Self:
-        if (self.prompt is None) == (self.messages is None):
-            raise PydanticCustomError(
-                "prompt", "Send either prompt or messages.", {"field": "prompt"}
-            )
-        return self
+    one_of: ClassVar[tuple[str, ...]] = ("prompt", "messages")
 
 
 class TextGenerationAnswer(BaseModel):

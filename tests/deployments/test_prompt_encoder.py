@@ -4,6 +4,7 @@ from io import BytesIO
 import pytest
 import torch
 from PIL import Image
+from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerBase
 
 from deployments.contract import (
@@ -12,6 +13,7 @@ from deployments.contract import (
     ImagePart,
     SamplingParams,
     TextPart,
+    TokenizeRequest,
 )
 from deployments.engine.sequence import SequenceRequest
 from deployments.errors import InvalidImageError, InvalidRequestError, RaystreamError
@@ -238,3 +240,72 @@ def test_texts_that_arrive_together_take_one_call_of_the_tokenizer(
 
 def test_nothing_gives_nothing(text_encoder: PromptEncoder) -> None:
     assert text_encoder.encode([]) == []
+
+
+PROMPTS: list[tuple[ChatMessage, ...] | str] = [
+    "", "Good day", user(TextPart("Good day")), user(TextPart("a"), picture(), TextPart("b"))
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_the_tokens_that_are_told_are_those_of_an_answer(
+    image_encoder: PromptEncoder, prompt: tuple[ChatMessage, ...] | str
+) -> None:
+    told = image_encoder.tokenize(TokenizeRequest(prompt))
+    assert told.token_ids == encode(image_encoder, prompt).token_ids
+    assert told.strings is None
+
+
+def test_messages_may_be_told_without_the_answer_s_beginning(text_encoder: PromptEncoder) -> None:
+    messages = user(TextPart("Hi"))
+    whole, bare = (
+        text_encoder.tokenize(TokenizeRequest(messages, add_generation_prompt=begins)).token_ids
+        for begins in (True, False)
+    )
+    assert text_encoder.detokenize(bare) == "<special1>user\nHi<special2>"
+    assert text_encoder.detokenize(whole) == "<special1>user\nHi<special2><special1>assistant\n"
+
+
+def test_the_names_of_tokens_are_the_vocabulary_s(text_encoder: PromptEncoder) -> None:
+    told = text_encoder.tokenize(TokenizeRequest("a b", with_strings=True))
+    assert told.strings == ("a", "Ġ", "b")
+
+
+@pytest.mark.parametrize(
+    ("add_special_tokens", "plain", "chat"),
+    [(None, True, False), (True, True, True), (False, False, False)],
+)
+def test_a_tokenizer_s_own_tokens_come_as_for_an_answer_unless_told_otherwise(
+    add_special_tokens: bool | None, plain: bool, chat: bool
+) -> None:
+    tokenizer = text_tokenizer()
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<special0> $A", special_tokens=[("<special0>", 2)]
+    )
+    encoder = PromptEncoder(tokenizer, None)
+    for prompt, has_bos in (("a", plain), (user(TextPart("a")), chat)):
+        told = encoder.tokenize(TokenizeRequest(prompt, add_special_tokens))
+        assert (told.token_ids[0] == 2) is has_bos
+
+
+def test_text_comes_back_from_its_tokens_as_it_was(text_encoder: PromptEncoder) -> None:
+    text = "<special1>one\n\n two ,three . é 日本 🙂<eos>"
+    assert text_encoder.detokenize(text_encoder.tokenize(TokenizeRequest(text)).token_ids) == text
+    assert text_encoder.detokenize(()) == ""
+
+
+@pytest.mark.parametrize("token_id", [-1, 300, 2**40])
+def test_a_token_that_there_is_not_has_no_text(text_encoder: PromptEncoder, token_id: int) -> None:
+    with pytest.raises(InvalidRequestError, match="from 0 to 299") as caught:
+        text_encoder.detokenize((60, token_id))
+    assert caught.value.param == "tokens"
+
+
+@pytest.mark.parametrize(
+    "prompt", ["\ud800", user(ImagePart(b"no image")), user(TextPart(IMAGE), picture())]
+)
+def test_a_prompt_that_can_not_be_encoded_has_no_tokens(
+    image_encoder: PromptEncoder, prompt: tuple[ChatMessage, ...] | str
+) -> None:
+    with pytest.raises(InvalidRequestError):
+        image_encoder.tokenize(TokenizeRequest(prompt))

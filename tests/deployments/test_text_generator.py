@@ -1,9 +1,11 @@
 import asyncio
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from llguidance import LLMatcher
 
 from deployments.contract import (
     Accepted,
@@ -14,6 +16,7 @@ from deployments.contract import (
     SamplingParams,
     TextDelta,
     TextPart,
+    TokenizeRequest,
 )
 from deployments.delta_stream import DeltaStream
 from deployments.engine.cpu.int8_linear import int8_obstacle
@@ -436,3 +439,58 @@ async def test_a_replica_answers_on_int8_weights_if_it_is_told_to(
     deltas = await collect(on_int8, GenerationRequest("r", user("hello"), GREEDY))
     assert deltas[-1].finish_reason is not None
     on_int8.__del__()
+
+
+async def test_a_grammar_is_kept_to_and_compiled_off_the_engines_thread(
+    generator: TextGenerator,
+) -> None:
+    grammar = LLMatcher.grammar_from_json_schema('{"enum": ["red", "green"]}')
+    params = replace(GREEDY, grammar=grammar, max_tokens=20)
+    deltas = await collect(generator, GenerationRequest("r", "Hello", params))
+    assert joined(deltas)[1] in ('"red"', '"green"')
+    assert deltas[-1].finish_reason is FinishReason.STOP
+
+
+async def test_a_grammar_that_the_model_cannot_follow_is_refused(generator: TextGenerator) -> None:
+    params = replace(GREEDY, grammar="start: <|no_such_token|>")
+    with pytest.raises(InvalidRequestError) as refused:
+        await collect(generator, GenerationRequest("r", "Hello", params))
+    assert refused.value.param == "response_format"
+
+
+async def test_tokens_are_told_and_told_back_without_an_answer(generator: TextGenerator) -> None:
+    num_steps = generator._thread.stats.num_steps
+    told = await generator.tokenize(TokenizeRequest(user("Hi")))
+    assert await generator.detokenize(told.token_ids) == (
+        "<special1>user\nHi<special2><special1>assistant\n"
+    )
+    with pytest.raises(InvalidRequestError):
+        await generator.detokenize((9999,))
+    assert generator._thread.stats.num_steps == num_steps
+
+
+@pytest.mark.parametrize(("prompt", "num_tokens"), [("x", 16), ("x" * 120, 8)])
+async def test_a_default_length_is_cut_to_what_the_model_s_length_leaves(
+    generator: TextGenerator, prompt: str, num_tokens: int
+) -> None:
+    sampling = SamplingParams(temperature=0, ignore_eos=True)
+    request = GenerationRequest("r", prompt, sampling, default_max_tokens=16)
+    deltas = await collect(generator, request)
+    assert len(joined(deltas)[0]) == num_tokens
+    assert deltas[-1].finish_reason is FinishReason.LENGTH
+
+
+async def test_an_answer_is_as_long_as_the_generation_config_says_unless_the_request_does(
+    generator: TextGenerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generator._loaded.model.generation_config, "max_new_tokens", 5)
+    for asked, num_tokens in ((None, 5), (9, 9)):
+        sampling = SamplingParams(temperature=0, ignore_eos=True, max_tokens=asked)
+        deltas = await collect(generator, GenerationRequest("r", "x", sampling))
+        assert len(joined(deltas)[0]) == num_tokens
+
+
+async def test_numbers_that_no_tensor_holds_break_nothing(generator: TextGenerator) -> None:
+    sampling = SamplingParams(temperature=1e-300, top_k=10**30, min_tokens=10**30, top_p=1e-300)
+    deltas = await collect(generator, GenerationRequest("r", "x" * 120, sampling))
+    assert deltas[-1].finish_reason is FinishReason.LENGTH

@@ -4,7 +4,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from deployments.engine.detokenizer import INCOMPLETE, Detokenizer
+from deployments.engine.detokenizer import INCOMPLETE, Detokenizer, decode_with
 from tests.engine.tiny_models import byte_tokenizer
 
 TEXTS = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=40)
@@ -158,3 +158,10 @@ def test_a_stop_string_that_began_too_early_but_ends_in_time_ends_the_text() -> 
     token_ids = encode("one END two END three")
     for min_tokens, text in ((6, "one "), (7, "one END two "), (20, "one END two END three")):
         assert "".join(pieces(Detokenizer(byte_level, ["END"], min_tokens), token_ids)) == text
+
+
+def test_special_tokens_are_shown_if_they_are_not_to_be_skipped() -> None:
+    tokenizer = byte_tokenizer()
+    token_ids = [5, *tokenizer.encode("a"), 5]
+    assert decode_with(tokenizer)(token_ids) == "a"
+    assert decode_with(tokenizer, skip_special_tokens=False)(token_ids) == "<special3>a<special3>"

@@ -177,3 +177,23 @@ def test_the_folder_holds_what_the_card_promises() -> None:
         "tokenizer_config.json",
     }
     assert {path.name for path in Path(MODEL_DIR).iterdir()} == expected
+
+
+def test_calls_and_results_alternate_as_turns_of_model_and_user(processor: Gemma3Processor) -> None:
+    call = {"type": "function", "function": {"name": "f", "arguments": {"a": "é"}}}
+    messages: Any = [
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "content": "", "tool_calls": [call, call]},
+        {"role": "tool", "content": "one"},
+        {"role": "tool", "content": "two"},
+        {"role": "assistant", "content": "!"},
+    ]
+    text = processor.apply_chat_template(messages, tokenize=False)
+    written = '<tool_call>\n{"name": "f", "arguments": {"a": "é"}}\n</tool_call>'
+    assert text == (
+        "<bos><start_of_turn>user\n?<end_of_turn>\n"
+        f"<start_of_turn>model\n{written}\n{written}<end_of_turn>\n"
+        "<start_of_turn>user\n<tool_response>\none\n</tool_response>\n"
+        "<tool_response>\ntwo\n</tool_response><end_of_turn>\n"
+        "<start_of_turn>model\n!<end_of_turn>\n"
+    )

@@ -128,8 +128,14 @@ def test_the_openai_client_gets_the_same_text_streamed_and_whole(client: openai.
     chunks = list(stream)
     text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
     assert text == whole.choices[0].message.content
-    assert chunks[-1].usage == whole.usage
+    usage = chunks[-1].usage
+    assert usage is not None
     assert whole.usage is not None
+    # The second request finds the prompt that the first has left; all else is equal.
+    assert usage.prompt_tokens_details is not None
+    assert usage.prompt_tokens_details.cached_tokens == usage.prompt_tokens - 1
+    details = {"prompt_tokens_details"}
+    assert usage.model_dump(exclude=details) == whole.usage.model_dump(exclude=details)
     assert whole.usage.completion_tokens <= 40
 
 

@@ -24,7 +24,12 @@ def config() -> AppConfig:
     return AppConfig.model_validate(
         {
             "models": [{"id": "m", "source": "nowhere"}],
-            "limits": {"max_body_bytes": 65536, "max_num_images": 2, "max_image_pixels": 100},
+            "limits": {
+                "max_body_bytes": 65536,
+                "max_num_images": 2,
+                "max_image_pixels": 100,
+                "max_num_prompts": 8,
+            },
         }
     )
 

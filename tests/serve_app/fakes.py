@@ -10,7 +10,10 @@ from deployments.contract import (
     ModelDescription,
     SamplingParams,
     TextDelta,
+    TokenizedPrompt,
+    TokenizeRequest,
 )
+from deployments.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from deployments.errors import RaystreamError
@@ -53,6 +56,8 @@ class FakeBackend:
         model_id: str = "m",
         accepts_images: bool = True,
         default_sampling: SamplingParams | None = None,
+        tool_call_format: str | None = None,
+        tool_call_token_ids: tuple[tuple[str, int], ...] = (),
     ) -> None:
         self.steps = steps
         self.refusal: Exception | None = None
@@ -61,6 +66,8 @@ class FakeBackend:
         self.sickness: RaystreamError | None = None
         self.loaded: asyncio.Event | None = None
         self.requests: list[GenerationRequest] = []
+        self.tokenized: list[TokenizeRequest] = []
+        self.detokenized: list[tuple[int, ...]] = []
         self.streams: list[FakeStream] = []
         self.opened = asyncio.Event()
         self.num_describes = 0
@@ -70,7 +77,15 @@ class FakeBackend:
             max_model_len=128,
             accepts_images=accepts_images,
             default_sampling=default_sampling or SamplingParams(),
+            accepts_tools=tool_call_format is not None,
+            tool_call_format=tool_call_format,
+            tool_call_token_ids=tool_call_token_ids,
+            system_fingerprint="fp_fake",
         )
+
+    @property
+    def num_calls(self) -> int:
+        return len(self.requests) + len(self.tokenized) + len(self.detokenized)
 
     async def generate(self, request: GenerationRequest) -> FakeStream:
         self.requests.append(request)
@@ -88,6 +103,18 @@ class FakeBackend:
         if self.loaded is not None:
             await self.loaded.wait()
         return self.description
+
+    async def tokenize(self, request: TokenizeRequest) -> TokenizedPrompt:
+        """Return a token for each character of a plain prompt; two for any messages."""
+        self.tokenized.append(request)
+        text = request.prompt if isinstance(request.prompt, str) else "MM"
+        return TokenizedPrompt(tuple(map(ord, text)), tuple(text) if request.with_strings else None)
+
+    async def detokenize(self, token_ids: tuple[int, ...]) -> str:
+        self.detokenized.append(token_ids)
+        if max(token_ids, default=0) > 0x10FFFF:
+            raise InvalidRequestError("no such token", "tokens")
+        return "".join(map(chr, token_ids))
 
     async def ping(self) -> None:
         if self.sickness is not None:

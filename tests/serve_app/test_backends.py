@@ -18,6 +18,8 @@ from deployments.contract import (
     Refused,
     SamplingParams,
     TextDelta,
+    TokenizedPrompt,
+    TokenizeRequest,
 )
 from deployments.errors import (
     ContextLengthExceededError,
@@ -103,6 +105,8 @@ class FakeHandle:
         self.response = FakeResponse(answer)
         self.describe = FakeMethod(self.response)
         self.ping = FakeMethod(self.response)
+        self.tokenize = FakeMethod(self.response)
+        self.detokenize = FakeMethod(self.response)
         self._responses = responses
 
     def options(self, method_name: str, stream: bool) -> FakeMethod:
@@ -267,6 +271,18 @@ async def test_our_own_cancellation_is_left_alone_and_cancels_the_call() -> None
 
 async def test_describe_returns_what_the_replica_says() -> None:
     assert await backend(answer=DESCRIPTION).describe() == DESCRIPTION
+
+
+async def test_tokens_and_text_are_the_replica_s_own() -> None:
+    tokenized = TokenizedPrompt((1, 2))
+    assert await backend(answer=tokenized).tokenize(TokenizeRequest("hi")) == tokenized
+    assert await backend(answer="hi").detokenize((1, 2)) == "hi"
+
+
+async def test_tokens_that_the_replica_refuses_are_refused_as_it_says() -> None:
+    refusing = backend(answer=dual_error(InvalidRequestError("no such token", "tokens")))
+    with pytest.raises(InvalidRequestError, match="no such token"):
+        await refusing.detokenize((999,))
 
 
 @pytest.mark.parametrize("method", ["describe", "ping"])

@@ -60,6 +60,7 @@ def test_num_gpus_is_auto_or_a_share_of_one(num_gpus: float | str) -> None:
         {"dtype": "int8"},
         {"device": "tpu"},
         {"quantization": "int4"},
+        {"tool_call_parser": "pythonic"},
         {"source": ""},
         {"max_model_len": 1},
         {"max_num_seqs": 0},

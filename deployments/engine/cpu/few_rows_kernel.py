@@ -1,8 +1,8 @@
 """The kernel of `few_rows_linear`, written in LLVM's language and compiled by llvmlite.
 
-The product of a few rows with a large matrix is bound by memory at one row and by arithmetic at
-a hundred. In between a core waits for one and then for the other, unless the weights that come next are
-on their way while it computes: each tile fetches a part of the next block into the second cache.
+The product of a few rows with a large matrix is bound by memory at one row and by arithmetic at a
+hundred. In between a core waits for one and then for the other, unless the weights that come next
+are on their way while it computes: each tile fetches a part of the next block into the L2 cache.
 
 The weights lie as oneDNN has them: [blocks of 64 columns, pairs of inputs, 64, 2]. A tile computes
 some rows of half a block, in registers alone. Threads take one block after the other by a ticket,

@@ -51,6 +51,15 @@ async def openai_client(app: FastAPI) -> AsyncIterator[openai.AsyncOpenAI]:
         yield client
 
 
+def usage(num_prompt_tokens: int, num_tokens: int, num_cached_tokens: int = 0) -> dict[str, Any]:
+    return {
+        "prompt_tokens": num_prompt_tokens,
+        "completion_tokens": num_tokens,
+        "total_tokens": num_prompt_tokens + num_tokens,
+        "prompt_tokens_details": {"cached_tokens": num_cached_tokens},
+    }
+
+
 async def chunks_of(client: httpx.AsyncClient, **fields: Any) -> list[Any]:
     answer = await client.post(CHAT, json={**HI, "stream": True, **fields})
     assert answer.status_code == 200
@@ -65,6 +74,7 @@ async def test_a_whole_answer_has_openai_s_shape(client: httpx.AsyncClient) -> N
         "object": "chat.completion",
         "created": 1_700_000_000,
         "model": "m",
+        "system_fingerprint": "fp_fake",
         "choices": [
             {
                 "index": 0,
@@ -73,7 +83,7 @@ async def test_a_whole_answer_has_openai_s_shape(client: httpx.AsyncClient) -> N
                 "finish_reason": "stop",
             }
         ],
-        "usage": {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12},
+        "usage": usage(7, 5),
     }
 
 
@@ -93,12 +103,9 @@ async def test_a_stream_tells_role_text_finish_usage_and_done_in_this_order(
     assert reasons == [None, None, None, None, "stop"]
     assert all(chunk["usage"] is None for chunk in chunks[:-1])
     assert chunks[-1]["choices"] == []
-    assert chunks[-1]["usage"] == {
-        "prompt_tokens": 7,
-        "completion_tokens": 5,
-        "total_tokens": 12,
-    }
+    assert chunks[-1]["usage"] == usage(7, 5)
     assert len({chunk["id"] for chunk in chunks}) == 1
+    assert {chunk["system_fingerprint"] for chunk in chunks} == {"fp_fake"}
 
 
 async def test_usage_is_not_told_unasked(client: httpx.AsyncClient) -> None:
@@ -255,7 +262,7 @@ async def test_several_answers_are_told_whole_with_one_usage(
     answer = (await client.post(CHAT, json={**HI, "n": 2, "seed": 3})).json()
     told = [(c["index"], c["message"]["content"], c["finish_reason"]) for c in answer["choices"]]
     assert told == [(0, "Hello, world!", "stop"), (1, "Bye.", "length")]
-    assert answer["usage"] == {"prompt_tokens": 7, "completion_tokens": 8, "total_tokens": 15}
+    assert answer["usage"] == usage(7, 8)
     first, second = (request.sampling for request in backend.requests)
     assert first.seed == 3
     assert second == first.of_choice(1)
@@ -344,3 +351,48 @@ async def test_openai_s_client_reads_several_answers(
     messages: Any = HI["messages"]
     answer = await openai_client.chat.completions.create(model="m", messages=messages, n=2)
     assert [c.message.content for c in answer.choices] == ["Hello, world!", "Bye."]
+
+
+def cached(num_cached_tokens: int) -> list[Any]:
+    return [[TextDelta((1,), "a", num_cached_tokens=num_cached_tokens)], HELLO[2]]
+
+
+async def test_openai_s_client_reads_how_much_of_the_prompt_was_cached(
+    openai_client: openai.AsyncOpenAI, backend: FakeBackend
+) -> None:
+    backend.steps = cached(5)
+    messages: Any = HI["messages"]
+    whole = await openai_client.chat.completions.create(model="m", messages=messages)
+    assert whole.usage is not None
+    assert whole.usage.prompt_tokens_details is not None
+    assert whole.usage.prompt_tokens_details.cached_tokens == 5
+    stream = await openai_client.chat.completions.create(
+        model="m", messages=messages, stream=True, stream_options={"include_usage": True}
+    )
+    assert [chunk async for chunk in stream][-1].usage == whole.usage
+
+
+async def test_what_one_answer_finds_of_another_was_not_cached_before_the_request(
+    client: httpx.AsyncClient, backend: FakeBackend
+) -> None:
+    backend.scripts = [cached(2), cached(6), cached(6)]
+    answer = (await client.post(CHAT, json={**HI, "n": 3})).json()
+    assert answer["usage"] == usage(7, 6, num_cached_tokens=2)
+
+
+async def test_the_usage_so_far_tells_what_was_cached_of_the_answers_that_have_begun(
+    client: httpx.AsyncClient, backend: FakeBackend
+) -> None:
+    backend.steps = cached(5)
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    *chunks, _ = await chunks_of(client, stream_options=options)
+    found = [chunk["usage"]["prompt_tokens_details"]["cached_tokens"] for chunk in chunks]
+    assert found == [0, 5, 5, 5, 5]
+
+
+async def test_the_usage_so_far_needs_the_usage(client: httpx.AsyncClient) -> None:
+    body = {**HI, "stream": True, "stream_options": {"continuous_usage_stats": True}}
+    answer = await client.post(CHAT, json=body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (400, "invalid_combination")
+    assert error["param"] == "stream_options.continuous_usage_stats"

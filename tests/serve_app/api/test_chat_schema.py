@@ -92,13 +92,10 @@ UNSUPPORTED: list[tuple[str, Any]] = [
     ("modalities", ["audio"]),
     ("prediction", {"type": "content"}),
     ("reasoning_effort", "high"),
-    ("response_format", {"type": "json_object"}),
     ("service_tier", "flex"),
     ("skip_special_tokens", False),
     ("store", True),
     ("structured_outputs", {"json": {}}),
-    ("tool_choice", "required"),
-    ("tools", [{"type": "function"}]),
     ("verbosity", "low"),
     ("web_search_options", {}),
 ]

@@ -208,3 +208,15 @@ async def test_the_error_names_the_way_to_the_field(
     answer = await client.post(CHAT, json={"model": "m", "messages": messages})
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize("number", ["2.0", "2e0", "20e-1"])
+async def test_a_whole_number_is_one_however_it_is_written(
+    client: httpx.AsyncClient, backend: FakeBackend, number: str
+) -> None:
+    body = f'{{"model": "m", "prompt": "a", "max_tokens": {number}, "temperature": {number}}}'
+    headers = {"content-type": "application/json"}
+    assert (await client.post("/v1/completions", content=body, headers=headers)).status_code == 200
+    sampling = backend.requests[0].sampling
+    assert (sampling.max_tokens, sampling.temperature) == (2, 2)
+    assert isinstance(sampling.max_tokens, int)

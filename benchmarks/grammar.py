@@ -1,0 +1,92 @@
+"""Decode steps whose rows follow a grammar, against the same steps with free rows.
+
+Rounds of both kinds alternate, on one model and the same threads; each round's figure is the median
+of its decode steps, and what counts is the median over the pairs, since machines are noisy. The
+grammar is a list of objects that never ends within a round, so that every step has all its rows.
+
+Run: python -m benchmarks.grammar
+"""
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+
+import torch
+from llguidance import LLMatcher
+from rich.console import Console
+
+from deployments.engine.engine import Engine
+from deployments.engine.engine_limits import EngineLimits
+from deployments.engine.model_loader import load_model
+from deployments.engine.sampling_params import SamplingParams
+from deployments.engine.sequence import SequenceRequest
+from deployments.gpu.device import num_cores
+
+FOLDER = Path(__file__).resolve().parent.parent / "models/pydoc-chat"
+PROMPT = tuple(range(100, 132))
+NUM_WARM_STEPS = 4
+SCHEMA = {
+    "type": "array",
+    "minItems": 1000,
+    "items": {
+        "type": "object",
+        "properties": {"name": {"type": "string"}, "count": {"type": "integer"}},
+        "required": ["name", "count"],
+        "additionalProperties": False,
+    },
+}
+
+
+def step_seconds(engine: Engine, params: SamplingParams, num_rows: int) -> float:
+    """Return the median of a round's decode steps; all rows live until its end."""
+    for i in range(num_rows):
+        engine.add(engine.compile_grammar(SequenceRequest(str(i), PROMPT, params)))
+    for _ in range(NUM_WARM_STEPS):
+        engine.step()
+    seconds = []
+    while engine.has_work:
+        began = time.perf_counter()
+        deltas = engine.step()
+        if len(deltas) == num_rows:
+            seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--rows", type=int, default=8, help="in each step")
+    parser.add_argument("--num-tokens", type=int, default=100, help="of each row")
+    parser.add_argument("--rounds", type=int, default=9, help="of each kind, in turn")
+    parser.add_argument("--temperature", type=float, default=1.0, help="0 is greedy")
+    args = parser.parse_args()
+    torch.set_num_threads(num_cores())
+    loaded = load_model(str(FOLDER), revision=None, dtype="float32", device=torch.device("cpu"))
+    limits = EngineLimits(args.rows, 512, 512, prefix_caching=False)
+    engine = Engine(loaded, limits)
+    engine.warm_up()
+    free = SamplingParams(
+        temperature=args.temperature, max_tokens=args.num_tokens, ignore_eos=True, seed=1
+    )
+    grammar = LLMatcher.grammar_from_json_schema(
+        json.dumps(SCHEMA), overrides={"whitespace_flexible": False}
+    )
+    bound = SamplingParams(
+        temperature=args.temperature, max_tokens=args.num_tokens, seed=1, grammar=grammar
+    )
+    pairs = [
+        (step_seconds(engine, free, args.rows), step_seconds(engine, bound, args.rows))
+        for _ in range(args.rounds + 1)
+    ][1:]  # the first is warm-up
+    medians = [1000 * statistics.median(column) for column in zip(*pairs, strict=True)]
+    ratio = statistics.median(bound / free for free, bound in pairs)
+    Console().print(
+        f"{args.rows} rows, {torch.get_num_threads()} thread(s): a step takes {medians[0]:.2f} ms "
+        f"free and {medians[1]:.2f} ms with a grammar, {ratio:.2f} times as long"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,27 @@
+"""HEAD answers where GET does, with the same headers and no body.
+
+Source: https://www.rfc-editor.org/rfc/rfc9110#name-head
+"""
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+
+class HeadMiddleware:
+    """Passes HEAD on as GET and leaves the body out."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        """Wrap an application."""
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a HEAD request; pass every other on as it is."""
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_bodiless(message: Message) -> None:
+            if message["type"] == "http.response.body":
+                message = {**message, "body": b""}
+            await send(message)
+
+        await self._app({**scope, "method": "GET"}, receive, send_bodiless)

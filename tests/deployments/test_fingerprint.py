@@ -1,0 +1,28 @@
+import pytest
+
+from deployments.fingerprint import system_fingerprint
+from deployments.model_spec import ModelSpec
+from tests.deployments.tiny_folder import spec
+
+
+def test_replicas_of_one_configuration_have_one_fingerprint() -> None:
+    name = system_fingerprint(spec("m"))
+    assert name == system_fingerprint(spec("m"))
+    assert len(name) == len("fp_0123456789")
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        spec("n"),
+        spec("m", revision="1"),
+        spec("m", dtype="bfloat16"),
+        spec("m", quantization="int8"),
+    ],
+)
+def test_what_changes_the_texts_changes_the_fingerprint(changed: ModelSpec) -> None:
+    assert system_fingerprint(changed) != system_fingerprint(spec("m"))
+
+
+def test_what_changes_the_speed_alone_does_not() -> None:
+    assert system_fingerprint(spec("m", num_threads=3)) == system_fingerprint(spec("m"))

@@ -1,0 +1,333 @@
+"""Chat completions with tools, the model's text being scripted."""
+
+import json
+import re
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import httpx2
+import openai
+import pytest
+from fastapi import FastAPI
+
+from deployments.contract import (
+    ChatMessage,
+    FinishReason,
+    TextDelta,
+    TextPart,
+    TokenLogprob,
+    TokenLogprobs,
+    ToolCall,
+)
+from tests.serve_app.fakes import HELLO, FakeBackend, Step
+from tests.serve_app.sse_decoder import events_of
+
+CHAT = "/v1/chat/completions"
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+TOOLS = [
+    {"type": "function", "function": {"name": "get_weather", "parameters": SCHEMA}},
+    {"type": "function", "function": {"name": "get_time"}},
+]
+ASK: dict[str, Any] = {
+    "model": "m",
+    "messages": [{"role": "user", "content": "Weather?"}],
+    "tools": TOOLS,
+}
+CALLS = [("get_weather", '{"city": "Köln"}'), ("get_time", "{}")]
+TEXT = (
+    'Let me look.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Köln"}}\n'
+    '</tool_call>\n<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
+)
+
+
+def script(text: str, finish: FinishReason = FinishReason.STOP, size: int = 3) -> list[Step]:
+    """Return a text in pieces of this size, each a token of its own."""
+    pieces = [text[at : at + size] for at in range(0, len(text), size)]
+    steps: list[Step] = [[TextDelta((at,), piece)] for at, piece in enumerate(pieces)]
+    return [*steps, [TextDelta((99,), "", finish)]]
+
+
+@pytest.fixture
+def backend() -> FakeBackend:
+    return FakeBackend(script(TEXT), tool_call_format="hermes")
+
+
+@pytest.fixture
+async def openai_client(app: FastAPI) -> AsyncIterator[openai.AsyncOpenAI]:
+    http_client = httpx2.AsyncClient(transport=httpx2.ASGITransport(app))
+    async with openai.AsyncOpenAI(
+        api_key="none", base_url="http://test/v1", http_client=http_client, max_retries=0
+    ) as client:
+        yield client
+
+
+async def whole(client: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:
+    answer = await client.post(CHAT, json={**ASK, **fields})
+    assert answer.status_code == 200, answer.json()
+    choice: dict[str, Any] = answer.json()["choices"][0]
+    return choice
+
+
+async def chunks_of(client: httpx.AsyncClient, **fields: Any) -> list[dict[str, Any]]:
+    answer = await client.post(CHAT, json={**ASK, "stream": True, **fields})
+    *chunks, done = events_of(answer.content)
+    assert done == "[DONE]"
+    return [choice for chunk in chunks for choice in chunk["choices"]]
+
+
+def put_together(choices: list[dict[str, Any]]) -> tuple[str, list[tuple[str, str]]]:
+    """Return text and calls as a client puts deltas together."""
+    text, calls = "", dict[int, list[str]]()
+    for choice in choices:
+        text += choice["delta"].get("content") or ""
+        for call in choice["delta"].get("tool_calls", []):
+            if "id" in call:
+                calls[call["index"]] = [call["function"]["name"], ""]
+            calls[call["index"]][1] += call["function"]["arguments"]
+    return text, [(name, arguments) for name, arguments in calls.values()]
+
+
+async def test_calls_stand_beside_the_text(client: httpx.AsyncClient) -> None:
+    choice = await whole(client)
+    message = choice["message"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert message["content"] == "Let me look."
+    assert [(c["function"]["name"], c["function"]["arguments"]) for c in message["tool_calls"]] == (
+        CALLS
+    )
+    assert all(re.fullmatch("call_[a-zA-Z0-9]{24}", c["id"]) for c in message["tool_calls"])
+    assert {c["type"] for c in message["tool_calls"]} == {"function"}
+
+
+async def test_the_content_is_null_where_the_model_does_nothing_but_call(
+    client: httpx.AsyncClient, backend: FakeBackend
+) -> None:
+    backend.steps = script(TEXT.removeprefix("Let me look."))
+    message = (await whole(client))["message"]
+    assert message["content"] is None
+    assert len(message["tool_calls"]) == 2
+
+
+async def test_an_answer_without_calls_is_as_it_would_be_without_tools(
+    client: httpx.AsyncClient, backend: FakeBackend
+) -> None:
+    backend.steps = HELLO
+    assert await whole(client) == await whole(client, tools=None)
+    assert put_together(await chunks_of(client)) == ("Hello, world!", [])
+    assert (await chunks_of(client))[-1]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 1000])
+async def test_a_stream_tells_the_same_piece_by_piece(
+    client: httpx.AsyncClient, backend: FakeBackend, size: int
+) -> None:
+    backend.steps = script(TEXT, size=size)
+    choices = await chunks_of(client)
+    assert put_together(choices) == ("Let me look.", CALLS)
+    assert [c["finish_reason"] for c in choices] == [None] * (len(choices) - 1) + ["tool_calls"]
+    assert choices[-1]["delta"] == {}
+
+
+async def test_a_call_s_first_delta_tells_who_it_is_and_the_others_only_arguments(
+    client: httpx.AsyncClient,
+) -> None:
+    deltas = [c["delta"] for c in await chunks_of(client) if "tool_calls" in c["delta"]]
+    assert all(len(delta["tool_calls"]) == 1 for delta in deltas)
+    for index, name in enumerate(("get_weather", "get_time")):
+        first, *rest = [d["tool_calls"][0] for d in deltas if d["tool_calls"][0]["index"] == index]
+        assert first.keys() == {"index", "id", "type", "function"}
+        assert first["function"] == {"name": name, "arguments": ""}
+        assert all(d.keys() == {"index", "function"} for d in rest)
+        assert all(d["function"].keys() == {"arguments"} for d in rest)
+    assert len(deltas) > 5
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_call_that_was_cut_off_is_none(
+    client: httpx.AsyncClient, backend: FakeBackend, stream: bool
+) -> None:
+    text = TEXT[: TEXT.index("}}")]
+    backend.steps = script(text, FinishReason.LENGTH)
+    if stream:
+        assert (await chunks_of(client))[-1]["finish_reason"] == "length"
+        return
+    choice = await whole(client)
+    assert choice["finish_reason"] == "length"
+    assert choice["message"]["content"] == text
+    assert "tool_calls" not in choice["message"]
+
+
+async def test_a_broken_call_is_told_as_text_and_ends_as_text_does(
+    client: httpx.AsyncClient, backend: FakeBackend
+) -> None:
+    text = '<tool_call>\n{"name": "get_time", "arguments": {]}\n</tool_call>'
+    backend.steps = script(text, size=1)
+    choice = await whole(client)
+    assert (choice["message"]["content"], choice["finish_reason"]) == (text, "stop")
+    streamed = await chunks_of(client)
+    assert streamed[-1]["finish_reason"] == "stop"
+    content, calls = put_together(streamed)
+    assert (content, calls) == ("]}\n</tool_call>", [("get_time", "{")])
+
+
+async def test_one_call_is_the_last_if_they_are_not_to_be_parallel(
+    client: httpx.AsyncClient,
+) -> None:
+    message = (await whole(client, parallel_tool_calls=False))["message"]
+    assert len(message["tool_calls"]) == 1
+    assert put_together(await chunks_of(client, parallel_tool_calls=False))[1] == CALLS[:1]
+
+
+async def test_only_the_function_that_was_named_is_called(client: httpx.AsyncClient) -> None:
+    choice = {"type": "function", "function": {"name": "get_time"}}
+    calls = (await whole(client, tool_choice=choice))["message"]["tool_calls"]
+    assert [call["function"]["name"] for call in calls] == ["get_time"]
+
+
+async def test_calls_are_text_where_there_are_to_be_none(client: httpx.AsyncClient) -> None:
+    choice = await whole(client, tool_choice="none")
+    assert (choice["message"]["content"], choice["finish_reason"]) == (TEXT, "stop")
+
+
+async def test_each_of_several_answers_has_its_own_calls(
+    client: httpx.AsyncClient, backend: FakeBackend
+) -> None:
+    backend.scripts = [script(TEXT), HELLO, script(TEXT, size=1), HELLO]
+    answer = (await client.post(CHAT, json={**ASK, "n": 2})).json()
+    assert [c["finish_reason"] for c in answer["choices"]] == ["tool_calls", "stop"]
+    assert answer["usage"]["completion_tokens"] == len(script(TEXT)) + 5
+    choices = await chunks_of(client, n=2)
+    told = [put_together([c for c in choices if c["index"] == i]) for i in range(2)]
+    assert told == [("Let me look.", CALLS), ("Hello, world!", [])]
+
+
+async def test_logprobs_are_told_of_every_token_also_of_those_that_make_calls(
+    client: httpx.AsyncClient, backend: FakeBackend
+) -> None:
+    steps = script(TEXT)
+    for step in steps:
+        assert isinstance(step, list)
+        (delta,) = step
+        entry = TokenLogprobs(TokenLogprob(delta.token_ids[0], delta.text.encode(), -0.5), ())
+        step[0] = TextDelta(delta.token_ids, delta.text, delta.finish_reason, logprobs=(entry,))
+    backend.steps = steps
+    told = (await whole(client, logprobs=True))["logprobs"]["content"]
+    chunks = await chunks_of(client, logprobs=True)
+    streamed = [entry for c in chunks if c["logprobs"] for entry in c["logprobs"]["content"]]
+    assert streamed == told
+    assert "".join(entry["token"] for entry in told) == TEXT
+
+
+async def test_mistral_s_mark_is_shown_by_the_replica_and_its_ids_have_nine_letters(
+    config: Any, app: FastAPI, backend: FakeBackend, client: httpx.AsyncClient
+) -> None:
+    made = FakeBackend(
+        script('[TOOL_CALLS] [{"name": "get_time", "arguments": {}}]'),
+        tool_call_format="mistral",
+        tool_call_token_ids=(("[TOOL_CALLS]", 5),),
+    )
+    backend.description, backend.steps = made.description, made.steps
+    message = (await whole(client))["message"]
+    assert re.fullmatch("[a-zA-Z0-9]{9}", message["tool_calls"][0]["id"])
+    assert not backend.requests[0].sampling.skip_special_tokens
+
+
+async def test_what_tools_returned_goes_back_to_the_replica(
+    client: httpx.AsyncClient, backend: FakeBackend
+) -> None:
+    message = (await whole(client))["message"]
+    first, second = (call["id"] for call in message["tool_calls"])
+    messages = [
+        *ASK["messages"],
+        message,
+        {"role": "tool", "tool_call_id": first, "content": "rain"},
+        {"role": "tool", "tool_call_id": second, "content": [{"type": "text", "text": "noon"}]},
+    ]
+    backend.steps = HELLO
+    await whole(client, messages=messages)
+    assert backend.requests[-1].prompt == (
+        ChatMessage("user", (TextPart("Weather?"),)),
+        ChatMessage(
+            "assistant",
+            (TextPart("Let me look."),),
+            (ToolCall(first, *CALLS[0]), ToolCall(second, *CALLS[1])),
+        ),
+        ChatMessage("tool", (TextPart("rain"),), (), first, "get_weather"),
+        ChatMessage("tool", (TextPart("noon"),), (), second, "get_time"),
+    )
+
+
+def call(arguments: str = "{}", **fields: Any) -> dict[str, Any]:
+    function = {"name": "get_time", "arguments": arguments}
+    return {"id": "c1", "type": "function", "function": function, **fields}
+
+
+ASSISTANT = {"role": "assistant", "content": None, "tool_calls": [call()]}
+RETURNED = {"role": "tool", "tool_call_id": "c1", "content": "noon"}
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        ([{"role": "assistant"}], "messages[0].content"),
+        ([{"role": "user", "content": None}], "messages[0].content"),
+        ([{"role": "user", "content": []}], "messages[0].content"),
+        ([{**ASSISTANT, "role": "user", "content": "x"}], "messages[0].tool_calls"),
+        (
+            [{**ASSISTANT, "tool_calls": [call("{")]}],
+            "messages[0].tool_calls[0].function.arguments",
+        ),
+        (
+            [{**ASSISTANT, "tool_calls": [call("[]")]}],
+            "messages[0].tool_calls[0].function.arguments",
+        ),
+        (
+            [{**ASSISTANT, "tool_calls": [call('{"a": NaN}')]}],
+            "messages[0].tool_calls[0].function.arguments",
+        ),
+        ([{**ASSISTANT, "tool_calls": [call(id="")]}], "messages[0].tool_calls[0].id"),
+        ([{**ASSISTANT, "tool_calls": [call(), call()]}], "messages[0].tool_calls[1].id"),
+        ([{**ASSISTANT, "tool_calls": [call(kind=1)]}], "messages[0].tool_calls[0].kind"),
+        ([RETURNED], "messages[0].tool_call_id"),
+        ([ASSISTANT, {**RETURNED, "tool_call_id": "c2"}], "messages[1].tool_call_id"),
+        ([ASSISTANT, {**RETURNED, "tool_call_id": None}], "messages[1].tool_call_id"),
+        ([ASSISTANT, {**RETURNED, "role": "user"}], "messages[1].tool_call_id"),
+    ],
+)
+async def test_messages_about_calls_that_do_not_hold_together_are_refused_by_name(
+    client: httpx.AsyncClient, backend: FakeBackend, messages: list[Any], param: str
+) -> None:
+    answer = await client.post(CHAT, json={**ASK, "messages": messages})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    assert not backend.requests
+
+
+async def test_arguments_that_are_nothing_are_none(
+    client: httpx.AsyncClient, backend: FakeBackend
+) -> None:
+    messages = [{**ASSISTANT, "tool_calls": [call("", index=0)]}, RETURNED]
+    await whole(client, messages=messages)
+    prompt = backend.requests[0].prompt
+    assert isinstance(prompt[0], ChatMessage)
+    assert prompt[0].tool_calls == (ToolCall("c1", "get_time", "{}"),)
+    assert prompt[0].parts == ()
+
+
+async def test_openai_s_client_reads_the_same_calls_streamed_and_whole(
+    openai_client: openai.AsyncOpenAI,
+) -> None:
+    asked: Any = ASK
+    answer = await openai_client.chat.completions.create(**asked)
+    calls = answer.choices[0].message.tool_calls
+    assert calls is not None
+    told = [(c.function.name, c.function.arguments) for c in calls if c.type == "function"]
+    assert told == CALLS
+    async with openai_client.chat.completions.stream(**asked) as stream:
+        streamed = (await stream.get_final_completion()).choices[0]
+    assert streamed.finish_reason == "tool_calls"
+    assert streamed.message.content == "Let me look."
+    assert [
+        (c.function.name, c.function.arguments) for c in streamed.message.tool_calls or []
+    ] == CALLS
+    assert json.loads(CALLS[0][1]) == {"city": "Köln"}

@@ -1,0 +1,75 @@
+from typing import Any
+
+import httpx
+import pytest
+from pydantic import ValidationError
+
+from serve_app.api.completions_schema import CompletionRequest
+from serve_app.api.token_ids import MAX_NUM_TOKEN_IDS
+from tests.serve_app.fakes import FakeBackend
+
+PATH = "/v1/completions"
+HI: dict[str, Any] = {"model": "m", "prompt": "hi"}
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "param"),
+    [
+        ("prompt", None, "prompt"),
+        ("prompt", "", "prompt"),
+        ("prompt", [], "prompt"),
+        ("prompt", 5, "prompt"),
+        ("prompt", {}, "prompt"),
+        ("prompt", [""], "prompt[0]"),
+        ("prompt", ["a", 1], "prompt[1]"),
+        ("prompt", [1, "a"], "prompt[1]"),
+        ("prompt", [1, True], "prompt[1]"),
+        ("prompt", [-1], "prompt[0]"),
+        ("prompt", [2**31], "prompt[0]"),
+        ("prompt", [[]], "prompt[0]"),
+        ("prompt", [[1], "a"], "prompt[1]"),
+        ("prompt", [[1], [2.5]], "prompt[1][0]"),
+        ("echo", 1, "echo"),
+        ("n", 17, "n"),
+        ("logprobs", -1, "logprobs"),
+        ("logprobs", 21, "logprobs"),
+        ("logprobs", True, "logprobs"),
+        ("best_of", 0, "best_of"),
+        ("best_of", 2, "best_of"),
+        ("suffix", "end", "suffix"),
+        ("max_tokens", 0, "max_tokens"),
+        ("stream_options", {}, "stream_options"),
+    ],
+)
+async def test_a_value_out_of_bounds_is_refused_by_name(
+    client: httpx.AsyncClient, backend: FakeBackend, field: str, value: Any, param: str
+) -> None:
+    answer = await client.post(PATH, json={**HI, field: value})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    assert not backend.requests
+
+
+async def test_log_probabilities_of_the_prompt_are_refused_by_name(
+    client: httpx.AsyncClient,
+) -> None:
+    answer = await client.post(PATH, json={**HI, "echo": True, "logprobs": 0})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "echo")
+    assert error["code"] == "unsupported_parameter"
+
+
+async def test_values_that_ask_for_nothing_are_taken(client: httpx.AsyncClient) -> None:
+    harmless = {"suffix": "", "best_of": 1, "n": 1, "echo": False, "logprobs": None, "user": "me"}
+    assert (await client.post(PATH, json={**HI, **harmless})).status_code == 200
+
+
+@pytest.mark.parametrize("prompt", [[""] * 100, [-1] * 100, [[]] * 100])
+def test_prompts_are_read_up_to_the_first_mistake(prompt: Any) -> None:
+    with pytest.raises(ValidationError) as caught:
+        CompletionRequest.model_validate({**HI, "prompt": prompt})
+    assert caught.value.error_count() == 1
+
+
+def test_too_many_token_ids_are_not_looked_at() -> None:
+    with pytest.raises(ValidationError, match="at most"):
+        CompletionRequest.model_validate({**HI, "prompt": [1] * (MAX_NUM_TOKEN_IDS + 1)})

@@ -1,0 +1,87 @@
+"""`response_format` over HTTP: what reaches the replica, and what is refused."""
+
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.serve_app.fakes import FakeBackend
+
+CHAT = "/v1/chat/completions"
+HI: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
+SCHEMA: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}}
+
+
+def named(schema: Any, **fields: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, **fields}}
+
+
+@pytest.mark.parametrize("strict", [{}, {"strict": True}, {"strict": False}, {"strict": None}])
+async def test_a_schema_is_kept_to_whether_it_is_strict_or_not(
+    client: httpx.AsyncClient, backend: FakeBackend, strict: dict[str, Any]
+) -> None:
+    answer = await client.post(CHAT, json={**HI, "response_format": named(SCHEMA, **strict)})
+    assert answer.status_code == 200
+    grammar = backend.requests[0].sampling.grammar
+    assert grammar is not None
+    assert '"properties": {"a": {"type": "integer"}}' in grammar
+
+
+async def test_every_answer_of_several_follows_the_grammar(
+    client: httpx.AsyncClient, backend: FakeBackend
+) -> None:
+    body = {**HI, "n": 3, "response_format": {"type": "json_object"}}
+    assert (await client.post(CHAT, json=body)).status_code == 200
+    grammars = {request.sampling.grammar for request in backend.requests}
+    assert len(backend.requests) == 3
+    assert len(grammars) == 1
+    assert None not in grammars
+
+
+async def test_the_plain_surface_takes_it_too(
+    client: httpx.AsyncClient, backend: FakeBackend
+) -> None:
+    body = {"prompt": "Hi", "stream": False, "response_format": {"type": "json_object"}}
+    assert (await client.post("/text-generation", json=body)).status_code == 200
+    assert backend.requests[0].sampling.grammar is not None
+
+
+@pytest.mark.parametrize("response_format", [None, {"type": "text"}])
+async def test_text_is_free(
+    client: httpx.AsyncClient, backend: FakeBackend, response_format: Any
+) -> None:
+    await client.post(CHAT, json={**HI, "response_format": response_format})
+    assert backend.requests[0].sampling.grammar is None
+
+
+@pytest.mark.parametrize(
+    "response_format",
+    [
+        {},
+        "json_object",
+        {"type": "xml"},
+        {"type": "json_schema"},
+        {"type": "json_schema", "json_schema": {"name": "x"}},
+        {"type": "json_schema", "json_schema": {"schema": {}}},
+        {"type": "json_object", "json_schema": {}},
+        named(SCHEMA, other=1),
+        named(True),
+        named({"not": {}}),
+        named({"$ref": "#"}),
+    ],
+    ids=str,
+)
+async def test_what_is_wrong_is_refused_by_the_fields_name(
+    client: httpx.AsyncClient, backend: FakeBackend, response_format: Any
+) -> None:
+    answer = await client.post(CHAT, json={**HI, "response_format": response_format})
+    error = answer.json()["error"]
+    assert answer.status_code == 400
+    assert error["param"].startswith("response_format")
+    assert error["message"]
+    assert not backend.requests
+
+
+async def test_the_document_shows_the_schemas_own_name(client: httpx.AsyncClient) -> None:
+    schemas = (await client.get("/openapi.json")).json()["components"]["schemas"]
+    assert set(schemas["NamedSchema"]["required"]) == {"name", "schema"}

@@ -1,0 +1,176 @@
+import json
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+
+from deployments.contract import ModelDescription, SamplingParams, Tool
+from deployments.errors import InvalidRequestError
+from deployments.tool_call_format import FORMATS, HERMES, LLAMA3_JSON, MISTRAL, ToolCallFormat
+from serve_app.api.json_schema_grammar import json_schema_grammar
+from serve_app.api.offered_function import OfferedFunction
+from serve_app.api.tool_offer import ToolChoice, ToolOffer, make_offer
+from serve_app.config import LimitsConfig
+
+LIMITS = LimitsConfig()
+CITY = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Köln", "Rome"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+ALL = pytest.mark.parametrize("known", FORMATS.values(), ids=FORMATS)
+
+
+def function(name: str, schema: Any, *, is_strict: bool = False) -> OfferedFunction:
+    return OfferedFunction(Tool(name, None, json.dumps(schema)), is_strict, f"tools[{name}]")
+
+
+def offer(known: ToolCallFormat, *functions: OfferedFunction, **choice: Any) -> ToolOffer:
+    model = ModelDescription(
+        "m", 0, 128, False, SamplingParams(), accepts_tools=True, tool_call_format=known.name
+    )
+    return make_offer(functions, ToolChoice(**choice), model)
+
+
+def guided(offer: ToolOffer, grammar: str | None = None) -> str:
+    given = SamplingParams(grammar=grammar)
+    assert offer.is_guiding(given)
+    made = offer.guide(given, LIMITS).grammar
+    assert made is not None
+    return made
+
+
+def takes(grammar: str, text: str) -> bool:
+    """Return whether the grammar holds the text to be whole."""
+    vocabulary = LLTokenizer("byte")
+    matcher = LLMatcher(vocabulary, grammar, log_level=0)
+    assert not matcher.is_error(), matcher.get_error()
+    token_ids = vocabulary.tokenize_str(text)
+    return matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()
+
+
+def written(known: ToolCallFormat, *calls: tuple[str, str]) -> str:
+    bodies = [
+        f'{known.call[0]}{{"name": "{name}", "{known.arguments_key}": {arguments}}}{known.call[1]}'
+        for name, arguments in calls
+    ]
+    return known.block[0] + known.separator.join(bodies) + known.block[1]
+
+
+GET = function("get", CITY)
+STRICT = function("get", CITY, is_strict=True)
+OTHER = function("get_all", {})
+ROME = ("get", '{"city": "Rome"}')
+
+
+@ALL
+def test_a_required_call_is_one_of_the_functions_and_nothing_else(known: ToolCallFormat) -> None:
+    grammar = guided(offer(known, GET, OTHER, must_call=True))
+    assert takes(grammar, written(known, ROME))
+    assert takes(grammar, written(known, ROME, ("get_all", '{"x": [1]}'), ROME))
+    assert not takes(grammar, written(known, ("get", '{"city": "Bonn"}')))
+    assert not takes(grammar, written(known, ("get", "{}")))
+    assert not takes(grammar, written(known, ("other", "{}")))
+    assert not takes(grammar, "Hello" + written(known, ROME))
+    assert not takes(grammar, "")
+
+
+@ALL
+def test_no_more_calls_are_forced_than_are_wanted(known: ToolCallFormat) -> None:
+    grammar = guided(offer(known, GET, OTHER, must_call=True, is_parallel=False))
+    assert takes(grammar, written(known, ROME))
+    assert not takes(grammar, written(known, ROME, ROME))
+    grammar = guided(offer(known, GET, must_call=True))
+    assert takes(grammar, written(known, *[ROME] * 16))
+    assert not takes(grammar, written(known, *[ROME] * 17))
+
+
+@ALL
+def test_a_named_function_is_called_once(known: ToolCallFormat) -> None:
+    grammar = guided(offer(known, GET, OTHER, must_call=True, name="get_all"))
+    assert takes(grammar, written(known, ("get_all", "{}")))
+    assert not takes(grammar, written(known, ROME))
+    assert not takes(grammar, written(known, ("get_all", "{}"), ("get_all", "{}")))
+
+
+@ALL
+def test_a_strict_function_is_called_by_its_schema_or_not_at_all(known: ToolCallFormat) -> None:
+    grammar = guided(offer(known, STRICT, OTHER))
+    assert takes(grammar, "")
+    assert takes(grammar, "It <b>rains</b> [1].")
+    assert takes(grammar, written(known, ROME))
+    assert takes(grammar, written(known, ("get_all", '{"x": 1}'), ROME))
+    bad = written(known, ("get", '{"city": "Bonn"}'))
+    assert not takes(grammar, bad)
+    if not known.only_at_start:
+        assert takes(grammar, "Let me look. " + written(known, ROME) + " There.")
+        assert not takes(grammar, "Let me look. " + bad)
+
+
+@ALL
+def test_a_model_that_is_free_is_not_bound(known: ToolCallFormat) -> None:
+    assert not offer(known, GET, OTHER).is_guiding(SamplingParams())
+
+
+@pytest.mark.parametrize("known", [HERMES, MISTRAL], ids=lambda known: known.name)
+def test_beside_a_response_format_an_answer_is_calls_or_what_it_asks_for(
+    known: ToolCallFormat,
+) -> None:
+    answer = json_schema_grammar({"type": "object", "properties": {"a": {"const": 1}}}, LIMITS)
+    grammar = guided(offer(known, GET), answer)
+    assert takes(grammar, '{"a": 1}')
+    assert takes(grammar, written(known, ROME, ROME))
+    assert not takes(grammar, '{"a": 2}')
+    assert not takes(grammar, "Hello")
+
+
+def test_without_marks_an_answer_can_not_be_calls_or_json() -> None:
+    answer = json_schema_grammar({"type": "object"}, LIMITS)
+    with pytest.raises(InvalidRequestError) as caught:
+        guided(offer(LLAMA3_JSON, GET), answer)
+    assert caught.value.param == "response_format"
+    assert takes(
+        guided(offer(LLAMA3_JSON, GET, must_call=True), answer), written(LLAMA3_JSON, ROME)
+    )
+
+
+def test_a_mark_that_is_a_special_token_stands_by_its_id() -> None:
+    model = ModelDescription(
+        "m", 0, 128, False, SamplingParams(), accepts_tools=True,
+        tool_call_format="mistral", tool_call_token_ids=(("[TOOL_CALLS]", 5),),
+    )  # fmt: skip
+    for choice, functions in ((ToolChoice(must_call=True), [GET]), (ToolChoice(), [STRICT])):
+        made = make_offer(functions, choice, model).guide(SamplingParams(), LIMITS)
+        assert made.grammar is not None
+        rules = json.loads(made.grammar)["grammars"][0]["lark_grammar"]
+        assert "<[5]>" in rules
+        assert "TOOL_CALLS" not in rules
+        assert '""' not in rules
+        assert not made.skip_special_tokens
+        assert LLMatcher.validate_grammar(made.grammar) == ""
+
+
+def test_what_the_grammar_can_not_hold_is_refused_where_it_must_be_held() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    lenient = guided(offer(HERMES, function("f", schema), must_call=True))
+    assert takes(lenient, written(HERMES, ("f", '{"a": [1]}')))
+    with pytest.raises(InvalidRequestError, match="uniqueItems") as caught:
+        guided(offer(HERMES, OTHER, GET, function("f", schema, is_strict=True)))
+    assert caught.value.param == "tools[f].parameters"
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"a": {"$ref": "#/$defs/none"}}},
+        {"properties": {"a": {"type": "string", "pattern": "("}}},
+        {"properties": {"a": {"$ref": "http://127.0.0.1/schema.json"}}},
+        {"x-guidance": {"lenient": True}},
+    ],
+)
+def test_the_function_whose_schema_is_broken_is_named(schema: Any) -> None:
+    functions = [GET, OTHER, function("broken", schema), function("last", {})]
+    with pytest.raises(InvalidRequestError) as caught:
+        guided(offer(HERMES, *functions, must_call=True))
+    assert caught.value.param == "tools[broken].parameters"

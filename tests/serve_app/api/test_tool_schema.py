@@ -1,0 +1,163 @@
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+
+from deployments.contract import Tool
+from serve_app.config import AppConfig
+from serve_app.ingress import build_app
+from tests.serve_app.fakes import FakeBackend
+
+CHAT = "/v1/chat/completions"
+HI: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest.fixture
+def backend() -> FakeBackend:
+    return FakeBackend(tool_call_format="hermes")
+
+
+@pytest.fixture
+def config() -> AppConfig:
+    return AppConfig.model_validate(
+        {
+            "models": [{"id": "m", "source": "nowhere"}],
+            "limits": {"max_num_tools": 3, "max_tools_bytes": 400},
+        }
+    )
+
+
+def tool(name: str = "f", **fields: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, **fields}}
+
+
+async def refusal(client: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:
+    answer = await client.post(CHAT, json={**HI, **fields})
+    assert answer.status_code == 400, answer.json()
+    error: dict[str, Any] = answer.json()["error"]
+    return error
+
+
+async def test_tools_reach_the_replica_as_they_are(
+    client: httpx.AsyncClient, backend: FakeBackend
+) -> None:
+    schema = {"type": "object", "properties": {"città": {"type": "string"}}}
+    tools = [tool("get", description="Gets.", parameters=schema), tool("no_args")]
+    assert (await client.post(CHAT, json={**HI, "tools": tools})).status_code == 200
+    assert backend.requests[0].tools == (
+        Tool("get", "Gets.", '{"type": "object", "properties": {"città": {"type": "string"}}}'),
+        Tool(
+            "no_args",
+            None,
+            '{"type": "object", "properties": {}, "additionalProperties": false}',
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("tools", "param", "hint"),
+    [
+        ([tool("a"), tool("b"), tool("c"), tool("d")], "tools", "limits.max_num_tools"),
+        ([tool("a"), tool("b", description="x" * 400)], "tools[1]", "limits.max_tools_bytes"),
+        ([tool("a", parameters={"x": "é" * 200})], "tools[0]", "limits.max_tools_bytes"),
+        ([tool("a"), tool("a")], "tools[1].function.name", "'a'"),
+        ([tool("")], "tools[0].function.name", "{1,64}"),
+        ([tool("a"), tool("no space")], "tools[1].function.name", "{1,64}"),
+        ([tool("a\n")], "tools[0].function.name", "{1,64}"),
+        ([tool("x" * 65)], "tools[0].function.name", "{1,64}"),
+        ([{"type": "function"}], "tools[0].function", "required"),
+        ([{"type": "custom", "custom": {}}], "tools[0].custom", "custom"),
+        ([{**tool(), "type": "retrieval"}], "tools[0].type", "'function'"),
+        ([tool(parameters=[])], "tools[0].function.parameters", "dictionary"),
+        ([tool(parameters={"type": "array"})], "tools[0].function.parameters.type", "'object'"),
+        ([tool(strict="yes")], "tools[0].function.strict", "boolean"),
+        ([tool(parametres={})], "tools[0].function.parametres", "'parameters'"),
+        ({"f": 1}, "tools", "list"),
+    ],
+)
+async def test_tools_that_will_not_do_are_refused_by_name(
+    client: httpx.AsyncClient, backend: FakeBackend, tools: Any, param: str, hint: str
+) -> None:
+    error = await refusal(client, tools=tools)
+    assert error["param"] == param
+    assert hint in error["message"]
+    assert not backend.requests
+
+
+@pytest.mark.parametrize(
+    ("choice", "param"),
+    [
+        ("some", "tool_choice"),
+        (1, "tool_choice"),
+        ({"type": "function"}, "tool_choice.function"),
+        ({"type": "function", "function": {"name": "g"}}, "tool_choice.function.name"),
+        ({"type": "function", "function": {"name": "g!"}}, "tool_choice.function.name"),
+        ({"type": "allowed_tools", "allowed_tools": {}}, "tool_choice.allowed_tools"),
+    ],
+)
+async def test_a_choice_that_is_none_is_refused(
+    client: httpx.AsyncClient, choice: Any, param: str
+) -> None:
+    assert (await refusal(client, tools=[tool()], tool_choice=choice))["param"] == param
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
+@pytest.mark.parametrize("tools", [None, []])
+async def test_without_tools_none_can_be_required(
+    client: httpx.AsyncClient, choice: Any, tools: Any
+) -> None:
+    error = await refusal(client, tools=tools, tool_choice=choice)
+    assert error["param"].startswith("tool_choice")
+
+
+@pytest.mark.parametrize("choice", ["none", "auto", None])
+async def test_without_tools_there_is_nothing_to_choose(
+    client: httpx.AsyncClient, backend: FakeBackend, choice: str | None
+) -> None:
+    fields = {"tool_choice": choice, "parallel_tool_calls": False}
+    assert (await client.post(CHAT, json={**HI, **fields})).status_code == 200
+    assert backend.requests[0].tools == ()
+
+
+async def test_a_model_that_is_to_call_nothing_is_told_of_nothing(
+    client: httpx.AsyncClient, backend: FakeBackend
+) -> None:
+    fields = {"tools": [tool()], "tool_choice": "none"}
+    assert (await client.post(CHAT, json={**HI, **fields})).status_code == 200
+    assert backend.requests[0].tools == ()
+
+
+@pytest.fixture
+async def plain_client(config: AppConfig) -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.ASGITransport(build_app(config, {"m": FakeBackend()}))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        yield client
+
+
+CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [tool()]}, "tools"),
+        ({"messages": [*HI["messages"], {"role": "assistant", "tool_calls": [CALL]}]},
+         "messages[1].tool_calls"),
+        ({"messages": [{"role": "tool", "tool_call_id": "c1", "content": "1"}]},
+         "messages[0].role"),
+    ],
+)  # fmt: skip
+async def test_a_model_whose_template_knows_no_tools_refuses_them(
+    plain_client: httpx.AsyncClient, fields: dict[str, Any], param: str
+) -> None:
+    error = await refusal(plain_client, **fields)
+    assert error["param"] == param
+    assert "chat template of 'm' knows no tools" in error["message"]
+
+
+async def test_tools_are_refused_where_calls_could_not_be_read(config: AppConfig) -> None:
+    backend = FakeBackend(tool_call_format="none")
+    transport = httpx.ASGITransport(build_app(config, {"m": backend}))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        assert "tool_call_parser" in (await refusal(client, tools=[tool()]))["message"]

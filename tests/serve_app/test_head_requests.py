@@ -1,0 +1,31 @@
+import httpx
+import pytest
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/v1/models", "/v1/models/m", "/v1/models/x", "/health", "/ready", "/version", "/docs",
+     "/openapi.json", "/nothing"],
+)  # fmt: skip
+async def test_head_answers_as_get_does_but_for_the_body(
+    client: httpx.AsyncClient, path: str
+) -> None:
+    headers = {"x-request-id": "mine"}
+    got = await client.get(path, headers=headers)
+    head = await client.head(path, headers=headers)
+    assert (head.status_code, dict(head.headers)) == (got.status_code, dict(got.headers))
+    assert got.content
+    assert not head.content
+
+
+async def test_head_where_nothing_can_be_got_names_the_right_method(
+    client: httpx.AsyncClient,
+) -> None:
+    answer = await client.head("/v1/completions")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+
+
+async def test_a_wrong_method_is_told_of_head(client: httpx.AsyncClient) -> None:
+    answer = await client.delete("/v1/models")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD")
+    assert "GET, HEAD" in answer.json()["error"]["message"]
