@@ -3,11 +3,12 @@
 import json
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import jsonschema
 import pytest
+from ray import serve
 from ray.serve import context
 from ray.serve._private.common import DeploymentID, ReplicaID
 from ray.serve._private.config import DeploymentConfig
@@ -48,6 +49,16 @@ ASK: dict[str, Any] = {
     ],
     "max_tokens": 200,
 }
+
+
+class LocalGenerator(TextGenerator):
+    """A replica whose batches have a queue of their own.
+
+    Serve keeps one for each decorated method, on the loop that used it first: tests of another
+    module, on another loop, would wait on it for ever.
+    """
+
+    _encode: Any = serve.batch(cast("Any", TextGenerator._encode).__wrapped__)
 
 
 class LocalStream:
@@ -99,7 +110,7 @@ def generator() -> Iterator[TextGenerator]:
         rank=ReplicaRank(rank=0, node_rank=0, local_rank=0),
         world_size=1,
     )
-    made = TextGenerator(spec(FOLDER, id="m", max_model_len=1024))
+    made = LocalGenerator(spec(FOLDER, id="m", max_model_len=1024))
     yield made
     made.__del__()
     context._INTERNAL_REPLICA_CONTEXT = None  # type: ignore[assignment] # as Ray starts
