@@ -26,31 +26,13 @@ from deployments.contract import (
     TextDelta,
     TextPart,
 )
-from deployments.model_spec import ModelSpec
-from deployments.text_generator import TextGenerator
 from serve_app.config import AppConfig, ModelConfig
 from serve_app.ingress import Ingress
 from tests.deployments.tiny_folder import spec
+from tests.ray.observed_generator import ObservedGenerator
 
 TRICKY = "one\n\ntwo\r\n  three\t\n data: [DONE]\n👩‍👩‍👧 日本語 é\u0301 \u2028end\n"
 ABORT_BUDGET_S = 0.05
-
-
-class ObservedGenerator(TextGenerator):
-    """A text generator that tells its process and how many sequences run."""
-
-    def __init__(self, spec: ModelSpec) -> None:
-        super().__init__(spec)
-
-    async def wait_until_running(self, num_running: int) -> float:
-        """Return the time at which so many sequences ran."""
-        # The engine tells nobody how many run, so this looks.
-        while self._thread.stats.num_running != num_running:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
-        return time.time()
-
-    async def process_id(self) -> int:
-        return os.getpid()
 
 
 class Echo:

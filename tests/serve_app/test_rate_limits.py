@@ -9,7 +9,7 @@ from starlette.types import Message
 from deployments.errors import ReplicaUnavailableError
 from serve_app.api_keys import ApiKey
 from serve_app.key_ledger import KeyLedger, Verdict
-from serve_app.rate_limits import duration
+from serve_app.rate_limits import RateLimitMiddleware, duration
 from tests.serve_app.asgi_call import AsgiCall
 from tests.serve_app.doors import (
     ALICE,
@@ -194,7 +194,8 @@ async def test_a_ledger_that_does_not_answer_is_not_waited_for(backend: FakeBack
             raise AssertionError
 
     app = behind_door(backend, ring(requests_per_minute=9), SilentLedger())
-    app.user_middleware[-1].kwargs["timeout_s"] = 0
+    (rates,) = (m for m in app.user_middleware if m.cls is RateLimitMiddleware)
+    rates.kwargs["timeout_s"] = 0
     async with client_of(app) as client:
         assert (await ask(client)).status_code == 503
 

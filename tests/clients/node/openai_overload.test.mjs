@@ -1,0 +1,41 @@
+// `openai` for Node against a server that is full: refused at once, told when to come again, and
+// served when it does.
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import OpenAI from "openai";
+import { about, baseURL, endless, name, narrow, observe } from "./server.mjs";
+
+test("a retry waits as long as it was told and is served", async () => {
+  const occupant = new OpenAI({ baseURL, apiKey: "none", maxRetries: 0 });
+  const streams = [];
+  for (let i = 0; i < 2; i++) {
+    streams.push(await occupant.chat.completions.create({ ...endless(narrow), stream: true }));
+  }
+  const sent = [];
+  const statuses = [];
+  let toldSeconds;
+  const client = new OpenAI({
+    baseURL,
+    apiKey: "none",
+    maxRetries: 2,
+    fetch: async (...request) => {
+      sent.push(performance.now());
+      const response = await fetch(...request);
+      statuses.push(response.status);
+      toldSeconds ??= Number(response.headers.get("retry-after"));
+      // The server refuses first; then there is room.
+      for (const stream of streams) stream.controller.abort();
+      return response;
+    },
+  });
+  const completion = await client.chat.completions.create(
+    about(name, { model: narrow, max_tokens: 4 }),
+  );
+  assert.deepEqual(statuses, [503, 200]);
+  assert.equal(completion.choices[0].finish_reason, "length");
+  assert.ok(toldSeconds >= 1);
+  // Of itself the client would have come again within half a second.
+  assert.ok(sent[1] - sent[0] >= toldSeconds * 1000 - 1);
+  await observe("wait_until_running", { model: narrow, num_running: 0 });
+});

@@ -1,0 +1,32 @@
+// The server under test and what is asked of it; the Python test that runs these files starts it.
+
+export const url = process.env.RAYSTREAM_URL;
+export const baseURL = `${url}/v1`;
+export const model = "pydoc-chat";
+// The same model with room for one request that runs, so that it is soon full.
+export const narrow = "narrow";
+
+/** What the model says of `name`, by heart. */
+export const name = "os.path.join";
+export const answer = process.env.RAYSTREAM_ANSWER;
+
+/** A question that the model answers by heart. */
+export function about(what, options = {}) {
+  const messages = [{ role: "user", content: `What does ${what} do?` }];
+  return { model, messages, temperature: 0, ...options };
+}
+
+/** A question whose answer goes on to the model's last position. */
+export function endless(model) {
+  return about(name, { model, ignore_eos: true });
+}
+
+/** Asks a model's replica: wait_until_running, num_steps. */
+export async function observe(method, query) {
+  const response = await fetch(`${url}/window/${method}?${new URLSearchParams(query)}`);
+  if (!response.ok) throw new Error(`${method}: ${response.status}`);
+  return response.json();
+}
+
+/** Steps of the engine; a whole endless answer takes nearly 2048. */
+export const farFromTheEnd = 1000;

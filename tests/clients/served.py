@@ -1,0 +1,45 @@
+"""What the server under test runs: the shipped application, observed, and a window into it.
+
+`serve run` imports this module by the names in the configuration that `conftest` writes.
+"""
+
+from unittest.mock import patch
+
+from ray import serve
+from ray.serve import Application
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from serve_app import app
+from serve_app.config import AppConfig
+from tests.ray.observed_generator import ObservedGenerator
+
+APPLICATION = "raystream"
+
+
+def build(args: AppConfig) -> Application:
+    """Compose the shipped graph, with replicas that can be observed."""
+    with patch.object(app, "TextGenerator", ObservedGenerator):
+        return app.build(args)
+
+
+class Window:
+    """Asks a model's replica how it is, for clients in any language.
+
+    `GET /wait_until_running?model=M&num_running=N`, `GET /num_steps?model=M` and
+    `GET /process_id?model=M` answer with a number.
+    """
+
+    async def __call__(self, request: Request) -> Response:
+        """Call the method of the replica that the path names."""
+        query = dict(request.query_params)
+        handle = serve.get_deployment_handle(query.pop("model"), APPLICATION)
+        method = request.url.path.rpartition("/")[2]
+        arguments = {name: int(value) for name, value in query.items()}
+        return JSONResponse(await getattr(handle, method).remote(**arguments))
+
+
+# An application of its own, beside the shipped one.
+window = serve.deployment(
+    name="Window", ray_actor_options={"num_cpus": 0}, max_ongoing_requests=100
+)(Window).bind()

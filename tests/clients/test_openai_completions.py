@@ -1,0 +1,77 @@
+"""`openai` for Python: the older surface, which takes prompts as they stand."""
+
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.clients.questions import MODEL, NAME, about
+from tests.ray.serve_run import Server
+
+PROMPT = "Join two or more"
+
+
+def asked(**options: Any) -> dict[str, Any]:
+    return {"model": MODEL, "prompt": PROMPT, "max_tokens": 8, "temperature": 0, **options}
+
+
+@pytest.fixture
+def token_ids(server: Server) -> list[int]:
+    """Return the prompt's tokens, asked of the server itself."""
+    answer = httpx.post(f"{server.url}/tokenize", json={"model": MODEL, "prompt": PROMPT})
+    tokens: list[int] = answer.raise_for_status().json()["tokens"]
+    return tokens
+
+
+def test_a_text_streamed_and_whole(client: openai.OpenAI) -> None:
+    whole = client.completions.create(**asked())
+    stream = client.completions.create(**asked(), stream=True)
+    assert "".join(chunk.choices[0].text for chunk in stream) == whole.choices[0].text
+    assert whole.usage is not None
+    assert whole.usage.completion_tokens <= 8
+
+
+def test_token_ids_continue_as_their_text_does(client: openai.OpenAI, token_ids: list[int]) -> None:
+    text = client.completions.create(**asked())
+    ids = client.completions.create(**asked(prompt=token_ids))
+    assert ids.choices[0].text == text.choices[0].text
+    assert ids.usage == text.usage
+
+
+def test_several_prompts_are_answered_in_their_order(
+    client: openai.OpenAI, token_ids: list[int]
+) -> None:
+    alone = client.completions.create(**asked()).choices[0].text
+    texts = client.completions.create(**asked(prompt=[PROMPT, "Return", PROMPT]))
+    assert [choice.index for choice in texts.choices] == [0, 1, 2]
+    assert [texts.choices[at].text for at in (0, 2)] == [alone, alone]
+    ids = client.completions.create(**asked(prompt=[token_ids, token_ids]))
+    assert [choice.text for choice in ids.choices] == [alone, alone]
+
+
+def test_an_echoed_prompt_stands_before_its_text(client: openai.OpenAI) -> None:
+    text = client.completions.create(**asked()).choices[0].text
+    echoed = client.completions.create(**asked(echo=True)).choices[0].text
+    assert echoed == PROMPT + text
+
+
+def test_a_suffix_is_refused_by_name(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(**asked(suffix="!"))
+    assert caught.value.param == "suffix"
+
+
+def test_tokens_become_their_text_again(server: Server, token_ids: list[int]) -> None:
+    answer = httpx.post(f"{server.url}/detokenize", json={"model": MODEL, "tokens": token_ids})
+    assert answer.raise_for_status().json()["prompt"].endswith(PROMPT)
+
+
+def test_a_prompt_s_cached_tokens_are_told(client: openai.OpenAI) -> None:
+    long = about(" ".join([NAME] * 60), max_tokens=1)
+    client.chat.completions.create(**long)
+    again = client.chat.completions.create(**long)
+    assert again.usage is not None
+    assert again.usage.prompt_tokens_details is not None
+    cached = again.usage.prompt_tokens_details.cached_tokens or 0
+    assert 0 < cached < again.usage.prompt_tokens

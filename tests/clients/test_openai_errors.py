@@ -1,0 +1,127 @@
+"""`openai` for Python: each refusal raises the SDK's own exception and tells what is wrong.
+
+What would be refused again is not sent again.
+"""
+
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+
+from tests.clients.conftest import Window
+from tests.clients.questions import MODEL, NAME, NARROW, about, endless
+from tests.ray.serve_run import READY_DEADLINE_S, Server, wait_until
+
+
+@pytest.fixture
+def requests() -> list[httpx2.Request]:
+    """Return what the client has sent."""
+    return []
+
+
+@pytest.fixture
+def eager(server: Server, requests: list[httpx2.Request]) -> Iterator[openai.OpenAI]:
+    """Return a client that would send again."""
+    http = openai.DefaultHttpxClient(event_hooks={"request": [requests.append]})
+    with openai.OpenAI(
+        base_url=f"{server.url}/v1", api_key="none", timeout=60, max_retries=2, http_client=http
+    ) as client:
+        yield client
+
+
+REFUSALS: list[tuple[dict[str, Any], type[openai.APIStatusError], int, str, str | None]] = [
+    (about(NAME, model="nobody"), openai.NotFoundError, 404, "model_not_found", "model"),
+    (about(NAME, temperature=9), openai.BadRequestError, 400, "invalid_request", "temperature"),
+    (about(NAME, max_tokens=0), openai.BadRequestError, 400, "invalid_request", "max_tokens"),
+    (
+        about(NAME, extra_body={"temperatur": 1}),
+        openai.BadRequestError,
+        400,
+        "unknown_parameter",
+        "temperatur",
+    ),
+    (
+        about(NAME, audio={"format": "wav", "voice": "ash"}),
+        openai.BadRequestError,
+        400,
+        "unsupported_parameter",
+        "audio",
+    ),
+    (
+        about("x " * 4000),
+        openai.BadRequestError,
+        400,
+        "context_length_exceeded",
+        "messages",
+    ),
+    (
+        about(NAME, extra_headers={"Content-Type": "text/plain"}),
+        openai.APIStatusError,
+        415,
+        "unsupported_media_type",
+        None,
+    ),
+    (about("x" * 2**26), openai.APIStatusError, 413, "request_too_large", None),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("asked", "raised", "status", "code", "param"), REFUSALS, ids=[row[3] for row in REFUSALS]
+)
+def test_a_refusal_raises_and_is_not_sent_again(
+    eager: openai.OpenAI,
+    requests: list[httpx2.Request],
+    asked: dict[str, Any],
+    raised: type[openai.APIStatusError],
+    status: int,
+    code: str,
+    param: str | None,
+    stream: bool,
+) -> None:
+    with pytest.raises(raised) as caught:
+        eager.chat.completions.create(**asked, stream=stream)
+    error = caught.value
+    assert type(error) is raised
+    assert (error.status_code, error.code, error.param) == (status, code, param)
+    assert error.type == "invalid_request_error"
+    assert error.request_id
+    assert len(requests) == 1
+
+
+def test_an_unknown_model_s_error_names_those_that_are_there(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match=f"{MODEL}.*{NARROW}"):
+        client.models.retrieve("nobody")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/chat/completions", 405), ("POST", "/nothing", 404), ("DELETE", "/models", 405)],
+)
+def test_what_is_not_there_raises_too(
+    client: openai.OpenAI, method: str, path: str, status: int
+) -> None:
+    options = openai._models.FinalRequestOptions(method=method, url=path)
+    with pytest.raises(openai.APIStatusError) as caught:
+        client.request(object, options)
+    assert caught.value.status_code == status
+    assert caught.value.code == {404: "not_found", 405: "method_not_allowed"}[status]
+
+
+def test_a_stream_that_breaks_raises_and_never_seems_whole(
+    client: openai.OpenAI, window: Window, server: Server
+) -> None:
+    """The last test on the narrow model's first replica, as it ends that."""
+    stream = client.chat.completions.create(**endless(NARROW), stream=True)
+    next(stream)
+    os.kill(window.process_id(NARROW), signal.SIGKILL)
+    chunks: list[Any] = []
+    with pytest.raises(openai.APIError) as caught:
+        chunks.extend(stream)
+    assert caught.value.code == "replica_unavailable"
+    assert [choice for chunk in chunks for choice in chunk.choices if choice.finish_reason] == []
+    wait_until(server.is_ready, READY_DEADLINE_S)

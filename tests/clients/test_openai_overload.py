@@ -1,0 +1,64 @@
+"""`openai` for Python against a server that is full.
+
+It is refused at once, told when to come again, and served when it does.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import httpx2
+import openai
+import pytest
+
+from tests.clients.conftest import Window
+from tests.clients.questions import NAME, NARROW, about, endless
+from tests.ray.serve_run import Server
+
+
+@pytest.fixture
+def full(client: openai.OpenAI, window: Window) -> Iterator[ExitStack]:
+    """Fill the narrow model, running and waiting; closing what is yielded makes room."""
+    with ExitStack() as streams:
+        # A stream that has begun was admitted, so none is counted too early.
+        for _ in range(2):
+            stream = client.chat.completions.create(**endless(NARROW), stream=True)
+            streams.enter_context(stream)
+        yield streams
+    window.wait_until_running(NARROW, 0)
+
+
+def test_a_full_server_refuses_with_503(client: openai.OpenAI, full: ExitStack) -> None:
+    for stream in (False, True):
+        with pytest.raises(openai.InternalServerError) as caught:
+            client.chat.completions.create(**about(NAME, model=NARROW), stream=stream)
+        assert caught.value.status_code == 503
+        assert caught.value.code == "overloaded"
+        assert int(caught.value.response.headers["retry-after"]) >= 1
+
+
+def test_a_retry_waits_as_long_as_it_was_told_and_is_served(
+    server: Server, full: ExitStack
+) -> None:
+    sent_s: list[float] = []
+    answers: list[httpx2.Response] = []
+
+    def note(answer: httpx2.Response) -> None:
+        answers.append(answer)
+        # The server refuses first; then there is room.
+        full.close()
+
+    http = openai.DefaultHttpxClient(
+        event_hooks={
+            "request": [lambda _: sent_s.append(time.monotonic())],
+            "response": [note],
+        }
+    )
+    with openai.OpenAI(
+        base_url=f"{server.url}/v1", api_key="none", timeout=60, max_retries=2, http_client=http
+    ) as client:
+        answer = client.chat.completions.create(**about(NAME, model=NARROW, max_tokens=4))
+    assert [answer.status_code for answer in answers] == [503, 200]
+    assert answer.choices[0].finish_reason == "length"
+    # Of itself the client would have come again within half a second.
+    assert sent_s[1] - sent_s[0] >= int(answers[0].headers["retry-after"]) >= 1

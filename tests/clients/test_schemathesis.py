@@ -1,0 +1,38 @@
+"""`schemathesis run` against the server's own `/openapi.json`: what it says is what is there."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.ray.serve_run import ROOT, Server
+
+CONFIG = Path(__file__).with_name("schemathesis.toml")
+MIN_NUM_CASES = 2000
+DEADLINE_S = 280
+
+
+@pytest.mark.slow
+def test_no_case_finds_a_5xx_or_what_is_not_documented(server: Server, tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    run = subprocess.run(
+        [
+            Path(sys.executable).parent / "schemathesis",
+            *("--config-file", CONFIG),
+            *("run", f"{server.url}/openapi.json"),
+            *("--checks", "all"),
+            *("--report", "json", "--report-json-path", report),
+        ],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+    assert run.returncode == 0, run.stdout[-8000:]
+    told = json.loads(report.read_text())
+    assert told["test_cases"]["generated"] >= MIN_NUM_CASES
