@@ -172,7 +172,8 @@ class LimitsConfig(StrictModel):
         max_body_bytes: Size of a request's body.
         max_body_read_s: How long a client may take to send its body.
         max_json_depth: Objects and lists inside one another.
-        max_prompt_bytes: UTF-8 of all prompts and messages, counted before they are tokenized.
+        max_prompt_bytes: UTF-8 of all prompts and messages, with the arguments of earlier calls;
+            counted before they are tokenized.
         max_num_messages: Messages of one conversation.
         max_num_choices: `n`, the answers to one request.
         max_num_stops: Strings in `stop`.
