@@ -51,7 +51,11 @@ class ApiContext:
             ModelNotFoundError: No model has this name.
             RaystreamError: The model can't be reached.
         """
-        return await self.catalog.get(self.catalog.default_id if model_id is None else model_id)
+        model = await self.catalog.get(self.catalog.default_id if model_id is None else model_id)
+        record = current_record()
+        if record is not None:
+            record.model = model.description.id
+        return model
 
     def answer_head(self, answer_id: str, asked_for: str, model: ServedModel) -> AnswerHead:
         """Return the head of an answer that begins now."""
@@ -97,7 +101,7 @@ class ApiContext:
         check_prompts([prompt], self.limits)
         sampling = await self._to_sampling(fields, model)
         stream = await model.backend.generate(GenerationRequest(request_id, prompt, sampling))
-        _record(model, stream.num_prompt_tokens)
+        _record(stream.num_prompt_tokens)
         return stream
 
     async def open_choices(
@@ -131,7 +135,7 @@ class ApiContext:
             for index in range(num_per_prompt)
         ]
         choices = await Choices.of(model.backend, requests, len(prompts))
-        _record(model, choices.num_prompt_tokens)
+        _record(choices.num_prompt_tokens)
         return choices
 
     async def _to_sampling(
@@ -155,7 +159,7 @@ class ApiContext:
         return sampling
 
 
-def _record(model: ServedModel, num_prompt_tokens: int) -> None:
+def _record(num_prompt_tokens: int) -> None:
     record = current_record()
     if record is not None:
-        record.opened(model.description.id, num_prompt_tokens)
+        record.opened(num_prompt_tokens)
