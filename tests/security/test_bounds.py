@@ -126,6 +126,19 @@ async def test_a_body_made_to_exhaust_the_parser_is_a_400(backend: FakeBackend, 
     assert len(answer.text) < 1000
 
 
+async def test_a_body_of_nothing_but_empty_lists_is_not_even_decoded(
+    backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = json.dumps(question(stop_token_ids=[[]] * 2**20))
+    async with client_of(behind_door(backend)) as client:
+        monkeypatch.delattr("json.loads")
+        answer = await client.post(CHAT, content=body, headers=JSON)
+        monkeypatch.undo()
+    assert answer.status_code == 400
+    assert "2097152 values" in answer.json()["error"]["message"]
+    assert backend.requests == []
+
+
 @pytest.mark.parametrize(
     "field", ["chat_template", "chat_template_kwargs", "mm_processor_kwargs", "documents"]
 )
