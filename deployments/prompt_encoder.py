@@ -157,7 +157,7 @@ class PromptEncoder:
             return self._render_chat(messages, request.tools)
         except RaystreamError as error:
             return error
-        except Exception as error:  # a model's own template may raise anything
+        except Exception as error:  # noqa: BLE001 - a model's own template may raise anything
             return _stumbled("chat template", error)
 
     def _render_chat(
@@ -208,7 +208,7 @@ class PromptEncoder:
             )
         except ValueError:
             return InvalidImageError("the model can't take an image of this shape", "messages")
-        except Exception as error:  # a model's own processor may raise anything
+        except Exception as error:  # noqa: BLE001 - a model's own processor may raise anything
             return _stumbled("processor", error)
         token_ids = tuple(inputs["input_ids"][0].tolist())
         return EncodedPrompt(

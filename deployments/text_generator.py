@@ -70,7 +70,7 @@ logger = logging.getLogger("ray.serve")
 PROBE = SamplingParams(temperature=0, max_tokens=1)
 PROGRESS = TextDelta((), "")
 
-MAX_NUM_TOKEN_CALLS = 64
+MAX_NUM_TOKEN_CALLS = 256
 """Prompts that wait to be tokenized for their own sake: they pass by the admission."""
 
 USER_CONFIG_KEYS = frozenset(

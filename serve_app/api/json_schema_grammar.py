@@ -79,7 +79,7 @@ def constrained_schema(
         raise _refusal(f"{OPTIONS} is not accepted", param)
     _check_depth(schema, limits.max_schema_depth, param)
     if len(json.dumps(schema)) > limits.max_schema_bytes:
-        why = f"it is larger than {limits.max_schema_bytes} bytes (max_schema_bytes)"
+        why = f"it is larger than {limits.max_schema_bytes} bytes (limits.max_schema_bytes)"
         raise _refusal(why, param)
     return {**schema, OPTIONS: _COMPACT}
 
@@ -90,7 +90,7 @@ def _check_depth(schema: object, max_depth: int, param: str) -> None:
         level = [child for parent in level for child in _children(parent)]
         if not level:
             return
-    raise _refusal(f"it is nested deeper than {max_depth} levels (max_schema_depth)", param)
+    raise _refusal(f"it is nested deeper than {max_depth} levels (limits.max_schema_depth)", param)
 
 
 def _children(value: object) -> list[object]:
