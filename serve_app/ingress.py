@@ -7,7 +7,7 @@ what Ray Serve runs.
 import logging
 from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, Final
 
 from fastapi import FastAPI
 from ray import serve
@@ -42,6 +42,8 @@ from serve_app.request_id import RequestIdMiddleware
 from serve_app.slow_reader import SlowReaderMiddleware
 
 logger = logging.getLogger("ray.serve")
+
+SURFACES: Final = (ChatApi, CompletionsApi, TextGenerationApi, TokenizeApi, ModelsApi, HealthApi)
 
 
 def build_app(
@@ -83,14 +85,7 @@ def build_app(
     )
     app.state.limits = config.limits
     install_error_handlers(app)
-    for surface in (
-        ChatApi,
-        CompletionsApi,
-        TextGenerationApi,
-        TokenizeApi,
-        ModelsApi,
-        HealthApi,
-    ):
+    for surface in SURFACES:
         app.include_router(surface(context).router())
     app.include_router(VersionApi(app.version).router())
     install_docs(app)
