@@ -59,8 +59,8 @@ class Tool:
     """
 
     name: str
-    description: str | None
-    parameters: str
+    description: str | None = field(repr=False)
+    parameters: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class ToolCall:
 
     id: str
     name: str
-    arguments: str
+    arguments: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +185,7 @@ class TokenizeRequest:
         tools: What the chat template tells the model it may call.
     """
 
-    prompt: tuple[ChatMessage, ...] | str
+    prompt: tuple[ChatMessage, ...] | str = field(repr=False)
     add_special_tokens: bool | None = None
     add_generation_prompt: bool = True
     with_strings: bool = False
@@ -196,8 +196,8 @@ class TokenizeRequest:
 class TokenizedPrompt:
     """The tokens of a prompt, and their names in the vocabulary if they were asked for."""
 
-    token_ids: tuple[int, ...]
-    strings: tuple[str, ...] | None = None
+    token_ids: tuple[int, ...] = field(repr=False)
+    strings: tuple[str, ...] | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ model's processor one by one. A request that can't be encoded gets its error in 
 disturbs none of the others.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
@@ -22,7 +23,14 @@ from deployments.contract import (
     TokenizeRequest,
     Tool,
 )
-from deployments.errors import InvalidImageError, InvalidRequestError, RaystreamError
+from deployments.errors import (
+    GenerationFailedError,
+    InvalidImageError,
+    InvalidRequestError,
+    RaystreamError,
+)
+
+logger = logging.getLogger("ray.serve")
 
 INPUTS_OF_THE_TEXT = frozenset({"input_ids", "attention_mask"})
 """What a processor returns beside the tensors that belong to images."""
@@ -149,6 +157,8 @@ class PromptEncoder:
             return self._render_chat(messages, request.tools)
         except RaystreamError as error:
             return error
+        except Exception as error:  # noqa: BLE001 - a model's own template may raise anything
+            return _stumbled("chat template", error)
 
     def _render_chat(
         self,
@@ -198,10 +208,21 @@ class PromptEncoder:
             )
         except ValueError:
             return InvalidImageError("the model can't take an image of this shape", "messages")
+        except Exception as error:  # noqa: BLE001 - a model's own processor may raise anything
+            return _stumbled("processor", error)
         token_ids = tuple(inputs["input_ids"][0].tolist())
         return EncodedPrompt(
             token_ids, {k: v for k, v in inputs.items() if k not in INPUTS_OF_THE_TEXT}
         )
+
+
+def _stumbled(part: str, error: Exception) -> GenerationFailedError:
+    """Return what a client is told of a foreign part's failure.
+
+    Neither it nor the log gets the part's own words: they may hold the prompt's.
+    """
+    logger.error("the model's %s has raised %s", part, type(error).__name__)
+    return GenerationFailedError(f"the model's {part} has failed at this prompt")
 
 
 def _require_unicode(text: str, param: str) -> str:

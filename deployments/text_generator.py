@@ -63,11 +63,15 @@ from deployments.gpu.device import MemoryDevice, num_compute_threads, num_cores
 from deployments.metrics import ReplicaMetrics, StreamClock
 from deployments.model_spec import ModelSpec
 from deployments.prompt_encoder import EncodedPrompt, PromptEncoder
+from deployments.work_line import WorkLine
 
 logger = logging.getLogger("ray.serve")
 
 PROBE = SamplingParams(temperature=0, max_tokens=1)
 PROGRESS = TextDelta((), "")
+
+MAX_NUM_TOKEN_CALLS = 256
+"""Prompts that wait to be tokenized for their own sake: they pass by the admission."""
 
 USER_CONFIG_KEYS = frozenset(
     {
@@ -121,6 +125,8 @@ class TextGenerator:
         self._engine = self._thread.start().result()
         self._encoder = PromptEncoder(self._loaded.tokenizer, self._loaded.processor)
         self._encoding = ThreadPoolExecutor(max_workers=1, thread_name_prefix="encode")
+        # The tokenizer's one thread; prompts that are to be answered don't wait for this line.
+        self._token_line = WorkLine(self._encoding, 1, MAX_NUM_TOKEN_CALLS, "prompts")
         self._replica_id = uuid4().hex
         self._admission = Admission(
             AdmissionLimits(self.plan.num_slots, spec.max_queued_requests, spec.max_queued_tokens)
@@ -221,13 +227,11 @@ class TextGenerator:
 
     async def tokenize(self, request: TokenizeRequest) -> TokenizedPrompt:
         """Return a prompt's tokens; see `PromptEncoder.tokenize`."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._encoding, self._encoder.tokenize, request)
+        return await self._token_line.run(self._encoder.tokenize, request)
 
     async def detokenize(self, token_ids: tuple[int, ...]) -> str:
         """Return the text of tokens; see `PromptEncoder.detokenize`."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._encoding, self._encoder.detokenize, token_ids)
+        return await self._token_line.run(self._encoder.detokenize, token_ids)
 
     def reconfigure(self, user_config: Mapping[str, float | None]) -> None:
         """Set how requests are coalesced and answers gathered, and how much may wait.

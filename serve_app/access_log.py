@@ -35,6 +35,8 @@ class RequestRecord:
     Attributes:
         request_id: Its name.
         method: HTTP's.
+        route: The path as our own route has it, with the names of its parameters and not what a
+            client put there; None where there is no such route, and for HEAD.
         now: Tells seconds that never run backwards.
         started_s: When it came, by `now`.
         key_name: Whose API key let it in.
@@ -42,7 +44,7 @@ class RequestRecord:
         num_prompt_tokens: Counted by the replica, once for each prompt, not for each answer.
         num_completion_tokens: Of all answers.
         first_token_s: When the first token of any answer came.
-        finish_reason: Of the answer that finished last.
+        finish_reason: Of the answer that finished last, as the client was told.
         error_code: Why there is no answer, or not all of it.
         status: HTTP's; None while no answer has begun.
         is_answered: Whether the last byte was handed to the server.
@@ -52,6 +54,7 @@ class RequestRecord:
     method: str
     now: Callable[[], float]
     started_s: float
+    route: str | None = None
     key_name: str | None = None
     model: str | None = None
     num_prompt_tokens: int = 0
@@ -67,9 +70,8 @@ class RequestRecord:
         """Tokens of prompts and answers."""
         return self.num_prompt_tokens + self.num_completion_tokens
 
-    def opened(self, model: str, num_prompt_tokens: int) -> None:
+    def opened(self, num_prompt_tokens: int) -> None:
         """Note that a replica has accepted a prompt."""
-        self.model = model
         self.num_prompt_tokens += num_prompt_tokens
 
     def gained(self, num_tokens: int, finish_reason: str | None) -> None:
@@ -93,6 +95,7 @@ class RequestRecord:
                 "request_id": self.request_id,
                 "key": self.key_name,
                 "method": self.method,
+                "route": self.route,
                 "model": self.model,
                 "status": self.status,
                 "finish_reason": self.finish_reason,
@@ -111,6 +114,13 @@ _current: ContextVar[RequestRecord | None] = ContextVar("request_record", defaul
 def current_record() -> RequestRecord | None:
     """Return the record of the request that this task, or the one that started it, works for."""
     return _current.get()
+
+
+def note_finish(reason: str) -> None:
+    """Note why an answer ended where its text alone did not tell: for its calls of tools."""
+    record = current_record()
+    if record is not None:
+        record.finish_reason = reason
 
 
 def record_of(scope: Scope) -> RequestRecord:
@@ -155,6 +165,7 @@ class AccessLogMiddleware:
             raise
         finally:
             _current.reset(token)
+            record.route = getattr(scope.get("route"), "path", None)
             if self._writes:
                 _write(record)
 

@@ -12,6 +12,7 @@ from typing import TypeVar
 from deployments.contract import ModelDescription
 from deployments.errors import ModelNotFoundError, RaystreamError, ReplicaUnavailableError
 from serve_app.backends import GenerationBackend
+from serve_app.single_flight import SingleFlight
 
 T = TypeVar("T")
 
@@ -39,6 +40,9 @@ class ModelCatalog:
         self._backends = dict(backends)
         self._descriptions: dict[str, ModelDescription] = {}
         self._probe_timeout_s = probe_timeout_s
+        # Both are asked without a key, so by anybody and as often as they like.
+        self._readiness = SingleFlight(lambda: self._outcomes(self.probe))
+        self._health = SingleFlight(lambda: self._outcomes(self._ping))
 
     @property
     def default_id(self) -> str:
@@ -73,11 +77,11 @@ class ModelCatalog:
 
     async def ready(self) -> dict[str, ServedModel | RaystreamError]:
         """Return, for each model, itself if it is ready, else what stands in the way."""
-        return await self._outcomes(self.probe)
+        return await self._readiness.result()
 
     async def health(self) -> dict[str, RaystreamError | None]:
         """Return, for each model, None if its engine answers, else what is wrong."""
-        return await self._outcomes(self._ping)
+        return await self._health.result()
 
     async def _ask(self, model_id: str) -> ServedModel:
         backend = self._backends.get(model_id)

@@ -29,6 +29,10 @@ Domain = Annotated[
     Field(max_length=253, pattern=r"^([a-z0-9]([a-z0-9-]*[a-z0-9])?\.)+[a-z][a-z0-9-]*[a-z0-9]$"),
 ]
 """A host by its name, in small letters; never an address."""
+
+MAX_NUM_CHOICES = 16
+"""What `max_num_choices` may be at most: each answer is a sequence of its own on a replica."""
+
 MAX_NUM_TOOLS = 1024
 """What `max_num_tools` may be at most: longer lists are not even looked at."""
 
@@ -172,7 +176,8 @@ class LimitsConfig(StrictModel):
         max_body_bytes: Size of a request's body.
         max_body_read_s: How long a client may take to send its body.
         max_json_depth: Objects and lists inside one another.
-        max_prompt_bytes: UTF-8 of all prompts and messages, counted before they are tokenized.
+        max_prompt_bytes: UTF-8 of all prompts and messages, with the arguments of earlier calls;
+            counted before they are tokenized.
         max_num_messages: Messages of one conversation.
         max_num_choices: `n`, the answers to one request.
         max_num_stops: Strings in `stop`.
@@ -204,7 +209,7 @@ class LimitsConfig(StrictModel):
     max_json_depth: int = Field(default=64, ge=8, le=256)
     max_prompt_bytes: int = Field(default=2**20, ge=1)
     max_num_messages: int = Field(default=1024, ge=1)
-    max_num_choices: int = Field(default=16, ge=1, le=16)
+    max_num_choices: int = Field(default=MAX_NUM_CHOICES, ge=1, le=MAX_NUM_CHOICES)
     max_num_stops: int = Field(default=16, ge=0, le=MAX_NUM_STOPS)
     max_stop_bytes: int = Field(default=1024, ge=1)
     max_num_images: int = Field(default=8, ge=0)

@@ -31,11 +31,11 @@ T = TypeVar("T")
 
 MESSAGES: Mapping[type[DeadlineExceededError], str] = MappingProxyType(
     {
-        FirstTokenTimeoutError: "No token came within {:g} s (first_token_timeout_s). Try again "
-        "when less is going on, or send a shorter prompt.",
-        StallTimeoutError: "No token came for {:g} s (stall_timeout_s). Try again.",
-        TotalTimeoutError: "The answer was not finished within {:g} s (total_timeout_s). Ask for "
-        "fewer tokens with max_tokens.",
+        FirstTokenTimeoutError: "No token came within {:g} s (limits.first_token_timeout_s). Try "
+        "again when less is going on, or send a shorter prompt.",
+        StallTimeoutError: "No token came for {:g} s (limits.stall_timeout_s). Try again.",
+        TotalTimeoutError: "The answer was not finished within {:g} s (limits.total_timeout_s). "
+        "Ask for fewer tokens with max_tokens.",
     }
 )
 

@@ -48,8 +48,8 @@ class SlowReaderMiddleware:
             # The answer ends without its last chunk, so no client takes it for whole.
             record_of(scope).failed(SLOW_READER_TIMEOUT)
             logger.warning(
-                "a client has left its answer unread for %g s (slow_reader_timeout_s) and has "
-                "lost it",
+                "a client has left its answer unread for %g s (limits.slow_reader_timeout_s) "
+                "and has lost it",
                 self._timeout_s,
             )
 

@@ -7,9 +7,7 @@ from pydantic import Field
 
 from serve_app.api.sampling_schema import SamplingFields
 from serve_app.api.strict_body import StrictBody
-
-MAX_NUM_CHOICES = 16
-"""Answers to one prompt: each is a sequence of its own on a replica."""
+from serve_app.config import MAX_NUM_CHOICES
 
 
 class StreamOptions(StrictBody):

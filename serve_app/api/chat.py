@@ -4,6 +4,7 @@ from typing import Final
 
 from fastapi import APIRouter, Request
 
+from serve_app.access_log import note_finish
 from serve_app.api.answer_stream import AnswerHead, ChunkWriter, answer_events
 from serve_app.api.chat_chunks import ChatFramer
 from serve_app.api.chat_deltas import finish_reason
@@ -57,7 +58,7 @@ class ChatApi:
         self, body: ChatRequest, request: Request
     ) -> ChatCompletion | EventStreamResponse:
         """Answer with a message, or with n of them, whole or as a stream of chunks."""
-        model = await self._context.catalog.get(body.model)
+        model = await self._context.find_model(body.model)
         prompt = await self._context.to_messages(body.messages, model)
         request_id = request_id_of(request)
         offer = body.to_offer(self._context.limits, model.description)
@@ -90,6 +91,8 @@ async def _completion(head: AnswerHead, choices: Choices, offer: ToolOffer) -> C
 def _choice(index: int, answer: Piece, offer: ToolOffer) -> Choice:
     assert answer.finish_reason is not None, "`whole` returns finished texts alone"
     found = offer.read(answer.text)
+    reason = finish_reason(answer.finish_reason, has_called=bool(found.calls))
+    note_finish(reason)
     return Choice(
         index=index,
         message=AnswerMessage(
@@ -97,5 +100,5 @@ def _choice(index: int, answer: Piece, offer: ToolOffer) -> Choice:
             tool_calls=[AnswerToolCall.of(call) for call in found.calls],
         ),
         logprobs=ChoiceLogprobs.of(answer.logprobs) if answer.logprobs else None,
-        finish_reason=finish_reason(answer.finish_reason, has_called=bool(found.calls)),
+        finish_reason=reason,
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from deployments.contract import TokenLogprobs
+from serve_app.access_log import note_finish
 from serve_app.api.tool_offer import ToolOffer
 from serve_app.generation import Piece, TrueFinish
 from serve_app.tool_calls.answer import new_call_id
@@ -51,6 +52,7 @@ class ChoiceDeltas:
         gains = [ChoiceGain(delta, () if at else piece.logprobs) for at, delta in enumerate(deltas)]
         if piece.finish_reason is not None:
             reason = finish_reason(piece.finish_reason, self._has_called)
+            note_finish(reason)
             gains.append(ChoiceGain({}, finish_reason=reason))
         return gains
 

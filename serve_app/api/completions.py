@@ -78,7 +78,7 @@ class CompletionsApi:
         if num_answers > most:
             raise InvalidRequestError(
                 f"The prompts, each n times, make {num_answers} texts; at most {most} run for one "
-                "request (max_num_prompts). Send several requests.",
+                "request (limits.max_num_prompts). Send several requests.",
                 "prompt",
             )
 

@@ -10,10 +10,11 @@ from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from deployments.engine.sampling_params import MAX_NUM_TOP_LOGPROBS
-from serve_app.api.answer_schema import MAX_NUM_CHOICES, AnswerFields
+from serve_app.api.answer_schema import AnswerFields
 from serve_app.api.completion_logprobs import CompletionLogprobs
 from serve_app.api.token_ids import TokenIds
 from serve_app.api.usage import Usage
+from serve_app.config import MAX_NUM_CHOICES
 from serve_app.generation import TrueFinish
 
 DEFAULT_MAX_TOKENS = 16

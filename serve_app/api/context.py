@@ -2,12 +2,13 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from deployments.contract import ChatMessage, GenerationRequest, SamplingParams
+from deployments.work_line import WorkLine
 from serve_app.access_log import current_record
 from serve_app.api.answer_stream import AnswerHead
-from serve_app.api.json_schema_grammar import SCHEMA_THREADS
+from serve_app.api.json_schema_grammar import schema_line
 from serve_app.api.message_schema import (
     MessageBody,
     count_images,
@@ -35,12 +36,13 @@ from serve_app.image_fetcher import ImageSource
 
 @dataclass(frozen=True, slots=True)
 class ApiContext:
-    """The models, the limits, the time and where images come from."""
+    """The models, the limits, the time, where images come from and where schemas are compiled."""
 
     catalog: ModelCatalog
     limits: LimitsConfig
     clock: Clock
     images: ImageSource | None = None
+    schemas: WorkLine = field(default_factory=schema_line)
 
     async def find_model(self, model_id: str | None) -> ServedModel:
         """Return the model of this name; the first model if there is no name.
@@ -49,7 +51,11 @@ class ApiContext:
             ModelNotFoundError: No model has this name.
             RaystreamError: The model can't be reached.
         """
-        return await self.catalog.get(self.catalog.default_id if model_id is None else model_id)
+        model = await self.catalog.get(self.catalog.default_id if model_id is None else model_id)
+        record = current_record()
+        if record is not None:
+            record.model = model.description.id
+        return model
 
     def answer_head(self, answer_id: str, asked_for: str, model: ServedModel) -> AnswerHead:
         """Return the head of an answer that begins now."""
@@ -95,7 +101,7 @@ class ApiContext:
         check_prompts([prompt], self.limits)
         sampling = await self._to_sampling(fields, model)
         stream = await model.backend.generate(GenerationRequest(request_id, prompt, sampling))
-        _record(model, stream.num_prompt_tokens)
+        _record(stream.num_prompt_tokens)
         return stream
 
     async def open_choices(
@@ -129,7 +135,7 @@ class ApiContext:
             for index in range(num_per_prompt)
         ]
         choices = await Choices.of(model.backend, requests, len(prompts))
-        _record(model, choices.num_prompt_tokens)
+        _record(choices.num_prompt_tokens)
         return choices
 
     async def _to_sampling(
@@ -141,21 +147,19 @@ class ApiContext:
 
         Raises:
             InvalidRequestError: A field can't be honoured.
+            OverloadedError: Too many schemas wait to be compiled.
         """
-        loop = asyncio.get_running_loop()
         sampling = fields.to_sampling(model.description.default_sampling)
         check_stops(sampling.stop, self.limits)
         if fields.response_format is not None:
-            grammar = await loop.run_in_executor(
-                SCHEMA_THREADS, to_grammar, fields.response_format, self.limits
-            )
+            grammar = await self.schemas.run(to_grammar, fields.response_format, self.limits)
             sampling = replace(sampling, grammar=grammar)
         if offer.is_guiding(sampling):
-            return await loop.run_in_executor(SCHEMA_THREADS, offer.guide, sampling, self.limits)
+            return await self.schemas.run(offer.guide, sampling, self.limits)
         return sampling
 
 
-def _record(model: ServedModel, num_prompt_tokens: int) -> None:
+def _record(num_prompt_tokens: int) -> None:
     record = current_record()
     if record is not None:
-        record.opened(model.description.id, num_prompt_tokens)
+        record.opened(num_prompt_tokens)

@@ -10,12 +10,16 @@ import json
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from math import isfinite
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
 from deployments.errors import InvalidRequestError, UnsupportedMediaTypeError
+
+MAX_NUM_VALUES: Final = 2**21
+"""Values in one body, twice as many as the longest list of token ids: each takes some 60 bytes, and
+a body that is nothing but empty lists would fill a gigabyte and hold up everybody's streams."""
 
 
 class JsonRequest(Request):
@@ -59,9 +63,13 @@ def decode_json(body: bytes, max_depth: int) -> Any:
         max_depth: Objects and lists inside one another.
 
     Raises:
-        InvalidRequestError: It is not JSON, it is nested too deeply, or it holds numbers or text
-            that can't be passed on.
+        InvalidRequestError: It is not JSON, it is nested too deeply or holds too many values, or
+            numbers or text that can't be passed on.
     """
+    # Commas in texts count too; no prompt has room for so many.
+    num_brackets = body.count(b"{") + body.count(b"[")
+    if num_brackets + body.count(b",") > MAX_NUM_VALUES:
+        raise InvalidRequestError(f"The body holds more than {MAX_NUM_VALUES} values.")
     try:
         decoded = json.loads(
             body.decode(),
@@ -82,7 +90,7 @@ def decode_json(body: bytes, max_depth: int) -> Any:
     except ValueError:
         raise InvalidRequestError("The body holds a number that is too long.") from None
     # So few brackets can't nest too deeply, and most bodies have no more.
-    if body.count(b"{") + body.count(b"[") > max_depth:
+    if num_brackets > max_depth:
         _check_depth(decoded, max_depth)
     return decoded
 

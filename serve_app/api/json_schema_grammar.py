@@ -18,18 +18,27 @@ from llguidance import LLMatcher
 
 from deployments.engine.grammar_probe import MAX_NUM_PROBES, find_fault
 from deployments.errors import InvalidRequestError
+from deployments.work_line import WorkLine
 from serve_app.config import LimitsConfig
 
 ANY_OBJECT: Final[Mapping[str, object]] = {"type": "object"}
 OPTIONS: Final = "x-guidance"
 """The schema's key that llguidance reads its options from."""
 
-SCHEMA_THREADS: Final = ThreadPoolExecutor(MAX_NUM_PROBES, thread_name_prefix="schema")
-"""Where to call `json_schema_grammar`: on the event loop's own threads, schemas that wait for each
-other would hold up images."""
+MAX_NUM_SCHEMAS: Final = 256
+"""Requests whose schemas are compiled or wait for it, in one ingress: each may take a second."""
 
 _MAX_ECHO = 200
 _COMPACT = {"whitespace_flexible": False, "whitespace_pattern": "[ ]?"}
+
+
+def schema_line() -> WorkLine:
+    """Return where to call `json_schema_grammar`.
+
+    On the event loop's own threads, schemas that wait for each other would hold up images.
+    """
+    threads = ThreadPoolExecutor(MAX_NUM_PROBES, thread_name_prefix="schema")
+    return WorkLine(threads, MAX_NUM_PROBES, MAX_NUM_SCHEMAS, "JSON schemas")
 
 
 def json_schema_grammar(
@@ -37,7 +46,7 @@ def json_schema_grammar(
 ) -> str:
     """Return the grammar of the JSON texts that are valid by a schema, for `SamplingParams`.
 
-    It may take up to `limits.max_schema_compile_s`, so call it on `SCHEMA_THREADS`.
+    It may take up to `limits.max_schema_compile_s`, so call it in a `schema_line`.
 
     Args:
         schema: JSON Schema, the parts of it that llguidance knows.
@@ -70,7 +79,7 @@ def constrained_schema(
         raise _refusal(f"{OPTIONS} is not accepted", param)
     _check_depth(schema, limits.max_schema_depth, param)
     if len(json.dumps(schema)) > limits.max_schema_bytes:
-        why = f"it is larger than {limits.max_schema_bytes} bytes (max_schema_bytes)"
+        why = f"it is larger than {limits.max_schema_bytes} bytes (limits.max_schema_bytes)"
         raise _refusal(why, param)
     return {**schema, OPTIONS: _COMPACT}
 
@@ -81,7 +90,7 @@ def _check_depth(schema: object, max_depth: int, param: str) -> None:
         level = [child for parent in level for child in _children(parent)]
         if not level:
             return
-    raise _refusal(f"it is nested deeper than {max_depth} levels (max_schema_depth)", param)
+    raise _refusal(f"it is nested deeper than {max_depth} levels (limits.max_schema_depth)", param)
 
 
 def _children(value: object) -> list[object]:

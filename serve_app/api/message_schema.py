@@ -1,7 +1,7 @@
 """Messages as OpenAI's clients send them, and what becomes of them.
 
-Text parts and image parts, images as `data:` URIs in a user's message alone; the assistant's calls
-of tools, and what they have returned.
+Text parts, and image parts in a user's message alone; the assistant's calls of tools, and what they
+have returned.
 """
 
 from collections.abc import Mapping

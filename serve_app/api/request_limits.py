@@ -4,7 +4,7 @@ Each refusal names the field that is to blame and the limit in serve_config.yaml
 while the body is still read stands in `request_guard`, what concerns images in `images`.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 
 from deployments.contract import ChatMessage, TextPart
 from deployments.errors import InvalidRequestError
@@ -73,11 +73,14 @@ def check_stops(stops: Sequence[str], limits: LimitsConfig) -> None:
         )
 
 
-def _texts(prompt: Prompt) -> Iterable[str]:
+def _texts(prompt: Prompt) -> Iterator[str]:
     if isinstance(prompt, str):
-        return (prompt,)
-    messages = (message for message in prompt if isinstance(message, ChatMessage))
-    return (part.text for m in messages for part in m.parts if isinstance(part, TextPart))
+        yield prompt
+        return
+    for message in prompt:
+        if isinstance(message, ChatMessage):
+            yield from (part.text for part in message.parts if isinstance(part, TextPart))
+            yield from (call.arguments for call in message.tool_calls)
 
 
 def _num_bytes(text: str) -> int:

@@ -52,7 +52,7 @@ ResponseFormat = Annotated[
 
 
 def to_grammar(format: ResponseFormat, limits: LimitsConfig) -> str | None:
-    """Return the grammar for `SamplingParams`, None for any text. Call it on `SCHEMA_THREADS`.
+    """Return the grammar for `SamplingParams`, None for any text. Call it in a `schema_line`.
 
     Raises:
         InvalidRequestError: The schema is too large or can't be honoured.

@@ -2,10 +2,11 @@
 
 from fastapi import APIRouter
 
-from deployments.contract import TokenizeRequest
+from deployments.contract import ChatMessage, TokenizeRequest
 from serve_app.api.context import ApiContext
 from serve_app.api.json_route import JsonRoute
 from serve_app.api.openapi import ANSWER_ERRORS, errors
+from serve_app.api.request_limits import check_prompts
 from serve_app.api.tokenize_schema import DetokenizeBody, Detokenized, TokenizeBody, Tokens
 from serve_app.api.tool_schema import to_offer
 from serve_app.catalog import ServedModel
@@ -54,12 +55,16 @@ class TokenizeApi:
         return Detokenized(prompt=await model.backend.detokenize(tuple(body.tokens)))
 
     async def _request(self, body: TokenizeBody, model: ServedModel) -> TokenizeRequest:
-        prompt = body.prompt
-        offer = to_offer(body.tools, None, None, self._context.limits, model.description)
+        limits = self._context.limits
+        offer = to_offer(body.tools, None, None, limits, model.description)
+        prompt: str | tuple[ChatMessage, ...]
+        if body.prompt is None:
+            prompt = await self._context.to_messages(body.messages or [], model)
+        else:
+            prompt = body.prompt
+        check_prompts([prompt], limits)
         return TokenizeRequest(
-            prompt=await self._context.to_messages(body.messages or [], model)
-            if prompt is None
-            else prompt,
+            prompt,
             add_special_tokens=body.add_special_tokens,
             add_generation_prompt=body.add_generation_prompt is not False,
             with_strings=body.return_token_strs is True,

@@ -219,10 +219,11 @@ def to_tool_calls(bodies: Sequence[ToolCallBody], param: str) -> tuple[ToolCall,
     Raises:
         InvalidRequestError: Arguments are not an object in JSON, or two calls have one id.
     """
-    ids = [body.id for body in bodies]
+    ids: set[str] = set()
     for at, body in enumerate(bodies):
-        if body.id in ids[:at]:
+        if body.id in ids:
             raise InvalidRequestError("Two calls have this id.", f"{param}[{at}].id")
+        ids.add(body.id)
     return tuple(
         ToolCall(
             body.id,

@@ -19,6 +19,8 @@ from deployments.contract import (
     TokenizeRequest,
     TokenLogprob,
     TokenLogprobs,
+    Tool,
+    ToolCall,
 )
 
 SAMPLING = SamplingParams(
@@ -58,3 +60,22 @@ def test_what_crosses_the_handle_can_not_be_changed(value: object) -> None:
 
 def test_an_image_is_not_printed_into_logs() -> None:
     assert "PNG" not in repr(CROSSING[0])
+
+
+CALLED = ChatMessage("assistant", (), (ToolCall("c", "f", '{"a": "SECRET"}'),))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        GenerationRequest("r", "SECRET", SAMPLING),
+        GenerationRequest("r", (CALLED,), SAMPLING, tools=(Tool("f", "SECRET", '"SECRET"'),)),
+        CALLED,
+        TextPart("SECRET"),
+        TokenizeRequest("SECRET"),
+        TokenizedPrompt((1,), ("SECRET",)),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_nor_is_what_a_client_wrote(value: object) -> None:
+    assert "SECRET" not in repr(value)

@@ -16,7 +16,12 @@ from deployments.contract import (
     TokenizeRequest,
 )
 from deployments.engine.sequence import SequenceRequest
-from deployments.errors import InvalidImageError, InvalidRequestError, RaystreamError
+from deployments.errors import (
+    GenerationFailedError,
+    InvalidImageError,
+    InvalidRequestError,
+    RaystreamError,
+)
 from deployments.prompt_encoder import EncodedPrompt, PromptEncoder
 from tests.deployments import tiny_folder
 from tests.deployments.tiny_processor import (
@@ -216,6 +221,30 @@ def test_errors_stand_in_their_own_places(image_encoder: PromptEncoder) -> None:
             assert encoded.model_inputs.keys() == alone.model_inputs.keys()
             for name, tensor in encoded.model_inputs.items():
                 assert torch.equal(tensor, alone.model_inputs[name])
+
+
+def test_a_template_that_stumbles_fails_for_its_own_request_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tokenizer = text_tokenizer()
+    tokenizer.chat_template = "{{ 1 / (messages[0].content | length - 4) }}"
+    encoded = encode_all(
+        PromptEncoder(tokenizer, None), [user(TextPart("four")), "plain", user(TextPart("five5"))]
+    )
+    assert isinstance(encoded[0], GenerationFailedError)
+    assert all(isinstance(prompt, EncodedPrompt) for prompt in encoded[1:])
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_so_does_a_processor(image_encoder: PromptEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stumble(self: object, *args: object, **kwargs: object) -> None:
+        raise IndexError("of a red image")
+
+    monkeypatch.setattr(type(gemma3_processor()), "__call__", stumble)
+    broken, plain = encode_all(image_encoder, [user(picture()), "plain"])
+    assert isinstance(broken, GenerationFailedError)
+    assert "red" not in broken.message
+    assert isinstance(plain, EncodedPrompt)
 
 
 def test_texts_that_arrive_together_take_one_call_of_the_tokenizer(

@@ -9,6 +9,12 @@ from tests.serve_app.doors import CHAT, JSON, behind_door, client_of, question
 from tests.serve_app.fakes import FakeBackend
 
 GENERATION = "/text-generation"
+TOKENIZE = "/tokenize"
+
+
+@pytest.fixture
+def backend() -> FakeBackend:
+    return FakeBackend(tool_call_format="hermes")
 
 
 def prompt(**fields: object) -> dict[str, object]:
@@ -17,6 +23,15 @@ def prompt(**fields: object) -> dict[str, object]:
 
 def conversation(num_messages: int) -> list[dict[str, str]]:
     return [{"role": "user", "content": "x"}] * num_messages
+
+
+def after_a_call(arguments: str) -> list[dict[str, Any]]:
+    function = {"name": "f", "arguments": arguments}
+    call = {"id": "a", "type": "function", "function": function}
+    return [
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "a", "content": "x"},
+    ]
 
 
 # To add a row: the path, what a request asks for too much of, the limit that says so, the field.
@@ -30,6 +45,9 @@ TOO_MUCH: list[tuple[str, dict[str, Any], dict[str, int], str]] = [
     (GENERATION, {"messages": conversation(4)}, {"max_num_messages": 3}, "messages"),
     (CHAT, question(messages=conversation(4)), {"max_prompt_bytes": 3}, "messages"),
     (GENERATION, prompt(prompt="\u65e5" * 4), {"max_prompt_bytes": 11}, "prompt"),
+    (TOKENIZE, {"prompt": "\u65e5" * 4}, {"max_prompt_bytes": 11}, "prompt"),
+    (TOKENIZE, {"messages": conversation(4)}, {"max_prompt_bytes": 3}, "messages"),
+    (CHAT, question(messages=after_a_call('{"a": 1}')), {"max_prompt_bytes": 8}, "messages"),
 ]
 
 
@@ -45,7 +63,7 @@ async def test_cve_2026_34756_what_is_too_much_is_refused_by_the_limits_name(
     assert f"limits.{limit}" in error["message"]
     assert str(limits[limit]) in error["message"]
     assert error["param"] == param
-    assert backend.requests == []
+    assert backend.num_calls == 0
 
 
 @pytest.mark.parametrize(("path", "body", "limits", "param"), TOO_MUCH)
@@ -106,6 +124,19 @@ async def test_a_body_made_to_exhaust_the_parser_is_a_400(backend: FakeBackend, 
         answer = await client.post(CHAT, content=body, headers=JSON)
     assert answer.status_code == 400
     assert len(answer.text) < 1000
+
+
+async def test_a_body_of_nothing_but_empty_lists_is_not_even_decoded(
+    backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = json.dumps(question(stop_token_ids=[[]] * 2**20))
+    async with client_of(behind_door(backend)) as client:
+        monkeypatch.delattr("json.loads")
+        answer = await client.post(CHAT, content=body, headers=JSON)
+        monkeypatch.undo()
+    assert answer.status_code == 400
+    assert "2097152 values" in answer.json()["error"]["message"]
+    assert backend.requests == []
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,8 @@ class FakeBackend:
         self.streams: list[FakeStream] = []
         self.opened = asyncio.Event()
         self.num_describes = 0
+        self.num_pings = 0
+        self.pinged: asyncio.Event | None = None
         self.description = ModelDescription(
             id=model_id,
             created=1_700_000_000,
@@ -117,6 +119,9 @@ class FakeBackend:
         return "".join(map(chr, token_ids))
 
     async def ping(self) -> None:
+        self.num_pings += 1
+        if self.pinged is not None:
+            await self.pinged.wait()
         if self.sickness is not None:
             raise self.sickness
 

@@ -4,7 +4,7 @@ import logging
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from deployments.contract import TextDelta
+from deployments.contract import FinishReason, TextDelta
 from deployments.errors import OverloadedError, ReplicaUnavailableError
 from serve_app.access_log import AccessLogMiddleware, current_record, record_of
 from tests.serve_app.asgi_call import AsgiCall
@@ -40,6 +40,7 @@ async def test_an_answer_leaves_one_line(
         "request_id": "abc",
         "key": "alice",
         "method": "POST",
+        "route": CHAT,
         "model": "m",
         "status": 200,
         "finish_reason": "stop",
@@ -88,6 +89,7 @@ async def test_an_overload_is_told_by_its_status_and_code(
         await client.post(CHAT, json=question())
     (line,) = access_lines(caplog)
     assert (line["status"], line["finish_reason"]) == (503, None)
+    assert line["model"] == "m"
     assert line["error_code"] == "overloaded"
 
 
@@ -126,6 +128,45 @@ async def test_refusals_leave_a_line_too_and_it_holds_no_path(
     assert (line["status"], line["model"], line["ttft_ms"]) == (status, None, None)
     assert line["error_code"] == code
     assert "nowhere" not in str(line)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_that_calls_ends_with_its_calls(
+    caplog: pytest.LogCaptureFixture, stream: bool
+) -> None:
+    text = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    backend = FakeBackend([[TextDelta((1,), text, FinishReason.STOP)]], tool_call_format="hermes")
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    async with client_of(behind_door(backend)) as client:
+        answer = await client.post(CHAT, json=question(stream=stream, tools=tools))
+    assert '"tool_calls"' in answer.text
+    (line,) = access_lines(caplog)
+    assert line["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "route"),
+    [
+        ("POST", "/tokenize", "/tokenize"),
+        ("GET", "/v1/models/m", "/v1/models/{model_id:path}"),
+        ("GET", "/v1/models/secret", "/v1/models/{model_id:path}"),
+        ("DELETE", CHAT, CHAT),
+        ("GET", "/secret", None),
+    ],
+)
+async def test_a_line_names_the_route_and_nothing_that_a_client_put_there(
+    backend: FakeBackend,
+    caplog: pytest.LogCaptureFixture,
+    method: str,
+    path: str,
+    route: str | None,
+) -> None:
+    async with client_of(behind_door(backend)) as client:
+        await client.request(method, path, json={"prompt": "secret"})
+    (line,) = access_lines(caplog)
+    assert line["route"] == route
+    assert line["model"] == ("m" if path == "/tokenize" else None)
+    assert "secret" not in str(line)
 
 
 async def test_a_bug_of_ours_is_a_500(caplog: pytest.LogCaptureFixture) -> None:

@@ -48,3 +48,14 @@ async def test_health_tells_which_engine_is_not_well() -> None:
         "m": None,
         "n": sick.sickness,
     }
+
+
+async def test_however_many_ask_for_health_at_once_an_engine_is_exercised_once() -> None:
+    backend = FakeBackend()
+    backend.pinged = asyncio.Event()
+    catalog = ModelCatalog({"m": backend})
+    asking = [asyncio.ensure_future(catalog.health()) for _ in range(9)]
+    await asyncio.sleep(0)
+    backend.pinged.set()
+    assert await asyncio.gather(*asking) == [{"m": None}] * 9
+    assert backend.num_pings == 1

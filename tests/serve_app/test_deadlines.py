@@ -95,7 +95,7 @@ async def test_what_is_late_is_aborted_and_told_by_its_name(
     steps: list[Step], changes: dict[str, float], error: type[DeadlineExceededError]
 ) -> None:
     backend = FakeBackend(steps)
-    with pytest.raises(error, match=rf"\({error.code}_s\)"):
+    with pytest.raises(error, match=rf"\(limits\.{error.code}_s\)"):
         await read(DeadlineBackend(backend, limits(**changes)))
     assert backend.streams[0].closed.is_set()
 

@@ -5,6 +5,9 @@ from typing import Any
 import httpx
 import pytest
 
+from serve_app.api import json_schema_grammar
+from serve_app.config import AppConfig
+from serve_app.ingress import build_app
 from tests.serve_app.fakes import FakeBackend
 
 CHAT = "/v1/chat/completions"
@@ -85,3 +88,17 @@ async def test_what_is_wrong_is_refused_by_the_fields_name(
 async def test_the_document_shows_the_schemas_own_name(client: httpx.AsyncClient) -> None:
     schemas = (await client.get("/openapi.json")).json()["components"]["schemas"]
     assert set(schemas["NamedSchema"]["required"]) == {"name", "schema"}
+
+
+async def test_a_schema_that_finds_too_many_waiting_is_refused_at_once(
+    config: AppConfig, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json_schema_grammar, "MAX_NUM_SCHEMAS", 0)
+    transport = httpx.ASGITransport(build_app(config, {"m": backend}))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        refused = await client.post(CHAT, json={**HI, "response_format": named(SCHEMA)})
+        assert (await client.post(CHAT, json=HI)).status_code == 200
+    assert refused.status_code == 503
+    assert refused.json()["error"]["code"] == "overloaded"
+    assert refused.headers["retry-after"] == "1"
+    assert len(backend.requests) == 1

@@ -1,0 +1,51 @@
+import asyncio
+
+import pytest
+
+from serve_app.single_flight import SingleFlight
+
+
+class Work:
+    def __init__(self) -> None:
+        self.num_calls = 0
+        self.gate = asyncio.Event()
+        self.error: Exception | None = None
+
+    async def __call__(self) -> int:
+        self.num_calls += 1
+        await self.gate.wait()
+        if self.error is not None:
+            raise self.error
+        return self.num_calls
+
+
+async def test_all_who_ask_together_get_one_answer_and_those_behind_a_new_one() -> None:
+    work = Work()
+    flight = SingleFlight(work)
+    asking = [asyncio.ensure_future(flight.result()) for _ in range(3)]
+    await asyncio.sleep(0)
+    work.gate.set()
+    assert await asyncio.gather(*asking) == [1, 1, 1]
+    assert await flight.result() == 2
+
+
+async def test_one_who_leaves_disturbs_no_other() -> None:
+    work = Work()
+    flight = SingleFlight(work)
+    first, second = (asyncio.ensure_future(flight.result()) for _ in range(2))
+    await asyncio.sleep(0)
+    first.cancel()
+    await asyncio.wait([first])
+    work.gate.set()
+    assert await second == 1
+
+
+async def test_all_get_the_error_and_the_next_another_chance() -> None:
+    work = Work()
+    work.error = ValueError("broken")
+    work.gate.set()
+    flight = SingleFlight(work)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="broken"):
+            await flight.result()
+    assert work.num_calls == 2
