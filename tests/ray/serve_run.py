@@ -13,26 +13,22 @@ import psutil
 import yaml
 
 from k8s.make_base import parse_env
+from serve_app.preflight import HAPROXY_PORTS
 from tests.ray.conftest import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 READY_DEADLINE_S = 120
 STOP_DEADLINE_S = 10
 
-# In HAProxy's mode Serve listens on more than the configuration names, on one port each, whichever
-# server it is. A second server on the machine can not start beside the first; the last, which is
-# bound with SO_REUSEPORT, the two would even share, and get each other's requests.
-FIXED_PORTS = (
-    "RAY_SERVE_HAPROXY_STATS_PORT",
-    "RAY_SERVE_HAPROXY_METRICS_PORT",
-    "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT",
-)
-
 
 def haproxy_environment() -> dict[str, str]:
-    """Return what `make serve` sets, with ports that are free in place of Ray's fixed ones."""
-    ports = map(str, free_ports(len(FIXED_PORTS)))
-    return parse_env((ROOT / "serve.env").read_text()) | dict(zip(FIXED_PORTS, ports, strict=True))
+    """Return what `make serve` sets, with ports that are free in place of Ray's fixed ones.
+
+    With those a second server on the machine could not start beside the first.
+    """
+    ports = map(str, free_ports(len(HAPROXY_PORTS)))
+    switches = parse_env((ROOT / "serve.env").read_text())
+    return switches | dict(zip(HAPROXY_PORTS, ports, strict=True))
 
 
 def wait_until(condition: Callable[[], bool], deadline_s: float) -> float:
