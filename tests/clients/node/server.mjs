@@ -23,7 +23,8 @@ export function endless(model) {
 
 /** Asks a model's replica: wait_until_running, num_steps. */
 export async function observe(method, query) {
-  const response = await fetch(`${url}/window/${method}?${new URLSearchParams(query)}`);
+  const address = `${url}/window/${method}?${new URLSearchParams(query)}`;
+  const response = await fetch(address, { signal: AbortSignal.timeout(30_000) });
   if (!response.ok) throw new Error(`${method}: ${response.status}`);
   return response.json();
 }
