@@ -10,7 +10,7 @@ from tests.clients.questions import NARROW, endless
 from tests.ray.serve_run import Server
 
 FAR_FROM_THE_END = 1000
-"""Steps of the engine; a whole answer takes nearly 2048."""
+"""Steps of the engine; a whole answer takes 2000."""
 
 
 @pytest.mark.parametrize("how", ["close the stream", "leave the block", "close the client"])

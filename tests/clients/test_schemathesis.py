@@ -12,7 +12,7 @@ from tests.ray.serve_run import ROOT, Server
 
 CONFIG = Path(__file__).with_name("schemathesis.toml")
 MIN_NUM_CASES = 2000
-DEADLINE_S = 280
+DEADLINE_S = 200
 
 
 @pytest.mark.slow
@@ -33,6 +33,6 @@ def test_no_case_finds_a_5xx_or_what_is_not_documented(server: Server, tmp_path:
         text=True,
         timeout=DEADLINE_S,
     )
-    assert run.returncode == 0, run.stdout[-8000:]
+    assert run.returncode == 0, run.stdout[-20000:]
     told = json.loads(report.read_text())
     assert told["test_cases"]["generated"] >= MIN_NUM_CASES

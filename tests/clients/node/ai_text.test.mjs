@@ -4,7 +4,7 @@ import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { APICallError, generateText, streamText } from "ai";
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { answer, baseURL, farFromTheEnd, model, name, narrow, observe } from "./server.mjs";
+import { answer, baseURL, farFromTheEnd, manyTokens, model, name, narrow, observe } from "./server.mjs";
 
 const raystream = createOpenAICompatible({ name: "raystream", baseURL, includeUsage: true });
 const prompt = `What does ${name} do?`;
@@ -37,6 +37,7 @@ test("an aborted streamText frees its slot", async () => {
     model: raystream(narrow),
     prompt,
     temperature: 2,
+    maxOutputTokens: manyTokens,
     // The provider's own way to send what it has no name for.
     providerOptions: { raystream: { ignore_eos: true } },
     abortSignal: controller.signal,
