@@ -18,6 +18,7 @@ FAMILIAR: dict[str, Any] = {
     "response_format": {"type": "json_object"},
     "tools": None,
     "tool_choice": None,
+    "parallel_tool_calls": None,
 }
 """What stands for values that only the model can judge and so would nearly always be refused."""
 
@@ -35,6 +36,7 @@ def before_call(
     for name in LENGTHS:
         if is_count(body.get(name)):
             body[name] = MAX_TOKENS
+    # Those with a seed stay as they were drawn.
     if case.meta is not None and case.meta.generation.mode.is_positive and not body.get("seed"):
         body |= {name: FAMILIAR[name] for name in FAMILIAR if body.get(name)}
     if "max_completion_tokens" not in body:
