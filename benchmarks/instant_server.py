@@ -9,6 +9,7 @@ Run: python benchmarks/instant_server.py PORT
 import asyncio
 import sys
 from collections.abc import AsyncIterator
+from typing import NoReturn
 
 import uvicorn
 
@@ -61,6 +62,14 @@ class InstantBackend:
             accepts_images=False,
             default_sampling=SamplingParams(),
         )
+
+    async def tokenize(self, request: object) -> NoReturn:
+        """Stand for what is not measured."""
+        raise NotImplementedError
+
+    async def detokenize(self, token_ids: tuple[int, ...]) -> NoReturn:
+        """Stand for what is not measured."""
+        raise NotImplementedError
 
     async def ping(self) -> None:
         """Be well."""

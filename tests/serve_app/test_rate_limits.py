@@ -1,6 +1,7 @@
 import asyncio
 import re
 from collections.abc import Sequence
+from typing import cast
 
 import httpx
 import pytest
@@ -194,7 +195,7 @@ async def test_a_ledger_that_does_not_answer_is_not_waited_for(backend: FakeBack
             raise AssertionError
 
     app = behind_door(backend, ring(requests_per_minute=9), SilentLedger())
-    (rates,) = (m for m in app.user_middleware if m.cls is RateLimitMiddleware)
+    (rates,) = (m for m in app.user_middleware if cast("object", m.cls) is RateLimitMiddleware)
     rates.kwargs["timeout_s"] = 0
     async with client_of(app) as client:
         assert (await ask(client)).status_code == 503
