@@ -29,7 +29,14 @@ def config() -> dict[str, Any]:
     wide = application["args"]["models"][0]
     assert wide["id"] == MODEL
     # 2048 is as far as the model goes: what fills the narrow one must outlast the test's next call.
-    narrow = {**wide, "id": NARROW, "num_cpus": 0.2, "max_num_seqs": 1, "max_model_len": 2048}
+    narrow = {
+        **wide,
+        "id": NARROW,
+        "num_cpus": 0.2,
+        "max_num_seqs": 1,
+        "max_queued_requests": 1,
+        "max_model_len": 2048,
+    }
     application["args"]["models"].append(narrow)
     window = {
         "name": "window",
