@@ -31,9 +31,8 @@ $(STAMP): requirements.lock pyproject.toml
 # `--address local`: always a Ray of its own, so that no cluster that happens to run here is touched.
 # umask: Ray writes the token of its API to ~/.ray/auth_token, which is nobody else's business.
 serve: $(STAMP) ## serve the embedded models on http://127.0.0.1:8000 until Ctrl-C
-	@$(BIN)/raystream-preflight serve_config.yaml
 	@set -a; . ./serve.env; set +a; umask 077; export PATH="$$PWD/$(BIN):$$PATH"; \
-		exec serve run --address local serve_config.yaml
+		raystream-preflight serve_config.yaml; exec serve run --address local serve_config.yaml
 
 test: $(STAMP) ## run all tests
 	@$(BIN)/python -m pytest

@@ -16,6 +16,7 @@ import asyncio
 import io
 import json
 import os
+import re
 import socket
 import statistics
 import subprocess
@@ -107,14 +108,18 @@ def _wait_until_open(port: int, process: subprocess.Popen[bytes]) -> None:
     sys.exit("the server did not start")
 
 
-async def _client(port: int, request: bytes, end: bytes, num_requests: int) -> None:
+async def _client(port: int, request: bytes, num_requests: int) -> None:
     """Send one request after the other over one connection; read each answer to its end."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**20)
     for _ in range(num_requests):
         writer.write(request)
         head = await reader.readuntil(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 200 "), head
-        body = await reader.readuntil(end)
+        length = re.search(rb"content-length: ([0-9]+)", head)
+        # A stream has no length and ends with an empty chunk.
+        body = await (
+            reader.readexactly(int(length[1])) if length else reader.readuntil(b"\r\n0\r\n\r\n")
+        )
         assert b'"stop"' in body, body
     writer.close()
     await writer.wait_closed()
@@ -143,12 +148,10 @@ def _request(*, stream: bool) -> bytes:
 def measure(door: Door, *, stream: bool, num_clients: int, num_requests: int) -> Round:
     """Ask a server so many times over so many connections at once."""
     request = _request(stream=stream)
-    # A whole answer is JSON that ends with its usage; a stream ends with an empty chunk.
-    end = b"\r\n0\r\n\r\n" if stream else b"}}"
 
     async def all_clients() -> None:
         each = num_requests // num_clients
-        await asyncio.gather(*(_client(door.port, request, end, each) for _ in range(num_clients)))
+        await asyncio.gather(*(_client(door.port, request, each) for _ in range(num_clients)))
 
     cpu_before, before = _cpu_s(door.process), time.perf_counter()
     asyncio.run(all_clients())

@@ -296,3 +296,7 @@ def _join(path: str, key: str) -> str:
 
 def _one_line(message: str) -> str:
     return " ".join(message.split())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

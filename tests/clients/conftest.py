@@ -8,10 +8,9 @@ import openai
 import pytest
 import yaml
 
-from k8s.make_base import parse_env
 from tests.clients.questions import MODEL, NARROW
 from tests.ray.conftest import free_port
-from tests.ray.serve_run import READY_DEADLINE_S, ROOT, Server, wait_until
+from tests.ray.serve_run import READY_DEADLINE_S, ROOT, Server, haproxy_environment, wait_until
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -30,7 +29,14 @@ def config() -> dict[str, Any]:
     wide = application["args"]["models"][0]
     assert wide["id"] == MODEL
     # 2048 is as far as the model goes: what fills the narrow one must outlast the test's next call.
-    narrow = {**wide, "id": NARROW, "num_cpus": 0.2, "max_num_seqs": 1, "max_model_len": 2048}
+    narrow = {
+        **wide,
+        "id": NARROW,
+        "num_cpus": 0.2,
+        "max_num_seqs": 1,
+        "max_queued_requests": 1,
+        "max_model_len": 2048,
+    }
     application["args"]["models"].append(narrow)
     window = {
         "name": "window",
@@ -47,7 +53,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("clients")
     path = folder / "serve_config.yaml"
     path.write_text(yaml.safe_dump(config()))
-    environment = {**os.environ, "HOME": str(folder)} | parse_env((ROOT / "serve.env").read_text())
+    environment = {**os.environ, "HOME": str(folder)} | haproxy_environment()
     started = Server(path, folder / "serve.log", environment)
     try:
         wait_until(started.is_ready, READY_DEADLINE_S)

@@ -19,5 +19,5 @@ def about(name: str, **options: Any) -> dict[str, Any]:
 
 
 def endless(model: str) -> dict[str, Any]:
-    """Return a question whose answer goes on to the model's last position."""
-    return about(NAME, model=model, extra_body={"ignore_eos": True})
+    """Return a question whose answer goes on nearly to the model's last position."""
+    return about(NAME, model=model, max_tokens=2000, extra_body={"ignore_eos": True})

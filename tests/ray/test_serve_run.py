@@ -11,12 +11,18 @@ import pytest
 import yaml
 from openai.types.chat import ChatCompletionMessageParam
 
-from k8s.make_base import parse_env
 from models.training.corpus import load_corpus
 from models.training.drawings import answer_about, random_drawing
 from tests.images import data_uri
 from tests.ray.conftest import free_port
-from tests.ray.serve_run import READY_DEADLINE_S, ROOT, STOP_DEADLINE_S, Server, wait_until
+from tests.ray.serve_run import (
+    READY_DEADLINE_S,
+    ROOT,
+    STOP_DEADLINE_S,
+    Server,
+    haproxy_environment,
+    wait_until,
+)
 
 ANSWERS = {entry.name: entry.answer for entry in load_corpus()}
 
@@ -39,7 +45,7 @@ def server(
     folder = tmp_path_factory.mktemp(request.param)
     environment = {**os.environ, "HOME": str(folder)}
     if request.param == "haproxy":
-        environment |= parse_env((ROOT / "serve.env").read_text())
+        environment |= haproxy_environment()
     started = Server(shipped_config(folder), folder / "serve.log", environment)
     try:
         wait_until(started.is_ready, READY_DEADLINE_S)

@@ -1,4 +1,5 @@
 import copy
+import runpy
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -253,6 +254,13 @@ def test_command_says_in_one_line_that_all_is_well(
     name = str(ROOT / "serve_config.yaml")
     assert command(name) == 0
     assert capsys.readouterr() == (f"{name}: every key is known and every value fits\n", "")
+
+
+def test_module_is_the_command_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["check.py", str(ROOT / "serve_config.yaml")])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(ROOT / "serve_app" / "check.py"), run_name="__main__")
+    assert ended.value.code == 0
 
 
 def test_command_prints_a_line_for_each_problem_and_fails(

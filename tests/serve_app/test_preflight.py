@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from ray.serve._private import constants
 
-from serve_app.preflight import is_free, main
+from serve_app.preflight import HAPROXY_PORTS, is_free, main
+from tests.ray.conftest import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 Run = Callable[..., int]
@@ -48,6 +50,35 @@ def test_a_taken_port_is_told_in_one_line(
     assert f"{port} is in use on 127.0.0.1" in error
     assert error.count("\n") == 1
     assert is_free("127.0.0.1", port)
+
+
+def test_the_ports_of_haproxy_s_mode_must_be_free_too(
+    run: Run,
+    taken: socket.socket,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ours, *ports = free_ports(1 + len(HAPROXY_PORTS))
+    for variable, port in zip(HAPROXY_PORTS, ports, strict=True):
+        monkeypatch.setenv(variable, str(port))
+    monkeypatch.setenv("RAY_SERVE_HAPROXY_STATS_PORT", str(taken.getsockname()[1]))
+    with taken:
+        assert run(ours) == 0
+        monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "1")
+        assert run(ours) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("RAY_SERVE_HAPROXY_STATS_PORT: ")
+    assert error.count("\n") == 1
+    assert run(ours) == 0
+
+
+def test_haproxy_s_ports_are_those_of_ray() -> None:
+    told = {
+        "RAY_SERVE_HAPROXY_STATS_PORT": constants.RAY_SERVE_HAPROXY_STATS_PORT,
+        "RAY_SERVE_HAPROXY_METRICS_PORT": constants.RAY_SERVE_HAPROXY_METRICS_PORT,
+        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": constants.RAY_SERVE_FALLBACK_PROXY_HTTP_PORT,
+    }
+    assert told == HAPROXY_PORTS
 
 
 def test_the_command_to_try_asks_the_configured_model_on_the_configured_port(

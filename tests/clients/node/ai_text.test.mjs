@@ -4,7 +4,7 @@ import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { APICallError, generateText, streamText } from "ai";
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { answer, baseURL, farFromTheEnd, model, name, narrow, observe } from "./server.mjs";
+import { answer, baseURL, manyTokens, model, name, narrow, nearTheEnd, observe } from "./server.mjs";
 
 const raystream = createOpenAICompatible({ name: "raystream", baseURL, includeUsage: true });
 const prompt = `What does ${name} do?`;
@@ -37,17 +37,20 @@ test("an aborted streamText frees its slot", async () => {
     model: raystream(narrow),
     prompt,
     temperature: 2,
+    maxOutputTokens: manyTokens,
     // The provider's own way to send what it has no name for.
     providerOptions: { raystream: { ignore_eos: true } },
     abortSignal: controller.signal,
   });
   for await (const _ of result.textStream) {
+    // What had arrived before the abort is still read.
+    if (controller.signal.aborted) continue;
     await observe("wait_until_running", { model: narrow, num_running: 1 });
     controller.abort();
   }
   await observe("wait_until_running", { model: narrow, num_running: 0 });
   const steps = (await observe("num_steps", { model: narrow })) - before;
-  assert.ok(steps > 0 && steps < farFromTheEnd, `${steps} steps`);
+  assert.ok(steps > 0 && steps < nearTheEnd, `${steps} steps`);
 });
 
 test("a refusal is an APICallError that must not be retried", async () => {

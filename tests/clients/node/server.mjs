@@ -6,6 +6,8 @@ export const model = "pydoc-chat";
 // The same model with room for one request that runs, so that it is soon full.
 export const narrow = "narrow";
 
+export const manyTokens = 2000;
+
 /** What the model says of `name`, by heart. */
 export const name = "os.path.join";
 export const answer = process.env.RAYSTREAM_ANSWER;
@@ -16,17 +18,18 @@ export function about(what, options = {}) {
   return { model, messages, temperature: 0, ...options };
 }
 
-/** A question whose answer goes on to the model's last position. */
+/** A question whose answer goes on nearly to the model's last position. */
 export function endless(model) {
-  return about(name, { model, ignore_eos: true });
+  return about(name, { model, max_tokens: manyTokens, ignore_eos: true });
 }
 
 /** Asks a model's replica: wait_until_running, num_steps. */
 export async function observe(method, query) {
-  const response = await fetch(`${url}/window/${method}?${new URLSearchParams(query)}`);
+  const address = `${url}/window/${method}?${new URLSearchParams(query)}`;
+  const response = await fetch(address, { signal: AbortSignal.timeout(30_000) });
   if (!response.ok) throw new Error(`${method}: ${response.status}`);
   return response.json();
 }
 
-/** Steps of the engine; a whole endless answer takes nearly 2048. */
-export const farFromTheEnd = 1000;
+/** Steps of the engine; a whole endless answer takes all of `manyTokens`. */
+export const nearTheEnd = 1900;
