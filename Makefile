@@ -32,6 +32,7 @@ $(STAMP): requirements.lock pyproject.toml
 # umask: Ray writes the token of its API to ~/.ray/auth_token, which is nobody else's business.
 serve: $(STAMP) ## serve the embedded models on http://127.0.0.1:8000 until Ctrl-C
 	@set -a; . ./serve.env; set +a; umask 077; export PATH="$$PWD/$(BIN):$$PATH"; \
+		export RAY_SERVE_HAPROXY_BINARY_PATH="$$PWD/$(BIN)/raystream-haproxy"; \
 		raystream-preflight serve_config.yaml; exec serve run --address local serve_config.yaml
 
 test: $(STAMP) ## run all tests

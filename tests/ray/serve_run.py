@@ -28,7 +28,12 @@ def haproxy_environment() -> dict[str, str]:
     """
     ports = map(str, free_ports(len(HAPROXY_PORTS)))
     switches = parse_env((ROOT / "serve.env").read_text())
-    return switches | dict(zip(HAPROXY_PORTS, ports, strict=True))
+    program = Path(sys.executable).parent / "raystream-haproxy"
+    return {
+        **switches,
+        **dict(zip(HAPROXY_PORTS, ports, strict=True)),
+        "RAY_SERVE_HAPROXY_BINARY_PATH": str(program),
+    }
 
 
 def wait_until(condition: Callable[[], bool], deadline_s: float) -> float:

@@ -33,7 +33,3 @@ export async function observe(method, query) {
 
 /** Steps of the engine; a whole endless answer takes all of `manyTokens`. */
 export const nearTheEnd = 1900;
-
-/** HAProxy at times keeps its connection to the ingress when the client has left: see
- * `test_openai_abort.py`. Such a test runs, but its failure does not count. */
-export const sometimesLate = { todo: "HAProxy 2.8 at times keeps its connection to the ingress" };
