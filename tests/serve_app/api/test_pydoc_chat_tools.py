@@ -22,6 +22,7 @@ from deployments.contract import (
     TokenizedPrompt,
     TokenizeRequest,
 )
+from deployments.gpu.device import open_device
 from deployments.text_generator import TextGenerator
 from serve_app.config import AppConfig
 from serve_app.ingress import build_app
@@ -110,7 +111,11 @@ def generator() -> Iterator[TextGenerator]:
         rank=ReplicaRank(rank=0, node_rank=0, local_rank=0),
         world_size=1,
     )
-    made = LocalGenerator(spec(FOLDER, id="m", max_model_len=1024))
+    # A Ray of other tests may run, which has assigned nothing to this process.
+    made = LocalGenerator(
+        spec(FOLDER, id="m", max_model_len=1024),
+        open_device=lambda spec: open_device(spec.device, has_gpu=False),
+    )
     yield made
     made.__del__()
     context._INTERNAL_REPLICA_CONTEXT = None  # type: ignore[assignment] # as Ray starts
