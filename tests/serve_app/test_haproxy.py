@@ -20,6 +20,7 @@ def test_it_becomes_haproxy() -> None:
 def test_it_does_not_splice_and_passes_rays_arguments_on(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[list[str]] = []
     monkeypatch.setattr(sys, "argv", ["raystream-haproxy", "-f", "haproxy.cfg", "-db"])
+    monkeypatch.delenv(haproxy.VARIABLE, raising=False)
     monkeypatch.setattr(os, "execv", lambda _, arguments: started.append(arguments))
     haproxy.main()
     ((_, *arguments),) = started
