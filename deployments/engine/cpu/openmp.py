@@ -33,3 +33,8 @@ def find_parallel() -> Parallel | None:
     parallel.restype = None
     found: Parallel = parallel
     return found
+
+
+def run_alone(function: int, argument: ctypes.Array[ctypes.c_int64], *_: int) -> None:
+    """Run a C function on the calling thread; see `Parallel`."""
+    ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function)(ctypes.addressof(argument))
