@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 Parallel = Callable[[int, ctypes.Array[ctypes.c_int64], int, int], None]
 """Runs a C function of one pointer: its address, the argument, the number of threads, and 0."""
 
+CFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
 
 @cache
 def find_parallel() -> Parallel | None:
@@ -37,4 +39,4 @@ def find_parallel() -> Parallel | None:
 
 def run_alone(function: int, argument: ctypes.Array[ctypes.c_int64], *_: int) -> None:
     """Run a C function on the calling thread; see `Parallel`."""
-    ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function)(ctypes.addressof(argument))
+    CFunction(function)(ctypes.addressof(argument))
