@@ -73,6 +73,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15, help="of each, in turn")
     args = parser.parse_args()
     kv = KVSlots(SHAPE, num_slots=NUM_SEQS, max_model_len=MAX_MODEL_LEN, device=torch.device("cpu"))
+    for tensor in (*kv.keys, *kv.values):
+        tensor.normal_()  # untouched memory is one page of zeros, which stays in the cache
     for num_threads in args.threads:
         torch.set_num_threads(num_threads)
         Console().print(measure(kv, args.rounds, f"{NUM_LAYERS} layers, {num_threads} thread(s)"))
