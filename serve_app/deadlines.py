@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from math import inf
 from types import MappingProxyType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from deployments.contract import (
     GenerationRequest,
@@ -72,8 +72,12 @@ class Deadline:
                 return await work
         except TimeoutError:
             if timer.expired():
-                raise self.error(MESSAGES[self.error].format(self.limit_s)) from None
+                raise self.exceeded() from None
             raise
+
+    def exceeded(self) -> DeadlineExceededError:
+        """Return the error of who is late."""
+        return self.error(MESSAGES[self.error].format(self.limit_s))
 
 
 def first_deadline(limits: LimitsConfig, started_s: float) -> Deadline:
@@ -147,7 +151,11 @@ class DeadlineBackend:
 
 
 class DeadlineStream:
-    """A stream that comes in time, or ends with an error."""
+    """A stream that comes in time, or ends with an error.
+
+    One timer watches it, and rings when the read that waits now could be late, or the next one at
+    the earliest; so a message, of which there are many, sets no timer of its own.
+    """
 
     def __init__(self, stream: GenerationStream, limits: LimitsConfig, started_s: float) -> None:
         """Take over an accepted stream.
@@ -163,6 +171,11 @@ class DeadlineStream:
         self._has_tokens = False
         self._limits = limits
         self._started_s = started_s
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._reader: asyncio.Task[Any] | None = None
+        self._asked_s = started_s
+        self._missed: Deadline | None = None
 
     def __aiter__(self) -> Self:
         """Return itself: a stream is read once."""
@@ -175,23 +188,59 @@ class DeadlineStream:
             DeadlineExceededError: They did not come in time; the sequence is aborted.
             RaystreamError: See `GenerationStream.__aiter__`.
         """
-        try:
-            deltas = await self._deadline().hold(anext(self._deltas))
-        except DeadlineExceededError:
-            await self._stream.aclose()
-            raise
-        self._has_tokens = True
-        return deltas
-
-    def _deadline(self) -> Deadline:
-        if not self._has_tokens:
-            return first_deadline(self._limits, self._started_s)
+        reader = self._reader = asyncio.current_task(self._loop)
         # From now, not from the last token: a reader that comes late is no stall.
-        return next_deadline(self._limits, self._started_s, _now_s())
+        self._asked_s = self._loop.time()
+        if self._timer is None:
+            self._set_timer()
+        try:
+            deltas = await anext(self._deltas)
+        except asyncio.CancelledError:
+            assert reader is not None, "nobody else can be cancelled"
+            # Somebody else may have cancelled the reader, too.
+            if self._missed is None or reader.uncancel() > 0:
+                raise
+            await self.aclose()
+            raise self._missed.exceeded() from None
+        finally:
+            self._reader = None
+        if not self._has_tokens:
+            self._has_tokens = True
+            self._stop_timer()
+        return deltas
 
     async def aclose(self) -> None:
         """Abort the sequence unless it has ended; closing twice is harmless."""
+        self._stop_timer()
         await self._stream.aclose()
+
+    def _set_timer(self) -> None:
+        due = self._deadline()
+        if due.limit_s is not None:
+            self._timer = self._loop.call_at(due.at_s, self._look)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look(self) -> None:
+        """Cancel a read that is late; set the timer anew for one that is not."""
+        self._timer = None
+        if self._reader is None:
+            return  # the next read sets it
+        due = self._deadline()
+        if due.at_s > self._loop.time():
+            self._set_timer()
+            return
+        self._missed = due
+        self._reader.cancel()
+
+    def _deadline(self) -> Deadline:
+        """Return when the read that waits, or the next one, is late."""
+        if not self._has_tokens:
+            return first_deadline(self._limits, self._started_s)
+        return next_deadline(self._limits, self._started_s, self._asked_s)
 
 
 def _now_s() -> float:

@@ -89,6 +89,10 @@ def join(parts: Sequence[Piece]) -> Piece:
 
 
 def _of_deltas(deltas: list[TextDelta]) -> Piece:
+    if len(deltas) == 1:
+        delta = deltas[0]
+        num_tokens, finish = len(delta.token_ids), _finish(delta)
+        return Piece(delta.text, num_tokens, finish, delta.logprobs, delta.num_cached_tokens)
     return Piece(
         text="".join(delta.text for delta in deltas),
         num_tokens=sum(len(delta.token_ids) for delta in deltas),
