@@ -13,7 +13,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Final
@@ -171,12 +171,12 @@ class AccessLogMiddleware:
 
 
 def _watched(send: Send, record: RequestRecord) -> Send:
-    async def watched(message: Message) -> None:
+    def watched(message: Message) -> Awaitable[None]:
         if message["type"] == "http.response.start":
             record.status = message["status"]
         elif not message.get("more_body", False):
             record.is_answered = True
-        await send(message)
+        return send(message)
 
     return watched
 

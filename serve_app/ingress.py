@@ -86,8 +86,9 @@ def build_app(
     app.state.limits = config.limits
     install_error_handlers(app)
     for surface in SURFACES:
-        app.include_router(surface(context).router())
-    app.include_router(VersionApi(app.version).router())
+        # Not included: FastAPI looks for the routes of an included router twice a request.
+        app.router.routes += surface(context).router().routes
+    app.router.routes += VersionApi(app.version).router().routes
     install_docs(app)
     return app
 

@@ -104,8 +104,8 @@ async def _completion(
 ) -> Completion:
     tally = UsageTally(choices)
     answers = await choices.whole()
-    for index, answer in enumerate(answers):
-        tally.add(index, answer)
+    for answer in answers:
+        tally.add(answer)
     return Completion(
         id=head.id,
         created=head.created,

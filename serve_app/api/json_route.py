@@ -10,7 +10,7 @@ Source: https://www.rfc-editor.org/rfc/rfc8259
 
 import json
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from math import isfinite
 from typing import Any, Final, NoReturn
 
@@ -18,6 +18,7 @@ from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
+from starlette.routing import request_response
 
 from deployments.errors import InvalidRequestError, UnsupportedMediaTypeError
 
@@ -29,28 +30,33 @@ a body that is nothing but empty lists would fill a gigabyte and hold up everybo
 class JsonRoute(APIRoute):
     """A route with one body, which is read strictly."""
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return what answers a request."""
-        body_field, endpoint = self.body_field, self.endpoint
-        assert body_field is not None, "a route without a body needs no JsonRoute"
-        request_name = self.dependant.request_param_name
+    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+        """Describe the route to FastAPI, and answer its requests without it."""
+        super().__init__(path, endpoint, **options)
+        self.app = request_response(self.answer)
 
-        async def handle(request: Request) -> Response:
-            _require_json(request.headers.get("content-type", ""))
-            max_depth: int = request.app.state.limits.max_json_depth
-            decoded = decode_json(await request.body(), max_depth)
-            body, mistakes = body_field.validate(decoded, loc=("body",))
-            if mistakes:
-                raise RequestValidationError(mistakes, body=decoded)
-            given = {body_field.name: body}
-            if request_name is not None:
-                given[request_name] = request
-            answer: Response | BaseModel = await endpoint(**given)
-            if isinstance(answer, Response):
-                return answer
-            return Response(answer.model_dump_json(), media_type="application/json")
+    async def answer(self, request: Request) -> Response:
+        """Return the endpoint's answer.
 
-        return handle
+        Raises:
+            UnsupportedMediaTypeError: The body is said to be something else than JSON.
+            InvalidRequestError: It is not JSON.
+            RequestValidationError: It is not what the endpoint takes.
+        """
+        _require_json(request.headers.get("content-type", ""))
+        max_depth: int = request.app.state.limits.max_json_depth
+        decoded = decode_json(await request.body(), max_depth)
+        assert self.body_field is not None, "a route without a body needs no JsonRoute"
+        body, mistakes = self.body_field.validate(decoded, loc=("body",))
+        if mistakes:
+            raise RequestValidationError(mistakes, body=decoded)
+        given = {self.body_field.name: body}
+        if self.dependant.request_param_name is not None:
+            given[self.dependant.request_param_name] = request
+        answer: Response | BaseModel = await self.endpoint(**given)
+        if isinstance(answer, Response):
+            return answer
+        return Response(answer.model_dump_json(), media_type="application/json")
 
 
 def decode_json(body: bytes, max_depth: int) -> Any:
