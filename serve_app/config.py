@@ -197,7 +197,8 @@ class LimitsConfig(StrictModel):
         max_num_tools: Tools that one request may offer to the model.
         max_tools_bytes: Size of all their names, descriptions and schemas together, as JSON.
         max_schema_bytes: Size of one JSON schema that an answer must be valid by.
-        max_schema_depth: How deeply its brackets may be nested.
+        max_schema_depth: How deeply its brackets may be nested; an object in an object takes two.
+            `max_json_depth` counts those of the body around it, too.
         max_schema_compile_s: Seconds of CPU that it may take to compile.
         max_num_prompts: Texts that one completions request may ask for: its prompts, each `n`
             times. Each is a sequence of its own.
@@ -224,7 +225,7 @@ class LimitsConfig(StrictModel):
     max_num_tools: int = Field(default=128, ge=0, le=MAX_NUM_TOOLS)
     max_tools_bytes: int = Field(default=64 * 2**10, ge=0)
     max_schema_bytes: int = Field(default=2**16, ge=2, le=2**19)
-    max_schema_depth: int = Field(default=64, ge=1, le=100)
+    max_schema_depth: int = Field(default=32, ge=1, le=100)
     max_schema_compile_s: int = Field(default=1, ge=1, le=60)
     max_num_prompts: int = Field(default=64, ge=1)
 

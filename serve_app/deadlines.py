@@ -1,7 +1,9 @@
 """How long a client may have to wait: for the first token, for the next one, and for the whole.
 
-Wraps a backend, so that every surface is held to the same limits. When one is exceeded the sequence
-is aborted and the stream raises: before the headers that is a 504, behind them an error event.
+Wraps a backend, so that every surface is held to the same limits; what a request needs before that
+(images, schemas) is held by `ApiContext`. All counts from the request's arrival. When a limit is
+exceeded the sequence is aborted and the stream raises: before the headers that is a 504, behind
+them an error event.
 """
 
 import asyncio
@@ -24,6 +26,7 @@ from deployments.errors import (
     StallTimeoutError,
     TotalTimeoutError,
 )
+from serve_app.access_log import seconds_since_arrival
 from serve_app.backends import GenerationBackend, GenerationStream
 from serve_app.config import LimitsConfig
 
@@ -112,7 +115,7 @@ class DeadlineBackend:
             DeadlineExceededError: The replica did not take the request in time.
             RaystreamError: See `GenerationBackend.generate`.
         """
-        started_s = _now_s()
+        started_s = arrival_s()
         deadline = first_deadline(self._limits, started_s)
         stream = await deadline.hold(self._backend.generate(request))
         return DeadlineStream(stream, self._limits, started_s)
@@ -124,7 +127,7 @@ class DeadlineBackend:
             DeadlineExceededError: No replica had the model loaded in time.
             RaystreamError: See `GenerationBackend.describe`.
         """
-        return await first_deadline(self._limits, _now_s()).hold(self._backend.describe())
+        return await first_deadline(self._limits, arrival_s()).hold(self._backend.describe())
 
     async def tokenize(self, request: TokenizeRequest) -> TokenizedPrompt:
         """Return a prompt's tokens; see `GenerationBackend.tokenize`.
@@ -133,7 +136,7 @@ class DeadlineBackend:
             DeadlineExceededError: The replica did not answer in time.
             RaystreamError: See `GenerationBackend.tokenize`.
         """
-        return await first_deadline(self._limits, _now_s()).hold(self._backend.tokenize(request))
+        return await first_deadline(self._limits, arrival_s()).hold(self._backend.tokenize(request))
 
     async def detokenize(self, token_ids: tuple[int, ...]) -> str:
         """Return the text of tokens; see `GenerationBackend.detokenize`.
@@ -142,7 +145,7 @@ class DeadlineBackend:
             DeadlineExceededError: The replica did not answer in time.
             RaystreamError: See `GenerationBackend.detokenize`.
         """
-        deadline = first_deadline(self._limits, _now_s())
+        deadline = first_deadline(self._limits, arrival_s())
         return await deadline.hold(self._backend.detokenize(token_ids))
 
     async def ping(self) -> None:
@@ -243,5 +246,6 @@ class DeadlineStream:
         return next_deadline(self._limits, self._started_s, self._asked_s)
 
 
-def _now_s() -> float:
-    return asyncio.get_running_loop().time()
+def arrival_s() -> float:
+    """Return when the request came that this task works for, in the event loop's time."""
+    return asyncio.get_running_loop().time() - seconds_since_arrival()

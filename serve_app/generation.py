@@ -41,9 +41,7 @@ class Piece(NamedTuple):
     choice_index: int = 0
 
 
-async def pieces(
-    stream: GenerationStream, choice_index: int = 0
-) -> AsyncGenerator[Piece, None]:
+async def pieces(stream: GenerationStream, choice_index: int = 0) -> AsyncGenerator[Piece, None]:
     """Yield a piece for each list of deltas.
 
     Args:

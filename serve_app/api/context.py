@@ -1,8 +1,9 @@
 """What every surface is given."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from deployments.contract import ChatMessage, GenerationRequest, SamplingParams
 from deployments.work_line import WorkLine
@@ -31,7 +32,10 @@ from serve_app.catalog import ModelCatalog, ServedModel
 from serve_app.choices import Choices
 from serve_app.clock import Clock
 from serve_app.config import LimitsConfig
+from serve_app.deadlines import arrival_s, first_deadline
 from serve_app.image_fetcher import ImageSource
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +81,24 @@ class ApiContext:
         accepts_images = model.description.accepts_images
         if count_images(bodies):
             fetched = await self._fetch(bodies) if accepts_images else {}
-            return await asyncio.to_thread(
-                to_messages, bodies, self.limits, accepts_images, fetched
+            return await self._in_time(
+                asyncio.to_thread(to_messages, bodies, self.limits, accepts_images, fetched)
             )
         return to_messages(bodies, self.limits, accepts_images)
 
     async def _fetch(self, bodies: list[MessageBody]) -> dict[str, bytes]:
         urls = image_urls(bodies, self.limits)
-        return {} if self.images is None else await self.images.fetch_all(urls)
+        if self.images is None:
+            return {}
+        return await self._in_time(self.images.fetch_all(urls))
+
+    async def _in_time(self, work: Awaitable[T]) -> T:
+        """Wait for what a request needs before a replica sees it.
+
+        Raises:
+            DeadlineExceededError: The request has no first token by then.
+        """
+        return await first_deadline(self.limits, arrival_s()).hold(work)
 
     async def open_stream(
         self,
@@ -152,10 +166,12 @@ class ApiContext:
         sampling = fields.to_sampling(model.description.default_sampling)
         check_stops(sampling.stop, self.limits)
         if fields.response_format is not None:
-            grammar = await self.schemas.run(to_grammar, fields.response_format, self.limits)
+            grammar = await self._in_time(
+                self.schemas.run(to_grammar, fields.response_format, self.limits)
+            )
             sampling = replace(sampling, grammar=grammar)
         if offer.is_guiding(sampling):
-            return await self.schemas.run(offer.guide, sampling, self.limits)
+            return await self._in_time(self.schemas.run(offer.guide, sampling, self.limits))
         return sampling
 
 

@@ -54,9 +54,9 @@ class JsonRoute(APIRoute):
         if self.dependant.request_param_name is not None:
             given[self.dependant.request_param_name] = request
         answer: Response | BaseModel = await self.endpoint(**given)
-        if isinstance(answer, Response):
-            return answer
-        return Response(answer.model_dump_json(), media_type="application/json")
+        if isinstance(answer, BaseModel):
+            return Response(answer.model_dump_json(), media_type="application/json")
+        return answer
 
 
 def decode_json(body: bytes, max_depth: int) -> Any:

@@ -117,12 +117,21 @@ async def test_echo_puts_the_prompt_before_each_of_its_answers(
     assert streamed == texts
 
 
-async def test_echo_of_tokens_that_there_are_not_is_refused_before_anything_runs(
+async def test_echo_of_tokens_that_there_are_not_is_refused_and_closes_the_answers(
     client: httpx.AsyncClient, backend: FakeBackend
 ) -> None:
-    answer = await client.post(PATH, json={**HI, "prompt": [2**30], "echo": True})
+    answer = await client.post(PATH, json={**HI, "prompt": [2**30], "echo": True, "n": 2})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt")
-    assert not backend.requests
+    assert [stream.closed.is_set() for stream in backend.streams] == [True, True]
+
+
+async def test_who_is_not_admitted_costs_no_detokenizing(
+    client: httpx.AsyncClient, backend: FakeBackend
+) -> None:
+    backend.refusal = OverloadedError("busy", None, 1)
+    answer = await client.post(PATH, json={**HI, "prompt": [104], "echo": True})
+    assert answer.status_code == 503
+    assert not backend.detokenized
 
 
 async def test_a_stream_tells_the_finish_with_the_last_text_then_usage_and_done(
