@@ -6,8 +6,8 @@ transport, which are the same to both doors, hides what the door itself takes. T
 taken from git into a temporary folder. Rounds alternate; medians are compared, since machines are
 noisy. CPU time is the server process's own, and the steadier figure.
 
-With `--ray` both run on a Ray of their own, in the mode of serve.env, and the source stands behind a
-handle (`instant_ray_server`). CPU time is then told of the ingress replica, and of all processes.
+With `--ray` both run on a Ray of their own, in the mode of serve.env, and the source stands behind
+a handle (`instant_ray_server`). CPU time is then told of the ingress replica, and of all processes.
 
 The baseline is the ingress before it had keys, limits and admission.
 
@@ -143,7 +143,16 @@ async def _client(port: int, request: bytes, num_requests: int) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**20)
     for _ in range(num_requests):
         writer.write(request)
-        head = await reader.readuntil(b"\r\n\r\n")
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+        except asyncio.IncompleteReadError as error:
+            # HAProxy closes idle connections when it gets a new configuration.
+            if error.partial:
+                raise
+            writer.close()
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**20)
+            writer.write(request)
+            head = await reader.readuntil(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 200 "), head
         length = re.search(rb"content-length: ([0-9]+)", head)
         # A stream has no length and ends with an empty chunk.
