@@ -12,7 +12,8 @@ from itertools import count
 
 from deployments.contract import SamplingParams
 from deployments.delta_stream import DeltaStream
-from deployments.engine.engine import Engine, EngineStats
+from deployments.engine.engine import Engine
+from deployments.engine.engine_stats import EngineStats
 from deployments.engine.engine_thread import Deltas, EngineDeadError, EngineThread
 from deployments.engine.output import FinishReason, TextDelta
 from deployments.engine.sequence import SequenceRequest

@@ -32,8 +32,9 @@ from deployments.contract import (
     TokenizeRequest,
 )
 from deployments.description import describe_model
-from deployments.engine.engine import Engine, EngineStats
+from deployments.engine.engine import Engine
 from deployments.engine.engine_limits import InvalidSequenceError, SequenceTooLongError
+from deployments.engine.engine_stats import EngineStats
 from deployments.engine.output import TextDelta
 from deployments.engine.sequence import SequenceRequest
 from deployments.errors import (

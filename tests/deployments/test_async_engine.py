@@ -6,7 +6,8 @@ import pytest
 from deployments.async_engine import MIN_INTERVAL_S, AsyncEngine
 from deployments.contract import FinishReason, SamplingParams, TextDelta
 from deployments.delta_stream import DeltaStream
-from deployments.engine.engine import Engine, EngineStats
+from deployments.engine.engine import Engine
+from deployments.engine.engine_stats import EngineStats
 from deployments.engine.engine_thread import EngineDeadError
 from deployments.engine.sequence import SequenceRequest
 from deployments.errors import GenerationFailedError, ReplicaUnavailableError
@@ -80,7 +81,7 @@ async def test_an_engine_that_runs_but_gives_no_tokens_is_not_healthy(
     def fail(*_: object) -> None:
         raise ValueError("a bug")
 
-    monkeypatch.setattr("deployments.engine.engine.sample", fail)
+    monkeypatch.setattr("deployments.engine.sampling_guard.sample", fail)
     for i in range(2):
         with (
             engine.running(endless(f"r{i}")) as gains,
