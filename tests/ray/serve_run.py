@@ -12,9 +12,10 @@ import httpx
 import psutil
 import yaml
 
+from benchmarks.free_port import free_ports
 from k8s.make_base import parse_env
+from serve_app import haproxy
 from serve_app.preflight import HAPROXY_PORTS
-from tests.ray.conftest import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 READY_DEADLINE_S = 120
@@ -32,7 +33,7 @@ def haproxy_environment() -> dict[str, str]:
     return {
         **switches,
         **dict(zip(HAPROXY_PORTS, ports, strict=True)),
-        "RAY_SERVE_HAPROXY_BINARY_PATH": str(program),
+        haproxy.VARIABLE: str(program),
     }
 
 
