@@ -288,3 +288,11 @@ def test_marks_that_each_begin_a_call_anew_cost_no_more_than_the_depth_allows(
         '<tool_call>{"' * num_marks
     )
     assert num_looks < 4 * MAX_DEPTH * num_marks
+
+
+@pytest.mark.parametrize(
+    "arguments", ['{"a": "\\ud83d"}', '"{\\"a\\": \\"\\ud83d\\"}"'], ids=["object", "string"]
+)
+def test_half_a_surrogate_pair_stays_escaped_so_that_it_can_be_sent(arguments: str) -> None:
+    text = f'<tool_call>{{"arguments": {arguments}, "name": "f"}}</tool_call>'
+    assert parse(HERMES, [text]) == ("", [("f", '{"a": "\\ud83d"}')])
