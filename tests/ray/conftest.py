@@ -12,7 +12,7 @@ from tests.deployments.tiny_folder import save_text_model
 
 NUM_CPUS = 4
 
-# Ray reports its usage unless it is told not to; the servers that the tests start inherit this.
+# Ray reports its usage unless it is told not to.
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 
 

@@ -57,7 +57,8 @@ class Server:
             self.process = subprocess.Popen(
                 [Path(sys.executable).parent / "serve", "run", "--address", "local", config],
                 cwd=ROOT,
-                env={**environment, "PYTHONPATH": str(ROOT)},
+                # Ray reports its usage unless it is told not to.
+                env={**environment, "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"},
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
