@@ -33,3 +33,13 @@ def find_parallel() -> Parallel | None:
     parallel.restype = None
     found: Parallel = parallel
     return found
+
+
+def run_alone(function: int, argument: ctypes.Array[ctypes.c_int64], *_: int) -> None:
+    """Run a C function on the calling thread; see `Parallel`."""
+    _callable(function)(argument)
+
+
+@cache
+def _callable(function: int) -> "ctypes._NamedFuncPointer":
+    return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function)
