@@ -15,6 +15,10 @@ from numba import types
 logger = logging.getLogger(__name__)
 
 
+_workers: list[object] = []
+"""Holds the code of all that was compiled."""
+
+
 def compile_worker(function: Callable[..., Any]) -> int:
     """Compile what the threads of a parallel region run; return its address.
 
@@ -23,16 +27,12 @@ def compile_worker(function: Callable[..., Any]) -> int:
     Args:
         function: What numba can compile. Its argument is the address of what it works on.
     """
-    compiled = partial(numba.cfunc, types.void(types.int64), nopython=True, error_model="numpy")
+    compiled: Any = partial(numba.cfunc, types.void(types.int64), error_model="numpy")
     try:
         worker = compiled(cache=True)(function)
     except RuntimeError as error:  # numba finds no place for its cache
         logger.info("the kernel is compiled at each start: %s", error)
         worker = compiled()(function)
-    WORKERS.append(worker)
+    _workers.append(worker)
     address: int = worker.address
     return address
-
-
-WORKERS: list[object] = []
-"""Holds the code of all that was compiled."""

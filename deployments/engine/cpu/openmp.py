@@ -41,5 +41,5 @@ def run_alone(function: int, argument: ctypes.Array[ctypes.c_int64], *_: int) ->
 
 
 @cache
-def _callable(function: int) -> "ctypes._NamedFuncPointer":
+def _callable(function: int) -> Callable[[ctypes.Array[ctypes.c_int64]], None]:
     return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function)
