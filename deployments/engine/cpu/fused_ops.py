@@ -20,8 +20,8 @@ from deployments.engine.cpu.openmp import find_parallel, run_alone
 
 BFLOAT16 = torch.bfloat16
 
-MIN_SHARED_ELEMENTS = 6000
-"""Elements of an operator for which a second thread is worth waking: a few microseconds of one."""
+MIN_SHARED_ELEMENTS = 30_000
+"""Elements of an operator for which a second thread is worth waking: about 30 us of one."""
 
 
 def rms_norm(

@@ -36,10 +36,10 @@ def find_parallel() -> Parallel | None:
 
 
 def run_alone(function: int, argument: ctypes.Array[ctypes.c_int64], *_: int) -> None:
-    """Run a C function on the calling thread; see `Parallel`."""
+    """Run a C function on the calling thread, for microseconds: no other thread gets Python's lock."""
     _callable(function)(argument)
 
 
 @cache
 def _callable(function: int) -> Callable[[ctypes.Array[ctypes.c_int64]], None]:
-    return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function)
+    return ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(function)
