@@ -145,8 +145,7 @@ class _Writer:
         self.factors = self._array(shape.group)
         (arguments,) = function.args
         self.arguments = {
-            name: self._load(I64, arguments, 8 * index)
-            for index, name in enumerate(ARGUMENTS[:-1])
+            name: self._load(I64, arguments, 8 * index) for index, name in enumerate(ARGUMENTS[:-1])
         }
         self._take_units(self._offset(arguments, 8 * (len(ARGUMENTS) - 1)))
         self.builder.ret_void()
@@ -341,9 +340,7 @@ class _Writer:
             with self._each(I64(self.shape.head_dim), self.lanes * width) as first:
                 self._weigh_part(self._offset(head_values, block_at), heads, first, width)
 
-    def _weigh_part(
-        self, block: Value, heads: Sequence[int], first: Value, width: int
-    ) -> None:
+    def _weigh_part(self, block: Value, heads: Sequence[int], first: Value, width: int) -> None:
         b, head_dim = self.builder, self.shape.head_dim
         places = {(head, v): self._place(self.reals) for head in heads for v in range(width)}
 
