@@ -16,7 +16,7 @@ from deployments.engine.cpu.fused_kernels import (
     make_silu_mul,
     make_table_mul,
 )
-from deployments.engine.cpu.openmp import find_parallel, run_alone
+from deployments.engine.cpu.openmp import find_parallel, run_alone, run_briefly
 
 BFLOAT16 = torch.bfloat16
 
@@ -169,7 +169,7 @@ def _run(kernel: int, num_rows: int, num_elements: int, *arguments: int) -> None
     """Run a kernel on rows that have so many elements in all."""
     array = _array_type(2 + len(arguments))(0, num_rows, *arguments)
     if num_elements < MIN_SHARED_ELEMENTS:
-        run_alone(kernel, array)
+        run_briefly(kernel, array)
         return
     run = find_parallel() or run_alone
     run(kernel, array, min(num_rows, torch.get_num_threads()), 0)
