@@ -99,8 +99,10 @@ def attend_slots(
         [1, n, num_heads, head_dim].
     """
     rows, keys, values = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    output = torch.empty_like(rows, memory_format=torch.contiguous_format)
     num_decode = step.num_decode
+    if not step.chunks:
+        return _decode(rows, keys, values, layer, step, scores)[None]
+    output = torch.empty_like(rows, memory_format=torch.contiguous_format)
     if num_decode:
         output[:num_decode] = _decode(
             rows[:num_decode], keys[:num_decode], values[:num_decode], layer, step, scores
@@ -137,9 +139,10 @@ def _decode(
     """
     kv = step.kv
     places = step.decode_places(kv.capacities[layer])
+    if places.arrays is not None and can_attend(query, kv.shape.num_kv_heads):
+        slots = kv.keys[layer], kv.values[layer]
+        return attend_decode(query, key, value, *slots, *places.arrays, scores)
     step.store_decode(layer, key, value)
-    if places.arrays is not None and can_attend(query, places.lengths):
-        return attend_decode(query, kv.keys[layer], kv.values[layer], *places.arrays, scores)
     grouped = query.reshape(len(query), kv.shape.num_kv_heads, -1, kv.shape.head_dim)
     outputs = [
         attend(

@@ -63,13 +63,14 @@ class DecodePlaces:
         indices: [num_decode], int64, the place of each row's own token in its slot.
         lengths: How many tokens of its slot each row sees, its own included; none where that is
             known on the device alone.
-        arrays: Slots and lengths as arrays, [num_decode], int64; None where there are no lengths.
+        arrays: Slots, indices and lengths as arrays, [num_decode], int64; None where there are no
+            lengths.
     """
 
     slots: torch.Tensor
     indices: torch.Tensor
     lengths: tuple[int, ...] = ()
-    arrays: tuple[IntArray, IntArray] | None = None
+    arrays: tuple[IntArray, IntArray, IntArray] | None = None
 
 
 @dataclass(slots=True)
@@ -115,11 +116,12 @@ class PackedStep:
         positions = self.decode_positions
         # A full ring holds exactly the window of its newest token, which sees all of it.
         lengths = tuple(min(position + 1, capacity) for position in positions)
+        indices = [position % capacity for position in positions]
         return DecodePlaces(
             to_device(self.decode_slots, device, torch.int64),
-            to_device([position % capacity for position in positions], device, torch.int64),
+            to_device(indices, device, torch.int64),
             lengths,
-            (np.array(self.decode_slots), np.array(lengths)),
+            (np.array(self.decode_slots), np.array(indices), np.array(lengths)),
         )
 
     def decode_spans(self, capacity: int) -> tuple[DecodeSpan, ...]:

@@ -10,23 +10,29 @@ from functools import partial
 from typing import Any
 
 import numba
+from numba import types
 
 logger = logging.getLogger(__name__)
 
-Kernel = Callable[..., Any]
+
+_workers: list[object] = []
+"""Holds the code of all that was compiled."""
 
 
-def compile_kernel(function: Kernel, *signature: object, fastmath: bool = False) -> Any:
-    """Return numba's dispatcher; where no folder can be written, compile at each start.
+def compile_worker(function: Callable[..., Any]) -> int:
+    """Compile what the threads of a parallel region run; return its address.
+
+    Where no folder can be written, it is compiled at each start.
 
     Args:
-        function: What numba can compile.
-        signature: The types of its result and arguments, to compile now; none: at the first call.
-        fastmath: Whether sums may be reordered and products contracted.
+        function: What numba can compile. Its argument is the address of what it works on.
     """
-    compiled = partial(numba.njit, *signature, nogil=True, error_model="numpy", fastmath=fastmath)
+    compiled: Any = partial(numba.cfunc, types.void(types.int64), error_model="numpy")
     try:
-        return compiled(cache=True)(function)
+        worker = compiled(cache=True)(function)
     except RuntimeError as error:  # numba finds no place for its cache
         logger.info("the kernel is compiled at each start: %s", error)
-        return compiled()(function)
+        worker = compiled()(function)
+    _workers.append(worker)
+    address: int = worker.address
+    return address

@@ -2,71 +2,111 @@
 
 torch's kernel for attention is made for many queries. For one, it converts and packs the keys of
 each head for every call, and rows of different lengths have to be padded to the longest. Here each
-row reads exactly the tokens that its slot holds, once, and in place; their order does not matter,
-so a ring is read as any other slot.
+row stores its newest token and reads exactly the tokens that its slot holds, once, and in place;
+their order does not matter, so a ring is read as any other slot.
 """
 
-from collections.abc import Sequence
+import ctypes
+import struct
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from deployments.engine.cpu.decode_kernel import make_kernel
+from deployments.engine.cpu.decode_kernel import ARGUMENTS, HeadShape, make_kernel
+from deployments.engine.cpu.openmp import find_parallel, run_alone
 from deployments.engine.softcap import Scores
 
 DTYPES = (torch.bfloat16, torch.float32)
 
-MAX_THREADS = 2
-"""The kernel runs on one thread, on which it is as fast as torch's is on two or three."""
+MIN_PARALLEL_PRODUCTS = 200_000
+"""Products of a call from which on a second thread is worth waking: about 10 us of one."""
 
-MAX_PRODUCTS = 2_000_000
-"""With more threads than those, the most products of a call that the kernel still gets: it is done
-with them before torch's threads have come together."""
+IntArray = npt.NDArray[np.int64]
+Arguments = ctypes.c_int64 * len(ARGUMENTS)
 
 
-def can_attend(query: torch.Tensor, lengths: Sequence[int]) -> bool:
-    """Return whether the kernel is made for such queries, and likely faster than torch's own."""
-    if query.device.type != "cpu" or query.dtype not in DTYPES:
-        return False
-    num_products = sum(lengths) * query[0].numel()
-    return torch.get_num_threads() <= MAX_THREADS or num_products <= MAX_PRODUCTS
+def can_attend(query: torch.Tensor, num_kv_heads: int) -> bool:
+    """Return whether there is a kernel for such queries, [m, num_heads, head_dim]."""
+    return (
+        query.device.type == "cpu"
+        and query.dtype in DTYPES
+        and bool(_head_shape(query, num_kv_heads).lanes)
+    )
 
 
 def attend_decode(
     query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
-    slots: Sequence[int] | npt.NDArray[np.int64],
-    lengths: Sequence[int] | npt.NDArray[np.int64],
+    slots: IntArray,
+    indices: IntArray,
+    lengths: IntArray,
     scores: Scores,
 ) -> torch.Tensor:
-    """Attend with one query per slot.
+    """Store a token in each slot, and attend with one query per slot.
 
     Args:
         query: [m, num_heads, head_dim], bfloat16 or float32, on the CPU.
+        key: [m, num_kv_heads, head_dim], of the new tokens, of the same type.
+        value: As key.
         keys: [num_slots, capacity, num_kv_heads, head_dim], contiguous, of the same type.
         values: As keys.
-        slots: [m], the slot of each row.
+        slots: [m], the slot of each row, no two the same.
+        indices: [m], the place of each row's new token in its slot.
         lengths: [m], how many tokens of its slot each row sees: the first so many.
         scores: How scores are made.
 
     Returns:
         [m, num_heads, head_dim].
     """
-    query = query.contiguous()
-    _, num_heads, head_dim = query.shape
-    kernel = make_kernel(head_dim, num_heads, keys.shape[2], query.dtype is torch.bfloat16)
-    output = torch.empty_like(query)
-    kernel(
-        query.data_ptr(),
+    query, key, value = (_joined(rows) for rows in (query, key, value))
+    shape = _head_shape(query, keys.shape[2])
+    output = torch.empty_like(query, memory_format=torch.contiguous_format)
+    num_products = int(lengths.sum()) * query[0].numel()
+    num_threads = torch.get_num_threads() if num_products >= MIN_PARALLEL_PRODUCTS else 1
+    # A row's heads lie beside each other in memory, and stay together where rows are enough.
+    num_heads = shape.num_kv_heads if len(query) >= num_threads else 1
+    num_units = len(query) * (shape.num_kv_heads // num_heads)
+    arguments = Arguments(
+        *_place(query),
+        *_place(key),
+        *_place(value),
+        *_place(output),
         keys.data_ptr(),
         values.data_ptr(),
-        output.data_ptr(),
-        np.asarray(slots),
-        np.asarray(lengths),
-        keys.stride(0),
-        head_dim**-0.5 if scores.scale is None else scores.scale,
-        scores.softcap or 0.0,
+        keys.stride(0) * shape.itemsize,
+        slots.ctypes.data,
+        indices.ctypes.data,
+        lengths.ctypes.data,
+        num_units,
+        num_heads,
+        _bits(shape.head_dim**-0.5 if scores.scale is None else scores.scale),
+        _bits(scores.softcap or 0.0),
+        0,
     )
+    run = find_parallel() or run_alone
+    run(make_kernel(shape).address, arguments, min(num_threads, num_units), 0)
     return output
+
+
+def _head_shape(query: torch.Tensor, num_kv_heads: int) -> HeadShape:
+    _, num_heads, head_dim = query.shape
+    return HeadShape(head_dim, num_heads, num_kv_heads, query.dtype is torch.bfloat16)
+
+
+def _joined(rows: torch.Tensor) -> torch.Tensor:
+    """Return [m, heads, head_dim] with the heads of a row side by side; the rows may be apart."""
+    return rows if rows.stride()[1:] == (rows.shape[2], 1) else rows.contiguous()
+
+
+def _place(rows: torch.Tensor) -> tuple[int, int]:
+    return rows.data_ptr(), rows.stride(0) * rows.itemsize
+
+
+def _bits(number: float) -> int:
+    (bits,) = struct.unpack("q", struct.pack("d", number))
+    assert isinstance(bits, int)
+    return bits

@@ -33,3 +33,29 @@ def find_parallel() -> Parallel | None:
     parallel.restype = None
     found: Parallel = parallel
     return found
+
+
+def run_alone(function: int, argument: ctypes.Array[ctypes.c_int64], *_: int) -> None:
+    """Run a C function on the calling thread alone; see `Parallel`."""
+    _released(function)(argument)
+
+
+def run_briefly(function: int, argument: ctypes.Array[ctypes.c_int64]) -> None:
+    """Run a C function of microseconds on the calling thread, which keeps Python's lock.
+
+    Let go of so often, it would have to be waited for.
+    """
+    _locked(function)(argument)
+
+
+Function = Callable[[ctypes.Array[ctypes.c_int64]], None]
+
+
+@cache
+def _released(function: int) -> Function:
+    return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function)
+
+
+@cache
+def _locked(function: int) -> Function:
+    return ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(function)

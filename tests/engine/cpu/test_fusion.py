@@ -95,9 +95,8 @@ def logits_of(forward: RecordedForward, shape: KVShape, num_rows: int) -> torch.
 @pytest.mark.parametrize("num_rows", [1, 7, 33])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_fused_steps_give_the_logits_of_the_recording(
-    name: str, num_rows: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    name: str, num_rows: int, dtype: torch.dtype
 ) -> None:
-    monkeypatch.setattr("deployments.engine.recorded_forward.max_fused_rows", lambda: 64)
     fused, shape = recording(name, dtype)
     plain = copy(fused)
     assert plain.unfuse()
