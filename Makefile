@@ -8,7 +8,7 @@ PYTHON ?= python3# the interpreter that .venv is made with, once
 BIN := .venv/bin
 STAMP := .venv/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-BENCHMARKS := $(patsubst %.py,%,$(notdir $(filter-out %/__init__.py,$(wildcard benchmarks/*.py))))
+BENCHMARKS := $(patsubst %.py,%,$(notdir $(filter-out %/__init__.py,$(wildcard benchmarks/*.py)))) classification
 
 .PHONY: help serve test check format models bench lock k8s table clean
 
