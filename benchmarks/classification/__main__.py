@@ -146,7 +146,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", help="a classifier's folder for (a) and (d)")
     args = parser.parse_args(arguments)
     args.out.mkdir(parents=True, exist_ok=True)
-    disable_progress_bar()
+    disable_progress_bar()  # type: ignore[no-untyped-call] # transformers leaves it untyped
     with tempfile.TemporaryDirectory(prefix="classification-") as work:
         benchmark = Benchmark(QUICK if args.quick else Plan(), args.out, Path(work), args.model)
         parts = {

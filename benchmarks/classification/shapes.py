@@ -91,7 +91,9 @@ def build(shape: Shape, parent: Path, dtype: torch.dtype = torch.bfloat16) -> Pa
         label2id={"human": 0, "generated": 1},
     )
     torch.manual_seed(0)
-    RobertaForSequenceClassification(config).to(dtype).save_pretrained(folder)
+    model = RobertaForSequenceClassification(config)
+    torch.nn.Module.to(model, dtype)  # transformers' own `to` hides its types
+    model.save_pretrained(folder)
     _tokenizer().save_pretrained(folder)
     return folder
 

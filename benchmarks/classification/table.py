@@ -4,6 +4,7 @@ import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from rich.table import Table
 
@@ -33,7 +34,8 @@ class Figures:
         """A table for the terminal."""
         table = Table(title=self.title, caption="\n".join(self.notes))
         for column in self.columns:
-            table.add_column(column, justify="left" if column in _words(self) else "right")
+            justify: Literal["left", "right"] = "left" if column in _words(self) else "right"
+            table.add_column(column, justify=justify, no_wrap=justify == "left")
         for row in self.rows:
             table.add_row(*(_text(cell) for cell in row))
         return table

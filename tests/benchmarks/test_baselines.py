@@ -41,7 +41,7 @@ async def test_the_queue_batcher_takes_what_came_within_the_timeout() -> None:
     batcher = QueueBatcher(pipeline, max_batch_size=8, timeout_s=0.01)
     async with batcher.running():
         answers = await asyncio.gather(batcher.classify(["a", "bb"]), batcher.classify(["ccc"]))
-    assert answers == [[1, 2], [3]]
+    assert list(answers) == [[1, 2], [3]]
     assert pipeline.batches == [["a", "bb", "ccc"]]
 
 
@@ -74,7 +74,7 @@ async def test_serve_batch_gives_each_call_its_own_results() -> None:
     KEPT.append(design)
     async with asyncio.timeout(60):
         answers = await asyncio.gather(design.classify(["a", "bb"]), design.classify(["ccc"]))
-    assert answers == [[1, 2], [3]]
+    assert list(answers) == [[1, 2], [3]]
     assert pipeline.batches == [["a", "bb", "ccc"]]
 
 
