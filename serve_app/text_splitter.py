@@ -1,7 +1,7 @@
-"""Splits a text into spans of bounded length, where a reader would: after sentences, then words.
+r"""Splits a text into spans of bounded length, where a reader would: after sentences, then words.
 
 Offsets count Unicode code points, as Python's strings do. No span ends within a grapheme cluster,
-what a reader takes for one character (`\\r\\n`, a letter with its accents, a flag, a family of
+what a reader takes for one character (`\r\n`, a letter with its accents, a flag, a family of
 emoji), so one that is longer than the bound gets a span of its own. Time and memory are linear in
 the text and in what the spans hold together, whatever that is.
 
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-import regex
+import regex  # type: ignore[import-untyped] # ships no types
 
 # How good a place is to cut; 0 stands within a grapheme.
 GRAPHEME, WORD, SENTENCE = 1, 2, 3
