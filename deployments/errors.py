@@ -134,6 +134,12 @@ class GenerationFailedError(RaystreamError):
     code = "generation_failed"
 
 
+class ClassificationFailedError(RaystreamError):
+    """The model failed on a text; no other request was disturbed."""
+
+    code = "classification_failed"
+
+
 class GenerationAbortedError(RaystreamError):
     """The sequence was ended from inside, before its text was finished."""
 
