@@ -14,6 +14,8 @@ Run: python -m benchmarks.classification [--quick] [--parts a,b,c,d] [--out FOLD
 
 import argparse
 import asyncio
+import signal
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -146,6 +148,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", help="a classifier's folder for (a) and (d)")
     args = parser.parse_args(arguments)
     args.out.mkdir(parents=True, exist_ok=True)
+    # Else a `timeout` around it would leave the servers behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     disable_progress_bar()  # type: ignore[no-untyped-call] # transformers leaves it untyped
     with tempfile.TemporaryDirectory(prefix="classification-") as work:
         benchmark = Benchmark(QUICK if args.quick else Plan(), args.out, Path(work), args.model)
