@@ -22,6 +22,14 @@ def random_heads(num_heads: int, dtype: torch.dtype = torch.float32) -> torch.Te
     return row.view(1, -1, num_heads, DIM).transpose(1, 2)
 
 
+def run(
+    is_causal: bool, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any
+) -> torch.Tensor:
+    options = {"packed_row": PackedRow(LENGTHS), **options}
+    found, _ = packed_attention(module(is_causal), query, key, value, None, **options)
+    return found
+
+
 def expected(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, is_causal: bool, window: int | None
 ) -> torch.Tensor:
@@ -46,47 +54,40 @@ def test_each_sequence_attends_to_itself_alone(
     is_causal: bool, window: int | None, num_kv_heads: int
 ) -> None:
     query, key, value = random_heads(HEADS), random_heads(num_kv_heads), random_heads(num_kv_heads)
-    found, _ = packed_attention(
-        module(is_causal), query, key, value, None,
-        packed_row=PackedRow(LENGTHS), sliding_window=window,
-    )  # fmt: skip
+    found = run(is_causal, query, key, value, sliding_window=window)
     torch.testing.assert_close(found, expected(query, key, value, is_causal, window))
 
 
 @pytest.mark.parametrize("scaling", [None, 0.1])
 def test_products_in_bfloat16_are_near_those_in_float32(scaling: float | None) -> None:
-    parts = [random_heads(HEADS, torch.bfloat16) for _ in range(3)]
-    row = PackedRow(LENGTHS)
-    wide = [part.float() for part in parts]
-    exact, _ = packed_attention(module(False), *wide, None, packed_row=row, scaling=scaling)
-    found, _ = packed_attention(module(False), *parts, None, packed_row=row, scaling=scaling)
+    query, key, value = (random_heads(HEADS, torch.bfloat16) for _ in range(3))
+    exact = run(False, query.float(), key.float(), value.float(), scaling=scaling)
+    found = run(False, query, key, value, scaling=scaling)
     assert found.dtype is torch.bfloat16
     torch.testing.assert_close(found.float(), exact, atol=0.03, rtol=0)
 
 
 def test_scores_are_bounded_where_the_model_asks_for_it() -> None:
-    parts = [random_heads(HEADS) for _ in range(3)]
-    row = PackedRow(LENGTHS)
+    query, key, value = (random_heads(HEADS) for _ in range(3))
     plain, bounded, loosely = (
-        packed_attention(module(False), *parts, None, packed_row=row, softcap=cap)[0]
-        for cap in (None, 0.5, 1e6)
+        run(False, query, key, value, softcap=cap) for cap in (None, 0.5, 1e6)
     )
     assert not torch.allclose(plain, bounded, atol=1e-3)
     torch.testing.assert_close(plain, loosely, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("argument", [{"s_aux": 1}, {"position_bias": 1}, {"something_new": 1}])
-def test_what_it_does_not_know_is_refused_by_name(argument: dict[str, Any]) -> None:
-    parts = [random_heads(HEADS) for _ in range(3)]
-    with pytest.raises(UnsupportedAttentionError, match=next(iter(argument))):
-        packed_attention(module(False), *parts, None, packed_row=PackedRow(LENGTHS), **argument)
-    inert = dict.fromkeys(argument)
-    packed_attention(module(False), *parts, None, packed_row=PackedRow(LENGTHS), **inert)
+@pytest.mark.parametrize("name", ["s_aux", "position_bias", "something_new"])
+def test_what_it_does_not_know_is_refused_by_name(name: str) -> None:
+    heads = random_heads(HEADS)
+    with pytest.raises(UnsupportedAttentionError, match=name):
+        run(False, heads, heads, heads, **{name: 1})
+    run(False, heads, heads, heads, **{name: None})
 
 
 def test_a_model_that_passes_nothing_on_or_makes_a_mask_is_refused() -> None:
-    parts = [random_heads(HEADS) for _ in range(3)]
+    heads = random_heads(HEADS)
     with pytest.raises(UnsupportedAttentionError):
-        packed_attention(module(False), *parts, None)
+        run(False, heads, heads, heads, packed_row=None)
+    row = PackedRow(LENGTHS)
     with pytest.raises(UnsupportedAttentionError):
-        packed_attention(module(False), *parts, torch.ones(1), packed_row=PackedRow(LENGTHS))
+        packed_attention(module(False), heads, heads, heads, torch.ones(1), packed_row=row)

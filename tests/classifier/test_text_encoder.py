@@ -7,7 +7,7 @@ from deployments.errors import ContextLengthExceededError, InvalidRequestError, 
 from tests.classifier.tiny_folder import framing_tokenizer
 from tests.engine.tiny_models import byte_tokenizer
 
-BEGIN, END = 2, 1
+BEGIN, END = 2, 3
 
 
 @pytest.fixture(scope="module")

@@ -115,20 +115,21 @@ def test_limits_change_while_requests_wait(stack: ExitStack) -> None:
 
 def test_a_refusal_says_when_what_runs_will_have_ended(stack: ExitStack) -> None:
     clock = Clock()
-    line = WaitingLine(LineLimits(0, None), clock)
+    line = WaitingLine(LineLimits(2, None), clock)
     with ExitStack() as done:
         put(line, done, 1)
         line.take_all()
+        for _ in range(2):
+            put(line, stack, 1)
         clock.now_s = 4
-        put_later = line  # the first ends after four seconds
-    del put_later
-    put(line, stack, 1)
     line.take_all()
-    clock.now_s = 9
+    for _ in range(2):
+        put(line, stack, 1)
+    clock.now_s = 6
     with pytest.raises(OverloadedError) as refused:
         stack.enter_context(line.place())
-    # Nothing has ended since work came to an idle replica, five seconds ago.
-    assert refused.value.retry_after_s == 5
+    # One has ended in six seconds, and two run; all that waits is taken after them.
+    assert refused.value.retry_after_s == 12
 
 
 def test_who_was_cancelled_is_not_taken(stack: ExitStack) -> None:
@@ -136,6 +137,8 @@ def test_who_was_cancelled_is_not_taken(stack: ExitStack) -> None:
     gone, stays = put(line, stack, 1), put(line, stack, 1)
     gone.answer.cancel()
     assert line.take_all() == [stays]
+    line.poke()
+    assert line.take_all() == []
 
 
 def test_a_poke_returns_even_if_nobody_waits() -> None:

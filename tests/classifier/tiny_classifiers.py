@@ -44,7 +44,8 @@ def make(config: PreTrainedConfig) -> PreTrainedModel:
     """Return a model with random weights, in evaluation mode."""
     torch.manual_seed(0)
     model: PreTrainedModel = AutoModelForSequenceClassification.from_config(config)
-    return model.train(mode=False)
+    model.train(mode=False)
+    return model
 
 
 def roberta(**changes: Any) -> PreTrainedModel:

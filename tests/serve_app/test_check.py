@@ -164,10 +164,12 @@ def test_user_config_of_a_model_has_the_deployments_keys() -> None:
 def test_a_classifier_is_configured_like_one() -> None:
     entry = {"id": "pydoc-chat", "source": "models/pydoc-chat", "task": "classify"}
     args = {"models": [entry]}
-    fine = {"application": {"args": args}, "model": {"user_config": {"max_batch_size": 8}}}
-    assert problems(**fine) == []
-    (problem,) = problems(**fine | {"model": {"user_config": {"max_messages_per_s": 8}}})
-    assert problem.startswith(f"{MODEL}.user_config.max_messages_per_s: unknown key")
+    application = {"args": args}
+    fine = {"user_config": {"max_batch_size": 8}}
+    assert problems(application=application, model=fine) == []
+    wrong = {"user_config": {"max_messages_per_s": 8}}
+    (problem,) = problems(application=application, model=wrong)
+    assert problem.startswith(f"{MODEL}.user_config: unknown key 'max_messages_per_s'")
     (problem,) = problems(application={"args": {"models": [entry | {"max_num_seqs": 4}]}})
     assert problem.startswith(f"{ENTRY}: task 'classify' has no max_num_seqs")
 
