@@ -60,8 +60,8 @@ def _ongoing_problems(
     if max_ongoing < needed:
         yield (
             f"{path}.max_ongoing_requests: {max_ongoing} is less than {needed}: what runs, what "
-            "waits (max_queued_requests) and some for those that are refused, or Ray's router would "
-            "hold requests back before the model can refuse them"
+            "waits (max_queued_requests) and some for those that are refused, or Ray's router "
+            "would hold requests back before the model can refuse them"
         )
 
 

@@ -20,6 +20,9 @@ from deployments.engine.softcap import Scores, attend
 ATTENTION_NAME = "packed"
 """What `set_attn_implementation` is given."""
 
+INERT = INERT_ARGUMENTS | {"deterministic"}
+"""Arguments that change nothing here; ModernBERT tells flash attention how to sum its gradients."""
+
 MAX_PLAIN_LENGTH = 1024
 """Tokens up to which all scores of a sequence exist at once; of 12 heads that is 24 MiB."""
 
@@ -76,7 +79,7 @@ def packed_attention(
         UnsupportedAttentionError: An argument that is neither None nor inert.
     """
     asked = {name for name, argument in others.items() if argument is not None}
-    unknown = sorted(asked - INERT_ARGUMENTS)
+    unknown = sorted(asked - INERT)
     if unknown or attention_mask is not None or packed_row is None:
         what = ", ".join(unknown) or "a mask, or no packed row"
         raise UnsupportedAttentionError(f"packed attention does not support: {what}")

@@ -16,14 +16,14 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.modeling_outputs import ModelOutput
+from transformers.utils.generic import ModelOutput
 
 from deployments.classifier.packed_attention import ATTENTION_NAME, PackedRow
 
 logger = logging.getLogger(__name__)
 
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.03}
-"""Relative errors of hidden states; what mixes sequences, or counts positions wrongly, is farther."""
+"""Relative errors of hidden states; those of mixed sequences and wrong positions are larger."""
 
 NO_TOKEN = -1
 """Stands for padding where the model has no token for that: heads must tell it from the text."""
@@ -147,7 +147,8 @@ def _hidden_and_logits(
     """Return [n, length, hidden] and [n, num_labels] of [n, length]."""
     if mask is None:
         mask = torch.ones_like(token_ids)
-    hidden: torch.Tensor = model.base_model(token_ids, attention_mask=mask)["last_hidden_state"]
+    backbone: torch.nn.Module = model.base_model
+    hidden: torch.Tensor = backbone(token_ids, attention_mask=mask)["last_hidden_state"]
     logits: torch.Tensor = model(token_ids, attention_mask=mask).logits
     return hidden, logits
 

@@ -131,10 +131,11 @@ class WaitingLine:
             if self._is_closed:
                 return None
             self._is_poked = False
-            taken = [job for job in self._ready() if job.answer.set_running_or_notify_cancel()]
-            for job in taken:
+            ready = self._ready()
+            for job in ready:
                 del self._waiting[job]
-                self._running.add(job)
+            taken = [job for job in ready if job.answer.set_running_or_notify_cancel()]
+            self._running.update(taken)
             return taken
 
     def poke(self) -> None:
