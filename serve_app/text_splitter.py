@@ -81,10 +81,10 @@ def _places(text: str) -> bytearray:
     """Return how good it is to cut before each code point, and behind the last."""
     places = bytearray([GRAPHEME]) * (len(text) + 1)
     for spaces in _SPACES.finditer(text):
-        places[spaces.start()] = places[spaces.end()] = WORD
+        _mark(places, WORD, spaces.start(), spaces.end())
     for sentence in _SENTENCE.finditer(text):
-        places[sentence.start() + len(sentence.group().rstrip())] = SENTENCE
-        places[sentence.end()] = SENTENCE
+        num_spaces = len(sentence.group()) - len(sentence.group().rstrip())
+        _mark(places, SENTENCE, sentence.end() - num_spaces, sentence.end())
     places[len(text)] = SENTENCE
     if _JOINS.search(text) is not None:
         for cluster in _GRAPHEME.finditer(text):
@@ -92,6 +92,11 @@ def _places(text: str) -> bytearray:
             if end - start > 1:
                 places[start + 1 : end] = bytes(end - start - 1)
     return places
+
+
+def _mark(places: bytearray, kind: int, first: int, last: int) -> None:
+    """Note that it is so good to cut before, within and behind some white space."""
+    places[first : last + 1] = bytes([kind]) * (last + 1 - first)
 
 
 def _cut(places: bytearray, start: int, done: int, max_chars: int) -> int | None:

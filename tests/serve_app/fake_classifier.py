@@ -17,6 +17,7 @@ class FakeClassifier:
         self.refusal: RaystreamError | None = None
         self.answers: asyncio.Event | None = None
         self.is_cancelled = False
+        self.loaded: asyncio.Event | None = None
         self.requests: list[ClassificationRequest] = []
         self.num_pings = 0
         self.sickness: RaystreamError | None = None
@@ -57,6 +58,8 @@ class FakeClassifier:
         return Classification(scores, min(num_tokens, MAX_MODEL_LEN), is_too_long)
 
     async def describe(self) -> ClassifierDescription:
+        if self.loaded is not None:
+            await self.loaded.wait()
         return self.description
 
     async def ping(self) -> None:

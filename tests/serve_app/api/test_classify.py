@@ -18,6 +18,7 @@ from tests.serve_app.fakes import FakeBackend, FakeClock
 V1, VLLM = "/v1/classify", "/classify"
 NO_CACHE = {"cached_tokens": 0}
 TOO_LONG = "word " * MAX_MODEL_LEN
+REPEATING = {"max_chars": 20, "overlap": 15}
 
 
 @pytest.fixture
@@ -147,9 +148,7 @@ async def test_pieces_have_offsets_and_their_length_weighs_them(
 async def test_on_request_the_whole_has_each_label_s_highest_score(
     client: httpx.AsyncClient,
 ) -> None:
-    body = await classified(
-        client, "ABCDEF. abcd.", split={"max_chars": 9, "aggregate": "max"}
-    )
+    body = await classified(client, "ABCDEF. abcd.", split={"max_chars": 9, "aggregate": "max"})
     assert body["data"][0]["scores"] == scores(small=1.0, capital=0.75, odd=0.0)
 
 
@@ -173,9 +172,9 @@ async def test_a_text_of_white_space_alone_is_a_text(client: httpx.AsyncClient) 
 
 async def test_pieces_overlap_as_far_as_asked_for(client: httpx.AsyncClient) -> None:
     text = "one two three four"
-    body = await classified(client, text, split={"max_chars": 10, "overlap": 5})
+    body = await classified(client, text, split={"max_chars": 10, "overlap": 6})
     pieces = [text[piece["start"] : piece["end"]] for piece in body["data"][0]["pieces"]]
-    assert pieces == ["one two ", "two three ", "four"]
+    assert pieces == ["one two ", "two three ", "three four"]
 
 
 async def test_the_default_pieces_have_300_characters_at_most(client: httpx.AsyncClient) -> None:
@@ -285,9 +284,9 @@ async def test_an_unknown_field_is_told_the_one_that_was_meant(client: httpx.Asy
         ({"input": ["é" * 20, "a"]}, "max_prompt_bytes", "input"),
         ({"input": "a" * 5, "split": {"max_chars": 1}}, "max_num_pieces", "split"),
         ({"input": ["aaa", "aa"], "split": {"max_chars": 1}}, "max_num_pieces", "split"),
-        ({"input": "a" * 30, "split": {"max_chars": 20, "overlap": 15}}, "max_prompt_bytes", "input"),
+        ({"input": "a" * 30, "split": REPEATING}, "max_prompt_bytes", "input"),
     ],
-)  # fmt: skip
+)
 async def test_what_is_too_much_is_refused_by_the_limit_s_name(
     strict_client: httpx.AsyncClient,
     classifier: FakeClassifier,
