@@ -42,9 +42,11 @@ class Detector:
         self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
         self._chat_index: int = self.model.config.label2id[Label.CHAT]
 
-    def verdicts(self, pieces: Sequence[Piece]) -> list[Verdict]:
-        """Judge every piece, in the given order."""
-        probabilities = self.chat_probabilities([piece.text for piece in pieces])
+    def verdicts(
+        self, pieces: Sequence[Piece], alter: Callable[[str], str] = lambda text: text
+    ) -> list[Verdict]:
+        """Judge every piece, in the given order, by its text as `alter` leaves it."""
+        probabilities = self.chat_probabilities([alter(piece.text) for piece in pieces])
         return [Verdict(*pair) for pair in zip(pieces, probabilities, strict=True)]
 
     def chat_probabilities(self, texts: Sequence[str]) -> list[float]:
@@ -58,11 +60,6 @@ class Detector:
             for index, probability in zip(batch, probabilities, strict=True):
                 found[index] = probability
         return found
-
-    def altered(self, pieces: Sequence[Piece], alter: Callable[[str], str]) -> list[Verdict]:
-        """Judge every piece as if its text were another."""
-        probabilities = self.chat_probabilities([alter(piece.text) for piece in pieces])
-        return [Verdict(*pair) for pair in zip(pieces, probabilities, strict=True)]
 
     def _logits(self, texts: list[str]) -> Tensor:
         inputs = self.tokenizer(texts, padding=True, return_tensors="pt")

@@ -8,6 +8,7 @@ other of its origin.
 
 import argparse
 import hashlib
+import importlib.util
 import json
 import random
 import re
@@ -30,6 +31,7 @@ from models.training.detector.document import (
     read_documents,
     write_documents,
 )
+from models.training.detector.human_documents import docstrings_under
 from models.training.detector.pieces import (
     BANDS,
     MAX_CHARS,
@@ -49,6 +51,8 @@ SAMPLE_EVERY: Final = 8
 """Every so many of the held-out pieces are the sample that the tests ask about again."""
 NUM_LONG_TEXTS: Final = 3
 LONG_TEXT_CHARS: Final = 5_000
+ELSEWHERE: Final = ("networkx", "numpy", "starlette")
+MAX_ELSEWHERE: Final = 1_000
 Figure = dict[str, float | int]
 
 
@@ -147,9 +151,9 @@ def ablations(detector: Detector, pieces: Sequence[Piece]) -> dict[str, Figure]:
         return " ".join(rng.sample(words, len(words)))
 
     return {
-        "first and last word taken off": figure(detector.altered(pieces, without_ends)),
-        "lower-case letters alone": figure(detector.altered(pieces, letters_only)),
-        "words in random order": figure(detector.altered(pieces, shuffled)),
+        "first and last word taken off": figure(detector.verdicts(pieces, without_ends)),
+        "lower-case letters alone": figure(detector.verdicts(pieces, letters_only)),
+        "words in random order": figure(detector.verdicts(pieces, shuffled)),
     }
 
 
@@ -157,6 +161,17 @@ def recited_figure(detector: Detector) -> Figure:
     """Judge the corpus of pydoc-chat: what people wrote and it recites. Right is human."""
     texts = [text for entry in load_corpus() if len(text := normalised(entry.answer)) >= MIN_CHARS]
     return figure(detector.verdicts([Piece(text, Source.DOCSTRING, None, False) for text in texts]))
+
+
+def elsewhere_figure(detector: Detector, package: str) -> Figure:
+    """Judge docstrings of an installed package, of which nothing was trained on. Right is human."""
+    spec = importlib.util.find_spec(package)
+    assert spec is not None
+    assert spec.origin is not None
+    rng = random.Random(SEED)
+    documents = list(docstrings_under(Path(spec.origin).parent))
+    pieces = Cutter(rng).pieces(documents)
+    return figure(detector.verdicts(rng.sample(pieces, min(len(pieces), MAX_ELSEWHERE))))
 
 
 def baseline(documents: Sequence[Document], held_out: Sequence[Piece]) -> float:
@@ -198,6 +213,7 @@ def evaluate(folder: Path, documents: Sequence[Document]) -> dict[str, Any]:
             lambda it: f"{it.source}, recited word for word" if it.is_recited else it.source,
         ),
         "corpus_of_pydoc_chat_called_human": recited_figure(detector),
+        "elsewhere_called_human": {it: elsewhere_figure(detector, it) for it in ELSEWHERE},
         "ablations": ablations(detector, pieces),
         "bag_of_characters": baseline(documents, pieces),
         "long_texts": [long_text_figure(detector, it) for it in long_texts],

@@ -82,20 +82,25 @@ def _without_repeats(documents: list[Document]) -> Iterator[Document]:
 
 def _topics(seen: SeenText) -> Iterator[Document]:
     for name, text in sorted(topics.items()):
-        kept = [it for it in _prose(text) if not seen.touches(it)]
+        kept = [it for it in prose(text) if not seen.touches(it)]
         yield Document("\n\n".join(kept), Source.TOPIC, f"topic {name}")
 
 
 def _docstrings(seen: SeenText) -> Iterator[Document]:
-    root = Path(sysconfig.get_paths()["stdlib"])
+    for document in docstrings_under(Path(sysconfig.get_paths()["stdlib"])):
+        if not any(map(seen.touches, document.text.split("\n\n"))):
+            yield document
+
+
+def docstrings_under(root: Path) -> Iterator[Document]:
+    """Yield the prose of every docstring in a folder of Python files, tests aside."""
     for path in sorted(root.rglob("*.py")):
         parts = path.relative_to(root).parts
         if _LEFT_OUT.isdisjoint(parts):
             origin = f"module {parts[0].removesuffix('.py')}"
             for docstring in _docstrings_of(path):
-                paragraphs = list(_prose(docstring))
-                if paragraphs and not any(map(seen.touches, paragraphs)):
-                    yield Document("\n\n".join(paragraphs), Source.DOCSTRING, origin)
+                if text := "\n\n".join(prose(docstring)):
+                    yield Document(text, Source.DOCSTRING, origin)
 
 
 def _docstrings_of(path: Path) -> Iterator[str]:
@@ -110,7 +115,7 @@ def _docstrings_of(path: Path) -> Iterator[str]:
             yield docstring
 
 
-def _prose(text: str) -> Iterator[str]:
+def prose(text: str) -> Iterator[str]:
     """Yield the paragraphs that are prose: not indented as code, no doctest, heading or table."""
     for paragraph in re.split(r"\n\s*\n", inspect.cleandoc(text)):
         lines = paragraph.splitlines()

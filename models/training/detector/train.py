@@ -53,7 +53,6 @@ class Trainer:
         first = self._epoch_pieces()
         self.tokenizer: Any = train_tokenizer(piece.text for piece in first)
         self.model = build_model(self.tokenizer)
-        self.model.set_attn_implementation("eager")  # the faster one at these sizes
         self._num_steps = recipe.epochs * -(-len(first) // recipe.batch)
         self._step = 0
         self._epoch = 0
@@ -196,6 +195,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=MODEL_DIR)
     folder: Path = parser.parse_args().folder
     torch.set_num_threads(NUM_THREADS)
+    torch.set_flush_denormal(True)  # the optimizer's averages of rare tokens fade into them
     train(folder, Recipe())
 
 
