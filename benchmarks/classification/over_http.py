@@ -1,19 +1,25 @@
 """The shape of RoBERTa-base over HTTP: ours as users run it, beside origin C's online batcher.
 
 Ours is `serve run` with the shipped configuration and its proxy; origin C's batcher stands behind a
-small server, as its author's did, with the settings that he chose in the end. One is started after
-the other, and rounds alternate. A request is one text, and an item is a text.
+small server, as its author's did, with the settings that he chose in the end. Behind the same small
+server and without Ray, our replica shows what Ray and the ingress cost. One is started after the
+other, and rounds alternate. A request is one text, and an item is a text.
 """
 
 import asyncio
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.classification.designs import CHOSEN_QUEUE_BATCHER, MAX_BATCHED_TOKENS
+from benchmarks.classification.designs import (
+    CHOSEN_QUEUE_BATCHER,
+    MAX_BATCHED_TOKENS,
+    RAYSTREAM,
+    Design,
+)
 from benchmarks.classification.http_client import Body, sender, session
 from benchmarks.classification.load import Latencies, closed_loop
 from benchmarks.classification.online import Window, server
@@ -50,17 +56,34 @@ def raystream(folder: str, logs: Path) -> Iterator[Target]:
 def queue_batcher(folder: str, logs: Path) -> Iterator[Target]:
     """Run origin C's batcher while the block runs."""
     with server("baselines", folder, logs) as address:
-        url = f"{address}/{CHOSEN_QUEUE_BATCHER.path}/classify"
-        yield Target(url, lambda text: {"texts": [text]})
+        yield _on_small_server(address, CHOSEN_QUEUE_BATCHER)
+
+
+@contextmanager
+def replica_alone(folder: str, logs: Path) -> Iterator[Target]:
+    """Run this project's replica without Ray while the block runs."""
+    with server("raystream", folder, logs) as address:
+        yield _on_small_server(address, RAYSTREAM)
+
+
+def _on_small_server(address: str, design: Design) -> Target:
+    return Target(f"{address}/{design.path}/classify", lambda text: {"texts": [text]})
+
+
+SERVERS: Mapping[str, Callable[[str, Path], AbstractContextManager[Target]]] = {
+    CHOSEN_QUEUE_BATCHER.name: queue_batcher,
+    "raystream": raystream,
+    "raystream, no Ray": replica_alone,
+}
 
 
 def measure(
     folder: str, logs: Path, num_users: int, window: Window, rounds: int, optimum_rate: float
 ) -> Figures:
-    """Load both in turn; return items per second beside the offline optimum."""
-    found: dict[str, list[Latencies]] = {CHOSEN_QUEUE_BATCHER.name: [], "raystream": []}
+    """Load all in turn; return items per second beside the offline optimum."""
+    found: dict[str, list[Latencies]] = {name: [] for name in SERVERS}
     for _ in range(rounds):
-        for name, up in zip(found, (queue_batcher, raystream), strict=True):
+        for name, up in SERVERS.items():
             with up(folder, logs) as target:
                 found[name].append(asyncio.run(_load(target, num_users, window)))
     return figures(found, Path(folder).name, num_users, optimum_rate)
@@ -95,7 +118,7 @@ def figures(
     return Figures(
         "over_http",
         f"(d) {model}, bfloat16, texts of {MIXED} characters, {num_users} users over HTTP",
-        ("design", "items/s", "p50, ms", "p95, ms", "times the batcher", "of the optimum"),
+        ("design", "items/s", "p50, ms", "p95, ms", "/ batcher", "/ optimum"),
         rows,
         (
             f"offline optimum: {optimum_rate:.1f} items/s; goals for raystream: "
