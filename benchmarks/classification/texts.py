@@ -10,7 +10,7 @@ MAX_PIECE_CHARS = 300
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """From how many to how many characters texts have; all lengths are equally likely."""
+    """From how many to how many characters texts have; no length is more likely than another."""
 
     min_chars: int
     max_chars: int
@@ -30,9 +30,15 @@ def documentation() -> str:
 
 
 def make_texts(lengths: Lengths, count: int, *, seed: int = 0) -> list[str]:
-    """Return cuts from random places."""
+    """Return cuts from random places.
+
+    Lengths are spread evenly and shuffled, so that few texts are as long on average as many are,
+    and what was measured with few is comparable.
+    """
     source, rng = documentation(), random.Random(seed)
-    sizes = [rng.randint(lengths.min_chars, lengths.max_chars) for _ in range(count)]
+    spread = lengths.max_chars - lengths.min_chars
+    sizes = [lengths.min_chars + round(spread * (i + 0.5) / count) for i in range(count)]
+    rng.shuffle(sizes)
     starts = [rng.randrange(len(source) - size) for size in sizes]
     return [source[start : start + size] for start, size in zip(starts, sizes, strict=True)]
 

@@ -94,6 +94,9 @@ def test_texts_have_the_lengths_that_were_asked_for_and_are_the_same_in_every_ru
         sizes = [len(text) for text in make_texts(lengths, 500)]
         assert lengths.min_chars <= min(sizes) < lengths.min_chars + 50
         assert lengths.max_chars - 50 < max(sizes) <= lengths.max_chars
+        assert sum(sizes) == pytest.approx(500 * (lengths.min_chars + lengths.max_chars) / 2)
+        few = [len(text) for text in make_texts(lengths, 10)]
+        assert sum(few) == pytest.approx(10 * (lengths.min_chars + lengths.max_chars) / 2, rel=0.01)
     assert make_texts(MIXED, 5) == make_texts(MIXED, 5)
     assert make_texts(MIXED, 5) != make_texts(MIXED, 5, seed=1)
 
