@@ -1,8 +1,8 @@
 """People's texts that are trained on and never examined on.
 
 The corpus of pydoc-chat, where it is not held out: the very words that the chat model plays with,
-as people put them, so that the words alone tell less. And docstrings of a few installed packages, so
-many of each at most, so that people's are not one library's style.
+as people put them, so that the words alone tell less. And docstrings of a few installed packages,
+not too many of each, so that people's are not one library's style.
 """
 
 import importlib.util
@@ -15,9 +15,9 @@ from models.training.corpus import load_corpus
 from models.training.detector.document import Document, Source, is_held_out
 from models.training.detector.human_documents import docstrings_under, shingles, words_of
 
-PACKAGES: Final = ("aiohttp", "click", "jinja2", "numpy", "pydantic", "ray", "sympy", "werkzeug")
-"""Apache-2.0: aiohttp, ray; MIT: pydantic; BSD-3-Clause: the others."""
-MAX_PER_PACKAGE: Final = 400
+PACKAGES: Final = ("aiohttp", "click", "jinja2", "numpy", "pydantic", "rich", "werkzeug")
+"""Apache-2.0: aiohttp; MIT: pydantic, rich; BSD-3-Clause: the others."""
+MAX_PER_PACKAGE: Final = 500
 SEED: Final = 31
 
 
