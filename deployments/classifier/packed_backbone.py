@@ -22,8 +22,11 @@ from deployments.classifier.packed_attention import ATTENTION_NAME, PackedRow
 
 logger = logging.getLogger(__name__)
 
-TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.03}
-"""Relative errors of hidden states; those of mixed sequences and wrong positions are larger."""
+TOLERANCES = {torch.float32: 1e-3}
+ROUNDED_TOLERANCE = 0.1
+"""Relative errors that rounding explains. In bfloat16, hidden states of twelve layers differ by one
+part in a hundred and logits by up to four, where scores are rounded elsewhere; mixed sequences or
+wrong positions change all of them."""
 
 NO_TOKEN = -1
 """Stands for padding where the model has no token for that: heads must tell it from the text."""
@@ -111,10 +114,10 @@ def pack(model: PreTrainedModel, lengths: Sequence[int]) -> bool:
     except Exception as error:  # noqa: BLE001 - whatever a model's code makes of it
         reason = f"{type(error).__name__}: {error}"
     else:
+        hidden, logits = together
+        pairs = [(one[0], hidden[i, : one.shape[1]]) for i, (one, _) in enumerate(alone)]
         if all(
-            _are_close(hidden[0], together[0][i, : hidden.shape[1]])
-            and _are_close(logits[0], together[1][i])
-            for i, (hidden, logits) in enumerate(alone)
+            _are_close(*pair) for pair in (*pairs, (torch.cat([own for _, own in alone]), logits))
         ):
             return True
         reason = "its hidden states depend on what else is in the row"
@@ -156,4 +159,4 @@ def _hidden_and_logits(
 def _are_close(one: torch.Tensor, other: torch.Tensor) -> bool:
     # Numbers that are not finite pass: they have another cause, which the warm-up names.
     error = (one.float() - other.float()).norm()
-    return not error > TOLERANCES.get(one.dtype, max(TOLERANCES.values())) * one.float().norm()
+    return not error > TOLERANCES.get(one.dtype, ROUNDED_TOLERANCE) * one.float().norm()
