@@ -52,6 +52,9 @@ format: $(STAMP) ## format the code and mend what ruff can mend
 models: $(STAMP) ## train the embedded models again and evaluate them
 	$(BIN)/python -m models.training.train_pydoc_chat
 	$(BIN)/python -m models.training.evaluate_pydoc_chat
+	$(BIN)/python -m models.training.detector.sampled_documents
+	$(BIN)/python -m models.training.detector.train
+	$(BIN)/python -m models.training.detector.evaluate
 
 bench: $(STAMP) ## run every module of benchmarks/
 	@for name in $(BENCHMARKS); do \
