@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from math import fsum
 from pathlib import Path
+from pydoc_data.topics import topics
 from typing import Any
 
 import httpx
@@ -17,8 +18,9 @@ from serve_app.config import AppConfig, ModelConfig
 from serve_app.ingress import Ingress
 from tests.classifier.tiny_folder import framing_tokenizer, save_classifier
 from tests.deployments.tiny_folder import spec
+from tests.ray.serve_run import ROOT
 
-CLASSIFIER, GENERATOR = "tiny-classifier", "tiny"
+CLASSIFIER, GENERATOR, DETECTOR = "tiny-classifier", "tiny", "pydoc-detector"
 # 5,000 characters of the kind that are easily cut wrongly, in sentences of different lengths.
 TEXT = "".join(
     f"Sentence {number} has \u00e9 in it{', and goes on' * (number % 4)}. " for number in range(200)
@@ -34,7 +36,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def url(base_url: str, tiny_folder: Path, folder: Path) -> Iterator[str]:
     generating = ModelConfig(id=GENERATOR, source="tiny")
     classifying = ModelConfig(id=CLASSIFIER, source="tiny", task="classify")
-    config = AppConfig(models=(generating, classifying))
+    detecting = ModelConfig(id=DETECTOR, source="models/pydoc-detector", task="classify")
+    config = AppConfig(models=(generating, classifying, detecting))
     options = {"num_cpus": 0.5}
     handles = {
         GENERATOR: serve.deployment(name=GENERATOR, ray_actor_options=options)(TextGenerator).bind(
@@ -43,6 +46,9 @@ def url(base_url: str, tiny_folder: Path, folder: Path) -> Iterator[str]:
         CLASSIFIER: serve.deployment(name=CLASSIFIER, ray_actor_options=options)(
             TextClassifier
         ).bind(spec(folder, id=CLASSIFIER, max_batched_tokens=512)),
+        DETECTOR: serve.deployment(name=DETECTOR, ray_actor_options=options)(TextClassifier).bind(
+            spec(ROOT / detecting.source, id=DETECTOR, max_model_len=1280, max_batched_tokens=2048)
+        ),
     }
     ingress = serve.deployment(name="Ingress", ray_actor_options=options)(Ingress)
     serve.run(ingress.bind(config, handles), name="classification", route_prefix="/classification")
@@ -75,6 +81,22 @@ def test_5000_characters_are_classified_in_pieces_and_as_a_whole(url: str, folde
     tokenizer = framing_tokenizer()
     num_tokens = sum(len(tokenizer(text)["input_ids"]) for text in ["short", *texts])
     assert answer["usage"]["prompt_tokens"] == answer["usage"]["total_tokens"] == num_tokens
+
+
+def test_the_embedded_detector_reads_5000_characters_of_documentation(url: str) -> None:
+    text = " ".join(" ".join(topics.values()).split())[:5000]
+    body = {"model": DETECTOR, "input": text, "split": {}}
+    (told,) = ask(url, "/v1/classify", **body).raise_for_status().json()["data"]
+    assert told["label"] == "human"
+    assert "".join(text[piece["start"] : piece["end"]] for piece in told["pieces"]) == text
+    assert len(told["pieces"]) >= 5000 / 300
+    lengths = [piece["end"] - piece["start"] for piece in told["pieces"]]
+    for label, score in by_label(told).items():
+        weighed = zip(map(by_label, told["pieces"]), lengths, strict=True)
+        assert score == pytest.approx(fsum(each[label] * n for each, n in weighed) / 5000)
+    (highest,) = ask(url, "/v1/classify", **{**body, "split": {"aggregate": "max"}}).json()["data"]
+    for label, score in by_label(highest).items():
+        assert score == max(by_label(piece)[label] for piece in told["pieces"])
 
 
 def by_label(told: dict[str, Any]) -> dict[str, float]:
@@ -121,9 +143,11 @@ def test_each_model_does_its_own_task(url: str) -> None:
     assert {card["id"]: card["task"] for card in listed} == {
         GENERATOR: "generate",
         CLASSIFIER: "classify",
+        DETECTOR: "classify",
     }
     for path in ("/ready", "/health"):
-        assert httpx.get(f"{url}{path}", timeout=60).json()["models"] == [GENERATOR, CLASSIFIER]
+        models = httpx.get(f"{url}{path}", timeout=60).json()["models"]
+        assert models == [GENERATOR, CLASSIFIER, DETECTOR]
     assert ask(url, "/v1/completions", prompt="a").json()["error"]["code"] == "wrong_task"
     refused = ask(url, "/v1/classify", input="a", model=GENERATOR)
     assert refused.json()["error"]["code"] == "wrong_task"
