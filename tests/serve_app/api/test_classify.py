@@ -301,10 +301,13 @@ async def test_what_is_too_much_is_refused_by_the_limit_s_name(
 
 
 async def test_just_as_much_as_is_allowed_is_served(strict_client: httpx.AsyncClient) -> None:
-    for fields in ({"input": ["a"] * 3}, {"input": "é" * 20}):
-        assert (await strict_client.post(V1, json=fields)).status_code == 200
-    fields = {"input": ["aaa", "a"], "split": {"max_chars": 1}}
-    assert (await strict_client.post(V1, json=fields)).status_code == 200
+    bodies: list[dict[str, object]] = [
+        {"input": ["a"] * 3},
+        {"input": "é" * 20},
+        {"input": ["aaa", "a"], "split": {"max_chars": 1}},
+    ]
+    for body in bodies:
+        assert (await strict_client.post(V1, json=body)).status_code == 200
 
 
 async def test_an_answer_of_too_many_scores_is_refused_before_anybody_works(
