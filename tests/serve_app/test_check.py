@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
+from deployments import text_classifier
 from deployments.text_generator import USER_CONFIG_KEYS
-from serve_app.check import BatchingConfig, find_problems, main
+from serve_app.check import USER_CONFIGS, find_problems, main
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = (ROOT / "serve_config.yaml").read_text(encoding="utf-8")
@@ -154,9 +155,23 @@ def test_code_that_the_file_names_is_not_imported() -> None:
 
 
 def test_user_config_of_a_model_has_the_deployments_keys() -> None:
-    assert set(BatchingConfig.model_fields) == USER_CONFIG_KEYS
+    assert set(USER_CONFIGS["generate"].model_fields) == USER_CONFIG_KEYS
+    assert set(USER_CONFIGS["classify"].model_fields) == text_classifier.USER_CONFIG_KEYS
     ones = dict.fromkeys(USER_CONFIG_KEYS, 1)
     assert problems(model={"user_config": ones | {"max_queued_tokens": 1024}}) == []
+
+
+def test_a_classifier_is_configured_like_one() -> None:
+    entry = {"id": "pydoc-chat", "source": "models/pydoc-chat", "task": "classify"}
+    args = {"models": [entry]}
+    application = {"args": args}
+    fine = {"user_config": {"max_batch_size": 8}}
+    assert problems(application=application, model=fine) == []
+    wrong = {"user_config": {"max_messages_per_s": 8}}
+    (problem,) = problems(application=application, model=wrong)
+    assert problem.startswith(f"{MODEL}.user_config: unknown key 'max_messages_per_s'")
+    (problem,) = problems(application={"args": {"models": [entry | {"max_num_seqs": 4}]}})
+    assert problem.startswith(f"{ENTRY}: task 'classify' has no max_num_seqs")
 
 
 def test_key_that_stands_twice_is_refused() -> None:
