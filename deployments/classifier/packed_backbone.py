@@ -141,7 +141,8 @@ def _probe(config: PreTrainedConfig, length: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(length)
     token_ids = torch.randint(config.vocab_size - 1, (length,), generator=generator)
     pad_token_id = config.vocab_size if config.pad_token_id is None else config.pad_token_id
-    return token_ids + (token_ids >= pad_token_id)
+    skipped: torch.Tensor = token_ids >= pad_token_id
+    return token_ids + skipped
 
 
 def _hidden_and_logits(
@@ -157,6 +158,8 @@ def _hidden_and_logits(
 
 
 def _are_close(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.shape != other.shape:
+        return False
     # Numbers that are not finite pass: they have another cause, which the warm-up names.
     error = (one.float() - other.float()).norm()
     return not error > TOLERANCES.get(one.dtype, ROUNDED_TOLERANCE) * one.float().norm()

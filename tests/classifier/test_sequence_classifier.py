@@ -84,7 +84,8 @@ def test_a_text_is_not_finite_alone() -> None:
 def test_probabilities_are_made_as_transformers_pipeline_makes_them(
     problem_type: str | None, num_labels: int, expected: str
 ) -> None:
-    config = PreTrainedConfig(problem_type=problem_type, num_labels=num_labels)  # type: ignore[arg-type] # one of transformers' own names
+    options: dict[str, Any] = {"problem_type": problem_type, "num_labels": num_labels}
+    config = PreTrainedConfig(**options)
     assert choose_activation(config) == expected
 
 

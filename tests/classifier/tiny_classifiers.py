@@ -43,7 +43,8 @@ SHAPE: Mapping[str, Any] = {
 def make(config: PreTrainedConfig) -> PreTrainedModel:
     """Return a model with random weights, in evaluation mode."""
     torch.manual_seed(0)
-    model: PreTrainedModel = AutoModelForSequenceClassification.from_config(config)
+    auto: Any = AutoModelForSequenceClassification  # transformers leaves `from_config` untyped
+    model: PreTrainedModel = auto.from_config(config)
     model.train(mode=False)
     return model
 
@@ -97,7 +98,7 @@ def gpt2() -> PreTrainedModel:
 
 
 def albert() -> PreTrainedModel:
-    """Its pooler is no module of the usual kind."""
+    """Its pooler takes the first token alone, not the whole text."""
     return make(AlbertConfig(embedding_size=16, **SHAPE))
 
 

@@ -1,23 +1,15 @@
 """The kernel of `decode_attention`, compiled by numba.
 
-Sizes are constants of a kernel, so that its inner loops become vector instructions. The compiled
-kernel is kept beside the source, for the next start; numba compiles it anew when this file changes,
-but not when `float_bits` does.
+Sizes are constants of a kernel, so that its inner loops become vector instructions.
 """
 
-import logging
-from collections.abc import Callable
-from functools import cache, partial
-from typing import Any
+from functools import cache
 
 import numba
 import numpy as np
 
+from deployments.engine.cpu.compilation import Kernel, compile_kernel
 from deployments.engine.cpu.float_bits import as_float32, fast_exp, like, pointer_to
-
-logger = logging.getLogger(__name__)
-
-Kernel = Callable[..., Any]
 
 
 @cache
@@ -54,17 +46,7 @@ def make_kernel(head_dim: int, num_heads: int, num_kv_heads: int, is_bfloat16: b
                         at = queried + g * head_dim + d
                         target[at] = like(target[at], total[g, d])
 
-    return _compiled(attend)
-
-
-def _compiled(function: Kernel) -> Kernel:
-    """Compile at the first call; where no folder can be written, at each start."""
-    compiled = partial(numba.njit, nogil=True, fastmath=True, error_model="numpy")
-    try:
-        kernel: Kernel = compiled(cache=True)(function)
-    except RuntimeError as error:  # numba finds no place for its cache
-        logger.info("the kernel is compiled at each start: %s", error)
-        kernel = compiled()(function)
+    kernel: Kernel = compile_kernel(attend, fastmath=True)
     return kernel
 
 

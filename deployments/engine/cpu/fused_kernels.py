@@ -7,16 +7,14 @@ reordered or contracted, and none of it is compiled with fast mathematics.
 Rows are addressed by strides, counted in elements; the elements of a row stand side by side.
 """
 
-import logging
 import math
-from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 import numba
 import numpy as np
 from numba import types
 
+from deployments.engine.cpu.compilation import Kernel, compile_kernel
 from deployments.engine.cpu.float_bits import (
     as_float32,
     fused_multiply_add,
@@ -24,10 +22,6 @@ from deployments.engine.cpu.float_bits import (
     pointer_to,
     power_of_two,
 )
-
-logger = logging.getLogger(__name__)
-
-Kernel = Callable[..., Any]
 
 INTEGER, REAL = types.int64, types.float64
 
@@ -211,12 +205,7 @@ def _stored(is_bfloat16: bool) -> tuple[type[np.generic], int]:
 
 def _compiled(function: Kernel, *arguments: types.Type) -> Kernel:
     """Compile, and return the entry point: to find it by the arguments would take a microsecond."""
-    signature = types.void(*arguments)
-    try:
-        kernel = numba.njit(signature, nogil=True, error_model="numpy", cache=True)(function)
-    except RuntimeError as error:  # numba finds no place for its cache
-        logger.info("the kernel is compiled at each start: %s", error)
-        kernel = numba.njit(signature, nogil=True, error_model="numpy")(function)
+    kernel = compile_kernel(function, types.void(*arguments))
     entry: Kernel = kernel.overloads[arguments].entry_point
     return entry
 

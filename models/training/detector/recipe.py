@@ -21,7 +21,7 @@ class Recipe:
     """
 
     seed: int = 40
-    epochs: int = 6
+    epochs: int = 5
     batch: int = 32
     warmup_steps: int = 60
     rate: float = 1e-3

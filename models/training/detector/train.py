@@ -20,7 +20,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from models.training.detector.architecture import LABELS, MAX_TOKENS, build_model, train_tokenizer
-from models.training.detector.document import CACHE_DIR, Document
+from models.training.detector.document import CACHE_DIR, Document, Label
+from models.training.detector.extra_documents import extra_documents
 from models.training.detector.human_documents import human_documents
 from models.training.detector.pieces import Cutter, Piece, balanced
 from models.training.detector.recipe import Recipe
@@ -168,13 +169,20 @@ def all_documents() -> tuple[Document, ...]:
     return (*human_documents(), *samples)
 
 
+def training_documents(documents: Sequence[Document]) -> list[Document]:
+    """Return what of `documents` is trained on, and what is trained on beside them."""
+    held_out = [it for it in documents if it.is_held_out]
+    people = [it for it in held_out if it.source.label is Label.HUMAN]
+    return [*(it for it in documents if not it.is_held_out), *extra_documents(people)]
+
+
 def train(folder: Path, recipe: Recipe) -> None:
     """Train on what is not held out, print each epoch's loss, and write the model.
 
     A run that was ended goes on after its last whole epoch.
     """
     started = time.perf_counter()
-    trainer = Trainer([it for it in all_documents() if not it.is_held_out], recipe)
+    trainer = Trainer(training_documents(all_documents()), recipe)
     if CHECKPOINT_PATH.exists():
         trainer.restore(torch.load(CHECKPOINT_PATH))
     for report in trainer.epochs():

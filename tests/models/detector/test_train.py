@@ -4,6 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+from models.training.corpus import load_corpus
 from models.training.detector.architecture import MAX_TOKENS
 from models.training.detector.document import Document, Source
 from models.training.detector.recipe import Recipe
@@ -65,7 +66,13 @@ def test_a_state_of_another_run_is_left_alone(other: Trainer) -> None:
     assert next(other.epochs()).epoch == 1
 
 
-def test_what_was_recited_is_not_learned(monkeypatch: pytest.MonkeyPatch) -> None:
-    recited = Document("Return True if x is a NaN (not a number), and", Source.ANSWER, "a", 0.8)
-    trainer = Trainer([*documents(), recited], TINY)
-    assert next(trainer.epochs()).num_pieces == next(Trainer(documents(), TINY).epochs()).num_pieces
+def test_what_was_recited_is_not_learned() -> None:
+    people = [
+        Document(f"A short text of a person, number {'i' * number}.", Source.TOPIC, "t")
+        for number in range(12)
+    ]
+    answers = [entry.answer for entry in load_corpus() if 20 <= len(entry.answer) < 50][:8]
+    recited = [Document(answer, Source.ANSWER, "a", 0.8) for answer in answers]
+    own = [Document("A short text texts of of no person.", Source.ANSWER, "b", 0.8)]
+    trainer = Trainer([*people, *recited, *own], TINY)
+    assert next(trainer.epochs()).num_pieces == 2
