@@ -100,6 +100,12 @@ class ModelNotFoundError(InvalidRequestError):
     code = "model_not_found"
 
 
+class WrongTaskError(InvalidRequestError):
+    """The model does something else than what is asked of it."""
+
+    code = "wrong_task"
+
+
 class OverloadedError(RaystreamError):
     """Too many requests wait already; the client may retry later."""
 

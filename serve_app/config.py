@@ -36,6 +36,9 @@ MAX_NUM_CHOICES = 16
 MAX_NUM_TOOLS = 1024
 """What `max_num_tools` may be at most: longer lists are not even looked at."""
 
+MAX_NUM_TEXTS = 8192
+"""What `max_num_texts` may be at most: longer lists are not even looked at."""
+
 
 def unknown_key_message(key: str, known: list[str]) -> str:
     """Return a sentence that names the unknown key and, if one is near, the key that was meant."""
@@ -196,8 +199,8 @@ class LimitsConfig(StrictModel):
         max_body_bytes: Size of a request's body.
         max_body_read_s: How long a client may take to send its body.
         max_json_depth: Objects and lists inside one another.
-        max_prompt_bytes: UTF-8 of all prompts and messages, with the arguments of earlier calls;
-            counted before they are tokenized.
+        max_prompt_bytes: UTF-8 of all prompts and messages, with the arguments of earlier calls,
+            and of all pieces to classify; counted before they are tokenized.
         max_num_messages: Messages of one conversation.
         max_num_choices: `n`, the answers to one request.
         max_num_stops: Strings in `stop`.
@@ -211,7 +214,8 @@ class LimitsConfig(StrictModel):
         first_token_timeout_s: Most seconds from a request to the first token of each of its texts,
             with the time that it waits for a slot; None sets no limit.
         stall_timeout_s: Most seconds from one token to the next; None sets no limit.
-        total_timeout_s: Most seconds from a request to the end of its answer; None sets no limit.
+        total_timeout_s: Most seconds from a request to the end of its answer, which is the one
+            limit where texts are classified; None sets no limit.
         slow_reader_timeout_s: Most seconds that a client may leave a stream unread while there is
             more to send; then it loses the stream. None waits for ever.
         max_num_tools: Tools that one request may offer to the model.
@@ -221,6 +225,8 @@ class LimitsConfig(StrictModel):
         max_schema_compile_s: Seconds of CPU that it may take to compile.
         max_num_prompts: Texts that one completions request may ask for: its prompts, each `n`
             times. Each is a sequence of its own.
+        max_num_texts: Texts of one classification request.
+        max_num_pieces: Pieces that they are split into, together.
     """
 
     max_header_bytes: int = Field(default=16 * 2**10, ge=1024)
@@ -247,6 +253,8 @@ class LimitsConfig(StrictModel):
     max_schema_depth: int = Field(default=64, ge=1, le=100)
     max_schema_compile_s: int = Field(default=1, ge=1, le=60)
     max_num_prompts: int = Field(default=64, ge=1)
+    max_num_texts: int = Field(default=1024, ge=1, le=MAX_NUM_TEXTS)
+    max_num_pieces: int = Field(default=8192, ge=1)
 
 
 class AuthConfig(StrictModel):

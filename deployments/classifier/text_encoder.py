@@ -76,7 +76,7 @@ class TextEncoder:
         for index, ids in enumerate(token_ids):
             if not ids:
                 return InvalidRequestError(
-                    f"Text {index} has no tokens; the model needs at least one.", PARAM
+                    "The text has no tokens; the model needs at least one.", _param(index)
                 )
             if are_truncated[index] and not request.truncate:
                 return self._too_long(index, len(ids))
@@ -86,11 +86,14 @@ class TextEncoder:
 
     def _too_long(self, index: int, num_tokens: int) -> ContextLengthExceededError:
         return ContextLengthExceededError(
-            f"Text {index} has {num_tokens} tokens, and the model reads {self._max_model_len} at "
-            'most. Ask for pieces ("split": {"max_chars": 300}), or have the end of the text '
-            'dropped ("truncate": true).',
-            PARAM,
+            f"The text has {num_tokens} tokens, and the model reads {self._max_model_len} at most.",
+            _param(index),
         )
+
+
+def _param(index: int) -> str:
+    """Return which of the texts is to blame; the ingress says how to mend it, for it split them."""
+    return f"{PARAM}[{index}]"
 
 
 def _problem(request: ClassificationRequest) -> InvalidRequestError | None:
@@ -101,5 +104,5 @@ def _problem(request: ClassificationRequest) -> InvalidRequestError | None:
         try:
             text.encode()
         except UnicodeEncodeError:  # half a surrogate pair, as JSON may hold; no tokenizer takes it
-            return InvalidRequestError(f"Text {index} is not valid Unicode.", PARAM)
+            return InvalidRequestError("The text is not valid Unicode.", _param(index))
     return None

@@ -4,7 +4,13 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from deployments.contract import ChatMessage, GenerationRequest, SamplingParams
+from deployments.contract import (
+    ChatMessage,
+    Classification,
+    ClassificationRequest,
+    GenerationRequest,
+    SamplingParams,
+)
 from deployments.work_line import WorkLine
 from serve_app.access_log import current_record
 from serve_app.api.answer_stream import AnswerHead
@@ -27,7 +33,7 @@ from serve_app.api.response_format import to_grammar
 from serve_app.api.sampling_schema import SamplingFields
 from serve_app.api.tool_offer import NO_TOOLS, ToolOffer
 from serve_app.backends import GenerationStream
-from serve_app.catalog import ModelCatalog, ServedModel
+from serve_app.catalog import ModelCatalog, ServedClassifier, ServedModel
 from serve_app.choices import Choices
 from serve_app.clock import Clock
 from serve_app.config import LimitsConfig
@@ -45,17 +51,40 @@ class ApiContext:
     schemas: WorkLine = field(default_factory=schema_line)
 
     async def find_model(self, model_id: str | None) -> ServedModel:
-        """Return the model of this name; the first model if there is no name.
+        """Return the model of this name that generates; the first one if there is no name.
 
         Raises:
             ModelNotFoundError: No model has this name.
+            WrongTaskError: The model classifies.
             RaystreamError: The model can't be reached.
         """
-        model = await self.catalog.get(self.catalog.default_id if model_id is None else model_id)
-        record = current_record()
-        if record is not None:
-            record.model = model.description.id
+        model = await self.catalog.get(model_id)
+        _record_model(model.description.id)
         return model
+
+    async def find_classifier(self, model_id: str | None) -> ServedClassifier:
+        """Return the model of this name that classifies; the first one if there is no name.
+
+        Raises:
+            ModelNotFoundError: No model has this name.
+            WrongTaskError: The model generates.
+            RaystreamError: The model can't be reached.
+        """
+        model = await self.catalog.get_classifier(model_id)
+        _record_model(model.description.id)
+        return model
+
+    async def classify(
+        self, model: ServedClassifier, request: ClassificationRequest
+    ) -> tuple[Classification, ...]:
+        """Return what the model says of each text.
+
+        Raises:
+            RaystreamError: The request was refused, or no replica could take it.
+        """
+        classifications = await model.backend.classify(request)
+        _record(sum(each.num_tokens for each in classifications))
+        return classifications
 
     def answer_head(self, answer_id: str, asked_for: str, model: ServedModel) -> AnswerHead:
         """Return the head of an answer that begins now."""
@@ -157,6 +186,12 @@ class ApiContext:
         if offer.is_guiding(sampling):
             return await self.schemas.run(offer.guide, sampling, self.limits)
         return sampling
+
+
+def _record_model(model_id: str) -> None:
+    record = current_record()
+    if record is not None:
+        record.model = model_id
 
 
 def _record(num_prompt_tokens: int) -> None:

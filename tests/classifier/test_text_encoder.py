@@ -37,12 +37,14 @@ def test_requests_get_their_own_texts_back(encoder: TextEncoder) -> None:
     assert second.token_ids == ((BEGIN, END),)
 
 
-def test_what_is_too_long_is_an_error_that_says_how_to_mend_it(encoder: TextEncoder) -> None:
+def test_what_is_too_long_is_an_error_that_says_which_and_by_how_much(
+    encoder: TextEncoder,
+) -> None:
     fits, refused = encoder.encode([ask("abcdef"), ask("x", "abcdefg")])
     assert isinstance(fits, EncodedTexts)
     assert isinstance(refused, ContextLengthExceededError)
-    assert refused.param == "input"
-    for words in ("Text 1 has 9 tokens", "reads 8", '"split"', '"truncate": true'):
+    assert refused.param == "input[1]"
+    for words in ("has 9 tokens", "reads 8"):
         assert words in refused.message
 
 
@@ -69,7 +71,7 @@ def ord_id(letter: str) -> int:
 
 
 @pytest.mark.parametrize(
-    ("bad", "says"), [(ask("fine", "\ud800"), "Text 1 is not valid"), (ask(), "no text")]
+    ("bad", "says"), [(ask("fine", "\ud800"), "The text is not valid"), (ask(), "no text")]
 )
 def test_what_no_tokenizer_takes_fails_alone(
     encoder: TextEncoder, bad: ClassificationRequest, says: str
@@ -85,4 +87,5 @@ def test_what_no_tokenizer_takes_fails_alone(
 def test_a_text_without_tokens_is_refused_where_the_model_adds_none() -> None:
     (refused,) = TextEncoder(byte_tokenizer(), 8).encode([ask("a", "")])
     assert isinstance(refused, InvalidRequestError)
-    assert "Text 1 has no tokens" in refused.message
+    assert "The text has no tokens" in refused.message
+    assert refused.param == "input[1]"
