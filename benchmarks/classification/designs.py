@@ -8,14 +8,14 @@ from typing import Any, Literal
 
 import torch
 import transformers
-from deployments.classifier.device_worker import BatchStats
-from deployments.text_classifier import TextClassifier
 
 from benchmarks.baselines.batch_on_arrival import BatchOnArrival
 from benchmarks.baselines.piece_per_call import PiecePerCall
 from benchmarks.baselines.queue_batcher import QueueBatcher
+from deployments.classifier.device_worker import BatchStats
 from deployments.contract import ClassificationRequest, Refused
 from deployments.model_spec import ModelSpec
+from deployments.text_classifier import TextClassifier
 
 Kind = Literal["queue", "pieces", "serve.batch", "raystream"]
 Classify = Callable[[Sequence[str]], Awaitable[object]]

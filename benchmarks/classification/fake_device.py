@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Sequence
 
 import torch
-from deployments.classifier.sequence_classifier import SequenceClassifier
-from deployments.text_classifier import TextClassifier
 
 from benchmarks.classification.designs import Counts, spec_of
+from deployments.classifier.sequence_classifier import SequenceClassifier
+from deployments.text_classifier import TextClassifier
 
 CALL_S = 0.020
 TEXT_S = 0.001
