@@ -2,8 +2,9 @@
 
 Padded: one call of torch's attention, every row as long as the longest. Spans: one call for each
 run of rows that are about as long. Kernel: raystream's own, in which each row has its own length.
+Each way stores the new tokens first.
 
-The shape is Qwen2-0.5B's: 24 layers, 14 heads on 2 key-value heads of 64, bfloat16; 32 sequences.
+The shape is Qwen2-0.5B's: 24 layers, 14 heads on 2 key-value heads of 64, bfloat16.
 The ways alternate, and the medians are compared, since machines are noisy.
 
 Run: python -m benchmarks.decode_attention
@@ -39,9 +40,10 @@ def workloads() -> dict[str, list[int]]:
     """Return the sequences' lengths of each workload."""
     random = Random(0)
     return {
-        "all 128": [128] * NUM_SEQS,
-        "all 512": [512] * NUM_SEQS,
-        "mixed, 64 to 1024": [random.randint(64, MAX_MODEL_LEN) for _ in range(NUM_SEQS)],
+        "one of 128": [128],
+        "32 of 128": [128] * NUM_SEQS,
+        "32 of 512": [512] * NUM_SEQS,
+        "32, mixed, 64 to 1024": [random.randint(64, MAX_MODEL_LEN) for _ in range(NUM_SEQS)],
         "one of 1024 among 31 of 64": [64] * 15 + [MAX_MODEL_LEN] + [64] * 16,
     }
 
@@ -49,9 +51,10 @@ def workloads() -> dict[str, list[int]]:
 @torch.inference_mode()
 def attend(kv: KVSlots, lengths: list[int], way: str) -> float:
     """Run one step's attention; return its seconds."""
-    rows = torch.randn(1, NUM_HEADS + 4, NUM_SEQS, SHAPE.head_dim, dtype=SHAPE.dtype)
-    query, key, value = rows[:, :NUM_HEADS], rows[:, -4:-2], rows[:, -2:]
-    step = PackedStep(kv, tuple(range(NUM_SEQS)), tuple(n - 1 for n in lengths), ())
+    # As a layer gives them: heads of a joined projection.
+    rows = torch.randn(1, len(lengths), NUM_HEADS + 4, SHAPE.head_dim, dtype=SHAPE.dtype)
+    query, key, value = rows.transpose(1, 2).split_with_sizes([NUM_HEADS, 2, 2], dim=1)
+    step = PackedStep(kv, tuple(range(len(lengths))), tuple(n - 1 for n in lengths), ())
     costs = {"cpu": inf} if way == "padded" else CALL_COST_BYTES
     with (
         patch.dict(CALL_COST_BYTES, costs),
@@ -66,24 +69,29 @@ def attend(kv: KVSlots, lengths: list[int], way: str) -> float:
 def main() -> None:
     """Measure and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=15, help="of each, in turn")
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
     kv = KVSlots(SHAPE, num_slots=NUM_SEQS, max_model_len=MAX_MODEL_LEN, device=torch.device("cpu"))
-    title = f"{NUM_LAYERS} layers, {NUM_SEQS} sequences, {args.threads} thread(s), ms a step"
-    table = Table(title=title)
+    for num_threads in args.threads:
+        torch.set_num_threads(num_threads)
+        Console().print(measure(kv, args.rounds, f"{NUM_LAYERS} layers, {num_threads} thread(s)"))
+
+
+def measure(kv: KVSlots, num_rounds: int, title: str) -> Table:
+    """Return a table of all workloads."""
+    table = Table(title=f"{title}, ms a step")
     for column in ("lengths", *WAYS, "padded / spans", "padded / kernel"):
         table.add_column(column, justify="right")
     for name, lengths in workloads().items():
-        rounds = [[attend(kv, lengths, way) for way in WAYS] for _ in range(args.rounds + 1)][1:]
+        rounds = [[attend(kv, lengths, way) for way in WAYS] for _ in range(num_rounds + 1)][1:]
         times = [statistics.median(column) for column in zip(*rounds, strict=True)]
         ratios = [
             statistics.median(each[0] / each[way] for each in rounds) for way in range(1, len(WAYS))
         ]
-        cells = [f"{1000 * seconds:.1f}" for seconds in times] + [f"{r:.1f}" for r in ratios]
+        cells = [f"{1000 * seconds:.2f}" for seconds in times] + [f"{r:.1f}" for r in ratios]
         table.add_row(name, *cells)
-    Console().print(table)
+    return table
 
 
 if __name__ == "__main__":

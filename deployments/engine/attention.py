@@ -98,15 +98,13 @@ def attend_slots(
     Returns:
         [1, n, num_heads, head_dim].
     """
-    rows, keys, values = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    num_decode = step.num_decode
     if not step.chunks:
-        return _decode(rows, keys, values, layer, step, scores)[None]
+        return _decode(query, key, value, layer, step, scores)
+    rows, keys, values = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     output = torch.empty_like(rows, memory_format=torch.contiguous_format)
-    if num_decode:
-        output[:num_decode] = _decode(
-            rows[:num_decode], keys[:num_decode], values[:num_decode], layer, step, scores
-        )
+    if num_decode := step.num_decode:
+        own_query, own_key, own_value = (t[:, :, :num_decode] for t in (query, key, value))
+        output[:num_decode] = _decode(own_query, own_key, own_value, layer, step, scores)[0]
     for chunk in step.chunks:
         part = chunk.rows
         output[part] = _prefill(rows[part], keys[part], values[part], layer, step, chunk, scores)
@@ -127,23 +125,24 @@ def _decode(
     were stored with their rotary positions, so their order in a ring changes nothing.
 
     Args:
-        query: [num_decode, num_heads, head_dim].
-        key: [num_decode, num_kv_heads, head_dim].
-        value: [num_decode, num_kv_heads, head_dim].
+        query: [1, num_heads, num_decode, head_dim].
+        key: [1, num_kv_heads, num_decode, head_dim].
+        value: [1, num_kv_heads, num_decode, head_dim].
         layer: Index of the layer.
         step: Where the rows belong.
         scores: How scores are made.
 
     Returns:
-        [num_decode, num_heads, head_dim].
+        [1, num_decode, num_heads, head_dim].
     """
     kv = step.kv
     places = step.decode_places(kv.capacities[layer])
-    if places.arrays is not None and can_attend(query, kv.shape.num_kv_heads):
+    if places.rows is not None and can_attend(query, kv.shape.num_kv_heads):
         slots = kv.keys[layer], kv.values[layer]
-        return attend_decode(query, key, value, *slots, *places.arrays, scores)
-    step.store_decode(layer, key, value)
-    grouped = query.reshape(len(query), kv.shape.num_kv_heads, -1, kv.shape.head_dim)
+        return attend_decode(query, key, value, *slots, places.rows, scores)
+    rows, *stored = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    step.store_decode(layer, *stored)
+    grouped = rows.reshape(len(rows), kv.shape.num_kv_heads, -1, kv.shape.head_dim)
     outputs = [
         attend(
             grouped[span.rows],
@@ -155,7 +154,7 @@ def _decode(
         )
         for span in step.decode_spans(kv.capacities[layer])
     ]
-    return (outputs[0] if len(outputs) == 1 else torch.cat(outputs)).flatten(1, 2)
+    return (outputs[0] if len(outputs) == 1 else torch.cat(outputs)).flatten(1, 2)[None]
 
 
 def _prefill(

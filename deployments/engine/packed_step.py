@@ -7,15 +7,12 @@ capacity share (places, masks) is made once and kept.
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
+from deployments.engine.cpu.decode_attention import DecodeRows
 from deployments.engine.decode_spans import CALL_COST_BYTES, RowSpan, split_rows
 from deployments.engine.host_copy import to_device
 from deployments.engine.kv_slots import KVSlots
-
-IntArray = npt.NDArray[np.int64]
 
 READ_BUCKET = 64
 """Decode reads are cut to a sequence's length, rounded up to this many tokens, so that kernels and
@@ -63,14 +60,13 @@ class DecodePlaces:
         indices: [num_decode], int64, the place of each row's own token in its slot.
         lengths: How many tokens of its slot each row sees, its own included; none where that is
             known on the device alone.
-        arrays: Slots, indices and lengths as arrays, [num_decode], int64; None where there are no
-            lengths.
+        rows: The same for the CPU's kernel; None where there are no lengths.
     """
 
     slots: torch.Tensor
     indices: torch.Tensor
     lengths: tuple[int, ...] = ()
-    arrays: tuple[IntArray, IntArray, IntArray] | None = None
+    rows: DecodeRows | None = None
 
 
 @dataclass(slots=True)
@@ -121,7 +117,7 @@ class PackedStep:
             to_device(self.decode_slots, device, torch.int64),
             to_device(indices, device, torch.int64),
             lengths,
-            (np.array(self.decode_slots), np.array(indices), np.array(lengths)),
+            DecodeRows.of(self.decode_slots, indices, lengths),
         )
 
     def decode_spans(self, capacity: int) -> tuple[DecodeSpan, ...]:

@@ -8,31 +8,56 @@ their order does not matter, so a ring is read as any other slot.
 
 import ctypes
 import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from deployments.engine.cpu.decode_kernel import ARGUMENTS, HeadShape, make_kernel
+from deployments.engine.cpu.decode_kernel import ARGUMENTS, DecodeKernel
+from deployments.engine.cpu.head_shape import HeadShape
 from deployments.engine.cpu.openmp import find_parallel, run_alone
 from deployments.engine.softcap import Scores
-
-DTYPES = (torch.bfloat16, torch.float32)
 
 MIN_PARALLEL_PRODUCTS = 200_000
 """Products of a call from which on a second thread is worth waking: about 10 us of one."""
 
-IntArray = npt.NDArray[np.int64]
 Arguments = ctypes.c_int64 * len(ARGUMENTS)
 
 
+@dataclass(frozen=True, slots=True)
+class DecodeRows:
+    """Where decode rows stand, as the kernel reads it; layers of one capacity share it.
+
+    Attributes:
+        places: [3, m], int64: the slot of each row, no two the same; the place of its new token in
+            its slot; how many tokens of its slot it sees, the first so many.
+        addresses: Of the three.
+        num_tokens: That all rows see together.
+    """
+
+    places: npt.NDArray[np.int64]
+    addresses: tuple[int, int, int]
+    num_tokens: int
+
+    @classmethod
+    def of(
+        cls, slots: Sequence[int], indices: Sequence[int], lengths: Sequence[int]
+    ) -> "DecodeRows":
+        """Write down the rows' slots, new tokens' places and lengths, m of each."""
+        places = np.array((slots, indices, lengths), np.int64)
+        first, step = places.ctypes.data, places.strides[0]
+        return cls(places, (first, first + step, first + 2 * step), sum(lengths))
+
+
 def can_attend(query: torch.Tensor, num_kv_heads: int) -> bool:
-    """Return whether there is a kernel for such queries, [m, num_heads, head_dim]."""
-    return (
-        query.device.type == "cpu"
-        and query.dtype in DTYPES
-        and bool(_head_shape(query, num_kv_heads).lanes)
-    )
+    """Return whether there is a kernel for such queries, [1, num_heads, m, head_dim].
+
+    There is none on other devices, for other types, and for heads that no vector divides.
+    """
+    return query.is_cpu and _find_kernel(query, num_kv_heads) is not None
 
 
 def attend_decode(
@@ -41,71 +66,82 @@ def attend_decode(
     value: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
-    slots: IntArray,
-    indices: IntArray,
-    lengths: IntArray,
+    rows: DecodeRows,
     scores: Scores,
 ) -> torch.Tensor:
     """Store a token in each slot, and attend with one query per slot.
 
     Args:
-        query: [m, num_heads, head_dim], bfloat16 or float32, on the CPU.
-        key: [m, num_kv_heads, head_dim], of the new tokens, of the same type.
+        query: [1, num_heads, m, head_dim], such that `can_attend`.
+        key: [1, num_kv_heads, m, head_dim], of the new tokens, of the same type.
         value: As key.
         keys: [num_slots, capacity, num_kv_heads, head_dim], contiguous, of the same type.
         values: As keys.
-        slots: [m], the slot of each row, no two the same.
-        indices: [m], the place of each row's new token in its slot.
-        lengths: [m], how many tokens of its slot each row sees: the first so many.
+        rows: Where the rows stand.
         scores: How scores are made.
 
     Returns:
-        [m, num_heads, head_dim].
+        [1, m, num_heads, head_dim].
     """
-    query, key, value = (_joined(rows) for rows in (query, key, value))
-    shape = _head_shape(query, keys.shape[2])
-    output = torch.empty_like(query, memory_format=torch.contiguous_format)
-    num_products = int(lengths.sum()) * query[0].numel()
+    _, num_heads, num_rows, head_dim = query.shape
+    kernel = _find_kernel(query, keys.shape[2])
+    assert kernel is not None
+    shape = kernel.shape
+    query, key, value = (_joined(tensor, head_dim) for tensor in (query, key, value))
+    output = query.new_empty(1, num_rows, num_heads, head_dim)
+    num_products = rows.num_tokens * num_heads * head_dim
     num_threads = torch.get_num_threads() if num_products >= MIN_PARALLEL_PRODUCTS else 1
     # A row's heads lie beside each other in memory, and stay together where rows are enough.
-    num_heads = shape.num_kv_heads if len(query) >= num_threads else 1
-    num_units = len(query) * (shape.num_kv_heads // num_heads)
+    num_unit_heads = shape.num_kv_heads if num_rows >= num_threads else 1
+    num_units = num_rows * (shape.num_kv_heads // num_unit_heads)
     arguments = Arguments(
-        *_place(query),
-        *_place(key),
-        *_place(value),
-        *_place(output),
+        query.data_ptr(),
+        query.stride(2) * shape.itemsize,
+        key.data_ptr(),
+        key.stride(2) * shape.itemsize,
+        value.data_ptr(),
+        value.stride(2) * shape.itemsize,
+        output.data_ptr(),
+        num_heads * shape.head_bytes,
         keys.data_ptr(),
         values.data_ptr(),
         keys.stride(0) * shape.itemsize,
-        slots.ctypes.data,
-        indices.ctypes.data,
-        lengths.ctypes.data,
+        *rows.addresses,
         num_units,
-        num_heads,
-        _bits(shape.head_dim**-0.5 if scores.scale is None else scores.scale),
+        num_unit_heads,
+        _bits(head_dim**-0.5 if scores.scale is None else scores.scale),
         _bits(scores.softcap or 0.0),
         0,
     )
     run = find_parallel() or run_alone
-    run(make_kernel(shape).address, arguments, min(num_threads, num_units), 0)
+    run(kernel.address, arguments, min(num_threads, num_units), 0)
     return output
 
 
-def _head_shape(query: torch.Tensor, num_kv_heads: int) -> HeadShape:
-    _, num_heads, head_dim = query.shape
-    return HeadShape(head_dim, num_heads, num_kv_heads, query.dtype is torch.bfloat16)
+def _find_kernel(query: torch.Tensor, num_kv_heads: int) -> DecodeKernel | None:
+    _, num_heads, _, head_dim = query.shape
+    return _make_kernel(head_dim, num_heads, num_kv_heads, query.dtype)
 
 
-def _joined(rows: torch.Tensor) -> torch.Tensor:
-    """Return [m, heads, head_dim] with the heads of a row side by side; the rows may be apart."""
-    return rows if rows.stride()[1:] == (rows.shape[2], 1) else rows.contiguous()
+@cache
+def _make_kernel(
+    head_dim: int, num_heads: int, num_kv_heads: int, dtype: torch.dtype
+) -> DecodeKernel | None:
+    if dtype not in (torch.bfloat16, torch.float32):
+        return None
+    shape = HeadShape(head_dim, num_heads, num_kv_heads, dtype is torch.bfloat16)
+    return DecodeKernel(shape) if shape.lanes else None
 
 
-def _place(rows: torch.Tensor) -> tuple[int, int]:
-    return rows.data_ptr(), rows.stride(0) * rows.itemsize
+def _joined(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """Return [1, heads, m, head_dim] with the heads of a row side by side; rows may be apart."""
+    _, head, _, element = rows.stride()
+    if head == head_dim and element == 1:
+        return rows
+    return rows.transpose(1, 2).contiguous().transpose(1, 2)
 
 
+@cache
 def _bits(number: float) -> int:
     (bits,) = struct.unpack("q", struct.pack("d", number))
     assert isinstance(bits, int)

@@ -17,6 +17,8 @@ from functools import cache
 
 import llvmlite.binding as llvm
 
+from deployments.engine.cpu.machine_code import MachineCode
+
 BLOCK = 64
 """Columns of a block."""
 
@@ -90,21 +92,12 @@ class FewRowsKernel:
 
     def __init__(self) -> None:
         """Compile for this machine, in about 0.2 s."""
-        llvm.initialize_native_target()
-        llvm.initialize_native_asmprinter()
         self.tilings = [Tiling.of(max(1, num_rows)) for num_rows in range(MAX_ROWS + 1)]
         functions = {tiling.name: "\n".join(_tile(tiling)) for tiling in self.tilings}
-        machine = llvm.Target.from_default_triple().create_target_machine(
-            cpu=llvm.get_host_cpu_name(),
-            features=llvm.get_host_cpu_features().flatten(),
-            opt=3,
-        )
-        module = llvm.parse_assembly("\n".join([DECLARATIONS, *functions.values(), _worker()]))
-        module.verify()
-        self._engine = llvm.create_mcjit_compiler(module, machine)  # holds the code
-        self._engine.finalize_object()
-        self.address = self._engine.get_function_address("multiply")
-        self.tiles = [self._engine.get_function_address(tiling.name) for tiling in self.tilings]
+        source = "\n".join([DECLARATIONS, *functions.values(), _worker()])
+        self._code = MachineCode(source, optimize=False)
+        self.address = self._code.address_of("multiply")
+        self.tiles = [self._code.address_of(tiling.name) for tiling in self.tilings]
 
 
 @cache

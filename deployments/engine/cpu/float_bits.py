@@ -1,4 +1,4 @@
-"""What numba lacks: bfloat16, pointers from addresses, and an exponential that becomes a vector.
+"""What numba lacks: bfloat16, pointers from addresses, and arithmetic on the bits of a float32.
 
 torch hands out addresses, and numpy has no bfloat16: its values are read as 16-bit integers, which
 are the upper half of a float32.
@@ -11,17 +11,6 @@ import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
-
-LOG2_E = np.float32(1.4426950408889634)
-
-# The polynomial of degree 6 that interpolates 2 ** x at Chebyshev's points of [0, 1]; its relative
-# error there is below that of a float32.
-C0, C1, C2, C3, C4, C5, C6 = (
-    np.float32(c)
-    for c in np.polynomial.Chebyshev.interpolate(np.exp2, 6, domain=[0, 1])
-    .convert(kind=np.polynomial.Polynomial)
-    .coef
-)
 
 
 @intrinsic
@@ -99,13 +88,3 @@ def fused_multiply_add(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
 def power_of_two(exponent):
     """Return 2 ** exponent as a float32, for an int32 from -126 to 127."""
     return _float32_of_bits((exponent + np.int32(127)) << np.int32(23))
-
-
-@numba.njit(inline="always", fastmath=True)
-def fast_exp(x):
-    """Return exp(x) for x <= 0, in float32 and without a call, so that loops become vectors."""
-    exponent = max(np.float32(x) * LOG2_E, np.float32(-126))
-    whole = np.floor(exponent)
-    f = exponent - whole
-    power = C0 + f * (C1 + f * (C2 + f * (C3 + f * (C4 + f * (C5 + f * C6)))))
-    return power * power_of_two(np.int32(whole))

@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 Parallel = Callable[[int, ctypes.Array[ctypes.c_int64], int, int], None]
 """Runs a C function of one pointer: its address, the argument, the number of threads, and 0."""
 
+CFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
 
 @cache
 def find_parallel() -> Parallel | None:
@@ -36,6 +38,7 @@ def find_parallel() -> Parallel | None:
 
 
 def run_alone(function: int, argument: ctypes.Array[ctypes.c_int64], *_: int) -> None:
+<<<<<<< HEAD
     """Run a C function on the calling thread alone; see `Parallel`."""
     _released(function)(argument)
 
@@ -59,3 +62,7 @@ def _released(function: int) -> Function:
 @cache
 def _locked(function: int) -> Function:
     return ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(function)
+=======
+    """Run a C function on the calling thread; see `Parallel`."""
+    CFunction(function)(ctypes.addressof(argument))
+>>>>>>> decode-kernel

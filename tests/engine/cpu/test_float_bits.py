@@ -7,17 +7,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.engine.cpu.float_bits import as_float32, fast_exp, like
+from deployments.engine.cpu.float_bits import as_float32, like
 
 FLOAT32_BITS = st.integers(0, 2**32 - 1)
-EPSILON = 2.0**-23
-"""The distance from 1 to the next float32."""
 
 # Compiled once. To numba's types an intrinsic is what makes the code, which takes a context first.
 jit: Any = numba.njit
 widen: Any = as_float32
 narrow: Any = like
-exponentials: Any = jit(lambda xs: np.array([fast_exp(x) for x in xs]))
 widened: Any = jit(lambda values: np.array([widen(value) for value in values]))
 alike: Any = jit(lambda sample, values: np.array([narrow(sample, value) for value in values]))
 
@@ -82,28 +79,3 @@ def test_float32_stays_as_it_is() -> None:
     values = floats_of([*KINDS, 0x7FC00000])
     np.testing.assert_array_equal(widened(values), values)
     np.testing.assert_array_equal(alike(np.float32(0), values), values)
-
-
-def test_exponentials_are_as_exact_as_their_argument_allows() -> None:
-    x = np.linspace(-87, 0, 200_001, dtype=np.float32)
-    expected = np.exp(x.astype(np.float64))
-    error = np.abs(exponentials(x) / expected - 1)
-    # x * log2(e) is rounded to a float32: half a unit in its last place is this far from the truth.
-    allowed = 2 * EPSILON + np.abs(x) * EPSILON
-    assert (error <= allowed).all()
-
-
-def test_the_exponential_of_zero_is_one() -> None:
-    assert exponentials(np.array([0, -0.0], np.float32)).tolist() == [1, 1]
-
-
-@pytest.mark.parametrize("x", [-87.4, -88, -104, -200, -3.4e38, -np.inf])
-def test_the_exponential_of_far_less_is_next_to_nothing(x: float) -> None:
-    (power,) = exponentials(np.array([x], np.float32))
-    assert 0 <= power <= 2.0**-125
-
-
-@given(st.floats(-87, 0, width=32), st.floats(-87, 0, width=32))
-def test_exponentials_do_not_descend(a: float, b: float) -> None:
-    low, high = exponentials(np.array([min(a, b), max(a, b)], np.float32))
-    assert low <= high * (1 + 2 * EPSILON)

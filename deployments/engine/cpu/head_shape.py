@@ -1,0 +1,59 @@
+"""The shape of the heads that a kernel of `decode_attention` is compiled for."""
+
+from dataclasses import dataclass
+from functools import cache
+
+import llvmlite.binding as llvm
+
+
+@dataclass(frozen=True, slots=True)
+class HeadShape:
+    """Queries' and keys' heads.
+
+    Attributes:
+        head_dim: Elements of a head.
+        num_heads: Heads of a row's queries.
+        num_kv_heads: Heads of a token's keys and of its values.
+        is_bfloat16: Whether elements are bfloat16; float32 if not.
+    """
+
+    head_dim: int
+    num_heads: int
+    num_kv_heads: int
+    is_bfloat16: bool
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a key-value head."""
+        return self.num_heads // self.num_kv_heads
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return 2 if self.is_bfloat16 else 4
+
+    @property
+    def head_bytes(self) -> int:
+        """Bytes of a head."""
+        return self.head_dim * self.itemsize
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of a token's keys, or of its values."""
+        return self.num_kv_heads * self.head_bytes
+
+    @property
+    def lanes(self) -> int:
+        """32-bit words of the vectors that a head is cut into; 0 if it can't be."""
+        num_words, rest = divmod(self.head_bytes, 4)
+        fitting = (n for n in (16, 8, 4) if n <= _machine_lanes() and num_words % n == 0)
+        return 0 if rest else next(fitting, 0)
+
+
+@cache
+def _machine_lanes() -> int:
+    """Return how many 32-bit words stand in a register of this processor."""
+    features = llvm.get_host_cpu_features()
+    if features.get("avx512f"):
+        return 16
+    return 8 if features.get("avx2") else 4
