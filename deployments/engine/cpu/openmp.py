@@ -21,6 +21,7 @@ Parallel = Callable[[int, ctypes.Array[ctypes.c_int64], int, int], None]
 """Runs a C function of one pointer: its address, the argument, the number of threads, and 0."""
 
 CFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+LockedCFunction = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
 
 
 @cache
@@ -38,7 +39,6 @@ def find_parallel() -> Parallel | None:
 
 
 def run_alone(function: int, argument: ctypes.Array[ctypes.c_int64], *_: int) -> None:
-<<<<<<< HEAD
     """Run a C function on the calling thread alone; see `Parallel`."""
     _released(function)(argument)
 
@@ -56,13 +56,9 @@ Function = Callable[[ctypes.Array[ctypes.c_int64]], None]
 
 @cache
 def _released(function: int) -> Function:
-    return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function)
+    return CFunction(function)
 
 
 @cache
 def _locked(function: int) -> Function:
-    return ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(function)
-=======
-    """Run a C function on the calling thread; see `Parallel`."""
-    CFunction(function)(ctypes.addressof(argument))
->>>>>>> decode-kernel
+    return LockedCFunction(function)
