@@ -17,6 +17,7 @@ from deployments.contract import (
 )
 from deployments.errors import TotalTimeoutError
 from serve_app.backends import Response, answer_of
+from serve_app.deadlines import arrival_s
 from serve_app.known_replicas import KnownReplicas
 
 
@@ -94,7 +95,7 @@ class TimelyClassificationBackend:
             RaystreamError: See `ClassificationBackend.classify`.
         """
         try:
-            async with asyncio.timeout(self._total_timeout_s) as timer:
+            async with asyncio.timeout_at(self._end_s()) as timer:
                 return await self._backend.classify(request)
         except TimeoutError:
             if not timer.expired():
@@ -112,7 +113,7 @@ class TimelyClassificationBackend:
             RaystreamError: See `ClassificationBackend.describe`.
         """
         try:
-            async with asyncio.timeout(self._total_timeout_s) as timer:
+            async with asyncio.timeout_at(self._end_s()) as timer:
                 return await self._backend.describe()
         except TimeoutError:
             if not timer.expired():
@@ -125,3 +126,7 @@ class TimelyClassificationBackend:
     async def ping(self) -> None:
         """Exercise a replica; whoever asks knows how long to wait."""
         await self._backend.ping()
+
+    def _end_s(self) -> float | None:
+        """Return when the answer is late, in the event loop's time."""
+        return None if self._total_timeout_s is None else arrival_s() + self._total_timeout_s
