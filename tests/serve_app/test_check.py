@@ -162,16 +162,13 @@ def test_user_config_of_a_model_has_the_deployments_keys() -> None:
 
 
 def test_a_classifier_is_configured_like_one() -> None:
-    entry = {"id": "pydoc-chat", "source": "models/pydoc-chat", "task": "classify"}
-    args = {"models": [entry]}
-    application = {"args": args}
-    fine = {"user_config": {"max_batch_size": 8}}
-    assert problems(application=application, model=fine) == []
-    wrong = {"user_config": {"max_messages_per_s": 8}}
-    (problem,) = problems(application=application, model=wrong)
-    assert problem.startswith(f"{MODEL}.user_config: unknown key 'max_messages_per_s'")
-    (problem,) = problems(application={"args": {"models": [entry | {"max_num_seqs": 4}]}})
-    assert problem.startswith(f"{ENTRY}: task 'classify' has no max_num_seqs")
+    text = SHIPPED.replace("batch_wait_timeout_s: 0 #", "max_messages_per_s: 8 #")
+    (problem,) = find_problems(text)
+    detector = "applications[0].deployments[2].user_config"
+    assert problem.startswith(f"{detector}: unknown key 'max_messages_per_s'")
+    text = SHIPPED.replace("task: classify\n", "task: classify\n          max_num_seqs: 4\n")
+    (problem,) = find_problems(text)
+    assert problem.startswith("applications[0].args.models[1]: task 'classify' has no max_num_seqs")
 
 
 def test_key_that_stands_twice_is_refused() -> None:
@@ -212,7 +209,7 @@ def test_models_without_a_deployments_entry_are_fine() -> None:
     ("name", "hint"),
     [
         ("pydoc_chat", "did you mean 'pydoc-chat'?"),
-        ("x", "there are Ingress, KeyLedger, pydoc-chat"),
+        ("x", "there are Ingress, KeyLedger, pydoc-chat, pydoc-detector"),
     ],
 )
 def test_entry_that_names_no_deployment_is_refused(name: str, hint: str) -> None:
@@ -227,7 +224,7 @@ def test_entry_for_a_model_id_with_a_slash_bears_dashes() -> None:
 
 
 def test_deployment_that_stands_twice_is_refused() -> None:
-    (problem,) = problems(model={"name": "Ingress"})
+    (problem,) = problems(model={"name": "Ingress", "max_ongoing_requests": 1000})
     assert problem == f"{MODEL}.name: 'Ingress' stands twice"
 
 
