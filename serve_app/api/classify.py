@@ -96,7 +96,8 @@ class ClassifyApi:
             answers = await self._ask(model, pieces, truncate, request)
         except ContextLengthExceededError as error:
             message = f"{error.message} Send truncate_prompt_tokens: -1 to have its end dropped."
-            raise ContextLengthExceededError(message, error.param) from None
+            param = "input" if isinstance(body.input, str) else error.param
+            raise ContextLengthExceededError(message, param) from None
         labels = model.description.labels
         return VllmClassifications(
             id=f"classify-{request_id_of(request)}",

@@ -349,12 +349,13 @@ async def test_vllm_s_request_is_answered_in_vllm_s_shape(client: httpx.AsyncCli
 async def test_vllm_s_way_to_truncate_is_known(
     client: httpx.AsyncClient, classifier: FakeClassifier
 ) -> None:
+    assert (await refused(client, {"input": ["a", TOO_LONG]}, VLLM))["param"] == "input[1]"
     error = await refused(client, {"input": TOO_LONG}, VLLM)
-    assert error["code"] == "context_length_exceeded"
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "input")
     assert "truncate_prompt_tokens: -1" in error["message"]
     body = {"input": TOO_LONG, "truncate_prompt_tokens": -1}
     assert (await client.post(VLLM, json=body)).status_code == 200
-    assert [request.truncate for request in classifier.requests] == [False, True]
+    assert [request.truncate for request in classifier.requests] == [False, False, True]
 
 
 @pytest.mark.parametrize(
