@@ -116,7 +116,7 @@ def figures(measured: Sequence[Measured], model: str, window: Window) -> Figures
     return Figures(
         "online",
         f"(b) online, {model}, texts of {MIXED} characters in pieces",
-        ("design", "users", "requests/s", "p50, ms", "p95, ms", "mean batch", "times pieces"),
+        ("design", "users", "RPS", "p50, ms", "p95, ms", "mean batch", "RPS / pieces"),
         rows,
         (
             f"one server over HTTP, no Ray; windows of {window.window_s:g} s",

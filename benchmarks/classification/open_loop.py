@@ -20,13 +20,13 @@ GOALS_MS = {120: 45.0, 240: 50.0, 480: 75.0}
 """Requests per second, and the p50 that ours may have."""
 
 COLUMNS = (
-    "requests/s",
+    "RPS",
     "design",
     "p50, ms",
     "p95, ms",
     "mean batch",
-    "times serve.batch",
-    "p50 goal, ms",
+    "p50 / serve.batch",
+    "p50 goal",
 )
 
 TEXT = "Return the current time in seconds since the Epoch."

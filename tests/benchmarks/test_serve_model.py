@@ -8,7 +8,7 @@ from benchmarks.peers.serve_model import configuration
 from serve_app.check import find_problems
 
 
-@pytest.mark.parametrize("task", ["generate"])
+@pytest.mark.parametrize("task", ["generate", "classify"])
 def test_what_is_served_passes_the_check_and_holds_one_model(task: str, tmp_path: Path) -> None:
     folder = tmp_path / "some-model"
     folder.mkdir()
