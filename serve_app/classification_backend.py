@@ -4,7 +4,8 @@ As `backends` is for models that generate, with the same words for Ray's errors.
 """
 
 import asyncio
-from typing import Any, Protocol, cast
+from collections.abc import Awaitable
+from typing import Any, Protocol, TypeVar, cast
 
 from ray.serve.handle import DeploymentHandle
 
@@ -19,6 +20,8 @@ from deployments.errors import TotalTimeoutError
 from serve_app.backends import Response, answer_of
 from serve_app.deadlines import arrival_s
 from serve_app.known_replicas import KnownReplicas
+
+T = TypeVar("T")
 
 
 class ClassificationBackend(Protocol):
@@ -94,16 +97,11 @@ class TimelyClassificationBackend:
             TotalTimeoutError: The replica did not answer in time; its call was cancelled.
             RaystreamError: See `ClassificationBackend.classify`.
         """
-        try:
-            async with asyncio.timeout_at(self._end_s()) as timer:
-                return await self._backend.classify(request)
-        except TimeoutError:
-            if not timer.expired():
-                raise
-            raise TotalTimeoutError(
-                f"The texts were not classified within {self._total_timeout_s:g} s "
-                "(limits.total_timeout_s). Send fewer of them, or shorter ones."
-            ) from None
+        return await self._in_time(
+            self._backend.classify(request),
+            "The texts were not classified within {:g} s (limits.total_timeout_s). Send fewer of "
+            "them, or shorter ones.",
+        )
 
     async def describe(self) -> ClassifierDescription:
         """Return what the model can do; see `ClassificationBackend.describe`.
@@ -112,21 +110,28 @@ class TimelyClassificationBackend:
             TotalTimeoutError: No replica had the model loaded in time.
             RaystreamError: See `ClassificationBackend.describe`.
         """
-        try:
-            async with asyncio.timeout_at(self._end_s()) as timer:
-                return await self._backend.describe()
-        except TimeoutError:
-            if not timer.expired():
-                raise
-            raise TotalTimeoutError(
-                f"The model was not loaded within {self._total_timeout_s:g} s "
-                "(limits.total_timeout_s). Try again later."
-            ) from None
+        return await self._in_time(
+            self._backend.describe(),
+            "The model was not loaded within {:g} s (limits.total_timeout_s). Try again later.",
+        )
 
     async def ping(self) -> None:
         """Exercise a replica; whoever asks knows how long to wait."""
         await self._backend.ping()
 
-    def _end_s(self) -> float | None:
-        """Return when the answer is late, in the event loop's time."""
-        return None if self._total_timeout_s is None else arrival_s() + self._total_timeout_s
+    async def _in_time(self, work: Awaitable[T], why: str) -> T:
+        """Wait for the work, while the request is younger than the limit.
+
+        Raises:
+            TotalTimeoutError: For this reason, given the limit: the work was cancelled.
+        """
+        limit_s = self._total_timeout_s
+        try:
+            async with asyncio.timeout_at(
+                None if limit_s is None else arrival_s() + limit_s
+            ) as timer:
+                return await work
+        except TimeoutError:
+            if not timer.expired():
+                raise
+            raise TotalTimeoutError(why.format(limit_s)) from None

@@ -21,7 +21,7 @@ import torch
 
 from deployments.classifier.micro_batches import batch_size, in_order
 from deployments.classifier.waiting_line import Job, Probabilities, TokenIds, WaitingLine
-from deployments.engine.device_errors import is_out_of_memory, release_cache
+from deployments.engine.device_errors import is_fatal, is_out_of_memory, release_cache
 from deployments.engine.isolation import Isolation
 from deployments.engine.step_budget import StepBudget
 from deployments.errors import ClassificationFailedError, ReplicaUnavailableError
@@ -152,11 +152,27 @@ class DeviceWorker:
         self._answer_pings(_dead())
 
     def _turn(self, classifier: Classifier, jobs: list[Job]) -> None:
-        if jobs:
-            self._sweep(classifier, jobs)
-        elif self._pings:
+        self._sweep(classifier, jobs)
+        if (
+            self._pings
+        ):  # there was no micro-batch to answer them; perhaps all jobs' clients have left
+            self._probe(classifier)
+
+    def _probe(self, classifier: Classifier) -> None:
+        """Run something for those who ask how the device is, and tell them.
+
+        Raises:
+            torch.AcceleratorError: The device is gone.
+        """
+        try:
             classifier(PROBE)
-            self._note_batch(BatchStats(0, 0))
+        except Exception as error:
+            if is_fatal(error):
+                raise
+            logger.warning("the device failed a probe", exc_info=True)
+            self._answer_pings(ReplicaUnavailableError("The classifier's device failed a probe."))
+            return
+        self._note_batch(BatchStats(0, 0))
 
     def _sweep(self, classifier: Classifier, jobs: list[Job]) -> None:
         """Classify all texts of these jobs, and answer each job when its last text is done."""
@@ -259,8 +275,8 @@ class _Answer:
 
 
 def _failure(piece: _Piece, why: str) -> ClassificationFailedError:
-    message = f"The model {why} on text {piece.index} of {piece.num_tokens} tokens."
-    return ClassificationFailedError(message, "input")
+    message = f"The model {why} on a text of {piece.num_tokens} tokens."
+    return ClassificationFailedError(message, f"input[{piece.index}]")
 
 
 def _dead() -> ReplicaUnavailableError:

@@ -8,11 +8,12 @@ from typing import Final
 from fastapi import APIRouter, Request
 
 from deployments.contract import Classification, ClassificationRequest
-from deployments.errors import ContextLengthExceededError, InvalidRequestError
+from deployments.errors import ContextLengthExceededError, RaystreamError
 from serve_app.api.classify_schema import (
     DEFAULT_MAX_CHARS,
     Classifications,
     ClassifyBody,
+    TextsBody,
     VllmClassification,
     VllmClassifications,
     VllmClassifyBody,
@@ -21,20 +22,21 @@ from serve_app.api.context import ApiContext
 from serve_app.api.json_route import JsonRoute
 from serve_app.api.openapi import ANSWER_ERRORS, errors
 from serve_app.api.request_limits import check_texts
-from serve_app.api.score_report import ScoreReport
+from serve_app.api.score_report import ScoreReport, check_num_scores
 from serve_app.api.text_pieces import TextPieces, split_texts, whole_texts
 from serve_app.api.usage import Usage
 from serve_app.catalog import ServedClassifier
 from serve_app.request_id import request_id_of
 
 MAX_CHARS_AT_ONCE: Final = 2**14
-"""Longer texts are split on a thread: it takes up to half a microsecond a character, and the event
-loop is every stream's."""
+"""Longer texts, with what their pieces repeat, are split on a thread: it takes up to half a
+microsecond a character, and the event loop is every stream's."""
 
 _WHOLE_ADVICE: Final = (
     f' Send "split": {{"max_chars": {DEFAULT_MAX_CHARS}}} to have it classified in pieces, or '
     '"truncate": true to have its end dropped.'
 )
+_VLLM_ADVICE: Final = " Send truncate_prompt_tokens: -1 to have its end dropped."
 _PIECE_ADVICE: Final = (
     ' Send a smaller split.max_chars, or "truncate": true to have the end of such pieces dropped.'
 )
@@ -74,7 +76,7 @@ class ClassifyApi:
         report.check_size(pieces)
         try:
             answers = await self._ask(model, pieces, body.truncate is True, request)
-        except InvalidRequestError as error:
+        except RaystreamError as error:
             raise _told_of(error, pieces, body) from None
         return Classifications(
             id=f"classify-{request_id_of(request)}",
@@ -91,14 +93,13 @@ class ClassifyApi:
         model = await self._context.find_classifier(body.model)
         check_texts(body.texts, self._context.limits)
         pieces = whole_texts(body.texts)
+        labels = model.description.labels
+        check_num_scores(len(pieces) * len(labels), "input")
         truncate = body.truncate_prompt_tokens is not None
         try:
             answers = await self._ask(model, pieces, truncate, request)
-        except ContextLengthExceededError as error:
-            message = f"{error.message} Send truncate_prompt_tokens: -1 to have its end dropped."
-            param = "input" if isinstance(body.input, str) else error.param
-            raise ContextLengthExceededError(message, param) from None
-        labels = model.description.labels
+        except RaystreamError as error:
+            raise _told_of(error, pieces, body) from None
         return VllmClassifications(
             id=f"classify-{request_id_of(request)}",
             created=int(self._context.clock.unix_s()),
@@ -113,7 +114,8 @@ class ClassifyApi:
         if options is None:
             return whole_texts(body.texts)
         arguments = body.texts, options.num_chars, options.num_repeated, limits
-        if sum(map(len, body.texts)) > MAX_CHARS_AT_ONCE:
+        num_new = options.num_chars - options.num_repeated  # of each piece
+        if sum(map(len, body.texts)) * options.num_chars > MAX_CHARS_AT_ONCE * num_new:
             return await asyncio.to_thread(split_texts, *arguments)
         return split_texts(*arguments)
 
@@ -139,17 +141,17 @@ def _vllm_s(index: int, answer: Classification, labels: Sequence[str]) -> VllmCl
     )
 
 
-def _told_of(
-    error: InvalidRequestError, pieces: TextPieces, body: ClassifyBody
-) -> InvalidRequestError:
-    """Return a replica's refusal of a text in the request's own words: it knows pieces alone."""
+def _told_of(error: RaystreamError, pieces: TextPieces, body: TextsBody) -> RaystreamError:
+    """Return what a replica says of a text in the request's own words: it knows pieces alone."""
     named = re.fullmatch(r"input\[(\d+)\]", error.param or "")
     if named is None:
         return error
     index, piece = pieces.place(int(named[1]))
+    is_split = isinstance(body, ClassifyBody) and body.split is not None
     message = error.message
-    if body.split is not None:
+    if is_split:
         message += f" It is the piece from {piece.span.start} to {piece.span.end}."
     if isinstance(error, ContextLengthExceededError):
-        message += _WHOLE_ADVICE if body.split is None else _PIECE_ADVICE
+        whole_advice = _WHOLE_ADVICE if isinstance(body, ClassifyBody) else _VLLM_ADVICE
+        message += _PIECE_ADVICE if is_split else whole_advice
     return type(error)(message, "input" if isinstance(body.input, str) else f"input[{index}]")

@@ -35,13 +35,7 @@ class ScoreReport:
         Raises:
             InvalidRequestError: It would hold more than `MAX_NUM_SCORES`.
         """
-        num_scores = len(pieces) * self._num_told
-        if num_scores > MAX_NUM_SCORES:
-            raise InvalidRequestError(
-                f"The answer would hold {num_scores} scores; at most {MAX_NUM_SCORES} are told. "
-                "Ask for fewer labels with top_k, or for fewer texts or pieces.",
-                "top_k",
-            )
+        check_num_scores(len(pieces) * self._num_told, "top_k")
 
     def of_texts(
         self, pieces: TextPieces, answers: Sequence[Classification]
@@ -80,3 +74,18 @@ class ScoreReport:
             LabelScore(label=self._labels[label], score=scores[label])
             for label in ranked[: self._num_told]
         ]
+
+
+def check_num_scores(num_scores: int, param: str) -> None:
+    """Refuse an answer of so many scores, if that is too many.
+
+    Raises:
+        InvalidRequestError: They exceed `MAX_NUM_SCORES`.
+    """
+    if num_scores > MAX_NUM_SCORES:
+        fewer_labels = "fewer labels with top_k, or for " if param == "top_k" else ""
+        raise InvalidRequestError(
+            f"The answer would hold {num_scores} scores; at most {MAX_NUM_SCORES} are told. "
+            f"Ask for {fewer_labels}fewer texts or pieces.",
+            param,
+        )

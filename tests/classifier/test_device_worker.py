@@ -1,5 +1,6 @@
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack
 
 import pytest
@@ -168,8 +169,9 @@ def test_a_text_that_fails_fails_its_own_request_alone(
     device.is_open = True
     device.may_go_on.release()
     assert [answer(job) for job in good] == [[(i,), (i + 1,)] for i in range(2, 12)]
-    with pytest.raises(ClassificationFailedError, match="failed on text 1 of 2 tokens"):
+    with pytest.raises(ClassificationFailedError, match="failed on a text of 2 tokens") as caught:
         answer(bad)
+    assert caught.value.param == "input[1]"
 
 
 def test_numbers_that_are_not_finite_are_an_error(replica: Replica, device: GatedDevice) -> None:
@@ -198,7 +200,7 @@ def test_a_batch_that_is_out_of_memory_is_split_and_the_next_ones_are_smaller(
 
 def test_a_text_that_is_too_much_alone_fails_alone(replica: Replica, device: GatedDevice) -> None:
     device.max_tokens = 5
-    with pytest.raises(ClassificationFailedError, match="not enough memory on text 0 of 6 tokens"):
+    with pytest.raises(ClassificationFailedError, match="not enough memory on a text of 6"):
         answer(replica.ask((1,) * 6))
     assert answer(replica.ask((2,) * 5)) == [(2.0,)]
 
@@ -240,6 +242,45 @@ def test_a_ping_is_answered_by_the_batch_that_runs(replica: Replica, device: Gat
     device.may_go_on.release()
     assert ping.result(DEADLINE_S) is None
     assert answer(job)
+
+
+def test_a_ping_is_answered_though_nobody_waits_for_what_is_taken_with_it(
+    device: GatedDevice,
+) -> None:
+    pings = list[Future[None]]()
+    line = WaitingLine(LineLimits(1000, None))
+
+    def ping_once(_: BatchStats) -> None:
+        """Ping between a micro-batch and the next look at the line."""
+        if not pings:
+            pings.append(worker.ping())
+
+    worker = DeviceWorker(lambda: device, line, 1000, ping_once)
+    worker.start().result(DEADLINE_S)
+    device.is_open = False
+    with line.place() as job, line.place() as gone:
+        line.put(job, ((1,),))
+        device.wait_for_batch()
+        gone.has_left = True  # as if it left just after it was taken
+        line.put(gone, ((2,),))
+        device.is_open = True
+        device.may_go_on.release()
+        assert answer(job) == [(1.0,)]
+        device.wait_for_batch()
+        pings[0].result(DEADLINE_S)
+    worker.stop()
+    assert device.batches == [((1,),), ((0,),)]
+
+
+def test_a_probe_that_fails_is_told_and_the_worker_goes_on(
+    replica: Replica, device: GatedDevice
+) -> None:
+    device.max_tokens = 0
+    with pytest.raises(ReplicaUnavailableError, match="failed a probe"):
+        replica.worker.ping().result(DEADLINE_S)
+    device.max_tokens = 5
+    assert answer(replica.ask((2,))) == [(2.0,)]
+    replica.worker.ping().result(DEADLINE_S)
 
 
 def test_an_idle_device_runs_something_for_a_ping(replica: Replica, device: GatedDevice) -> None:

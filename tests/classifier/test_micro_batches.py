@@ -4,7 +4,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.classifier.micro_batches import batch_size, in_order
+from deployments.classifier.micro_batches import MAX_LAID_OUT, batch_size, in_order
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,10 @@ def batches(taken: list[Item], max_tokens: int, *, is_padded: bool) -> list[list
     return found
 
 
-def cost(batch: list[Item], *, is_padded: bool) -> int:
+def cost(batch: list[Item], *, is_padded: bool) -> float:
     lengths = [item.num_tokens for item in batch]
-    return max(lengths) * len(lengths) if is_padded else sum(lengths)
+    num_places = max(lengths) * len(lengths)
+    return num_places if is_padded else max(sum(lengths), num_places / MAX_LAID_OUT)
 
 
 @given(taken=items, max_tokens=st.integers(1, 100), is_padded=st.booleans())
@@ -42,6 +43,12 @@ def test_every_text_runs_once_and_no_batch_is_too_large_or_smaller_than_it_must_
         assert len(batch) == 1 or cost(batch, is_padded=is_padded) <= max_tokens
     for batch, following in pairwise(found):
         assert cost([*batch, following[0]], is_padded=is_padded) > max_tokens
+
+
+def test_a_long_text_is_not_packed_with_so_many_short_ones_that_its_layout_is_huge() -> None:
+    taken = [Item(0, 1024), *(Item(i, 3) for i in range(1, 342))]
+    found = batches(taken, 2048, is_padded=False)
+    assert [len(batch) for batch in found] == [16, 326]
 
 
 @given(taken=items, max_tokens=st.integers(1, 100))

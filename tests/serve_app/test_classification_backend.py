@@ -19,16 +19,20 @@ from deployments.errors import (
     ReplicaUnavailableError,
     TotalTimeoutError,
 )
+from serve_app.access_log import AccessLogMiddleware
 from serve_app.classification_backend import (
     HandleClassificationBackend,
     TimelyClassificationBackend,
 )
 from serve_app.known_replicas import MAX_ATTEMPTS
+from serve_app.request_id import RequestIdMiddleware
+from tests.serve_app.asgi_call import AsgiCall
 from tests.serve_app.fake_classifier import FakeClassifier
 from tests.serve_app.test_backends import ERRORS, FakeMethod, FakeResponse, dual_error
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
+    from starlette.types import Receive, Scope, Send
 
 REQUEST = ClassificationRequest("r", ("hi",))
 ANSWER = (Classification((0.25, 0.75), 3),)
@@ -132,6 +136,21 @@ async def test_an_answer_that_is_late_is_an_error_and_its_call_is_cancelled() ->
     with pytest.raises(TotalTimeoutError, match=r"0\.01 s \(limits\.total_timeout_s\)"):
         await TimelyClassificationBackend(slow, 0.01).classify(REQUEST)
     assert slow.is_cancelled
+
+
+async def test_the_time_counts_from_the_request_s_arrival() -> None:
+    slow = FakeClassifier()
+    slow.answers = asyncio.Event()
+    moments_s = iter([0.0, 100.0])
+
+    async def surface(scope: "Scope", receive: "Receive", send: "Send") -> None:
+        async with asyncio.timeout(20):
+            with pytest.raises(TotalTimeoutError):
+                await TimelyClassificationBackend(slow, 60).classify(REQUEST)
+
+    app = AccessLogMiddleware(surface, now=lambda: next(moments_s, 100.0))
+    async with AsgiCall(RequestIdMiddleware(app), "/", None) as call:
+        await call.end()
 
 
 async def test_a_model_that_loads_for_too_long_is_late() -> None:

@@ -237,6 +237,20 @@ async def test_another_refusal_of_a_text_keeps_its_words_and_names_the_text(
     assert (await refused(client, {"input": "a"}))["message"] == "Send less."
 
 
+@pytest.mark.parametrize("path", [V1, VLLM])
+async def test_the_text_that_the_model_failed_on_is_named_as_it_was_sent(
+    client: httpx.AsyncClient, classifier: FakeClassifier, path: str
+) -> None:
+    classifier.refusal = ClassificationFailedError("The model failed.", "input[0]")
+    answer = await client.post(path, json={"input": "a"})
+    assert answer.status_code == 500
+    assert answer.json()["error"]["param"] == "input"
+    if path == V1:
+        classifier.refusal = ClassificationFailedError("The model failed.", "input[2]")
+        answer = await client.post(path, json={"input": ["ab", "c"], "split": {"max_chars": 1}})
+        assert answer.json()["error"]["param"] == "input[1]"
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -320,6 +334,9 @@ async def test_an_answer_of_too_many_scores_is_refused_before_anybody_works(
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://t") as client:
         error = await refused(client, {"input": text, "split": {"max_chars": 1}})
         assert error["param"] == "top_k"
+        error = await refused(client, {"input": list(text)}, VLLM)
+        assert error["param"] == "input"
+        assert "top_k" not in error["message"]
         assert classifier.requests == []
         body = await classified(client, text, split={"max_chars": 1}, top_k=5)
     assert len(body["data"][0]["pieces"][0]["scores"]) == 5
