@@ -150,5 +150,5 @@ def test_the_request_s_id_is_told_and_taken(client: openai.OpenAI) -> None:
 
 def test_the_models_are_listed_and_shown(client: openai.OpenAI) -> None:
     listed = client.models.list().data
-    assert [model.id for model in listed] == [MODEL, DETECTOR, NARROW]
+    assert [model.id for model in listed] == [MODEL, NARROW, DETECTOR]
     assert client.models.retrieve(MODEL) == listed[0]

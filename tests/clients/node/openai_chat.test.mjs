@@ -78,6 +78,6 @@ test("the request's id is told", async () => {
 
 test("the models are listed and shown", async () => {
   const listed = await Array.fromAsync(client.models.list());
-  assert.deepEqual(listed.map((served) => served.id), [model, detector, narrow]);
+  assert.deepEqual(listed.map((served) => served.id), [model, narrow, detector]);
   assert.equal((await client.models.retrieve(model)).id, model);
 });
