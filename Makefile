@@ -8,7 +8,7 @@ PYTHON ?= python3# the interpreter that .venv is made with, once
 BIN := .venv/bin
 STAMP := .venv/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-BENCHMARKS := $(patsubst %.py,%,$(notdir $(filter-out %/__init__.py,$(wildcard benchmarks/*.py))))
+BENCHMARKS := $(patsubst benchmarks/%.py,%,$(filter-out benchmarks/instant_%,$(shell grep -l __main__ benchmarks/*.py))) classification
 
 .PHONY: help serve test check format models bench lock k8s table clean
 
@@ -52,6 +52,9 @@ format: $(STAMP) ## format the code and mend what ruff can mend
 models: $(STAMP) ## train the embedded models again and evaluate them
 	$(BIN)/python -m models.training.train_pydoc_chat
 	$(BIN)/python -m models.training.evaluate_pydoc_chat
+	$(BIN)/python -m models.training.detector.sampled_documents
+	$(BIN)/python -m models.training.detector.train
+	$(BIN)/python -m models.training.detector.evaluate
 
 bench: $(STAMP) ## run every module of benchmarks/
 	@for name in $(BENCHMARKS); do \

@@ -12,7 +12,6 @@ import argparse
 import asyncio
 import json
 import os
-import socket
 import statistics
 import time
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.free_port import free_port
 from k8s.make_base import parse_env
 
 if TYPE_CHECKING:
@@ -104,14 +104,6 @@ def model_config() -> "ModelConfig":
         max_num_seqs=NUM_SLOTS,
         max_queued_requests=NUM_WAITING,
     )
-
-
-def free_port() -> int:
-    """Return a port of 127.0.0.1 that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def main() -> None:

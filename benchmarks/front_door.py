@@ -6,9 +6,12 @@ transport, which are the same to both doors, hides what the door itself takes. T
 taken from git into a temporary folder. Rounds alternate; medians are compared, since machines are
 noisy. CPU time is the server process's own, and the steadier figure.
 
+With `--ray` both run on a Ray of their own, in the mode of serve.env, and the source stands behind
+a handle (`instant_ray_server`). CPU time is then told of the ingress replica, and of all processes.
+
 The baseline is the ingress before it had keys, limits and admission.
 
-Run: python -m benchmarks.front_door
+Run: python -m benchmarks.front_door [--ray]
 """
 
 import argparse
@@ -24,22 +27,28 @@ import sys
 import tarfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from urllib.request import urlopen
 
 import psutil
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.instant_server import NUM_DELTAS, TOKENS_PER_DELTA
+from k8s.make_base import parse_env
+from serve_app.preflight import HAPROXY_PORTS
 
 ROOT = Path(__file__).resolve().parent.parent
 BASELINE = "febb12765bda9ee4d10a50bf14ef2e40a136b500"
 SERVER = Path(__file__).with_name("instant_server.py")
+RAY_SERVER = Path(__file__).with_name("instant_ray_server.py")
 TOKENS_PER_ANSWER = NUM_DELTAS * TOKENS_PER_DELTA
-START_DEADLINE_S = 60
+START_DEADLINE_S = 120
+INGRESS_TITLE = "door:Ingress"
+"""In the title that Ray gives to the ingress replica's process."""
 GOAL = 1.15
 """What a token may cost, beside the baseline."""
 
@@ -50,7 +59,8 @@ class Door:
 
     name: str
     port: int
-    process: psutil.Process
+    ingress: psutil.Process
+    others: tuple[psutil.Process, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +69,7 @@ class Round:
 
     requests_per_s: float
     cpu_us_per_token: float
+    all_cpu_us_per_token: float
 
 
 @contextmanager
@@ -77,34 +88,53 @@ def old_checkout(commit: str) -> Iterator[Path]:
 
 
 @contextmanager
-def started(name: str, checkout: Path) -> Iterator[Door]:
+def started(name: str, checkout: Path, *, on_ray: bool) -> Iterator[Door]:
     """Run a checkout's ingress until the block ends."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port, *other_ports = free_ports(1 + len(HAPROXY_PORTS))
+    environment = {**os.environ, "PYTHONPATH": f"{checkout}:{ROOT}"}
+    if on_ray:
+        environment |= parse_env((ROOT / "serve.env").read_text())
+        environment |= dict(zip(HAPROXY_PORTS, map(str, other_ports), strict=True))
     process = subprocess.Popen(
-        [sys.executable, SERVER, str(port)],
+        [sys.executable, RAY_SERVER if on_ray else SERVER, str(port)],
         cwd=checkout,
-        env={**os.environ, "PYTHONPATH": str(checkout)},
+        env=environment,
     )
+    root = psutil.Process(process.pid)
     try:
-        _wait_until_open(port, process)
-        yield Door(name, port, psutil.Process(process.pid))
+        _wait_until_ready(port, process)
+        yield _door_of(name, port, root) if on_ray else Door(name, port, root)
     finally:
-        process.kill()
+        for each in (root, *root.children(recursive=True)):
+            with suppress(psutil.NoSuchProcess):
+                each.kill()
         process.wait()
 
 
-def _wait_until_open(port: int, process: subprocess.Popen[bytes]) -> None:
+def _door_of(name: str, port: int, root: psutil.Process) -> Door:
+    everything = (root, *root.children(recursive=True))
+    (ingress,) = (each for each in everything if INGRESS_TITLE in " ".join(each.cmdline()))
+    return Door(name, port, ingress, tuple(each for each in everything if each != ingress))
+
+
+def free_ports(number: int) -> list[int]:
+    """Return ports of 127.0.0.1 that are free now."""
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(number)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
+
+
+def _wait_until_ready(port: int, process: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + START_DEADLINE_S
     while time.monotonic() < deadline:
         if process.poll() is not None:
             sys.exit(f"the server has ended with {process.returncode}")
-        try:
-            socket.create_connection(("127.0.0.1", port)).close()
+        # While it starts nobody listens; HAProxy, which is there first, knows of no route.
+        with suppress(OSError), urlopen(f"http://127.0.0.1:{port}/ready", timeout=5):
             return
-        except ConnectionRefusedError:
-            time.sleep(0.05)
+        time.sleep(0.05)
     sys.exit("the server did not start")
 
 
@@ -113,7 +143,16 @@ async def _client(port: int, request: bytes, num_requests: int) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**20)
     for _ in range(num_requests):
         writer.write(request)
-        head = await reader.readuntil(b"\r\n\r\n")
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+        except asyncio.IncompleteReadError as error:
+            # HAProxy closes idle connections when it gets a new configuration.
+            if error.partial:
+                raise
+            writer.close()
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**20)
+            writer.write(request)
+            head = await reader.readuntil(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 200 "), head
         length = re.search(rb"content-length: ([0-9]+)", head)
         # A stream has no length and ends with an empty chunk.
@@ -153,16 +192,24 @@ def measure(door: Door, *, stream: bool, num_clients: int, num_requests: int) ->
         each = num_requests // num_clients
         await asyncio.gather(*(_client(door.port, request, each) for _ in range(num_clients)))
 
-    cpu_before, before = _cpu_s(door.process), time.perf_counter()
+    cpu_before, all_before = _cpu_s(door.ingress), _cpu_s(door.ingress, *door.others)
+    before = time.perf_counter()
     asyncio.run(all_clients())
-    elapsed, cpu = time.perf_counter() - before, _cpu_s(door.process) - cpu_before
+    elapsed = time.perf_counter() - before
+    cpu = _cpu_s(door.ingress) - cpu_before
+    all_cpu = _cpu_s(door.ingress, *door.others) - all_before
     num_answered = num_requests // num_clients * num_clients
-    return Round(num_answered / elapsed, cpu * 1e6 / (num_answered * TOKENS_PER_ANSWER))
+    num_tokens = num_answered * TOKENS_PER_ANSWER
+    return Round(num_answered / elapsed, cpu * 1e6 / num_tokens, all_cpu * 1e6 / num_tokens)
 
 
-def _cpu_s(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)
+def _cpu_s(*processes: psutil.Process) -> float:
+    total = 0.0
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):  # Ray ends workers that it has too many of
+            times = process.cpu_times()
+            total += times.user + times.system
+    return total
 
 
 def compare(doors: tuple[Door, Door], rounds: int, num_requests: int) -> tuple[Table, float]:
@@ -186,6 +233,11 @@ def compare(doors: tuple[Door, Door], rounds: int, num_requests: int) -> tuple[T
                 table, label, num_clients, "CPU us/token", pairs, lambda r: r.cpu_us_per_token
             )
             worst = max(worst, ratio)
+            if doors[0].others:
+                _add(
+                    table, label, num_clients, "all CPU us/token", pairs,
+                    lambda r: r.all_cpu_us_per_token,
+                )  # fmt: skip
     return table, worst
 
 
@@ -209,12 +261,13 @@ def main() -> None:
     parser.add_argument("--baseline", default=BASELINE, help="the older commit")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--requests", type=int, default=1000, help="in one round of one server")
+    parser.add_argument("--ray", action="store_true", help="through Ray Serve, not uvicorn")
     options = parser.parse_args()
     with ExitStack() as stack:
         old = stack.enter_context(old_checkout(options.baseline))
         doors = (
-            stack.enter_context(started(options.baseline[:7], old)),
-            stack.enter_context(started("now", ROOT)),
+            stack.enter_context(started(options.baseline[:7], old, on_ray=options.ray)),
+            stack.enter_context(started("now", ROOT, on_ray=options.ray)),
         )
         table, worst = compare(doors, options.rounds, options.requests)
     Console().print(table)

@@ -15,14 +15,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from math import ceil
 
 from deployments.contract import GenerationRequest, RequestGroup
 from deployments.drain_rate import DrainRate
 from deployments.errors import InvalidRequestError, OverloadedError
-
-MIN_RETRY_AFTER_S = 1
-MAX_RETRY_AFTER_S = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,8 +183,7 @@ class Admission:
         )
 
     def _overloaded(self, num_to_end: int, why: str) -> OverloadedError:
-        seconds = ceil(self._drain_rate.seconds_for(num_to_end, self._now_s()))
-        retry_after_s = min(MAX_RETRY_AFTER_S, max(MIN_RETRY_AFTER_S, seconds))
+        retry_after_s = self._drain_rate.retry_after_s(num_to_end, self._now_s())
         message = f"The model is overloaded: {why}. Try again in {retry_after_s} s."
         return OverloadedError(message, None, retry_after_s)
 

@@ -14,6 +14,10 @@ from deployments.engine.sampling_params import InvalidParameterError, SamplingPa
 __all__ = [
     "Accepted",
     "ChatMessage",
+    "Classification",
+    "ClassificationRequest",
+    "Classified",
+    "ClassifierDescription",
     "FinishReason",
     "GenerationEvent",
     "GenerationRequest",
@@ -227,3 +231,68 @@ class ModelDescription:
     tool_call_format: str | None = None
     tool_call_token_ids: tuple[tuple[str, int], ...] = ()
     system_fingerprint: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClassificationRequest:
+    """Texts to classify for one HTTP request; admitted whole or not at all.
+
+    `TextClassifier.classify` answers it with `Classified` or `Refused`.
+
+    Attributes:
+        request_id: Names the request in logs.
+        texts: At least one; each is one sequence of the model.
+        truncate: Whether the end of a text that is too long is dropped; else that is an error.
+    """
+
+    request_id: str
+    texts: tuple[str, ...] = field(repr=False)
+    truncate: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Classification:
+    """What the model says of one text.
+
+    Attributes:
+        probabilities: In the order of `ClassifierDescription.labels`. They sum to one, unless the
+            model is a multi-label one: then each stands for itself.
+        num_tokens: Tokens that the model has read, special ones included.
+        is_truncated: Whether the text's end was dropped.
+    """
+
+    probabilities: tuple[float, ...]
+    num_tokens: int
+    is_truncated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Classified:
+    """A request's answer.
+
+    Attributes:
+        classifications: In the order of its texts.
+        replica_id: Tells the replicas of a model apart.
+    """
+
+    classifications: tuple[Classification, ...]
+    replica_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ClassifierDescription:
+    """What a classifier's replica serves, asked once by each ingress.
+
+    Attributes:
+        id: The name that clients ask for.
+        created: When the replica had loaded the model, in Unix seconds.
+        max_model_len: Tokens of one text, special ones included.
+        labels: By their number in the model's output.
+        is_multi_label: Whether labels don't exclude one another (sigmoid in place of softmax).
+    """
+
+    id: str
+    created: int
+    max_model_len: int
+    labels: tuple[str, ...]
+    is_multi_label: bool

@@ -1,9 +1,13 @@
 """How fast a replica gets its requests done, measured while it is busy."""
 
 from collections import deque
+from math import ceil
 
 WINDOW_S = 30.0
 """What lies further back tells little of the load that is there now."""
+
+MIN_RETRY_AFTER_S = 1
+MAX_RETRY_AFTER_S = 60
 
 
 class DrainRate:
@@ -22,6 +26,8 @@ class DrainRate:
     def note_end(self, now_s: float) -> None:
         """Count a request that has made room."""
         self._ended_at_s.append(now_s)
+        # Here too: a replica that is busy for weeks and refuses nobody is never asked.
+        self._forget(now_s - WINDOW_S)
 
     def seconds_for(self, num_requests: int, now_s: float) -> float:
         """Return how long it will take until so many more have ended.
@@ -30,6 +36,14 @@ class DrainRate:
         least that is known.
         """
         start_s = max(self._busy_since_s, now_s - WINDOW_S)
-        while self._ended_at_s and self._ended_at_s[0] < start_s:
-            self._ended_at_s.popleft()
+        self._forget(start_s)
         return num_requests * (now_s - start_s) / max(1, len(self._ended_at_s))
+
+    def retry_after_s(self, num_requests: int, now_s: float) -> int:
+        """Return when to come back, where so many more have to end first: whole seconds."""
+        seconds = ceil(self.seconds_for(num_requests, now_s))
+        return min(MAX_RETRY_AFTER_S, max(MIN_RETRY_AFTER_S, seconds))
+
+    def _forget(self, before_s: float) -> None:
+        while self._ended_at_s and self._ended_at_s[0] < before_s:
+            self._ended_at_s.popleft()

@@ -100,6 +100,12 @@ class ModelNotFoundError(InvalidRequestError):
     code = "model_not_found"
 
 
+class WrongTaskError(InvalidRequestError):
+    """The model does something else than what is asked of it."""
+
+    code = "wrong_task"
+
+
 class OverloadedError(RaystreamError):
     """Too many requests wait already; the client may retry later."""
 
@@ -126,6 +132,12 @@ class GenerationFailedError(RaystreamError):
     """The sequence failed inside the engine; no other sequence was disturbed."""
 
     code = "generation_failed"
+
+
+class ClassificationFailedError(RaystreamError):
+    """The model failed on a text; no other request was disturbed."""
+
+    code = "classification_failed"
 
 
 class GenerationAbortedError(RaystreamError):

@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from ray.serve.metrics import Counter, Gauge, Histogram
 
-from deployments.engine.engine import EngineStats
+from deployments.engine.engine_stats import EngineStats
 from deployments.engine.output import FinishReason, TextDelta
 
 LATENCY_BUCKETS_S = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120]

@@ -10,14 +10,14 @@ standard error, and `logging_config` of serve_config.yaml decides on their frame
 """
 
 import asyncio
-import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Final
 
+from pydantic_core import to_json
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.errors import RaystreamError
@@ -25,7 +25,6 @@ from deployments.errors import RaystreamError
 logger = logging.getLogger("ray.serve.raystream.access")
 
 CLIENT_DISCONNECTED: Final = "client_disconnected"
-_encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 @dataclass(slots=True)
@@ -48,6 +47,7 @@ class RequestRecord:
         error_code: Why there is no answer, or not all of it.
         status: HTTP's; None while no answer has begun.
         is_answered: Whether the last byte was handed to the server.
+        has_left: Whether the client left before that, and before anything had failed.
     """
 
     request_id: str
@@ -64,6 +64,7 @@ class RequestRecord:
     error_code: str | None = None
     status: int | None = None
     is_answered: bool = False
+    has_left: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -84,12 +85,30 @@ class RequestRecord:
 
     def failed(self, code: str | None) -> None:
         """Note what broke an answer, by its error's code."""
-        self.error_code = code
-        self.finish_reason = "error"
+        if self.refused(code):
+            self.finish_reason = "error"
+
+    def refused(self, code: str | None) -> bool:
+        """Note why there is no answer; return False if nobody waits for one any more."""
+        if not self.has_left:
+            self.error_code = code
+        return not self.has_left
+
+    def left(self) -> None:
+        """Note that the client has left, unless there was nothing left to wait for.
+
+        Serve then cancels the calls of replicas, too, and they fail as if the replicas had died.
+        """
+        if not self.is_answered and self.error_code is None:
+            self.abandoned()
+
+    def abandoned(self) -> None:
+        """Note that the client had left before anything failed, though it is known only now."""
+        self.has_left, self.error_code = True, None
 
     def line(self) -> str:
         """Return the line of the log."""
-        return _encode(
+        return to_json(
             {
                 "event": "request",
                 "request_id": self.request_id,
@@ -105,7 +124,7 @@ class RequestRecord:
                 "ttft_ms": _ms(self.first_token_s, self.started_s),
                 "duration_ms": _ms(self.now(), self.started_s),
             }
-        )
+        ).decode()
 
 
 _current: ContextVar[RequestRecord | None] = ContextVar("request_record", default=None)
@@ -114,6 +133,12 @@ _current: ContextVar[RequestRecord | None] = ContextVar("request_record", defaul
 def current_record() -> RequestRecord | None:
     """Return the record of the request that this task, or the one that started it, works for."""
     return _current.get()
+
+
+def seconds_since_arrival() -> float:
+    """Return how old the request is that this task works for; 0 without one."""
+    record = current_record()
+    return 0.0 if record is None else record.now() - record.started_s
 
 
 def note_finish(reason: str) -> None:
@@ -156,9 +181,10 @@ class AccessLogMiddleware:
         state["record"] = record
         token = _current.set(record)
         try:
-            await self._app(scope, receive, _watched(send, record))
+            await self._app(scope, _listening(receive, record), _watched(send, record))
         except asyncio.CancelledError:
-            raise  # Serve does so when the client leaves
+            record.left()  # Serve cancels a request for no other reason
+            raise
         except BaseException:
             record.status, record.is_answered = 500, True
             record.failed(RaystreamError.code)
@@ -170,19 +196,29 @@ class AccessLogMiddleware:
                 _write(record)
 
 
+def _listening(receive: Receive, record: RequestRecord) -> Receive:
+    async def listening() -> Message:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            record.left()
+        return message
+
+    return listening
+
+
 def _watched(send: Send, record: RequestRecord) -> Send:
-    async def watched(message: Message) -> None:
+    def watched(message: Message) -> Awaitable[None]:
         if message["type"] == "http.response.start":
             record.status = message["status"]
         elif not message.get("more_body", False):
             record.is_answered = True
-        await send(message)
+        return send(message)
 
     return watched
 
 
 def _write(record: RequestRecord) -> None:
-    if not record.is_answered and record.error_code is None:
+    if record.has_left or not (record.is_answered or record.error_code):
         record.finish_reason = CLIENT_DISCONNECTED
     if logger.isEnabledFor(logging.INFO):
         logger.info("%s", record.line())

@@ -10,6 +10,7 @@ from ray import serve
 from ray.serve import Application
 
 from deployments.model_spec import ModelSpec
+from deployments.text_classifier import TextClassifier
 from deployments.text_generator import TextGenerator
 from serve_app.api_keys import KeyRing, load_api_keys
 from serve_app.auth import require_closed_door
@@ -58,7 +59,7 @@ def _bind(model: ModelConfig) -> Application:
         name=model.deployment_name,
         max_ongoing_requests=max(MIN_ONGOING_REQUESTS, model.ongoing_requests()),
         ray_actor_options={"num_cpus": model.num_cpus, "num_gpus": spec.num_gpus},
-    )(TextGenerator)
+    )(TextGenerator if model.task == "generate" else TextClassifier)
     return deployment.bind(spec)
 
 

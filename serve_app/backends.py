@@ -5,7 +5,6 @@ its reader stops early. Nothing above this module knows Ray.
 """
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol, Self, cast
@@ -33,9 +32,6 @@ from deployments.errors import (
     ReplicaUnavailableError,
 )
 from serve_app.known_replicas import KnownReplicas
-
-MAX_ATTEMPTS = 3
-"""The replicas that a request is shown to, one after the other, while all refuse it."""
 
 
 class GenerationStream(Protocol):
@@ -141,20 +137,8 @@ class HandleGenerationBackend:
         self._replicas = KnownReplicas()
 
     async def generate(self, request: GenerationRequest) -> GenerationStream:
-        """Open a stream; see `GenerationBackend.generate`.
-
-        The router may pick a replica that is full while another has room, since each ingress knows
-        the load of the others late. So what was refused is sent again, as often as there are
-        replicas, and the router sees by then that the first has more to do.
-        """
-        refusals: list[OverloadedError] = []
-        while True:
-            try:
-                return await self._open(request)
-            except OverloadedError as error:
-                refusals.append(error)
-            if len(refusals) >= min(MAX_ATTEMPTS, self._replicas.count(time.monotonic())):
-                raise min(refusals, key=lambda refusal: refusal.retry_after_s or 0)
+        """Open a stream; see `GenerationBackend.generate`."""
+        return await self._replicas.until_taken(lambda: self._open(request))
 
     async def _open(self, request: GenerationRequest) -> GenerationStream:
         responses = cast("Responses", self._generate.remote(request))
@@ -180,29 +164,28 @@ class HandleGenerationBackend:
         """
         assert not others, "the first event came in company"
         assert isinstance(first, Accepted | Refused), f"it was a {type(first).__name__}"
-        self._replicas.note(first.replica_id, time.monotonic())
-        if isinstance(first, Refused):
-            raise OverloadedError(first.message, None, first.retry_after_s)
+        self._replicas.hear(first)
+        assert isinstance(first, Accepted), "a refusal was raised"
         return HandleGenerationStream(responses, first)
 
     async def describe(self) -> ModelDescription:
         """Ask a replica; see `GenerationBackend.describe`."""
         response = cast("Response", self._handle.describe.remote())
-        return cast("ModelDescription", await _answer(response))
+        return cast("ModelDescription", await answer_of(response))
 
     async def tokenize(self, request: TokenizeRequest) -> TokenizedPrompt:
         """Ask a replica; see `GenerationBackend.tokenize`."""
         response = cast("Response", self._handle.tokenize.remote(request))
-        return cast("TokenizedPrompt", await _answer(response))
+        return cast("TokenizedPrompt", await answer_of(response))
 
     async def detokenize(self, token_ids: tuple[int, ...]) -> str:
         """Ask a replica; see `GenerationBackend.detokenize`."""
         response = cast("Response", self._handle.detokenize.remote(token_ids))
-        return cast("str", await _answer(response))
+        return cast("str", await answer_of(response))
 
     async def ping(self) -> None:
         """Ask a replica; see `GenerationBackend.ping`."""
-        await _answer(cast("Response", self._handle.ping.remote()))
+        await answer_of(cast("Response", self._handle.ping.remote()))
 
 
 class HandleGenerationStream:
@@ -234,7 +217,12 @@ class HandleGenerationStream:
             self._responses.cancel()
 
 
-async def _answer(response: Response) -> object:
+async def answer_of(response: Response) -> object:
+    """Wait for what a replica returns; cancel its call when that is no longer wanted.
+
+    Raises:
+        RaystreamError: The replica has failed, or can't be reached.
+    """
     try:
         with our_errors():
             return await response

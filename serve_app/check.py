@@ -53,9 +53,21 @@ class BatchingConfig(StrictModel):
 
     max_batch_size: int | None = Field(default=None, ge=1)
     batch_wait_timeout_s: float | None = Field(default=None, ge=0)
-    max_messages_per_s: float | None = Field(default=None, gt=0)
     max_queued_requests: int | None = Field(default=None, ge=0)
     max_queued_tokens: int | None = Field(default=None, ge=0)
+
+
+class GeneratorConfig(BatchingConfig):
+    """That of a model that generates."""
+
+    max_messages_per_s: float | None = Field(default=None, gt=0)
+
+
+USER_CONFIGS: dict[str, type[BatchingConfig]] = {
+    "generate": GeneratorConfig,
+    "classify": BatchingConfig,
+}
+"""By the model's task."""
 
 
 def main() -> int:
@@ -271,7 +283,7 @@ def _model_deployment_problems(
     deployment: dict[str, Any], model: ModelConfig, path: str
 ) -> Iterator[str]:
     user_config = deployment.get("user_config") or {}
-    wrong = _invalid_values(user_config, BatchingConfig, f"{path}.user_config")
+    wrong = _invalid_values(user_config, USER_CONFIGS[model.task], f"{path}.user_config")
     yield from wrong
     if not wrong:
         yield from queue_problems(deployment, model, user_config, path)

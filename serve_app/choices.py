@@ -68,6 +68,8 @@ class Choices:
         """
         first, *others = _as_group(requests)
         opened = await backend.generate(first)
+        if not others:
+            return cls([opened])
         try:
             return await cls.open([_return(opened), *map(backend.generate, others)], num_prompts)
         except BaseException:
@@ -84,30 +86,14 @@ class Choices:
         """Tokens of the prompts; one that is answered several times counts once."""
         return sum(s.num_prompt_tokens for s in self._streams[:: self.num_per_prompt])
 
-    async def pieces(self) -> AsyncGenerator[tuple[int, Piece], None]:
-        """Yield the answers' pieces as they come, each with its answer's index.
+    def pieces(self) -> AsyncGenerator[Piece, None]:
+        """Yield the answers' pieces as they come.
 
         Raises:
             RaystreamError: One of the answers has failed; see `generation.pieces`.
         """
-        readers = [pieces(stream) for stream in self._streams]
-        if len(readers) == 1:
-            async for piece in readers[0]:
-                yield 0, piece
-            return
-        waiting = {asyncio.ensure_future(_next(r)): at for at, r in enumerate(readers)}
-        try:
-            while waiting:
-                done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-                for task in sorted(done, key=waiting.__getitem__):
-                    next_piece, at = task.result(), waiting.pop(task)
-                    if next_piece is not None:
-                        waiting[asyncio.ensure_future(_next(readers[at]))] = at
-                        yield at, next_piece
-        finally:
-            for task in waiting:
-                task.cancel()
-            await asyncio.gather(*waiting, return_exceptions=True)
+        readers = [pieces(stream, at) for at, stream in enumerate(self._streams)]
+        return readers[0] if len(readers) == 1 else _merged(readers)
 
     async def whole(self) -> list[Piece]:
         """Read all answers to their ends, close them, and return each as one piece.
@@ -117,13 +103,16 @@ class Choices:
         """
         parts: list[list[Piece]] = [[] for _ in self._streams]
         async with aclosing(self), aclosing(self.pieces()) as found:
-            async for at, piece in found:
-                parts[at].append(piece)
+            async for piece in found:
+                parts[piece.choice_index].append(piece)
         return [join(part) for part in parts]
 
     async def aclose(self) -> None:
         """Abort every answer that has not ended; closing twice is harmless."""
-        await asyncio.gather(*(stream.aclose() for stream in self._streams))
+        if len(self._streams) == 1:  # as nearly always: no task is needed
+            await self._streams[0].aclose()
+        else:
+            await asyncio.gather(*(stream.aclose() for stream in self._streams))
 
 
 def _as_group(requests: Sequence[GenerationRequest]) -> Sequence[GenerationRequest]:
@@ -140,6 +129,25 @@ def _as_group(requests: Sequence[GenerationRequest]) -> Sequence[GenerationReque
 
 async def _return(stream: GenerationStream) -> GenerationStream:
     return stream
+
+
+async def _merged(
+    readers: Sequence[AsyncGenerator[Piece, None]],
+) -> AsyncGenerator[Piece, None]:
+    """Yield the pieces of several answers as they come."""
+    waiting = {asyncio.ensure_future(_next(reader)): reader for reader in readers}
+    try:
+        while waiting:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in [task for task in waiting if task.done()]:
+                next_piece, reader = task.result(), waiting.pop(task)
+                if next_piece is not None:
+                    waiting[asyncio.ensure_future(_next(reader))] = reader
+                    yield next_piece
+    finally:
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
 
 
 async def _next(reader: AsyncIterator[Piece]) -> Piece | None:

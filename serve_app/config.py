@@ -36,6 +36,9 @@ MAX_NUM_CHOICES = 16
 MAX_NUM_TOOLS = 1024
 """What `max_num_tools` may be at most: longer lists are not even looked at."""
 
+MAX_NUM_TEXTS = 8192
+"""What `max_num_texts` may be at most: longer lists are not even looked at."""
+
 
 def unknown_key_message(key: str, known: list[str]) -> str:
     """Return a sentence that names the unknown key and, if one is near, the key that was meant."""
@@ -60,6 +63,16 @@ class StrictModel(BaseModel):
         return data
 
 
+GENERATION_KEYS = (
+    "quantization",
+    "max_num_seqs",
+    "prefix_caching",
+    "cuda_graphs",
+    "tool_call_parser",
+)
+"""Keys of a model's entry that mean nothing to a classifier."""
+
+
 class ModelConfig(StrictModel):
     """One model: where it comes from, where it runs and how much it may hold.
 
@@ -67,7 +80,8 @@ class ModelConfig(StrictModel):
         id: The name that clients ask for. It names the Serve deployment too.
         source: A local folder, or the id of a hub repository.
         revision: A commit of the hub repository; None means its newest.
-        task: What the model does.
+        task: What the model does: generate text, or classify it. For a classifier, a token is one
+            of a text to classify; of the keys below, `GENERATION_KEYS` are refused.
         dtype: The weights' type on the device; auto keeps what the files have, except that a CPU
             without bfloat16 arithmetic gets float32.
         quantization: int8 holds the linear layers of the language model in half of bfloat16's
@@ -80,12 +94,14 @@ class ModelConfig(StrictModel):
         num_cpus: CPUs that Ray reserves for each replica.
         num_threads: Threads that a CPU model computes with; auto chooses by the model's size (see
             `deployments.gpu.device.num_compute_threads`).
-        max_model_len: Tokens of prompt and answer together.
+        max_model_len: Tokens of prompt and answer together. Of a classifier, tokens of one text;
+            where the model has fewer positions, those.
         max_num_seqs: Sequences that run at once; each holds a KV slot.
-        max_batched_tokens: Tokens in one engine step.
+        max_batched_tokens: Tokens in one engine step, or in one micro-batch of a classifier.
         max_queued_requests: Sequences that may wait for a slot, on each replica and whatever the
-            number of ingress replicas. Beyond, requests are refused with a 503. `user_config` of
-            the model's deployment changes it while the model runs, and `max_queued_tokens` too.
+            number of ingress replicas; of a classifier, requests that may wait for the device.
+            Beyond, requests are refused with a 503. `user_config` of the model's deployment changes
+            it while the model runs, and `max_queued_tokens` too.
         max_queued_tokens: Tokens of those that wait: of their prompts, and what they may generate;
             a request without max_tokens counts as `max_model_len`. None counts requests alone.
         prefix_caching: Whether prompts that begin alike (a system prompt, the turns before) are
@@ -121,14 +137,14 @@ class ModelConfig(StrictModel):
     def _check_consistency(self) -> Self:
         if self.num_gpus != "auto" and not 0 <= self.num_gpus <= 1:
             raise ValueError("num_gpus must be 'auto', or from 0 to 1: a replica runs on one GPU")
-        if self.task != "generate":
-            raise ValueError(f"task {self.task!r} is not served yet; use 'generate'")
+        if self.task == "classify":
+            self._check_classifier()
         if self.quantization is not None and self._runs_on_gpu:
             raise ValueError(
                 f"quantization {self.quantization!r} runs on a CPU alone; write `device: cpu` "
                 "and `num_gpus: 0`, or `quantization: null`"
             )
-        if self.max_batched_tokens < self.max_num_seqs:
+        if self.task == "generate" and self.max_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_batched_tokens ({self.max_batched_tokens}) must be at least max_num_seqs "
                 f"({self.max_num_seqs}): each running sequence needs one token in every step"
@@ -137,6 +153,11 @@ class ModelConfig(StrictModel):
         if max_tokens is not None and max_tokens < self.max_model_len:
             raise ValueError(f"max_queued_tokens: {self.too_few_tokens_message(max_tokens)}")
         return self
+
+    def _check_classifier(self) -> None:
+        alien = [key for key in GENERATION_KEYS if key in self.model_fields_set]
+        if alien:
+            raise ValueError(f"task 'classify' has no {', '.join(alien)}; leave that out")
 
     def too_few_tokens_message(self, max_queued_tokens: int) -> str:
         """Return what is wrong with a limit that the longest request exceeds alone."""
@@ -154,7 +175,9 @@ class ModelConfig(StrictModel):
         max_queued = (
             self.max_queued_requests if max_queued_requests is None else max_queued_requests
         )
-        return self.max_num_seqs + max_queued + ONGOING_MARGIN
+        # A classifier's device takes all that waits, and as many may wait then.
+        num_running = self.max_num_seqs if self.task == "generate" else max_queued + 1
+        return num_running + max_queued + ONGOING_MARGIN
 
     @property
     def _runs_on_gpu(self) -> bool:
@@ -176,8 +199,8 @@ class LimitsConfig(StrictModel):
         max_body_bytes: Size of a request's body.
         max_body_read_s: How long a client may take to send its body.
         max_json_depth: Objects and lists inside one another.
-        max_prompt_bytes: UTF-8 of all prompts and messages, with the arguments of earlier calls;
-            counted before they are tokenized.
+        max_prompt_bytes: UTF-8 of all prompts and messages, with the arguments of earlier calls,
+            and of all pieces to classify; counted before they are tokenized.
         max_num_messages: Messages of one conversation.
         max_num_choices: `n`, the answers to one request.
         max_num_stops: Strings in `stop`.
@@ -191,16 +214,20 @@ class LimitsConfig(StrictModel):
         first_token_timeout_s: Most seconds from a request to the first token of each of its texts,
             with the time that it waits for a slot; None sets no limit.
         stall_timeout_s: Most seconds from one token to the next; None sets no limit.
-        total_timeout_s: Most seconds from a request to the end of its answer; None sets no limit.
+        total_timeout_s: Most seconds from a request to the end of its answer, which is the one
+            limit where texts are classified; None sets no limit.
         slow_reader_timeout_s: Most seconds that a client may leave a stream unread while there is
             more to send; then it loses the stream. None waits for ever.
         max_num_tools: Tools that one request may offer to the model.
         max_tools_bytes: Size of all their names, descriptions and schemas together, as JSON.
         max_schema_bytes: Size of one JSON schema that an answer must be valid by.
-        max_schema_depth: How deeply its brackets may be nested.
+        max_schema_depth: How deeply its brackets may be nested; an object in an object takes two.
+            `max_json_depth` counts those of the body around it, too.
         max_schema_compile_s: Seconds of CPU that it may take to compile.
         max_num_prompts: Texts that one completions request may ask for: its prompts, each `n`
             times. Each is a sequence of its own.
+        max_num_texts: Texts of one classification request.
+        max_num_pieces: Pieces that they are split into, together.
     """
 
     max_header_bytes: int = Field(default=16 * 2**10, ge=1024)
@@ -224,9 +251,11 @@ class LimitsConfig(StrictModel):
     max_num_tools: int = Field(default=128, ge=0, le=MAX_NUM_TOOLS)
     max_tools_bytes: int = Field(default=64 * 2**10, ge=0)
     max_schema_bytes: int = Field(default=2**16, ge=2, le=2**19)
-    max_schema_depth: int = Field(default=64, ge=1, le=100)
+    max_schema_depth: int = Field(default=32, ge=1, le=100)
     max_schema_compile_s: int = Field(default=1, ge=1, le=60)
     max_num_prompts: int = Field(default=64, ge=1)
+    max_num_texts: int = Field(default=1024, ge=1, le=MAX_NUM_TEXTS)
+    max_num_pieces: int = Field(default=8192, ge=1)
 
 
 class AuthConfig(StrictModel):

@@ -1,7 +1,9 @@
 """How long a client may have to wait: for the first token, for the next one, and for the whole.
 
-Wraps a backend, so that every surface is held to the same limits. When one is exceeded the sequence
-is aborted and the stream raises: before the headers that is a 504, behind them an error event.
+Wraps a backend, so that every surface is held to the same limits; what a request needs before that
+(images, schemas) is held by `ApiContext`. All counts from the request's arrival. When a limit is
+exceeded the sequence is aborted and the stream raises: before the headers that is a 504, behind
+them an error event.
 """
 
 import asyncio
@@ -9,7 +11,7 @@ from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from math import inf
 from types import MappingProxyType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from deployments.contract import (
     GenerationRequest,
@@ -24,6 +26,7 @@ from deployments.errors import (
     StallTimeoutError,
     TotalTimeoutError,
 )
+from serve_app.access_log import seconds_since_arrival
 from serve_app.backends import GenerationBackend, GenerationStream
 from serve_app.config import LimitsConfig
 
@@ -72,8 +75,12 @@ class Deadline:
                 return await work
         except TimeoutError:
             if timer.expired():
-                raise self.error(MESSAGES[self.error].format(self.limit_s)) from None
+                raise self.exceeded() from None
             raise
+
+    def exceeded(self) -> DeadlineExceededError:
+        """Return the error of who is late."""
+        return self.error(MESSAGES[self.error].format(self.limit_s))
 
 
 def first_deadline(limits: LimitsConfig, started_s: float) -> Deadline:
@@ -108,7 +115,7 @@ class DeadlineBackend:
             DeadlineExceededError: The replica did not take the request in time.
             RaystreamError: See `GenerationBackend.generate`.
         """
-        started_s = _now_s()
+        started_s = arrival_s()
         deadline = first_deadline(self._limits, started_s)
         stream = await deadline.hold(self._backend.generate(request))
         return DeadlineStream(stream, self._limits, started_s)
@@ -120,7 +127,7 @@ class DeadlineBackend:
             DeadlineExceededError: No replica had the model loaded in time.
             RaystreamError: See `GenerationBackend.describe`.
         """
-        return await first_deadline(self._limits, _now_s()).hold(self._backend.describe())
+        return await first_deadline(self._limits, arrival_s()).hold(self._backend.describe())
 
     async def tokenize(self, request: TokenizeRequest) -> TokenizedPrompt:
         """Return a prompt's tokens; see `GenerationBackend.tokenize`.
@@ -129,7 +136,7 @@ class DeadlineBackend:
             DeadlineExceededError: The replica did not answer in time.
             RaystreamError: See `GenerationBackend.tokenize`.
         """
-        return await first_deadline(self._limits, _now_s()).hold(self._backend.tokenize(request))
+        return await first_deadline(self._limits, arrival_s()).hold(self._backend.tokenize(request))
 
     async def detokenize(self, token_ids: tuple[int, ...]) -> str:
         """Return the text of tokens; see `GenerationBackend.detokenize`.
@@ -138,7 +145,7 @@ class DeadlineBackend:
             DeadlineExceededError: The replica did not answer in time.
             RaystreamError: See `GenerationBackend.detokenize`.
         """
-        deadline = first_deadline(self._limits, _now_s())
+        deadline = first_deadline(self._limits, arrival_s())
         return await deadline.hold(self._backend.detokenize(token_ids))
 
     async def ping(self) -> None:
@@ -147,7 +154,11 @@ class DeadlineBackend:
 
 
 class DeadlineStream:
-    """A stream that comes in time, or ends with an error."""
+    """A stream that comes in time, or ends with an error.
+
+    One timer watches it, and rings when the read that waits now could be late, or the next one at
+    the earliest; so a message, of which there are many, sets no timer of its own.
+    """
 
     def __init__(self, stream: GenerationStream, limits: LimitsConfig, started_s: float) -> None:
         """Take over an accepted stream.
@@ -163,6 +174,11 @@ class DeadlineStream:
         self._has_tokens = False
         self._limits = limits
         self._started_s = started_s
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._reader: asyncio.Task[Any] | None = None
+        self._asked_s = started_s
+        self._missed: Deadline | None = None
 
     def __aiter__(self) -> Self:
         """Return itself: a stream is read once."""
@@ -175,24 +191,61 @@ class DeadlineStream:
             DeadlineExceededError: They did not come in time; the sequence is aborted.
             RaystreamError: See `GenerationStream.__aiter__`.
         """
-        try:
-            deltas = await self._deadline().hold(anext(self._deltas))
-        except DeadlineExceededError:
-            await self._stream.aclose()
-            raise
-        self._has_tokens = True
-        return deltas
-
-    def _deadline(self) -> Deadline:
-        if not self._has_tokens:
-            return first_deadline(self._limits, self._started_s)
+        reader = self._reader = asyncio.current_task(self._loop)
         # From now, not from the last token: a reader that comes late is no stall.
-        return next_deadline(self._limits, self._started_s, _now_s())
+        self._asked_s = self._loop.time()
+        if self._timer is None:
+            self._set_timer()
+        try:
+            deltas = await anext(self._deltas)
+        except asyncio.CancelledError:
+            assert reader is not None, "nobody else can be cancelled"
+            # Somebody else may have cancelled the reader, too.
+            if self._missed is None or reader.uncancel() > 0:
+                raise
+            await self.aclose()
+            raise self._missed.exceeded() from None
+        finally:
+            self._reader = None
+        if not self._has_tokens:
+            self._has_tokens = True
+            self._stop_timer()
+        return deltas
 
     async def aclose(self) -> None:
         """Abort the sequence unless it has ended; closing twice is harmless."""
+        self._stop_timer()
         await self._stream.aclose()
 
+    def _set_timer(self) -> None:
+        due = self._deadline()
+        if due.limit_s is not None:
+            self._timer = self._loop.call_at(due.at_s, self._look)
 
-def _now_s() -> float:
-    return asyncio.get_running_loop().time()
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look(self) -> None:
+        """Cancel a read that is late; set the timer anew for one that is not."""
+        self._timer = None
+        if self._reader is None:
+            return  # the next read sets it
+        due = self._deadline()
+        if due.at_s > self._loop.time():
+            self._set_timer()
+            return
+        self._missed = due
+        self._reader.cancel()
+
+    def _deadline(self) -> Deadline:
+        """Return when the read that waits, or the next one, is late."""
+        if not self._has_tokens:
+            return first_deadline(self._limits, self._started_s)
+        return next_deadline(self._limits, self._started_s, self._asked_s)
+
+
+def arrival_s() -> float:
+    """Return when the request came that this task works for, in the event loop's time."""
+    return asyncio.get_running_loop().time() - seconds_since_arrival()

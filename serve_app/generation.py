@@ -6,8 +6,7 @@ broken text for a whole one.
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from deployments.contract import FinishReason, TextDelta, TokenLogprobs
 from deployments.errors import (
@@ -22,9 +21,8 @@ from serve_app.backends import GenerationStream
 TrueFinish = Literal["stop", "length"]
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """The deltas that arrived together, joined.
+class Piece(NamedTuple):
+    """The deltas that arrived together, joined. A tuple, since there is one for each message.
 
     Attributes:
         text: May be empty, while the replica holds text back.
@@ -32,6 +30,7 @@ class Piece:
         finish_reason: Set on the last piece alone.
         logprobs: One for each token id, if they were asked for.
         num_cached_tokens: Tokens of the prompt that were not computed; on the first piece alone.
+        choice_index: To which of a request's answers it belongs.
     """
 
     text: str
@@ -39,10 +38,15 @@ class Piece:
     finish_reason: TrueFinish | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
     num_cached_tokens: int = 0
+    choice_index: int = 0
 
 
-async def pieces(stream: GenerationStream) -> AsyncGenerator[Piece, None]:
+async def pieces(stream: GenerationStream, choice_index: int = 0) -> AsyncGenerator[Piece, None]:
     """Yield a piece for each list of deltas.
+
+    Args:
+        stream: Where the deltas come from.
+        choice_index: Which of a request's answers it is.
 
     Raises:
         GenerationFailedError: The sequence failed in the engine.
@@ -54,7 +58,7 @@ async def pieces(stream: GenerationStream) -> AsyncGenerator[Piece, None]:
     finished = False
     try:
         async for deltas in stream:
-            piece = _of_deltas(deltas)
+            piece = _of_deltas(deltas, choice_index)
             finished = finished or piece.finish_reason is not None
             if record is not None:
                 record.gained(piece.num_tokens, piece.finish_reason)
@@ -85,16 +89,21 @@ def join(parts: Sequence[Piece]) -> Piece:
         finish_reason=parts[-1].finish_reason,
         logprobs=tuple(told for part in parts for told in part.logprobs),
         num_cached_tokens=sum(part.num_cached_tokens for part in parts),
+        choice_index=parts[-1].choice_index,
     )
 
 
-def _of_deltas(deltas: list[TextDelta]) -> Piece:
+def _of_deltas(deltas: list[TextDelta], choice_index: int) -> Piece:
+    if not deltas:
+        return Piece("", 0, choice_index=choice_index)
+    delta = TextDelta.join(deltas)
     return Piece(
-        text="".join(delta.text for delta in deltas),
-        num_tokens=sum(len(delta.token_ids) for delta in deltas),
-        finish_reason=_finish(deltas[-1]) if deltas else None,
-        logprobs=tuple(told for delta in deltas for told in delta.logprobs),
-        num_cached_tokens=sum(delta.num_cached_tokens for delta in deltas),
+        delta.text,
+        len(delta.token_ids),
+        _finish(delta),
+        delta.logprobs,
+        delta.num_cached_tokens,
+        choice_index,
     )
 
 

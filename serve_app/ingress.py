@@ -7,6 +7,7 @@ what Ray Serve runs.
 import logging
 from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
+from types import MappingProxyType
 from typing import Any, Final
 
 from fastapi import FastAPI
@@ -17,6 +18,7 @@ from starlette.middleware import Middleware
 
 from serve_app.access_log import AccessLogMiddleware
 from serve_app.api.chat import ChatApi
+from serve_app.api.classify import ClassifyApi
 from serve_app.api.completions import CompletionsApi
 from serve_app.api.context import ApiContext
 from serve_app.api.errors import install_error_handlers
@@ -30,6 +32,11 @@ from serve_app.api_keys import KeyRing
 from serve_app.auth import AuthMiddleware, require_closed_door
 from serve_app.backends import GenerationBackend, HandleGenerationBackend
 from serve_app.catalog import ModelCatalog
+from serve_app.classification_backend import (
+    ClassificationBackend,
+    HandleClassificationBackend,
+    TimelyClassificationBackend,
+)
 from serve_app.clock import Clock, SystemClock
 from serve_app.config import AppConfig
 from serve_app.deadlines import DeadlineBackend
@@ -43,7 +50,15 @@ from serve_app.slow_reader import SlowReaderMiddleware
 
 logger = logging.getLogger("ray.serve")
 
-SURFACES: Final = (ChatApi, CompletionsApi, TextGenerationApi, TokenizeApi, ModelsApi, HealthApi)
+SURFACES: Final = (
+    ChatApi,
+    CompletionsApi,
+    TextGenerationApi,
+    TokenizeApi,
+    ClassifyApi,
+    ModelsApi,
+    HealthApi,
+)
 
 
 def build_app(
@@ -54,27 +69,34 @@ def build_app(
     keys: KeyRing | None = None,
     ledger: Ledger | None = None,
     images: ImageSource | None = None,
+    classifiers: Mapping[str, ClassificationBackend] = MappingProxyType({}),
 ) -> FastAPI:
     """Compose the application.
 
     Args:
         config: The limits are taken from it.
-        backends: One for each model id; the first is the default model.
+        backends: One for each model that generates, by its id; the first is their default.
         clock: The machine's own if None.
         door_echoes_id: See `RequestIdMiddleware`.
         keys: Who may come in; anybody if None.
         ledger: Keeps the accounts of keys with limits, if there are any.
         images: Fetches images; over the network if None.
+        classifiers: As `backends`, for each model that classifies.
     """
     in_time = {id_: DeadlineBackend(backends[id_], config.limits) for id_ in backends}
+    timely = {
+        id_: TimelyClassificationBackend(classifiers[id_], config.limits.total_timeout_s)
+        for id_ in classifiers
+    }
     context = ApiContext(
-        ModelCatalog(in_time),
+        ModelCatalog(in_time, timely),
         config.limits,
         clock or SystemClock(),
         images or ImageFetcher(config.limits),
     )
     app = DescribedApp(
         model_ids=list(backends),
+        classifier_ids=list(classifiers),
         title="raystream",
         version=_version(),
         docs_url=None,
@@ -86,8 +108,9 @@ def build_app(
     app.state.limits = config.limits
     install_error_handlers(app)
     for surface in SURFACES:
-        app.include_router(surface(context).router())
-    app.include_router(VersionApi(app.version).router())
+        # Not included: FastAPI looks for the routes of an included router twice a request.
+        app.router.routes += surface(context).router().routes
+    app.router.routes += VersionApi(app.version).router().routes
     install_docs(app)
     return app
 
@@ -145,7 +168,13 @@ class Ingress:
         self._keys = keys
         self._ledger = None if ledger is None else HandleLedger(ledger)
         logger.info("serving %s; POST /v1/chat/completions, GET /docs", ", ".join(handles))
-        self._backends = {id_: HandleGenerationBackend(handles[id_]) for id_ in handles}
+        classifying = {model.id for model in config.models if model.task == "classify"}
+        self._backends = {
+            id_: HandleGenerationBackend(handles[id_]) for id_ in handles if id_ not in classifying
+        }
+        self._classifiers = {
+            id_: HandleClassificationBackend(handles[id_]) for id_ in handles if id_ in classifying
+        }
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Return the application that this replica serves."""
@@ -155,6 +184,7 @@ class Ingress:
             door_echoes_id=True,
             keys=self._keys,
             ledger=self._ledger,
+            classifiers=self._classifiers,
         )
 
 

@@ -59,9 +59,9 @@ def _ongoing_problems(
     needed = model.ongoing_requests(user_config.get("max_queued_requests"))
     if max_ongoing < needed:
         yield (
-            f"{path}.max_ongoing_requests: {max_ongoing} is less than {needed}: max_num_seqs, "
-            "max_queued_requests and some for those that are refused, or Ray's router would hold "
-            "requests back before the model can refuse them"
+            f"{path}.max_ongoing_requests: {max_ongoing} is less than {needed}: what runs, what "
+            "waits (max_queued_requests) and some for those that are refused, or Ray's router "
+            "would hold requests back before the model can refuse them"
         )
 
 

@@ -6,6 +6,7 @@ into logs and headers.
 
 import re
 import secrets
+from collections.abc import Awaitable
 from typing import Final
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -52,9 +53,9 @@ class RequestIdMiddleware:
         is_echoed = self._door_echoes_id and is_valid
         scope.setdefault("state", {}).update(request_id=request_id, id_is_echoed=is_echoed)
 
-        async def send_named(message: Message) -> None:
+        def send_named(message: Message) -> Awaitable[None]:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message)[REQUEST_ID_HEADER] = request_id
-            await send(message)
+            return send(message)
 
         await self._app(scope, receive, send if is_echoed else send_named)

@@ -6,10 +6,11 @@ JSON, so that no newline of a model's text can ever be taken for the end of an e
 Source: https://html.spec.whatwg.org/multipage/server-sent-events.html
 """
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Any, Final
+
+from pydantic_core import to_json
 
 EVENT_STREAM_HEADERS: Final[Mapping[str, str]] = {
     "Content-Type": "text/event-stream",
@@ -31,13 +32,8 @@ def encode_event(data: str) -> bytes:
 
 
 def encode_json(payload: Mapping[str, Any]) -> bytes:
-    """Frame a payload as one event with one line of JSON.
-
-    Raises:
-        ValueError: A number in the payload is NaN or infinite, which JSON cannot say.
-    """
-    text = json.dumps(payload, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return f"data: {text}\n\n".encode()
+    """Frame a payload as one event with one line of JSON; NaN and infinities become null."""
+    return b"data: %b\n\n" % to_json(payload, inf_nan_mode="null")
 
 
 def encode_comment(text: str) -> bytes:

@@ -154,7 +154,9 @@ def _decode(
         )
         for span in step.decode_spans(kv.capacities[layer])
     ]
-    return (outputs[0] if len(outputs) == 1 else torch.cat(outputs)).flatten(1, 2)[None]
+    return (
+        (outputs[0] if len(outputs) == 1 else torch.cat(outputs)).flatten(1, 2).contiguous()[None]
+    )
 
 
 def _prefill(

@@ -11,48 +11,29 @@ engine must not be used after it.
 
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from deployments.engine.cuda.graph_capture import open_capturer
-from deployments.engine.detokenizer import Detokenizer, UndecodableError, decode_with
+from deployments.engine.detokenizer import UndecodableError
 from deployments.engine.engine_limits import EngineLimits, InvalidSequenceError
+from deployments.engine.engine_stats import EngineStats
 from deployments.engine.grammar import GrammarCompiler
 from deployments.engine.invariants import check_invariants
-from deployments.engine.isolation import Isolation
 from deployments.engine.kv_slots import KVShape, KVSlots
 from deployments.engine.model_check import UnsupportedModelError, check_layers, check_length
 from deployments.engine.model_loader import LoadedModel
 from deployments.engine.model_runner import ModelRunner, StepLogits
 from deployments.engine.output import FinishReason, TextDelta
-from deployments.engine.sampler import Sampled, sample
+from deployments.engine.sampler import Sampled
+from deployments.engine.sampling_guard import draw
 from deployments.engine.sampling_params import SamplingParams
-from deployments.engine.sampling_row import SamplingRow
 from deployments.engine.scheduler import DecodeRow, Scheduler, StepPlan
 from deployments.engine.sequence import Sequence, SequenceEvent, SequenceRequest
 from deployments.engine.step_budget import StepBudget
 from deployments.engine.step_guard import Row, StepGuard, StepOutcome
-from deployments.engine.token_bytes import TokenBytes
+from deployments.engine.transcripts import Transcripts
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStats:
-    """A look at the engine between two steps.
-
-    Attributes:
-        num_running: Sequences that hold a slot.
-        num_waiting: Sequences without one.
-        num_steps: Steps from which a sequence gained; one that failed for every sequence is none.
-        num_prompt_tokens: Tokens of all prompts that were given a slot.
-        num_cached_tokens: How many of those were taken over from other sequences.
-    """
-
-    num_running: int
-    num_waiting: int
-    num_steps: int
-    num_prompt_tokens: int = 0
-    num_cached_tokens: int = 0
 
 
 class Engine:
@@ -71,9 +52,7 @@ class Engine:
         check_length(loaded.text_config, limits.max_model_len)
         self.limits = limits
         self._text_config = loaded.text_config
-        # By whether special tokens are skipped.
-        self._decode = {skips: decode_with(loaded.tokenizer, skips) for skips in (True, False)}
-        self._token_bytes = TokenBytes(loaded.tokenizer)
+        self._transcripts = Transcripts(loaded.tokenizer)
         self._vocab_size: int = loaded.text_config.vocab_size
         # Some configurations name ids that the model can't give; min_tokens would bar them.
         self._eos_token_ids = frozenset(i for i in loaded.eos_token_ids if i < self._vocab_size)
@@ -96,7 +75,6 @@ class Engine:
             prefix_caching=limits.prefix_caching,
         )
         self._sequences: dict[str, Sequence] = {}
-        self._detokenizers: dict[str, Detokenizer] = {}
         self._num_steps = 0
         self._num_prompt_tokens = 0
         self._num_cached_tokens = 0
@@ -167,15 +145,8 @@ class Engine:
         sequence = Sequence(
             request, max_model_len=self.limits.max_model_len, eos_token_ids=self._eos_token_ids
         )
-        params = request.params
-        decode = self._decode[params.skip_special_tokens]
-        detokenizer = Detokenizer(decode, params.stop, params.min_tokens)
-        try:
-            detokenizer.feed(request.generated_token_ids)
-        except UndecodableError as error:
-            raise InvalidSequenceError("the generated tokens make no text") from error
+        self._transcripts.open(request)
         self._sequences[request.sequence_id] = sequence
-        self._detokenizers[request.sequence_id] = detokenizer
         self._scheduler.add(sequence)
 
     def abort(self, sequence_id: str) -> None:
@@ -216,7 +187,7 @@ class Engine:
         """
         check_invariants(
             sequences=self._sequences,
-            detokenizers=self._detokenizers,
+            transcripts=self._transcripts.sequence_ids,
             scheduler=self._scheduler,
             budget=self._budget,
             kv=self._kv,
@@ -263,56 +234,30 @@ class Engine:
         self._kv.apply(self._scheduler.preempt(sequence))
 
     def _sample(self, due: StepLogits) -> list[tuple[str, TextDelta]]:
-        logits = due.logits
-        rows = [SamplingRow.of(sequence) for sequence in due.sequences]
-
-        def draw(part: tuple[int, ...]) -> list[Sampled | None]:
-            is_whole = len(part) == len(rows)
-            return sample(logits if is_whole else logits[list(part)], [rows[i] for i in part])
-
-        isolation = Isolation("sampling", draw)
-        isolation.run(range(len(rows)))
+        drawing = draw(due)
         deltas: list[tuple[str, TextDelta]] = []
-        for blame in isolation.blamed:
-            sequence = due.sequences[blame.item]
-            if blame.is_out_of_memory and self._scheduler.num_running > 1:
-                self._budget.shrink(len(rows))
+        for sequence, is_out_of_memory in drawing.failed:
+            if is_out_of_memory and self._scheduler.num_running > 1:
+                self._budget.shrink(len(due.sequences))
                 self._preempt(sequence)
             else:
                 deltas.append(self._fail(sequence, "the next token could not be sampled"))
-        for part, drawn in isolation.ran:
-            for i, sampled in zip(part, drawn, strict=True):
-                deltas.append(self._advance(due.sequences[i], sampled))
-        return deltas
+        return deltas + [self._advance(sequence, sampled) for sequence, sampled in drawing.drawn]
 
     def _advance(self, sequence: Sequence, sampled: Sampled | None) -> tuple[str, TextDelta]:
         """Append a token, turn it into text, and end the sequence if it is time."""
         if sampled is None:
             why = sequence.grammar_error or "no token can be chosen: the logits are not finite"
             return self._fail(sequence, why)
-        token_id = sampled.token_id
-        reason = sequence.append(token_id)
+        reason = sequence.append(sampled.token_id)
         if sequence.grammar_error is not None:
             return self._fail(sequence, sequence.grammar_error)
-        is_text = token_id not in sequence.stop_token_ids
-        detokenizer = self._detokenizers[sequence.sequence_id]
         try:
-            text, is_stopped = detokenizer.advance(
-                (token_id,) if is_text else (), is_last=reason is not None
-            )
+            delta = self._transcripts.write(sequence, sampled, reason)
         except UndecodableError:
             return self._fail(sequence, "the tokens of this sequence make no text")
-        if is_stopped:
-            reason = FinishReason.STOP
-        if reason is not None:
-            self._finish(sequence, reason)
-        delta = TextDelta(
-            (token_id,),
-            text,
-            reason,
-            logprobs=self._token_bytes.describe(token_id, sampled.logprobs),
-            num_cached_tokens=sequence.num_cached_tokens if sequence.num_new_tokens == 1 else 0,
-        )
+        if delta.finish_reason is not None:
+            self._finish(sequence, delta.finish_reason)
         return sequence.sequence_id, delta
 
     def _fail(self, sequence: Sequence, error: str) -> tuple[str, TextDelta]:
@@ -323,7 +268,7 @@ class Engine:
         sequence.finish(reason)
         self._kv.apply(self._scheduler.remove(sequence))
         del self._sequences[sequence.sequence_id]
-        del self._detokenizers[sequence.sequence_id]
+        self._transcripts.close(sequence.sequence_id)
 
     def warm_up(self) -> None:
         """Run a prefill and a decode step, check that every layer attends over its slots, record.

@@ -15,7 +15,8 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from deployments.engine.engine import Engine, EngineStats
+from deployments.engine.engine import Engine
+from deployments.engine.engine_stats import EngineStats
 from deployments.engine.output import FinishReason, TextDelta
 from deployments.engine.sequence import SequenceRequest
 

@@ -19,7 +19,7 @@ class InvariantError(AssertionError):
 def check_invariants(
     *,
     sequences: Mapping[str, Sequence],
-    detokenizers: Collection[str],
+    transcripts: Collection[str],
     scheduler: Scheduler,
     budget: StepBudget,
     kv: KVSlots,
@@ -28,7 +28,7 @@ def check_invariants(
 
     Args:
         sequences: What the engine holds, by id.
-        detokenizers: The ids that have one.
+        transcripts: The ids whose text is written.
         scheduler: Who runs and who waits.
         budget: What a step may run.
         kv: The slots.
@@ -37,7 +37,7 @@ def check_invariants(
         InvariantError: Something is broken.
     """
     broken = [
-        *_broken_books(sequences, detokenizers, scheduler),
+        *_broken_books(sequences, transcripts, scheduler),
         *_broken_states(scheduler),
         *_broken_counters(scheduler, budget, kv),
         *_dirty_slots(scheduler, kv),
@@ -47,7 +47,7 @@ def check_invariants(
 
 
 def _broken_books(
-    sequences: Mapping[str, Sequence], detokenizers: Collection[str], scheduler: Scheduler
+    sequences: Mapping[str, Sequence], transcripts: Collection[str], scheduler: Scheduler
 ) -> Iterator[str]:
     """Compare who is known with who runs or waits."""
     scheduled = (*scheduler.running, *scheduler.waiting)
@@ -56,8 +56,8 @@ def _broken_books(
         yield f"{name} is scheduled more than once"
     for name in sorted(sequences.keys() ^ set(names)):
         yield f"{name} is {'not scheduled' if name in sequences else 'scheduled but not known'}"
-    for name in sorted(sequences.keys() ^ set(detokenizers)):
-        yield f"{name} has {'no' if name in sequences else 'left a'} detokenizer"
+    for name in sorted(sequences.keys() ^ set(transcripts)):
+        yield f"{name} has {'no' if name in sequences else 'left a'} transcript"
     for sequence in scheduled:
         if sequences.get(sequence.sequence_id, sequence) is not sequence:
             yield f"{sequence.sequence_id} is another one in the schedule"

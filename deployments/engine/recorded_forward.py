@@ -22,7 +22,7 @@ from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 from deployments.engine.attention import attend_slots
 from deployments.engine.attention_call import check_arguments
 from deployments.engine.cpu.few_rows_linear import multiply_few_rows
-from deployments.engine.cpu.fusion import fuse, max_fused_rows
+from deployments.engine.cpu.fusion import fuse
 from deployments.engine.forward import Forward, StockForward
 from deployments.engine.kv_slots import KVShape, KVSlots
 from deployments.engine.packed_step import ChunkRows, PackedStep
@@ -88,7 +88,7 @@ def _(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, call: int) ->
 
 
 class RecordedForward:
-    """Runs what was recorded; on a CPU, steps of few rows with fused operators."""
+    """Runs what was recorded; on a CPU with fused operators."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         """Record a model, which is not run on any values.
@@ -133,9 +133,7 @@ class RecordedForward:
         self, token_ids: torch.Tensor, positions: torch.Tensor, due: torch.Tensor, step: PackedStep
     ) -> torch.Tensor:
         """Run what was recorded; see `Forward`."""
-        graph = self._graph
-        if self._fused is not None and token_ids.shape[1] <= max_fused_rows():
-            graph = self._fused
+        graph = self._graph if self._fused is None else self._fused
         logits = graph(token_ids, positions, due, partial(self._attend, step))
         assert isinstance(logits, torch.Tensor)
         return logits

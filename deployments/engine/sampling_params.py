@@ -60,7 +60,8 @@ class SamplingParams:
             depend neither on its neighbours nor on where the sequence was resumed.
         stop: Strings that end the text; none of them is part of it.
         stop_token_ids: Token ids that end the sequence beside the model's own.
-        ignore_eos: Go on past the model's end-of-sequence tokens.
+        ignore_eos: Go on past the model's end-of-sequence tokens. A grammar allows none of them
+            before its text is whole, and then it ends all the same.
         top_logprobs: How many of the likeliest tokens to tell at each position, beside the chosen
             one, with their log-probabilities; None tells nothing.
         skip_special_tokens: Whether special tokens add nothing to the text.

@@ -139,8 +139,10 @@ class Sequence:
         self.max_num_tokens = max_model_len
         if params.max_tokens is not None:
             self.max_num_tokens = min(max_model_len, self.num_prompt_tokens + params.max_tokens)
+        # A grammar allows such a token where the text is whole alone, and ends with it.
+        ignores_eos = params.ignore_eos and params.grammar is None
         self.stop_token_ids = params.stop_token_ids | (
-            frozenset() if params.ignore_eos else eos_token_ids
+            frozenset() if ignores_eos else eos_token_ids
         )
         self.arrival = 0
         self.is_suspect = False

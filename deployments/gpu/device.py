@@ -129,7 +129,7 @@ def open_device(kind: str, *, has_gpu: bool) -> MemoryDevice:
     return CpuDevice()
 
 
-def num_compute_threads(weight_bytes: int) -> int:
+def num_compute_threads(weight_bytes: int, large_bytes: int = LARGE_MODEL_BYTES) -> int:
     """Return how many threads a CPU model computes with.
 
     A large model's step takes tens of milliseconds, beside which HTTP costs next to nothing: it
@@ -138,8 +138,9 @@ def num_compute_threads(weight_bytes: int) -> int:
 
     Args:
         weight_bytes: The weights that a step reads.
+        large_bytes: From so many on a model is large.
     """
-    return num_cores() if weight_bytes >= LARGE_MODEL_BYTES else max(1, num_cores() - 1)
+    return num_cores() if weight_bytes >= large_bytes else max(1, num_cores() - 1)
 
 
 def num_cores() -> int:

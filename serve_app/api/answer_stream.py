@@ -43,8 +43,8 @@ class ChoiceFramer(Protocol):
         """Return what comes before a choice's first piece, if anything."""
         ...
 
-    def gain(self, index: int, piece: Piece) -> list[dict[str, Any]]:
-        """Return what a piece adds to a choice: none, one or two chunks' worth."""
+    def gain(self, piece: Piece) -> list[dict[str, Any]]:
+        """Return what a piece adds to its choice: none, one or two chunks' worth."""
         ...
 
 
@@ -68,9 +68,9 @@ class ChunkWriter:
             self.has_usage and options is not None and options.continuous_usage_stats is True
         )
 
-    def count(self, index: int, piece: Piece) -> None:
-        """Count a piece of the `index`-th choice."""
-        self._tally.add(index, piece)
+    def count(self, piece: Piece) -> None:
+        """Count a piece of any choice."""
+        self._tally.add(piece)
 
     def chunk(self, choice: dict[str, Any]) -> bytes:
         """Return a chunk with one choice."""
@@ -97,9 +97,9 @@ async def answer_events(
             yield writer.chunk(opening)
     try:
         async with aclosing(choices.pieces()) as found:
-            async for index, piece in found:
-                writer.count(index, piece)
-                if event := b"".join(map(writer.chunk, framer.gain(index, piece))):
+            async for piece in found:
+                writer.count(piece)
+                if event := b"".join(map(writer.chunk, framer.gain(piece))):
                     yield event
     except RaystreamError as error:
         yield encode_json(error_payload(error))

@@ -76,8 +76,8 @@ class ChatApi:
 async def _completion(head: AnswerHead, choices: Choices, offer: ToolOffer) -> ChatCompletion:
     tally = UsageTally(choices)
     answers = await choices.whole()
-    for index, answer in enumerate(answers):
-        tally.add(index, answer)
+    for answer in answers:
+        tally.add(answer)
     return ChatCompletion(
         id=head.id,
         created=head.created,

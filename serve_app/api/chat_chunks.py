@@ -24,8 +24,9 @@ class ChatFramer:
         """Return the role."""
         return _choice(index, ChoiceGain({"role": "assistant", "content": ""}))
 
-    def gain(self, index: int, piece: Piece) -> list[dict[str, Any]]:
+    def gain(self, piece: Piece) -> list[dict[str, Any]]:
         """Return a choice for each thing that a piece tells; see `ChoiceDeltas.gain`."""
+        index = piece.choice_index
         return [_choice(index, gain) for gain in self._deltas[index].gain(piece)]
 
 

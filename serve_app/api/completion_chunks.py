@@ -28,10 +28,11 @@ class CompletionFramer:
             return None
         return _choice(index, self._echoes[index // self._num_per_prompt])
 
-    def gain(self, index: int, piece: Piece) -> list[dict[str, Any]]:
+    def gain(self, piece: Piece) -> list[dict[str, Any]]:
         """Return a choice if there is text, or the finish, or a token to tell of."""
         if not (piece.text or piece.logprobs or piece.finish_reason):
             return []
+        index = piece.choice_index
         told = self._logprobs[index].tell(piece.logprobs) if piece.logprobs else None
         logprobs = None if told is None else told.model_dump()
         return [_choice(index, piece.text, logprobs, piece.finish_reason)]

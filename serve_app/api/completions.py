@@ -63,9 +63,9 @@ class CompletionsApi:
         model = await self._context.find_model(body.model)
         prompts, num_per_prompt = body.prompts, body.n or 1
         self._require_room(len(prompts) * num_per_prompt)
-        echoes = await _texts(prompts, model) if body.echo else None
         request_id = request_id_of(request)
         choices = await self._context.open_choices(model, prompts, body, request_id, num_per_prompt)
+        echoes = await _echoes(prompts, model, choices) if body.echo else None
         head = self._context.answer_head(f"cmpl-{request_id}", body.model, model)
         if not body.stream:
             return await _completion(head, choices, echoes)
@@ -83,11 +83,27 @@ class CompletionsApi:
             )
 
 
+async def _echoes(
+    prompts: Sequence[str | tuple[int, ...]], model: ServedModel, choices: Choices
+) -> list[str]:
+    """Return the prompts' texts for answers that are admitted; where that fails, close them.
+
+    Raises:
+        RaystreamError: As `_texts` does.
+    """
+    try:
+        return await _texts(prompts, model)
+    except BaseException:
+        await choices.aclose()
+        raise
+
+
 async def _texts(prompts: Sequence[str | tuple[int, ...]], model: ServedModel) -> list[str]:
     """Return the texts of prompts, those of token ids from the replica.
 
     Raises:
         InvalidRequestError: The model knows no such token.
+        RaystreamError: The replica can't be reached, or too many wait for its tokenizer.
     """
 
     async def text_of(prompt: str | tuple[int, ...]) -> str:
@@ -104,8 +120,8 @@ async def _completion(
 ) -> Completion:
     tally = UsageTally(choices)
     answers = await choices.whole()
-    for index, answer in enumerate(answers):
-        tally.add(index, answer)
+    for answer in answers:
+        tally.add(answer)
     return Completion(
         id=head.id,
         created=head.created,

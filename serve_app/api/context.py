@@ -1,10 +1,17 @@
 """What every surface is given."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
-from deployments.contract import ChatMessage, GenerationRequest, SamplingParams
+from deployments.contract import (
+    ChatMessage,
+    Classification,
+    ClassificationRequest,
+    GenerationRequest,
+    SamplingParams,
+)
 from deployments.work_line import WorkLine
 from serve_app.access_log import current_record
 from serve_app.api.answer_stream import AnswerHead
@@ -27,11 +34,14 @@ from serve_app.api.response_format import to_grammar
 from serve_app.api.sampling_schema import SamplingFields
 from serve_app.api.tool_offer import NO_TOOLS, ToolOffer
 from serve_app.backends import GenerationStream
-from serve_app.catalog import ModelCatalog, ServedModel
+from serve_app.catalog import ModelCatalog, ServedClassifier, ServedModel
 from serve_app.choices import Choices
 from serve_app.clock import Clock
 from serve_app.config import LimitsConfig
+from serve_app.deadlines import arrival_s, first_deadline
 from serve_app.image_fetcher import ImageSource
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +55,40 @@ class ApiContext:
     schemas: WorkLine = field(default_factory=schema_line)
 
     async def find_model(self, model_id: str | None) -> ServedModel:
-        """Return the model of this name; the first model if there is no name.
+        """Return the model of this name that generates; the first one if there is no name.
 
         Raises:
             ModelNotFoundError: No model has this name.
+            WrongTaskError: The model classifies.
             RaystreamError: The model can't be reached.
         """
-        model = await self.catalog.get(self.catalog.default_id if model_id is None else model_id)
-        record = current_record()
-        if record is not None:
-            record.model = model.description.id
+        model = await self.catalog.get(model_id)
+        _record_model(model.description.id)
         return model
+
+    async def find_classifier(self, model_id: str | None) -> ServedClassifier:
+        """Return the model of this name that classifies; the first one if there is no name.
+
+        Raises:
+            ModelNotFoundError: No model has this name.
+            WrongTaskError: The model generates.
+            RaystreamError: The model can't be reached.
+        """
+        model = await self.catalog.get_classifier(model_id)
+        _record_model(model.description.id)
+        return model
+
+    async def classify(
+        self, model: ServedClassifier, request: ClassificationRequest
+    ) -> tuple[Classification, ...]:
+        """Return what the model says of each text.
+
+        Raises:
+            RaystreamError: The request was refused, or no replica could take it.
+        """
+        classifications = await model.backend.classify(request)
+        _record(sum(each.num_tokens for each in classifications))
+        return classifications
 
     def answer_head(self, answer_id: str, asked_for: str, model: ServedModel) -> AnswerHead:
         """Return the head of an answer that begins now."""
@@ -77,14 +110,24 @@ class ApiContext:
         accepts_images = model.description.accepts_images
         if count_images(bodies):
             fetched = await self._fetch(bodies) if accepts_images else {}
-            return await asyncio.to_thread(
-                to_messages, bodies, self.limits, accepts_images, fetched
+            return await self._in_time(
+                asyncio.to_thread(to_messages, bodies, self.limits, accepts_images, fetched)
             )
         return to_messages(bodies, self.limits, accepts_images)
 
     async def _fetch(self, bodies: list[MessageBody]) -> dict[str, bytes]:
         urls = image_urls(bodies, self.limits)
-        return {} if self.images is None else await self.images.fetch_all(urls)
+        if self.images is None:
+            return {}
+        return await self._in_time(self.images.fetch_all(urls))
+
+    async def _in_time(self, work: Awaitable[T]) -> T:
+        """Wait for what a request needs before a replica sees it.
+
+        Raises:
+            DeadlineExceededError: The request has no first token by then.
+        """
+        return await first_deadline(self.limits, arrival_s()).hold(work)
 
     async def open_stream(
         self,
@@ -152,11 +195,19 @@ class ApiContext:
         sampling = fields.to_sampling(model.description.default_sampling)
         check_stops(sampling.stop, self.limits)
         if fields.response_format is not None:
-            grammar = await self.schemas.run(to_grammar, fields.response_format, self.limits)
+            grammar = await self._in_time(
+                self.schemas.run(to_grammar, fields.response_format, self.limits)
+            )
             sampling = replace(sampling, grammar=grammar)
         if offer.is_guiding(sampling):
-            return await self.schemas.run(offer.guide, sampling, self.limits)
+            return await self._in_time(self.schemas.run(offer.guide, sampling, self.limits))
         return sampling
+
+
+def _record_model(model_id: str) -> None:
+    record = current_record()
+    if record is not None:
+        record.model = model_id
 
 
 def _record(num_prompt_tokens: int) -> None:

@@ -16,7 +16,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 
-from deployments.errors import DeadlineExceededError, InvalidRequestError, RaystreamError
+from deployments.errors import (
+    DeadlineExceededError,
+    InvalidRequestError,
+    RaystreamError,
+    ReplicaUnavailableError,
+)
 from serve_app.access_log import current_record
 from serve_app.request_id import echo_headers
 
@@ -73,7 +78,7 @@ def _answer(payload: dict[str, Any], status: int, headers: Mapping[str, str]) ->
     """Return the answer, whose code the access log tells too."""
     record = current_record()
     if record is not None:
-        record.error_code = payload["error"]["code"]
+        record.refused(payload["error"]["code"])
     return JSONResponse(payload, status, headers)
 
 
@@ -87,6 +92,12 @@ def _retry_headers(error: RaystreamError) -> dict[str, str]:
 
 async def _on_raystream_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RaystreamError)
+    # When a client leaves, Serve cancels the replica's call, and that may be told here first.
+    if isinstance(error, ReplicaUnavailableError) and await request.is_disconnected():
+        record = current_record()
+        if record is not None:
+            record.abandoned()
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
     return error_response(error)
 
 

@@ -5,10 +5,11 @@ from typing import Literal
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
-from deployments.contract import ModelDescription
+from deployments.contract import ClassifierDescription, ModelDescription
+from deployments.errors import RaystreamError
 from serve_app.api.context import ApiContext
 from serve_app.api.openapi import READ_ERRORS, errors
-from serve_app.catalog import ServedModel
+from serve_app.catalog import ServedClassifier, ServedModel
 
 
 class ModelCard(BaseModel):
@@ -18,8 +19,14 @@ class ModelCard(BaseModel):
     object: Literal["model"] = "model"
     created: int = Field(description="When the model was loaded, in Unix seconds.")
     owned_by: Literal["raystream"] = "raystream"
-    max_model_len: int = Field(description="Tokens of prompt and answer together.")
+    task: Literal["generate", "classify"]
+    max_model_len: int = Field(
+        description="Tokens of prompt and answer together; of one text, if the model classifies."
+    )
     accepts_images: bool
+    labels: list[str] | None = Field(
+        default=None, description="What the model tells apart, if it classifies."
+    )
 
 
 class ModelList(BaseModel):
@@ -56,19 +63,23 @@ class ModelsApi:
     async def list_models(self) -> ModelList:
         """List the models that are ready."""
         outcomes = await self._catalog.ready()
-        models = [model for model in outcomes.values() if isinstance(model, ServedModel)]
-        return ModelList(data=[_card(model.description) for model in models])
+        models = [each for each in outcomes.values() if not isinstance(each, RaystreamError)]
+        return ModelList(data=[_card(model) for model in models])
 
     async def retrieve(self, model_id: str) -> ModelCard:
         """Show one model."""
         model = await self._catalog.probe(model_id)
-        return _card(model.description)
+        return _card(model)
 
 
-def _card(description: ModelDescription) -> ModelCard:
+def _card(model: ServedModel | ServedClassifier) -> ModelCard:
+    told = model.description
+    labels = list(told.labels) if isinstance(told, ClassifierDescription) else None
     return ModelCard(
-        id=description.id,
-        created=description.created,
-        max_model_len=description.max_model_len,
-        accepts_images=description.accepts_images,
+        id=told.id,
+        created=told.created,
+        task="generate" if labels is None else "classify",
+        max_model_len=told.max_model_len,
+        accepts_images=isinstance(told, ModelDescription) and told.accepts_images,
+        labels=labels,
     )

@@ -8,6 +8,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from serve_app.api.chunk_schema import ChatChunk, CompletionChunk
+from serve_app.api.classify_schema import ClassifyBody, VllmClassifyBody
 from serve_app.api.errors import ErrorBody
 from serve_app.api.text_generation_schema import TextGenerationEvent
 
@@ -53,6 +54,9 @@ _REF: Final = "#/components/schemas/{model}"
 
 PIECES: Final[tuple[type[BaseModel], ...]] = (ChatChunk, CompletionChunk, TextGenerationEvent)
 """What the events of streams hold; no route returns them, so FastAPI knows nothing of them."""
+
+CLASSIFY_BODIES: Final = frozenset({ClassifyBody.__name__, VllmClassifyBody.__name__})
+"""The schemas of those bodies whose `model` is one that classifies."""
 
 FASTAPI_S_OWN: Final = ("HTTPValidationError", "ValidationError")
 """Schemas of an answer that no route gives: what a client sent wrongly is a 400 of ours."""
@@ -102,15 +106,19 @@ def _event(piece: type[BaseModel]) -> dict[str, Any]:
 class DescribedApp(FastAPI):
     """An application whose description fits what this server serves."""
 
-    def __init__(self, *, model_ids: Sequence[str], **settings: Any) -> None:
+    def __init__(
+        self, *, model_ids: Sequence[str], classifier_ids: Sequence[str] = (), **settings: Any
+    ) -> None:
         """Keep the names of the models.
 
         Args:
             model_ids: What a request may ask for.
+            classifier_ids: What one may ask for that wants texts classified.
             settings: FastAPI's own.
         """
         super().__init__(**settings)
         self._model_ids = list(model_ids)
+        self._classifier_ids = list(classifier_ids)
 
     def openapi(self) -> dict[str, Any]:
         """Return FastAPI's document, mended: made once."""
@@ -123,9 +131,10 @@ class DescribedApp(FastAPI):
             schemas.update(_schemas_of_pieces())
             for name in FASTAPI_S_OWN:
                 schemas.pop(name, None)
-            for schema in schemas.values():
+            for name, schema in schemas.items():
                 if schema.get("additionalProperties") is False:
-                    _name_models(schema.get("properties", {}).get("model", {}), self._model_ids)
+                    ids = self._classifier_ids if name in CLASSIFY_BODIES else self._model_ids
+                    _name_models(schema.get("properties", {}).get("model", {}), ids)
         return super().openapi()
 
 
@@ -151,7 +160,9 @@ def _mend(responses: dict[str, Any]) -> None:
 
 
 def _name_models(field: dict[str, Any], model_ids: list[str]) -> None:
-    """Say in a body's field `model` which ones there are."""
+    """Say in a body's field `model` which ones there are, if there are any."""
+    if not model_ids:
+        return
     for kind in field.get("anyOf", [field]):
         if kind.get("type") == "string":
             kind["enum"] = model_ids

@@ -9,6 +9,7 @@ _NO_TEMPLATES = "the model's own chat template is used, and takes nothing from a
 _ONE_CLASS = "all requests are of one class"
 _NO_REASONING = "the models tell no reasoning apart from the answer"
 _NOTHING_KEPT = "nothing is kept"
+_PROBABILITIES = "scores are probabilities, softmax or sigmoid as the model's configuration says"
 _USE_A_SCHEMA = "use response_format, with a JSON schema"
 
 REASONS: Final[Mapping[str, str]] = {
@@ -52,6 +53,13 @@ REASONS: Final[Mapping[str, str]] = {
     "spaces_between_special_tokens": "special tokens are no text",
     "structured_outputs": _USE_A_SCHEMA,
     "truncate_prompt_tokens": "a prompt that is too long is refused, not cut",
+    "activation": _PROBABILITIES,
+    "add_special_tokens": "the model is trained with them",
+    "cache_salt": _NOTHING_KEPT,
+    "messages": "texts are classified as they stand; send them as input",
+    "softmax": _PROBABILITIES,
+    "truncation_side": "the end is dropped",
+    "use_activation": _PROBABILITIES,
     "use_beam_search": _NO_BEAMS,
     # A message's
     "annotations": "the model sees the content alone",

@@ -33,7 +33,7 @@ def check_prompts(prompts: Sequence[Prompt], limits: LimitsConfig) -> None:
     Raises:
         InvalidRequestError: Their text has more than `max_prompt_bytes` together.
     """
-    num_bytes = sum(_num_bytes(text) for prompt in prompts for text in _texts(prompt))
+    num_bytes = sum(num_utf8_bytes(text) for prompt in prompts for text in _texts(prompt))
     if num_bytes > limits.max_prompt_bytes:
         raise InvalidRequestError(
             f"The prompt has {num_bytes} bytes of text; at most {limits.max_prompt_bytes} are "
@@ -65,11 +65,40 @@ def check_stops(stops: Sequence[str], limits: LimitsConfig) -> None:
             f"stop must be of at most {limits.max_num_stops} strings (limits.max_num_stops).",
             "stop",
         )
-    if any(_num_bytes(stop) > limits.max_stop_bytes for stop in stops):
+    if any(num_utf8_bytes(stop) > limits.max_stop_bytes for stop in stops):
         raise InvalidRequestError(
             f"A stop string must have at most {limits.max_stop_bytes} bytes "
             "(limits.max_stop_bytes).",
             "stop",
+        )
+
+
+def check_texts(texts: Sequence[str], limits: LimitsConfig) -> None:
+    """Refuse texts to classify that are too many, or too long together.
+
+    Raises:
+        InvalidRequestError: They exceed `max_num_texts` or `max_prompt_bytes`.
+    """
+    if len(texts) > limits.max_num_texts:
+        raise InvalidRequestError(
+            f"The request holds {len(texts)} texts; at most {limits.max_num_texts} are classified "
+            "(limits.max_num_texts). Send several requests.",
+            "input",
+        )
+    check_text_bytes(sum(map(num_utf8_bytes, texts)), limits)
+
+
+def check_text_bytes(num_text_bytes: int, limits: LimitsConfig, what: str = "texts") -> None:
+    """Refuse texts, or their pieces, that are too long together.
+
+    Raises:
+        InvalidRequestError: They exceed `max_prompt_bytes`.
+    """
+    if num_text_bytes > limits.max_prompt_bytes:
+        raise InvalidRequestError(
+            f"The {what} have {num_text_bytes} bytes or more; at most {limits.max_prompt_bytes} "
+            "are read for one request (limits.max_prompt_bytes). Send several requests.",
+            "input",
         )
 
 
@@ -83,6 +112,7 @@ def _texts(prompt: Prompt) -> Iterator[str]:
             yield from (call.arguments for call in message.tool_calls)
 
 
-def _num_bytes(text: str) -> int:
+def num_utf8_bytes(text: str) -> int:
+    """Return how long a text is in UTF-8."""
     # Python knows of each string whether it is ASCII, and then nothing needs to be encoded.
     return len(text) if text.isascii() else len(text.encode())

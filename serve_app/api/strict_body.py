@@ -40,28 +40,31 @@ class StrictBody(BaseModel):
     excludes: ClassVar[Mapping[str, str]] = {}
     one_of: ClassVar[tuple[str, ...]] = ()
 
+    _known_names: ClassVar[frozenset[str]] = frozenset()
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        """Note the fields' names on the wire, once for all bodies."""
+        super().__pydantic_init_subclass__(**kwargs)
+        cls._known_names = frozenset(
+            field.alias or name for name, field in cls.model_fields.items()
+        )
+
     @model_validator(mode="before")
     @classmethod
     def _refuse_fields(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
+        if not isinstance(data, dict) or data.keys() <= cls._known_names:
             return data
         for name, value in data.items():
-            cls._check_field(name, value)
-        known = cls._known_names()
-        return {name: data[name] for name in data if name in known}
+            if name not in cls._known_names:
+                cls._check_stranger(name, value)
+        return {name: data[name] for name in data if name in cls._known_names}
 
     @classmethod
-    def _known_names(cls) -> list[str]:
-        """Return the fields' names on the wire."""
-        return [field.alias or name for name, field in cls.model_fields.items()]
-
-    @classmethod
-    def _check_field(cls, name: str, value: Any) -> None:
-        known = cls._known_names()
-        if name in known:
-            return
+    def _check_stranger(cls, name: str, value: Any) -> None:
+        """Refuse a field that is none of ours, unless it asks for nothing."""
         if name not in cls.unsupported:
-            raise _unknown(name, [*known, *cls.unsupported])
+            raise _unknown(name, [*sorted(cls._known_names), *cls.unsupported])
         if value is not None and not _is_one_of(value, cls.unsupported[name]):
             raise PydanticCustomError(
                 "unsupported_parameter",

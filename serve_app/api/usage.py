@@ -51,10 +51,10 @@ class UsageTally:
         self._num_tokens = 0
         self._num_cached: defaultdict[int, int] = defaultdict(int)
 
-    def add(self, index: int, piece: Piece) -> None:
-        """Count a piece of the `index`-th answer."""
+    def add(self, piece: Piece) -> None:
+        """Count a piece of any answer."""
         self._num_tokens += piece.num_tokens
-        self._num_cached[index] += piece.num_cached_tokens
+        self._num_cached[piece.choice_index] += piece.num_cached_tokens
 
     def usage(self) -> Usage:
         """Return the usage so far."""

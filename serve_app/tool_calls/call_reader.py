@@ -111,12 +111,14 @@ def _as_json(arguments: Any) -> str:
     Raises:
         BrokenObjectError: They are no object.
     """
-    if isinstance(arguments, str):
-        _decode_object(arguments)
-        return arguments
-    if not isinstance(arguments, dict):
-        raise BrokenObjectError("arguments are an object")
-    return json.dumps(arguments, ensure_ascii=False)
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    decoded = _decode_object(text)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        # Half of a surrogate pair, which the model wrote escaped: no answer can hold it bare.
+        return json.dumps(decoded)
+    return text
 
 
 def _decode_object(text: str) -> dict[str, Any]:

@@ -153,9 +153,22 @@ class ToolCallParser:
             self._events.append(CallBroken(self._num_started - 1, self._mark + text[:num_told]))
             self._is_behind_call = False
         else:
-            self._tell(self._mark)
+            text = self._tell_mark() + text
         self._pending = text[num_told:] + self._pending
         self._leave_call(self._no_call)
+
+    def _tell_mark(self) -> str:
+        """Tell what led to no call; return what may yet belong to the mark of the next one.
+
+        A mark of two parts may have taken the beginning of another for its second.
+        """
+        first = self._opening[0] if self._opening else ""
+        if not first or first not in self._mark:
+            self._tell(self._mark)
+            return ""
+        split = self._mark.index(first) + len(first)
+        self._tell(self._mark[:split])
+        return self._mark[split:]
 
     def _leave_call(self, state: _State) -> None:
         self._state = state

@@ -8,8 +8,8 @@ import openai
 import pytest
 import yaml
 
+from benchmarks.free_port import free_port
 from tests.clients.questions import MODEL, NARROW
-from tests.ray.conftest import free_port
 from tests.ray.serve_run import READY_DEADLINE_S, ROOT, Server, haproxy_environment, wait_until
 
 

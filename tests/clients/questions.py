@@ -5,6 +5,7 @@ from typing import Any
 from models.training.corpus import load_corpus
 
 MODEL = "pydoc-chat"
+DETECTOR = "pydoc-detector"
 NARROW = "narrow"
 """The same model with room for one request that runs, so that it is soon full."""
 

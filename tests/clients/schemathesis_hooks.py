@@ -9,7 +9,7 @@ from typing import Any
 import schemathesis
 
 MAX_TOKENS = 4
-MODEL = "pydoc-chat"
+MODEL, CLASSIFIER = "pydoc-chat", "pydoc-detector"
 LENGTHS = ("max_tokens", "max_completion_tokens", "min_tokens")
 FAMILIAR: dict[str, Any] = {
     "messages": [{"role": "user", "content": "What does os.path.join do?"}],
@@ -31,8 +31,11 @@ def before_call(
     body: Any = case.body
     if not isinstance(body, dict) or case.method != "POST":
         return
+    classifies = case.path.endswith("/classify")
     if isinstance(body.get("model"), str) and len(body["model"]) % 8:
-        body["model"] = MODEL
+        body["model"] = CLASSIFIER if classifies else MODEL
+    if classifies:
+        return
     for name in LENGTHS:
         if is_count(body.get(name)):
             body[name] = MAX_TOKENS

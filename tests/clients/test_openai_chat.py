@@ -9,7 +9,7 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from models.training.drawings import answer_about, random_drawing
-from tests.clients.questions import ANSWERS, MODEL, NAME, NARROW, about
+from tests.clients.questions import ANSWERS, DETECTOR, MODEL, NAME, NARROW, about
 from tests.images import data_uri
 from tests.ray.serve_run import Server
 
@@ -150,5 +150,5 @@ def test_the_request_s_id_is_told_and_taken(client: openai.OpenAI) -> None:
 
 def test_the_models_are_listed_and_shown(client: openai.OpenAI) -> None:
     listed = client.models.list().data
-    assert [model.id for model in listed] == [MODEL, NARROW]
+    assert [model.id for model in listed] == [MODEL, NARROW, DETECTOR]
     assert client.models.retrieve(MODEL) == listed[0]

@@ -13,6 +13,14 @@ from tests.ray.serve_run import ROOT, Server
 CONFIG = Path(__file__).with_name("schemathesis.toml")
 MIN_NUM_CASES = 2000
 DEADLINE_S = 200
+ANSWERING = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/text-generation",
+    "/v1/classify",
+    "/classify",
+)
+"""The paths of which some answer must come."""
 
 
 @pytest.mark.slow
@@ -36,6 +44,6 @@ def test_no_case_finds_a_5xx_or_what_is_not_documented(server: Server, tmp_path:
     assert run.returncode == 0, run.stdout[-8000:]
     told = json.loads(report.read_text())
     assert told["test_cases"]["generated"] >= MIN_NUM_CASES
-    for path in ("/v1/chat/completions", "/v1/completions", "/text-generation"):
+    for path in ANSWERING:
         rates = told["valid_rates"][f"POST {path}"]
         assert sum(phase["accepted"] for phase in rates.values()) > 0, f"no answer of {path}"

@@ -6,6 +6,10 @@ import pytest
 from deployments.contract import (
     Accepted,
     ChatMessage,
+    Classification,
+    ClassificationRequest,
+    Classified,
+    ClassifierDescription,
     FinishReason,
     GenerationRequest,
     ImagePart,
@@ -44,6 +48,9 @@ CROSSING = [
     TextDelta((), "", FinishReason.ERROR, "it failed"),
     TextDelta((1,), "t", logprobs=(TokenLogprobs(LIKELY, (LIKELY,)),)),
     ModelDescription("m", 1, 128, accepts_images=True, default_sampling=SAMPLING),
+    ClassificationRequest("r", ("one", "two"), truncate=True),
+    Classified((Classification((0.25, 0.75), 12, is_truncated=True),), "replica"),
+    ClassifierDescription("m", 1, 128, ("human", "machine"), is_multi_label=False),
 ]
 
 
@@ -69,6 +76,7 @@ CALLED = ChatMessage("assistant", (), (ToolCall("c", "f", '{"a": "SECRET"}'),))
     "value",
     [
         GenerationRequest("r", "SECRET", SAMPLING),
+        ClassificationRequest("r", ("SECRET",)),
         GenerationRequest("r", (CALLED,), SAMPLING, tools=(Tool("f", "SECRET", '"SECRET"'),)),
         CALLED,
         TextPart("SECRET"),

@@ -35,3 +35,11 @@ def test_an_idle_time_slows_nothing() -> None:
     rate.start(20.0)
     rate.note_end(20.5)
     assert rate.seconds_for(1, 20.5) == 0.5
+
+
+def test_a_replica_that_is_always_busy_and_never_asked_keeps_one_window() -> None:
+    rate = DrainRate()
+    rate.start(0.0)
+    for at_s in range(10_000):
+        rate.note_end(float(at_s))
+    assert len(rate._ended_at_s) == WINDOW_S + 1

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from deployments import metrics
-from deployments.engine.engine import EngineStats
+from deployments.engine.engine_stats import EngineStats
 from deployments.engine.output import FinishReason, TextDelta
 from deployments.metrics import ReplicaMetrics, StreamClock
 

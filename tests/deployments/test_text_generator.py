@@ -1,5 +1,5 @@
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -7,6 +7,7 @@ from typing import Any, cast
 import pytest
 from llguidance import LLMatcher
 
+from deployments.async_engine import MAX_MESSAGES_PER_S
 from deployments.contract import (
     Accepted,
     ChatMessage,
@@ -18,20 +19,16 @@ from deployments.contract import (
     TextPart,
     TokenizeRequest,
 )
-from deployments.delta_stream import DeltaStream
 from deployments.engine.cpu.int8_linear import int8_obstacle
-from deployments.engine.engine import EngineStats
-from deployments.engine.engine_thread import EngineDeadError
 from deployments.engine.model_check import UnsupportedModelError
 from deployments.errors import (
     ContextLengthExceededError,
-    GenerationFailedError,
     InvalidRequestError,
     RaystreamError,
     ReplicaUnavailableError,
 )
 from deployments.gpu.budget import DeviceMemoryError
-from deployments.text_generator import MAX_MESSAGES_PER_S, MIN_INTERVAL_S, TextGenerator
+from deployments.text_generator import TextGenerator
 from tests.deployments.tiny_folder import save_text_model, spec
 from tests.engine.tiny_models import byte_tokenizer, generate, qwen2
 
@@ -138,7 +135,7 @@ async def test_a_closed_stream_frees_its_slot(generator: TextGenerator) -> None:
     for stream in streams:
         await stream.aclose()  # type: ignore[attr-defined] # it is a generator
     async with asyncio.timeout(10):
-        while generator._thread.stats.num_running:
+        while generator._engine.stats.num_running:
             await generator.ping()
 
 
@@ -182,98 +179,20 @@ async def test_logprobs_come_through_with_a_token_each(generator: TextGenerator)
 
 
 async def test_health_runs_the_engine(generator: TextGenerator) -> None:
-    before = generator._thread.stats.num_steps
+    before = generator._engine.stats.num_steps
     await generator.check_health()
     await generator.check_health()
-    assert generator._thread.stats.num_steps > before
-
-
-async def test_a_ping_does_not_queue_behind_those_who_wait_for_a_slot(folder: Path) -> None:
-    busy = TextGenerator(spec(folder, max_num_seqs=1, max_model_len=4096))
-    endless = SamplingParams(temperature=0, ignore_eos=True)
-    stream = busy.generate(GenerationRequest("r", "go", endless))
-    await anext(stream)
-    await anext(stream)
-    async with asyncio.timeout(10):
-        await busy.ping()
-        await busy.ping()
-    assert await anext(stream)
-    await stream.aclose()  # type: ignore[attr-defined] # it is a generator
-    busy.__del__()
-
-
-async def test_a_ping_of_a_failing_engine_raises(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    broken = TextGenerator(spec(folder))
-
-    def fail(*_: object, **__: object) -> None:
-        raise RuntimeError("the device is gone")
-
-    monkeypatch.setattr("deployments.engine.recorded_forward.attend_slots", fail)
-    with pytest.raises(GenerationFailedError):
-        await broken.ping()
-    broken.__del__()
-
-
-async def test_an_engine_that_runs_but_gives_no_tokens_is_not_healthy(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    broken = TextGenerator(spec(folder))
-    await broken.check_health()
-
-    def fail(*_: object) -> None:
-        raise ValueError("a bug")
-
-    monkeypatch.setattr("deployments.engine.engine.sample", fail)
-    for _ in range(2):
-        with pytest.raises(GenerationFailedError, match="sampled"):
-            await collect(broken, GenerationRequest("r", "x", GREEDY))
-        with pytest.raises(GenerationFailedError, match="sampled"):
-            await broken.check_health()
-    broken.__del__()
-
-
-async def test_a_bug_in_the_engine_fails_health_and_tells_its_streams(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    generator = TextGenerator(spec(folder))
-    endless = SamplingParams(temperature=0, ignore_eos=True)
-    stream = generator.generate(GenerationRequest("r", "x", endless))
-    await anext(stream)
-
-    def fail() -> None:
-        raise KeyError("a bug")
-
-    monkeypatch.setattr(generator._engine._scheduler, "schedule", fail)
-    with pytest.raises(ReplicaUnavailableError):
-        async for _ in stream:
-            pass
-    with pytest.raises(EngineDeadError):
-        await generator.check_health()
+    assert generator._engine.stats.num_steps > before
 
 
 async def test_a_dead_engine_fails_health_and_requests(folder: Path) -> None:
     generator = TextGenerator(spec(folder))
     await generator.check_health()
-    generator._thread.stop()
+    generator._engine.stop()
     with pytest.raises(RuntimeError, match="ended"):
         await generator.check_health()
     with pytest.raises(ReplicaUnavailableError):
         await collect(generator, GenerationRequest("r", "x", GREEDY))
-
-
-async def test_streams_that_wait_when_the_engine_ends_may_be_resumed_elsewhere(
-    folder: Path,
-) -> None:
-    generator = TextGenerator(spec(folder))
-    endless = SamplingParams(temperature=0, ignore_eos=True)
-    stream = generator.generate(GenerationRequest("r", "x", endless))
-    await anext(stream)
-    await asyncio.to_thread(generator._thread.stop)
-    with pytest.raises(ReplicaUnavailableError):
-        async for _ in stream:
-            pass
 
 
 def test_user_config_sets_the_batch_knobs_or_nothing(generator: TextGenerator) -> None:
@@ -283,124 +202,6 @@ def test_user_config_sets_the_batch_knobs_or_nothing(generator: TextGenerator) -
         generator.reconfigure({"max_batch_size": 3, "max_batch_sise": 8})
     assert batching._get_max_batch_size() == 8
     assert batching._get_batch_wait_timeout_s() == 0.001
-
-
-async def test_streams_gather_the_longer_the_more_they_are(generator: TextGenerator) -> None:
-    generator.reconfigure({"max_messages_per_s": 8})
-    endless = SamplingParams(temperature=0, ignore_eos=True)
-    streams, intervals = [], list[float]()
-    for i in range(3):
-        streams.append(generator.generate(GenerationRequest(f"r{i}", "go", endless)))
-        await anext(streams[-1])
-        intervals.append(generator._interval_s())
-    for stream in streams:
-        await stream.aclose()  # type: ignore[attr-defined] # it is a generator
-    assert intervals == [1 / 8, 2 / 8, 3 / 8]
-    assert generator._interval_s() == MIN_INTERVAL_S
-    generator.reconfigure({"max_messages_per_s": None})
-
-
-@pytest.fixture(scope="module")
-def still_generator(folder: Path) -> Iterator[TextGenerator]:
-    """Return a replica whose engine has ended: only the test hands deltas over.
-
-    A live engine hands over after each of its turns, also after one that only carries out the abort
-    of an earlier test's stream.
-    """
-    made = TextGenerator(spec(folder))
-    made._thread.stop()
-    yield made
-    made.__del__()
-
-
-class Spreading:
-    """A replica whose streams a test feeds in the engine's place."""
-
-    def __init__(self, generator: TextGenerator, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.generator = generator
-        self.streams = {name: DeltaStream() for name in ("a", "b")}
-        self.num_calls = 0
-        monkeypatch.setattr(generator, "_streams", self.streams)
-        monkeypatch.setattr(generator, "_loop", self)
-
-    def is_closed(self) -> bool:
-        return False
-
-    def call_soon_threadsafe(self, callback: Callable[[], None]) -> None:
-        """Pass the call on to the loop, and count it."""
-        self.num_calls += 1
-        self._loop.call_soon_threadsafe(callback)
-
-    async def __aenter__(self) -> "Spreading":
-        self._loop = asyncio.get_running_loop()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        """Let the loop come to what is left."""
-        await asyncio.sleep(0)
-
-    def hand_over(self, *deltas: tuple[str, TextDelta]) -> None:
-        self.generator._hand_over(list(deltas))
-
-
-def gain(token_id: int, reason: FinishReason | None = None) -> TextDelta:
-    return TextDelta((token_id,), str(token_id), reason)
-
-
-async def test_steps_that_the_loop_has_not_come_to_are_spread_in_one_call(
-    still_generator: TextGenerator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with Spreading(still_generator, monkeypatch) as spreading:
-        for i in range(5):
-            spreading.hand_over(("a", gain(i)), ("b", gain(10 + i)), ("gone", gain(20 + i)))
-        assert spreading.num_calls == 1
-        async with asyncio.timeout(10):
-            assert await spreading.streams["a"].take() == [gain(i) for i in range(5)]
-            assert await spreading.streams["b"].take() == [gain(10 + i) for i in range(5)]
-        spreading.hand_over(("a", gain(5)))
-        assert spreading.num_calls == 2
-        async with asyncio.timeout(10):
-            assert await spreading.streams["a"].take() == [gain(5)]
-
-
-async def test_what_is_handed_over_at_the_very_end_of_a_call_gets_one_of_its_own(
-    still_generator: TextGenerator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    late = [("a", gain(1)), ("a", gain(2))]
-
-    def observe(_: EngineStats) -> None:
-        if late:
-            spreading.hand_over(late.pop(0))
-
-    monkeypatch.setattr(still_generator._metrics, "observe_engine", observe)
-    async with Spreading(still_generator, monkeypatch) as spreading:
-        spreading.hand_over(("a", gain(0)))
-        found = list[TextDelta]()
-        async with asyncio.timeout(10):
-            while len(found) < 3:
-                found += await spreading.streams["a"].take()
-    assert found == [gain(0), gain(1), gain(2)]
-    assert spreading.num_calls == 3
-
-
-async def test_nothing_is_lost_when_the_engine_hands_over_while_the_loop_spreads(
-    still_generator: TextGenerator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    num_tokens, found = 5000, list[TextDelta]()
-
-    def run_steps(spreading: Spreading) -> None:
-        for i in range(num_tokens - 1):
-            spreading.hand_over(("a", gain(i)))
-        spreading.hand_over(("a", gain(num_tokens - 1, FinishReason.LENGTH)))
-
-    async with Spreading(still_generator, monkeypatch) as spreading:
-        engine = asyncio.create_task(asyncio.to_thread(run_steps, spreading))
-        stream = spreading.streams["a"]
-        async with asyncio.timeout(60):
-            while not stream.is_finished:
-                found += await stream.take()
-            await engine
-    assert [i for delta in found for i in delta.token_ids] == list(range(num_tokens))
 
 
 async def test_user_config_sets_how_often_a_stream_is_told(generator: TextGenerator) -> None:
@@ -413,7 +214,7 @@ async def test_user_config_sets_how_often_a_stream_is_told(generator: TextGenera
     deltas = [event for message in messages for event in message if isinstance(event, TextDelta)]
     assert joined(deltas) == whole
     generator.reconfigure({"max_messages_per_s": None})
-    assert generator._max_messages_per_s == MAX_MESSAGES_PER_S
+    assert generator._engine.max_messages_per_s == MAX_MESSAGES_PER_S
 
 
 def test_a_folder_without_a_model_is_refused_in_one_line(tmp_path: Path) -> None:
@@ -448,7 +249,7 @@ async def test_a_replica_answers_on_int8_weights_if_it_is_told_to(
     caplog.set_level("INFO")
     on_int8 = TextGenerator(spec(folder, quantization="int8"))
     assert "float32 with int8 weights" in caplog.text
-    assert on_int8._loaded.num_weight_bytes < generator._loaded.num_weight_bytes / 2
+    assert on_int8._placed.loaded.num_weight_bytes < generator._placed.loaded.num_weight_bytes / 2
     deltas = await collect(on_int8, GenerationRequest("r", user("hello"), GREEDY))
     assert deltas[-1].finish_reason is not None
     on_int8.__del__()
@@ -472,14 +273,14 @@ async def test_a_grammar_that_the_model_cannot_follow_is_refused(generator: Text
 
 
 async def test_tokens_are_told_and_told_back_without_an_answer(generator: TextGenerator) -> None:
-    num_steps = generator._thread.stats.num_steps
+    num_steps = generator._engine.stats.num_steps
     told = await generator.tokenize(TokenizeRequest(user("Hi")))
     assert await generator.detokenize(told.token_ids) == (
         "<special1>user\nHi<special2><special1>assistant\n"
     )
     with pytest.raises(InvalidRequestError):
         await generator.detokenize((9999,))
-    assert generator._thread.stats.num_steps == num_steps
+    assert generator._engine.stats.num_steps == num_steps
 
 
 @pytest.mark.parametrize(("prompt", "num_tokens"), [("x", 16), ("x" * 120, 8)])
@@ -496,7 +297,7 @@ async def test_a_default_length_is_cut_to_what_the_model_s_length_leaves(
 async def test_an_answer_is_as_long_as_the_generation_config_says_unless_the_request_does(
     generator: TextGenerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(generator._loaded.model.generation_config, "max_new_tokens", 5)
+    monkeypatch.setattr(generator._placed.loaded.model.generation_config, "max_new_tokens", 5)
     for asked, num_tokens in ((None, 5), (9, 9)):
         sampling = SamplingParams(temperature=0, ignore_eos=True, max_tokens=asked)
         deltas = await collect(generator, GenerationRequest("r", "x", sampling))

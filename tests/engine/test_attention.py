@@ -149,7 +149,7 @@ def random_parts(random: Random) -> list[Part]:
     return parts
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 10**6),
     num_kv_heads=st.sampled_from([1, 3]),

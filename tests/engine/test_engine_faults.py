@@ -259,7 +259,7 @@ class FaultySampling:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, max_rows: int) -> None:
         self.max_rows = max_rows
-        monkeypatch.setattr("deployments.engine.engine.sample", self)
+        monkeypatch.setattr("deployments.engine.sampling_guard.sample", self)
 
     def __call__(self, logits: torch.Tensor, rows: Rows[SamplingRow]) -> list[Sampled | None]:
         sampled = sample(logits, rows)
@@ -325,6 +325,6 @@ def test_a_bug_in_the_books_is_raised_and_blames_no_sequence() -> None:
     engine = make_engine(load(qwen2))
     engine.add(requests(1)[0])
     engine.step()
-    del engine._detokenizers["s0"]
+    engine._transcripts.close("s0")
     with pytest.raises(KeyError):
         engine.step()

@@ -313,3 +313,18 @@ def test_log_probabilities_are_of_what_the_model_gave() -> None:
 def test_rows_without_a_grammar_are_not_adjusted() -> None:
     assert not row(None).is_adjusted
     assert row(bits({1})).is_adjusted
+
+
+def test_the_token_that_ends_a_grammar_is_no_text_where_special_tokens_have_names() -> None:
+    # "a" may stand again and again, so only the end of the text ends this grammar.
+    grammar = LLMatcher.grammar_from_lark("start: /a+/")
+    params = SamplingParams(
+        temperature=0.0,
+        logit_bias=((EOS_TOKEN_ID, 100.0),),
+        max_tokens=5,
+        ignore_eos=True,
+        skip_special_tokens=False,
+        grammar=grammar,
+    )
+    collector = run_staggered(make_engine(load(llama)), [SequenceRequest("s", PROMPT, params)])
+    assert (collector.text("s"), collector.finish_reason("s")) == ("a", FinishReason.STOP)

@@ -30,12 +30,12 @@ def lose_a_sequence(engine: Engine) -> None:
     del engine._sequences["a"]
 
 
-def lose_a_detokenizer(engine: Engine) -> None:
-    del engine._detokenizers["b"]
+def lose_a_transcript(engine: Engine) -> None:
+    engine._transcripts.close("b")
 
 
-def leave_a_detokenizer(engine: Engine) -> None:
-    engine._detokenizers["x"] = engine._detokenizers["b"]
+def leave_a_transcript(engine: Engine) -> None:
+    engine._transcripts.open(SequenceRequest("x", (1,), SamplingParams()))
 
 
 def hold_two_slots(engine: Engine) -> None:
@@ -84,8 +84,8 @@ def swap_the_line(engine: Engine) -> None:
     ("break_", "says"),
     [
         (lose_a_sequence, "a is scheduled but not known"),
-        (lose_a_detokenizer, "b has no detokenizer"),
-        (leave_a_detokenizer, "x has left a detokenizer"),
+        (lose_a_transcript, "b has no transcript"),
+        (leave_a_transcript, "x has left a transcript"),
         (hold_two_slots, "c is not scheduled"),
         (hold_two_slots, "a is scheduled more than once"),
         (run_and_wait, "a is scheduled more than once"),

@@ -331,7 +331,7 @@ class Simulation:
                 seq.append(self.random.randint(3, 4))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(seed=st.integers(0, 10**9))
 def test_every_slot_holds_what_its_sequence_needs_whatever_comes_and_goes(seed: int) -> None:
     random = Random(seed)

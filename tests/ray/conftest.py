@@ -1,7 +1,5 @@
 import os
-import socket
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -9,11 +7,12 @@ import ray
 from ray import serve
 from ray.serve.config import HTTPOptions
 
+from benchmarks.free_port import free_port
 from tests.deployments.tiny_folder import save_text_model
 
 NUM_CPUS = 4
 
-# Ray reports its usage unless it is told not to; the servers that the tests start inherit this.
+# Ray reports its usage unless it is told not to.
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 
 
@@ -22,20 +21,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(here):
             item.add_marker(pytest.mark.ray)
-
-
-def free_ports(num_ports: int) -> list[int]:
-    """Return different ports of 127.0.0.1 that are free now."""
-    with ExitStack() as probes:
-        bound = [probes.enter_context(socket.socket()) for _ in range(num_ports)]
-        for probe in bound:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in bound]
-
-
-def free_port() -> int:
-    """Return a port of 127.0.0.1 that is free now."""
-    return free_ports(1)[0]
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ class ObservedGenerator(TextGenerator):
     async def wait_until_running(self, num_running: int) -> float:
         """Return the time at which so many sequences ran."""
         # The engine tells nobody how many run, so this looks.
-        while self._thread.stats.num_running != num_running:  # noqa: ASYNC110
+        while self._engine.stats.num_running != num_running:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
         return time.time()
 
@@ -22,4 +22,4 @@ class ObservedGenerator(TextGenerator):
 
     async def num_steps(self) -> int:
         """Return how many steps the engine has made."""
-        return self._thread.stats.num_steps
+        return self._engine.stats.num_steps

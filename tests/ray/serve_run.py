@@ -12,9 +12,10 @@ import httpx
 import psutil
 import yaml
 
+from benchmarks.free_port import free_ports
 from k8s.make_base import parse_env
+from serve_app import haproxy
 from serve_app.preflight import HAPROXY_PORTS
-from tests.ray.conftest import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 READY_DEADLINE_S = 120
@@ -32,7 +33,7 @@ def haproxy_environment() -> dict[str, str]:
     return {
         **switches,
         **dict(zip(HAPROXY_PORTS, ports, strict=True)),
-        "RAY_SERVE_HAPROXY_BINARY_PATH": str(program),
+        haproxy.VARIABLE: str(program),
     }
 
 
@@ -56,7 +57,8 @@ class Server:
             self.process = subprocess.Popen(
                 [Path(sys.executable).parent / "serve", "run", "--address", "local", config],
                 cwd=ROOT,
-                env={**environment, "PYTHONPATH": str(ROOT)},
+                # Ray reports its usage unless it is told not to.
+                env={**environment, "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"},
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,

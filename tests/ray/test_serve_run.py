@@ -11,10 +11,10 @@ import pytest
 import yaml
 from openai.types.chat import ChatCompletionMessageParam
 
+from benchmarks.free_port import free_port
 from models.training.corpus import load_corpus
 from models.training.drawings import answer_about, random_drawing
 from tests.images import data_uri
-from tests.ray.conftest import free_port
 from tests.ray.serve_run import (
     READY_DEADLINE_S,
     ROOT,

@@ -6,15 +6,24 @@ from typing import Any
 import pytest
 
 from tests.serve_app.doors import CHAT, JSON, behind_door, client_of, question
+from tests.serve_app.fake_classifier import FakeClassifier
 from tests.serve_app.fakes import FakeBackend
 
 GENERATION = "/text-generation"
 TOKENIZE = "/tokenize"
+CLASSIFY, VLLM_CLASSIFY = "/v1/classify", "/classify"
+# Of four characters it makes xxx and xxx and so on: more is read than was sent.
+OVERLAPPING = {"max_chars": 3, "overlap": 2}
 
 
 @pytest.fixture
 def backend() -> FakeBackend:
     return FakeBackend(tool_call_format="hermes")
+
+
+@pytest.fixture
+def classifier() -> FakeClassifier:
+    return FakeClassifier()
 
 
 def prompt(**fields: object) -> dict[str, object]:
@@ -48,14 +57,25 @@ TOO_MUCH: list[tuple[str, dict[str, Any], dict[str, int], str]] = [
     (TOKENIZE, {"prompt": "\u65e5" * 4}, {"max_prompt_bytes": 11}, "prompt"),
     (TOKENIZE, {"messages": conversation(4)}, {"max_prompt_bytes": 3}, "messages"),
     (CHAT, question(messages=after_a_call('{"a": 1}')), {"max_prompt_bytes": 8}, "messages"),
+    (CLASSIFY, {"input": ["x"] * 4}, {"max_num_texts": 3}, "input"),
+    (VLLM_CLASSIFY, {"input": ["x"] * 4}, {"max_num_texts": 3}, "input"),
+    (CLASSIFY, {"input": "\u65e5" * 4}, {"max_prompt_bytes": 11}, "input"),
+    (VLLM_CLASSIFY, {"input": ["\u65e5"] * 4}, {"max_prompt_bytes": 11}, "input"),
+    (CLASSIFY, {"input": ["xx"] * 2, "split": {"max_chars": 1}}, {"max_num_pieces": 3}, "split"),
+    (CLASSIFY, {"input": "xxxx", "split": OVERLAPPING}, {"max_prompt_bytes": 5}, "input"),
 ]
 
 
 @pytest.mark.parametrize(("path", "body", "limits", "param"), TOO_MUCH)
 async def test_cve_2026_34756_what_is_too_much_is_refused_by_the_limits_name(
-    backend: FakeBackend, path: str, body: dict[str, Any], limits: dict[str, int], param: str
+    backend: FakeBackend,
+    classifier: FakeClassifier,
+    path: str,
+    body: dict[str, Any],
+    limits: dict[str, int],
+    param: str,
 ) -> None:
-    async with client_of(behind_door(backend, limits=limits)) as client:
+    async with client_of(behind_door(backend, limits=limits, classifier=classifier)) as client:
         answer = await client.post(path, json=body)
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]
@@ -64,14 +84,20 @@ async def test_cve_2026_34756_what_is_too_much_is_refused_by_the_limits_name(
     assert str(limits[limit]) in error["message"]
     assert error["param"] == param
     assert backend.num_calls == 0
+    assert classifier.requests == []
 
 
 @pytest.mark.parametrize(("path", "body", "limits", "param"), TOO_MUCH)
 async def test_cve_2026_34756_just_as_much_as_is_allowed_is_served(
-    backend: FakeBackend, path: str, body: dict[str, Any], limits: dict[str, int], param: str
+    backend: FakeBackend,
+    classifier: FakeClassifier,
+    path: str,
+    body: dict[str, Any],
+    limits: dict[str, int],
+    param: str,
 ) -> None:
     more = {limit: limits[limit] + 1 for limit in limits}
-    async with client_of(behind_door(backend, limits=more)) as client:
+    async with client_of(behind_door(backend, limits=more, classifier=classifier)) as client:
         assert (await client.post(path, json=body)).status_code == 200
 
 
@@ -100,6 +126,30 @@ async def test_cve_2026_34756_nothing_is_unbounded_by_default(
     else:
         assert answer.status_code == 400
         assert backend.requests == []
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"input": ["a"] * 10_000},
+        {"input": "a" * 2**21},
+        {"input": "a" * 10_000, "split": {"max_chars": 1}},
+        {"input": "a" * 2**20, "split": {"max_chars": 10**6, "overlap": 10**6 - 1}},
+        {"input": "a", "top_k": 10**30, "split": {"max_chars": 10**30, "overlap": 10**29}},
+    ],
+    ids=["texts", "bytes", "pieces", "overlap", "numbers"],
+)
+async def test_cve_2026_34756_nothing_to_classify_is_unbounded_by_default(
+    backend: FakeBackend, classifier: FakeClassifier, fields: dict[str, Any]
+) -> None:
+    async with client_of(behind_door(backend, classifier=classifier)) as client:
+        answer = await client.post(CLASSIFY, json=fields)
+    if answer.status_code == 200:
+        # Numbers that are bounded by the text and by the model's labels.
+        assert classifier.requests[0].texts == ("a",)
+    else:
+        assert answer.status_code == 400
+        assert classifier.requests == []
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999"])

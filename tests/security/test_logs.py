@@ -6,7 +6,14 @@ import traceback
 import httpx
 import pytest
 
-from deployments.contract import ChatMessage, FinishReason, GenerationRequest, TextDelta, TextPart
+from deployments.contract import (
+    ChatMessage,
+    ClassificationRequest,
+    FinishReason,
+    GenerationRequest,
+    TextDelta,
+    TextPart,
+)
 from deployments.errors import GenerationFailedError
 from tests.serve_app.doors import (
     ALICE,
@@ -19,6 +26,7 @@ from tests.serve_app.doors import (
     question,
     ring,
 )
+from tests.serve_app.fake_classifier import FakeClassifier
 from tests.serve_app.fakes import FakeBackend, Step
 
 PROMPT, ANSWER = "PROMPT-7f3a", "ANSWER-9c1e"
@@ -62,6 +70,11 @@ REQUESTS: list[tuple[str, object]] = [
     ("/text-generation", {"prompt": PROMPT, "stream": False}),
     ("/text-generation", {"prompt": PROMPT}),
     ("/text-generation", {"prompt": [PROMPT]}),
+    ("/v1/classify", {"input": PROMPT}),
+    ("/v1/classify", {"input": [PROMPT, PROMPT], "split": {"max_chars": 3}}),
+    ("/v1/classify", {"input": PROMPT * 2**18}),
+    ("/v1/classify", {"input": {"text": PROMPT}}),
+    ("/classify", {"input": PROMPT, PROMPT: PROMPT}),
     (f"/{PROMPT}", {}),
     (f"/v1/models/{PROMPT}", {}),
     (f"{CHAT}?q={PROMPT}", marked()),
@@ -72,7 +85,8 @@ REQUESTS: list[tuple[str, object]] = [
 async def test_neither_prompt_nor_answer_nor_key_is_logged(
     caplog: pytest.LogCaptureFixture, path: str, body: object
 ) -> None:
-    async with client_of(behind_door(FakeBackend(SAID), ring())) as client:
+    app = behind_door(FakeBackend(SAID), ring(), classifier=FakeClassifier())
+    async with client_of(app) as client:
         for headers in (bearer(ALICE), bearer(PROMPT), {"x-api-key": ALICE}):
             await client.post(path, json=body, headers=headers)
     assert len(access_lines(caplog)) == 3
@@ -132,3 +146,4 @@ def test_what_crosses_to_a_replica_shows_no_prompt_of_itself() -> None:
     for prompt in ((message,), PROMPT):
         assert PROMPT not in repr(GenerationRequest("id", prompt, sampling))
     assert PROMPT not in repr(message)
+    assert PROMPT not in repr(ClassificationRequest("id", (PROMPT,)))

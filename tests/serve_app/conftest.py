@@ -1,6 +1,8 @@
 from collections.abc import AsyncIterator
 
 import httpx
+import httpx2
+import openai
 import pytest
 from fastapi import FastAPI
 
@@ -43,4 +45,14 @@ def app(config: AppConfig, backend: FakeBackend, clock: FakeClock) -> FastAPI:
 async def client(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        yield client
+
+
+@pytest.fixture
+async def openai_client(app: FastAPI) -> AsyncIterator[openai.AsyncOpenAI]:
+    # OpenAI's client stands on httpx2, whose transports are its own.
+    http_client = httpx2.AsyncClient(transport=httpx2.ASGITransport(app))
+    async with openai.AsyncOpenAI(
+        api_key="none", base_url="http://test/v1", http_client=http_client, max_retries=0
+    ) as client:
         yield client

@@ -11,6 +11,7 @@ import pytest
 from fastapi import FastAPI
 
 from serve_app.api_keys import ApiKey, KeyRing, hash_key
+from serve_app.classification_backend import ClassificationBackend
 from serve_app.config import AppConfig
 from serve_app.image_fetcher import ImageSource
 from serve_app.ingress import build_app
@@ -45,11 +46,20 @@ def behind_door(
     ledger: Ledger | None = None,
     limits: Mapping[str, object] | None = None,
     images: ImageSource | None = None,
+    classifier: ClassificationBackend | None = None,
 ) -> FastAPI:
     config = AppConfig.model_validate(
         {"models": [{"id": "m", "source": "nowhere"}], "limits": dict(limits or {})}
     )
-    return build_app(config, {"m": backend}, FakeClock(), keys=keys, ledger=ledger, images=images)
+    return build_app(
+        config,
+        {"m": backend},
+        FakeClock(),
+        keys=keys,
+        ledger=ledger,
+        images=images,
+        classifiers={} if classifier is None else {"c": classifier},
+    )
 
 
 @asynccontextmanager

@@ -5,7 +5,10 @@ Source: https://html.spec.whatwg.org/multipage/server-sent-events.html#event-str
 
 import codecs
 import json
+from collections.abc import Mapping
 from typing import Any
+
+import httpx
 
 
 class SseDecoder:
@@ -49,3 +52,13 @@ def events_of(body: bytes) -> list[Any]:
     """Return the events of a body, decoded from JSON but for `[DONE]`."""
     data = SseDecoder().feed(body)
     return [event if event == "[DONE]" else json.loads(event) for event in data]
+
+
+async def stream_events(
+    client: httpx.AsyncClient, path: str, body: Mapping[str, object]
+) -> list[Any]:
+    """Ask for a stream; return its events as `events_of` does."""
+    answer = await client.post(path, json={**body, "stream": True})
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == "text/event-stream"
+    return events_of(answer.content)

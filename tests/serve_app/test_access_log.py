@@ -72,6 +72,37 @@ async def test_so_is_one_whose_request_serve_cancels(caplog: pytest.LogCaptureFi
     assert call.sent == []
 
 
+@pytest.mark.parametrize(("stream", "status"), [(True, 200), (False, 499)])
+async def test_calls_that_serve_cancels_as_the_client_leaves_are_no_dead_replicas(
+    caplog: pytest.LogCaptureFixture, stream: bool, status: int
+) -> None:
+    cancelled = asyncio.Event()
+    backend = FakeBackend([HELLO[0], cancelled, ReplicaUnavailableError("cancelled")])
+    async with AsgiCall(behind_door(backend), CHAT, question(stream=stream)) as call:
+        async with asyncio.timeout(5):
+            await backend.opened.wait()
+            await backend.streams[0].waits.wait()
+        # Serve tells the one and then does the other, and cancels the request last.
+        call.leave()
+        cancelled.set()
+        await call.end()
+    (line,) = access_lines(caplog)
+    assert (line["status"], line["finish_reason"]) == (status, "client_disconnected")
+    assert line["error_code"] is None
+
+
+async def test_a_replica_that_dies_before_the_client_leaves_is_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    backend = FakeBackend([HELLO[0], ReplicaUnavailableError("gone")])
+    async with AsgiCall(behind_door(backend), CHAT, question(stream=True)) as call:
+        await call.wait_until(lambda: b"error" in call.body)
+        call.leave()
+        await call.end()
+    (line,) = access_lines(caplog)
+    assert (line["finish_reason"], line["error_code"]) == ("error", "replica_unavailable")
+
+
 async def test_a_stream_that_breaks_is_named(caplog: pytest.LogCaptureFixture) -> None:
     steps: list[Step] = [[TextDelta((1,), "a")], ReplicaUnavailableError("gone")]
     async with client_of(behind_door(FakeBackend(steps))) as client:

@@ -28,7 +28,8 @@ from deployments.errors import (
     RaystreamError,
     ReplicaUnavailableError,
 )
-from serve_app.backends import MAX_ATTEMPTS, HandleGenerationBackend
+from serve_app.backends import HandleGenerationBackend
+from serve_app.known_replicas import MAX_ATTEMPTS
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle

@@ -2,8 +2,15 @@ import asyncio
 
 import pytest
 
-from deployments.errors import GenerationFailedError, ModelNotFoundError, ReplicaUnavailableError
+from deployments.errors import (
+    ClassificationFailedError,
+    GenerationFailedError,
+    ModelNotFoundError,
+    ReplicaUnavailableError,
+    WrongTaskError,
+)
 from serve_app.catalog import ModelCatalog
+from tests.serve_app.fake_classifier import FakeClassifier
 from tests.serve_app.fakes import FakeBackend
 
 
@@ -59,3 +66,37 @@ async def test_however_many_ask_for_health_at_once_an_engine_is_exercised_once()
     backend.pinged.set()
     assert await asyncio.gather(*asking) == [{"m": None}] * 9
     assert backend.num_pings == 1
+
+
+async def test_each_task_has_a_default_of_its_own() -> None:
+    generating = {"m": FakeBackend(), "n": FakeBackend(model_id="n")}
+    catalog = ModelCatalog(generating, {"c": FakeClassifier(), "d": FakeClassifier("d")})
+    assert (await catalog.get(None)).description.id == "m"
+    assert (await catalog.get_classifier(None)).description.id == "c"
+    assert (await catalog.get_classifier("d")).description.id == "d"
+
+
+async def test_a_model_of_another_task_is_refused_with_the_names_of_those_that_can() -> None:
+    catalog = ModelCatalog({"m": FakeBackend(), "n": FakeBackend()}, {"c": FakeClassifier()})
+    with pytest.raises(WrongTaskError, match=r"'c' can't generate text\. Models that can: m, n\."):
+        await catalog.get("c")
+    with pytest.raises(WrongTaskError, match=r"'m' can't classify\. Models that can: c\."):
+        await catalog.get_classifier("m")
+
+
+async def test_where_no_model_has_the_task_the_refusal_says_so() -> None:
+    with pytest.raises(ModelNotFoundError, match="No model here can generate text"):
+        await ModelCatalog({}, {"c": FakeClassifier()}).get(None)
+    with pytest.raises(WrongTaskError, match="Models that can: none"):
+        await ModelCatalog({"m": FakeBackend()}).get_classifier("m")
+
+
+async def test_both_tasks_are_ready_and_well_or_not() -> None:
+    sick = FakeClassifier()
+    sick.sickness = ClassificationFailedError("the worker has ended")
+    catalog = ModelCatalog({"m": FakeBackend()}, {"c": sick}, probe_timeout_s=0.01)
+    assert await catalog.health() == {"m": None, "c": sick.sickness}
+    assert list(await catalog.ready()) == ["m", "c"]
+    assert (await catalog.probe("c")).description == sick.description
+    sick.loaded = asyncio.Event()
+    assert isinstance((await catalog.ready())["c"], ReplicaUnavailableError)

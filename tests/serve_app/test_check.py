@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
+from deployments import text_classifier
 from deployments.text_generator import USER_CONFIG_KEYS
-from serve_app.check import BatchingConfig, find_problems, main
+from serve_app.check import USER_CONFIGS, find_problems, main
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = (ROOT / "serve_config.yaml").read_text(encoding="utf-8")
@@ -154,9 +155,20 @@ def test_code_that_the_file_names_is_not_imported() -> None:
 
 
 def test_user_config_of_a_model_has_the_deployments_keys() -> None:
-    assert set(BatchingConfig.model_fields) == USER_CONFIG_KEYS
+    assert set(USER_CONFIGS["generate"].model_fields) == USER_CONFIG_KEYS
+    assert set(USER_CONFIGS["classify"].model_fields) == text_classifier.USER_CONFIG_KEYS
     ones = dict.fromkeys(USER_CONFIG_KEYS, 1)
     assert problems(model={"user_config": ones | {"max_queued_tokens": 1024}}) == []
+
+
+def test_a_classifier_is_configured_like_one() -> None:
+    text = SHIPPED.replace("batch_wait_timeout_s: 0 #", "max_messages_per_s: 8 #")
+    (problem,) = find_problems(text)
+    detector = "applications[0].deployments[2].user_config"
+    assert problem.startswith(f"{detector}: unknown key 'max_messages_per_s'")
+    text = SHIPPED.replace("task: classify\n", "task: classify\n          max_num_seqs: 4\n")
+    (problem,) = find_problems(text)
+    assert problem.startswith("applications[0].args.models[1]: task 'classify' has no max_num_seqs")
 
 
 def test_key_that_stands_twice_is_refused() -> None:
@@ -197,7 +209,7 @@ def test_models_without_a_deployments_entry_are_fine() -> None:
     ("name", "hint"),
     [
         ("pydoc_chat", "did you mean 'pydoc-chat'?"),
-        ("x", "there are Ingress, KeyLedger, pydoc-chat"),
+        ("x", "there are Ingress, KeyLedger, pydoc-chat, pydoc-detector"),
     ],
 )
 def test_entry_that_names_no_deployment_is_refused(name: str, hint: str) -> None:
@@ -212,7 +224,7 @@ def test_entry_for_a_model_id_with_a_slash_bears_dashes() -> None:
 
 
 def test_deployment_that_stands_twice_is_refused() -> None:
-    (problem,) = problems(model={"name": "Ingress"})
+    (problem,) = problems(model={"name": "Ingress", "max_ongoing_requests": 1000})
     assert problem == f"{MODEL}.name: 'Ingress' stands twice"
 
 

@@ -20,8 +20,8 @@ async def test_pieces_come_as_they_are_ready_with_their_answers_index() -> None:
     streams = [FakeStream([release, *HELLO], 7), FakeStream([[TextDelta((8,), "a")], *END], 7)]
     found: list[tuple[int, str]] = []
     async with asyncio.timeout(5), aclosing(Choices(streams).pieces()) as pieces:
-        async for index, piece in pieces:
-            found.append((index, piece.text))
+        async for piece in pieces:
+            found.append((piece.choice_index, piece.text))
             if piece.finish_reason == "length":
                 release.set()
     assert found == [(1, "a"), (1, "b"), (0, "Hello"), (0, ", world"), (0, "!")]
@@ -30,7 +30,10 @@ async def test_pieces_come_as_they_are_ready_with_their_answers_index() -> None:
 async def test_the_whole_of_each_answer_is_told_in_their_order_and_all_are_closed() -> None:
     streams = [FakeStream(HELLO, 7), FakeStream(END, 7)]
     choices = Choices(streams)
-    assert await choices.whole() == [Piece("Hello, world!", 5, "stop"), Piece("b", 1, "length")]
+    assert await choices.whole() == [
+        Piece("Hello, world!", 5, "stop"),
+        Piece("b", 1, "length", choice_index=1),
+    ]
     assert (len(choices), choices.num_prompt_tokens) == (2, 7)
     assert all(stream.closed.is_set() for stream in streams)
 

@@ -4,6 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from serve_app.config import (
+    GENERATION_KEYS,
     ONGOING_MARGIN,
     AppConfig,
     LimitsConfig,
@@ -73,9 +74,32 @@ def test_value_out_of_range_is_refused(changes: dict[str, Any]) -> None:
         model(**changes)
 
 
-def test_task_that_nothing_serves_yet_is_refused_when_the_file_is_checked() -> None:
-    with pytest.raises(ValidationError, match="'classify' is not served yet; use 'generate'"):
-        model(task="classify")
+@pytest.mark.parametrize(
+    "alien",
+    [
+        {"quantization": "int8"},
+        {"max_num_seqs": 16},
+        {"prefix_caching": False},
+        {"cuda_graphs": True},
+        {"tool_call_parser": "auto"},
+    ],
+)
+def test_what_means_nothing_to_a_classifier_is_refused_by_name(alien: dict[str, Any]) -> None:
+    (key,) = alien
+    with pytest.raises(ValidationError, match=f"task 'classify' has no {key}; leave that out"):
+        model(task="classify", **alien)
+    assert model(task="classify").task == "classify"
+    assert set(alien) <= set(GENERATION_KEYS)
+
+
+def test_a_classifier_s_micro_batches_need_not_hold_many_texts() -> None:
+    assert model(task="classify", max_batched_tokens=1).max_batched_tokens == 1
+
+
+def test_a_classifier_s_replica_takes_what_runs_and_as_many_as_may_wait() -> None:
+    counted = model(task="classify", max_queued_requests=16)
+    assert counted.ongoing_requests() == 16 + 1 + 16 + ONGOING_MARGIN
+    assert counted.ongoing_requests(0) == 1 + ONGOING_MARGIN
 
 
 @pytest.mark.parametrize(

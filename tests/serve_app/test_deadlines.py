@@ -1,10 +1,13 @@
 import asyncio
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
 from fastapi import FastAPI
+from starlette.types import Receive, Scope, Send
 
 from deployments.contract import GenerationRequest, SamplingParams, TextDelta
 from deployments.errors import (
@@ -13,9 +16,17 @@ from deployments.errors import (
     StallTimeoutError,
     TotalTimeoutError,
 )
+from deployments.work_line import WorkLine
+from serve_app.access_log import AccessLogMiddleware
+from serve_app.api.chat_schema import ChatRequest
+from serve_app.api.context import ApiContext
+from serve_app.catalog import ModelCatalog
 from serve_app.config import AppConfig, LimitsConfig
 from serve_app.deadlines import DeadlineBackend, DeadlineStream, first_deadline, next_deadline
 from serve_app.ingress import build_app
+from serve_app.request_id import RequestIdMiddleware
+from tests.serve_app.asgi_call import AsgiCall
+from tests.serve_app.doors import behind_door
 from tests.serve_app.fakes import HELLO, FakeBackend, FakeClock, FakeStream, Step
 from tests.serve_app.sse_decoder import SseDecoder
 
@@ -142,6 +153,61 @@ async def test_a_model_that_loads_for_too_long_is_late() -> None:
         await in_time.describe()
     backend.loaded.set()
     assert await in_time.describe() == backend.description
+
+
+async def test_deadlines_count_from_the_request_s_arrival() -> None:
+    in_time = DeadlineBackend(FakeBackend([asyncio.Event()]), limits(first_token_timeout_s=60))
+    moments_s = iter([0.0, 100.0, 200.0])
+
+    async def surface(scope: Scope, receive: Receive, send: Send) -> None:
+        with pytest.raises(FirstTokenTimeoutError):
+            await read(in_time)
+
+    app = AccessLogMiddleware(surface, now=lambda: next(moments_s, 300.0))
+    async with AsgiCall(RequestIdMiddleware(app), "/", None) as call:
+        await call.end()
+
+
+async def test_images_that_come_too_late_are_late_for_the_first_token() -> None:
+    class Silent:
+        async def fetch_all(self, urls: Mapping[str, str]) -> dict[str, bytes]:
+            await asyncio.Event().wait()
+            raise AssertionError("nobody has set the event")
+
+    image = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
+    backend = FakeBackend()
+    late = behind_door(backend, limits={"first_token_timeout_s": SOON_S}, images=Silent())
+    answer = await post(
+        late, "/v1/chat/completions", {**CHAT, "messages": [{"role": "user", "content": [image]}]}
+    )
+    assert answer.json()["error"]["code"] == "first_token_timeout"
+    assert backend.num_calls == 0
+
+
+async def test_a_schema_that_waits_too_long_for_its_turn_is_late_for_the_first_token() -> None:
+    backend, began, may_end = FakeBackend(), asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def hold_the_line() -> None:
+        loop.call_soon_threadsafe(began.set)
+        may_end.wait()
+
+    with ThreadPoolExecutor(1) as threads:
+        line = WorkLine(threads, 1, 8, "JSON schemas")
+        held = asyncio.ensure_future(line.run(hold_the_line))
+        await began.wait()
+        context = ApiContext(
+            ModelCatalog({"m": backend}), limits(first_token_timeout_s=SOON_S), FakeClock(),
+            schemas=line,
+        )  # fmt: skip
+        body = ChatRequest.model_validate({**CHAT, "response_format": {"type": "json_object"}})
+        try:
+            with pytest.raises(FirstTokenTimeoutError):
+                await context.open_choices(await context.find_model("m"), ["hi"], body, "r", 1)
+        finally:
+            may_end.set()
+            await held
+    assert backend.num_calls == 0
 
 
 def app(backend: FakeBackend, **changes: float | None) -> FastAPI:

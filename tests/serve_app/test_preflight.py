@@ -9,8 +9,8 @@ import pytest
 import yaml
 from ray.serve._private import constants
 
+from benchmarks.free_port import free_ports
 from serve_app.preflight import HAPROXY_PORTS, is_free, main
-from tests.ray.conftest import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 Run = Callable[..., int]

@@ -23,6 +23,7 @@ from tests.serve_app.doors import (
     question,
     ring,
 )
+from tests.serve_app.fake_classifier import FakeClassifier
 from tests.serve_app.fakes import HELLO, FakeBackend
 from tests.serve_app.test_key_ledger import HandClock
 
@@ -208,3 +209,15 @@ async def test_a_ledger_that_does_not_answer_is_not_waited_for(backend: FakeBack
 def test_times_are_written_as_openai_does(seconds: float, text: str) -> None:
     assert duration(seconds) == text
     assert re.fullmatch(r"(\d+m)?[\d.]+s|\d+ms", text)
+
+
+async def test_the_tokens_of_what_was_classified_are_charged_too(backend: FakeBackend) -> None:
+    keys = ring(tokens_per_minute=100)
+    ledger = CountedLedger(keys.limited)
+    app = behind_door(backend, keys, ledger, classifier=FakeClassifier())
+    async with client_of(app) as client:
+        for path in ("/v1/classify", "/classify"):
+            body = {"input": ["one two", "three"]}
+            answer = await client.post(path, json=body, headers=bearer(ALICE))
+            assert answer.status_code == 200
+    assert ledger.settled == [4 + 3, 4 + 3]

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
+from serve_app.config import LimitsConfig
 from tests.serve_app.asgi_call import AsgiCall
 from tests.serve_app.doors import CHAT, JSON, behind_door, client_of, question
 from tests.serve_app.fakes import HELLO, FakeBackend
@@ -80,6 +81,20 @@ async def test_the_time_for_the_body_does_not_end_the_answer() -> None:
         event.set()
         await call.end()
     assert call.body.endswith(b"data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize("is_deep", [False, True])
+async def test_a_schema_is_refused_by_its_own_limit_long_before_the_body_is_too_deep(
+    backend: FakeBackend, is_deep: bool
+) -> None:
+    schema: dict[str, object] = {}
+    for _ in range(LimitsConfig().max_schema_depth - 1 + is_deep):
+        schema = {"items": schema}
+    named = {"type": "json_schema", "json_schema": {"name": "deep", "schema": schema}}
+    async with client_of(behind_door(backend)) as client:
+        answer = await client.post(CHAT, json=question(response_format=named))
+    assert answer.status_code == (400 if is_deep else 200)
+    assert ("limits.max_schema_depth" in answer.text) is is_deep
 
 
 @pytest.mark.parametrize(("depth", "status"), [(6, 200), (7, 400)])

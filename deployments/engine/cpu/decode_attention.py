@@ -18,7 +18,7 @@ import torch
 
 from deployments.engine.cpu.decode_kernel import ARGUMENTS, DecodeKernel
 from deployments.engine.cpu.head_shape import HeadShape
-from deployments.engine.cpu.openmp import find_parallel, run_alone
+from deployments.engine.cpu.openmp import find_parallel, run_alone, run_briefly
 from deployments.engine.softcap import Scores
 
 MIN_PARALLEL_PRODUCTS = 200_000
@@ -89,8 +89,8 @@ def attend_decode(
     shape = kernel.shape
     query, key, value = (_joined(tensor, head_dim) for tensor in (query, key, value))
     output = query.new_empty(1, num_rows, num_heads, head_dim)
-    num_products = rows.num_tokens * num_heads * head_dim
-    num_threads = torch.get_num_threads() if num_products >= MIN_PARALLEL_PRODUCTS else 1
+    is_brief = rows.num_tokens * num_heads * head_dim < MIN_PARALLEL_PRODUCTS
+    num_threads = 1 if is_brief else torch.get_num_threads()
     # A row's heads lie beside each other in memory, and stay together where rows are enough.
     num_unit_heads = shape.num_kv_heads if num_rows >= num_threads else 1
     num_units = num_rows * (shape.num_kv_heads // num_unit_heads)
@@ -113,6 +113,9 @@ def attend_decode(
         _bits(scores.softcap or 0.0),
         0,
     )
+    if is_brief:
+        run_briefly(kernel.address, arguments)
+        return output
     run = find_parallel() or run_alone
     run(kernel.address, arguments, min(num_threads, num_units), 0)
     return output

@@ -24,6 +24,17 @@ def pointer_to(typing_context: Any, address: Any) -> Any:
 
 
 @intrinsic
+def take(typing_context: Any, address: Any) -> Any:
+    """Return the 64-bit integer at an address, and add one to it, before any other thread can."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
+        return builder.atomic_rmw("add", pointer, ir.IntType(64)(1), "monotonic")
+
+    return types.int64(types.intp), generate
+
+
+@intrinsic
 def as_float32(typing_context: Any, value: Any) -> Any:
     """Return a float32 as it is, and 16-bit integers as the bfloat16 that they are."""
 

@@ -4,32 +4,26 @@ They give what torch gives to the last bit: each value is rounded where torch st
 added in the order of torch's vectors, and the exponential is Sleef's. So nothing here may be
 reordered or contracted, and none of it is compiled with fast mathematics.
 
-Rows are addressed by strides, counted in elements; the elements of a row stand side by side.
+Each is the address of a function for a parallel region; its argument is an array of 64-bit integers
+that begins with two counts: of the rows that were taken, 0 at first, and of all. Rows are addressed
+by strides, counted in elements; the elements of a row stand side by side.
 """
 
-import logging
 import math
-from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 import numba
 import numpy as np
-from numba import types
 
+from deployments.engine.cpu.compilation import compile_worker
 from deployments.engine.cpu.float_bits import (
     as_float32,
     fused_multiply_add,
     like,
     pointer_to,
     power_of_two,
+    take,
 )
-
-logger = logging.getLogger(__name__)
-
-Kernel = Callable[..., Any]
-
-INTEGER, REAL = types.int64, types.float64
 
 LANES = 8
 """Elements of the vectors that torch adds: those of AVX2, also where there is AVX-512. Elsewhere
@@ -64,50 +58,59 @@ E1, E2, E3, E4, E5 = (
 
 
 @cache
-def make_rms_norm(is_bfloat16: bool, is_shifted: bool) -> Kernel:
+def make_rms_norm(is_bfloat16: bool, is_shifted: bool, epsilon: float) -> int:
     """Return a kernel that normalises rows.
 
-    It takes the addresses of the input, the weight and the output; the numbers of outer rows, of
-    inner rows and of elements; the strides of outer and inner rows, of the input and then of the
-    output; and epsilon.
+    Behind the counts it takes the addresses of the input, the weight and the output; the numbers of
+    inner rows and of elements; and the strides of outer and inner rows, of the input and then of
+    the output. Rows are counted through all outer ones.
 
     Args:
         is_bfloat16: Or else float32.
         is_shifted: Whether rows are multiplied in float32 by 1 + weight, as Gemma does, or else
             by the weight, after they were rounded.
+        epsilon: Added to the mean of the squares.
     """
     stored, itemsize = _stored(is_bfloat16)
 
-    def rms_norm(x, weight, out, outer, inner, width, x_outer, x_inner, o_outer, o_inner, epsilon):
+    def rms_norm(arguments):
+        a = numba.carray(pointer_to(arguments), 11, np.int64)
+        x, weight, out, inner, width = a[2], a[3], a[4], a[5], a[6]
+        x_outer, x_inner, out_outer, out_inner = a[7], a[8], a[9], a[10]
         values, sums = np.empty(width, np.float32), np.empty((3, GROUP), np.float32)
         factors = numba.carray(pointer_to(weight), width, stored)
-        for i in range(outer):
-            for j in range(inner):
-                at = x + itemsize * (i * x_outer + j * x_inner)
-                source = numba.carray(pointer_to(at), width, stored)
-                at = out + itemsize * (i * o_outer + j * o_inner)
-                target = numba.carray(pointer_to(at), width, stored)
-                for k in range(width):
-                    values[k] = as_float32(source[k])
-                factor = _root(_sum_of_squares(values, width, sums), width, epsilon)
-                _scale(values, factor, factors, target, width, is_shifted)
+        row = take(arguments)
+        while row < a[1]:
+            i, j = row // inner, row % inner
+            at = x + itemsize * (i * x_outer + j * x_inner)
+            source = numba.carray(pointer_to(at), width, stored)
+            at = out + itemsize * (i * out_outer + j * out_inner)
+            target = numba.carray(pointer_to(at), width, stored)
+            for k in range(width):
+                values[k] = as_float32(source[k])
+            factor = _root(_sum_of_squares(values, width, sums), width, epsilon)
+            _scale(values, factor, factors, target, width, is_shifted)
+            row = take(arguments)
 
-    return _compiled(rms_norm, *[INTEGER] * 10, REAL)
+    return compile_worker(rms_norm)
 
 
 @cache
-def make_add_rms_norm(is_bfloat16: bool, is_shifted: bool) -> Kernel:
+def make_add_rms_norm(is_bfloat16: bool, is_shifted: bool, epsilon: float) -> int:
     """Return a kernel that adds rows and normalises the sums.
 
-    It takes the addresses of both summands, of the weight, of the sums and of the output, all of
-    them contiguous; the numbers of rows and of elements; and epsilon. See `make_rms_norm`.
+    Behind the counts it takes the addresses of both summands, of the weight, of the sums and of the
+    output, all of them contiguous; and the number of elements. See `make_rms_norm`.
     """
     stored, itemsize = _stored(is_bfloat16)
 
-    def add_rms_norm(x, y, weight, total, out, rows, width, epsilon):
+    def add_rms_norm(arguments):
+        a = numba.carray(pointer_to(arguments), 8, np.int64)
+        x, y, weight, total, out, width = a[2], a[3], a[4], a[5], a[6], a[7]
         values, sums = np.empty(width, np.float32), np.empty((3, GROUP), np.float32)
         factors = numba.carray(pointer_to(weight), width, stored)
-        for row in range(rows):
+        row = take(arguments)
+        while row < a[1]:
             at = itemsize * row * width
             first = numba.carray(pointer_to(x + at), width, stored)
             second = numba.carray(pointer_to(y + at), width, stored)
@@ -119,44 +122,50 @@ def make_add_rms_norm(is_bfloat16: bool, is_shifted: bool) -> Kernel:
                 values[k] = as_float32(added[k])
             factor = _root(_sum_of_squares(values, width, sums), width, epsilon)
             _scale(values, factor, factors, target, width, is_shifted)
+            row = take(arguments)
 
-    return _compiled(add_rms_norm, *[INTEGER] * 7, REAL)
+    return compile_worker(add_rms_norm)
 
 
 @cache
-def make_rotate(is_bfloat16: bool) -> Kernel:
+def make_rotate(is_bfloat16: bool) -> int:
     """Return a kernel that turns the halves of each head against each other.
 
-    It takes the addresses of the input, the cosines, the sines and the output; the numbers of
-    heads, of rows and of a head's elements; the strides of the input's heads and rows, and of the
-    output's. Cosines and sines are contiguous, [rows, elements].
+    Behind the counts it takes the addresses of the input, the cosines, the sines and the output;
+    the numbers of heads and of a head's elements; and the strides of the input's heads and rows,
+    and of the output's. Cosines and sines are contiguous, [rows, elements].
     """
     stored, itemsize = _stored(is_bfloat16)
 
-    def rotate(x, cosines, sines, out, heads, rows, width, x_head, x_row, o_head, o_row):
+    def rotate(arguments):
+        a = numba.carray(pointer_to(arguments), 12, np.int64)
+        x, cosines, sines, out, heads, width = a[2], a[3], a[4], a[5], a[6], a[7]
+        x_head, x_row, out_head, out_row = a[8], a[9], a[10], a[11]
         half = width // 2
-        for row in range(rows):
+        row = take(arguments)
+        while row < a[1]:
             cos = numba.carray(pointer_to(cosines + itemsize * row * width), width, stored)
             sin = numba.carray(pointer_to(sines + itemsize * row * width), width, stored)
             for head in range(heads):
                 at = x + itemsize * (head * x_head + row * x_row)
                 source = numba.carray(pointer_to(at), width, stored)
-                at = out + itemsize * (head * o_head + row * o_row)
+                at = out + itemsize * (head * out_head + row * out_row)
                 target = numba.carray(pointer_to(at), width, stored)
                 for k in range(half):
                     low, high = as_float32(source[k]), as_float32(source[half + k])
                     target[k] = _turned(low, cos[k], -high, sin[k])
                     target[half + k] = _turned(high, cos[half + k], low, sin[half + k])
+            row = take(arguments)
 
-    return _compiled(rotate, *[INTEGER] * 11)
+    return compile_worker(rotate)
 
 
 @cache
-def make_silu_mul(is_bfloat16: bool, vector_bytes: int) -> Kernel:
+def make_silu_mul(is_bfloat16: bool, vector_bytes: int) -> int:
     """Return a kernel that multiplies SiLU of the rows' first halves by their second halves.
 
-    It takes the addresses of the input and the output, both contiguous, the number of rows, and
-    that of a half's elements.
+    Behind the counts it takes the addresses of the input and the output, both contiguous, and the
+    number of a half's elements.
 
     Args:
         is_bfloat16: Or else float32.
@@ -166,8 +175,11 @@ def make_silu_mul(is_bfloat16: bool, vector_bytes: int) -> Kernel:
     stored, itemsize = _stored(is_bfloat16)
     unit = 2 * vector_bytes // itemsize
 
-    def silu_mul(joined, out, rows, width):
-        for row in range(rows):
+    def silu_mul(arguments):
+        a = numba.carray(pointer_to(arguments), 5, np.int64)
+        joined, out, width = a[2], a[3], a[4]
+        row = take(arguments)
+        while row < a[1]:
             at = joined + 2 * itemsize * row * width
             gate = numba.carray(pointer_to(at), width, stored)
             up = numba.carray(pointer_to(at + itemsize * width), width, stored)
@@ -180,20 +192,25 @@ def make_silu_mul(is_bfloat16: bool, vector_bytes: int) -> Kernel:
                 x = as_float32(gate[k])
                 silu = like(gate[k], x / (np.float32(1) + math.exp(-x)))
                 target[k] = like(gate[k], as_float32(silu) * as_float32(up[k]))
+            row = take(arguments)
 
-    return _compiled(silu_mul, *[INTEGER] * 4)
+    return compile_worker(silu_mul)
 
 
 @cache
-def make_table_mul() -> Kernel:
+def make_table_mul() -> int:
     """Return a kernel for any activation of bfloat16, of which there are but 65,536 values.
 
-    It takes the address of a table of them, and then what `make_silu_mul` takes.
+    Behind the counts it takes the addresses of a table of them, of the input and of the output, and
+    the number of a half's elements; see `make_silu_mul`.
     """
 
-    def table_mul(table, joined, out, rows, width):
+    def table_mul(arguments):
+        a = numba.carray(pointer_to(arguments), 6, np.int64)
+        table, joined, out, width = a[2], a[3], a[4], a[5]
         activated = numba.carray(pointer_to(table), 65536, np.uint16)
-        for row in range(rows):
+        row = take(arguments)
+        while row < a[1]:
             at = joined + 4 * row * width
             gate = numba.carray(pointer_to(at), width, np.uint16)
             up = numba.carray(pointer_to(at + 2 * width), width, np.uint16)
@@ -201,24 +218,13 @@ def make_table_mul() -> Kernel:
             for k in range(width):
                 product = as_float32(activated[gate[k]]) * as_float32(up[k])
                 target[k] = like(gate[k], product)
+            row = take(arguments)
 
-    return _compiled(table_mul, *[INTEGER] * 5)
+    return compile_worker(table_mul)
 
 
 def _stored(is_bfloat16: bool) -> tuple[type[np.generic], int]:
     return (np.uint16, 2) if is_bfloat16 else (np.float32, 4)
-
-
-def _compiled(function: Kernel, *arguments: types.Type) -> Kernel:
-    """Compile, and return the entry point: to find it by the arguments would take a microsecond."""
-    signature = types.void(*arguments)
-    try:
-        kernel = numba.njit(signature, nogil=True, error_model="numpy", cache=True)(function)
-    except RuntimeError as error:  # numba finds no place for its cache
-        logger.info("the kernel is compiled at each start: %s", error)
-        kernel = numba.njit(signature, nogil=True, error_model="numpy")(function)
-    entry: Kernel = kernel.overloads[arguments].entry_point
-    return entry
 
 
 @numba.njit(inline="always", error_model="numpy")

@@ -1,8 +1,10 @@
 """What `fusion` puts in the place of chains of torch's operators: one call of a kernel each.
 
-All take and give bfloat16 or float32 on the CPU, and run on the calling thread.
+All take and give bfloat16 or float32 on the CPU. Torch's threads share the rows, if there is enough
+to do for more than one.
 """
 
+import ctypes
 from functools import cache
 
 import torch
@@ -14,8 +16,12 @@ from deployments.engine.cpu.fused_kernels import (
     make_silu_mul,
     make_table_mul,
 )
+from deployments.engine.cpu.openmp import find_parallel, run_alone, run_briefly
 
 BFLOAT16 = torch.bfloat16
+
+MIN_SHARED_ELEMENTS = 30_000
+"""Elements of an operator for which a second thread is worth waking: about 30 us of one."""
 
 
 def rms_norm(
@@ -36,18 +42,19 @@ def rms_norm(
     output = torch.empty_like(rows)
     *output_outer, output_inner, _ = output.stride()
     _, *num_outer, num_inner, width = rows.shape
-    make_rms_norm(rows.dtype is BFLOAT16, is_shifted)(
+    _run(
+        make_rms_norm(rows.dtype is BFLOAT16, is_shifted, epsilon),
+        num_inner * (num_outer[0] if num_outer else 1),
+        rows.numel(),
         rows.data_ptr(),
         weight.data_ptr(),
         output.data_ptr(),
-        num_outer[0] if num_outer else 1,
         num_inner,
         width,
         outer[-1],
         inner,
         output_outer[-1],
         output_inner,
-        epsilon,
     )
     return output
 
@@ -63,15 +70,16 @@ def add_rms_norm(
     rows, others = rows.contiguous(), others.contiguous()
     total, output = torch.empty_like(rows), torch.empty_like(rows)
     _, num_rows, width = rows.shape
-    make_add_rms_norm(rows.dtype is BFLOAT16, is_shifted)(
+    _run(
+        make_add_rms_norm(rows.dtype is BFLOAT16, is_shifted, epsilon),
+        num_rows,
+        rows.numel(),
         rows.data_ptr(),
         others.data_ptr(),
         weight.data_ptr(),
         total.data_ptr(),
         output.data_ptr(),
-        num_rows,
         width,
-        epsilon,
     )
     return total, output
 
@@ -91,13 +99,15 @@ def rotate(heads: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> t
     output = torch.empty_like(heads)
     _, output_head_stride, output_row_stride, _ = output.stride()
     _, num_heads, num_rows, head_dim = heads.shape
-    make_rotate(heads.dtype is BFLOAT16)(
+    _run(
+        make_rotate(heads.dtype is BFLOAT16),
+        num_rows,
+        heads.numel(),
         heads.data_ptr(),
         cosines.contiguous().data_ptr(),
         sines.contiguous().data_ptr(),
         output.data_ptr(),
         num_heads,
-        num_rows,
         head_dim,
         head_stride,
         row_stride,
@@ -112,8 +122,13 @@ def silu_mul(joined: torch.Tensor) -> torch.Tensor:
     joined = joined.contiguous()
     _, num_rows, both = joined.shape
     output = torch.empty((1, num_rows, both // 2), dtype=joined.dtype)
-    make_silu_mul(joined.dtype is BFLOAT16, _vector_bytes())(
-        joined.data_ptr(), output.data_ptr(), num_rows, both // 2
+    _run(
+        make_silu_mul(joined.dtype is BFLOAT16, _vector_bytes()),
+        num_rows,
+        output.numel(),
+        joined.data_ptr(),
+        output.data_ptr(),
+        both // 2,
     )
     return output
 
@@ -133,10 +148,33 @@ def table_mul(table: torch.Tensor, joined: torch.Tensor) -> torch.Tensor:
     joined = joined.contiguous()
     _, num_rows, both = joined.shape
     output = torch.empty((1, num_rows, both // 2), dtype=joined.dtype)
-    make_table_mul()(table.data_ptr(), joined.data_ptr(), output.data_ptr(), num_rows, both // 2)
+    _run(
+        make_table_mul(),
+        num_rows,
+        output.numel(),
+        table.data_ptr(),
+        joined.data_ptr(),
+        output.data_ptr(),
+        both // 2,
+    )
     return output
 
 
 def all_bfloat16() -> torch.Tensor:
     """Return the 65,536 values of bfloat16, by their bits."""
     return torch.arange(2**16, dtype=torch.int32).to(torch.uint16).view(BFLOAT16)
+
+
+def _run(kernel: int, num_rows: int, num_elements: int, *arguments: int) -> None:
+    """Run a kernel on rows that have so many elements in all."""
+    array = _array_type(2 + len(arguments))(0, num_rows, *arguments)
+    if num_elements < MIN_SHARED_ELEMENTS:
+        run_briefly(kernel, array)
+        return
+    run = find_parallel() or run_alone
+    run(kernel, array, min(num_rows, torch.get_num_threads()), 0)
+
+
+@cache
+def _array_type(length: int) -> type[ctypes.Array[ctypes.c_int64]]:
+    return ctypes.c_int64 * length

@@ -21,20 +21,11 @@ aten = torch.ops.aten
 
 DTYPES = (torch.bfloat16, torch.float32)
 
-ROWS_OF_ALL_THREADS = 64
-"""Torch's threads share the rows of an operator, while a fused one runs on the calling thread: so
-with two threads steps of up to 32 rows gain by fused operators."""
-
 GELU_TABLE = "gelu_table"
 """The name of the table among a graph's weights."""
 
 END = 2**63 - 1
 """How torch writes the end of a slice that has none."""
-
-
-def max_fused_rows() -> int:
-    """Return the most rows of a step that fused operators are faster for."""
-    return ROWS_OF_ALL_THREADS // torch.get_num_threads()
 
 
 def fuse(graph: torch.fx.GraphModule) -> torch.fx.GraphModule | None:

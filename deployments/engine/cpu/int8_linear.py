@@ -21,6 +21,8 @@ from typing import Any
 
 import torch
 
+from deployments.engine.cpu.huge_pages import use_huge_pages_for
+
 LARGEST = 127
 """Of the integers. Both signs reach as far, so that zero is zero."""
 
@@ -49,6 +51,7 @@ class Int8Linear(torch.nn.Module):
         integers, self._scales = quantize(weight)
         # Plain attributes: an opaque layout can be neither saved nor moved as a buffer is.
         self._packed = torch.ops.onednn.qlinear_prepack(integers, None)
+        use_huge_pages_for(self._packed)
         self._zero = torch.zeros(1, dtype=torch.int32)
         self._bias = None if bias is None else bias.detach().to(torch.float32, copy=True)
         held = (integers, self._scales, self._bias)

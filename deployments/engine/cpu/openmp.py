@@ -21,6 +21,7 @@ Parallel = Callable[[int, ctypes.Array[ctypes.c_int64], int, int], None]
 """Runs a C function of one pointer: its address, the argument, the number of threads, and 0."""
 
 CFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+LockedCFunction = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
 
 
 @cache
@@ -38,5 +39,26 @@ def find_parallel() -> Parallel | None:
 
 
 def run_alone(function: int, argument: ctypes.Array[ctypes.c_int64], *_: int) -> None:
-    """Run a C function on the calling thread; see `Parallel`."""
-    CFunction(function)(ctypes.addressof(argument))
+    """Run a C function on the calling thread alone; see `Parallel`."""
+    _released(function)(argument)
+
+
+def run_briefly(function: int, argument: ctypes.Array[ctypes.c_int64]) -> None:
+    """Run a C function of microseconds on the calling thread, which keeps Python's lock.
+
+    Let go of so often, it would have to be waited for.
+    """
+    _locked(function)(argument)
+
+
+Function = Callable[[ctypes.Array[ctypes.c_int64]], None]
+
+
+@cache
+def _released(function: int) -> Function:
+    return CFunction(function)
+
+
+@cache
+def _locked(function: int) -> Function:
+    return LockedCFunction(function)

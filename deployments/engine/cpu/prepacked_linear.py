@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.nn.functional import linear
 
-from deployments.engine.cpu.huge_pages import use_huge_pages
+from deployments.engine.cpu.huge_pages import use_huge_pages_for
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class PrepackedLinear(torch.nn.Module):
         self.num_bytes = sum(t.nbytes for t in (weight, bias) if t is not None)
         # Plain attributes: an opaque layout can be neither saved nor moved as a buffer is.
         self._packed = _ops()._reorder_linear_weight(weight.detach().contiguous(), BATCH_HINT)
-        use_huge_pages(_ops().data_ptr(self._packed), _ops()._nbytes(self._packed))
+        use_huge_pages_for(self._packed)
         self._bias = None if bias is None else bias.detach().clone()
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:

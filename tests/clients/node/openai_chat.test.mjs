@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import OpenAI from "openai";
-import { about, answer, baseURL, model, name, narrow } from "./server.mjs";
+import { about, answer, baseURL, detector, model, name, narrow } from "./server.mjs";
 
 const client = new OpenAI({ baseURL, apiKey: "none", maxRetries: 0 });
 const ask = (options) => client.chat.completions.create(about(name, options));
@@ -78,6 +78,6 @@ test("the request's id is told", async () => {
 
 test("the models are listed and shown", async () => {
   const listed = await Array.fromAsync(client.models.list());
-  assert.deepEqual(listed.map((served) => served.id), [model, narrow]);
+  assert.deepEqual(listed.map((served) => served.id), [model, narrow, detector]);
   assert.equal((await client.models.retrieve(model)).id, model);
 });

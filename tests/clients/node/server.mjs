@@ -3,6 +3,7 @@
 export const url = process.env.RAYSTREAM_URL;
 export const baseURL = `${url}/v1`;
 export const model = "pydoc-chat";
+export const detector = "pydoc-detector";
 // The same model with room for one request that runs, so that it is soon full.
 export const narrow = "narrow";
 

@@ -1,4 +1,4 @@
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import pytest
@@ -122,6 +122,34 @@ def test_a_gate_of_any_bfloat16_is_torchs(
     if activation is silu:
         found = fused_ops.silu_mul(joined)
         assert torch.equal(found.nan_to_num(7), (silu(gate) * up).nan_to_num(7))
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(num_threads)
+
+
+@pytest.mark.usefixtures("two_threads")
+@dtypes
+def test_threads_share_many_rows(dtype: torch.dtype) -> None:
+    num_rows, width = 101, 896
+    assert num_rows * width > fused_ops.MIN_SHARED_ELEMENTS
+    rows, others = (random(1, num_rows, width, dtype=dtype, seed=seed) for seed in (0, 1))
+    weight = random(width, dtype=dtype, seed=2)
+    expected = normalized(rows, weight, is_shifted=False)
+    assert torch.equal(fused_ops.rms_norm(rows, weight, EPSILON, False), expected)
+    total, found = fused_ops.add_rms_norm(rows, others, weight, EPSILON, True)
+    assert torch.equal(total, rows + others)
+    assert torch.equal(found, normalized(rows + others, weight, is_shifted=True))
+    heads = rows.view(1, num_rows, 14, 64).transpose(1, 2)
+    tables = (random(1, num_rows, 64, dtype=dtype, seed=seed) for seed in (3, 4))
+    cosines, sines = tables
+    assert torch.equal(fused_ops.rotate(heads, cosines, sines), rotated(heads, cosines, sines))
+    gate, up = rows.chunk(2, -1)
+    assert torch.equal(fused_ops.silu_mul(rows), silu(gate) * up)
 
 
 @dtypes

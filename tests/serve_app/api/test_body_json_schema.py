@@ -1,7 +1,8 @@
 """Whatever a body holds, its JSON schema and the server are of one mind about it.
 
 What the schema can't say is left out here: `best_of` must equal n, two limits of the answer's
-length must agree, and the replica alone knows which tokens there are.
+length must agree, `overlap` must be less than `max_chars`, and the replica alone knows which tokens
+there are.
 """
 
 from typing import Any
@@ -15,6 +16,7 @@ from pydantic import ValidationError
 from deployments.contract import SamplingParams
 from deployments.errors import RaystreamError
 from serve_app.api.chat_schema import ChatRequest
+from serve_app.api.classify_schema import ClassifyBody, SplitOptions, VllmClassifyBody
 from serve_app.api.completions_schema import CompletionRequest
 from serve_app.api.sampling_schema import SamplingFields
 from serve_app.api.strict_body import StrictBody
@@ -28,8 +30,11 @@ BODIES: list[tuple[type[StrictBody], dict[str, Any]]] = [
     (TextGenerationRequest, {"prompt": "hi"}),
     (TokenizeBody, {"prompt": "hi"}),
     (DetokenizeBody, {"tokens": [1]}),
+    (ClassifyBody, {"input": "a"}),
+    (VllmClassifyBody, {"input": ["a", "b"]}),
+    (SplitOptions, {}),
 ]
-BEYOND_A_SCHEMA = {"best_of", "min_tokens", "max_tokens", "max_completion_tokens"}
+BEYOND_A_SCHEMA = {"overlap", "best_of", "min_tokens", "max_tokens", "max_completion_tokens"}
 CALL = {"id": "c", "function": {"name": "f", "arguments": "{}"}}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 VALUES: list[Any] = [
@@ -54,7 +59,8 @@ VALUES: list[Any] = [
     "required", "function", {"type": "required"}, {"type": "function"},
     {"type": "none", "function": None},
     {"type": "function", "function": {"name": "f"}}, {"type": "auto", "function": {"name": "f"}},
-    {"type": "json_object"}, {"type": "json_schema"},
+    {"type": "json_object"}, {"type": "json_schema"}, "mean", "max", "right", {"max_chars": 5},
+    {"max_chars": 0}, {"aggregate": "max"}, {"overlap": 1}, {"overlap": -1}, {"max_char": 5},
     {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}},
     {"type": "json_schema", "json_schema": {"name": "", "schema": {}}},
     [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "a"}}]}],
@@ -95,7 +101,7 @@ def test_the_schema_and_the_server_agree_on_fields_together(
     schema = Draft202012Validator(body.model_json_schema())
 
     @given(st.dictionaries(st.sampled_from(fields_of(body)), st.sampled_from(VALUES), max_size=4))
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=300)
     def agree(changes: dict[str, Any]) -> None:
         changed = {**base, **changes}
         assert schema.is_valid(changed) == accepts(body, changed)

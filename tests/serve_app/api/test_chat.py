@@ -1,10 +1,8 @@
 import asyncio
-from collections.abc import AsyncIterator
 from math import inf
 from typing import Any
 
 import httpx
-import httpx2
 import openai
 import pytest
 from fastapi import FastAPI
@@ -18,7 +16,7 @@ from deployments.contract import (
 from deployments.errors import ContextLengthExceededError, OverloadedError, ReplicaUnavailableError
 from tests.serve_app.asgi_call import AsgiCall
 from tests.serve_app.fakes import HELLO, FakeBackend, FakeClock
-from tests.serve_app.sse_decoder import events_of
+from tests.serve_app.sse_decoder import events_of, stream_events
 
 CHAT = "/v1/chat/completions"
 HI: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -41,16 +39,6 @@ OTHER: list[Any] = [
 ]
 
 
-@pytest.fixture
-async def openai_client(app: FastAPI) -> AsyncIterator[openai.AsyncOpenAI]:
-    # OpenAI's client stands on httpx2, whose transports are its own.
-    http_client = httpx2.AsyncClient(transport=httpx2.ASGITransport(app))
-    async with openai.AsyncOpenAI(
-        api_key="none", base_url="http://test/v1", http_client=http_client, max_retries=0
-    ) as client:
-        yield client
-
-
 def usage(num_prompt_tokens: int, num_tokens: int, num_cached_tokens: int = 0) -> dict[str, Any]:
     return {
         "prompt_tokens": num_prompt_tokens,
@@ -61,10 +49,7 @@ def usage(num_prompt_tokens: int, num_tokens: int, num_cached_tokens: int = 0) -
 
 
 async def chunks_of(client: httpx.AsyncClient, **fields: Any) -> list[Any]:
-    answer = await client.post(CHAT, json={**HI, "stream": True, **fields})
-    assert answer.status_code == 200
-    assert answer.headers["content-type"] == "text/event-stream"
-    return events_of(answer.content)
+    return await stream_events(client, CHAT, {**HI, **fields})
 
 
 async def test_a_whole_answer_has_openai_s_shape(client: httpx.AsyncClient) -> None:

@@ -2,11 +2,9 @@
 
 import json
 import re
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
-import httpx2
 import openai
 import pytest
 from fastapi import FastAPI
@@ -51,15 +49,6 @@ def script(text: str, finish: FinishReason = FinishReason.STOP, size: int = 3) -
 @pytest.fixture
 def backend() -> FakeBackend:
     return FakeBackend(script(TEXT), tool_call_format="hermes")
-
-
-@pytest.fixture
-async def openai_client(app: FastAPI) -> AsyncIterator[openai.AsyncOpenAI]:
-    http_client = httpx2.AsyncClient(transport=httpx2.ASGITransport(app))
-    async with openai.AsyncOpenAI(
-        api_key="none", base_url="http://test/v1", http_client=http_client, max_retries=0
-    ) as client:
-        yield client
 
 
 async def whole(client: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:

@@ -1,9 +1,7 @@
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
-import httpx2
 import openai
 import pytest
 from fastapi import FastAPI
@@ -12,27 +10,15 @@ from deployments.contract import FinishReason, TextDelta, TokenLogprob, TokenLog
 from deployments.errors import OverloadedError, ReplicaUnavailableError
 from tests.serve_app.asgi_call import AsgiCall
 from tests.serve_app.fakes import HELLO, FakeBackend, Step
-from tests.serve_app.sse_decoder import events_of
+from tests.serve_app.sse_decoder import stream_events
 
 PATH = "/v1/completions"
 HI: dict[str, Any] = {"model": "m", "prompt": "hi"}
 BYE: list[Step] = [[TextDelta((21, 22), "Bye")], [TextDelta((23,), ".", FinishReason.LENGTH)]]
 
 
-@pytest.fixture
-async def openai_client(app: FastAPI) -> AsyncIterator[openai.AsyncOpenAI]:
-    http_client = httpx2.AsyncClient(transport=httpx2.ASGITransport(app))
-    async with openai.AsyncOpenAI(
-        api_key="none", base_url="http://test/v1", http_client=http_client, max_retries=0
-    ) as client:
-        yield client
-
-
 async def chunks_of(client: httpx.AsyncClient, **fields: Any) -> list[Any]:
-    answer = await client.post(PATH, json={**HI, "stream": True, **fields})
-    assert answer.status_code == 200
-    assert answer.headers["content-type"] == "text/event-stream"
-    return events_of(answer.content)
+    return await stream_events(client, PATH, {**HI, **fields})
 
 
 async def test_a_whole_answer_has_openai_s_shape(client: httpx.AsyncClient) -> None:
@@ -117,12 +103,21 @@ async def test_echo_puts_the_prompt_before_each_of_its_answers(
     assert streamed == texts
 
 
-async def test_echo_of_tokens_that_there_are_not_is_refused_before_anything_runs(
+async def test_echo_of_tokens_that_there_are_not_is_refused_and_closes_the_answers(
     client: httpx.AsyncClient, backend: FakeBackend
 ) -> None:
-    answer = await client.post(PATH, json={**HI, "prompt": [2**30], "echo": True})
+    answer = await client.post(PATH, json={**HI, "prompt": [2**30], "echo": True, "n": 2})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt")
-    assert not backend.requests
+    assert [stream.closed.is_set() for stream in backend.streams] == [True, True]
+
+
+async def test_who_is_not_admitted_costs_no_detokenizing(
+    client: httpx.AsyncClient, backend: FakeBackend
+) -> None:
+    backend.refusal = OverloadedError("busy", None, 1)
+    answer = await client.post(PATH, json={**HI, "prompt": [104], "echo": True})
+    assert answer.status_code == 503
+    assert not backend.detokenized
 
 
 async def test_a_stream_tells_the_finish_with_the_last_text_then_usage_and_done(

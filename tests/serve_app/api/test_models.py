@@ -14,8 +14,10 @@ CARD = {
     "object": "model",
     "created": 1_700_000_000,
     "owned_by": "raystream",
+    "task": "generate",
     "max_model_len": 128,
     "accepts_images": True,
+    "labels": None,
 }
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI
 from jsonschema import Draft202012Validator
 
 import deployments.errors
@@ -11,7 +12,8 @@ from deployments.contract import FinishReason, TextDelta, TokenLogprob, TokenLog
 from deployments.errors import OverloadedError, RaystreamError, ReplicaUnavailableError
 from serve_app.config import AppConfig
 from serve_app.ingress import build_app
-from tests.serve_app.fakes import FakeBackend, Step
+from tests.serve_app.fake_classifier import FakeClassifier
+from tests.serve_app.fakes import FakeBackend, FakeClock, Step
 from tests.serve_app.sse_decoder import events_of
 from tests.serve_app.test_ingress import openapi
 
@@ -22,6 +24,8 @@ POSTS: dict[str, dict[str, Any]] = {
     "/text-generation": {"prompt": "hi", "stream": False},
     "/tokenize": {"prompt": "hi"},
     "/detokenize": {"tokens": [104]},
+    "/v1/classify": {"model": "c", "input": ["a", "b"], "split": {}},
+    "/classify": {"model": "c", "input": "a"},
 }
 GETS = ["/v1/models", "/v1/models/{model_id}", "/health", "/ready", "/version"]
 STATUSES = {
@@ -29,6 +33,11 @@ STATUSES = {
     for value in vars(deployments.errors).values()
     if isinstance(value, type) and issubclass(value, RaystreamError)
 }
+
+
+@pytest.fixture
+def app(config: AppConfig, backend: FakeBackend, clock: FakeClock) -> FastAPI:
+    return build_app(config, {"m": backend}, clock, classifiers={"c": FakeClassifier()})
 
 
 async def answer_to(client: httpx.AsyncClient, path: str) -> httpx.Response:
@@ -93,6 +102,14 @@ async def test_nothing_is_documented_that_is_never_answered(
     document = await openapi(client)
     (operation,) = document["paths"][path].values()
     assert not {"422", "default"} & set(operation["responses"])
+
+
+async def test_a_body_names_the_models_of_its_task(client: httpx.AsyncClient) -> None:
+    schemas = (await openapi(client))["components"]["schemas"]
+    for body in ("ClassifyBody", "VllmClassifyBody"):
+        kinds = schemas[body]["properties"]["model"]["anyOf"]
+        assert [kind.get("enum") for kind in kinds] == [["c"], None]
+    assert schemas["ChatRequest"]["properties"]["model"]["enum"] == ["m"]
 
 
 async def test_the_document_is_made_once(client: httpx.AsyncClient) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import jsonschema
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deployments.engine.engine import Engine
@@ -128,7 +128,7 @@ def _request(name: str, schema: Any, seed: int) -> SequenceRequest:
 def test_any_schema_gives_valid_json(engine: Engine) -> None:
     num_whole = 0
 
-    @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=25)
     @given(st.lists(SCHEMAS, min_size=1, max_size=NUM_TOGETHER), st.integers(0, 2**31))
     def hold(schemas: list[Any], seed: int) -> None:
         nonlocal num_whole

@@ -12,8 +12,8 @@ def tally(num_prompts: int, num_per_prompt: int) -> UsageTally:
 def test_each_prompt_counts_once_and_every_token_of_every_answer() -> None:
     counted = tally(num_prompts=3, num_per_prompt=2)
     for index in range(6):
-        counted.add(index, Piece("a", 1))
-        counted.add(index, Piece("", 2))
+        counted.add(Piece("a", 1, choice_index=index))
+        counted.add(Piece("", 2, choice_index=index))
     usage = counted.usage()
     assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (21, 18, 39)
 
@@ -21,8 +21,8 @@ def test_each_prompt_counts_once_and_every_token_of_every_answer() -> None:
 def test_of_a_prompt_that_counts_as_cached_which_none_of_its_answers_has_computed() -> None:
     counted = tally(num_prompts=2, num_per_prompt=2)
     for index, num_cached_tokens in enumerate([0, 6, 4, 5]):
-        counted.add(index, Piece("a", 1, num_cached_tokens=num_cached_tokens))
-        counted.add(index, Piece("b", 1))
+        counted.add(Piece("a", 1, None, (), num_cached_tokens, index))
+        counted.add(Piece("b", 1, choice_index=index))
     assert counted.usage().prompt_tokens_details.cached_tokens == 4
 
 

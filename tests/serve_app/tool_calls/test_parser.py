@@ -3,7 +3,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from deployments.tool_call_format import FORMATS, HERMES, LLAMA3_JSON, MISTRAL, ToolCallFormat
@@ -67,6 +67,19 @@ ARGUMENTS = st.builds(
 )
 CALLS = st.lists(st.tuples(st.sampled_from(sorted(NAMES)), ARGUMENTS), max_size=3)
 PLACES = st.lists(st.integers(min_value=0), max_size=12)
+AROUND = st.text() | st.sampled_from(
+    [
+        "<tool_call>",
+        "</tool_call>\n",
+        "[TOOL_CALLS]",
+        "[TOOL_CALLS] [",
+        "[TOOL",
+        "[",
+        "]",
+        ", ",
+        "<",
+    ]
+)
 FRAGMENTS = st.lists(
     st.sampled_from(
         [
@@ -90,7 +103,8 @@ def test_calls_are_found_however_their_text_is_cut(
 
 
 @pytest.mark.parametrize("known", [HERMES, MISTRAL], ids=lambda known: known.name)
-@given(calls=CALLS, before=st.text(), behind=st.text(), places=PLACES)
+@given(calls=CALLS, before=AROUND, behind=AROUND, places=PLACES)
+@example(calls=[("f", "{}")], before="[TOOL_CALLS]", behind="", places=[])
 def test_text_around_calls_is_kept(
     known: ToolCallFormat, calls: list[Call], before: str, behind: str, places: list[int]
 ) -> None:
@@ -274,3 +288,11 @@ def test_marks_that_each_begin_a_call_anew_cost_no_more_than_the_depth_allows(
         '<tool_call>{"' * num_marks
     )
     assert num_looks < 4 * MAX_DEPTH * num_marks
+
+
+@pytest.mark.parametrize(
+    "arguments", ['{"a": "\\ud83d"}', '"{\\"a\\": \\"\\ud83d\\"}"'], ids=["object", "string"]
+)
+def test_half_a_surrogate_pair_stays_escaped_so_that_it_can_be_sent(arguments: str) -> None:
+    text = f'<tool_call>{{"arguments": {arguments}, "name": "f"}}</tool_call>'
+    assert parse(HERMES, [text]) == ("", [("f", '{"a": "\\ud83d"}')])

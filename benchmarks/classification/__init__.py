@@ -1,0 +1,1 @@
+"""Classification: batches offline and online, by hand-built designs and by ours."""

@@ -1,0 +1,169 @@
+"""Classification, offline and online: origin C's measurements, by its own design and by ours.
+
+(a) offline: batch sizes 1 to 128 on texts of 100 to 300 and of 100 to 800 characters, in ms a text.
+(b) online: origin C's batcher with nine settings, a call for each piece, `@serve.batch` holding the
+    device, and ours, under 1 to 100 users.
+(c) open loop: 120, 240 and 480 requests/s in front of a device of known speed.
+(d) RoBERTa-base's shape over HTTP with 32 users, beside (a)'s optimum and origin C's batcher.
+
+Models have random weights and are made here. Everything is seeded and stays on this machine. Writes
+a CSV for each part, and the plots of (b) as SVG.
+
+Run: python -m benchmarks.classification [--quick] [--parts a,b,c,d] [--out FOLDER]
+"""
+
+import argparse
+import asyncio
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from transformers.utils.logging import disable_progress_bar
+
+from benchmarks.classification import offline, online, open_loop, over_http
+from benchmarks.classification.designs import (
+    ALL,
+    CHOSEN_QUEUE_BATCHER,
+    PIECES,
+    RAYSTREAM,
+    SERVE_BATCH,
+    Design,
+)
+from benchmarks.classification.online import Window
+from benchmarks.classification.shapes import ROBERTA_BASE, SMALL, TINY, build
+from benchmarks.classification.table import Figures
+
+PARTS = "a,b,c,d"
+ONLINE = Window(warm_up_s=2, window_s=6)
+OVER_HTTP = Window(warm_up_s=5, window_s=20)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much is measured."""
+
+    batch_sizes: Sequence[int] = offline.BATCH_SIZES
+    num_texts: int = 128
+    rounds: int = 1
+    designs: Sequence[Design] = ALL
+    users: Sequence[int] = (1, 5, 10, 20, 50, 100)
+    online: Window = ONLINE
+    open_loop_s: float = 4
+    num_http_users: int = 32
+    over_http: Window = OVER_HTTP
+    http_rounds: int = 2
+
+
+QUICK = Plan(
+    batch_sizes=(1, 8, 32),
+    num_texts=32,
+    designs=(CHOSEN_QUEUE_BATCHER, PIECES, SERVE_BATCH, RAYSTREAM),
+    users=(1, 20),
+    online=Window(0.5, 2),
+    open_loop_s=4,
+    over_http=Window(3, 8),
+    http_rounds=1,
+)
+
+
+class Benchmark:
+    """The parts, one after the other, and what they leave behind."""
+
+    def __init__(self, plan: Plan, out: Path, work: Path, model: str | None) -> None:
+        """Prepare to measure.
+
+        Args:
+            plan: How much.
+            out: Where CSV files, plots and the servers' logs go.
+            work: Where models are made.
+            model: A folder to take for (a) and (d), in place of one made here.
+        """
+        self._plan = plan
+        self._out = out
+        self._work = work
+        self._console = Console()
+        self._base = model
+        self._optimum_rate: float | None = None
+
+    def offline(self) -> None:
+        """Run (a)."""
+        plan, model = self._plan, self._base_model()
+        swept = offline.sweep(
+            model, Path(model).name, plan.batch_sizes, plan.num_texts, plan.rounds
+        )
+        self._optimum_rate = swept.optimum_rate
+        self._show(swept.figures)
+
+    def online(self) -> None:
+        """Run (b)."""
+        plan, model = self._plan, str(build(SMALL, self._work))
+        with online.servers(model, self._out) as addresses:
+            measured = asyncio.run(online.measure(addresses, plan.designs, plan.users, plan.online))
+        self._show(online.figures(measured, SMALL.name, plan.online))
+        for name, chart in online.charts(measured).items():
+            (self._out / f"{name}.svg").write_text(chart.svg(), encoding="utf-8")
+
+    def open_loop(self) -> None:
+        """Run (c)."""
+        model = str(build(TINY, self._work))
+        self._show(asyncio.run(open_loop.measure(model, self._plan.open_loop_s)))
+
+    def over_http(self) -> None:
+        """Run (d), and (a) before it if that has not run."""
+        if self._optimum_rate is None:
+            self.offline()
+        assert self._optimum_rate is not None
+        plan = self._plan
+        self._show(
+            over_http.measure(
+                self._base_model(),
+                self._out,
+                plan.num_http_users,
+                plan.over_http,
+                plan.http_rounds,
+                self._optimum_rate,
+            )
+        )
+
+    def _base_model(self) -> str:
+        if self._base is None:
+            self._base = str(build(ROBERTA_BASE, self._work))
+        return self._base
+
+    def _show(self, figures: Figures) -> None:
+        self._console.print(figures.table)
+        self._console.print(f"written: {figures.write_csv(self._out)}")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print the tables, write CSV files and plots."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--quick", action="store_true", help="in about three minutes")
+    parser.add_argument("--out", type=Path, default=Path("runs/classification"))
+    parser.add_argument("--parts", default=PARTS, help="which to run, of a,b,c,d")
+    parser.add_argument("--model", help="a classifier's folder for (a) and (d)")
+    args = parser.parse_args(arguments)
+    args.out.mkdir(parents=True, exist_ok=True)
+    # Else a `timeout` around it would leave the servers behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    disable_progress_bar()  # type: ignore[no-untyped-call] # transformers leaves it untyped
+    with tempfile.TemporaryDirectory(prefix="classification-") as work:
+        benchmark = Benchmark(QUICK if args.quick else Plan(), args.out, Path(work), args.model)
+        parts = {
+            "a": benchmark.offline,
+            "b": benchmark.online,
+            "c": benchmark.open_loop,
+            "d": benchmark.over_http,
+        }
+        for part in args.parts.split(","):
+            if part not in parts:
+                parser.error(f"there is no part {part!r}; known are {PARTS}")
+            parts[part]()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""Classifiers of RoBERTa's shape with random weights, made where they run: nothing is downloaded.
+
+How fast a forward pass is depends on shapes and types, not on what the weights say.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast, RobertaConfig, RobertaForSequenceClassification
+
+from benchmarks.classification.texts import documentation
+
+MAX_MODEL_LEN = 512
+SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
+VOCAB_SIZE = 4096
+"""Of the tokenizer; the embedding has as many rows as the shape says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A classifier's shape.
+
+    Attributes:
+        name: Of its folder and in the tables.
+        options: What its configuration says.
+    """
+
+    name: str
+    options: Mapping[str, Any]
+
+
+ROBERTA_BASE = Shape(
+    "roberta-base-random",
+    {
+        "vocab_size": 50_265,
+        "hidden_size": 768,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "intermediate_size": 3072,
+    },
+)
+"""Source: config.json of FacebookAI/roberta-base."""
+
+SMALL = Shape(
+    "roberta-small-random",
+    {
+        "vocab_size": 8192,
+        "hidden_size": 384,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 6,
+        "intermediate_size": 1536,
+    },
+)
+"""About a tenth of the arithmetic, for the online matrix: two cores take as long for one of its
+pieces as origin C's GPU took for one of a 7B model's."""
+
+TINY = Shape(
+    "roberta-tiny-random",
+    {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 128,
+    },
+)
+"""For tests, and to see that everything runs."""
+
+
+def build(shape: Shape, parent: Path, dtype: torch.dtype = torch.bfloat16) -> Path:
+    """Save a model of this shape and its tokenizer; return their folder.
+
+    Args:
+        shape: The shape.
+        parent: Where the folder is made.
+        dtype: Of the weights.
+    """
+    folder = parent / shape.name
+    config = RobertaConfig(
+        **shape.options,
+        max_position_embeddings=MAX_MODEL_LEN + 2,  # RoBERTa's positions begin behind the padding's
+        type_vocab_size=1,
+        bos_token_id=0,
+        pad_token_id=1,
+        eos_token_id=2,
+        id2label={0: "human", 1: "generated"},
+        label2id={"human": 0, "generated": 1},
+    )
+    torch.manual_seed(0)
+    model = RobertaForSequenceClassification(config)
+    torch.nn.Module.to(model, dtype)  # transformers' own `to` hides its types
+    model.save_pretrained(folder)
+    _tokenizer().save_pretrained(folder)
+    return folder
+
+
+def _tokenizer() -> PreTrainedTokenizerFast:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([documentation()], trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", pair=None, special_tokens=[("<s>", 0), ("</s>", 2)]
+    )
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call] # transformers leaves it untyped
+        tokenizer_object=tokenizer,
+        bos_token="<s>",
+        cls_token="<s>",
+        eos_token="</s>",
+        sep_token="</s>",
+        pad_token="<pad>",
+        unk_token="<unk>",
+        mask_token="<mask>",
+        model_max_length=MAX_MODEL_LEN,
+        model_input_names=["input_ids", "attention_mask"],
+    )

@@ -1,0 +1,57 @@
+"""The ingress on Ray Serve, with an instant source of tokens behind a handle in place of a model.
+
+`benchmarks.front_door --ray` starts this file by its path, once with this checkout's packages and
+once with an older one's: it may only use what both have.
+
+Run: python benchmarks/instant_ray_server.py PORT
+"""
+
+import sys
+import time
+from collections.abc import AsyncIterator
+
+import ray
+from ray import serve
+from ray.serve.config import HTTPOptions
+
+from benchmarks.instant_server import InstantBackend, InstantStream
+from deployments.contract import Accepted, GenerationEvent, GenerationRequest, ModelDescription
+from serve_app.config import AppConfig
+from serve_app.ingress import Ingress
+
+
+class InstantReplica:
+    """A replica that has its answer already."""
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[list[GenerationEvent]]:
+        """Accept at once, and stream the answer."""
+        yield [Accepted(InstantStream.num_prompt_tokens)]
+        async for deltas in InstantStream():
+            yield [*deltas]
+
+    async def describe(self) -> ModelDescription:
+        """Tell what a model of this kind tells."""
+        return await InstantBackend().describe()
+
+    async def ping(self) -> None:
+        """Be well."""
+
+
+def main() -> None:
+    """Serve until a signal."""
+    config = AppConfig.model_validate({"models": [{"id": "instant", "source": "nowhere"}]})
+    ray.init(address="local", include_dashboard=False, log_to_driver=False)
+    serve.start(http_options=HTTPOptions(host="127.0.0.1", port=int(sys.argv[1])))
+    source = serve.deployment(
+        name="instant", max_ongoing_requests=512, ray_actor_options={"num_cpus": 0.2}
+    )(InstantReplica).bind()
+    ingress = serve.deployment(
+        name="Ingress", max_ongoing_requests=1000, ray_actor_options={"num_cpus": 0.2}
+    )(Ingress).bind(config, {"instant": source})
+    serve.run(ingress, name="door")
+    while True:
+        time.sleep(60)
+
+
+if __name__ == "__main__":
+    main()

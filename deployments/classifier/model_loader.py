@@ -1,0 +1,140 @@
+"""From a folder or a hub repository to a model that classifies.
+
+Loads safetensors only and no remote code. A model without a trained head is refused: its answers
+would be those of random weights.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from deployments.classifier.packed_attention import register_attention
+from deployments.classifier.packed_backbone import first_position, pack
+from deployments.classifier.sequence_classifier import choose_activation
+from deployments.engine.cpu.prepack import num_prepacked_bytes, prepack
+from deployments.engine.model_check import UnsupportedModelError
+from deployments.engine.model_loader import LOAD_ERRORS, choose_dtype
+
+PROBE_LENGTHS = (2, 9, 5)
+"""Of the sequences that are tried in one row; a longer one is added for models with a window."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedClassifier:
+    """A model with what turns texts into its inputs.
+
+    Attributes:
+        model: In evaluation mode, on its device.
+        tokenizer: Knows the model's special tokens.
+        max_model_len: Tokens of one text, special ones included.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    max_model_len: int
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The labels' names, by their number."""
+        names = self.model.config.id2label
+        assert names is not None, "transformers names them LABEL_0, LABEL_1, ... where nobody has"
+        return tuple(name for _, name in sorted(names.items()))
+
+    @property
+    def is_multi_label(self) -> bool:
+        """Whether labels don't exclude one another."""
+        return choose_activation(self.model.config) != "softmax"
+
+    @property
+    def num_weight_bytes(self) -> int:
+        """Bytes of all weights in memory."""
+        plain = sum(p.numel() * p.element_size() for p in self.model.parameters())
+        return plain + num_prepacked_bytes(self.model)
+
+
+def load_classifier(
+    source: str,
+    *,
+    revision: str | None,
+    dtype: str,
+    device: torch.device,
+    max_model_len: int,
+) -> LoadedClassifier:
+    """Load a model.
+
+    Args:
+        source: A folder, or the id of a hub repository.
+        revision: A commit of the hub repository.
+        dtype: auto, float32, bfloat16 or float16.
+        device: Where the model will run.
+        max_model_len: Tokens of one text, if the model has as many positions.
+
+    Raises:
+        UnsupportedModelError: The files are missing, or it is no classifier.
+    """
+    options: dict[str, Any] = {"revision": revision, "trust_remote_code": False}
+    try:
+        config = AutoConfig.from_pretrained(source, **options)
+        chosen = choose_dtype(config, dtype, device)
+        model = _load_weights(source, config, chosen, options)
+        tokenizer = AutoTokenizer.from_pretrained(source, **options)
+    except UnsupportedModelError:
+        raise
+    except LOAD_ERRORS as error:
+        summary = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise UnsupportedModelError(f"can't load {source!r}: {summary}") from error
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):
+        raise UnsupportedModelError(f"can't load {source!r}: it has no tokenizer files")
+    length = min(max_model_len, num_positions(model) or max_model_len)
+    prepare(model, device, length)
+    return LoadedClassifier(model, tokenizer, length)
+
+
+def prepare(model: PreTrainedModel, device: torch.device, max_model_len: int) -> None:
+    """Set a model to evaluation, on its device; on a CPU, pack its sequences and its weights."""
+    model.train(mode=False).requires_grad_(requires_grad=False)
+    torch.nn.Module.to(model, device)
+    if device.type != "cpu":
+        return
+    register_attention()
+    window = getattr(model.config.get_text_config(), "sliding_window", None) or 0
+    pack(model, [min(length, max_model_len) for length in (*PROBE_LENGTHS, 2 * window + 3)])
+    prepack(model)
+
+
+def num_positions(model: PreTrainedModel) -> int | None:
+    """Return how many tokens a sequence may have; None where the configuration sets no bound."""
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if not isinstance(positions, int) or positions < 1:
+        return None
+    return positions - first_position(model)
+
+
+def _load_weights(
+    source: str, config: PreTrainedConfig, dtype: torch.dtype, options: dict[str, Any]
+) -> PreTrainedModel:
+    loaded: Any = AutoModelForSequenceClassification.from_pretrained(
+        source,
+        config=config,
+        dtype=dtype,
+        use_safetensors=True,
+        output_loading_info=True,
+        **options,
+    )
+    model: PreTrainedModel = loaded[0]
+    missing = sorted(loaded[1]["missing_keys"])
+    if missing:
+        raise UnsupportedModelError(
+            f"can't load {source!r}: it lacks {len(missing)} weights, {missing[0]} among them; "
+            "is it a model that was trained to classify?"
+        )
+    return model

@@ -1,0 +1,165 @@
+"""A model's backbone that computes nothing for padding.
+
+It stands in the place of a stock model's own (`model.base_model`), between the inputs and the head.
+It is given a padded batch, as the head needs it, takes the padding out, runs all sequences behind
+one another in one row, and lays the hidden states out as the batch was. So heads of every kind stay
+stock: those that look at the first token, at the last that is not padding, or at all.
+
+What can be packed is found out by trying (`pack`): the hidden states must be those of each
+sequence alone.
+"""
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.utils.generic import ModelOutput
+
+from deployments.classifier.packed_attention import ATTENTION_NAME, PackedRow
+
+logger = logging.getLogger(__name__)
+
+TOLERANCES = {torch.float32: 1e-3}
+ROUNDED_TOLERANCE = 0.1
+"""Relative errors that rounding explains. In bfloat16, hidden states of twelve layers differ by one
+part in a hundred and logits by up to four, where scores are rounded elsewhere; mixed sequences or
+wrong positions change all of them."""
+
+NO_TOKEN = -1
+"""Stands for padding where the model has no token for that: heads must tell it from the text."""
+
+
+class PackedBackbone(torch.nn.Module):
+    """Runs a stock backbone on sequences behind one another."""
+
+    def __init__(self, backbone: torch.nn.Module) -> None:
+        """Wrap a backbone whose attention is `packed`."""
+        super().__init__()
+        self._backbone = backbone
+        self._first_position = first_position(backbone)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        position_ids: None = None,
+        **options: Any,
+    ) -> ModelOutput:
+        """Run the backbone.
+
+        Args:
+            input_ids: [batch, length], padded on the right.
+            attention_mask: [batch, length], 1 where there is a token.
+            position_ids: None, as heads pass it on.
+            **options: What the head passes on to the backbone.
+
+        Returns:
+            The backbone's own output, with `last_hidden_state` [batch, length, hidden] and
+            `pooler_output`, if it has a pooler.
+        """
+        is_token = attention_mask.bool()
+        lengths = tuple(attention_mask.sum(dim=1).tolist())
+        positions = torch.cat([torch.arange(length) for length in lengths])
+        output: ModelOutput = self._backbone(
+            input_ids=input_ids[is_token][None],
+            position_ids=positions.to(input_ids.device)[None] + self._first_position,
+            packed_row=PackedRow(lengths),
+            **options,
+        )
+        row = output["last_hidden_state"][0]
+        hidden = row.new_zeros(*input_ids.shape, row.shape[-1])
+        hidden[is_token] = row
+        output["last_hidden_state"] = hidden
+        if output.get("pooler_output") is not None:
+            pooler: Any = self._backbone.pooler
+            output["pooler_output"] = pooler(hidden)
+        return output
+
+
+def first_position(backbone: torch.nn.Module) -> int:
+    """Return the number of a sequence's first position.
+
+    RoBERTa and its kin count from behind the padding's id, and mark that in their embeddings.
+
+    Source: transformers, models/roberta/modeling_roberta.py, create_position_ids_from_input_ids
+    """
+    for name, module in backbone.named_modules():
+        if name.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding):
+            return 0 if module.padding_idx is None else module.padding_idx + 1
+    return 0
+
+
+@torch.inference_mode()
+def pack(model: PreTrainedModel, lengths: Sequence[int]) -> bool:
+    """Have a model compute without padding, if it can; return whether it can.
+
+    Args:
+        model: A sequence classifier with stock attention, in evaluation mode.
+        lengths: Of sequences to try; they should differ, and one should exceed the model's window.
+    """
+    backbone, attention = model.base_model, model.config._attn_implementation
+    config = model.config.get_text_config()
+    pad_token_id = config.pad_token_id
+    sequences = [_probe(config, length) for length in lengths]
+    alone = [_hidden_and_logits(model, sequence[None]) for sequence in sequences]
+    try:
+        if pad_token_id is None:
+            config.pad_token_id = NO_TOKEN
+        model.set_attn_implementation(ATTENTION_NAME)
+        setattr(model, model.base_model_prefix, PackedBackbone(backbone))
+        together = _hidden_and_logits(model, *pad(sequences, config.pad_token_id))
+    except Exception as error:  # noqa: BLE001 - whatever a model's code makes of it
+        reason = f"{type(error).__name__}: {error}"
+    else:
+        hidden, logits = together
+        pairs = [(one[0], hidden[i, : one.shape[1]]) for i, (one, _) in enumerate(alone)]
+        if all(
+            _are_close(*pair) for pair in (*pairs, (torch.cat([own for _, own in alone]), logits))
+        ):
+            return True
+        reason = "its hidden states depend on what else is in the row"
+    logger.info("%s models are computed with padding: %s", model.config.model_type, reason)
+    config.pad_token_id = pad_token_id
+    setattr(model, model.base_model_prefix, backbone)
+    model.set_attn_implementation(attention)
+    return False
+
+
+def pad(sequences: Sequence[torch.Tensor], pad_token_id: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the sequences as one tensor, [n, longest], and where there is a token, as 1 and 0."""
+    token_ids = pad_sequence(list(sequences), batch_first=True, padding_value=pad_token_id)
+    lengths = torch.tensor([len(sequence) for sequence in sequences])
+    is_token = torch.arange(token_ids.shape[1]) < lengths[:, None]
+    return token_ids, is_token.long()
+
+
+def _probe(config: PreTrainedConfig, length: int) -> torch.Tensor:
+    """Return any text of so many tokens, without padding, which some models don't count."""
+    generator = torch.Generator().manual_seed(length)
+    token_ids = torch.randint(config.vocab_size - 1, (length,), generator=generator)
+    pad_token_id = config.vocab_size if config.pad_token_id is None else config.pad_token_id
+    skipped: torch.Tensor = token_ids >= pad_token_id
+    return token_ids + skipped
+
+
+def _hidden_and_logits(
+    model: PreTrainedModel, token_ids: torch.Tensor, mask: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return [n, length, hidden] and [n, num_labels] of [n, length]."""
+    if mask is None:
+        mask = torch.ones_like(token_ids)
+    backbone: torch.nn.Module = model.base_model
+    hidden: torch.Tensor = backbone(token_ids, attention_mask=mask)["last_hidden_state"]
+    logits: torch.Tensor = model(token_ids, attention_mask=mask).logits
+    return hidden, logits
+
+
+def _are_close(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.shape != other.shape:
+        return False
+    # Numbers that are not finite pass: they have another cause, which the warm-up names.
+    error = (one.float() - other.float()).norm()
+    return not error > TOLERANCES.get(one.dtype, ROUNDED_TOLERANCE) * one.float().norm()

@@ -1,0 +1,69 @@
+"""A sequence classifier: from token ids to the probabilities of labels.
+
+On a CPU, sequences are packed behind one another wherever the model's code allows it. Else, and on
+a GPU, they are padded to the longest of their micro-batch; the worker sorts them by length first.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from deployments.classifier.packed_backbone import PackedBackbone, pad
+
+Activation = Literal["softmax", "sigmoid", "identity"]
+
+
+class SequenceClassifier:
+    """Classifies batches with one model."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        """Take a model in evaluation mode, on its device; `pack` may have been tried on it."""
+        self._model = model
+        self._activation = choose_activation(model.config)
+        self._pad_token_id: int | None = model.config.get_text_config().pad_token_id
+        self.is_padded = not isinstance(model.base_model, PackedBackbone)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self._model.device
+
+    @torch.inference_mode()
+    def __call__(self, sequences: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Return probabilities, [len(sequences), num_labels], float32, on the CPU.
+
+        A row is NaN where not all of its logits are finite.
+        """
+        if self._pad_token_id is None and len(sequences) > 1:
+            # Such a model takes no batches: its head could not tell padding from text.
+            return torch.cat([self([sequence]) for sequence in sequences])
+        rows = [torch.tensor(sequence) for sequence in sequences]
+        token_ids, mask = pad(rows, self._pad_token_id or 0)
+        logits = self._model(
+            input_ids=token_ids.to(self.device), attention_mask=mask.to(self.device)
+        ).logits.float()
+        is_finite = logits.isfinite().all(dim=1, keepdim=True)
+        return self._activate(logits).masked_fill(~is_finite, torch.nan).cpu()
+
+    def _activate(self, logits: torch.Tensor) -> torch.Tensor:
+        match self._activation:
+            case "softmax":
+                return logits.softmax(dim=-1)
+            case "sigmoid":
+                return logits.sigmoid()
+            case "identity":
+                return logits
+
+
+def choose_activation(config: PreTrainedConfig) -> Activation:
+    """Return what makes probabilities of logits; a regression's numbers stay as they are.
+
+    Source: transformers, pipelines/text_classification.py
+    """
+    if config.problem_type == "regression":
+        return "identity"
+    if config.problem_type == "multi_label_classification" or config.num_labels == 1:
+        return "sigmoid"
+    return "softmax"

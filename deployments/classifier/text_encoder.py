@@ -1,0 +1,108 @@
+"""From texts to token ids, for all requests that have arrived together.
+
+What a text spells is text: the name of a special token in it means nothing. Each request gets its
+tokens or its own error.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from transformers import PreTrainedTokenizerBase
+
+from deployments.contract import ClassificationRequest
+from deployments.errors import ContextLengthExceededError, InvalidRequestError, RaystreamError
+
+PARAM = "input"
+"""The field that texts come in."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedTexts:
+    """The texts of one request.
+
+    Attributes:
+        token_ids: Of each text, special ones included.
+        are_truncated: Whether the end of a text was dropped.
+    """
+
+    token_ids: tuple[tuple[int, ...], ...]
+    are_truncated: tuple[bool, ...]
+
+
+class TextEncoder:
+    """Encodes texts for one model."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, max_model_len: int) -> None:
+        """Take a model's tokenizer, and the most tokens of one text."""
+        self._tokenizer = tokenizer
+        self._max_model_len = max_model_len
+
+    def encode(
+        self, requests: Sequence[ClassificationRequest]
+    ) -> list[EncodedTexts | RaystreamError]:
+        """Encode what has arrived together, in one call of the tokenizer."""
+        invalid = [_problem(request) for request in requests]
+        texts = [
+            text
+            for request, problem in zip(requests, invalid, strict=True)
+            if problem is None
+            for text in request.texts
+        ]
+        token_ids = iter(self._tokenize(texts))
+        return [
+            problem or self._finish(request, [next(token_ids) for _ in request.texts])
+            for request, problem in zip(requests, invalid, strict=True)
+        ]
+
+    def _tokenize(self, texts: list[str], max_length: int | None = None) -> list[list[int]]:
+        if not texts:
+            return []
+        found: list[list[int]] = self._tokenizer(
+            texts,
+            truncation=max_length is not None,
+            max_length=max_length,
+            split_special_tokens=True,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            verbose=False,
+        )["input_ids"]
+        return found
+
+    def _finish(
+        self, request: ClassificationRequest, token_ids: list[list[int]]
+    ) -> EncodedTexts | RaystreamError:
+        """Truncate what is too long, or say what is wrong."""
+        are_truncated = tuple(len(ids) > self._max_model_len for ids in token_ids)
+        for index, ids in enumerate(token_ids):
+            if not ids:
+                return InvalidRequestError(
+                    "The text has no tokens; the model needs at least one.", _param(index)
+                )
+            if are_truncated[index] and not request.truncate:
+                return self._too_long(index, len(ids))
+            if are_truncated[index]:
+                (token_ids[index],) = self._tokenize([request.texts[index]], self._max_model_len)
+        return EncodedTexts(tuple(map(tuple, token_ids)), are_truncated)
+
+    def _too_long(self, index: int, num_tokens: int) -> ContextLengthExceededError:
+        return ContextLengthExceededError(
+            f"The text has {num_tokens} tokens, and the model reads {self._max_model_len} at most.",
+            _param(index),
+        )
+
+
+def _param(index: int) -> str:
+    """Return which of the texts is to blame; the ingress says how to mend it, for it split them."""
+    return f"{PARAM}[{index}]"
+
+
+def _problem(request: ClassificationRequest) -> InvalidRequestError | None:
+    """Return what keeps a request from being encoded at all."""
+    if not request.texts:
+        return InvalidRequestError("There is no text to classify.", PARAM)
+    for index, text in enumerate(request.texts):
+        try:
+            text.encode()
+        except UnicodeEncodeError:  # half a surrogate pair, as JSON may hold; no tokenizer takes it
+            return InvalidRequestError("The text is not valid Unicode.", _param(index))
+    return None

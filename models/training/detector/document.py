@@ -1,0 +1,87 @@
+"""A document: text of one author, on one side of the split, before it is cut into pieces."""
+
+import json
+import zlib
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+CACHE_DIR: Final = Path(__file__).parents[2] / "checkpoints" / "pydoc-detector"
+"""What is sampled and trained meanwhile; git ignores it."""
+
+
+class Label(StrEnum):
+    """Who wrote a text."""
+
+    HUMAN = "human"
+    CHAT = "pydoc-chat"
+
+
+class Source(StrEnum):
+    """Where a document comes from, in the words of the evaluation."""
+
+    TOPIC = "Python's help topics"
+    DOCSTRING = "docstrings of the standard library"
+    ANSWER = "answers about trained names"
+    LONG_ANSWER = "answers about trained names, made to go on"
+    UNKNOWN_NAME = "answers about made-up names"
+    OPEN_QUESTION = "answers to open questions"
+    COMPLETION = "completions of a few words"
+
+    @property
+    def label(self) -> Label:
+        """Return the author."""
+        return Label.HUMAN if self in (Source.TOPIC, Source.DOCSTRING) else Label.CHAT
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A text and where it comes from.
+
+    Attributes:
+        text: All of it, its whitespace as it came.
+        source: What kind of text it is; it tells the author.
+        origin: What decides the side: all documents of one origin lie on the same. It is a module,
+            a topic, or what pydoc-chat was asked about.
+        temperature: What a sampled text was sampled at; None for people's.
+    """
+
+    text: str
+    source: Source
+    origin: str
+    temperature: float | None = None
+
+    @property
+    def is_held_out(self) -> bool:
+        """Whether it is kept from training."""
+        return is_held_out(self.origin)
+
+
+def is_held_out(origin: str) -> bool:
+    """Tell whether an origin is kept for the evaluation: one in five is, by its checksum."""
+    return zlib.crc32(origin.encode()) % 5 == 0
+
+
+def write_documents(documents: Iterable[Document], path: Path) -> None:
+    """Write one JSON object a line."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8") as file:
+        for document in documents:
+            file.write(json.dumps(asdict(document)) + "\n")
+
+
+def read_documents(path: Path) -> tuple[Document, ...]:
+    """Read what `write_documents` wrote."""
+    with path.open(encoding="utf-8") as lines:
+        return tuple(document_of(json.loads(line)) for line in lines)
+
+
+def document_of(fields: dict[str, object]) -> Document:
+    """Make a document of its JSON object, whatever else that holds."""
+    temperature = fields["temperature"]
+    assert temperature is None or isinstance(temperature, float)
+    return Document(
+        str(fields["text"]), Source(str(fields["source"])), str(fields["origin"]), temperature
+    )

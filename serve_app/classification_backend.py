@@ -1,0 +1,137 @@
+"""The door between HTTP and a classifier: a Ray Serve handle behind a Protocol.
+
+As `backends` is for models that generate, with the same words for Ray's errors.
+"""
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any, Protocol, TypeVar, cast
+
+from ray.serve.handle import DeploymentHandle
+
+from deployments.contract import (
+    Classification,
+    ClassificationRequest,
+    Classified,
+    ClassifierDescription,
+    Refused,
+)
+from deployments.errors import TotalTimeoutError
+from serve_app.backends import Response, answer_of
+from serve_app.deadlines import arrival_s
+from serve_app.known_replicas import KnownReplicas
+
+T = TypeVar("T")
+
+
+class ClassificationBackend(Protocol):
+    """One classifier, wherever it runs."""
+
+    async def classify(self, request: ClassificationRequest) -> tuple[Classification, ...]:
+        """Return what the model says of each text, in their order.
+
+        Raises:
+            RaystreamError: The request was refused, or no replica could take it.
+        """
+        ...
+
+    async def describe(self) -> ClassifierDescription:
+        """Return what the model can do. Waits while its replicas load.
+
+        Raises:
+            RaystreamError: No replica could answer.
+        """
+        ...
+
+    async def ping(self) -> None:
+        """Exercise a replica's device worker.
+
+        Raises:
+            RaystreamError: The worker is not well, or no replica could answer.
+        """
+        ...
+
+
+class HandleClassificationBackend:
+    """A classifier behind a Ray Serve handle."""
+
+    def __init__(self, handle: DeploymentHandle[Any]) -> None:
+        """Keep the handle."""
+        self._handle = handle
+        self._replicas = KnownReplicas()
+
+    async def classify(self, request: ClassificationRequest) -> tuple[Classification, ...]:
+        """Ask a replica; see `ClassificationBackend.classify`."""
+        classified = await self._replicas.until_taken(lambda: self._classify(request))
+        return classified.classifications
+
+    async def _classify(self, request: ClassificationRequest) -> Classified:
+        response = cast("Response", self._handle.classify.remote(request))
+        answer = cast("Classified | Refused", await answer_of(response))
+        self._replicas.hear(answer)
+        assert isinstance(answer, Classified), "a refusal was raised"
+        return answer
+
+    async def describe(self) -> ClassifierDescription:
+        """Ask a replica; see `ClassificationBackend.describe`."""
+        response = cast("Response", self._handle.describe.remote())
+        return cast("ClassifierDescription", await answer_of(response))
+
+    async def ping(self) -> None:
+        """Ask a replica; see `ClassificationBackend.ping`."""
+        await answer_of(cast("Response", self._handle.ping.remote()))
+
+
+class TimelyClassificationBackend:
+    """A classifier that answers in time, or not at all; as `deadlines` is for texts."""
+
+    def __init__(self, backend: ClassificationBackend, total_timeout_s: float | None) -> None:
+        """Keep the model and the most seconds that an answer may take; None sets no limit."""
+        self._backend = backend
+        self._total_timeout_s = total_timeout_s
+
+    async def classify(self, request: ClassificationRequest) -> tuple[Classification, ...]:
+        """Return what the model says of each text; see `ClassificationBackend.classify`.
+
+        Raises:
+            TotalTimeoutError: The replica did not answer in time; its call was cancelled.
+            RaystreamError: See `ClassificationBackend.classify`.
+        """
+        return await self._in_time(
+            self._backend.classify(request),
+            "The texts were not classified within {:g} s (limits.total_timeout_s). Send fewer of "
+            "them, or shorter ones.",
+        )
+
+    async def describe(self) -> ClassifierDescription:
+        """Return what the model can do; see `ClassificationBackend.describe`.
+
+        Raises:
+            TotalTimeoutError: No replica had the model loaded in time.
+            RaystreamError: See `ClassificationBackend.describe`.
+        """
+        return await self._in_time(
+            self._backend.describe(),
+            "The model was not loaded within {:g} s (limits.total_timeout_s). Try again later.",
+        )
+
+    async def ping(self) -> None:
+        """Exercise a replica; whoever asks knows how long to wait."""
+        await self._backend.ping()
+
+    async def _in_time(self, work: Awaitable[T], why: str) -> T:
+        """Wait for the work, while the request is younger than the limit.
+
+        Raises:
+            TotalTimeoutError: For this reason, given the limit: the work was cancelled.
+        """
+        limit_s = self._total_timeout_s
+        try:
+            async with asyncio.timeout_at(
+                None if limit_s is None else arrival_s() + limit_s
+            ) as timer:
+                return await work
+        except TimeoutError:
+            if not timer.expired():
+                raise
+            raise TotalTimeoutError(why.format(limit_s)) from None

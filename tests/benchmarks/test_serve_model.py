@@ -1,0 +1,21 @@
+import argparse
+from pathlib import Path
+
+import pytest
+import yaml
+
+from benchmarks.peers.serve_model import configuration
+from serve_app.check import find_problems
+
+
+@pytest.mark.parametrize("task", ["generate", "classify"])
+def test_what_is_served_passes_the_check_and_holds_one_model(task: str, tmp_path: Path) -> None:
+    folder = tmp_path / "some-model"
+    folder.mkdir()
+    options = {"model": str(folder), "port": 8123, "task": task, "dtype": "bfloat16"}
+    sizes = {"max_model_len": 512, "max_batched_tokens": None, "num_threads": "auto"}
+    config = configuration(argparse.Namespace(**options, **sizes))
+    assert find_problems(yaml.safe_dump(config)) == []
+    (application,) = config["applications"]
+    assert [(m["id"], m["task"]) for m in application["args"]["models"]] == [("some-model", task)]
+    assert [each["name"] for each in application["deployments"]] == ["Ingress", "some-model"]

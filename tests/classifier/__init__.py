@@ -1,0 +1,1 @@
+"""Tests of `deployments.classifier`: no Ray, no HTTP."""

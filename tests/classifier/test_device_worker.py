@@ -1,0 +1,331 @@
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack
+
+import pytest
+import torch
+
+from deployments.classifier.device_worker import BatchStats, DeviceWorker
+from deployments.classifier.waiting_line import Job, LineLimits, TokenIds, WaitingLine
+from deployments.errors import ClassificationFailedError, ReplicaUnavailableError
+
+DEADLINE_S = 20
+
+UNSAYABLE = 113
+"""The first token of a text for which the model gives no number."""
+
+Batch = tuple[TokenIds, ...]
+
+
+class GatedDevice:
+    """A classifier that runs a batch when it is told to; it says of a text its first token."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, *, is_padded: bool = False) -> None:
+        self.is_padded = is_padded
+        self.batches: list[Batch] = []
+        self.max_tokens = 10**9
+        self.error: Callable[[TokenIds], Exception | None] = lambda _: None
+        self.has_begun = threading.Semaphore(0)
+        self.may_go_on = threading.Semaphore(0)
+        self.is_open = True
+
+    def __call__(self, sequences: Sequence[TokenIds]) -> torch.Tensor:
+        self.batches.append(tuple(sequences))
+        self.has_begun.release()
+        if not self.is_open:
+            assert self.may_go_on.acquire(timeout=DEADLINE_S)
+        if sum(map(len, sequences)) > self.max_tokens:
+            raise torch.OutOfMemoryError("out of memory")
+        for sequence in sequences:
+            error = self.error(sequence)
+            if error is not None:
+                raise error
+        return torch.tensor([[torch.nan if s[0] == UNSAYABLE else float(s[0])] for s in sequences])
+
+    def wait_for_batch(self) -> None:
+        assert self.has_begun.acquire(timeout=DEADLINE_S)
+
+
+class Replica:
+    """A worker with a line of its own."""
+
+    def __init__(self, device: GatedDevice, max_batched_tokens: int = 1000) -> None:
+        self.line = WaitingLine(LineLimits(1000, None))
+        self.stats: list[BatchStats] = []
+        self.stack = ExitStack()
+        self.worker = DeviceWorker(lambda: device, self.line, max_batched_tokens, self.stats.append)
+        self.worker.start().result(DEADLINE_S)
+
+    def ask(self, *texts: TokenIds) -> Job:
+        job = self.stack.enter_context(self.line.place())
+        self.line.put(job, texts)
+        return job
+
+
+@pytest.fixture
+def device() -> GatedDevice:
+    return GatedDevice()
+
+
+@pytest.fixture
+def replica(device: GatedDevice) -> Iterator[Replica]:
+    made = Replica(device)
+    yield made
+    device.is_open = True
+    device.may_go_on.release(1000)
+    made.worker.stop()
+    made.stack.close()
+    assert not made.worker.is_alive
+
+
+def answer(job: Job) -> list[tuple[float, ...]]:
+    return job.answer.result(DEADLINE_S)
+
+
+def test_an_idle_device_takes_what_comes_at_once(replica: Replica, device: GatedDevice) -> None:
+    assert answer(replica.ask((5, 1), (6,))) == [(5.0,), (6.0,)]
+    assert device.batches == [((5, 1), (6,))]
+
+
+def test_a_device_that_becomes_free_takes_all_that_waits(
+    replica: Replica, device: GatedDevice
+) -> None:
+    device.is_open = False
+    first = replica.ask((1,))
+    device.wait_for_batch()
+    later = [replica.ask((i,), (i, i)) for i in range(2, 40)]
+    device.is_open = True
+    device.may_go_on.release()
+    assert [answer(job) for job in (first, *later)][1:] == [[(i,), (i,)] for i in range(2, 40)]
+    assert device.batches == [((1,),), tuple(t for i in range(2, 40) for t in ((i,), (i, i)))]
+    assert [stats.num_sequences for stats in replica.stats][:1] == [1]
+
+
+def test_micro_batches_are_bounded_by_tokens(device: GatedDevice) -> None:
+    replica = Replica(device, max_batched_tokens=10)
+    device.is_open = False
+    replica.ask((1,))
+    device.wait_for_batch()
+    jobs = [replica.ask((i,) * 4) for i in range(2, 7)]
+    device.is_open = True
+    device.may_go_on.release()
+    assert [answer(job) for job in jobs] == [[(float(i),)] for i in range(2, 7)]
+    replica.worker.stop()
+    assert [len(batch) for batch in device.batches] == [1, 2, 2, 1]
+    assert replica.stats == [BatchStats(1, 1), BatchStats(2, 8), BatchStats(2, 8), BatchStats(1, 4)]
+
+
+def test_what_is_padded_is_sorted_and_what_was_taken_is_finished_before_the_rest(
+    device: GatedDevice,
+) -> None:
+    device.is_padded = True
+    replica = Replica(device, max_batched_tokens=8)
+    device.is_open = False
+    replica.ask((1,))
+    device.wait_for_batch()
+    long, short = replica.ask((2,) * 8), replica.ask((3,) * 2)
+    device.may_go_on.release()
+    device.wait_for_batch()
+    newcomer = replica.ask((4,))
+    device.is_open = True
+    device.may_go_on.release()
+    for job in (long, short, newcomer):
+        answer(job)
+    replica.worker.stop()
+    # The newcomer is shorter than the long one, and still comes after it.
+    assert [batch[0][0] for batch in device.batches] == [1, 3, 2, 4]
+
+
+def test_a_request_is_answered_as_soon_as_its_last_text_is_done(device: GatedDevice) -> None:
+    replica = Replica(device, max_batched_tokens=2)
+    device.is_open = False
+    blocker = replica.ask((1,))
+    device.wait_for_batch()
+    small, large = replica.ask((2, 2)), replica.ask((3, 3), (4, 4))
+    for _ in range(2):
+        device.may_go_on.release()
+        device.wait_for_batch()
+    assert answer(blocker)
+    assert answer(small) == [(2.0,)]
+    assert not large.answer.done()
+    device.is_open = True
+    device.may_go_on.release()
+    assert answer(large) == [(3.0,), (4.0,)]
+    replica.worker.stop()
+
+
+def test_a_text_that_fails_fails_its_own_request_alone(
+    replica: Replica, device: GatedDevice
+) -> None:
+    device.error = lambda s: IndexError("index out of range") if 99 in s else None
+    device.is_open = False
+    replica.ask((1,))
+    device.wait_for_batch()
+    good = [replica.ask((i,), (i + 1,)) for i in range(2, 12)]
+    bad = replica.ask((20,), (21, 99))
+    device.is_open = True
+    device.may_go_on.release()
+    assert [answer(job) for job in good] == [[(i,), (i + 1,)] for i in range(2, 12)]
+    with pytest.raises(ClassificationFailedError, match="failed on a text of 2 tokens") as caught:
+        answer(bad)
+    assert caught.value.param == "input[1]"
+
+
+def test_numbers_that_are_not_finite_are_an_error(replica: Replica, device: GatedDevice) -> None:
+    device.is_open = False
+    replica.ask((1,))
+    device.wait_for_batch()
+    good, bad = replica.ask((2,)), replica.ask((UNSAYABLE,))
+    device.is_open = True
+    device.may_go_on.release()
+    assert answer(good) == [(2.0,)]
+    with pytest.raises(ClassificationFailedError, match="no finite numbers"):
+        answer(bad)
+
+
+def test_a_batch_that_is_out_of_memory_is_split_and_the_next_ones_are_smaller(
+    replica: Replica, device: GatedDevice
+) -> None:
+    device.max_tokens = 5
+    texts = [(i, i) for i in range(2, 12)]
+    assert answer(replica.ask(*texts)) == [(float(i),) for i in range(2, 12)]
+    device.batches.clear()
+    assert answer(replica.ask(*texts)) == [(float(i),) for i in range(2, 12)]
+    # 20 tokens were too many, so were 10: the budget is a half of the largest that failed.
+    assert max(sum(map(len, batch)) for batch in device.batches) <= 10
+
+
+def test_a_text_that_is_too_much_alone_fails_alone(replica: Replica, device: GatedDevice) -> None:
+    device.max_tokens = 5
+    with pytest.raises(ClassificationFailedError, match="not enough memory on a text of 6"):
+        answer(replica.ask((1,) * 6))
+    assert answer(replica.ask((2,) * 5)) == [(2.0,)]
+
+
+def test_what_is_left_of_a_request_that_nobody_waits_for_is_dropped(device: GatedDevice) -> None:
+    replica = Replica(device, max_batched_tokens=2)
+    device.is_open = False
+    with replica.line.place() as job:
+        replica.line.put(job, ((1, 1), (2, 2), (3, 3)))
+        device.wait_for_batch()
+    device.is_open = True
+    device.may_go_on.release()
+    assert answer(replica.ask((4,))) == [(4.0,)]
+    replica.worker.stop()
+    assert device.batches == [((1, 1),), ((4,),)]
+
+
+def test_a_request_that_was_cancelled_while_it_waited_never_runs(
+    replica: Replica, device: GatedDevice
+) -> None:
+    device.is_open = False
+    first = replica.ask((1,))
+    device.wait_for_batch()
+    gone, stays = replica.ask((2,)), replica.ask((3,))
+    assert gone.answer.cancel()
+    device.is_open = True
+    device.may_go_on.release()
+    assert answer(first)
+    assert answer(stays) == [(3.0,)]
+    assert device.batches == [((1,),), ((3,),)]
+
+
+def test_a_ping_is_answered_by_the_batch_that_runs(replica: Replica, device: GatedDevice) -> None:
+    device.is_open = False
+    job = replica.ask((1,))
+    device.wait_for_batch()
+    ping = replica.worker.ping()
+    device.is_open = True
+    device.may_go_on.release()
+    assert ping.result(DEADLINE_S) is None
+    assert answer(job)
+
+
+def test_a_ping_is_answered_though_nobody_waits_for_what_is_taken_with_it(
+    device: GatedDevice,
+) -> None:
+    pings = list[Future[None]]()
+    line = WaitingLine(LineLimits(1000, None))
+
+    def ping_once(_: BatchStats) -> None:
+        """Ping between a micro-batch and the next look at the line."""
+        if not pings:
+            pings.append(worker.ping())
+
+    worker = DeviceWorker(lambda: device, line, 1000, ping_once)
+    worker.start().result(DEADLINE_S)
+    device.is_open = False
+    with line.place() as job, line.place() as gone:
+        line.put(job, ((1,),))
+        device.wait_for_batch()
+        gone.has_left = True  # as if it left just after it was taken
+        line.put(gone, ((2,),))
+        device.is_open = True
+        device.may_go_on.release()
+        assert answer(job) == [(1.0,)]
+        device.wait_for_batch()
+        pings[0].result(DEADLINE_S)
+    worker.stop()
+    assert device.batches == [((1,),), ((0,),)]
+
+
+def test_a_probe_that_fails_is_told_and_the_worker_goes_on(
+    replica: Replica, device: GatedDevice
+) -> None:
+    device.max_tokens = 0
+    with pytest.raises(ReplicaUnavailableError, match="failed a probe"):
+        replica.worker.ping().result(DEADLINE_S)
+    device.max_tokens = 5
+    assert answer(replica.ask((2,))) == [(2.0,)]
+    replica.worker.ping().result(DEADLINE_S)
+
+
+def test_an_idle_device_runs_something_for_a_ping(replica: Replica, device: GatedDevice) -> None:
+    replica.worker.ping().result(DEADLINE_S)
+    assert device.batches == [((0,),)]
+    assert replica.worker.num_batches == 1
+
+
+@pytest.mark.parametrize("is_busy", [True, False])
+def test_stopping_leaves_no_thread_and_fails_what_is_left(
+    device: GatedDevice, is_busy: bool
+) -> None:
+    replica = Replica(device, max_batched_tokens=2)
+    jobs: list[Job] = []
+    if is_busy:
+        device.is_open = False
+        jobs = [replica.ask((1, 1), (2, 2)), replica.ask((3, 3))]
+        device.wait_for_batch()
+        replica.line.close()
+        device.may_go_on.release(3)
+    replica.worker.stop()
+    assert not replica.worker.is_alive
+    assert "classifier" not in {thread.name for thread in threading.enumerate()}
+    for job in jobs:
+        with pytest.raises(ReplicaUnavailableError):
+            answer(job)
+    with pytest.raises(ReplicaUnavailableError):
+        replica.worker.ping().result(DEADLINE_S)
+
+
+def test_a_device_that_is_gone_ends_the_worker_and_blames_nobody(device: GatedDevice) -> None:
+    replica = Replica(device)
+    device.error = lambda _: torch.AcceleratorError("illegal access")
+    with pytest.raises(ReplicaUnavailableError):
+        answer(replica.ask((1,)))
+    replica.worker.stop()
+    assert not replica.worker.is_alive
+
+
+def test_why_a_model_could_not_be_made_is_told() -> None:
+    def fail() -> GatedDevice:
+        raise ValueError("no such folder")
+
+    line = WaitingLine(LineLimits(1, None))
+    worker = DeviceWorker(fail, line, 1, lambda _: None)
+    with pytest.raises(ValueError, match="no such folder"):
+        worker.start().result(DEADLINE_S)
+    assert line.is_closed

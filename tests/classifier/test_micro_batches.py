@@ -1,0 +1,64 @@
+from dataclasses import dataclass
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deployments.classifier.micro_batches import MAX_LAID_OUT, batch_size, in_order
+
+
+@dataclass(frozen=True)
+class Item:
+    number: int
+    num_tokens: int
+
+
+items = st.lists(st.integers(1, 50), min_size=1, max_size=60).map(
+    lambda lengths: [Item(i, n) for i, n in enumerate(lengths)]
+)
+
+
+def batches(taken: list[Item], max_tokens: int, *, is_padded: bool) -> list[list[Item]]:
+    waiting, found = in_order(taken, is_padded=is_padded), []
+    while waiting:
+        size = batch_size(waiting, max_tokens, is_padded=is_padded)
+        found.append(waiting[:size])
+        waiting = waiting[size:]
+    return found
+
+
+def cost(batch: list[Item], *, is_padded: bool) -> float:
+    lengths = [item.num_tokens for item in batch]
+    num_places = max(lengths) * len(lengths)
+    return num_places if is_padded else max(sum(lengths), num_places / MAX_LAID_OUT)
+
+
+@given(taken=items, max_tokens=st.integers(1, 100), is_padded=st.booleans())
+def test_every_text_runs_once_and_no_batch_is_too_large_or_smaller_than_it_must_be(
+    taken: list[Item], max_tokens: int, is_padded: bool
+) -> None:
+    found = batches(taken, max_tokens, is_padded=is_padded)
+    assert sorted(item.number for batch in found for item in batch) == list(range(len(taken)))
+    for batch in found:
+        assert len(batch) == 1 or cost(batch, is_padded=is_padded) <= max_tokens
+    for batch, following in pairwise(found):
+        assert cost([*batch, following[0]], is_padded=is_padded) > max_tokens
+
+
+def test_a_long_text_is_not_packed_with_so_many_short_ones_that_its_layout_is_huge() -> None:
+    taken = [Item(0, 1024), *(Item(i, 3) for i in range(1, 342))]
+    found = batches(taken, 2048, is_padded=False)
+    assert [len(batch) for batch in found] == [16, 326]
+
+
+@given(taken=items, max_tokens=st.integers(1, 100))
+def test_what_is_packed_runs_in_the_order_of_arrival(taken: list[Item], max_tokens: int) -> None:
+    found = batches(taken, max_tokens, is_padded=False)
+    assert [item.number for batch in found for item in batch] == list(range(len(taken)))
+
+
+@given(taken=items, max_tokens=st.integers(1, 100))
+def test_what_is_padded_lies_beside_its_like(taken: list[Item], max_tokens: int) -> None:
+    found = batches(taken, max_tokens, is_padded=True)
+    lengths = [item.num_tokens for batch in found for item in batch]
+    assert lengths == sorted(lengths)

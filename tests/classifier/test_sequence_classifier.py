@@ -1,0 +1,97 @@
+import functools
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from deployments.classifier.model_loader import prepare
+from deployments.classifier.sequence_classifier import SequenceClassifier, choose_activation
+from tests.classifier.tiny_classifiers import MODELS, PACKED, SHAPE, roberta
+
+CPU = torch.device("cpu")
+token_ids = st.lists(st.integers(2, SHAPE["vocab_size"] - 1), min_size=1, max_size=40).map(tuple)
+
+
+@functools.cache
+def stock(name: str) -> PreTrainedModel:
+    return MODELS[name]()
+
+
+@functools.cache
+def classifier(name: str) -> SequenceClassifier:
+    model = MODELS[name]()
+    prepare(model, CPU, 128)
+    return SequenceClassifier(model)
+
+
+@torch.inference_mode()
+def alone(name: str, sequence: tuple[int, ...]) -> torch.Tensor:
+    logits: torch.Tensor = stock(name)(input_ids=torch.tensor([sequence])).logits
+    return logits.softmax(-1)[0]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_can_be_packed_is(name: str) -> None:
+    assert classifier(name).is_padded is (name not in PACKED)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@settings(max_examples=25, deadline=None)
+@given(batch=st.lists(token_ids, min_size=1, max_size=12))
+def test_a_batch_says_what_the_stock_model_says_of_each_text_alone(
+    name: str, batch: list[tuple[int, ...]]
+) -> None:
+    together = classifier(name)(batch)
+    assert together.dtype is torch.float32
+    for sequence, found in zip(batch, together, strict=True):
+        torch.testing.assert_close(found, alone(name, sequence), atol=1e-5, rtol=1e-5)
+
+
+def test_bfloat16_is_packed_too_and_near_float32() -> None:
+    model = roberta(initializer_range=0.1)
+    exact = SequenceClassifier(roberta(initializer_range=0.1))
+    model.to(torch.bfloat16)  # type: ignore[arg-type] # transformers narrows `to` to its own types
+    prepare(model, CPU, 128)
+    rounded = SequenceClassifier(model)
+    assert not rounded.is_padded
+    batch = [tuple(range(5, 5 + n)) for n in (3, 60, 1, 17, 17)]
+    torch.testing.assert_close(rounded(batch), exact(batch), atol=0.02, rtol=0)
+
+
+def test_a_text_is_not_finite_alone() -> None:
+    model: Any = roberta()
+    embeddings = model.roberta.embeddings.word_embeddings.weight
+    prepare(model, CPU, 128)
+    with torch.no_grad():
+        embeddings[7] = torch.inf
+    found = SequenceClassifier(model)([(2, 3), (2, 7, 3), (4,)])
+    assert found.isfinite().all(dim=1).tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("problem_type", "num_labels", "expected"),
+    [
+        (None, 2, "softmax"),
+        ("single_label_classification", 3, "softmax"),
+        ("multi_label_classification", 3, "sigmoid"),
+        (None, 1, "sigmoid"),
+        ("regression", 1, "identity"),
+    ],
+)
+def test_probabilities_are_made_as_transformers_pipeline_makes_them(
+    problem_type: str | None, num_labels: int, expected: str
+) -> None:
+    options: dict[str, Any] = {"problem_type": problem_type, "num_labels": num_labels}
+    config = PreTrainedConfig(**options)
+    assert choose_activation(config) == expected
+
+
+def test_labels_that_exclude_nothing_stand_for_themselves() -> None:
+    model = roberta(problem_type="multi_label_classification")
+    with torch.inference_mode():
+        logits = model(input_ids=torch.tensor([[5, 6]])).logits
+    prepare(model, CPU, 128)
+    torch.testing.assert_close(SequenceClassifier(model)([(5, 6)]), logits.sigmoid())

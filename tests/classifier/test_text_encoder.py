@@ -1,0 +1,91 @@
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+from deployments.classifier.text_encoder import EncodedTexts, TextEncoder
+from deployments.contract import ClassificationRequest
+from deployments.errors import ContextLengthExceededError, InvalidRequestError, RaystreamError
+from tests.classifier.tiny_folder import framing_tokenizer
+from tests.engine.tiny_models import byte_tokenizer
+
+BEGIN, END = 2, 3
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerBase:
+    return framing_tokenizer()
+
+
+@pytest.fixture
+def encoder(tokenizer: PreTrainedTokenizerBase) -> TextEncoder:
+    return TextEncoder(tokenizer, 8)
+
+
+def ask(*texts: str, truncate: bool = False) -> ClassificationRequest:
+    return ClassificationRequest("r", texts, truncate)
+
+
+def plain(text: str) -> tuple[int, ...]:
+    return tuple(byte_tokenizer().encode(text, add_special_tokens=False))
+
+
+def test_requests_get_their_own_texts_back(encoder: TextEncoder) -> None:
+    first, second = encoder.encode([ask("ab", "c"), ask("")])
+    assert isinstance(first, EncodedTexts)
+    assert first.token_ids == ((BEGIN, *plain("ab"), END), (BEGIN, *plain("c"), END))
+    assert first.are_truncated == (False, False)
+    assert isinstance(second, EncodedTexts)
+    assert second.token_ids == ((BEGIN, END),)
+
+
+def test_what_is_too_long_is_an_error_that_says_which_and_by_how_much(
+    encoder: TextEncoder,
+) -> None:
+    fits, refused = encoder.encode([ask("abcdef"), ask("x", "abcdefg")])
+    assert isinstance(fits, EncodedTexts)
+    assert isinstance(refused, ContextLengthExceededError)
+    assert refused.param == "input[1]"
+    for words in ("has 9 tokens", "reads 8"):
+        assert words in refused.message
+
+
+def test_what_is_too_long_loses_its_end_but_not_its_special_tokens_on_demand(
+    encoder: TextEncoder,
+) -> None:
+    (found,) = encoder.encode([ask("x", "abcdefghij", truncate=True)])
+    assert isinstance(found, EncodedTexts)
+    assert found.token_ids == ((BEGIN, *plain("x"), END), (BEGIN, *plain("abcdef"), END))
+    assert found.are_truncated == (False, True)
+    (again,) = encoder.encode([ask("abcdefghij")])
+    assert isinstance(again, RaystreamError), "one request's truncation is no other's"
+
+
+def test_a_text_that_spells_a_special_token_stays_text(encoder: TextEncoder) -> None:
+    (found,) = encoder.encode([ask("<eos>")])
+    assert isinstance(found, EncodedTexts)
+    assert found.token_ids == ((BEGIN, *map(ord_id, "<eos>"), END),)
+
+
+def ord_id(letter: str) -> int:
+    (token_id,) = plain(letter)
+    return token_id
+
+
+@pytest.mark.parametrize(
+    ("bad", "says"), [(ask("fine", "\ud800"), "The text is not valid"), (ask(), "no text")]
+)
+def test_what_no_tokenizer_takes_fails_alone(
+    encoder: TextEncoder, bad: ClassificationRequest, says: str
+) -> None:
+    before, refused, after = encoder.encode([ask("a"), bad, ask("b")])
+    assert isinstance(refused, InvalidRequestError)
+    assert says in refused.message
+    assert isinstance(before, EncodedTexts)
+    assert isinstance(after, EncodedTexts)
+    assert after.token_ids == ((BEGIN, *plain("b"), END),)
+
+
+def test_a_text_without_tokens_is_refused_where_the_model_adds_none() -> None:
+    (refused,) = TextEncoder(byte_tokenizer(), 8).encode([ask("a", "")])
+    assert isinstance(refused, InvalidRequestError)
+    assert "The text has no tokens" in refused.message
+    assert refused.param == "input[1]"

@@ -1,0 +1,133 @@
+"""Sequence classifiers of many architectures, tiny and with random weights."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from transformers import (
+    AlbertConfig,
+    AutoModelForSequenceClassification,
+    BertConfig,
+    DebertaV2Config,
+    DistilBertConfig,
+    GPT2Config,
+    MistralConfig,
+    ModernBertConfig,
+    MPNetConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    RobertaConfig,
+)
+
+from tests.engine.tiny_models import EOS_TOKEN_ID, VOCAB_SIZE
+
+LABELS = {0: "human", 1: "machine", 2: "both"}
+
+SHAPE: Mapping[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 130,
+    "initializer_range": 0.3,
+    "bos_token_id": 2,
+    "eos_token_id": EOS_TOKEN_ID,
+    "pad_token_id": 0,
+    "id2label": LABELS,
+    "label2id": {name: i for i, name in LABELS.items()},
+}
+
+
+def make(config: PreTrainedConfig) -> PreTrainedModel:
+    """Return a model with random weights, in evaluation mode."""
+    torch.manual_seed(0)
+    auto: Any = AutoModelForSequenceClassification  # transformers leaves `from_config` untyped
+    model: PreTrainedModel = auto.from_config(config)
+    model.train(mode=False)
+    return model
+
+
+def roberta(**changes: Any) -> PreTrainedModel:
+    """Its positions begin behind the padding's id."""
+    return make(RobertaConfig(**{**SHAPE, "pad_token_id": 1, **changes}))
+
+
+def bert() -> PreTrainedModel:
+    """It has a pooler between the backbone and the head."""
+    return make(BertConfig(**SHAPE))
+
+
+def distilbert() -> PreTrainedModel:
+    """It names its layers in its own way."""
+    shape = dict(SHAPE)
+    hidden, inner = shape.pop("hidden_size"), shape.pop("intermediate_size")
+    layers, heads = shape.pop("num_hidden_layers"), shape.pop("num_attention_heads")
+    return make(DistilBertConfig(dim=hidden, hidden_dim=inner, n_layers=layers, n_heads=heads,
+                                 **shape))  # fmt: skip
+
+
+def modernbert(**changes: Any) -> PreTrainedModel:
+    """It has rotary positions, a window in some layers, and no biases."""
+    shape = {**SHAPE, "local_attention": 8, "global_attn_every_n_layers": 2, **changes}
+    return make(ModernBertConfig(**shape))
+
+
+def qwen2() -> PreTrainedModel:
+    """A decoder, which classifies by its last token; its heads share keys."""
+    return make(Qwen2Config(num_key_value_heads=2, **SHAPE))
+
+
+def qwen2_without_padding() -> PreTrainedModel:
+    """As many generators: no token stands for padding."""
+    return make(Qwen2Config(num_key_value_heads=2, **{**SHAPE, "pad_token_id": None}))
+
+
+def mistral() -> PreTrainedModel:
+    """A decoder with a window in all layers."""
+    return make(MistralConfig(num_key_value_heads=2, sliding_window=7, **SHAPE))
+
+
+def gpt2() -> PreTrainedModel:
+    """A decoder with learned positions."""
+    return make(GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=130,
+                           **{k: SHAPE[k] for k in ("vocab_size", "id2label", "label2id",
+                              "pad_token_id", "bos_token_id", "eos_token_id",
+                              "initializer_range")}))  # fmt: skip
+
+
+def albert() -> PreTrainedModel:
+    """Its pooler takes the first token alone, not the whole text."""
+    return make(AlbertConfig(embedding_size=16, **SHAPE))
+
+
+def deberta() -> PreTrainedModel:
+    """Its attention knows distances, and is its own."""
+    return make(DebertaV2Config(relative_attention=True, pos_att_type=["c2p", "p2c"], **SHAPE))
+
+
+def mpnet() -> PreTrainedModel:
+    """It has biases on distances."""
+    return make(MPNetConfig(**SHAPE))
+
+
+MODELS: Mapping[str, Callable[[], PreTrainedModel]] = {
+    maker.__name__: maker
+    for maker in (
+        roberta,
+        bert,
+        distilbert,
+        modernbert,
+        qwen2,
+        qwen2_without_padding,
+        mistral,
+        gpt2,
+        albert,
+        deberta,
+        mpnet,
+    )
+}
+PACKED = frozenset({"roberta", "bert", "distilbert", "modernbert", "qwen2",
+                    "qwen2_without_padding", "mistral", "gpt2"})  # fmt: skip
+"""Those that are computed without padding."""

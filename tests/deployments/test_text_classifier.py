@@ -1,0 +1,275 @@
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification
+
+from deployments.contract import (
+    ClassificationRequest,
+    Classified,
+    ClassifierDescription,
+    Refused,
+)
+from deployments.engine.model_check import UnsupportedModelError
+from deployments.errors import (
+    ContextLengthExceededError,
+    InvalidRequestError,
+    ReplicaUnavailableError,
+)
+from deployments.gpu.budget import DeviceMemoryError
+from deployments.text_classifier import MAX_BATCH_SIZE, USER_CONFIG_KEYS, TextClassifier
+from tests.classifier.tiny_classifiers import LABELS
+from tests.classifier.tiny_folder import framing_tokenizer, save_classifier
+from tests.deployments.tiny_folder import spec
+
+DEADLINE_S = 20
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_classifier(tmp_path_factory.mktemp("roberta"))
+
+
+@pytest.fixture(scope="module")
+def classifier(folder: Path) -> Iterator[TextClassifier]:
+    made = TextClassifier(spec(folder, max_model_len=4096))
+    yield made
+    made.__del__()
+
+
+@pytest.fixture(autouse=True)
+def default_settings(classifier: TextClassifier) -> Iterator[None]:
+    yield
+    classifier.reconfigure({})
+
+
+class Gate:
+    """Stands before a replica's model and lets its batches through when told to."""
+
+    def __init__(self, classifier: TextClassifier, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._model = classifier._placed.classifier._model
+        self._stock = self._model.forward
+        self._may_go_on = threading.Event()
+        self._begun = threading.Event()
+        self.batch_sizes: list[int] = []
+        monkeypatch.setattr(self._model, "forward", self._forward)
+
+    def _forward(self, **inputs: Any) -> Any:
+        self.batch_sizes.append(len(inputs["input_ids"]))
+        self._begun.set()
+        assert self._may_go_on.wait(DEADLINE_S)
+        return self._stock(**inputs)
+
+    async def wait_for_batch(self) -> None:
+        assert await asyncio.to_thread(self._begun.wait, DEADLINE_S)
+
+    def open(self) -> None:
+        self._may_go_on.set()
+
+
+@pytest.fixture
+def gate(classifier: TextClassifier, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    gate = Gate(classifier, monkeypatch)
+    yield gate
+    gate.open()
+    classifier._worker.ping().result(DEADLINE_S)  # nothing runs by the gate any more
+
+
+def ask(*texts: str, truncate: bool = False) -> ClassificationRequest:
+    return ClassificationRequest("r", texts, truncate)
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not condition():  # noqa: ASYNC110 - the line tells nobody that it has changed
+            await asyncio.sleep(0)
+
+
+async def classified(classifier: TextClassifier, *texts: str) -> Classified:
+    found = await classifier.classify(ask(*texts))
+    assert isinstance(found, Classified)
+    return found
+
+
+async def test_answers_are_the_stock_model_s_in_the_order_of_the_texts(
+    classifier: TextClassifier, folder: Path
+) -> None:
+    model = AutoModelForSequenceClassification.from_pretrained(folder)
+    tokenizer = framing_tokenizer()
+    texts = ("short", "much longer than the others " * 3, "", "short")
+    found = await classified(classifier, *texts)
+    assert found.replica_id == classifier._replica_id
+    for text, each in zip(texts, found.classifications, strict=True):
+        inputs = torch.tensor([tokenizer(text)["input_ids"]])
+        expected = model(input_ids=inputs).logits.softmax(-1)[0]
+        torch.testing.assert_close(torch.tensor(each.probabilities), expected)
+        assert (each.num_tokens, each.is_truncated) == (inputs.shape[1], False)
+
+
+async def test_it_tells_what_it_serves(classifier: TextClassifier) -> None:
+    told = await classifier.describe()
+    labels = tuple(LABELS.values())
+    assert told == ClassifierDescription("tiny", told.created, 128, labels, is_multi_label=False)
+
+
+async def test_a_text_that_is_too_long_is_refused_or_truncated(
+    classifier: TextClassifier,
+) -> None:
+    with pytest.raises(ContextLengthExceededError, match="1002 tokens"):
+        await classifier.classify(ask("x" * 1000))
+    found = await classifier.classify(ask("x" * 1000, "y", truncate=True))
+    assert isinstance(found, Classified)
+    assert [(c.num_tokens, c.is_truncated) for c in found.classifications] == [
+        (128, True),
+        (3, False),
+    ]
+
+
+async def test_a_request_that_cannot_run_fails_alone(classifier: TextClassifier) -> None:
+    bad, good = await asyncio.gather(
+        classifier.classify(ask("\ud800")), classifier.classify(ask("ok")), return_exceptions=True
+    )
+    assert isinstance(bad, InvalidRequestError)
+    assert isinstance(good, Classified)
+
+
+async def test_all_that_waits_while_the_device_is_busy_runs_together(
+    classifier: TextClassifier, gate: Gate
+) -> None:
+    first = asyncio.ensure_future(classified(classifier, "first"))
+    await gate.wait_for_batch()
+    others = [asyncio.ensure_future(classified(classifier, f"{i}", "x")) for i in range(5)]
+    await until(lambda: len(classifier._line._ready()) == 5)
+    gate.open()
+    await asyncio.gather(first, *others)
+    assert gate.batch_sizes == [1, 10]
+
+
+async def test_a_full_replica_refuses_and_says_when_to_come_back(
+    classifier: TextClassifier, gate: Gate
+) -> None:
+    classifier.reconfigure({"max_queued_requests": 1})
+    running = asyncio.ensure_future(classified(classifier, "running"))
+    await gate.wait_for_batch()
+    waiting = asyncio.ensure_future(classified(classifier, "waiting"))
+    await until(lambda: classifier._line.num_waiting == 1)
+    refused = await classifier.classify(ask("one", "too", "many"))
+    assert isinstance(refused, Refused)
+    assert "max_queued_requests is 1" in refused.message
+    assert refused.retry_after_s >= 1
+    assert refused.replica_id == classifier._replica_id
+    classifier.reconfigure({"max_queued_requests": 2})
+    late = asyncio.ensure_future(classified(classifier, "late"))
+    await until(lambda: len(classifier._line._ready()) == 2)
+    gate.open()
+    await asyncio.gather(running, waiting, late)
+
+
+async def test_tokens_that_wait_are_bounded_too(classifier: TextClassifier, gate: Gate) -> None:
+    classifier.reconfigure({"max_queued_tokens": 10})
+    running = asyncio.ensure_future(classified(classifier, "running"))
+    await gate.wait_for_batch()
+    waiting = asyncio.ensure_future(classified(classifier, "x" * 4))
+    await until(lambda: len(classifier._line._ready()) == 1)
+    refused = await classifier.classify(ask("x" * 3))
+    assert isinstance(refused, Refused)
+    assert "6 tokens wait (max_queued_tokens is 10)" in refused.message
+    with pytest.raises(InvalidRequestError, match="11 tokens"):
+        await classifier.classify(ask("x" * 9))
+    gate.open()
+    await asyncio.gather(running, waiting)
+
+
+async def test_a_request_that_is_cancelled_leaves_the_line(
+    classifier: TextClassifier, gate: Gate
+) -> None:
+    running = asyncio.ensure_future(classified(classifier, "running"))
+    await gate.wait_for_batch()
+    gone = asyncio.ensure_future(classified(classifier, "gone", "as well"))
+    await until(lambda: len(classifier._line._ready()) == 1)
+    gone.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await gone
+    assert classifier._line.num_waiting == 0
+    stays = asyncio.ensure_future(classified(classifier, "stays"))
+    await until(lambda: len(classifier._line._ready()) == 1)
+    gate.open()
+    await asyncio.gather(running, stays)
+    assert gate.batch_sizes == [1, 1]
+
+
+async def test_user_config_changes_how_requests_are_coalesced(
+    classifier: TextClassifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    encode = classifier._encoder.encode
+
+    def counting(requests: Any) -> Any:
+        sizes.append(len(requests))
+        return encode(requests)
+
+    monkeypatch.setattr(classifier._encoder, "encode", counting)
+    for max_batch_size, expected in ((4, [4, 4]), (2, [2, 2, 2, 2])):
+        sizes.clear()
+        classifier.reconfigure({"max_batch_size": max_batch_size, "batch_wait_timeout_s": 5})
+        await asyncio.gather(*(classified(classifier, "x") for _ in range(8)))
+        assert sizes == expected
+    classifier.reconfigure({})
+    batching: Any = classifier._encode
+    assert batching._get_max_batch_size() == MAX_BATCH_SIZE
+    assert batching._get_batch_wait_timeout_s() == 0
+
+
+def test_a_setting_that_nobody_knows_is_refused(classifier: TextClassifier) -> None:
+    with pytest.raises(ValueError, match="unknown keys in user_config: max_batch;"):
+        classifier.reconfigure({"max_batch": 1})
+    assert {"max_batch_size", "batch_wait_timeout_s"} < USER_CONFIG_KEYS
+
+
+async def test_a_healthy_replica_says_so_idle_or_busy(
+    classifier: TextClassifier, gate: Gate
+) -> None:
+    running = asyncio.ensure_future(classified(classifier, "running"))
+    await gate.wait_for_batch()
+    ping = asyncio.ensure_future(classifier.ping())
+    gate.open()
+    await asyncio.gather(running, ping)
+    for _ in range(2):
+        await classifier.check_health()
+
+
+async def test_a_replica_whose_worker_has_ended_is_unhealthy(folder: Path) -> None:
+    classifier = TextClassifier(spec(folder))
+    classifier._worker.stop()
+    for broken in (classifier.check_health(), classifier.ping(), classifier.classify(ask("x"))):
+        with pytest.raises(ReplicaUnavailableError):
+            await broken
+    classifier.__del__()
+
+
+def test_a_replica_that_is_let_go_leaves_no_thread(folder: Path) -> None:
+    before = set(threading.enumerate())
+    classifier = TextClassifier(spec(folder))
+    classifier.__del__()
+    assert {t.name for t in set(threading.enumerate()) - before} & {"classifier", "encode"} == set()
+
+
+def test_a_folder_without_a_model_is_refused_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match="can't load") as caught:
+        TextClassifier(spec(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_micro_batch_that_does_not_fit_is_refused_at_the_start(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forward(*_: Any, **__: Any) -> Any:
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr("deployments.placed_classifier.SequenceClassifier.__call__", forward)
+    with pytest.raises(DeviceMemoryError, match="lower max_batched_tokens or max_model_len"):
+        TextClassifier(spec(folder))

@@ -1,0 +1,1 @@
+"""Tests of pydoc-detector and of what made it."""

@@ -1,0 +1,496 @@
+"""Classification through the whole application, with a classifier that is a fake."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from deployments.errors import ClassificationFailedError, InvalidRequestError, OverloadedError
+from serve_app.api.score_report import MAX_NUM_SCORES
+from serve_app.config import AppConfig
+from serve_app.ingress import build_app
+from tests.serve_app.doors import access_lines
+from tests.serve_app.fake_classifier import MAX_MODEL_LEN, FakeClassifier
+from tests.serve_app.fakes import FakeBackend, FakeClock
+
+V1, VLLM = "/v1/classify", "/classify"
+NO_CACHE = {"cached_tokens": 0}
+TOO_LONG = "word " * MAX_MODEL_LEN
+REPEATING = {"max_chars": 20, "overlap": 15}
+
+
+@pytest.fixture
+def classifier() -> FakeClassifier:
+    return FakeClassifier()
+
+
+@pytest.fixture
+def app(
+    config: AppConfig, backend: FakeBackend, classifier: FakeClassifier, clock: FakeClock
+) -> FastAPI:
+    return build_app(config, {"m": backend}, clock, classifiers={"c": classifier})
+
+
+@pytest.fixture
+async def strict_client(classifier: FakeClassifier) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of an application with low limits."""
+    limits = {"max_num_texts": 3, "max_num_pieces": 4, "max_prompt_bytes": 40}
+    config = AppConfig.model_validate(
+        {"models": [{"id": "m", "source": "nowhere"}], "limits": limits}
+    )
+    app = build_app(config, {}, FakeClock(), classifiers={"c": classifier})
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://t") as client:
+        yield client
+
+
+async def classified(client: httpx.AsyncClient, text: object, **fields: object) -> Any:
+    answer = await client.post(V1, json={"model": "c", "input": text, **fields})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def refused(client: httpx.AsyncClient, body: object, path: str = V1) -> dict[str, Any]:
+    answer = await client.post(path, json=body)
+    assert answer.status_code == 400, answer.text
+    error: dict[str, Any] = answer.json()["error"]
+    return error
+
+
+def scores(**each: float) -> list[dict[str, object]]:
+    return [{"label": label, "score": score} for label, score in each.items()]
+
+
+async def test_a_text_gets_its_label_and_all_scores_the_best_first(
+    client: httpx.AsyncClient,
+) -> None:
+    answer = await client.post(
+        V1, json={"model": "c", "input": "ABCd"}, headers={"x-request-id": "mine"}
+    )
+    assert answer.headers["x-request-id"] == "mine"
+    assert answer.json() == {
+        "id": "classify-mine",
+        "object": "list",
+        "created": 1_700_000_000,
+        "model": "c",
+        "data": [
+            {
+                "object": "classification",
+                "index": 0,
+                "label": "capital",
+                "scores": scores(capital=0.75, small=0.25, odd=0.0),
+                "truncated": False,
+                "pieces": None,
+            }
+        ],
+        "usage": {
+            "prompt_tokens": 3,
+            "completion_tokens": 0,
+            "total_tokens": 3,
+            "prompt_tokens_details": NO_CACHE,
+        },
+    }
+
+
+async def test_several_texts_are_one_request_to_one_replica(
+    client: httpx.AsyncClient, classifier: FakeClassifier
+) -> None:
+    body = await classified(client, ["AB", "ab", "two words"])
+    assert [(each["index"], each["label"]) for each in body["data"]] == [
+        (0, "capital"),
+        (1, "small"),
+        (2, "small"),
+    ]
+    assert body["usage"]["total_tokens"] == 3 + 3 + 4
+    (request,) = classifier.requests
+    assert request.texts == ("AB", "ab", "two words")
+
+
+async def test_a_request_that_names_no_model_asks_the_first_that_classifies(
+    client: httpx.AsyncClient,
+) -> None:
+    for path in (V1, VLLM):
+        answer = await client.post(path, json={"input": "a"})
+        assert answer.json()["model"] == "c"
+
+
+@pytest.mark.parametrize(("top_k", "labels"), [(1, 1), (2, 2), (3, 3), (4, 3), (10**30, 3)])
+async def test_top_k_tells_the_best(client: httpx.AsyncClient, top_k: int, labels: int) -> None:
+    body = await classified(client, "ABCd", top_k=top_k, split={})
+    best = scores(capital=0.75, small=0.25, odd=0.0)[:labels]
+    assert body["data"][0]["scores"] == best
+    assert body["data"][0]["pieces"][0]["scores"] == best
+
+
+async def test_of_equal_scores_the_earlier_label_is_the_better(client: httpx.AsyncClient) -> None:
+    assert (await classified(client, "Ab"))["data"][0]["label"] == "small"
+
+
+async def test_pieces_have_offsets_and_their_length_weighs_them(
+    client: httpx.AsyncClient, classifier: FakeClassifier
+) -> None:
+    text = "ABCDEF. abcd."
+    body = await classified(client, ["x", text], split={"max_chars": 9})
+    one, two = body["data"]
+    assert [(piece["start"], piece["end"]) for piece in one["pieces"]] == [(0, 1)]
+    pieces = two["pieces"]
+    assert [text[piece["start"] : piece["end"]] for piece in pieces] == ["ABCDEF. ", "abcd."]
+    assert [piece["label"] for piece in pieces] == ["capital", "small"]
+    assert [piece["scores"][0]["score"] for piece in pieces] == [6 / 8, 1.0]
+    told = {each["label"]: each["score"] for each in two["scores"]}
+    assert told == pytest.approx({"small": 7 / 13, "capital": 6 / 13, "odd": 0})
+    assert two["label"] == "small"
+    (request,) = classifier.requests
+    assert request.texts == ("x", "ABCDEF. ", "abcd.")
+
+
+async def test_on_request_the_whole_has_each_label_s_highest_score(
+    client: httpx.AsyncClient,
+) -> None:
+    body = await classified(client, "ABCDEF. abcd.", split={"max_chars": 9, "aggregate": "max"})
+    assert body["data"][0]["scores"] == scores(small=1.0, capital=0.75, odd=0.0)
+
+
+async def test_pieces_of_white_space_do_not_count(client: httpx.AsyncClient) -> None:
+    for aggregate in ("mean", "max"):
+        split = {"max_chars": 4, "aggregate": aggregate}
+        (told,) = (await classified(client, "ABCD" + " " * 8, split=split))["data"]
+        assert [(piece["start"], piece["end"]) for piece in told["pieces"]] == [
+            (0, 4),
+            (4, 8),
+            (8, 12),
+        ]
+        assert told["scores"][0] == {"label": "capital", "score": 1.0}
+
+
+async def test_a_text_of_white_space_alone_is_a_text(client: httpx.AsyncClient) -> None:
+    for split in (None, {"max_chars": 2}, {"max_chars": 2, "aggregate": "max"}):
+        (told,) = (await classified(client, " \n ", split=split))["data"]
+        assert told["scores"][0] == {"label": "small", "score": 1.0}
+
+
+async def test_pieces_overlap_as_far_as_asked_for(client: httpx.AsyncClient) -> None:
+    text = "one two three four"
+    body = await classified(client, text, split={"max_chars": 10, "overlap": 6})
+    pieces = [text[piece["start"] : piece["end"]] for piece in body["data"][0]["pieces"]]
+    assert pieces == ["one two ", "two three ", "three four"]
+
+
+async def test_the_default_pieces_have_300_characters_at_most(client: httpx.AsyncClient) -> None:
+    text = "It is so. " * 100
+    for split in ({}, {"max_chars": None, "overlap": None, "aggregate": None}):
+        pieces = (await classified(client, text, split=split))["data"][0]["pieces"]
+        assert [(piece["start"], piece["end"]) for piece in pieces] == [
+            (0, 300),
+            (300, 600),
+            (600, 900),
+            (900, 1000),
+        ]
+
+
+async def test_a_long_text_is_split_on_a_thread_to_the_same_end(client: httpx.AsyncClient) -> None:
+    text = "It is so. " * 2000
+    pieces = (await classified(client, text, split={}))["data"][0]["pieces"]
+    assert len(pieces) == 67
+    assert "".join(text[piece["start"] : piece["end"]] for piece in pieces) == text
+
+
+async def test_what_is_too_long_is_refused_with_both_ways_out(client: httpx.AsyncClient) -> None:
+    error = await refused(client, {"input": ["a", TOO_LONG]})
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "input[1]")
+    assert "514 tokens" in error["message"]
+    assert '"split": {"max_chars": 300}' in error["message"]
+    assert '"truncate": true' in error["message"]
+    assert (await refused(client, {"input": TOO_LONG}))["param"] == "input"
+
+
+async def test_a_piece_that_is_too_long_is_named(client: httpx.AsyncClient) -> None:
+    text = "w " * 600
+    error = await refused(client, {"input": ["a", text], "split": {"max_chars": 1100}})
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "input[1]")
+    assert "from 0 to 1100" in error["message"]
+    assert "smaller split.max_chars" in error["message"]
+
+
+async def test_what_is_too_long_may_be_truncated_and_that_is_told(
+    client: httpx.AsyncClient, classifier: FakeClassifier
+) -> None:
+    body = await classified(client, ["a", TOO_LONG], truncate=True)
+    assert [each["truncated"] for each in body["data"]] == [False, True]
+    assert body["usage"]["prompt_tokens"] == 3 + MAX_MODEL_LEN
+    body = await classified(client, "w " * 600, truncate=True, split={"max_chars": 1100})
+    assert body["data"][0]["truncated"]
+    assert [piece["truncated"] for piece in body["data"][0]["pieces"]] == [True, False]
+    assert all(request.truncate for request in classifier.requests)
+
+
+async def test_another_refusal_of_a_text_keeps_its_words_and_names_the_text(
+    client: httpx.AsyncClient, classifier: FakeClassifier
+) -> None:
+    classifier.refusal = InvalidRequestError("The text has no tokens.", "input[2]")
+    split = {"max_chars": 1}
+    error = await refused(client, {"input": ["ab", "c"], "split": split})
+    assert error["param"] == "input[1]"
+    assert error["message"] == "The text has no tokens. It is the piece from 0 to 1."
+    classifier.refusal = InvalidRequestError("Send less.", "input")
+    assert (await refused(client, {"input": "a"}))["message"] == "Send less."
+
+
+@pytest.mark.parametrize("path", [V1, VLLM])
+async def test_the_text_that_the_model_failed_on_is_named_as_it_was_sent(
+    client: httpx.AsyncClient, classifier: FakeClassifier, path: str
+) -> None:
+    classifier.refusal = ClassificationFailedError("The model failed.", "input[0]")
+    answer = await client.post(path, json={"input": "a"})
+    assert answer.status_code == 500
+    assert answer.json()["error"]["param"] == "input"
+    if path == V1:
+        classifier.refusal = ClassificationFailedError("The model failed.", "input[2]")
+        answer = await client.post(path, json={"input": ["ab", "c"], "split": {"max_chars": 1}})
+        assert answer.json()["error"]["param"] == "input[1]"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input": ""}, "input"),
+        ({"input": []}, "input"),
+        ({"input": ["a", ""]}, "input[1]"),
+        ({"input": ["a", 1]}, "input[1]"),
+        ({"input": None}, "input"),
+        ({"input": {"text": "a"}}, "input"),
+        ({"input": ["a"] * 8193}, "input"),
+        ({"top_k": 0}, "top_k"),
+        ({"top_k": 1.5}, "top_k"),
+        ({"truncate": 1}, "truncate"),
+        ({"split": True}, "split"),
+        ({"split": {"max_chars": 0}}, "split.max_chars"),
+        ({"split": {"max_chars": "300"}}, "split.max_chars"),
+        ({"split": {"overlap": -1}}, "split.overlap"),
+        ({"split": {"overlap": 300}}, "split.overlap"),
+        ({"split": {"max_chars": 5, "overlap": 5}}, "split.overlap"),
+        ({"split": {"aggregate": "median"}}, "split.aggregate"),
+        ({"split": {"max_char": 5}}, "split.max_char"),
+        ({"inputs": "a"}, "inputs"),
+        ({"truncate_prompt_tokens": -1}, "truncate_prompt_tokens"),
+    ],
+)
+async def test_a_request_that_will_not_do_is_refused_by_name(
+    client: httpx.AsyncClient, classifier: FakeClassifier, fields: dict[str, Any], param: str
+) -> None:
+    error = await refused(client, {"input": "a", **fields})
+    assert error["param"] == param
+    assert classifier.requests == []
+
+
+async def test_an_unknown_field_is_told_the_one_that_was_meant(client: httpx.AsyncClient) -> None:
+    error = await refused(client, {"input": "a", "split": {"max_char": 5}})
+    assert error["code"] == "unknown_parameter"
+    assert "'max_chars'" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "limit", "param"),
+    [
+        ({"input": ["a"] * 4}, "max_num_texts", "input"),
+        ({"input": "a" * 41}, "max_prompt_bytes", "input"),
+        ({"input": ["é" * 20, "a"]}, "max_prompt_bytes", "input"),
+        ({"input": "a" * 5, "split": {"max_chars": 1}}, "max_num_pieces", "split"),
+        ({"input": ["aaa", "aa"], "split": {"max_chars": 1}}, "max_num_pieces", "split"),
+        ({"input": "a" * 30, "split": REPEATING}, "max_prompt_bytes", "input"),
+    ],
+)
+async def test_what_is_too_much_is_refused_by_the_limit_s_name(
+    strict_client: httpx.AsyncClient,
+    classifier: FakeClassifier,
+    fields: dict[str, Any],
+    limit: str,
+    param: str,
+) -> None:
+    error = await refused(strict_client, fields)
+    assert f"limits.{limit}" in error["message"]
+    assert error["param"] == param
+    assert classifier.requests == []
+
+
+async def test_just_as_much_as_is_allowed_is_served(strict_client: httpx.AsyncClient) -> None:
+    bodies: list[dict[str, object]] = [
+        {"input": ["a"] * 3},
+        {"input": "é" * 20},
+        {"input": ["aaa", "a"], "split": {"max_chars": 1}},
+    ]
+    for body in bodies:
+        assert (await strict_client.post(V1, json=body)).status_code == 200
+
+
+async def test_an_answer_of_too_many_scores_is_refused_before_anybody_works(
+    config: AppConfig,
+) -> None:
+    labels = tuple(f"label {number}" for number in range(1000))
+    classifier = FakeClassifier(labels=labels)
+    app = build_app(config, {}, FakeClock(), classifiers={"c": classifier})
+    text = "a" * (MAX_NUM_SCORES // 1000 + 1)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://t") as client:
+        error = await refused(client, {"input": text, "split": {"max_chars": 1}})
+        assert error["param"] == "top_k"
+        error = await refused(client, {"input": list(text)}, VLLM)
+        assert error["param"] == "input"
+        assert "top_k" not in error["message"]
+        assert classifier.requests == []
+        body = await classified(client, text, split={"max_chars": 1}, top_k=5)
+    assert len(body["data"][0]["pieces"][0]["scores"]) == 5
+
+
+async def test_vllm_s_request_is_answered_in_vllm_s_shape(client: httpx.AsyncClient) -> None:
+    body = {"model": "c", "input": ["ABCd", "ab"], "truncate_prompt_tokens": None}
+    answer = await client.post(VLLM, json=body, headers={"x-request-id": "mine"})
+    assert answer.json() == {
+        "id": "classify-mine",
+        "object": "list",
+        "created": 1_700_000_000,
+        "model": "c",
+        "data": [
+            {"index": 0, "label": "capital", "probs": [0.25, 0.75, 0.0], "num_classes": 3},
+            {"index": 1, "label": "small", "probs": [1.0, 0.0, 0.0], "num_classes": 3},
+        ],
+        "usage": {
+            "prompt_tokens": 6,
+            "completion_tokens": 0,
+            "total_tokens": 6,
+            "prompt_tokens_details": NO_CACHE,
+        },
+    }
+
+
+async def test_vllm_s_way_to_truncate_is_known(
+    client: httpx.AsyncClient, classifier: FakeClassifier
+) -> None:
+    assert (await refused(client, {"input": ["a", TOO_LONG]}, VLLM))["param"] == "input[1]"
+    error = await refused(client, {"input": TOO_LONG}, VLLM)
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "input")
+    assert "truncate_prompt_tokens: -1" in error["message"]
+    body = {"input": TOO_LONG, "truncate_prompt_tokens": -1}
+    assert (await client.post(VLLM, json=body)).status_code == 200
+    assert [request.truncate for request in classifier.requests] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("truncate_prompt_tokens", 5),
+        ("use_activation", False),
+        ("activation", False),
+        ("softmax", False),
+        ("add_special_tokens", False),
+        ("priority", 1),
+        ("messages", [{"role": "user", "content": "a"}]),
+        ("split", {}),
+        ("top_k", 1),
+        ("zzz", 1),
+    ],
+)
+async def test_what_vllm_would_do_otherwise_is_refused_by_name(
+    client: httpx.AsyncClient, classifier: FakeClassifier, field: str, value: object
+) -> None:
+    assert (await refused(client, {"input": "a", field: value}, VLLM))["param"] == field
+    assert classifier.requests == []
+
+
+async def test_what_asks_vllm_for_nothing_special_passes(client: httpx.AsyncClient) -> None:
+    body = {
+        "input": "a",
+        "user": "me",
+        "request_id": "r",
+        "use_activation": True,
+        "add_special_tokens": True,
+        "priority": 0,
+        "cache_salt": None,
+    }
+    assert (await client.post(VLLM, json=body)).status_code == 200
+
+
+@pytest.mark.parametrize("path", [V1, VLLM])
+async def test_a_model_that_generates_is_not_asked_to_classify(
+    client: httpx.AsyncClient, path: str
+) -> None:
+    error = await refused(client, {"model": "m", "input": "a"}, path)
+    assert (error["code"], error["param"]) == ("wrong_task", "model")
+    assert "'m' can't classify. Models that can: c." in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
+        ("/v1/completions", {"prompt": "hi"}),
+        ("/text-generation", {"prompt": "hi"}),
+        ("/tokenize", {"prompt": "hi"}),
+        ("/detokenize", {"tokens": [1]}),
+    ],
+)
+async def test_a_model_that_classifies_is_not_asked_for_text(
+    client: httpx.AsyncClient, backend: FakeBackend, path: str, body: dict[str, Any]
+) -> None:
+    error = await refused(client, {"model": "c", **body}, path)
+    assert (error["code"], error["param"]) == ("wrong_task", "model")
+    assert "'c' can't generate text. Models that can: m." in error["message"]
+    assert backend.num_calls == 0
+
+
+async def test_an_unknown_model_is_not_found(client: httpx.AsyncClient) -> None:
+    for path in (V1, VLLM):
+        answer = await client.post(path, json={"model": "x", "input": "a"})
+        assert answer.status_code == 404
+        assert "Served: m, c." in answer.json()["error"]["message"]
+
+
+async def test_a_server_without_a_classifier_says_so(config: AppConfig) -> None:
+    app = build_app(config, {"m": FakeBackend()}, FakeClock())
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://t") as client:
+        answer = await client.post(V1, json={"input": "a"})
+    assert answer.status_code == 404
+    assert answer.json()["error"]["message"] == "No model here can classify."
+
+
+async def test_a_full_replica_is_told_with_the_time_to_come_back(
+    client: httpx.AsyncClient, classifier: FakeClassifier
+) -> None:
+    classifier.refusal = OverloadedError("The model is overloaded.", None, 7)
+    answer = await client.post(V1, json={"input": "a"})
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "7")
+    assert answer.json()["error"]["code"] == "overloaded"
+
+
+async def test_the_access_log_counts_tokens_of_what_was_answered(
+    client: httpx.AsyncClient, classifier: FakeClassifier, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    await classified(client, ["one two", "three"])
+    classifier.refusal = ClassificationFailedError("no")
+    await client.post(VLLM, json={"model": "c", "input": "a"})
+    answered, failed = access_lines(caplog)
+    assert (answered["route"], answered["model"], answered["status"]) == (V1, "c", 200)
+    assert (answered["prompt_tokens"], answered["completion_tokens"]) == (7, 0)
+    assert (failed["route"], failed["status"], failed["prompt_tokens"]) == (VLLM, 500, 0)
+    assert failed["error_code"] == "classification_failed"
+    assert "three" not in caplog.text
+
+
+async def test_both_kinds_of_model_are_listed_shown_and_watched(
+    client: httpx.AsyncClient, backend: FakeBackend, classifier: FakeClassifier
+) -> None:
+    cards = (await client.get("/v1/models")).json()["data"]
+    assert [(card["id"], card["task"], card["labels"]) for card in cards] == [
+        ("m", "generate", None),
+        ("c", "classify", ["small", "capital", "odd"]),
+    ]
+    assert (await client.get("/v1/models/c")).json() == cards[1]
+    assert cards[1]["max_model_len"] == MAX_MODEL_LEN
+    assert not cards[1]["accepts_images"]
+    assert (await client.get("/ready")).json()["models"] == ["m", "c"]
+    assert (await client.get("/health")).json()["models"] == ["m", "c"]
+    classifier.sickness = ClassificationFailedError("the worker has ended")
+    answer = await client.get("/health")
+    assert answer.status_code == 503
+    assert "c: the worker has ended" in answer.json()["error"]["message"]
