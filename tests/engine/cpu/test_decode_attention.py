@@ -225,6 +225,7 @@ def test_any_number_of_threads_gives_the_same_to_the_last_bit(
 def test_without_a_pool_of_threads_it_runs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     slots = Slots(BFLOAT16, [Row.at_end(1, 20)])
     expected = slots.attend()
+    monkeypatch.setattr(decode_attention, "MIN_PARALLEL_PRODUCTS", 0)
     monkeypatch.setattr(decode_attention, "find_parallel", lambda: None)
     assert torch.equal(slots.attend(), expected)
 
