@@ -96,8 +96,8 @@ def packed_run(folder: str) -> Run:
         max_model_len=512,
     )
     encoder = TextEncoder(loaded.tokenizer, loaded.max_model_len)
-    classifier = SequenceClassifier(loaded.model)
-    if classifier.is_padded:
+    classifier = SequenceClassifier(loaded.model, loaded.layout, loaded.probes.of_length(1))
+    if classifier.layout != "packed":
         raise RuntimeError("the model could not be packed; the log says why")
 
     def run(texts: Sequence[str]) -> object:

@@ -28,9 +28,6 @@ from deployments.errors import ClassificationFailedError, ReplicaUnavailableErro
 
 logger = logging.getLogger(__name__)
 
-PROBE = ((0,),)
-"""What an idle device runs to show that it can."""
-
 
 class Classifier(Protocol):
     """A model, as far as the worker is concerned."""
@@ -43,6 +40,11 @@ class Classifier(Protocol):
     @property
     def is_padded(self) -> bool:
         """Whether each sequence of a batch costs as much as the longest."""
+        ...
+
+    @property
+    def probe(self) -> TokenIds:
+        """A short text, which an idle device runs to show that it can."""
         ...
 
     def __call__(self, sequences: Sequence[TokenIds]) -> torch.Tensor:
@@ -165,7 +167,7 @@ class DeviceWorker:
             torch.AcceleratorError: The device is gone.
         """
         try:
-            classifier(PROBE)
+            classifier([classifier.probe])
         except Exception as error:
             if is_fatal(error):
                 raise

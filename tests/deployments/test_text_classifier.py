@@ -22,7 +22,7 @@ from deployments.errors import (
 )
 from deployments.gpu.budget import DeviceMemoryError
 from deployments.text_classifier import MAX_BATCH_SIZE, USER_CONFIG_KEYS, TextClassifier
-from tests.classifier.tiny_classifiers import LABELS
+from tests.classifier.tiny_classifiers import LABELS, MODELS
 from tests.classifier.tiny_folder import framing_tokenizer, save_classifier
 from tests.deployments.tiny_folder import spec
 
@@ -222,6 +222,23 @@ async def test_user_config_changes_how_requests_are_coalesced(
     batching: Any = classifier._encode
     assert batching._get_max_batch_size() == MAX_BATCH_SIZE
     assert batching._get_batch_wait_timeout_s() == 0
+
+
+@pytest.mark.parametrize("name", ["bart", "t5", "xlnet", "fnet"])
+async def test_a_model_that_takes_no_bare_token_or_no_padding_is_served(
+    name: str, tmp_path: Path
+) -> None:
+    save_classifier(tmp_path, MODELS[name]())
+    made = TextClassifier(spec(tmp_path, max_model_len=100))
+    try:
+        texts = ("a", "some words", "as many words again, and more")
+        together = await classified(made, *texts)
+        await made.ping()
+        alone = [(await classified(made, text)).classifications[0] for text in texts]
+        for one, other in zip(together.classifications, alone, strict=True):
+            assert one.probabilities == pytest.approx(other.probabilities, abs=1e-5)
+    finally:
+        made.__del__()
 
 
 def test_a_setting_that_nobody_knows_is_refused(classifier: TextClassifier) -> None:
