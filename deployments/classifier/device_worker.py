@@ -19,7 +19,7 @@ from typing import Protocol
 
 import torch
 
-from deployments.classifier.micro_batches import batch_size, in_order
+from deployments.classifier.micro_batches import in_order, take_batch
 from deployments.classifier.waiting_line import Job, Probabilities, TokenIds, WaitingLine
 from deployments.engine.device_errors import is_fatal, is_out_of_memory, release_cache
 from deployments.engine.isolation import Isolation
@@ -180,15 +180,19 @@ class DeviceWorker:
         """Classify all texts of these jobs, and answer each job when its last text is done."""
         answers = {job: _Answer(job) for job in jobs}
         pieces = [_Piece(job, index) for job in jobs for index in range(len(job.sequences))]
-        waiting = in_order(pieces, is_padded=classifier.is_padded)
-        while waiting := [piece for piece in waiting if answers[piece.job].is_wanted]:
-            if self._line.is_closed:
+        waiting = deque(in_order(pieces, is_padded=classifier.is_padded))
+        while not self._line.is_closed:
+            batch = take_batch(
+                waiting,
+                self._budget.tokens,
+                is_padded=classifier.is_padded,
+                is_wanted=lambda piece: answers[piece.job].is_wanted,
+            )
+            if not batch:
                 return
-            size = batch_size(waiting, self._budget.tokens, is_padded=classifier.is_padded)
-            batch, waiting = waiting[:size], waiting[size:]
             for piece, outcome in self._run_batch(classifier, batch):
                 answers[piece.job].note(piece.index, outcome)
-            self._note_batch(BatchStats(size, sum(piece.num_tokens for piece in batch)))
+            self._note_batch(BatchStats(len(batch), sum(piece.num_tokens for piece in batch)))
 
     def _run_batch(
         self, classifier: Classifier, batch: list[_Piece]
