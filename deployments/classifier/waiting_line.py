@@ -78,8 +78,12 @@ class WaitingLine:
 
     @property
     def num_running(self) -> int:
-        """Requests that the device has taken and not answered."""
-        return len(self._running)
+        """Requests that the device has taken and not answered.
+
+        Those that are answered leave the line when the event loop comes to them.
+        """
+        with self._changed:
+            return sum(not job.answer.done() for job in self._running)
 
     @property
     def is_closed(self) -> bool:

@@ -224,6 +224,25 @@ async def test_user_config_changes_how_requests_are_coalesced(
     assert batching._get_batch_wait_timeout_s() == 0
 
 
+async def test_a_replica_that_has_answered_all_is_seen_to_be_idle(
+    classifier: TextClassifier, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[int, int]] = []
+
+    def observe_line(*, num_running: int, num_waiting: int) -> None:
+        seen.append((num_running, num_waiting))
+
+    monkeypatch.setattr(classifier._metrics, "observe_line", observe_line)
+    running = asyncio.ensure_future(classified(classifier, "running"))
+    await gate.wait_for_batch()
+    waiting = asyncio.ensure_future(classified(classifier, "waiting"))
+    await until(lambda: len(classifier._line._ready()) == 1)
+    gate.open()
+    await asyncio.gather(running, waiting)
+    await until(lambda: len(seen) == 2)
+    assert seen[-1] == (0, 0)
+
+
 @pytest.mark.parametrize("name", ["bart", "t5", "xlnet", "fnet"])
 async def test_a_model_that_takes_no_bare_token_or_no_padding_is_served(
     name: str, tmp_path: Path
