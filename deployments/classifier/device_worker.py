@@ -132,7 +132,8 @@ class DeviceWorker:
         pinged: Future[None] = Future()
         self._pings.append(pinged)
         self._line.poke()
-        if not self.is_alive:
+        # The thread closes the line before it answers the last pings: one of both sees this ping.
+        if self._line.is_closed:
             self._answer_pings(_dead())
         return pinged
 
@@ -142,6 +143,7 @@ class DeviceWorker:
         except BaseException as error:  # noqa: BLE001 - whoever waits for the model is told
             self._line.close()
             self._classifier.set_exception(error)
+            self._answer_pings(_dead())
             return
         self._classifier.set_result(classifier)
         try:
@@ -223,14 +225,20 @@ class DeviceWorker:
         self._on_batch(stats)
 
     def _answer_pings(self, error: Exception | None) -> None:
-        while self._pings:
-            ping = self._pings.popleft()
+        while (ping := self._next_ping()) is not None:
             if not ping.set_running_or_notify_cancel():
                 continue
             if error is None:
                 ping.set_result(None)
             else:
                 ping.set_exception(error)
+
+    def _next_ping(self) -> "Future[None] | None":
+        """Take the oldest; at the end the thread and those who ping take them both."""
+        try:
+            return self._pings.popleft()
+        except IndexError:
+            return None
 
 
 class _GuardedRun:

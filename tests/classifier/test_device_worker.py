@@ -273,6 +273,29 @@ def test_a_ping_is_answered_though_nobody_waits_for_what_is_taken_with_it(
     assert device.batches == [((1,),), ((0,),)]
 
 
+class LatePinger(DeviceWorker):
+    """Somebody pings it when its thread has answered the last pings and has not ended yet."""
+
+    late: "Future[None] | None" = None
+    _is_late = False
+
+    def _answer_pings(self, error: Exception | None) -> None:
+        super()._answer_pings(error)
+        if error is not None and not self._is_late:
+            self._is_late = True
+            self.late = self.ping()
+
+
+def test_a_ping_between_the_thread_s_last_answers_and_its_end_is_answered(
+    device: GatedDevice,
+) -> None:
+    worker = LatePinger(lambda: device, WaitingLine(LineLimits(1, None)), 1000, lambda _: None)
+    worker.start().result(DEADLINE_S)
+    worker.stop()
+    assert worker.late is not None
+    assert isinstance(worker.late.exception(timeout=0), ReplicaUnavailableError)
+
+
 def test_a_probe_that_fails_is_told_and_the_worker_goes_on(
     replica: Replica, device: GatedDevice
 ) -> None:
