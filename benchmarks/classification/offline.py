@@ -1,4 +1,4 @@
-"""Origin C's offline sweep: what a text costs by the size of its batch, and by how it is laid out.
+"""The offline sweep: what a text costs by the size of its batch, and by how it is laid out.
 
 - in arrival order: the stock pipeline on batches as they come, each padded to its longest text;
 - sorted: the same, the texts sorted by length first;
