@@ -183,9 +183,7 @@ class Admission:
         )
 
     def _overloaded(self, num_to_end: int, why: str) -> OverloadedError:
-        retry_after_s = self._drain_rate.retry_after_s(num_to_end, self._now_s())
-        message = f"The model is overloaded: {why}. Try again in {retry_after_s} s."
-        return OverloadedError(message, None, retry_after_s)
+        return self._drain_rate.overloaded(num_to_end, why, self._now_s())
 
     def _num_to_end(self, num_tokens: int) -> int:
         """Return how many must end until so many tokens less wait: each lets the oldest run."""

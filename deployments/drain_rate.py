@@ -3,6 +3,8 @@
 from collections import deque
 from math import ceil
 
+from deployments.errors import OverloadedError
+
 WINDOW_S = 30.0
 """What lies further back tells little of the load that is there now."""
 
@@ -43,6 +45,12 @@ class DrainRate:
         """Return when to come back, where so many more have to end first: whole seconds."""
         seconds = ceil(self.seconds_for(num_requests, now_s))
         return min(MAX_RETRY_AFTER_S, max(MIN_RETRY_AFTER_S, seconds))
+
+    def overloaded(self, num_requests: int, why: str, now_s: float) -> OverloadedError:
+        """Return the refusal of a request, where so many more have to end first."""
+        retry_after_s = self.retry_after_s(num_requests, now_s)
+        message = f"The model is overloaded: {why}. Try again in {retry_after_s} s."
+        return OverloadedError(message, None, retry_after_s)
 
     def _forget(self, before_s: float) -> None:
         while self._ended_at_s and self._ended_at_s[0] < before_s:

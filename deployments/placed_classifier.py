@@ -4,14 +4,16 @@ Made on the worker's thread (`deployments.classifier.device_worker`), whose comp
 """
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
 from deployments.classifier.model_loader import LoadedClassifier, load_classifier
-from deployments.classifier.sequence_classifier import SequenceClassifier
+from deployments.classifier.sequence_classifier import Layout, SequenceClassifier
+from deployments.classifier.waiting_line import TokenIds
 from deployments.engine.cpu.allocator import keep_freed_memory
-from deployments.engine.device_errors import is_out_of_memory
+from deployments.engine.device_errors import is_fatal, is_out_of_memory
 from deployments.engine.model_check import UnsupportedModelError
 from deployments.gpu.budget import GIB, DeviceMemoryError
 from deployments.gpu.device import MemoryDevice, num_compute_threads, num_cores
@@ -21,6 +23,13 @@ logger = logging.getLogger("ray.serve")
 
 LARGE_MODEL_BYTES = 32 * 2**20
 """Weights from which on a text of a hundred tokens takes longer than its way over HTTP."""
+
+LAYOUTS: Mapping[Layout, str] = {
+    "packed": "packed without padding",
+    "padded": "padded",
+    "one by one": "run one by one",
+}
+"""How the log names them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,21 +68,27 @@ def place_classifier(spec: ModelSpec, device: MemoryDevice) -> PlacedClassifier:
         loaded.num_weight_bytes, LARGE_MODEL_BYTES
     )
     torch.set_num_threads(num_threads)
-    classifier = SequenceClassifier(loaded.model)
-    _warm_up(classifier, loaded.max_model_len, spec)
+    probes = loaded.probes
+    classifier = SequenceClassifier(loaded.model, loaded.layout, probes.of_length(1))
+    _warm_up(classifier, probes.of_length(loaded.max_model_len), spec)
     return PlacedClassifier(classifier, loaded, num_threads)
 
 
-def _warm_up(classifier: SequenceClassifier, max_model_len: int, spec: ModelSpec) -> None:
+def _warm_up(classifier: SequenceClassifier, longest: TokenIds, spec: ModelSpec) -> None:
     """Run the shortest text, and the largest micro-batch: what will not fit is found out now."""
-    longest = (0,) * max_model_len
-    batches = [((0,),), (longest,) * max(1, spec.max_batched_tokens // max_model_len)]
+    num_longest = max(1, spec.max_batched_tokens // len(longest))
+    batches = [(classifier.probe,), (longest,) * num_longest]
     for sequences in batches:
         try:
             probabilities = classifier(sequences)
         except Exception as error:
-            if not is_out_of_memory(error):
+            if is_fatal(error):
                 raise
+            if not is_out_of_memory(error):
+                reason = f"{type(error).__name__}: {error}"
+                raise UnsupportedModelError(
+                    f"{spec.source!r} fails on a text of {len(sequences[0])} tokens: {reason}"
+                ) from error
             raise DeviceMemoryError(
                 f"a share of {spec.num_gpus or 1:g} does not hold a micro-batch of "
                 f"{len(sequences)} x {len(sequences[0])} tokens beside the weights; raise num_gpus "
@@ -101,5 +116,5 @@ def log_placement(
         placed.loaded.num_weight_bytes / GIB,
         len(placed.loaded.labels),
         placed.loaded.max_model_len,
-        "padded" if placed.classifier.is_padded else "packed without padding",
+        LAYOUTS[placed.classifier.layout],
     )

@@ -10,7 +10,6 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 from uuid import uuid4
 
 from ray import serve
@@ -32,14 +31,13 @@ from deployments.errors import OverloadedError, RaystreamError, ReplicaUnavailab
 from deployments.gpu.device import MemoryDevice
 from deployments.model_spec import ModelSpec
 from deployments.placed_classifier import log_placement, place_classifier
+from deployments.user_config import BATCH_KEYS, given_settings, queue_limits, set_batching
 
 MAX_BATCH_SIZE = 32
 BATCH_WAIT_TIMEOUT_S = 0.0
 """None: while the device is busy, requests gather by themselves."""
 
-USER_CONFIG_KEYS = frozenset(
-    {"max_batch_size", "batch_wait_timeout_s", "max_queued_requests", "max_queued_tokens"}
-)
+USER_CONFIG_KEYS = BATCH_KEYS
 
 
 class TextClassifier:
@@ -101,21 +99,9 @@ class TextClassifier:
                 `batch_wait_timeout_s`, how long the first of them waits for others; and
                 `max_queued_requests` and `max_queued_tokens`, in place of the model entry's.
         """
-        unknown = sorted(user_config.keys() - USER_CONFIG_KEYS)
-        if unknown:
-            raise ValueError(
-                f"unknown keys in user_config: {', '.join(unknown)}; "
-                f"known are {', '.join(sorted(USER_CONFIG_KEYS))}"
-            )
-        given = {key: value for key, value in user_config.items() if value is not None}
-        max_requests = given.get("max_queued_requests", self._spec.max_queued_requests)
-        max_tokens = given.get("max_queued_tokens", self._spec.max_queued_tokens)
-        self._line.set_limits(
-            LineLimits(int(max_requests), None if max_tokens is None else int(max_tokens))
-        )
-        batching: Any = self._encode  # `serve.batch` adds setters that its types don't tell of
-        batching.set_max_batch_size(int(given.get("max_batch_size", MAX_BATCH_SIZE)))
-        batching.set_batch_wait_timeout_s(given.get("batch_wait_timeout_s", BATCH_WAIT_TIMEOUT_S))
+        given = given_settings(user_config, USER_CONFIG_KEYS)
+        self._line.set_limits(LineLimits(*queue_limits(given, self._spec)))
+        set_batching(self._encode, given, MAX_BATCH_SIZE, BATCH_WAIT_TIMEOUT_S)
 
     async def check_health(self) -> None:
         """Raise unless the worker has run a micro-batch since the last call, or runs one now.

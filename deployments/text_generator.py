@@ -10,7 +10,6 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from typing import Any
 from uuid import uuid4
 
 from ray import serve
@@ -49,20 +48,16 @@ from deployments.metrics import ReplicaMetrics, StreamClock
 from deployments.model_spec import ModelSpec
 from deployments.placed_engine import log_plan, place_engine
 from deployments.prompt_encoder import EncodedPrompt, PromptEncoder
+from deployments.user_config import BATCH_KEYS, given_settings, queue_limits, set_batching
 from deployments.work_line import WorkLine
 
 MAX_NUM_TOKEN_CALLS = 256
 """Prompts that wait to be tokenized for their own sake: they pass by the admission."""
 
-USER_CONFIG_KEYS = frozenset(
-    {
-        "max_batch_size",
-        "batch_wait_timeout_s",
-        "max_messages_per_s",
-        "max_queued_requests",
-        "max_queued_tokens",
-    }
-)
+MAX_BATCH_SIZE = 32
+BATCH_WAIT_TIMEOUT_S = 0.002
+
+USER_CONFIG_KEYS = BATCH_KEYS | {"max_messages_per_s"}
 
 
 class TextGenerator:
@@ -137,24 +132,10 @@ class TextGenerator:
                 `max_messages_per_s`, over which the streams gather their tokens; and
                 `max_queued_requests` and `max_queued_tokens`, in place of the model entry's.
         """
-        given = {key: value for key, value in user_config.items() if value is not None}
-        unknown = sorted(user_config.keys() - USER_CONFIG_KEYS)
-        if unknown:
-            raise ValueError(
-                f"unknown keys in user_config: {', '.join(unknown)}; "
-                f"known are {', '.join(sorted(USER_CONFIG_KEYS))}"
-            )
+        given = given_settings(user_config, USER_CONFIG_KEYS)
         self._engine.max_messages_per_s = given.get("max_messages_per_s", MAX_MESSAGES_PER_S)
-        max_requests = given.get("max_queued_requests", self._spec.max_queued_requests)
-        max_tokens = given.get("max_queued_tokens", self._spec.max_queued_tokens)
-        self._admission.set_limits(
-            int(max_requests), None if max_tokens is None else int(max_tokens)
-        )
-        batching: Any = self._encode  # `serve.batch` adds setters that its types don't tell of
-        if "max_batch_size" in given:
-            batching.set_max_batch_size(int(given["max_batch_size"]))
-        if "batch_wait_timeout_s" in given:
-            batching.set_batch_wait_timeout_s(given["batch_wait_timeout_s"])
+        self._admission.set_limits(*queue_limits(given, self._spec))
+        set_batching(self._encode, given, MAX_BATCH_SIZE, BATCH_WAIT_TIMEOUT_S)
 
     async def check_health(self) -> None:
         """Raise unless the engine has made steps since the last call, or makes one now.
@@ -230,7 +211,11 @@ class TextGenerator:
             self._spec.max_model_len - num_prompt_tokens,
         )
 
-    @serve.batch(max_batch_size=32, batch_wait_timeout_s=0.002, max_concurrent_batches=16)
+    @serve.batch(
+        max_batch_size=MAX_BATCH_SIZE,
+        batch_wait_timeout_s=BATCH_WAIT_TIMEOUT_S,
+        max_concurrent_batches=16,
+    )
     async def _encode(
         self, requests: list[GenerationRequest]
     ) -> list[EncodedPrompt | RaystreamError]:

@@ -1,4 +1,4 @@
-"""The online batcher of origin C: an asyncio.Queue in, one reply queue a call, one loop.
+"""The hand-made queue batcher: an asyncio.Queue in, one reply queue a call, one loop.
 
 The loop takes up to `max_batch_size` pieces, or what came within `timeout_s` of the first, and
 calls the model in the event loop: what arrives meanwhile is not even read from its socket. A batch

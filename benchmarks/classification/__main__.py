@@ -1,10 +1,10 @@
-"""Classification, offline and online: origin C's measurements, by its own design and by ours.
+"""Classification, offline and online: a hand-made queue batcher's measurements, and ours.
 
 (a) offline: batch sizes 1 to 128 on texts of 100 to 300 and of 100 to 800 characters, in ms a text.
-(b) online: origin C's batcher with nine settings, a call for each piece, `@serve.batch` holding the
+(b) online: the queue batcher with nine settings, a call for each piece, `@serve.batch` holding the
     device, and ours, under 1 to 100 users.
 (c) open loop: 120, 240 and 480 requests/s in front of a device of known speed.
-(d) RoBERTa-base's shape over HTTP with 32 users, beside (a)'s optimum and origin C's batcher.
+(d) RoBERTa-base's shape over HTTP with 32 users, beside (a)'s optimum and the queue batcher.
 
 Models have random weights and are made here. Everything is seeded and stays on this machine. Writes
 a CSV for each part, and the plots of (b) as SVG.

@@ -1,4 +1,4 @@
-"""Lines over numbers of users, as SVG: the plots that origin C's author drew."""
+"""Lines over numbers of users, as SVG: the plots that the queue batcher's author drew."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -28,7 +28,7 @@ class Design:
     """A design and its settings; those that have none ignore them.
 
     Attributes:
-        kind: Origin C's online batcher; a call for each piece; `@serve.batch` holding the device;
+        kind: The hand-made queue batcher; a call for each piece; `@serve.batch` holding the device;
             or this project's classifier.
         max_batch_size: BATCH_SIZE_MAX.
         timeout_s: BATCH_TIMEOUT.
@@ -56,10 +56,10 @@ QUEUE_BATCHERS = tuple(
     Design("queue", size, timeout_s)
     for size, timeout_s in itertools.product((8, 16, 32), (0.5, 0.3, 0.1))
 )
-"""Origin C's own matrix."""
+"""The matrix that the queue batcher's author measured; see `benchmarks.baselines`."""
 
 CHOSEN_QUEUE_BATCHER = Design("queue", 16, 0.1)
-"""What origin C's author chose in the end."""
+"""What its author chose in the end."""
 
 PIECES = Design("pieces")
 SERVE_BATCH = Design("serve.batch", 32, 0.01)

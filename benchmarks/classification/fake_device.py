@@ -38,7 +38,7 @@ class _FakeModel(SequenceClassifier):
 
     def __init__(self, stock: SequenceClassifier, device: FakeDevice) -> None:
         """Take the model that it stands for."""
-        super().__init__(stock._model)
+        super().__init__(stock._model, stock.layout, stock.probe)
         self._fake = device
 
     def __call__(self, sequences: Sequence[Sequence[int]]) -> torch.Tensor:

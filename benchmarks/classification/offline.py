@@ -1,4 +1,4 @@
-"""Origin C's offline sweep: what a text costs by the size of its batch, and by how it is laid out.
+"""The offline sweep: what a text costs by the size of its batch, and by how it is laid out.
 
 - in arrival order: the stock pipeline on batches as they come, each padded to its longest text;
 - sorted: the same, the texts sorted by length first;
@@ -96,8 +96,8 @@ def packed_run(folder: str) -> Run:
         max_model_len=512,
     )
     encoder = TextEncoder(loaded.tokenizer, loaded.max_model_len)
-    classifier = SequenceClassifier(loaded.model)
-    if classifier.is_padded:
+    classifier = SequenceClassifier(loaded.model, loaded.layout, loaded.probes.of_length(1))
+    if classifier.layout != "packed":
         raise RuntimeError("the model could not be packed; the log says why")
 
     def run(texts: Sequence[str]) -> object:

@@ -1,4 +1,4 @@
-"""Origin C's online matrix: each design under 1 to 100 users, over HTTP on one small server.
+"""The online matrix: each design under 1 to 100 users, over HTTP on one small server.
 
 A request is a text of 100 to 800 characters, sent as its pieces of at most 300; a user sends the
 next one when the last is answered. Every design stands behind the same server (`server`), without

@@ -1,9 +1,9 @@
-"""The shape of RoBERTa-base over HTTP: ours as users run it, beside origin C's online batcher.
+"""The shape of RoBERTa-base over HTTP: ours as users run it, beside a hand-made queue batcher.
 
-Ours is `serve run` with the shipped configuration and its proxy; origin C's batcher stands behind a
-small server, as its author's did, with the settings that he chose in the end. Behind the same small
-server and without Ray, our replica shows what Ray and the ingress cost. One is started after the
-other, and rounds alternate. A request is one text, and an item is a text.
+Ours is `serve run` with the shipped configuration and its proxy; the queue batcher stands behind a
+small server, as its author's did, with the settings chosen in the end. Behind the same small server
+and without Ray, our replica shows what Ray and the ingress cost. One is started after the other,
+and rounds alternate. A request is one text, and an item is a text.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ def raystream(folder: str, logs: Path) -> Iterator[Target]:
 
 @contextmanager
 def queue_batcher(folder: str, logs: Path) -> Iterator[Target]:
-    """Run origin C's batcher while the block runs."""
+    """Run the hand-made queue batcher while the block runs."""
     with server("baselines", folder, logs) as address:
         yield _on_small_server(address, CHOSEN_QUEUE_BATCHER)
 

@@ -56,7 +56,7 @@ SMALL = Shape(
     },
 )
 """About a tenth of the arithmetic, for the online matrix: two cores take as long for one of its
-pieces as origin C's GPU took for one of a 7B model's."""
+pieces as the queue batcher's author's GPU took for one of a 7B model's."""
 
 TINY = Shape(
     "roberta-tiny-random",

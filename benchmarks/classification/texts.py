@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pydoc_data.topics import topics
 
 MAX_PIECE_CHARS = 300
-"""Origin C's pieces are no longer."""
+"""The hand-made queue batcher's pieces are no longer; see `benchmarks.baselines`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,5 +44,5 @@ def make_texts(lengths: Lengths, count: int, *, seed: int = 0) -> list[str]:
 
 
 def split(text: str) -> list[str]:
-    """Return a text's pieces, cut by characters, as origin C cuts them."""
+    """Return a text's pieces, cut by characters, as the hand-made queue batcher's are."""
     return [text[i : i + MAX_PIECE_CHARS] for i in range(0, len(text), MAX_PIECE_CHARS)]

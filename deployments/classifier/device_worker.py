@@ -19,7 +19,7 @@ from typing import Protocol
 
 import torch
 
-from deployments.classifier.micro_batches import batch_size, in_order
+from deployments.classifier.micro_batches import in_order, take_batch
 from deployments.classifier.waiting_line import Job, Probabilities, TokenIds, WaitingLine
 from deployments.engine.device_errors import is_fatal, is_out_of_memory, release_cache
 from deployments.engine.isolation import Isolation
@@ -27,9 +27,6 @@ from deployments.engine.step_budget import StepBudget
 from deployments.errors import ClassificationFailedError, ReplicaUnavailableError
 
 logger = logging.getLogger(__name__)
-
-PROBE = ((0,),)
-"""What an idle device runs to show that it can."""
 
 
 class Classifier(Protocol):
@@ -43,6 +40,11 @@ class Classifier(Protocol):
     @property
     def is_padded(self) -> bool:
         """Whether each sequence of a batch costs as much as the longest."""
+        ...
+
+    @property
+    def probe(self) -> TokenIds:
+        """A short text, which an idle device runs to show that it can."""
         ...
 
     def __call__(self, sequences: Sequence[TokenIds]) -> torch.Tensor:
@@ -130,7 +132,8 @@ class DeviceWorker:
         pinged: Future[None] = Future()
         self._pings.append(pinged)
         self._line.poke()
-        if not self.is_alive:
+        # The thread closes the line before it answers the last pings: one of both sees this ping.
+        if self._line.is_closed:
             self._answer_pings(_dead())
         return pinged
 
@@ -140,6 +143,7 @@ class DeviceWorker:
         except BaseException as error:  # noqa: BLE001 - whoever waits for the model is told
             self._line.close()
             self._classifier.set_exception(error)
+            self._answer_pings(_dead())
             return
         self._classifier.set_result(classifier)
         try:
@@ -165,7 +169,7 @@ class DeviceWorker:
             torch.AcceleratorError: The device is gone.
         """
         try:
-            classifier(PROBE)
+            classifier([classifier.probe])
         except Exception as error:
             if is_fatal(error):
                 raise
@@ -178,15 +182,19 @@ class DeviceWorker:
         """Classify all texts of these jobs, and answer each job when its last text is done."""
         answers = {job: _Answer(job) for job in jobs}
         pieces = [_Piece(job, index) for job in jobs for index in range(len(job.sequences))]
-        waiting = in_order(pieces, is_padded=classifier.is_padded)
-        while waiting := [piece for piece in waiting if answers[piece.job].is_wanted]:
-            if self._line.is_closed:
+        waiting = deque(in_order(pieces, is_padded=classifier.is_padded))
+        while not self._line.is_closed:
+            batch = take_batch(
+                waiting,
+                self._budget.tokens,
+                is_padded=classifier.is_padded,
+                is_wanted=lambda piece: answers[piece.job].is_wanted,
+            )
+            if not batch:
                 return
-            size = batch_size(waiting, self._budget.tokens, is_padded=classifier.is_padded)
-            batch, waiting = waiting[:size], waiting[size:]
             for piece, outcome in self._run_batch(classifier, batch):
                 answers[piece.job].note(piece.index, outcome)
-            self._note_batch(BatchStats(size, sum(piece.num_tokens for piece in batch)))
+            self._note_batch(BatchStats(len(batch), sum(piece.num_tokens for piece in batch)))
 
     def _run_batch(
         self, classifier: Classifier, batch: list[_Piece]
@@ -217,14 +225,20 @@ class DeviceWorker:
         self._on_batch(stats)
 
     def _answer_pings(self, error: Exception | None) -> None:
-        while self._pings:
-            ping = self._pings.popleft()
+        while (ping := self._next_ping()) is not None:
             if not ping.set_running_or_notify_cancel():
                 continue
             if error is None:
                 ping.set_result(None)
             else:
                 ping.set_exception(error)
+
+    def _next_ping(self) -> "Future[None] | None":
+        """Take the oldest; at the end the thread and those who ping take them both."""
+        try:
+            return self._pings.popleft()
+        except IndexError:
+            return None
 
 
 class _GuardedRun:

@@ -6,7 +6,8 @@ cost as much as the longest among them, each. But what is packed is laid out as 
 for the model's head, so a long text takes only so many short ones along.
 """
 
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable
 from typing import Protocol, TypeVar
 
 
@@ -36,21 +37,29 @@ def in_order(items: Iterable[Item], *, is_padded: bool) -> list[Item]:
     return sorted(items, key=lambda item: item.num_tokens) if is_padded else list(items)
 
 
-def batch_size(waiting: Sequence[Sized], max_tokens: int, *, is_padded: bool) -> int:
-    """Return how many of the first sequences make the next micro-batch; at least one.
+def take_batch(
+    waiting: deque[Item], max_tokens: int, *, is_padded: bool, is_wanted: Callable[[Item], bool]
+) -> list[Item]:
+    """Take the next micro-batch from the left; none is left if it is empty.
 
     Args:
-        waiting: In the order of `in_order`; at least one.
+        waiting: In the order of `in_order`. What is not wanted any more is dropped as it comes.
         max_tokens: Most tokens to compute together, of places in a packed layout `MAX_LAID_OUT`
             times as many. A sequence that is longer runs alone.
         is_padded: Whether each counts as long as the longest.
+        is_wanted: Whether somebody waits for a sequence.
     """
+    batch: list[Item] = []
     total = longest = 0
-    for count, item in enumerate(waiting):
-        longest = max(longest, item.num_tokens)
-        total += item.num_tokens
-        num_places = longest * (count + 1)
-        cost = num_places if is_padded else max(total, num_places / MAX_LAID_OUT)
-        if cost > max_tokens:
-            return max(1, count)
-    return len(waiting)
+    while waiting:
+        item = waiting[0]
+        if is_wanted(item):
+            longest = max(longest, item.num_tokens)
+            total += item.num_tokens
+            num_places = longest * (len(batch) + 1)
+            cost = num_places if is_padded else max(total, num_places / MAX_LAID_OUT)
+            if batch and cost > max_tokens:
+                break
+            batch.append(item)
+        waiting.popleft()
+    return batch

@@ -4,6 +4,7 @@ Loads safetensors only and no remote code. A model without a trained head is ref
 would be those of random weights.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,14 +19,17 @@ from transformers import (
 )
 
 from deployments.classifier.packed_attention import register_attention
-from deployments.classifier.packed_backbone import first_position, pack
-from deployments.classifier.sequence_classifier import choose_activation
+from deployments.classifier.packed_backbone import first_position, is_right_padded, pack
+from deployments.classifier.probe_texts import ProbeTexts
+from deployments.classifier.sequence_classifier import Layout, choose_activation
+from deployments.classifier.waiting_line import TokenIds
 from deployments.engine.cpu.prepack import num_prepacked_bytes, prepack
 from deployments.engine.model_check import UnsupportedModelError
 from deployments.engine.model_loader import LOAD_ERRORS, choose_dtype
 
 PROBE_LENGTHS = (2, 9, 5)
-"""Of the sequences that are tried in one row; a longer one is added for models with a window."""
+"""Tokens of the texts that are tried together, beside the frame that the tokenizer gives each; a
+longer one is added for models with a window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +40,15 @@ class LoadedClassifier:
         model: In evaluation mode, on its device.
         tokenizer: Knows the model's special tokens.
         max_model_len: Tokens of one text, special ones included.
+        layout: How its micro-batches are laid out.
+        probes: Texts that it takes.
     """
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     max_model_len: int
+    layout: Layout
+    probes: ProbeTexts
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -95,20 +103,35 @@ def load_classifier(
     if len(tokenizer) <= len(tokenizer.all_special_tokens):
         raise UnsupportedModelError(f"can't load {source!r}: it has no tokenizer files")
     length = min(max_model_len, num_positions(model) or max_model_len)
-    prepare(model, device, length)
-    return LoadedClassifier(model, tokenizer, length)
+    probes = ProbeTexts.of(model, tokenizer)
+    layout = prepare(model, device, length, probes)
+    return LoadedClassifier(model, tokenizer, length, layout, probes)
 
 
-def prepare(model: PreTrainedModel, device: torch.device, max_model_len: int) -> None:
-    """Set a model to evaluation, on its device; on a CPU, pack its sequences and its weights."""
+def prepare(
+    model: PreTrainedModel, device: torch.device, max_model_len: int, probes: ProbeTexts
+) -> Layout:
+    """Set a model to evaluation, on its device; on a CPU, pack its sequences and its weights.
+
+    Returns:
+        How its micro-batches must be laid out, as was found out by trying.
+    """
     model.train(mode=False).requires_grad_(requires_grad=False)
     torch.nn.Module.to(model, device)
-    if device.type != "cpu":
-        return
-    register_attention()
     window = getattr(model.config.get_text_config(), "sliding_window", None) or 0
-    pack(model, [min(length, max_model_len) for length in (*PROBE_LENGTHS, 2 * window + 3)])
+    num_framing = len(probes.before) + len(probes.after)
+    lengths = [length + num_framing for length in (*PROBE_LENGTHS, 2 * window + 3)]
+    texts = [probes.of_length(min(length, max_model_len)) for length in lengths]
+    if device.type != "cpu":
+        return _unpacked_layout(model, texts)
+    register_attention()
+    layout: Layout = "packed" if pack(model, texts) else _unpacked_layout(model, texts)
     prepack(model)
+    return layout
+
+
+def _unpacked_layout(model: PreTrainedModel, texts: Sequence[TokenIds]) -> Layout:
+    return "padded" if is_right_padded(model, texts) else "one by one"
 
 
 def num_positions(model: PreTrainedModel) -> int | None:

@@ -6,7 +6,8 @@ one another in one row, and lays the hidden states out as the batch was. So head
 stock: those that look at the first token, at the last that is not padding, or at all.
 
 What can be packed is found out by trying (`pack`): the hidden states must be those of each
-sequence alone.
+sequence alone. So is what can be padded (`is_right_padded`): XLNet's head takes a row's last place
+for the text's, and FNet mixes all places, padding or not.
 """
 
 import logging
@@ -15,10 +16,11 @@ from typing import Any
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.utils.generic import ModelOutput
 
 from deployments.classifier.packed_attention import ATTENTION_NAME, PackedRow
+from deployments.engine.device_errors import is_fatal
 
 logger = logging.getLogger(__name__)
 
@@ -93,19 +95,19 @@ def first_position(backbone: torch.nn.Module) -> int:
 
 
 @torch.inference_mode()
-def pack(model: PreTrainedModel, lengths: Sequence[int]) -> bool:
+def pack(model: PreTrainedModel, texts: Sequence[Sequence[int]]) -> bool:
     """Have a model compute without padding, if it can; return whether it can.
 
     Args:
         model: A sequence classifier with stock attention, in evaluation mode.
-        lengths: Of sequences to try; they should differ, and one should exceed the model's window.
+        texts: To try; their lengths should differ, and one should exceed the model's window.
     """
     backbone, attention = model.base_model, model.config._attn_implementation
     config = model.config.get_text_config()
     pad_token_id = config.pad_token_id
-    sequences = [_probe(config, length) for length in lengths]
-    alone = [_hidden_and_logits(model, sequence[None]) for sequence in sequences]
+    sequences = [torch.tensor(text) for text in texts]
     try:
+        alone = [_hidden_and_logits(model, sequence[None]) for sequence in sequences]
         if pad_token_id is None:
             config.pad_token_id = NO_TOKEN
         model.set_attn_implementation(ATTENTION_NAME)
@@ -121,10 +123,39 @@ def pack(model: PreTrainedModel, lengths: Sequence[int]) -> bool:
         ):
             return True
         reason = "its hidden states depend on what else is in the row"
-    logger.info("%s models are computed with padding: %s", model.config.model_type, reason)
+    logger.info("%s models can't be packed: %s", model.config.model_type, reason)
     config.pad_token_id = pad_token_id
     setattr(model, model.base_model_prefix, backbone)
     model.set_attn_implementation(attention)
+    return False
+
+
+@torch.inference_mode()
+def is_right_padded(model: PreTrainedModel, texts: Sequence[Sequence[int]]) -> bool:
+    """Return whether texts that are padded to the longest get the logits that each gets alone.
+
+    Args:
+        model: A sequence classifier in evaluation mode, on its device.
+        texts: To try; their lengths should differ.
+    """
+    pad_token_id = model.config.get_text_config().pad_token_id
+    if pad_token_id is None:
+        reason = "no token stands for padding"
+    else:
+        try:
+            alone = [_logits(model, *pad([torch.tensor(text)], pad_token_id)) for text in texts]
+            together = _logits(model, *pad([torch.tensor(text) for text in texts], pad_token_id))
+        except Exception as error:
+            if is_fatal(error):
+                raise
+            reason = f"{type(error).__name__}: {error}"
+        else:
+            if _are_close(torch.cat(alone), together):
+                return True
+            reason = "what they say of a text depends on the padding behind it"
+    logger.warning(
+        "%s models run texts one by one, which is slower: %s", model.config.model_type, reason
+    )
     return False
 
 
@@ -136,15 +167,6 @@ def pad(sequences: Sequence[torch.Tensor], pad_token_id: int) -> tuple[torch.Ten
     return token_ids, is_token.long()
 
 
-def _probe(config: PreTrainedConfig, length: int) -> torch.Tensor:
-    """Return any text of so many tokens, without padding, which some models don't count."""
-    generator = torch.Generator().manual_seed(length)
-    token_ids = torch.randint(config.vocab_size - 1, (length,), generator=generator)
-    pad_token_id = config.vocab_size if config.pad_token_id is None else config.pad_token_id
-    skipped: torch.Tensor = token_ids >= pad_token_id
-    return token_ids + skipped
-
-
 def _hidden_and_logits(
     model: PreTrainedModel, token_ids: torch.Tensor, mask: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -153,8 +175,14 @@ def _hidden_and_logits(
         mask = torch.ones_like(token_ids)
     backbone: torch.nn.Module = model.base_model
     hidden: torch.Tensor = backbone(token_ids, attention_mask=mask)["last_hidden_state"]
-    logits: torch.Tensor = model(token_ids, attention_mask=mask).logits
-    return hidden, logits
+    return hidden, _logits(model, token_ids, mask)
+
+
+def _logits(model: PreTrainedModel, token_ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Return [n, num_labels], on the model's device, of [n, length]."""
+    token_ids, mask = token_ids.to(model.device), mask.to(model.device)
+    logits: torch.Tensor = model(input_ids=token_ids, attention_mask=mask).logits
+    return logits
 
 
 def _are_close(one: torch.Tensor, other: torch.Tensor) -> bool:

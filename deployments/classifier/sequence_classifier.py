@@ -2,6 +2,7 @@
 
 On a CPU, sequences are packed behind one another wherever the model's code allows it. Else, and on
 a GPU, they are padded to the longest of their micro-batch; the worker sorts them by length first.
+Those of a model that padding leads astray run one by one.
 """
 
 from collections.abc import Sequence
@@ -10,7 +11,11 @@ from typing import Literal
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from deployments.classifier.packed_backbone import PackedBackbone, pad
+from deployments.classifier.packed_backbone import pad
+from deployments.classifier.waiting_line import TokenIds
+
+Layout = Literal["packed", "padded", "one by one"]
+"""How a micro-batch is laid out for a model."""
 
 Activation = Literal["softmax", "sigmoid", "identity"]
 
@@ -18,12 +23,24 @@ Activation = Literal["softmax", "sigmoid", "identity"]
 class SequenceClassifier:
     """Classifies batches with one model."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        """Take a model in evaluation mode, on its device; `pack` may have been tried on it."""
+    def __init__(self, model: PreTrainedModel, layout: Layout, probe: TokenIds) -> None:
+        """Take a model.
+
+        Args:
+            model: In evaluation mode, on its device.
+            layout: As `model_loader.prepare` has found out.
+            probe: A short text that the model takes.
+        """
         self._model = model
         self._activation = choose_activation(model.config)
         self._pad_token_id: int | None = model.config.get_text_config().pad_token_id
-        self.is_padded = not isinstance(model.base_model, PackedBackbone)
+        self.layout = layout
+        self.probe = probe
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether each sequence of a batch costs as much as the longest."""
+        return self.layout == "padded"
 
     @property
     def device(self) -> torch.device:
@@ -36,8 +53,7 @@ class SequenceClassifier:
 
         A row is NaN where not all of its logits are finite.
         """
-        if self._pad_token_id is None and len(sequences) > 1:
-            # Such a model takes no batches: its head could not tell padding from text.
+        if self.layout == "one by one" and len(sequences) > 1:
             return torch.cat([self([sequence]) for sequence in sequences])
         rows = [torch.tensor(sequence) for sequence in sequences]
         token_ids, mask = pad(rows, self._pad_token_id or 0)

@@ -4,13 +4,21 @@ What a text spells is text: the name of a special token in it means nothing. Eac
 tokens or its own error.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
 from deployments.contract import ClassificationRequest
-from deployments.errors import ContextLengthExceededError, InvalidRequestError, RaystreamError
+from deployments.errors import (
+    ClassificationFailedError,
+    ContextLengthExceededError,
+    InvalidRequestError,
+    RaystreamError,
+)
+
+logger = logging.getLogger(__name__)
 
 PARAM = "input"
 """The field that texts come in."""
@@ -40,7 +48,38 @@ class TextEncoder:
     def encode(
         self, requests: Sequence[ClassificationRequest]
     ) -> list[EncodedTexts | RaystreamError]:
-        """Encode what has arrived together, in one call of the tokenizer."""
+        """Encode what has arrived together, in one call of the tokenizer.
+
+        If that fails, each request takes a call of its own, and its failure is its own.
+        """
+        try:
+            return self._encode_together(requests)
+        except Exception:  # noqa: BLE001 - a model's own tokenizer may raise anything
+            return [self._encode_alone(request) for request in requests]
+
+    def _encode_alone(self, request: ClassificationRequest) -> EncodedTexts | RaystreamError:
+        try:
+            (encoded,) = self._encode_together([request])
+        except Exception as error:  # noqa: BLE001 - as above
+            # Neither the client nor the log gets its own words: they may hold the text's.
+            logger.error("the model's tokenizer has raised %s", type(error).__name__)
+            return ClassificationFailedError(
+                "The model's tokenizer has failed on this text.", self._culprit(request)
+            )
+        return encoded
+
+    def _culprit(self, request: ClassificationRequest) -> str:
+        """Return which text the tokenizer fails on, or all if none fails alone."""
+        for index, text in enumerate(request.texts):
+            try:
+                self._tokenize([text], self._max_model_len if request.truncate else None)
+            except Exception:  # noqa: BLE001 - as above
+                return _param(index)
+        return PARAM
+
+    def _encode_together(
+        self, requests: Sequence[ClassificationRequest]
+    ) -> list[EncodedTexts | RaystreamError]:
         invalid = [_problem(request) for request in requests]
         texts = [
             text

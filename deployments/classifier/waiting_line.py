@@ -78,8 +78,12 @@ class WaitingLine:
 
     @property
     def num_running(self) -> int:
-        """Requests that the device has taken and not answered."""
-        return len(self._running)
+        """Requests that the device has taken and not answered.
+
+        Those that are answered leave the line when the event loop comes to them.
+        """
+        with self._changed:
+            return sum(not job.answer.done() for job in self._running)
 
     @property
     def is_closed(self) -> bool:
@@ -208,7 +212,4 @@ class WaitingLine:
 
     def _overloaded(self, why: str) -> OverloadedError:
         # All that waits is taken at once, so there is room as soon as what runs has ended.
-        num_to_end = max(1, len(self._running))
-        retry_after_s = self._drain_rate.retry_after_s(num_to_end, self._now_s())
-        message = f"The model is overloaded: {why}. Try again in {retry_after_s} s."
-        return OverloadedError(message, None, retry_after_s)
+        return self._drain_rate.overloaded(max(1, len(self._running)), why, self._now_s())

@@ -2,10 +2,11 @@
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel
 
 from deployments.contract import Classification, ClassificationRequest
 from deployments.errors import ContextLengthExceededError, RaystreamError
@@ -32,6 +33,9 @@ MAX_CHARS_AT_ONCE: Final = 2**14
 """Longer texts, with what their pieces repeat, are split on a thread: it takes up to half a
 microsecond a character, and the event loop is every stream's."""
 
+MAX_SCORES_AT_ONCE: Final = 2**10
+"""Answers of more scores are written on a thread, for the same reason."""
+
 _WHOLE_ADVICE: Final = (
     f' Send "split": {{"max_chars": {DEFAULT_MAX_CHARS}}} to have it classified in pieces, or '
     '"truncate": true to have its end dropped.'
@@ -56,6 +60,7 @@ class ClassifyApi:
             "/v1/classify",
             self.classify,
             methods=["POST"],
+            response_model=Classifications,
             summary="Classify texts",
             responses=errors(*ANSWER_ERRORS),
         )
@@ -63,49 +68,54 @@ class ClassifyApi:
             "/classify",
             self.classify_as_vllm,
             methods=["POST"],
+            response_model=VllmClassifications,
             summary="Classify texts, in vLLM's shape",
             responses=errors(*ANSWER_ERRORS),
         )
         return router
 
-    async def classify(self, body: ClassifyBody, request: Request) -> Classifications:
+    async def classify(self, body: ClassifyBody, request: Request) -> Response:
         """Classify each text, whole or in pieces."""
         model = await self._context.find_classifier(body.model)
         pieces = await self._pieces(body)
         report = ScoreReport(model.description.labels, body.top_k, body.split)
-        report.check_size(pieces)
+        num_scores = report.check_size(pieces)
         try:
             answers = await self._ask(model, pieces, body.truncate is True, request)
         except RaystreamError as error:
             raise _told_of(error, pieces, body) from None
-        return Classifications(
-            id=f"classify-{request_id_of(request)}",
-            created=int(self._context.clock.unix_s()),
-            model=model.description.id,
-            data=report.of_texts(pieces, answers),
-            usage=_usage(answers),
+        return await _written(
+            lambda: Classifications(
+                id=f"classify-{request_id_of(request)}",
+                created=int(self._context.clock.unix_s()),
+                model=model.description.id,
+                data=report.of_texts(pieces, answers),
+                usage=_usage(answers),
+            ),
+            num_scores,
         )
 
-    async def classify_as_vllm(
-        self, body: VllmClassifyBody, request: Request
-    ) -> VllmClassifications:
+    async def classify_as_vllm(self, body: VllmClassifyBody, request: Request) -> Response:
         """Classify each text."""
         model = await self._context.find_classifier(body.model)
         check_texts(body.texts, self._context.limits)
         pieces = whole_texts(body.texts)
         labels = model.description.labels
-        check_num_scores(len(pieces) * len(labels), "input")
+        num_scores = check_num_scores(len(pieces) * len(labels), "input")
         truncate = body.truncate_prompt_tokens is not None
         try:
             answers = await self._ask(model, pieces, truncate, request)
         except RaystreamError as error:
             raise _told_of(error, pieces, body) from None
-        return VllmClassifications(
-            id=f"classify-{request_id_of(request)}",
-            created=int(self._context.clock.unix_s()),
-            model=model.description.id,
-            data=[_vllm_s(index, answer, labels) for index, answer in enumerate(answers)],
-            usage=_usage(answers),
+        return await _written(
+            lambda: VllmClassifications(
+                id=f"classify-{request_id_of(request)}",
+                created=int(self._context.clock.unix_s()),
+                model=model.description.id,
+                data=[_vllm_s(index, answer, labels) for index, answer in enumerate(answers)],
+                usage=_usage(answers),
+            ),
+            num_scores,
         )
 
     async def _pieces(self, body: ClassifyBody) -> TextPieces:
@@ -125,6 +135,16 @@ class ClassifyApi:
         texts = tuple(piece.text for piece in pieces)
         asked = ClassificationRequest(request_id_of(request), texts, truncate)
         return await self._context.classify(model, asked)
+
+
+async def _written(make: Callable[[], BaseModel], num_scores: int) -> Response:
+    """Return an answer of so many scores as JSON."""
+
+    def write() -> str:
+        return make().model_dump_json()
+
+    text = await asyncio.to_thread(write) if num_scores > MAX_SCORES_AT_ONCE else write()
+    return Response(text, media_type="application/json")
 
 
 def _usage(answers: Sequence[Classification]) -> Usage:

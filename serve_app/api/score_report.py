@@ -8,8 +8,9 @@ from deployments.errors import InvalidRequestError
 from serve_app.api.classify_schema import ClassifiedPiece, ClassifiedText, LabelScore, SplitOptions
 from serve_app.api.text_pieces import TextPiece, TextPieces, whole_scores
 
-MAX_NUM_SCORES: Final = 2**18
-"""Scores in one answer: with a thousand labels, those of all pieces would fill a gigabyte."""
+MAX_NUM_SCORES: Final = 2**16
+"""Scores in one answer: with a thousand labels, those of all pieces would fill a gigabyte, and to
+write them as JSON holds up every stream, on whatever thread it is done."""
 
 
 class ScoreReport:
@@ -29,13 +30,13 @@ class ScoreReport:
         self._num_told = min(top_k or len(labels), len(labels))
         self._split = split
 
-    def check_size(self, pieces: TextPieces) -> None:
-        """Refuse an answer that would be too large, before it is worked for.
+    def check_size(self, pieces: TextPieces) -> int:
+        """Return how many scores an answer will hold, or refuse it before it is worked for.
 
         Raises:
             InvalidRequestError: It would hold more than `MAX_NUM_SCORES`.
         """
-        check_num_scores(len(pieces) * self._num_told, "top_k")
+        return check_num_scores(len(pieces) * self._num_told, "top_k")
 
     def of_texts(
         self, pieces: TextPieces, answers: Sequence[Classification]
@@ -76,8 +77,8 @@ class ScoreReport:
         ]
 
 
-def check_num_scores(num_scores: int, param: str) -> None:
-    """Refuse an answer of so many scores, if that is too many.
+def check_num_scores(num_scores: int, param: str) -> int:
+    """Return the number, or refuse an answer of so many scores.
 
     Raises:
         InvalidRequestError: They exceed `MAX_NUM_SCORES`.
@@ -89,3 +90,4 @@ def check_num_scores(num_scores: int, param: str) -> None:
             f"Ask for {fewer_labels}fewer texts or pieces.",
             param,
         )
+    return num_scores

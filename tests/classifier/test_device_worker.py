@@ -22,6 +22,7 @@ class GatedDevice:
     """A classifier that runs a batch when it is told to; it says of a text its first token."""
 
     device = torch.device("cpu")
+    probe = (0,)
 
     def __init__(self, *, is_padded: bool = False) -> None:
         self.is_padded = is_padded
@@ -270,6 +271,29 @@ def test_a_ping_is_answered_though_nobody_waits_for_what_is_taken_with_it(
         pings[0].result(DEADLINE_S)
     worker.stop()
     assert device.batches == [((1,),), ((0,),)]
+
+
+class LatePinger(DeviceWorker):
+    """Somebody pings it when its thread has answered the last pings and has not ended yet."""
+
+    late: "Future[None] | None" = None
+    _is_late = False
+
+    def _answer_pings(self, error: Exception | None) -> None:
+        super()._answer_pings(error)
+        if error is not None and not self._is_late:
+            self._is_late = True
+            self.late = self.ping()
+
+
+def test_a_ping_between_the_thread_s_last_answers_and_its_end_is_answered(
+    device: GatedDevice,
+) -> None:
+    worker = LatePinger(lambda: device, WaitingLine(LineLimits(1, None)), 1000, lambda _: None)
+    worker.start().result(DEADLINE_S)
+    worker.stop()
+    assert worker.late is not None
+    assert isinstance(worker.late.exception(timeout=0), ReplicaUnavailableError)
 
 
 def test_a_probe_that_fails_is_told_and_the_worker_goes_on(

@@ -1,10 +1,11 @@
+from collections import deque
 from dataclasses import dataclass
 from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.classifier.micro_batches import MAX_LAID_OUT, batch_size, in_order
+from deployments.classifier.micro_batches import MAX_LAID_OUT, in_order, take_batch
 
 
 @dataclass(frozen=True)
@@ -19,11 +20,9 @@ items = st.lists(st.integers(1, 50), min_size=1, max_size=60).map(
 
 
 def batches(taken: list[Item], max_tokens: int, *, is_padded: bool) -> list[list[Item]]:
-    waiting, found = in_order(taken, is_padded=is_padded), []
-    while waiting:
-        size = batch_size(waiting, max_tokens, is_padded=is_padded)
-        found.append(waiting[:size])
-        waiting = waiting[size:]
+    waiting, found = deque(in_order(taken, is_padded=is_padded)), []
+    while batch := take_batch(waiting, max_tokens, is_padded=is_padded, is_wanted=lambda _: True):
+        found.append(batch)
     return found
 
 
@@ -43,6 +42,25 @@ def test_every_text_runs_once_and_no_batch_is_too_large_or_smaller_than_it_must_
         assert len(batch) == 1 or cost(batch, is_padded=is_padded) <= max_tokens
     for batch, following in pairwise(found):
         assert cost([*batch, following[0]], is_padded=is_padded) > max_tokens
+
+
+@given(taken=items, max_tokens=st.integers(1, 100), unwanted=st.sets(st.integers(0, 59)))
+def test_what_nobody_wants_is_dropped_and_nothing_is_looked_at_over_and_over(
+    taken: list[Item], max_tokens: int, unwanted: set[int]
+) -> None:
+    looks: list[int] = []
+
+    def is_wanted(item: Item) -> bool:
+        looks.append(item.number)
+        return item.number not in unwanted
+
+    waiting, found = deque(taken), []
+    while batch := take_batch(waiting, max_tokens, is_padded=False, is_wanted=is_wanted):
+        found.append(batch)
+    wanted = [item for item in taken if item.number not in unwanted]
+    assert found == batches(wanted, max_tokens, is_padded=False)
+    # Each once, and the first of a batch once more: the one before it had no room.
+    assert len(looks) <= len(taken) + len(found)
 
 
 def test_a_long_text_is_not_packed_with_so_many_short_ones_that_its_layout_is_huge() -> None:

@@ -8,11 +8,16 @@ from hypothesis import strategies as st
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from deployments.classifier.model_loader import prepare
+from deployments.classifier.probe_texts import ProbeTexts
 from deployments.classifier.sequence_classifier import SequenceClassifier, choose_activation
-from tests.classifier.tiny_classifiers import MODELS, PACKED, SHAPE, roberta
+from tests.classifier.tiny_classifiers import LAYOUTS, MODELS, SHAPE, roberta
+from tests.classifier.tiny_folder import framing_tokenizer
 
 CPU = torch.device("cpu")
-token_ids = st.lists(st.integers(2, SHAPE["vocab_size"] - 1), min_size=1, max_size=40).map(tuple)
+BEGIN, END = 2, 3
+token_ids = st.lists(st.integers(4, SHAPE["vocab_size"] - 1), max_size=40).map(
+    lambda words: (BEGIN, *words, END)
+)
 
 
 @functools.cache
@@ -20,11 +25,15 @@ def stock(name: str) -> PreTrainedModel:
     return MODELS[name]()
 
 
+def prepared(model: PreTrainedModel) -> SequenceClassifier:
+    probes = ProbeTexts.of(model, framing_tokenizer())
+    layout = prepare(model, CPU, 128, probes)
+    return SequenceClassifier(model, layout, probes.of_length(1))
+
+
 @functools.cache
 def classifier(name: str) -> SequenceClassifier:
-    model = MODELS[name]()
-    prepare(model, CPU, 128)
-    return SequenceClassifier(model)
+    return prepared(MODELS[name]())
 
 
 @torch.inference_mode()
@@ -34,8 +43,17 @@ def alone(name: str, sequence: tuple[int, ...]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_what_can_be_packed_is(name: str) -> None:
-    assert classifier(name).is_padded is (name not in PACKED)
+def test_what_can_be_packed_is_and_what_can_not_be_padded_is_not(name: str) -> None:
+    assert classifier(name).layout == LAYOUTS.get(name, "packed")
+    assert classifier(name)([classifier(name).probe]).isfinite().all()
+
+
+def test_that_texts_run_one_by_one_is_logged_with_the_reason(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    prepared(MODELS["xlnet"]())
+    assert "xlnet models run texts one by one" in caplog.text
+    assert "depends on the padding" in caplog.text
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -52,11 +70,10 @@ def test_a_batch_says_what_the_stock_model_says_of_each_text_alone(
 
 def test_bfloat16_is_packed_too_and_near_float32() -> None:
     model = roberta(initializer_range=0.1)
-    exact = SequenceClassifier(roberta(initializer_range=0.1))
+    exact = SequenceClassifier(roberta(initializer_range=0.1), "padded", (5,))
     model.to(torch.bfloat16)  # type: ignore[arg-type] # transformers narrows `to` to its own types
-    prepare(model, CPU, 128)
-    rounded = SequenceClassifier(model)
-    assert not rounded.is_padded
+    rounded = prepared(model)
+    assert rounded.layout == "packed"
     batch = [tuple(range(5, 5 + n)) for n in (3, 60, 1, 17, 17)]
     torch.testing.assert_close(rounded(batch), exact(batch), atol=0.02, rtol=0)
 
@@ -64,10 +81,10 @@ def test_bfloat16_is_packed_too_and_near_float32() -> None:
 def test_a_text_is_not_finite_alone() -> None:
     model: Any = roberta()
     embeddings = model.roberta.embeddings.word_embeddings.weight
-    prepare(model, CPU, 128)
+    classifier = prepared(model)
     with torch.no_grad():
         embeddings[7] = torch.inf
-    found = SequenceClassifier(model)([(2, 3), (2, 7, 3), (4,)])
+    found = classifier([(2, 3), (2, 7, 3), (4,)])
     assert found.isfinite().all(dim=1).tolist() == [True, False, True]
 
 
@@ -93,5 +110,4 @@ def test_labels_that_exclude_nothing_stand_for_themselves() -> None:
     model = roberta(problem_type="multi_label_classification")
     with torch.inference_mode():
         logits = model(input_ids=torch.tensor([[5, 6]])).logits
-    prepare(model, CPU, 128)
-    torch.testing.assert_close(SequenceClassifier(model)([(5, 6)]), logits.sigmoid())
+    torch.testing.assert_close(prepared(model)([(5, 6)]), logits.sigmoid())

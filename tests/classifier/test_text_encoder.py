@@ -1,9 +1,16 @@
+from typing import Any
+
 import pytest
 from transformers import PreTrainedTokenizerBase
 
 from deployments.classifier.text_encoder import EncodedTexts, TextEncoder
 from deployments.contract import ClassificationRequest
-from deployments.errors import ContextLengthExceededError, InvalidRequestError, RaystreamError
+from deployments.errors import (
+    ClassificationFailedError,
+    ContextLengthExceededError,
+    InvalidRequestError,
+    RaystreamError,
+)
 from tests.classifier.tiny_folder import framing_tokenizer
 from tests.engine.tiny_models import byte_tokenizer
 
@@ -82,6 +89,30 @@ def test_what_no_tokenizer_takes_fails_alone(
     assert isinstance(before, EncodedTexts)
     assert isinstance(after, EncodedTexts)
     assert after.token_ids == ((BEGIN, *plain("b"), END),)
+
+
+def test_a_text_that_the_tokenizer_fails_on_fails_its_own_request_alone(
+    encoder: TextEncoder,
+    tokenizer: PreTrainedTokenizerBase,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    stock = type(tokenizer).__call__
+
+    def stumble(self: PreTrainedTokenizerBase, texts: list[str], **options: Any) -> Any:
+        if any("evil" in text for text in texts):
+            raise OverflowError(f"can't take {texts}")
+        return stock(self, texts, **options)
+
+    monkeypatch.setattr(type(tokenizer), "__call__", stumble)
+    before, refused, after = encoder.encode([ask("a"), ask("fine", "evil"), ask("b", "c")])
+    assert isinstance(before, EncodedTexts)
+    assert isinstance(refused, ClassificationFailedError)
+    assert refused.param == "input[1]"
+    assert isinstance(after, EncodedTexts)
+    assert after.token_ids == ((BEGIN, *plain("b"), END), (BEGIN, *plain("c"), END))
+    assert "OverflowError" in caplog.text
+    assert "evil" not in refused.message + caplog.text
 
 
 def test_a_text_without_tokens_is_refused_where_the_model_adds_none() -> None:

@@ -7,9 +7,11 @@ import torch
 from transformers import (
     AlbertConfig,
     AutoModelForSequenceClassification,
+    BartConfig,
     BertConfig,
     DebertaV2Config,
     DistilBertConfig,
+    FNetConfig,
     GPT2Config,
     MistralConfig,
     ModernBertConfig,
@@ -18,9 +20,15 @@ from transformers import (
     PreTrainedModel,
     Qwen2Config,
     RobertaConfig,
+    T5Config,
+    XLNetConfig,
 )
 
+from deployments.classifier.sequence_classifier import Layout
 from tests.engine.tiny_models import EOS_TOKEN_ID, VOCAB_SIZE
+
+END = 3
+"""What `framing_tokenizer` ends each text with."""
 
 LABELS = {0: "human", 1: "machine", 2: "both"}
 
@@ -112,6 +120,44 @@ def mpnet() -> PreTrainedModel:
     return make(MPNetConfig(**SHAPE))
 
 
+def deberta_without_padding() -> PreTrainedModel:
+    """Neither packed nor padded: no token stands for that."""
+    return make(DebertaV2Config(relative_attention=True, pos_att_type=["c2p", "p2c"],
+                                **{**SHAPE, "pad_token_id": None}))  # fmt: skip
+
+
+def bart() -> PreTrainedModel:
+    """It takes texts that end in EOS alone, and classifies by what its decoder makes of that."""
+    shape = {k: v for k, v in SHAPE.items() if not k.startswith(("hidden", "num", "init", "inter"))}
+    return make(BartConfig(d_model=32, encoder_layers=2, decoder_layers=2, init_std=0.3,
+                           encoder_attention_heads=4, decoder_attention_heads=4,
+                           encoder_ffn_dim=48, decoder_ffn_dim=48, decoder_start_token_id=END,
+                           **{**shape, "eos_token_id": END}))  # fmt: skip
+
+
+def t5() -> PreTrainedModel:
+    """It takes texts that end in EOS alone; its backbone asks for the decoder's input."""
+    shape = {k: SHAPE[k] for k in ("vocab_size", "id2label", "label2id", "pad_token_id")}
+    config = T5Config(d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, eos_token_id=END,
+                      **shape)  # fmt: skip
+    config.decoder_start_token_id = 0
+    return make(config)
+
+
+def xlnet() -> PreTrainedModel:
+    """It classifies by a row's last place, padding or not."""
+    return make(XLNetConfig(d_model=32, n_layer=2, n_head=4, d_inner=48,
+                            **{k: SHAPE[k] for k in ("vocab_size", "id2label", "label2id",
+                               "pad_token_id", "bos_token_id", "eos_token_id",
+                               "initializer_range")}))  # fmt: skip
+
+
+def fnet() -> PreTrainedModel:
+    """It mixes all places of a row, and takes no mask."""
+    shape = {k: v for k, v in SHAPE.items() if k != "num_attention_heads"}
+    return make(FNetConfig(**shape))
+
+
 MODELS: Mapping[str, Callable[[], PreTrainedModel]] = {
     maker.__name__: maker
     for maker in (
@@ -126,8 +172,21 @@ MODELS: Mapping[str, Callable[[], PreTrainedModel]] = {
         albert,
         deberta,
         mpnet,
+        bart,
+        t5,
+        xlnet,
+        fnet,
+        deberta_without_padding,
     )
 }
-PACKED = frozenset({"roberta", "bert", "distilbert", "modernbert", "qwen2",
-                    "qwen2_without_padding", "mistral", "gpt2"})  # fmt: skip
-"""Those that are computed without padding."""
+LAYOUTS: Mapping[str, Layout] = {
+    "albert": "padded",
+    "deberta": "padded",
+    "mpnet": "padded",
+    "bart": "padded",
+    "t5": "padded",
+    "xlnet": "one by one",
+    "fnet": "one by one",
+    "deberta_without_padding": "one by one",
+}
+"""Of those that are not packed."""

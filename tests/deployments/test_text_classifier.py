@@ -21,8 +21,8 @@ from deployments.errors import (
     ReplicaUnavailableError,
 )
 from deployments.gpu.budget import DeviceMemoryError
-from deployments.text_classifier import MAX_BATCH_SIZE, USER_CONFIG_KEYS, TextClassifier
-from tests.classifier.tiny_classifiers import LABELS
+from deployments.text_classifier import MAX_BATCH_SIZE, TextClassifier
+from tests.classifier.tiny_classifiers import LABELS, MODELS
 from tests.classifier.tiny_folder import framing_tokenizer, save_classifier
 from tests.deployments.tiny_folder import spec
 
@@ -224,10 +224,45 @@ async def test_user_config_changes_how_requests_are_coalesced(
     assert batching._get_batch_wait_timeout_s() == 0
 
 
+async def test_a_replica_that_has_answered_all_is_seen_to_be_idle(
+    classifier: TextClassifier, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[int, int]] = []
+
+    def observe_line(*, num_running: int, num_waiting: int) -> None:
+        seen.append((num_running, num_waiting))
+
+    monkeypatch.setattr(classifier._metrics, "observe_line", observe_line)
+    running = asyncio.ensure_future(classified(classifier, "running"))
+    await gate.wait_for_batch()
+    waiting = asyncio.ensure_future(classified(classifier, "waiting"))
+    await until(lambda: len(classifier._line._ready()) == 1)
+    gate.open()
+    await asyncio.gather(running, waiting)
+    await until(lambda: len(seen) == 2)
+    assert seen[-1] == (0, 0)
+
+
+@pytest.mark.parametrize("name", ["bart", "t5", "xlnet", "fnet"])
+async def test_a_model_that_takes_no_bare_token_or_no_padding_is_served(
+    name: str, tmp_path: Path
+) -> None:
+    save_classifier(tmp_path, MODELS[name]())
+    made = TextClassifier(spec(tmp_path, max_model_len=100))
+    try:
+        texts = ("a", "some words", "as many words again, and more")
+        together = await classified(made, *texts)
+        await made.ping()
+        alone = [(await classified(made, text)).classifications[0] for text in texts]
+        for one, other in zip(together.classifications, alone, strict=True):
+            assert one.probabilities == pytest.approx(other.probabilities, abs=1e-5)
+    finally:
+        made.__del__()
+
+
 def test_a_setting_that_nobody_knows_is_refused(classifier: TextClassifier) -> None:
     with pytest.raises(ValueError, match="unknown keys in user_config: max_batch;"):
         classifier.reconfigure({"max_batch": 1})
-    assert {"max_batch_size", "batch_wait_timeout_s"} < USER_CONFIG_KEYS
 
 
 async def test_a_healthy_replica_says_so_idle_or_busy(

@@ -28,7 +28,7 @@ from deployments.errors import (
     ReplicaUnavailableError,
 )
 from deployments.gpu.budget import DeviceMemoryError
-from deployments.text_generator import TextGenerator
+from deployments.text_generator import BATCH_WAIT_TIMEOUT_S, MAX_BATCH_SIZE, TextGenerator
 from tests.deployments.tiny_folder import save_text_model, spec
 from tests.engine.tiny_models import byte_tokenizer, generate, qwen2
 
@@ -202,6 +202,9 @@ def test_user_config_sets_the_batch_knobs_or_nothing(generator: TextGenerator) -
         generator.reconfigure({"max_batch_size": 3, "max_batch_sise": 8})
     assert batching._get_max_batch_size() == 8
     assert batching._get_batch_wait_timeout_s() == 0.001
+    generator.reconfigure({})
+    assert batching._get_max_batch_size() == MAX_BATCH_SIZE
+    assert batching._get_batch_wait_timeout_s() == BATCH_WAIT_TIMEOUT_S
 
 
 async def test_user_config_sets_how_often_a_stream_is_told(generator: TextGenerator) -> None:

@@ -1,5 +1,6 @@
 """Puts prepacked layers in the place of a model's linear layers."""
 
+import inspect
 from typing import TypeGuard
 
 import torch
@@ -19,7 +20,11 @@ def prepack(model: torch.nn.Module, layer: Layer = PrepackedLinear) -> None:
     Weights that nothing else holds are freed one layer after the other, so that no more than one
     layer is in memory twice.
     """
-    parents = [module for module in model.modules() if type(module) is not torch.nn.Linear]
+    parents = [
+        module
+        for module in model.modules()
+        if type(module) is not torch.nn.Linear and not _reads_weights(module)
+    ]
     for module in parents:
         for names in SIBLINGS:
             _join(module, names, layer)
@@ -42,6 +47,14 @@ def _join(module: torch.nn.Module, names: tuple[str, ...], layer: Layer) -> None
     shared = SharedInput(linears, layer)
     for part, name in enumerate(names):
         setattr(module, name, SharedInputPart(shared, part))
+
+
+def _reads_weights(module: torch.nn.Module) -> bool:
+    """Return whether a module's own code asks for weights, as T5's does for their dtype.
+
+    A prepacked layer has none, so what such a module holds stays.
+    """
+    return "weight" in inspect.unwrap(type(module).forward).__code__.co_names
 
 
 def _is_plain(module: torch.nn.Module | None, layer: Layer) -> TypeGuard[torch.nn.Linear]:

@@ -1,13 +1,16 @@
 """Classification through the whole application, with a classifier that is a fake."""
 
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import pytest
 from fastapi import FastAPI
+from pydantic import BaseModel
 
 from deployments.errors import ClassificationFailedError, InvalidRequestError, OverloadedError
+from serve_app.api.classify import MAX_SCORES_AT_ONCE
 from serve_app.api.score_report import MAX_NUM_SCORES
 from serve_app.config import AppConfig
 from serve_app.ingress import build_app
@@ -340,6 +343,31 @@ async def test_an_answer_of_too_many_scores_is_refused_before_anybody_works(
         assert classifier.requests == []
         body = await classified(client, text, split={"max_chars": 1}, top_k=5)
     assert len(body["data"][0]["pieces"][0]["scores"]) == 5
+
+
+@pytest.mark.parametrize("shape", [V1, VLLM])
+@pytest.mark.parametrize(("num_texts", "is_on_loop"), [(10, True), (11, False)])
+async def test_a_large_answer_is_written_off_the_event_loop(
+    config: AppConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    shape: str,
+    num_texts: int,
+    is_on_loop: bool,
+) -> None:
+    labels = tuple(f"label {number}" for number in range(MAX_SCORES_AT_ONCE // 10))
+    app = build_app(config, {}, FakeClock(), classifiers={"c": FakeClassifier(labels=labels)})
+    threads: list[threading.Thread] = []
+    write = BaseModel.model_dump_json
+
+    def spy(answer: BaseModel) -> str:
+        threads.append(threading.current_thread())
+        return write(answer)
+
+    monkeypatch.setattr(BaseModel, "model_dump_json", spy)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://t") as client:
+        answer = await client.post(shape, json={"model": "c", "input": ["a"] * num_texts})
+    assert len(answer.json()["data"]) == num_texts
+    assert (threads[0] is threading.main_thread()) is is_on_loop
 
 
 async def test_vllm_s_request_is_answered_in_vllm_s_shape(client: httpx.AsyncClient) -> None:

@@ -1,0 +1,59 @@
+"""Texts that no client has sent: to try a model at loading, and to see that its device is well.
+
+They are random tokens in the frame that the tokenizer gives every text. Some models take nothing
+else: the heads of BART and T5 look for the token that ends a text.
+"""
+
+import random
+from dataclasses import dataclass
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from deployments.classifier.waiting_line import TokenIds
+
+SAMPLE = "a"
+"""Shows the frame: what stands before it, and what behind."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeTexts:
+    """Makes such texts.
+
+    Attributes:
+        before: Special tokens that begin every text.
+        after: Special tokens that end it.
+        ordinary: Tokens that a text may hold.
+    """
+
+    before: TokenIds
+    after: TokenIds
+    ordinary: TokenIds
+
+    @classmethod
+    def of(cls, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> "ProbeTexts":
+        """Find out how a tokenizer frames texts, and which of its tokens a model knows."""
+        before, after = _frame(tokenizer)
+        config = model.config.get_text_config()
+        special = {*tokenizer.all_special_ids, *before, *after, config.pad_token_id}
+        num_known = min(config.vocab_size, len(tokenizer))
+        return cls(before, after, tuple(i for i in range(num_known) if i not in special))
+
+    def of_length(self, length: int) -> TokenIds:
+        """Return a text of so many tokens, or the shortest that there is."""
+        num_ordinary = length - len(self.before) - len(self.after)
+        if not (self.before or self.after):
+            num_ordinary = max(1, num_ordinary)
+        pick = random.Random(length)
+        words = (pick.choice(self.ordinary) for _ in range(num_ordinary))
+        return (*self.before, *words, *self.after)
+
+
+def _frame(tokenizer: PreTrainedTokenizerBase) -> tuple[TokenIds, TokenIds]:
+    """Return the special tokens before a text, and those behind it."""
+    bare = tuple(tokenizer(SAMPLE, add_special_tokens=False)["input_ids"])
+    framed = tuple(tokenizer(SAMPLE)["input_ids"])
+    for start in range(len(framed) - len(bare) + 1):
+        end = start + len(bare)
+        if framed[start:end] == bare:
+            return framed[:start], framed[end:]
+    return (), ()
