@@ -91,7 +91,7 @@ class PromptEncoder:
             for i, prompt in enumerate(rendered)
             if isinstance(prompt, RenderedPrompt) and not prompt.images
         }
-        token_ids = self._tokenize(texts)
+        token_ids = self._tokenize_apart(texts)
         encoded: list[EncodedPrompt | RaystreamError] = []
         for i, prompt in enumerate(rendered):
             if not isinstance(prompt, RenderedPrompt):
@@ -99,7 +99,10 @@ class PromptEncoder:
             elif prompt.images:
                 encoded.append(self._encode_images(prompt))
             else:
-                encoded.append(EncodedPrompt(token_ids[i], {}))
+                found = token_ids[i]
+                encoded.append(
+                    found if isinstance(found, RaystreamError) else EncodedPrompt(found, {})
+                )
         return encoded
 
     def tokenize(self, request: TokenizeRequest) -> TokenizedPrompt:
@@ -177,6 +180,21 @@ class PromptEncoder:
                 "messages",
             )
         return RenderedPrompt(text, images, is_plain=False)
+
+    def _tokenize_apart(
+        self, prompts: Mapping[int, RenderedPrompt]
+    ) -> Mapping[int, tuple[int, ...] | RaystreamError]:
+        """Tokenize texts together; if that fails, each in a call of its own."""
+        try:
+            return self._tokenize(prompts)
+        except Exception:  # noqa: BLE001 - a model's own tokenizer may raise anything
+            found: dict[int, tuple[int, ...] | RaystreamError] = {}
+            for i, prompt in prompts.items():
+                try:
+                    found |= self._tokenize({i: prompt})
+                except Exception as error:  # noqa: BLE001 - as above
+                    found[i] = _stumbled("tokenizer", error)
+            return found
 
     def _tokenize(self, prompts: Mapping[int, RenderedPrompt]) -> dict[int, tuple[int, ...]]:
         """Tokenize texts, by their place in the micro-batch.

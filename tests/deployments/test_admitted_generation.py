@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -25,6 +26,12 @@ REQUEST = GenerationRequest("r", "hello", ENDLESS)
 Stream = AsyncIterator[list[GenerationEvent]]
 
 
+def with_setters(method: Any) -> Any:
+    """Give a method what `reconfigure` sets on one of `@serve.batch`; here it means nothing."""
+    method.set_max_batch_size = method.set_batch_wait_timeout_s = lambda _: None
+    return method
+
+
 class Replica(TextGenerator):
     """Encodes each request by itself.
 
@@ -33,6 +40,7 @@ class Replica(TextGenerator):
 
     num_encoded = 0
 
+    @with_setters
     async def _encode(self, request: GenerationRequest) -> EncodedPrompt | RaystreamError:
         self.num_encoded += 1
         await asyncio.sleep(0)

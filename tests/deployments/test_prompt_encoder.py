@@ -247,6 +247,30 @@ def test_so_does_a_processor(image_encoder: PromptEncoder, monkeypatch: pytest.M
     assert isinstance(plain, EncodedPrompt)
 
 
+def test_so_does_a_tokenizer(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokenizer = text_tokenizer()
+    stock = type(tokenizer).__call__
+
+    def stumble(
+        self: PreTrainedTokenizerBase, texts: list[str], *, add_special_tokens: bool
+    ) -> object:
+        if any("evil" in text for text in texts):
+            raise OverflowError(f"can't take {texts}")
+        return stock(self, texts, add_special_tokens=add_special_tokens)
+
+    expected = encode_all(PromptEncoder(tokenizer, None), ["plain", user(TextPart("chat"))])
+    monkeypatch.setattr(type(tokenizer), "__call__", stumble)
+    plain, broken, chat = encode_all(
+        PromptEncoder(tokenizer, None), ["plain", "evil", user(TextPart("chat"))]
+    )
+    assert isinstance(broken, GenerationFailedError)
+    assert [plain, chat] == expected
+    assert "OverflowError" in caplog.text
+    assert "evil" not in broken.message + caplog.text
+
+
 def test_texts_that_arrive_together_take_one_call_of_the_tokenizer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
