@@ -33,7 +33,7 @@ from transformers import (
 
 from benchmarks.gpu.shapes import QWEN_05B
 from deployments.contract import ChatMessage, GenerationRequest, TextPart
-from deployments.engine import engine as engine_module
+from deployments.engine import sampling_guard
 from deployments.engine.cpu.allocator import keep_freed_memory
 from deployments.engine.detokenizer import Detokenizer
 from deployments.engine.engine import Engine
@@ -54,7 +54,7 @@ PROMPT_TOKENS = 64
 PARTS = {
     "schedule": (Scheduler, "schedule"),
     "forward": (ModelRunner, "run"),
-    "sample": (engine_module, "sample"),
+    "sample": (sampling_guard, "sample"),
     "detokenize": (Detokenizer, "advance"),
 }
 
