@@ -20,7 +20,6 @@ import io
 import json
 import os
 import re
-import socket
 import statistics
 import subprocess
 import sys
@@ -37,6 +36,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.free_port import free_ports
 from benchmarks.instant_server import NUM_DELTAS, TOKENS_PER_DELTA
 from k8s.make_base import parse_env
 from serve_app.preflight import HAPROXY_PORTS
@@ -115,15 +115,6 @@ def _door_of(name: str, port: int, root: psutil.Process) -> Door:
     everything = (root, *root.children(recursive=True))
     (ingress,) = (each for each in everything if INGRESS_TITLE in " ".join(each.cmdline()))
     return Door(name, port, ingress, tuple(each for each in everything if each != ingress))
-
-
-def free_ports(number: int) -> list[int]:
-    """Return ports of 127.0.0.1 that are free now."""
-    with ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(number)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
 
 
 def _wait_until_ready(port: int, process: subprocess.Popen[bytes]) -> None:

@@ -1,7 +1,6 @@
 """Servers under measurement: started, waited for, and ended with all that they have started."""
 
 import signal
-import socket
 import subprocess
 import time
 import urllib.error
@@ -14,14 +13,6 @@ import psutil
 
 START_DEADLINE_S = 180
 END_DEADLINE_S = 30
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
 
 
 @contextmanager
