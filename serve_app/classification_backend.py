@@ -3,9 +3,7 @@
 As `backends` is for models that generate, with the same words for Ray's errors.
 """
 
-import asyncio
-from collections.abc import Awaitable
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, cast
 
 from ray.serve.handle import DeploymentHandle
 
@@ -18,10 +16,8 @@ from deployments.contract import (
 )
 from deployments.errors import TotalTimeoutError
 from serve_app.backends import Response, answer_of
-from serve_app.deadlines import arrival_s
+from serve_app.deadlines import Deadline, arrival_s
 from serve_app.known_replicas import KnownReplicas
-
-T = TypeVar("T")
 
 
 class ClassificationBackend(Protocol):
@@ -97,11 +93,11 @@ class TimelyClassificationBackend:
             TotalTimeoutError: The replica did not answer in time; its call was cancelled.
             RaystreamError: See `ClassificationBackend.classify`.
         """
-        return await self._in_time(
-            self._backend.classify(request),
+        deadline = self._deadline(
             "The texts were not classified within {:g} s (limits.total_timeout_s). Send fewer of "
-            "them, or shorter ones.",
+            "them, or shorter ones."
         )
+        return await deadline.hold(self._backend.classify(request))
 
     async def describe(self) -> ClassifierDescription:
         """Return what the model can do; see `ClassificationBackend.describe`.
@@ -110,28 +106,15 @@ class TimelyClassificationBackend:
             TotalTimeoutError: No replica had the model loaded in time.
             RaystreamError: See `ClassificationBackend.describe`.
         """
-        return await self._in_time(
-            self._backend.describe(),
-            "The model was not loaded within {:g} s (limits.total_timeout_s). Try again later.",
+        deadline = self._deadline(
+            "The model was not loaded within {:g} s (limits.total_timeout_s). Try again later."
         )
+        return await deadline.hold(self._backend.describe())
 
     async def ping(self) -> None:
         """Exercise a replica; whoever asks knows how long to wait."""
         await self._backend.ping()
 
-    async def _in_time(self, work: Awaitable[T], why: str) -> T:
-        """Wait for the work, while the request is younger than the limit.
-
-        Raises:
-            TotalTimeoutError: For this reason, given the limit: the work was cancelled.
-        """
-        limit_s = self._total_timeout_s
-        try:
-            async with asyncio.timeout_at(
-                None if limit_s is None else arrival_s() + limit_s
-            ) as timer:
-                return await work
-        except TimeoutError:
-            if not timer.expired():
-                raise
-            raise TotalTimeoutError(why.format(limit_s)) from None
+    def _deadline(self, message: str) -> Deadline:
+        """Return when an answer to this request is late."""
+        return Deadline.after(arrival_s(), self._total_timeout_s, TotalTimeoutError, message)

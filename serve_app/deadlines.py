@@ -51,18 +51,32 @@ class Deadline:
         at_s: The time; infinite without a limit.
         error: What is raised behind it.
         limit_s: The limit that led to it.
+        message: What it says, with a place for the limit.
     """
 
     at_s: float
     error: type[DeadlineExceededError]
     limit_s: float | None
+    message: str
 
     @classmethod
     def after(
-        cls, start_s: float, limit_s: float | None, error: type[DeadlineExceededError]
+        cls,
+        start_s: float,
+        limit_s: float | None,
+        error: type[DeadlineExceededError],
+        message: str | None = None,
     ) -> "Deadline":
-        """Return the deadline that lies so many seconds behind a time."""
-        return cls(inf if limit_s is None else start_s + limit_s, error, limit_s)
+        """Return the deadline that lies so many seconds behind a time.
+
+        Args:
+            start_s: In the event loop's time.
+            limit_s: None sets no limit.
+            error: What is raised behind it.
+            message: None says what the error says of a text that is generated.
+        """
+        at_s = inf if limit_s is None else start_s + limit_s
+        return cls(at_s, error, limit_s, message or MESSAGES[error])
 
     async def hold(self, work: Awaitable[T]) -> T:
         """Wait for the work, until the deadline.
@@ -80,7 +94,7 @@ class Deadline:
 
     def exceeded(self) -> DeadlineExceededError:
         """Return the error of who is late."""
-        return self.error(MESSAGES[self.error].format(self.limit_s))
+        return self.error(self.message.format(self.limit_s))
 
 
 def first_deadline(limits: LimitsConfig, started_s: float) -> Deadline:
