@@ -23,9 +23,13 @@ from deployments.classifier.packed_backbone import first_position, is_right_padd
 from deployments.classifier.probe_texts import ProbeTexts
 from deployments.classifier.sequence_classifier import Layout, choose_activation
 from deployments.classifier.waiting_line import TokenIds
-from deployments.engine.cpu.prepack import num_prepacked_bytes, prepack
-from deployments.engine.model_check import UnsupportedModelError
-from deployments.engine.model_loader import LOAD_ERRORS, choose_dtype
+from deployments.engine.cpu.prepack import num_weight_bytes, prepack
+from deployments.engine.model_loader import (
+    choose_dtype,
+    require_all_weights,
+    require_tokenizer_files,
+    told_in_one_line,
+)
 
 PROBE_LENGTHS = (2, 9, 5)
 """Tokens of the texts that are tried together, beside the frame that the tokenizer gives each; a
@@ -65,8 +69,7 @@ class LoadedClassifier:
     @property
     def num_weight_bytes(self) -> int:
         """Bytes of all weights in memory."""
-        plain = sum(p.numel() * p.element_size() for p in self.model.parameters())
-        return plain + num_prepacked_bytes(self.model)
+        return num_weight_bytes(self.model)
 
 
 def load_classifier(
@@ -90,18 +93,12 @@ def load_classifier(
         UnsupportedModelError: The files are missing, or it is no classifier.
     """
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": False}
-    try:
+    with told_in_one_line(source):
         config = AutoConfig.from_pretrained(source, **options)
         chosen = choose_dtype(config, dtype, device)
         model = _load_weights(source, config, chosen, options)
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
-    except UnsupportedModelError:
-        raise
-    except LOAD_ERRORS as error:
-        summary = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise UnsupportedModelError(f"can't load {source!r}: {summary}") from error
-    if len(tokenizer) <= len(tokenizer.all_special_tokens):
-        raise UnsupportedModelError(f"can't load {source!r}: it has no tokenizer files")
+        require_tokenizer_files(source, tokenizer)
     length = min(max_model_len, num_positions(model) or max_model_len)
     probes = ProbeTexts.of(model, tokenizer)
     layout = prepare(model, device, length, probes)
@@ -154,10 +151,6 @@ def _load_weights(
         **options,
     )
     model: PreTrainedModel = loaded[0]
-    missing = sorted(loaded[1]["missing_keys"])
-    if missing:
-        raise UnsupportedModelError(
-            f"can't load {source!r}: it lacks {len(missing)} weights, {missing[0]} among them; "
-            "is it a model that was trained to classify?"
-        )
+    advice = "; is it a model that was trained to classify?"
+    require_all_weights(source, loaded[1]["missing_keys"], advice)
     return model

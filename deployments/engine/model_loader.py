@@ -4,6 +4,8 @@ Loads safetensors only and no remote code. What the engine can't serve is refuse
 is read, if the configuration tells it (`deployments.engine.model_check`).
 """
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ from transformers import (
 )
 
 from deployments.engine.attention import ATTENTION_NAME, register_attention
-from deployments.engine.cpu.prepack import num_prepacked_bytes, prepack
+from deployments.engine.cpu.prepack import num_weight_bytes, prepack
 from deployments.engine.cpu.quantization import check_quantization, quantize_model
 from deployments.engine.model_check import (
     UnsupportedModelError,
@@ -62,8 +64,7 @@ class LoadedModel:
     @property
     def num_weight_bytes(self) -> int:
         """Bytes of all weights in memory, tied ones counted once unless one was laid out anew."""
-        plain = sum(p.numel() * p.element_size() for p in self.model.parameters())
-        return plain + num_prepacked_bytes(self.model)
+        return num_weight_bytes(self.model)
 
 
 def load_model(
@@ -90,18 +91,53 @@ def load_model(
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": False}
     if Path(source).is_absolute() and not Path(source).is_dir():
         raise UnsupportedModelError(f"can't load {source!r}: there is no such folder")
-    try:
+    with told_in_one_line(source):
         config = AutoConfig.from_pretrained(source, **options)
         check_config(config)
         model = _load_weights(source, config, choose_dtype(config, dtype, device), device, options)
         tokenizer, processor = _load_text_side(source, config, options)
+    prepare_model(model, quantization)
+    return LoadedModel(model, tokenizer, processor, _eos_token_ids(model, tokenizer))
+
+
+@contextmanager
+def told_in_one_line(source: str) -> Iterator[None]:
+    """Load what belongs to a model, and say in one line why it can't be.
+
+    Raises:
+        UnsupportedModelError: Something is missing or broken, or was refused by the block itself.
+    """
+    try:
+        yield
     except UnsupportedModelError:
         raise
     except LOAD_ERRORS as error:
         summary = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise UnsupportedModelError(f"can't load {source!r}: {summary}") from error
-    prepare_model(model, quantization)
-    return LoadedModel(model, tokenizer, processor, _eos_token_ids(model, tokenizer))
+
+
+def require_all_weights(source: str, missing_keys: Iterable[str], advice: str = "") -> None:
+    """Refuse a model some of whose weights would be random.
+
+    Raises:
+        UnsupportedModelError: There are such weights; the advice ends the message.
+    """
+    missing = sorted(missing_keys)
+    if missing:
+        raise UnsupportedModelError(
+            f"can't load {source!r}: it lacks {len(missing)} weights, {missing[0]} among them"
+            + advice
+        )
+
+
+def require_tokenizer_files(source: str, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuse a tokenizer that transformers has made of nothing.
+
+    Raises:
+        UnsupportedModelError: It knows special tokens alone.
+    """
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):
+        raise UnsupportedModelError(f"can't load {source!r}: it has no tokenizer files")
 
 
 def choose_dtype(config: PreTrainedConfig, dtype: str, device: torch.device) -> torch.dtype:
@@ -164,11 +200,7 @@ def _load_weights(
         **options,
     )
     model: PreTrainedModel = loaded[0]
-    missing = sorted(loaded[1]["missing_keys"])
-    if missing:
-        raise UnsupportedModelError(
-            f"can't load {source!r}: it lacks {len(missing)} weights, {missing[0]} among them"
-        )
+    require_all_weights(source, loaded[1]["missing_keys"])
     torch.nn.Module.to(model, device)
     return model
 
@@ -180,8 +212,7 @@ def _load_text_side(
         processor = AutoProcessor.from_pretrained(source, **options)  # type: ignore[no-untyped-call] # transformers leaves it untyped
         return processor.tokenizer, processor
     tokenizer = AutoTokenizer.from_pretrained(source, **options)
-    if len(tokenizer) <= len(tokenizer.all_special_tokens):
-        raise UnsupportedModelError(f"can't load {source!r}: it has no tokenizer files")
+    require_tokenizer_files(source, tokenizer)
     return tokenizer, None
 
 

@@ -33,6 +33,12 @@ def prepack(model: torch.nn.Module, layer: Layer = PrepackedLinear) -> None:
                 setattr(module, name, layer(child.weight, child.bias))
 
 
+def num_weight_bytes(model: torch.nn.Module) -> int:
+    """Return the bytes of all weights, tied ones counted once unless one was laid out anew."""
+    plain = sum(p.numel() * p.element_size() for p in model.parameters())
+    return plain + num_prepacked_bytes(model)
+
+
 def num_prepacked_bytes(model: torch.nn.Module) -> int:
     """Return the bytes of all reordered weights."""
     layers = (PrepackedLinear, Int8Linear)
