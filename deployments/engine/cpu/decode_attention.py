@@ -18,7 +18,7 @@ import torch
 
 from deployments.engine.cpu.decode_kernel import ARGUMENTS, DecodeKernel
 from deployments.engine.cpu.head_shape import HeadShape
-from deployments.engine.cpu.openmp import find_parallel, run_alone, run_briefly
+from deployments.engine.cpu.openmp import run_briefly, run_shared
 from deployments.engine.softcap import Scores
 
 MIN_PARALLEL_PRODUCTS = 100_000
@@ -117,9 +117,8 @@ def attend_decode(
     )
     if is_brief:
         run_briefly(kernel.address, arguments)
-        return output
-    run = find_parallel() or run_alone
-    run(kernel.address, arguments, min(num_threads, num_units), 0)
+    else:
+        run_shared(kernel.address, arguments, min(num_threads, num_units))
     return output
 
 

@@ -16,7 +16,7 @@ from deployments.engine.cpu.fused_kernels import (
     make_silu_mul,
     make_table_mul,
 )
-from deployments.engine.cpu.openmp import find_parallel, run_alone, run_briefly
+from deployments.engine.cpu.openmp import run_briefly, run_shared
 
 BFLOAT16 = torch.bfloat16
 
@@ -170,9 +170,8 @@ def _run(kernel: int, num_rows: int, num_elements: int, *arguments: int) -> None
     array = _array_type(2 + len(arguments))(0, num_rows, *arguments)
     if num_elements < MIN_SHARED_ELEMENTS:
         run_briefly(kernel, array)
-        return
-    run = find_parallel() or run_alone
-    run(kernel, array, min(num_rows, torch.get_num_threads()), 0)
+    else:
+        run_shared(kernel, array, min(num_rows, torch.get_num_threads()))
 
 
 @cache

@@ -38,9 +38,13 @@ def find_parallel() -> Parallel | None:
     return found
 
 
-def run_alone(function: int, argument: ctypes.Array[ctypes.c_int64], *_: int) -> None:
-    """Run a C function on the calling thread alone; see `Parallel`."""
-    _released(function)(argument)
+def run_shared(function: int, argument: ctypes.Array[ctypes.c_int64], num_threads: int) -> None:
+    """Run a C function on so many of torch's threads; where they can't be had, on this one."""
+    parallel = find_parallel()
+    if parallel is None:
+        _released(function)(argument)
+    else:
+        parallel(function, argument, num_threads, 0)
 
 
 def run_briefly(function: int, argument: ctypes.Array[ctypes.c_int64]) -> None:

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.engine.cpu import decode_attention, head_shape
+from deployments.engine.cpu import decode_attention, head_shape, openmp
 from deployments.engine.cpu.decode_attention import DecodeRows, attend_decode, can_attend
 from deployments.engine.softcap import Scores
 
@@ -226,7 +226,7 @@ def test_without_a_pool_of_threads_it_runs_alone(monkeypatch: pytest.MonkeyPatch
     slots = Slots(BFLOAT16, [Row.at_end(1, 20)])
     expected = slots.attend()
     monkeypatch.setattr(decode_attention, "MIN_PARALLEL_PRODUCTS", 0)
-    monkeypatch.setattr(decode_attention, "find_parallel", lambda: None)
+    monkeypatch.setattr(openmp, "find_parallel", lambda: None)
     assert torch.equal(slots.attend(), expected)
 
 
