@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import processors
 from transformers import PreTrainedTokenizerFast, RobertaConfig, RobertaForSequenceClassification
 
 from benchmarks.classification.texts import documentation
+from models.training.byte_level_bpe import train_byte_level_bpe
 
 MAX_MODEL_LEN = 512
 SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
@@ -99,16 +100,9 @@ def build(shape: Shape, parent: Path, dtype: torch.dtype = torch.bfloat16) -> Pa
 
 
 def _tokenizer() -> PreTrainedTokenizerFast:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE,
-        special_tokens=list(SPECIAL_TOKENS),
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
+    tokenizer = train_byte_level_bpe(
+        [documentation()], vocab_size=VOCAB_SIZE, special_tokens=SPECIAL_TOKENS
     )
-    tokenizer.train_from_iterator([documentation()], trainer)
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A </s>", pair=None, special_tokens=[("<s>", 0), ("</s>", 2)]
     )

@@ -8,8 +8,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
+
+from models.training.byte_level_bpe import train_byte_level_bpe
 
 VOCAB_SIZE: Final = 4096
 PAD, EOS, BOS = "<pad>", "<eos>", "<bos>"
@@ -31,16 +32,7 @@ CHAT_TEMPLATE_PATH = Path(__file__).parent / "chat_template.jinja"
 
 def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
     """Train on the given texts; the same texts in the same order give the same tokenizer."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE,
-        special_tokens=list(SPECIAL_TOKENS),
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer = train_byte_level_bpe(texts, vocab_size=VOCAB_SIZE, special_tokens=SPECIAL_TOKENS)
     return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call] # left untyped
         tokenizer_object=tokenizer,
         pad_token=PAD,

@@ -7,14 +7,14 @@ blanks, control characters, typographic quotes and dashes, asterisks and backtic
 from collections.abc import Iterable
 from typing import Final
 
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
-from tokenizers.trainers import BpeTrainer
+from tokenizers import Regex, normalizers, processors
 from transformers import (
     PreTrainedTokenizerFast,
     RobertaConfig,
     RobertaForSequenceClassification,
 )
 
+from models.training.byte_level_bpe import train_byte_level_bpe
 from models.training.detector.document import Label
 
 VOCAB_SIZE: Final = 4096
@@ -48,17 +48,13 @@ def normalised(text: str) -> str:
 
 def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
     """Train on the given texts; the same texts in the same order give the same tokenizer."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.normalizer = NORMALIZER
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = BpeTrainer(
+    tokenizer = train_byte_level_bpe(
+        texts,
         vocab_size=VOCAB_SIZE,
-        special_tokens=list(SPECIAL_TOKENS),
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
+        special_tokens=SPECIAL_TOKENS,
+        add_prefix_space=True,
+        normalizer=NORMALIZER,
     )
-    tokenizer.train_from_iterator(texts, trainer)
     tokenizer.post_processor = processors.RobertaProcessing(
         (EOS, SPECIAL_TOKENS.index(EOS)), (BOS, SPECIAL_TOKENS.index(BOS))
     )
