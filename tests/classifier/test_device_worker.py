@@ -22,6 +22,7 @@ class GatedDevice:
     """A classifier that runs a batch when it is told to; it says of a text its first token."""
 
     device = torch.device("cpu")
+    num_lanes = 1
     probe = (0,)
 
     def __init__(self, *, is_padded: bool = False) -> None:
