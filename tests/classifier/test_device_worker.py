@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from deployments.classifier.device_worker import BatchStats, DeviceWorker
+from deployments.classifier.shares import MIN_SHARE_TOKENS
 from deployments.classifier.waiting_line import Job, LineLimits, TokenIds, WaitingLine
 from deployments.errors import ClassificationFailedError, ReplicaUnavailableError
 
@@ -354,3 +355,82 @@ def test_why_a_model_could_not_be_made_is_told() -> None:
     with pytest.raises(ValueError, match="no such folder"):
         worker.start().result(DEADLINE_S)
     assert line.is_closed
+
+
+@pytest.fixture
+def two_lanes(device: GatedDevice) -> Iterator[Replica]:
+    device.num_lanes = 2
+    device.is_open = False
+    made = Replica(device)
+    yield made
+    device.is_open = True
+    device.may_go_on.release(1000)
+    made.worker.stop()
+    made.stack.close()
+    assert not [t for t in threading.enumerate() if t.name.startswith("classifier")]
+
+
+def long(first: int) -> TokenIds:
+    """Return a text that is worth a lane of its own."""
+    return (first,) * MIN_SHARE_TOKENS
+
+
+def test_lanes_run_side_by_side_and_a_request_has_one_answer(
+    two_lanes: Replica, device: GatedDevice
+) -> None:
+    both = two_lanes.ask(long(1), long(2))
+    device.wait_for_batch()
+    device.wait_for_batch()
+    assert sorted(device.batches) == [(long(1),), (long(2),)]
+    device.may_go_on.release(2)
+    assert answer(both) == [(1.0,), (2.0,)]
+
+
+def test_a_lane_that_is_free_takes_what_comes_while_the_other_computes(
+    two_lanes: Replica, device: GatedDevice
+) -> None:
+    both = two_lanes.ask(long(1), long(2))
+    device.wait_for_batch()
+    device.wait_for_batch()
+    late = two_lanes.ask((3,), (4,))
+    device.may_go_on.release()
+    device.wait_for_batch()
+    assert device.batches[2] == ((3,), (4,))
+    assert not both.answer.done()
+    device.is_open = True
+    device.may_go_on.release(2)
+    assert answer(late) == [(3.0,), (4.0,)]
+    assert answer(both)
+
+
+def test_texts_of_one_request_that_fail_on_two_lanes_fail_it_once(
+    two_lanes: Replica, device: GatedDevice
+) -> None:
+    device.error = lambda s: IndexError("index out of range")
+    both = two_lanes.ask(long(1), long(2))
+    device.wait_for_batch()
+    device.wait_for_batch()
+    device.is_open = True
+    device.may_go_on.release(2)
+    with pytest.raises(ClassificationFailedError, match="failed on a text"):
+        answer(both)
+    device.error = lambda _: None
+    assert answer(two_lanes.ask((5,), (6,))) == [(5.0,), (6.0,)]
+    assert two_lanes.worker.is_alive
+
+
+def test_a_lane_whose_device_is_gone_ends_all_and_the_others_finish_what_they_run(
+    two_lanes: Replica, device: GatedDevice
+) -> None:
+    device.error = lambda s: torch.AcceleratorError("illegal access") if s[0] == 2 else None
+    both, waiting = two_lanes.ask(long(1), long(2)), two_lanes.ask((3,))
+    device.wait_for_batch()
+    device.wait_for_batch()
+    device.is_open = True
+    device.may_go_on.release(2)
+    for job in (both, waiting):
+        with pytest.raises(ReplicaUnavailableError):
+            answer(job)
+    two_lanes.worker.stop()
+    assert not two_lanes.worker.is_alive
+    assert sorted(device.batches) == [(long(1),), (long(2),)]
