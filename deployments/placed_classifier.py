@@ -38,7 +38,7 @@ class PlacedClassifier:
     """A classifier that is ready to run.
 
     Attributes:
-        classifier: The model, warmed up; the thread that made it owns it.
+        classifier: The model, warmed up.
         loaded: What it was made of.
         num_threads: Threads that compute.
     """
