@@ -38,7 +38,7 @@ from benchmarks.classification.shapes import ROBERTA_BASE, SMALL, TINY, build
 from benchmarks.classification.table import Figures
 
 PARTS = "a,b,c,d"
-ONLINE = Window(warm_up_s=2, window_s=6)
+ONLINE = Window(warm_up_s=1.5, window_s=4)
 OVER_HTTP = Window(warm_up_s=5, window_s=20)
 
 

@@ -52,6 +52,11 @@ class GatedDevice:
         assert self.has_begun.acquire(timeout=DEADLINE_S)
 
 
+def on_two_threads(device: GatedDevice) -> GatedDevice:
+    torch.set_num_threads(2)  # a thread that begins has as many as were set last on any other
+    return device
+
+
 class Replica:
     """A worker with a line of its own."""
 
@@ -59,7 +64,9 @@ class Replica:
         self.line = WaitingLine(LineLimits(1000, None))
         self.stats: list[BatchStats] = []
         self.stack = ExitStack()
-        self.worker = DeviceWorker(lambda: device, self.line, max_batched_tokens, self.stats.append)
+        self.worker = DeviceWorker(
+            lambda: on_two_threads(device), self.line, max_batched_tokens, self.stats.append
+        )
         self.worker.start().result(DEADLINE_S)
 
     def ask(self, *texts: TokenIds) -> Job:

@@ -69,9 +69,9 @@ def test_a_batch_says_what_the_stock_model_says_of_each_text_alone(
         torch.testing.assert_close(found, alone(name, sequence), atol=1e-5, rtol=1e-5)
 
 
-def on_one_thread(name: str, batch: list[tuple[int, ...]]) -> torch.Tensor:
+def on_one_thread(made: SequenceClassifier, batch: list[tuple[int, ...]]) -> torch.Tensor:
     torch.set_num_threads(1)  # of the calling thread alone, as a lane does
-    return classifier(name)(batch)
+    return made(batch)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -81,7 +81,7 @@ def test_batches_on_several_lanes_say_the_same(
     name: str, batches: list[list[tuple[int, ...]]]
 ) -> None:
     with ThreadPoolExecutor(max_workers=3) as lanes:
-        found = list(lanes.map(functools.partial(on_one_thread, name), batches))
+        found = list(lanes.map(functools.partial(on_one_thread, classifier(name)), batches))
     for batch, together in zip(batches, found, strict=True):
         for sequence, each in zip(batch, together, strict=True):
             torch.testing.assert_close(each, alone(name, sequence), atol=1e-5, rtol=1e-5)
@@ -93,6 +93,7 @@ def test_the_threads_that_a_lane_computes_on_are_its_own() -> None:
         lane.submit(torch.set_num_threads, before + 1).result()
         assert lane.submit(torch.get_num_threads).result() == before + 1
     assert torch.get_num_threads() == before
+    torch.set_num_threads(before)  # of threads that begin later too
 
 
 def test_bfloat16_is_packed_too_and_near_float32() -> None:

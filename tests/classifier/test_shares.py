@@ -119,8 +119,8 @@ def test_shares_are_no_larger_than_a_micro_batch_and_what_is_left_of_a_sweep_com
     desk = Desk(max_tokens=2 * LONG)
     desk.put(*[LONG] * 5)
     for expected in ([LONG] * 2, [LONG] * 2, [LONG]):
-        desk.put(1)
         share = desk.take()
+        desk.put(1)
         assert sizes(share) == expected
         desk.shares.give_back(share)
     assert sizes(desk.take()) == [1, 1, 1]
