@@ -122,7 +122,8 @@ def our_runs(folder: str) -> Iterator[tuple[Run, Run]]:
         device=torch.device("cpu"),
         max_model_len=512,
     )
-    num_lanes = choose_num_lanes(loaded.model, torch.device("cpu"), torch.get_num_threads())
+    num_threads = torch.get_num_threads()
+    num_lanes = choose_num_lanes(loaded.model, torch.device("cpu"), num_threads)
     encoder = TextEncoder(loaded.tokenizer, loaded.max_model_len)
     classifier = SequenceClassifier(
         loaded.model, loaded.layout, loaded.probes.of_length(1), num_lanes
@@ -130,7 +131,12 @@ def our_runs(folder: str) -> Iterator[tuple[Run, Run]]:
     if classifier.layout != "packed":
         raise RuntimeError("the model could not be packed; the log says why")
     line = WaitingLine(LineLimits(NO_LIMIT, None))
-    worker = DeviceWorker(lambda: classifier, line, MAX_BATCHED_TOKENS, lambda stats: None)
+
+    def place() -> SequenceClassifier:
+        torch.set_num_threads(num_threads)  # else the thread has as many as any other set last
+        return classifier
+
+    worker = DeviceWorker(place, line, MAX_BATCHED_TOKENS, lambda stats: None)
 
     def encoded(texts: Sequence[str]) -> tuple[TokenIds, ...]:
         (found,) = encoder.encode([ClassificationRequest("offline", tuple(texts))])
