@@ -11,6 +11,7 @@ import torch
 
 from deployments.classifier.model_loader import LoadedClassifier, load_classifier
 from deployments.classifier.sequence_classifier import Layout, SequenceClassifier
+from deployments.classifier.shares import choose_num_lanes
 from deployments.classifier.waiting_line import TokenIds
 from deployments.engine.cpu.allocator import keep_freed_memory
 from deployments.engine.device_errors import is_fatal, is_out_of_memory
@@ -37,7 +38,7 @@ class PlacedClassifier:
     """A classifier that is ready to run.
 
     Attributes:
-        classifier: The model, warmed up; the thread that made it owns it.
+        classifier: The model, warmed up.
         loaded: What it was made of.
         num_threads: Threads that compute.
     """
@@ -69,7 +70,8 @@ def place_classifier(spec: ModelSpec, device: MemoryDevice) -> PlacedClassifier:
     )
     torch.set_num_threads(num_threads)
     probes = loaded.probes
-    classifier = SequenceClassifier(loaded.model, loaded.layout, probes.of_length(1))
+    num_lanes = choose_num_lanes(loaded.model, device.torch_device, num_threads)
+    classifier = SequenceClassifier(loaded.model, loaded.layout, probes.of_length(1), num_lanes)
     _warm_up(classifier, probes.of_length(loaded.max_model_len), spec)
     return PlacedClassifier(classifier, loaded, num_threads)
 
@@ -105,13 +107,14 @@ def log_placement(
 ) -> None:
     """Log in one line what a replica has become, and how long that took."""
     logger.info(
-        "%s is ready after %.1f s on %s: share %g of the device, %d compute thread(s), %s, "
-        "%.3f GiB of weights, %d labels, texts of %d tokens, %s",
+        "%s is ready after %.1f s on %s: share %g of the device, %d compute thread(s) in "
+        "%d lane(s), %s, %.3f GiB of weights, %d labels, texts of %d tokens, %s",
         spec.id,
         seconds,
         device.name,
         spec.num_gpus or 1,
         placed.num_threads,
+        placed.classifier.num_lanes,
         str(placed.loaded.model.dtype).removeprefix("torch."),
         placed.loaded.num_weight_bytes / GIB,
         len(placed.loaded.labels),

@@ -38,7 +38,7 @@ from benchmarks.classification.shapes import ROBERTA_BASE, SMALL, TINY, build
 from benchmarks.classification.table import Figures
 
 PARTS = "a,b,c,d"
-ONLINE = Window(warm_up_s=2, window_s=6)
+ONLINE = Window(warm_up_s=1.5, window_s=4)
 OVER_HTTP = Window(warm_up_s=5, window_s=20)
 
 
@@ -87,7 +87,7 @@ class Benchmark:
         self._work = work
         self._console = Console()
         self._base = model
-        self._optimum_rate: float | None = None
+        self._optimum: offline.Optimum | None = None
 
     def offline(self) -> None:
         """Run (a)."""
@@ -95,7 +95,7 @@ class Benchmark:
         swept = offline.sweep(
             model, Path(model).name, plan.batch_sizes, plan.num_texts, plan.rounds
         )
-        self._optimum_rate = swept.optimum_rate
+        self._optimum = swept.optimum
         self._show(swept.figures)
 
     def online(self) -> None:
@@ -114,9 +114,9 @@ class Benchmark:
 
     def over_http(self) -> None:
         """Run (d), and (a) before it if that has not run."""
-        if self._optimum_rate is None:
+        if self._optimum is None:
             self.offline()
-        assert self._optimum_rate is not None
+        assert self._optimum is not None
         plan = self._plan
         self._show(
             over_http.measure(
@@ -125,7 +125,7 @@ class Benchmark:
                 plan.num_http_users,
                 plan.over_http,
                 plan.http_rounds,
-                self._optimum_rate,
+                self._optimum,
             )
         )
 

@@ -2,30 +2,37 @@
 
 - in arrival order: the stock pipeline on batches as they come, each padded to its longest text;
 - sorted: the same, the texts sorted by length first;
-- packed: this project's classifier, the texts of a batch behind one another without padding.
+- packed: this project's classifier, the texts of a batch behind one another without padding;
+- in lanes: the same behind this project's device worker, each compute thread with a part of them.
 
-Tokenizing is in all three. The least of a column is the offline optimum that servers are held
-against.
+Tokenizing is in all. The least of the first three is the offline optimum that servers are held
+against, and the least of the last one is what lanes make of it.
 """
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 
-from benchmarks.classification.designs import stock_pipeline
+from benchmarks.classification.designs import MAX_BATCHED_TOKENS, NO_LIMIT, stock_pipeline
 from benchmarks.classification.table import Figures
 from benchmarks.classification.texts import MIXED, SHORT, Lengths, make_texts
+from deployments.classifier.device_worker import DeviceWorker
 from deployments.classifier.model_loader import load_classifier
 from deployments.classifier.sequence_classifier import SequenceClassifier
+from deployments.classifier.shares import choose_num_lanes
 from deployments.classifier.text_encoder import TextEncoder
+from deployments.classifier.waiting_line import LineLimits, TokenIds, WaitingLine
 from deployments.contract import ClassificationRequest
 from deployments.engine.cpu.allocator import keep_freed_memory
 
 Run = Callable[[Sequence[str]], object]
-ORDERS = ("arrival", "sorted", "packed")
+Row = tuple[str, int, float, float, float, float]
+"""Characters, batch size, and ms a text in each order."""
+ORDERS = ("arrival", "sorted", "packed", "lanes")
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
@@ -35,45 +42,64 @@ class Sweep:
 
     Attributes:
         figures: ms a text by batch size, length and order.
-        optimum_rate: Texts per second of the fastest way through texts of mixed lengths.
+        optimum: The fastest ways through texts of mixed lengths.
     """
 
     figures: Figures
-    optimum_rate: float
+    optimum: "Optimum"
+
+
+@dataclass(frozen=True, slots=True)
+class Optimum:
+    """Texts per second without a server.
+
+    Attributes:
+        rate: One batch after the other, on all threads.
+        rate_in_lanes: Each thread with batches of its own.
+    """
+
+    rate: float
+    rate_in_lanes: float
 
 
 def sweep(folder: str, name: str, sizes: Sequence[int], num_texts: int, rounds: int) -> Sweep:
     """Run texts of both lengths through all batch sizes and orders, rounds alternating."""
-    pipeline, packed = stock_pipeline(folder), packed_run(folder)
-    rows = list[tuple[str, int, float, float, float]]()
-    for lengths in (SHORT, MIXED):
-        texts = make_texts(lengths, num_texts)
-        ways: list[tuple[Run, list[str]]] = [
-            (pipeline, texts),
-            (pipeline, sorted(texts, key=len)),
-            (packed, texts),
-        ]
-        for size in sizes:
-            measured = [
-                [ms_per_text(run, ordered, size) for run, ordered in ways] for _ in range(rounds)
+    rows = list[Row]()
+    with our_runs(folder) as (packed, in_lanes):
+        pipeline = stock_pipeline(folder)
+        for lengths in (SHORT, MIXED):
+            texts = make_texts(lengths, num_texts)
+            ways: list[tuple[Run, list[str]]] = [
+                (pipeline, texts),
+                (pipeline, sorted(texts, key=len)),
+                (packed, texts),
+                (in_lanes, texts),
             ]
-            arrival, by_length, no_padding = map(statistics.median, zip(*measured, strict=True))
-            rows.append((str(lengths), size, arrival, by_length, no_padding))
-    best = min(ms for row in rows if row[0] == str(MIXED) for ms in row[2:])
-    return Sweep(_figures(name, rows, num_texts), 1000 / best)
+            for size in sizes:
+                measured = [
+                    [ms_per_text(run, ordered, size) for run, ordered in ways]
+                    for _ in range(rounds)
+                ]
+                medians = map(statistics.median, zip(*measured, strict=True))
+                rows.append((str(lengths), size, *medians))
+    mixed = [row[2:] for row in rows if row[0] == str(MIXED)]
+    one_batch = min(ms for *of_row, _ in mixed for ms in of_row)
+    lanes = min(of_row[-1] for of_row in mixed)
+    return Sweep(_figures(name, rows, num_texts), Optimum(1000 / one_batch, 1000 / lanes))
 
 
-def _figures(
-    name: str, rows: Sequence[tuple[str, int, float, float, float]], num_texts: int
-) -> Figures:
+def _figures(name: str, rows: Sequence[Row], num_texts: int) -> Figures:
     one = {row[0]: row[2] for row in rows if row[1] == 1}
     columns = ("characters", "batch size", *(f"{order}, ms" for order in ORDERS))
     return Figures(
         "offline",
         f"(a) offline, {name}, {torch.get_num_threads()} threads, {num_texts} texts",
-        (*columns, "packed / arrival of 1"),
-        [(*row, row[4] / one[row[0]] if row[0] in one else "-") for row in rows],
-        ("milliseconds a text; arrival and sorted: the stock pipeline, packed: this project",),
+        (*columns, "lanes / arrival of 1"),
+        [(*row, row[5] / one[row[0]] if row[0] in one else "-") for row in rows],
+        (
+            "milliseconds a text; arrival and sorted: the stock pipeline, packed: this project",
+            "lanes: this project, each thread with a part of the batch",
+        ),
     )
 
 
@@ -85,8 +111,9 @@ def ms_per_text(run: Run, texts: Sequence[str], size: int) -> float:
     return 1000 * (time.perf_counter() - started) / len(texts)
 
 
-def packed_run(folder: str) -> Run:
-    """Return this project's encoder and classifier as one function, warmed up."""
+@contextmanager
+def our_runs(folder: str) -> Iterator[tuple[Run, Run]]:
+    """Yield this project's encoder and classifier, and the same in lanes, both warmed up."""
     keep_freed_memory()
     loaded = load_classifier(
         folder,
@@ -95,16 +122,40 @@ def packed_run(folder: str) -> Run:
         device=torch.device("cpu"),
         max_model_len=512,
     )
+    num_threads = torch.get_num_threads()
+    num_lanes = choose_num_lanes(loaded.model, torch.device("cpu"), num_threads)
     encoder = TextEncoder(loaded.tokenizer, loaded.max_model_len)
-    classifier = SequenceClassifier(loaded.model, loaded.layout, loaded.probes.of_length(1))
+    classifier = SequenceClassifier(
+        loaded.model, loaded.layout, loaded.probes.of_length(1), num_lanes
+    )
     if classifier.layout != "packed":
         raise RuntimeError("the model could not be packed; the log says why")
+    line = WaitingLine(LineLimits(NO_LIMIT, None))
+
+    def place() -> SequenceClassifier:
+        torch.set_num_threads(num_threads)  # else the thread has as many as any other set last
+        return classifier
+
+    worker = DeviceWorker(place, line, MAX_BATCHED_TOKENS, lambda stats: None)
+
+    def encoded(texts: Sequence[str]) -> tuple[TokenIds, ...]:
+        (found,) = encoder.encode([ClassificationRequest("offline", tuple(texts))])
+        if isinstance(found, Exception):
+            raise found
+        return found.token_ids
 
     def run(texts: Sequence[str]) -> object:
-        (encoded,) = encoder.encode([ClassificationRequest("offline", tuple(texts))])
-        if isinstance(encoded, Exception):
-            raise encoded
-        return classifier(encoded.token_ids).tolist()
+        return classifier(encoded(texts)).tolist()
 
-    run(make_texts(Lengths(100, 101), 2))
-    return run
+    def run_in_lanes(texts: Sequence[str]) -> object:
+        with line.place() as job:
+            line.put(job, encoded(texts))
+            return job.answer.result()
+
+    worker.start().result()
+    try:
+        for warm_up in (run, run_in_lanes):
+            warm_up(make_texts(Lengths(100, 101), 8))
+        yield run, run_in_lanes
+    finally:
+        worker.stop()

@@ -22,6 +22,7 @@ from benchmarks.classification.designs import (
 )
 from benchmarks.classification.http_client import Body, sender, session
 from benchmarks.classification.load import Latencies, closed_loop
+from benchmarks.classification.offline import Optimum
 from benchmarks.classification.online import Window, server
 from benchmarks.classification.processes import started
 from benchmarks.classification.table import Cell, Figures
@@ -79,7 +80,7 @@ SERVERS: Mapping[str, Callable[[str, Path], AbstractContextManager[Target]]] = {
 
 
 def measure(
-    folder: str, logs: Path, num_users: int, window: Window, rounds: int, optimum_rate: float
+    folder: str, logs: Path, num_users: int, window: Window, rounds: int, optimum: Optimum
 ) -> Figures:
     """Load all in turn; return items per second beside the offline optimum."""
     found: dict[str, list[Latencies]] = {name: [] for name in SERVERS}
@@ -87,7 +88,7 @@ def measure(
         for name, up in SERVERS.items():
             with up(folder, logs) as target:
                 found[name].append(asyncio.run(_load(target, num_users, window)))
-    return figures(found, Path(folder).name, num_users, optimum_rate)
+    return figures(found, Path(folder).name, num_users, optimum)
 
 
 async def _load(target: Target, num_users: int, window: Window) -> Latencies:
@@ -100,9 +101,9 @@ async def _load(target: Target, num_users: int, window: Window) -> Latencies:
 
 
 def figures(
-    found: Mapping[str, Sequence[Latencies]], model: str, num_users: int, optimum_rate: float
+    found: Mapping[str, Sequence[Latencies]], model: str, num_users: int, optimum: Optimum
 ) -> Figures:
-    """Return medians over the rounds, and each design's rate beside the two it is held against."""
+    """Return medians over the rounds, and each design's rate beside those it is held against."""
     rates = {name: statistics.median(each.rate for each in runs) for name, runs in found.items()}
     base = rates[CHOSEN_QUEUE_BATCHER.name]
     rows: list[Sequence[Cell]] = [
@@ -112,17 +113,19 @@ def figures(
             statistics.median(each.percentile_ms(50) for each in runs),
             statistics.median(each.percentile_ms(95) for each in runs),
             rates[name] / base,
-            rates[name] / optimum_rate,
+            rates[name] / optimum.rate,
+            rates[name] / optimum.rate_in_lanes,
         )
         for name, runs in found.items()
     ]
     return Figures(
         "over_http",
         f"(d) {model}, bfloat16, texts of {MIXED} characters, {num_users} users over HTTP",
-        ("design", "items/s", "p50, ms", "p95, ms", "/ batcher", "/ optimum"),
+        ("design", "items/s", "p50, ms", "p95, ms", "/ batcher", "/ optimum", "/ in lanes"),
         rows,
         (
-            f"offline optimum: {optimum_rate:.1f} items/s; goals for raystream: "
+            f"offline optimum: {optimum.rate:.1f} items/s; in lanes: {optimum.rate_in_lanes:.1f}",
+            "goals for raystream: "
             f"{GOAL_OF_BATCHER} times the batcher, {GOAL_OF_OPTIMUM} of the optimum",
         ),
     )

@@ -1,9 +1,8 @@
-"""The one thread that owns the device.
+"""The threads that own the device: one lane of micro-batches each.
 
-Whenever the device is free it takes all that waits: nothing waits for a timeout, and batches grow
-with the load by themselves. What was taken in one sweep is finished before the next, so no text
-waits for longer than a sweep, however many shorter ones come after it. The model is made on the
-thread as well: its OpenMP workers belong to one thread.
+A lane that is free takes its share of all that waits (`shares` has the rule): nothing waits for a
+timeout, and batches grow with the load by themselves. The model is made on the first lane's thread
+and all lanes use it.
 
 A micro-batch that fails is taken apart, and only texts that fail alone fail their requests. One
 that is out of memory makes the next ones smaller, for a while.
@@ -19,8 +18,9 @@ from typing import Protocol
 
 import torch
 
-from deployments.classifier.micro_batches import in_order, take_batch
-from deployments.classifier.waiting_line import Job, Probabilities, TokenIds, WaitingLine
+from deployments.classifier.pieces import Piece
+from deployments.classifier.shares import Share, Shares
+from deployments.classifier.waiting_line import Probabilities, TokenIds, WaitingLine
 from deployments.engine.device_errors import is_fatal, is_out_of_memory, release_cache
 from deployments.engine.isolation import Isolation
 from deployments.engine.step_budget import StepBudget
@@ -40,6 +40,11 @@ class Classifier(Protocol):
     @property
     def is_padded(self) -> bool:
         """Whether each sequence of a batch costs as much as the longest."""
+        ...
+
+    @property
+    def num_lanes(self) -> int:
+        """How many threads may call it at once."""
         ...
 
     @property
@@ -68,22 +73,6 @@ class BatchStats:
     num_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """One text of a job."""
-
-    job: Job
-    index: int
-
-    @property
-    def token_ids(self) -> TokenIds:
-        return self.job.sequences[self.index]
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.token_ids)
-
-
 class DeviceWorker:
     """Classifies what waits in a line."""
 
@@ -97,27 +86,28 @@ class DeviceWorker:
         """Prepare the thread; `start` starts it.
 
         Args:
-            make_classifier: Called once, on the thread.
+            make_classifier: Called once, on the thread; sets how many threads torch computes with.
             line: Where requests wait; the worker closes it when it ends.
             max_batched_tokens: Most tokens of a micro-batch, unless one text alone has more.
-            on_batch: Called on the thread after each micro-batch.
+            on_batch: Called after each micro-batch on its thread, never twice at once.
         """
         self.num_batches = 0
         self._make_classifier = make_classifier
         self._line = line
         self._budget = StepBudget(max_batched_tokens)
         self._on_batch = on_batch
+        self._lock = threading.Lock()
         self._pings: deque[Future[None]] = deque()
         self._classifier: Future[Classifier] = Future()
         self._thread = threading.Thread(target=self._run, name="classifier", daemon=True)
 
     def start(self) -> "Future[Classifier]":
-        """Start the thread; the future holds the model, or why it could not be made."""
+        """Start the first thread; the future holds the model, or why it could not be made."""
         self._thread.start()
         return self._classifier
 
     def stop(self) -> None:
-        """End the thread after the micro-batch that runs now; unfinished requests fail."""
+        """End all threads after the micro-batches that run now; unfinished requests fail."""
         self._line.close()
         if self._thread.is_alive():
             self._thread.join()
@@ -125,7 +115,7 @@ class DeviceWorker:
     @property
     def is_alive(self) -> bool:
         """Whether what waits will be classified."""
-        return self._thread.is_alive()
+        return self._thread.is_alive() and not self._line.is_closed
 
     def ping(self) -> "Future[None]":
         """Return what is done with the next micro-batch; an idle device runs one for it."""
@@ -145,21 +135,50 @@ class DeviceWorker:
             self._classifier.set_exception(error)
             self._answer_pings(_dead())
             return
+        shares = Shares(
+            self._line, self._budget, classifier.num_lanes, is_padded=classifier.is_padded
+        )
         self._classifier.set_result(classifier)
-        try:
-            while (jobs := self._line.take_all()) is not None:
-                self._turn(classifier, jobs)
-        except BaseException:
-            logger.exception("the classifier's thread failed; the replica must be replaced")
-        self._line.close()
+        lanes = [self._further_lane(i, classifier, shares) for i in range(1, classifier.num_lanes)]
+        self._run_lane(classifier, shares)
+        for lane in lanes:
+            lane.join()
         self._line.fail_all(_dead())
         self._answer_pings(_dead())
 
-    def _turn(self, classifier: Classifier, jobs: list[Job]) -> None:
-        self._sweep(classifier, jobs)
-        if (
-            self._pings
-        ):  # there was no micro-batch to answer them; perhaps all jobs' clients have left
+    def _further_lane(
+        self, number: int, classifier: Classifier, shares: Shares
+    ) -> threading.Thread:
+        thread = threading.Thread(
+            target=self._run_lane,
+            args=(classifier, shares),
+            name=f"classifier-{number}",
+            daemon=True,
+        )
+        thread.start()
+        return thread
+
+    def _run_lane(self, classifier: Classifier, shares: Shares) -> None:
+        """Compute shares until the line is closed; close it if that fails."""
+        try:
+            while (share := shares.take()) is not None:
+                try:
+                    self._run_share(classifier, share)
+                finally:
+                    shares.give_back(share)
+        except BaseException:
+            logger.exception("a classifier's thread failed; the replica must be replaced")
+        self._line.close()
+
+    def _run_share(self, classifier: Classifier, share: Share) -> None:
+        """Classify a micro-batch, and answer each job whose last text is done with it."""
+        torch.set_num_threads(share.num_threads)  # of this thread alone
+        if share.pieces:
+            for piece, outcome in self._run_batch(classifier, share.pieces):
+                piece.answer.note(piece.index, outcome)
+            num_tokens = sum(piece.num_tokens for piece in share.pieces)
+            self._note_batch(BatchStats(len(share.pieces), num_tokens))
+        elif self._pings:  # no micro-batch has answered them; perhaps all clients have left
             self._probe(classifier)
 
     def _probe(self, classifier: Classifier) -> None:
@@ -178,39 +197,22 @@ class DeviceWorker:
             return
         self._note_batch(BatchStats(0, 0))
 
-    def _sweep(self, classifier: Classifier, jobs: list[Job]) -> None:
-        """Classify all texts of these jobs, and answer each job when its last text is done."""
-        answers = {job: _Answer(job) for job in jobs}
-        pieces = [_Piece(job, index) for job in jobs for index in range(len(job.sequences))]
-        waiting = deque(in_order(pieces, is_padded=classifier.is_padded))
-        while not self._line.is_closed:
-            batch = take_batch(
-                waiting,
-                self._budget.tokens,
-                is_padded=classifier.is_padded,
-                is_wanted=lambda piece: answers[piece.job].is_wanted,
-            )
-            if not batch:
-                return
-            for piece, outcome in self._run_batch(classifier, batch):
-                answers[piece.job].note(piece.index, outcome)
-            self._note_batch(BatchStats(len(batch), sum(piece.num_tokens for piece in batch)))
-
     def _run_batch(
-        self, classifier: Classifier, batch: list[_Piece]
-    ) -> Iterator[tuple[_Piece, Probabilities | Exception]]:
+        self, classifier: Classifier, batch: list[Piece]
+    ) -> Iterator[tuple[Piece, Probabilities | Exception]]:
         """Yield what became of each text of a micro-batch.
 
         Raises:
             torch.AcceleratorError: The device is gone; no text is to blame.
         """
         run = _GuardedRun(classifier)
-        isolation = Isolation[_Piece, torch.Tensor]("a micro-batch", run)
+        isolation = Isolation[Piece, torch.Tensor]("a micro-batch", run)
         isolation.run(batch)
-        if run.num_tokens_too_many:
-            self._budget.shrink(run.num_tokens_too_many)
-        else:
-            self._budget.note_good_step()
+        with self._lock:
+            if run.num_tokens_too_many:
+                self._budget.shrink(run.num_tokens_too_many)
+            else:
+                self._budget.note_good_step()
         for pieces, probabilities in isolation.ran:
             finite = probabilities.isfinite().all(dim=1).tolist()
             for piece, row, is_finite in zip(pieces, probabilities.tolist(), finite, strict=True):
@@ -220,9 +222,10 @@ class DeviceWorker:
             yield blame.item, _failure(blame.item, why)
 
     def _note_batch(self, stats: BatchStats) -> None:
-        self.num_batches += 1
-        self._answer_pings(None)
-        self._on_batch(stats)
+        with self._lock:
+            self.num_batches += 1
+            self._answer_pings(None)
+            self._on_batch(stats)
 
     def _answer_pings(self, error: Exception | None) -> None:
         while (ping := self._next_ping()) is not None:
@@ -249,7 +252,7 @@ class _GuardedRun:
         self._classifier = classifier
         self._is_first = True
 
-    def __call__(self, pieces: Iterable[_Piece]) -> torch.Tensor:
+    def __call__(self, pieces: Iterable[Piece]) -> torch.Tensor:
         sequences = [piece.token_ids for piece in pieces]
         if not self._is_first:
             # Only here has the traceback let go of the tensors of the run that failed.
@@ -264,31 +267,7 @@ class _GuardedRun:
             raise
 
 
-class _Answer:
-    """The answer to one job, until it is complete."""
-
-    def __init__(self, job: Job) -> None:
-        self._job = job
-        self._found: dict[int, Probabilities] = {}
-
-    @property
-    def is_wanted(self) -> bool:
-        """Whether somebody still waits for it."""
-        return not self._job.has_left and not self._job.answer.done()
-
-    def note(self, index: int, outcome: Probabilities | Exception) -> None:
-        """Add what became of one text; the first that failed ends the job."""
-        if self._job.answer.done():
-            return
-        if isinstance(outcome, Exception):
-            self._job.answer.set_exception(outcome)
-            return
-        self._found[index] = outcome
-        if len(self._found) == len(self._job.sequences):
-            self._job.answer.set_result([self._found[i] for i in range(len(self._found))])
-
-
-def _failure(piece: _Piece, why: str) -> ClassificationFailedError:
+def _failure(piece: Piece, why: str) -> ClassificationFailedError:
     message = f"The model {why} on a text of {piece.num_tokens} tokens."
     return ClassificationFailedError(message, f"input[{piece.index}]")
 

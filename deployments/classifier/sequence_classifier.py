@@ -23,19 +23,23 @@ Activation = Literal["softmax", "sigmoid", "identity"]
 class SequenceClassifier:
     """Classifies batches with one model."""
 
-    def __init__(self, model: PreTrainedModel, layout: Layout, probe: TokenIds) -> None:
+    def __init__(
+        self, model: PreTrainedModel, layout: Layout, probe: TokenIds, num_lanes: int = 1
+    ) -> None:
         """Take a model.
 
         Args:
             model: In evaluation mode, on its device.
             layout: As `model_loader.prepare` has found out.
             probe: A short text that the model takes.
+            num_lanes: How many threads may run batches at once.
         """
         self._model = model
         self._activation = choose_activation(model.config)
         self._pad_token_id: int | None = model.config.get_text_config().pad_token_id
         self.layout = layout
         self.probe = probe
+        self.num_lanes = num_lanes
 
     @property
     def is_padded(self) -> bool:

@@ -20,6 +20,7 @@ from benchmarks.classification.designs import (
 )
 from benchmarks.classification.fake_device import CALL_S, TEXT_S, FakeDevice
 from benchmarks.classification.load import Latencies
+from benchmarks.classification.offline import Optimum
 from benchmarks.classification.online import Measured, Window
 from benchmarks.classification.shapes import MAX_MODEL_LEN, TINY, build
 from benchmarks.classification.table import Figures
@@ -115,9 +116,9 @@ def test_over_http_the_median_of_the_rounds_is_held_against_batcher_and_optimum(
         CHOSEN_QUEUE_BATCHER.name: [Latencies(1, [0.1] * n) for n in (9, 10, 30)],
         "raystream": [Latencies(1, [0.1] * n) for n in (17, 18, 19)],
     }
-    figures = over_http.figures(runs, "a model", 32, 20)
+    figures = over_http.figures(runs, "a model", 32, Optimum(20, 30))
     assert [row[1] for row in figures.rows] == [10, 18]
-    assert [row[-2:] for row in figures.rows] == [(1.0, 0.5), (1.8, 0.9)]
+    assert [row[-3:] for row in figures.rows] == [(1.0, 0.5, 1 / 3), (1.8, 0.9, 0.6)]
 
 
 def test_a_model_is_made_with_its_tokenizer_and_can_be_loaded(tmp_path: Path) -> None:

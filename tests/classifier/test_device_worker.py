@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from deployments.classifier.device_worker import BatchStats, DeviceWorker
+from deployments.classifier.shares import MIN_SHARE_TOKENS
 from deployments.classifier.waiting_line import Job, LineLimits, TokenIds, WaitingLine
 from deployments.errors import ClassificationFailedError, ReplicaUnavailableError
 
@@ -22,6 +23,7 @@ class GatedDevice:
     """A classifier that runs a batch when it is told to; it says of a text its first token."""
 
     device = torch.device("cpu")
+    num_lanes = 1
     probe = (0,)
 
     def __init__(self, *, is_padded: bool = False) -> None:
@@ -50,6 +52,11 @@ class GatedDevice:
         assert self.has_begun.acquire(timeout=DEADLINE_S)
 
 
+def on_two_threads(device: GatedDevice) -> GatedDevice:
+    torch.set_num_threads(2)  # a thread that begins has as many as were set last on any other
+    return device
+
+
 class Replica:
     """A worker with a line of its own."""
 
@@ -57,7 +64,9 @@ class Replica:
         self.line = WaitingLine(LineLimits(1000, None))
         self.stats: list[BatchStats] = []
         self.stack = ExitStack()
-        self.worker = DeviceWorker(lambda: device, self.line, max_batched_tokens, self.stats.append)
+        self.worker = DeviceWorker(
+            lambda: on_two_threads(device), self.line, max_batched_tokens, self.stats.append
+        )
         self.worker.start().result(DEADLINE_S)
 
     def ask(self, *texts: TokenIds) -> Job:
@@ -353,3 +362,81 @@ def test_why_a_model_could_not_be_made_is_told() -> None:
     with pytest.raises(ValueError, match="no such folder"):
         worker.start().result(DEADLINE_S)
     assert line.is_closed
+
+
+@pytest.fixture
+def two_lanes(device: GatedDevice) -> Iterator[Replica]:
+    device.num_lanes = 2
+    device.is_open = False
+    made = Replica(device)
+    yield made
+    device.is_open = True
+    device.may_go_on.release(1000)
+    made.worker.stop()
+    made.stack.close()
+    assert not [t for t in threading.enumerate() if t.name.startswith("classifier")]
+
+
+def long(first: int) -> TokenIds:
+    """Return a text that is worth a lane of its own."""
+    return (first,) * MIN_SHARE_TOKENS
+
+
+def test_lanes_run_side_by_side_and_a_request_has_one_answer(
+    two_lanes: Replica, device: GatedDevice
+) -> None:
+    both = two_lanes.ask(long(1), long(2))
+    device.wait_for_batch()
+    device.wait_for_batch()
+    assert sorted(device.batches) == [(long(1),), (long(2),)]
+    device.may_go_on.release(2)
+    assert answer(both) == [(1.0,), (2.0,)]
+
+
+def test_a_lane_that_is_free_takes_what_comes_while_the_other_computes(
+    two_lanes: Replica, device: GatedDevice
+) -> None:
+    both = two_lanes.ask(long(1), long(2))
+    device.wait_for_batch()
+    device.wait_for_batch()
+    late = two_lanes.ask((3,), (4,))
+    device.may_go_on.release()
+    device.wait_for_batch()
+    assert device.batches[2] == ((3,), (4,))
+    assert not both.answer.done()
+    device.is_open = True
+    device.may_go_on.release(2)
+    assert answer(late) == [(3.0,), (4.0,)]
+    assert answer(both)
+
+
+def test_texts_of_one_request_that_fail_on_two_lanes_fail_it_once(
+    two_lanes: Replica, device: GatedDevice
+) -> None:
+    device.error = lambda s: IndexError("index out of range")
+    both = two_lanes.ask(long(1), long(2))
+    device.wait_for_batch()
+    device.wait_for_batch()
+    device.is_open = True
+    device.may_go_on.release(2)
+    with pytest.raises(ClassificationFailedError, match="failed on a text"):
+        answer(both)
+    device.error = lambda _: None
+    assert answer(two_lanes.ask((5,), (6,))) == [(5.0,), (6.0,)]
+    assert two_lanes.worker.is_alive
+
+
+def test_a_lane_whose_device_is_gone_ends_the_others_too(
+    two_lanes: Replica, device: GatedDevice
+) -> None:
+    device.error = lambda s: torch.AcceleratorError("illegal access") if s[0] == 2 else None
+    both = two_lanes.ask(long(1), long(2))
+    device.wait_for_batch()
+    device.wait_for_batch()
+    device.is_open = True
+    device.may_go_on.release(2)
+    with pytest.raises(ReplicaUnavailableError):
+        answer(both)
+    two_lanes.worker.stop()
+    assert not two_lanes.worker.is_alive
+    assert sorted(device.batches) == [(long(1),), (long(2),)]

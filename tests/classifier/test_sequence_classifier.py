@@ -1,4 +1,5 @@
 import functools
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -66,6 +67,33 @@ def test_a_batch_says_what_the_stock_model_says_of_each_text_alone(
     assert together.dtype is torch.float32
     for sequence, found in zip(batch, together, strict=True):
         torch.testing.assert_close(found, alone(name, sequence), atol=1e-5, rtol=1e-5)
+
+
+def on_one_thread(made: SequenceClassifier, batch: list[tuple[int, ...]]) -> torch.Tensor:
+    torch.set_num_threads(1)  # of the calling thread alone, as a lane does
+    return made(batch)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@settings(max_examples=5, deadline=None)
+@given(batches=st.lists(st.lists(token_ids, min_size=1, max_size=6), min_size=2, max_size=8))
+def test_batches_on_several_lanes_say_the_same(
+    name: str, batches: list[list[tuple[int, ...]]]
+) -> None:
+    with ThreadPoolExecutor(max_workers=3) as lanes:
+        found = list(lanes.map(functools.partial(on_one_thread, classifier(name)), batches))
+    for batch, together in zip(batches, found, strict=True):
+        for sequence, each in zip(batch, together, strict=True):
+            torch.testing.assert_close(each, alone(name, sequence), atol=1e-5, rtol=1e-5)
+
+
+def test_the_threads_that_a_lane_computes_on_are_its_own() -> None:
+    before = torch.get_num_threads()
+    with ThreadPoolExecutor(max_workers=1) as lane:
+        lane.submit(torch.set_num_threads, before + 1).result()
+        assert lane.submit(torch.get_num_threads).result() == before + 1
+    assert torch.get_num_threads() == before
+    torch.set_num_threads(before)  # of threads that begin later too
 
 
 def test_bfloat16_is_packed_too_and_near_float32() -> None:

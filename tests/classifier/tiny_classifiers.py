@@ -82,9 +82,9 @@ def modernbert(**changes: Any) -> PreTrainedModel:
     return make(ModernBertConfig(**shape))
 
 
-def qwen2() -> PreTrainedModel:
+def qwen2(**changes: Any) -> PreTrainedModel:
     """A decoder, which classifies by its last token; its heads share keys."""
-    return make(Qwen2Config(num_key_value_heads=2, **SHAPE))
+    return make(Qwen2Config(num_key_value_heads=2, **{**SHAPE, **changes}))
 
 
 def qwen2_without_padding() -> PreTrainedModel:

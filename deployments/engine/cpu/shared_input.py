@@ -5,9 +5,11 @@ an MLP. One product over the weights of all costs less than several: fewer calls
 of the compute threads for each other.
 
 The model still calls its layers one by one. The first that sees an input computes for all, and the
-others take their part, if they are given the very same tensor.
+others take their part, if they are given the very same tensor. What is kept between the calls is
+each thread's own, so several may run one model.
 """
 
+import threading
 from collections.abc import Sequence
 
 import torch
@@ -16,6 +18,14 @@ from deployments.engine.cpu.int8_linear import Int8Linear
 from deployments.engine.cpu.prepacked_linear import PrepackedLinear
 
 Layer = type[PrepackedLinear] | type[Int8Linear]
+
+
+class _Kept(threading.local):
+    """What the first layer has computed for the others on a thread."""
+
+    def __init__(self) -> None:
+        self.rows: torch.Tensor | None = None
+        self.outputs: dict[int, torch.Tensor] = {}
 
 
 class SharedInput(torch.nn.Module):
@@ -33,8 +43,7 @@ class SharedInput(torch.nn.Module):
         biases: list[torch.Tensor] = [linear.bias for linear in linears if linear.bias is not None]
         self._joined = layer(torch.cat(weights), torch.cat(biases) if biases else None)
         self._sizes = [linear.out_features for linear in linears]
-        self._input: torch.Tensor | None = None
-        self._outputs: dict[int, torch.Tensor] = {}
+        self._kept = _Kept()
 
     def take(self, part: int, rows: torch.Tensor) -> torch.Tensor:
         """Return one layer's output, and forget it.
@@ -43,12 +52,13 @@ class SharedInput(torch.nn.Module):
             part: The layer's index.
             rows: [..., in_features].
         """
-        if rows is not self._input or part not in self._outputs:
+        kept = self._kept
+        if rows is not kept.rows or part not in kept.outputs:
             outputs = self._joined(rows).split(self._sizes, dim=-1)
-            self._input, self._outputs = rows, dict(enumerate(outputs))
-        output = self._outputs.pop(part)
-        if not self._outputs:
-            self._input = None
+            kept.rows, kept.outputs = rows, dict(enumerate(outputs))
+        output = kept.outputs.pop(part)
+        if not kept.outputs:
+            kept.rows = None
         return output
 
 

@@ -1,3 +1,4 @@
+from concurrent.futures import ThreadPoolExecutor
 from itertools import permutations
 from weakref import ref
 
@@ -69,3 +70,15 @@ def test_an_input_of_which_parts_are_left_is_kept_so_that_no_other_is_taken_for_
     assert seen() is not None
     for part in range(3):
         shared.take(part, rows_of(1, 24))
+
+
+def test_threads_that_share_layers_take_each_their_own_outputs() -> None:
+    layers = linears()
+    shared, rows, others = SharedInput(layers), rows_of(5, 24), rows_of(3, 24)
+    assert_near(shared.take(0, rows), layers[0](rows))
+    with ThreadPoolExecutor(max_workers=1) as lane:
+        found = [lane.submit(shared.take, part, others).result() for part in range(3)]
+    for part in range(3):
+        assert_near(found[part], layers[part](others))
+    for part in (1, 2):
+        assert_near(shared.take(part, rows), layers[part](rows))
