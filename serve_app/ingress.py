@@ -43,6 +43,7 @@ from serve_app.deadlines import DeadlineBackend
 from serve_app.docs import install_docs
 from serve_app.head_requests import HeadMiddleware
 from serve_app.image_fetcher import ImageFetcher, ImageSource
+from serve_app.metrics import IngressMetrics
 from serve_app.rate_limits import HandleLedger, Ledger, RateLimitMiddleware
 from serve_app.request_guard import RequestGuardMiddleware
 from serve_app.request_id import RequestIdMiddleware
@@ -169,8 +170,11 @@ class Ingress:
         self._ledger = None if ledger is None else HandleLedger(ledger)
         logger.info("serving %s; POST /v1/chat/completions, GET /docs", ", ".join(handles))
         classifying = {model.id for model in config.models if model.task == "classify"}
+        metrics = IngressMetrics()
         self._backends = {
-            id_: HandleGenerationBackend(handles[id_]) for id_ in handles if id_ not in classifying
+            id_: HandleGenerationBackend(handles[id_], metrics.refusals_of(id_))
+            for id_ in handles
+            if id_ not in classifying
         }
         self._classifiers = {
             id_: HandleClassificationBackend(handles[id_]) for id_ in handles if id_ in classifying
