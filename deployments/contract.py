@@ -252,11 +252,14 @@ class ClassificationRequest:
         request_id: Names the request in logs.
         texts: At least one; each is one sequence of the model.
         truncate: Whether the end of a text that is too long is dropped; else that is an error.
+        max_num_tokens: Where it is dropped, special tokens included; None: as late as the model's
+            length allows. Means nothing without `truncate`.
     """
 
     request_id: str
     texts: tuple[str, ...] = field(repr=False)
     truncate: bool = False
+    max_num_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,18 +132,20 @@ class HandleGenerationBackend:
     """A model behind a Ray Serve handle."""
 
     def __init__(
-        self, handle: DeploymentHandle[Any], count_refusal: Callable[[], object] = lambda: None
+        self,
+        handle: DeploymentHandle[Any],
+        count_unasked: Callable[[int], object] = lambda num: None,
     ) -> None:
         """Keep the handle, and a second view of it that streams.
 
         Args:
             handle: The model's.
-            count_refusal: Is called for each request that is refused without asking a replica.
+            count_unasked: See `OpeningLine`.
         """
         self._handle = handle
         self._generate = handle.options(method_name="generate", stream=True)
         self._replicas = KnownReplicas()
-        self._line = OpeningLine(count_refusal)
+        self._line = OpeningLine(count_unasked)
 
     async def generate(self, request: GenerationRequest) -> GenerationStream:
         """Open a stream; see `GenerationBackend.generate`."""

@@ -4,8 +4,10 @@
 what Ray Serve runs.
 """
 
+import asyncio
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
 from importlib.metadata import PackageNotFoundError, version
 from types import MappingProxyType
 from typing import Any, Final
@@ -89,8 +91,18 @@ def build_app(
         id_: TimelyClassificationBackend(classifiers[id_], config.limits.total_timeout_s)
         for id_ in classifiers
     }
+    catalog = ModelCatalog(in_time, timely)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        # Else whoever asks a model first would wait for its description, too.
+        getting_ready = asyncio.create_task(catalog.get_all())
+        yield
+        getting_ready.cancel()
+        await asyncio.wait([getting_ready])
+
     context = ApiContext(
-        ModelCatalog(in_time, timely),
+        catalog,
         config.limits,
         clock or SystemClock(),
         images or ImageFetcher(config.limits),
@@ -104,6 +116,7 @@ def build_app(
         redoc_url=None,
         summary="Transformer models behind Server-Sent Events",
         redirect_slashes=False,
+        lifespan=lifespan,
         middleware=list(_middleware(config, door_echoes_id, keys, ledger)),
     )
     app.state.limits = config.limits
