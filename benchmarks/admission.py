@@ -1,9 +1,10 @@
 """How soon a refusal comes when many more ask than are admitted.
 
-The embedded chat model behind real HTTP, with 8 slots and 16 places behind them; 200 clients ask at
-once for long answers. Each round counts who was admitted, who was refused and how long the refusals
-took, from the moment when all began, connecting included. The clients are this process, on the same
-cores, so what they take themselves is in the figures.
+The embedded chat model as `make serve` starts it, but with 8 slots and 16 places behind them; 200
+clients ask at once for long answers. Each round counts who was admitted, who was refused and how
+long the refusals took, from the moment when all began, connecting included. The first round is the
+first that a fresh server is asked at all. The clients are this process, on the same cores, so what
+they take themselves is in the figures.
 
 Run: python -m benchmarks.admission
 """
@@ -13,23 +14,23 @@ import asyncio
 import json
 import os
 import statistics
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from tempfile import TemporaryDirectory
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.free_port import free_port
-from k8s.make_base import parse_env
-
-if TYPE_CHECKING:
-    from serve_app.config import ModelConfig
+from benchmarks.classification.processes import started
+from benchmarks.free_port import free_ports
+from serve_app.preflight import HAPROXY_PORTS
 
 ROOT = Path(__file__).resolve().parent.parent
 NUM_SLOTS, NUM_WAITING = 8, 16
 NUM_TOKENS = 400
+GOAL_MS = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,68 +66,25 @@ async def burst(port: int, num_clients: int) -> list[Answer]:
     return await asyncio.gather(*(ask(port, started_s) for _ in range(num_clients)))
 
 
-def serve_model(num_ingresses: int, port: int) -> None:
-    """Start Ray as `make serve` does, with so many ingress replicas."""
-    # Ray reads serve.env's switches when it is imported.
-    import ray
-    from ray import serve
-    from ray.serve.config import HTTPOptions
-
-    from deployments.text_generator import TextGenerator
-    from serve_app.app import resolve
-    from serve_app.config import AppConfig
-    from serve_app.ingress import Ingress
-
-    ray.init(address="local", include_dashboard=False, log_to_driver=False)
-    serve.start(http_options=HTTPOptions(host="127.0.0.1", port=port))
-    model = model_config()
-    generator = serve.deployment(
-        name=model.deployment_name, max_ongoing_requests=512, ray_actor_options={"num_cpus": 0.5}
-    )(TextGenerator).bind(resolve(model, num_cluster_gpus=0))
-    ingress = serve.deployment(
-        name="Ingress",
-        num_replicas=num_ingresses,
-        max_ongoing_requests=1000,
-        ray_actor_options={"num_cpus": 0.2},
-    )(Ingress)
-    config = AppConfig(models=(model,))
-    serve.run(ingress.bind(config, {model.id: generator}), name="admission")
-
-
-def model_config() -> "ModelConfig":
-    """Return the embedded model with the limits that are measured."""
-    from serve_app.config import ModelConfig
-
-    return ModelConfig(
-        id="pydoc-chat",
-        source="models/pydoc-chat",
-        max_model_len=1024,
-        max_num_seqs=NUM_SLOTS,
-        max_queued_requests=NUM_WAITING,
-    )
-
-
-def main() -> None:
-    """Measure, and print a line for each round."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--clients", type=int, default=200)
-    parser.add_argument("--ingresses", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--plain", action="store_true", help="Serve's own proxy, no serve.env")
-    options = parser.parse_args()
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    if not options.plain:
-        os.environ.update(parse_env((ROOT / "serve.env").read_text()))
-    port = free_port()
-    serve_model(options.ingresses, port)
+def measure(num_ingresses: int, options: argparse.Namespace) -> Table:
+    """Start a server with so many ingress replicas and let bursts come; return a line for each."""
+    port, *others = free_ports(1 + len(HAPROXY_PORTS))
+    os.environ |= dict(zip(HAPROXY_PORTS, map(str, others), strict=True))
+    command = [sys.executable, "-m", "benchmarks.peers.serve_model", "--port", str(port)]
+    command += ["--model", "models/pydoc-chat", "--max-model-len", "1024"]
+    command += ["--max-num-seqs", str(NUM_SLOTS), "--max-queued-requests", str(NUM_WAITING)]
+    command += ["--num-ingresses", str(num_ingresses), *(["--plain"] if options.plain else [])]
     mode = "plain" if options.plain else "HAProxy and gRPC"
-    table = Table(title=f"{options.clients} clients at once, {options.ingresses} ingress, {mode}")
+    table = Table(title=f"{options.clients} clients at once, {num_ingresses} ingress, {mode}")
     for column in ("round", "admitted", "whole", "refused", "p50 ms", "p95 ms", "max ms"):
         table.add_column(column, justify="right")
-    for number in range(options.rounds + 1):
-        answers = asyncio.run(burst(port, options.clients))
-        add_row(table, "first" if number == 0 else str(number), answers)
-    Console().print(table)
+    with TemporaryDirectory() as folder:
+        log = Path(folder) / "serve_run.log"
+        with started(command, f"http://127.0.0.1:{port}/ready", log=log, cwd=ROOT):
+            for number in range(options.rounds + 1):
+                answers = asyncio.run(burst(port, options.clients))
+                add_row(table, "first" if number == 0 else str(number), answers)
+    return table
 
 
 def add_row(table: Table, name: str, answers: list[Answer]) -> None:
@@ -143,6 +101,19 @@ def add_row(table: Table, name: str, answers: list[Answer]) -> None:
         f"{cuts[18]:.0f}",
         f"{max(refused, default=0):.0f}",
     )
+
+
+def main() -> None:
+    """Measure behind one ingress replica and behind two, and print a table for each."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--clients", type=int, default=200)
+    parser.add_argument("--ingresses", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--plain", action="store_true", help="Serve's own proxy, no serve.env")
+    options = parser.parse_args()
+    for num_ingresses in options.ingresses:
+        Console().print(measure(num_ingresses, options))
+    Console().print(f"goal: p95 within {GOAL_MS} ms in each round")
 
 
 if __name__ == "__main__":

@@ -96,6 +96,11 @@ class Admission:
         """Permits behind them."""
         return len(self._waiting)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether not even one sequence would be admitted now."""
+        return self.num_running + self.num_waiting >= self.limits.max_requests
+
     def set_limits(self, max_queued_requests: int, max_queued_tokens: int | None) -> None:
         """Replace the limits of those who wait."""
         self.limits = replace(

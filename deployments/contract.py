@@ -141,6 +141,13 @@ class GenerationRequest:
     tools: tuple[Tool, ...] = ()
     default_max_tokens: int | None = None
 
+    @property
+    def is_admitted(self) -> bool:
+        """Whether it belongs to what some replica has admitted before, and so is never refused."""
+        return bool(self.generated_token_ids) or (
+            self.group is not None and not self.group.is_first
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
@@ -166,11 +173,13 @@ class Refused:
         message: What is full.
         retry_after_s: When there will be room, as far as one can tell.
         replica_id: Tells the replicas of a model apart.
+        is_full: Whether there was no room for any other request either, however small.
     """
 
     message: str
     retry_after_s: float
     replica_id: str = ""
+    is_full: bool = False
 
 
 GenerationEvent = Accepted | Refused | TextDelta
@@ -243,11 +252,14 @@ class ClassificationRequest:
         request_id: Names the request in logs.
         texts: At least one; each is one sequence of the model.
         truncate: Whether the end of a text that is too long is dropped; else that is an error.
+        max_num_tokens: Where it is dropped, special tokens included; None: as late as the model's
+            length allows. Means nothing without `truncate`.
     """
 
     request_id: str
     texts: tuple[str, ...] = field(repr=False)
     truncate: bool = False
+    max_num_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,7 +168,8 @@ class TextGenerator:
                         yield ready
         except OverloadedError as error:
             self._metrics.count_refusal()
-            yield [Refused(error.message, error.retry_after_s or 1, self._replica_id)]
+            is_full = self._admission.is_full
+            yield [Refused(error.message, error.retry_after_s or 1, self._replica_id, is_full)]
 
     async def _generate(
         self, request: GenerationRequest, permit: Permit

@@ -5,7 +5,7 @@ its reader stops early. Nothing above this module knows Ray.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol, Self, cast
 
@@ -32,6 +32,7 @@ from deployments.errors import (
     ReplicaUnavailableError,
 )
 from serve_app.known_replicas import KnownReplicas
+from serve_app.opening_line import OpeningLine
 
 
 class GenerationStream(Protocol):
@@ -130,14 +131,29 @@ class Response(Protocol):
 class HandleGenerationBackend:
     """A model behind a Ray Serve handle."""
 
-    def __init__(self, handle: DeploymentHandle[Any]) -> None:
-        """Keep the handle, and a second view of it that streams."""
+    def __init__(
+        self,
+        handle: DeploymentHandle[Any],
+        count_unasked: Callable[[int], object] = lambda num: None,
+    ) -> None:
+        """Keep the handle, and a second view of it that streams.
+
+        Args:
+            handle: The model's.
+            count_unasked: See `OpeningLine`.
+        """
         self._handle = handle
         self._generate = handle.options(method_name="generate", stream=True)
         self._replicas = KnownReplicas()
+        self._line = OpeningLine(count_unasked)
 
     async def generate(self, request: GenerationRequest) -> GenerationStream:
         """Open a stream; see `GenerationBackend.generate`."""
+        if request.is_admitted:
+            return await self._ask(request)
+        return await self._line.run(lambda: self._ask(request))
+
+    async def _ask(self, request: GenerationRequest) -> GenerationStream:
         return await self._replicas.until_taken(lambda: self._open(request))
 
     async def _open(self, request: GenerationRequest) -> GenerationStream:

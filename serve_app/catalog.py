@@ -135,6 +135,15 @@ class ModelCatalog:
         except TimeoutError:
             raise ReplicaUnavailableError(f"The model {model_id!r} is loading.") from None
 
+    async def get_all(self) -> None:
+        """Get to know every model as soon as it is loaded; who can't be reached is left out."""
+        await self._outcomes(self._get)
+
+    async def _get(self, model_id: str) -> ServedModel | ServedClassifier:
+        if model_id in self._generating:
+            return await self._generating.get(model_id)
+        return await self._classifying.get(model_id)
+
     async def ready(self) -> dict[str, ServedModel | ServedClassifier | RaystreamError]:
         """Return, for each model, itself if it is ready, else what stands in the way."""
         return await self._readiness.result()

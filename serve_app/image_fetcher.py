@@ -184,12 +184,18 @@ class ImageFetcher:
             trust_env=False,
             auto_decompress=False,
             headers=_HEADERS,
-            timeout=aiohttp.ClientTimeout(total=self._limits.image_fetch_timeout_s),
+            timeout=aiohttp.ClientTimeout(total=None),
         )
 
     async def _fetch(self, session: aiohttp.ClientSession, url: URL, param: str) -> bytes:
+        timeout_s = self._limits.image_fetch_timeout_s
         try:
-            async with self._slots, session.get(url, allow_redirects=False) as answer:
+            # Around all of it: aiohttp's own timeout would leave out the wait for a slot.
+            async with (
+                asyncio.timeout(timeout_s),
+                self._slots,
+                session.get(url, allow_redirects=False) as answer,
+            ):
                 if answer.status != 200:
                     raise _unreachable(param)
                 return await self._read(answer, param)

@@ -4,8 +4,10 @@
 what Ray Serve runs.
 """
 
+import asyncio
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
 from importlib.metadata import PackageNotFoundError, version
 from types import MappingProxyType
 from typing import Any, Final
@@ -43,6 +45,7 @@ from serve_app.deadlines import DeadlineBackend
 from serve_app.docs import install_docs
 from serve_app.head_requests import HeadMiddleware
 from serve_app.image_fetcher import ImageFetcher, ImageSource
+from serve_app.metrics import IngressMetrics
 from serve_app.rate_limits import HandleLedger, Ledger, RateLimitMiddleware
 from serve_app.request_guard import RequestGuardMiddleware
 from serve_app.request_id import RequestIdMiddleware
@@ -88,8 +91,18 @@ def build_app(
         id_: TimelyClassificationBackend(classifiers[id_], config.limits.total_timeout_s)
         for id_ in classifiers
     }
+    catalog = ModelCatalog(in_time, timely)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        # Else whoever asks a model first would wait for its description, too.
+        getting_ready = asyncio.create_task(catalog.get_all())
+        yield
+        getting_ready.cancel()
+        await asyncio.wait([getting_ready])
+
     context = ApiContext(
-        ModelCatalog(in_time, timely),
+        catalog,
         config.limits,
         clock or SystemClock(),
         images or ImageFetcher(config.limits),
@@ -103,6 +116,7 @@ def build_app(
         redoc_url=None,
         summary="Transformer models behind Server-Sent Events",
         redirect_slashes=False,
+        lifespan=lifespan,
         middleware=list(_middleware(config, door_echoes_id, keys, ledger)),
     )
     app.state.limits = config.limits
@@ -169,8 +183,11 @@ class Ingress:
         self._ledger = None if ledger is None else HandleLedger(ledger)
         logger.info("serving %s; POST /v1/chat/completions, GET /docs", ", ".join(handles))
         classifying = {model.id for model in config.models if model.task == "classify"}
+        metrics = IngressMetrics()
         self._backends = {
-            id_: HandleGenerationBackend(handles[id_]) for id_ in handles if id_ not in classifying
+            id_: HandleGenerationBackend(handles[id_], metrics.refusals_of(id_))
+            for id_ in handles
+            if id_ not in classifying
         }
         self._classifiers = {
             id_: HandleClassificationBackend(handles[id_]) for id_ in handles if id_ in classifying

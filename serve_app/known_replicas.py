@@ -4,11 +4,12 @@ Ray tells its callers neither how many there are nor which one a call went to; t
 """
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from deployments.contract import Accepted, Classified, Refused
 from deployments.errors import OverloadedError
+from serve_app.opening_line import FullError
 
 T = TypeVar("T")
 
@@ -35,9 +36,12 @@ class KnownReplicas:
         """Remember that a replica has answered.
 
         Raises:
-            OverloadedError: It is full.
+            FullError: It has no room for anything.
+            OverloadedError: It has none for this request.
         """
         self._heard_at_s[answer.replica_id] = self._now()
+        if isinstance(answer, Refused) and answer.is_full:
+            raise FullError(answer.message, answer.retry_after_s, answer.replica_id)
         if isinstance(answer, Refused):
             raise OverloadedError(answer.message, None, answer.retry_after_s)
 
@@ -58,7 +62,8 @@ class KnownReplicas:
             call: Asks whichever replica the router picks, and lets us `hear` it.
 
         Raises:
-            OverloadedError: All refuse; this one for the least time.
+            FullError: All replicas are full; of this one it was expected for the least time.
+            OverloadedError: All that were asked refuse; this one for the least time.
         """
         refusals: list[OverloadedError] = []
         while True:
@@ -67,4 +72,10 @@ class KnownReplicas:
             except OverloadedError as error:
                 refusals.append(error)
             if len(refusals) >= min(MAX_ATTEMPTS, self.count()):
-                raise min(refusals, key=lambda refusal: refusal.retry_after_s or 0)
+                raise self._verdict(refusals)
+
+    def _verdict(self, refusals: Sequence[OverloadedError]) -> OverloadedError:
+        """Return the refusal for the least time; that all are full is said only if all said so."""
+        full = {refusal.replica_id for refusal in refusals if isinstance(refusal, FullError)}
+        least = min(refusals, key=lambda refusal: refusal.retry_after_s or 0)
+        return least if len(full) >= self.count() else OverloadedError(*least.args)

@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from k8s.make_base import parse_env
+from serve_app import haproxy
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -34,9 +35,11 @@ def configuration(args: argparse.Namespace) -> dict[str, Any]:
     if args.max_batched_tokens is not None:
         model["max_batched_tokens"] = args.max_batched_tokens
     if args.task == "generate":
-        model["max_num_seqs"] = 32
+        model["max_num_seqs"] = args.max_num_seqs
+        model["max_queued_requests"] = args.max_queued_requests
         deployment["autoscaling_config"]["target_ongoing_requests"] = model["max_num_seqs"]
-    ingress["autoscaling_config"] = {"min_replicas": 1, "max_replicas": 1}
+    replicas = {"min_replicas": args.num_ingresses, "max_replicas": args.num_ingresses}
+    ingress["autoscaling_config"] = replicas
     deployment["name"] = name
     application["args"]["models"], application["deployments"] = [model], [ingress, deployment]
     return config
@@ -52,14 +55,28 @@ def main() -> None:
     parser.add_argument("--max-model-len", type=int, default=2048)
     parser.add_argument("--max-batched-tokens", type=int, help="as shipped, if not given")
     parser.add_argument("--num-threads", default="auto")
+    parser.add_argument("--max-num-seqs", type=int, default=32)
+    parser.add_argument("--max-queued-requests", type=int, default=64)
+    parser.add_argument("--num-ingresses", type=int, default=1)
+    parser.add_argument("--plain", action="store_true", help="Serve's own proxy, no serve.env")
     args = parser.parse_args()
     args.num_threads = args.num_threads if args.num_threads == "auto" else int(args.num_threads)
     with tempfile.NamedTemporaryFile("w", suffix=".yaml", delete=False) as file:
         yaml.safe_dump(configuration(args), file)
-    environment = {**os.environ, **parse_env((ROOT / "serve.env").read_text())}
     serve = str(Path(sys.executable).with_name("serve"))
     os.chdir(ROOT)
-    os.execve(serve, [serve, "run", "--address", "local", file.name], environment)
+    os.execve(serve, [serve, "run", "--address", "local", file.name], environment(args.plain))
+
+
+def environment(is_plain: bool) -> dict[str, str]:
+    """Return what `make serve` sets; if plain, no more than keeps Ray from reporting its usage."""
+    if is_plain:
+        return {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
+    return {
+        **os.environ,
+        **parse_env((ROOT / "serve.env").read_text()),
+        haproxy.VARIABLE: str(Path(sys.executable).with_name("raystream-haproxy")),
+    }
 
 
 if __name__ == "__main__":

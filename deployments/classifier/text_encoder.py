@@ -72,7 +72,7 @@ class TextEncoder:
         """Return which text the tokenizer fails on, or all if none fails alone."""
         for index, text in enumerate(request.texts):
             try:
-                self._tokenize([text], self._max_model_len if request.truncate else None)
+                self._tokenize([text], self._max_length(request) if request.truncate else None)
             except Exception:  # noqa: BLE001 - as above
                 return _param(index)
         return PARAM
@@ -80,7 +80,7 @@ class TextEncoder:
     def _encode_together(
         self, requests: Sequence[ClassificationRequest]
     ) -> list[EncodedTexts | RaystreamError]:
-        invalid = [_problem(request) for request in requests]
+        invalid = [_problem(request) or self._length_problem(request) for request in requests]
         texts = [
             text
             for request, problem in zip(requests, invalid, strict=True)
@@ -111,7 +111,8 @@ class TextEncoder:
         self, request: ClassificationRequest, token_ids: list[list[int]]
     ) -> EncodedTexts | RaystreamError:
         """Truncate what is too long, or say what is wrong."""
-        are_truncated = tuple(len(ids) > self._max_model_len for ids in token_ids)
+        max_length = self._max_length(request)
+        are_truncated = tuple(len(ids) > max_length for ids in token_ids)
         for index, ids in enumerate(token_ids):
             if not ids:
                 return InvalidRequestError(
@@ -120,8 +121,28 @@ class TextEncoder:
             if are_truncated[index] and not request.truncate:
                 return self._too_long(index, len(ids))
             if are_truncated[index]:
-                (token_ids[index],) = self._tokenize([request.texts[index]], self._max_model_len)
+                (token_ids[index],) = self._tokenize([request.texts[index]], max_length)
         return EncodedTexts(tuple(map(tuple, token_ids)), are_truncated)
+
+    def _max_length(self, request: ClassificationRequest) -> int:
+        """Return how many tokens of a text are read at most."""
+        if not request.truncate or request.max_num_tokens is None:
+            return self._max_model_len
+        return request.max_num_tokens
+
+    def _length_problem(self, request: ClassificationRequest) -> InvalidRequestError | None:
+        """Return what is wrong with the length that a request names."""
+        if request.max_num_tokens is None:
+            return None
+        length = self._max_length(request)
+        fewest = self._tokenizer.num_special_tokens_to_add() + 1
+        if fewest <= length <= self._max_model_len:
+            return None
+        return InvalidRequestError(
+            f"Texts can't be truncated to {length} tokens; choose from {fewest} to "
+            f"{self._max_model_len}, the most that the model reads.",
+            "truncate_prompt_tokens",
+        )
 
     def _too_long(self, index: int, num_tokens: int) -> ContextLengthExceededError:
         return ContextLengthExceededError(

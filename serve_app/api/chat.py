@@ -90,7 +90,7 @@ async def _completion(head: AnswerHead, choices: Choices, offer: ToolOffer) -> C
 
 def _choice(index: int, answer: Piece, offer: ToolOffer) -> Choice:
     assert answer.finish_reason is not None, "`whole` returns finished texts alone"
-    found = offer.read(answer.text)
+    found = offer.read(answer.text, is_cut=answer.finish_reason == "length")
     reason = finish_reason(answer.finish_reason, has_called=bool(found.calls))
     note_finish(reason)
     return Choice(

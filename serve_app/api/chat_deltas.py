@@ -61,7 +61,7 @@ class ChoiceDeltas:
             return [{"content": piece.text}] if piece.text else []
         events = self._parser.feed(piece.text)
         if piece.finish_reason is not None:
-            events += self._parser.finish()
+            events += self._parser.finish(is_cut=piece.finish_reason == "length")
         self._has_called |= any(isinstance(event, CallEnded) for event in events)
         found = (self._delta(event) for event in events)
         return [delta for delta in found if delta is not None]

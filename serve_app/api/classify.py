@@ -102,9 +102,10 @@ class ClassifyApi:
         pieces = whole_texts(body.texts)
         labels = model.description.labels
         num_scores = check_num_scores(len(pieces) * len(labels), "input")
-        truncate = body.truncate_prompt_tokens is not None
+        length = body.truncate_prompt_tokens
+        max_num_tokens = None if length == -1 else length
         try:
-            answers = await self._ask(model, pieces, truncate, request)
+            answers = await self._ask(model, pieces, length is not None, request, max_num_tokens)
         except RaystreamError as error:
             raise _told_of(error, pieces, body) from None
         return await _written(
@@ -130,10 +131,15 @@ class ClassifyApi:
         return split_texts(*arguments)
 
     async def _ask(
-        self, model: ServedClassifier, pieces: TextPieces, truncate: bool, request: Request
+        self,
+        model: ServedClassifier,
+        pieces: TextPieces,
+        truncate: bool,
+        request: Request,
+        max_num_tokens: int | None = None,
     ) -> tuple[Classification, ...]:
         texts = tuple(piece.text for piece in pieces)
-        asked = ClassificationRequest(request_id_of(request), texts, truncate)
+        asked = ClassificationRequest(request_id_of(request), texts, truncate, max_num_tokens)
         return await self._context.classify(model, asked)
 
 

@@ -16,6 +16,7 @@ from serve_app.config import MAX_NUM_TEXTS
 DEFAULT_MAX_CHARS = 300
 
 Text = Annotated[str, Field(min_length=1)]
+NumTokens = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
 def _kind(texts: Any) -> str | None:
@@ -115,9 +116,10 @@ class ClassifyBody(TextsBody):
 class VllmClassifyBody(TextsBody):
     """Texts to classify, in vLLM's shape."""
 
-    truncate_prompt_tokens: Literal[-1] | None = Field(
+    truncate_prompt_tokens: Literal[-1] | NumTokens | None = Field(
         default=None,
-        description="-1 drops the end of a text that is too long; null refuses it.",
+        description="The tokens of a text that the model reads, special ones included; its end is "
+        "dropped. -1: as many as the model reads at all; null refuses what is longer than that.",
     )
     request_id: str | None = Field(
         default=None, description="Accepted, but not read: send X-Request-Id."

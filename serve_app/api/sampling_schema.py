@@ -3,8 +3,8 @@
 Bounds belong to `SamplingParams`; what a request leaves out is the model's own default.
 """
 
+import random
 import re
-import secrets
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any
@@ -178,8 +178,9 @@ class SamplingFields(StrictBody):
             "stop": None if self.stop is None else tuple(self.stop),
             "stop_token_ids": _frozen(self.stop_token_ids),
             "ignore_eos": self.ignore_eos,
-            # OpenAI's seeds may be negative; ours are not.
-            "seed": secrets.randbits(63) if self.seed is None else self.seed & MAX_SEED,
+            # OpenAI's seeds may be negative; ours are not. They guard nothing, and the system's own
+            # random numbers would let other threads run first.
+            "seed": random.getrandbits(63) if self.seed is None else self.seed & MAX_SEED,
         }
         try:
             return replace(defaults, **{key: given[key] for key in given if given[key] is not None})

@@ -60,12 +60,12 @@ class ToolOffer:
             return None
         return ToolCallParser(self.format, self.names, self.max_calls)
 
-    def read(self, text: str) -> ToolAnswer:
-        """Return what a whole answer holds."""
+    def read(self, text: str, *, is_cut: bool = False) -> ToolAnswer:
+        """Return what a whole answer holds; see `ToolCallParser.finish`."""
         parser = self.parser()
         if parser is None or self.format is None:
             return ToolAnswer(text, ())
-        return ToolAnswer.of([*parser.feed(text), *parser.finish()], self.format)
+        return ToolAnswer.of([*parser.feed(text), *parser.finish(is_cut=is_cut)], self.format)
 
     def is_guiding(self, sampling: SamplingParams) -> bool:
         """Return whether `guide` would change anything."""

@@ -10,6 +10,7 @@ from deployments.tool_call_format import ToolCallFormat
 from serve_app.tool_calls.events import (
     ArgumentsGained,
     CallBroken,
+    CallCut,
     CallEnded,
     CallStarted,
     Event,
@@ -25,8 +26,8 @@ class ToolAnswer:
     """Text and calls.
 
     Attributes:
-        text: All that belongs to no whole call.
-        calls: The whole calls, in order.
+        text: All that belongs to no call.
+        calls: The whole calls, in order; behind them perhaps one that was cut.
     """
 
     text: str
@@ -36,7 +37,7 @@ class ToolAnswer:
     def of(cls, events: Iterable[Event], known: ToolCallFormat) -> "ToolAnswer":
         """Return what all events of an answer make together.
 
-        A call that broke is text, and so is one that has no end.
+        A call that broke is text. One that was cut has arguments as far as they came.
         """
         texts: list[str] = []
         calls: list[ToolCall] = []
@@ -49,7 +50,7 @@ class ToolAnswer:
                     arguments = ""
                 case ArgumentsGained(_, text):
                     arguments += text
-                case CallEnded():
+                case CallEnded() | CallCut():
                     calls.append(ToolCall(new_call_id(known), name, arguments))
         return cls("".join(texts), tuple(calls))
 

@@ -39,6 +39,13 @@ class CallEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class CallCut:
+    """The call that had begun ends here, for the answer has come to its greatest length."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
 class CallBroken:
     """The call that had begun is none after all.
 
@@ -51,4 +58,4 @@ class CallBroken:
     raw: str
 
 
-Event = Text | CallStarted | ArgumentsGained | CallEnded | CallBroken
+Event = Text | CallStarted | ArgumentsGained | CallEnded | CallCut | CallBroken

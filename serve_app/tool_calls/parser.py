@@ -13,7 +13,7 @@ from enum import Enum, auto
 
 from deployments.tool_call_format import ToolCallFormat
 from serve_app.tool_calls.call_reader import CallReader
-from serve_app.tool_calls.events import CallBroken, CallEnded, CallStarted, Event, Text
+from serve_app.tool_calls.events import CallBroken, CallCut, CallEnded, CallStarted, Event, Text
 from serve_app.tool_calls.object_scanner import BrokenObjectError
 
 
@@ -68,8 +68,16 @@ class ToolCallParser:
         self._advance()
         return self._take()
 
-    def finish(self) -> list[Event]:
-        """Return what was held back: the answer is at its end."""
+    def finish(self, *, is_cut: bool = False) -> list[Event]:
+        """Return what was held back: the answer is at its end.
+
+        Args:
+            is_cut: Whether the model would have written on. A call that was told in part is then
+                no broken one.
+        """
+        if is_cut and self._num_told:
+            self._events.append(CallCut(self._num_started - 1))
+            return self._take()
         while self._state is _State.CALL and not self._is_full:
             self._break()
             self._advance()

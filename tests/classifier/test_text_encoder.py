@@ -27,8 +27,10 @@ def encoder(tokenizer: PreTrainedTokenizerBase) -> TextEncoder:
     return TextEncoder(tokenizer, 8)
 
 
-def ask(*texts: str, truncate: bool = False) -> ClassificationRequest:
-    return ClassificationRequest("r", texts, truncate)
+def ask(
+    *texts: str, truncate: bool = False, max_num_tokens: int | None = None
+) -> ClassificationRequest:
+    return ClassificationRequest("r", texts, truncate, max_num_tokens)
 
 
 def plain(text: str) -> tuple[int, ...]:
@@ -64,6 +66,32 @@ def test_what_is_too_long_loses_its_end_but_not_its_special_tokens_on_demand(
     assert found.are_truncated == (False, True)
     (again,) = encoder.encode([ask("abcdefghij")])
     assert isinstance(again, RaystreamError), "one request's truncation is no other's"
+
+
+def test_a_text_may_be_truncated_to_fewer_tokens_than_the_model_reads(
+    encoder: TextEncoder,
+) -> None:
+    one, other = encoder.encode(
+        [ask("x", "abcdef", truncate=True, max_num_tokens=5), ask("abcdef", truncate=True)]
+    )
+    assert isinstance(one, EncodedTexts)
+    assert one.token_ids == ((BEGIN, *plain("x"), END), (BEGIN, *plain("abc"), END))
+    assert one.are_truncated == (False, True)
+    assert isinstance(other, EncodedTexts)
+    assert other.are_truncated == (False,)
+
+
+@pytest.mark.parametrize("length", [1, 2, 9])
+def test_a_length_that_leaves_no_text_or_that_the_model_does_not_read_is_refused(
+    encoder: TextEncoder, length: int
+) -> None:
+    refused, fits = encoder.encode(
+        [ask("ab", truncate=True, max_num_tokens=length), ask("ab", truncate=True)]
+    )
+    assert isinstance(refused, InvalidRequestError)
+    assert refused.param == "truncate_prompt_tokens"
+    assert "from 3 to 8" in refused.message
+    assert isinstance(fits, EncodedTexts), "one request's length is no other's"
 
 
 def test_a_text_that_spells_a_special_token_stays_text(encoder: TextEncoder) -> None:

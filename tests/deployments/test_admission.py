@@ -100,6 +100,7 @@ def test_a_group_is_admitted_whole_or_not_at_all() -> None:
         with pytest.raises(OverloadedError):
             take(counted, first)
         assert counted.num_running + counted.num_waiting == 3
+        assert not counted.is_full, "a smaller one would be admitted"
     with held(counted, 2), counted.permit(first) as permit:
         assert (counted.num_running, counted.num_waiting) == (2, 3)
         permit.weigh(30)
@@ -110,7 +111,9 @@ def test_a_group_is_admitted_whole_or_not_at_all() -> None:
             assert counted.num_waiting_tokens == 70
             with pytest.raises(OverloadedError):
                 take(counted, request())
+            assert counted.is_full
         assert counted.num_waiting == 2
+        assert not counted.is_full
     assert (counted.num_running, counted.num_waiting, counted.num_waiting_tokens) == (0, 0, 0)
 
 

@@ -83,6 +83,7 @@ async def test_of_many_at_once_exactly_those_beyond_the_limits_are_refused(
     assert (len(accepted), len(refused)) == (5, 35)
     assert all(event.retry_after_s >= 1 for event in refused)
     assert {event.replica_id for event in refused} == {generator._replica_id}
+    assert all(event.is_full for event in refused)
     await close(accepted)
     assert is_empty(generator)
 
@@ -126,6 +127,7 @@ async def test_tokens_that_wait_are_counted_with_what_they_may_generate(
     accepted, refused = await open_streams(generator, 4)
     assert (len(accepted), len(refused)) == (3, 1)
     assert "4096 tokens wait" in refused[0].message
+    assert not refused[0].is_full, "a shorter one would be admitted"
     short = [replace(REQUEST, sampling=SamplingParams(max_tokens=n)) for n in (21, 20, 1)]
     streams = [generator.generate(request) for request in short]
     firsts = [(await anext(stream))[0] for stream in streams]
@@ -149,7 +151,9 @@ async def test_a_group_is_taken_whole_or_not_at_all(generator: Replica) -> None:
     first = replace(REQUEST, group=RequestGroup("g", 3, is_first=True))
     other = replace(REQUEST, group=RequestGroup("g", 3, is_first=False))
     accepted, _ = await open_streams(generator, 3)
-    assert isinstance((await anext(generator.generate(first)))[0], Refused)
+    [refusal] = await anext(generator.generate(first))
+    assert isinstance(refusal, Refused)
+    assert not refusal.is_full, "a smaller one would be admitted"
     await close(accepted[:1])
     group = [generator.generate(request) for request in (first, other, other)]
     assert [type((await anext(stream))[0]) for stream in group] == [Accepted] * 3

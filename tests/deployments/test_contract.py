@@ -39,7 +39,7 @@ CROSSING = [
     GenerationRequest("r", "one of", SAMPLING, group=RequestGroup("g", 3, is_first=True)),
     RequestGroup("g", 3, is_first=False),
     Accepted(12, "replica"),
-    Refused("full", 3, "replica"),
+    Refused("full", 3, "replica", is_full=True),
     GenerationRequest("r", "plain", SAMPLING, default_max_tokens=16),
     TokenizeRequest((MESSAGE,), True, False, True),
     TokenizedPrompt((1, 2), ("a", "b")),

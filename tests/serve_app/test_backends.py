@@ -1,5 +1,6 @@
 import asyncio
 from collections.abc import Callable, Generator
+from dataclasses import replace
 from itertools import cycle
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -16,6 +17,7 @@ from deployments.contract import (
     InvalidParameterError,
     ModelDescription,
     Refused,
+    RequestGroup,
     SamplingParams,
     TextDelta,
     TokenizedPrompt,
@@ -30,6 +32,7 @@ from deployments.errors import (
 )
 from serve_app.backends import HandleGenerationBackend
 from serve_app.known_replicas import MAX_ATTEMPTS
+from serve_app.opening_line import MAX_NUM_ASKING, OpeningLine
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
@@ -290,3 +293,36 @@ async def test_tokens_that_the_replica_refuses_are_refused_as_it_says() -> None:
 async def test_a_dead_replica_fails_every_question(method: str) -> None:
     with pytest.raises(ReplicaUnavailableError):
         await getattr(backend(answer=ActorDiedError()), method)()
+
+
+class LateResponses(FakeResponses):
+    async def __anext__(self) -> list[GenerationEvent]:
+        await asyncio.sleep(0)
+        return await super().__anext__()
+
+
+class LateRouter(FakeRouter):
+    def remote(self, request: GenerationRequest) -> FakeResponses:
+        self.calls.append(LateResponses(next(self._answers)))
+        return self.calls[-1]
+
+
+async def test_one_refusal_of_a_full_model_is_told_to_all_who_wait_and_counted() -> None:
+    counts: list[int] = []
+    router = LateRouter([[Refused("full", 7, "a", True)]])
+    model = HandleGenerationBackend(cast("DeploymentHandle[Any]", router), counts.append)
+    asked = [model.generate(REQUEST) for _ in range(5 * MAX_NUM_ASKING)]
+    answers = await asyncio.gather(*asked, return_exceptions=True)
+    assert all(isinstance(each, OverloadedError) and each.retry_after_s == 7 for each in answers)
+    assert sum(counts) + len(router.calls) == len(answers)
+    assert len(router.calls) < 3 * MAX_NUM_ASKING
+
+
+async def test_what_belongs_to_an_admitted_request_waits_for_nobody() -> None:
+    model, router = routed(has_room("a"))
+    model._line = OpeningLine(lambda num: None, max_num_asking=0)
+    group = RequestGroup("g", 2, is_first=False)
+    for request in (replace(REQUEST, group=group), replace(REQUEST, generated_token_ids=(1,))):
+        async with asyncio.timeout(30):
+            await model.generate(request)
+    assert len(router.calls) == 2

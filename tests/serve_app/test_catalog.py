@@ -2,6 +2,7 @@ import asyncio
 
 import pytest
 
+from deployments.contract import ModelDescription
 from deployments.errors import (
     ClassificationFailedError,
     GenerationFailedError,
@@ -14,12 +15,27 @@ from tests.serve_app.fake_classifier import FakeClassifier
 from tests.serve_app.fakes import FakeBackend
 
 
+class SickBackend(FakeBackend):
+    async def describe(self) -> ModelDescription:
+        raise ReplicaUnavailableError("gone")
+
+
 async def test_a_model_is_asked_once_what_it_is() -> None:
     backend = FakeBackend()
     catalog = ModelCatalog({"m": backend})
     first, second = await catalog.get("m"), await catalog.get("m")
     assert first.description is second.description
     assert backend.num_describes == 1
+
+
+async def test_all_models_can_be_got_to_know_before_anybody_asks() -> None:
+    well, sick, classifier = FakeBackend(), SickBackend(), FakeClassifier()
+    catalog = ModelCatalog({"m": well, "n": sick}, {"c": classifier})
+    await catalog.get_all()
+    await catalog.get("m")
+    assert well.num_describes == 1
+    with pytest.raises(ReplicaUnavailableError, match="gone"):
+        await catalog.get("n")
 
 
 async def test_an_unknown_model_is_refused_with_the_names_that_are_served() -> None:

@@ -1,3 +1,4 @@
+import asyncio
 import ssl
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -7,7 +8,7 @@ import pytest
 from deployments.contract import ChatMessage
 from deployments.errors import InvalidImageError
 from serve_app.config import LimitsConfig
-from serve_app.image_fetcher import ImageFetcher, is_public
+from serve_app.image_fetcher import MAX_CONCURRENT_FETCHES, ImageFetcher, is_public
 from tests.serve_app.doors import CHAT, behind_door, client_of
 from tests.serve_app.fakes import FakeBackend
 from tests.serve_app.test_images import encoded
@@ -93,6 +94,17 @@ async def test_a_server_that_says_nothing_is_not_waited_for(files: Files) -> Non
     async with tls_server(*files, lambda _: None) as server:
         with pytest.raises(InvalidImageError, match="can't be fetched"):
             await fetch(fetcher(files, FixedResolver(server.port), limits))
+
+
+async def test_waiting_for_a_slot_counts_too(files: Files) -> None:
+    one = fetcher(
+        files, FixedResolver(1), LIMITS.model_copy(update={"image_fetch_timeout_s": 0.05})
+    )
+    for _ in range(MAX_CONCURRENT_FETCHES):
+        await one._slots.acquire()
+    async with asyncio.timeout(30):
+        with pytest.raises(InvalidImageError, match="can't be fetched"):
+            await fetch(one)
 
 
 async def test_a_certificate_that_nobody_signed_is_not_believed(files: Files) -> None:

@@ -1,8 +1,12 @@
+import asyncio
 import subprocess
 import sys
 from typing import Any
 
 import httpx
+from fastapi import FastAPI
+
+from tests.serve_app.fakes import FakeBackend
 
 CHECK = """
 import sys
@@ -15,6 +19,18 @@ sys.exit(", ".join(found) or None)
 def test_the_ingress_imports_neither_torch_nor_transformers() -> None:
     found = subprocess.run([sys.executable, "-c", CHECK], capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
+
+
+async def test_models_are_got_to_know_when_the_application_starts(
+    app: FastAPI, backend: FakeBackend, client: httpx.AsyncClient
+) -> None:
+    backend.loaded = asyncio.Event()
+    async with asyncio.timeout(30), app.router.lifespan_context(app):
+        while backend.num_describes == 0:  # noqa: ASYNC110 - its own task does it
+            await asyncio.sleep(0)
+        backend.loaded.set()
+        assert (await client.get("/health")).status_code == 200
+    assert backend.num_describes == 1
 
 
 async def openapi(client: httpx.AsyncClient) -> dict[str, Any]:

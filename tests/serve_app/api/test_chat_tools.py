@@ -132,19 +132,46 @@ async def test_a_call_s_first_delta_tells_who_it_is_and_the_others_only_argument
     assert len(deltas) > 5
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_call_that_was_cut_off_is_none(
-    client: httpx.AsyncClient, backend: FakeBackend, stream: bool
+CUT_TEXT = TEXT[: TEXT.index('Köln"}') + 2]
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        (CUT_TEXT, "Let me look.", [("get_weather", '{"city": "Kö')]),
+        (TEXT[: TEXT.index("}\n</tool_call>")], "Let me look.", [CALLS[0]]),
+        (TEXT[: TEXT.rindex("}}") + 1], "Let me look.", CALLS),
+        (TEXT[: TEXT.index("get_weather") + 3], TEXT[: TEXT.index("get_weather") + 3], []),
+    ],
+    ids=["in its arguments", "behind them", "the second one", "in its name"],
+)
+async def test_a_call_that_the_length_cuts_has_its_arguments_as_far_as_they_came(
+    client: httpx.AsyncClient,
+    backend: FakeBackend,
+    text: str,
+    content: str,
+    calls: list[tuple[str, str]],
 ) -> None:
-    text = TEXT[: TEXT.index("}}")]
     backend.steps = script(text, FinishReason.LENGTH)
-    if stream:
-        assert (await chunks_of(client))[-1]["finish_reason"] == "length"
-        return
+    choices = await chunks_of(client)
+    assert choices[-1]["finish_reason"] == "length"
+    assert put_together(choices) == (content, calls)
     choice = await whole(client)
     assert choice["finish_reason"] == "length"
-    assert choice["message"]["content"] == text
+    assert choice["message"]["content"] == content
+    told = [call["function"] for call in choice["message"].get("tool_calls", [])]
+    assert [(call["name"], call["arguments"]) for call in told] == calls
+
+
+async def test_a_call_that_a_stop_string_ends_is_broken(
+    client: httpx.AsyncClient, backend: FakeBackend
+) -> None:
+    backend.steps = script(CUT_TEXT, FinishReason.STOP)
+    choice = await whole(client)
+    assert choice["finish_reason"] == "stop"
+    assert choice["message"]["content"] == CUT_TEXT
     assert "tool_calls" not in choice["message"]
+    assert (await chunks_of(client))[-1]["finish_reason"] == "stop"
 
 
 async def test_a_broken_call_is_told_as_text_and_ends_as_text_does(

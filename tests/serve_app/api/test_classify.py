@@ -403,10 +403,22 @@ async def test_vllm_s_way_to_truncate_is_known(
     assert [request.truncate for request in classifier.requests] == [False, False, True]
 
 
+async def test_vllm_s_length_to_truncate_to_reaches_the_replica(
+    client: httpx.AsyncClient, classifier: FakeClassifier
+) -> None:
+    for length, asked_for in ((None, None), (-1, None), (5, 5)):
+        body = {"input": "a", "truncate_prompt_tokens": length}
+        assert (await client.post(VLLM, json=body)).status_code == 200
+        assert classifier.requests[-1].max_num_tokens == asked_for
+        assert classifier.requests[-1].truncate is (length is not None)
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("truncate_prompt_tokens", 5),
+        ("truncate_prompt_tokens", 0),
+        ("truncate_prompt_tokens", -2),
+        ("truncate_prompt_tokens", 2**31),
         ("use_activation", False),
         ("activation", False),
         ("softmax", False),
