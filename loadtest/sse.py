@@ -1,0 +1,122 @@
+"""Reads Server-Sent Events from bytes that come in pieces of any size.
+
+Owns the format and nothing else: what an event's data means is an API's business. It tells where in
+the stream each event ended, so that the event can be given the time at which that byte was read.
+
+Source: https://html.spec.whatwg.org/multipage/server-sent-events.html#event-stream-interpretation
+"""
+
+import re
+from typing import Final, NamedTuple
+
+_LINE_END: Final = re.compile(rb"\r\n?|\n")
+_RETRY: Final = re.compile(r"[0-9]{1,15}")
+"""Longer ones are nobody's pause, and Python refuses to read very long numbers."""
+_BOM: Final = b"\xef\xbb\xbf"
+
+MAX_EVENT_BYTES: Final = 64 * 1024 * 1024
+"""What an event may hold before it has ended; a server that never ends one fills no memory."""
+
+
+class OversizedEventError(ValueError):
+    """An event goes on beyond `MAX_EVENT_BYTES`."""
+
+    def __init__(self, max_bytes: int) -> None:
+        """Say how long it may be."""
+        super().__init__(f"an event of more than {max_bytes} bytes")
+
+
+class ServerSentEvent(NamedTuple):
+    """An event that was dispatched.
+
+    Attributes:
+        data: Its data lines, joined by newlines.
+        end: The stream's length in bytes up to the line end that dispatched it.
+        name: What its `event` field said.
+        last_event_id: As the stream has set it so far.
+    """
+
+    data: str
+    end: int
+    name: str = "message"
+    last_event_id: str = ""
+
+
+class SseDecoder:
+    """Takes bytes as they come and returns the events that they complete.
+
+    An event that the end of the stream cuts off is never returned, as the standard has it.
+
+    Attributes:
+        retry_ms: The pause before reconnecting that the stream last asked for; None if it did not.
+    """
+
+    def __init__(self, max_event_bytes: int = MAX_EVENT_BYTES) -> None:
+        """Start at the beginning of a stream."""
+        self.retry_ms: int | None = None
+        self._max_event_bytes = max_event_bytes
+        self._line: list[bytes] = []
+        self._num_bytes = 0
+        self._event_start = 0
+        self._is_first_line = True
+        self._is_after_cr = False
+        self._data: list[str] = []
+        self._name = ""
+        self._last_event_id = ""
+
+    def feed(self, piece: bytes) -> list[ServerSentEvent]:
+        """Return the events that this piece completes.
+
+        Raises:
+            OversizedEventError: An event has not ended in time. The decoder is of no use after.
+        """
+        events: list[ServerSentEvent] = []
+        start = self._skip_rest_of_line_end(piece)
+        for line_end in _LINE_END.finditer(piece, start):
+            self._line.append(piece[start : line_end.start()])
+            start = line_end.end()
+            if (event := self._end_line(self._num_bytes + start)) is not None:
+                events.append(event)
+        if start < len(piece):
+            self._line.append(piece[start:])
+        self._is_after_cr = piece.endswith(b"\r") if piece else self._is_after_cr
+        self._num_bytes += len(piece)
+        if self._num_bytes - self._event_start > self._max_event_bytes:
+            raise OversizedEventError(self._max_event_bytes)
+        return events
+
+    def _skip_rest_of_line_end(self, piece: bytes) -> int:
+        """Return where to begin: a CR has ended its line before the LF that belongs to it came."""
+        return 1 if self._is_after_cr and piece.startswith(b"\n") else 0
+
+    def _end_line(self, end: int) -> ServerSentEvent | None:
+        line = b"".join(self._line)
+        self._line.clear()
+        if self._is_first_line:
+            self._is_first_line = False
+            line = line.removeprefix(_BOM)
+        if line:
+            self._take_field(line)
+            return None
+        self._event_start = end
+        return self._dispatch(end)
+
+    def _take_field(self, line: bytes) -> None:
+        name, _, value = line.partition(b":")
+        text = value.removeprefix(b" ").decode("utf-8", "replace")
+        match name:
+            case b"data":
+                self._data.append(text)
+            case b"event":
+                self._name = text
+            case b"id" if "\0" not in text:
+                self._last_event_id = text
+            case b"retry" if _RETRY.fullmatch(text):
+                self.retry_ms = int(text)
+
+    def _dispatch(self, end: int) -> ServerSentEvent | None:
+        lines, self._data = self._data, []
+        name, self._name = self._name, ""
+        if not lines:
+            return None
+        return ServerSentEvent("\n".join(lines), end, name or "message", self._last_event_id)
