@@ -13,10 +13,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from loadtest.record import LevelRecord, RequestRecord
-from loadtest.summary import SCHEMA_VERSION, RunHeader
-
-SUMMARY_NAME = "summary.json"
-REQUESTS_NAME = "requests.jsonl"
+from loadtest.run_files import REQUESTS_NAME, SCHEMA_VERSION, SUMMARY_NAME
+from loadtest.summary import RunHeader
 
 
 class RunError(ValueError):
@@ -31,15 +29,13 @@ class Run:
         path: Its directory.
         header: `summary.json`, results left out.
         records: All requests, in the order of the file.
-        levels: In order; those that a crash left unwritten are made of their records.
-        num_guessed_levels: How many of the levels were made so.
+        levels: In order; one that a crash left without its end has it from its records.
     """
 
     path: Path
     header: RunHeader
     records: tuple[RequestRecord, ...]
     levels: tuple[LevelRecord, ...]
-    num_guessed_levels: int
 
     @property
     def configuration(self) -> dict[str, Any]:
@@ -64,11 +60,12 @@ def read_run(run_dir: Path) -> Run:
     """
     header = _read_header(run_dir / SUMMARY_NAME)
     records = _read_records(run_dir / REQUESTS_NAME)
-    known = {level.index for level in header.levels}
-    unknown = sorted({record.level for record in records} - known)
-    guessed = [_guess_level([r for r in records if r.level == index]) for index in unknown]
-    levels = sorted([*header.levels, *guessed], key=lambda level: level.index)
-    return Run(run_dir, header, records, tuple(levels), len(guessed))
+    known = {level.index: level for level in header.levels}
+    levels = []
+    for index in sorted({*known, *(record.level for record in records)}):
+        of_level = [record for record in records if record.level == index]
+        levels.append(_ended_level(known.get(index), of_level, header.configuration))
+    return Run(run_dir, header, records, tuple(levels))
 
 
 def _read_header(path: Path) -> RunHeader:
@@ -94,6 +91,15 @@ def _read_records(path: Path) -> tuple[RequestRecord, ...]:
         content = path.read_bytes()
     except OSError as error:
         raise RunError(f"{path}: can't be read ({error.strerror})") from error
+    return parse_records(path, content)
+
+
+def parse_records(path: Path, content: bytes) -> tuple[RequestRecord, ...]:
+    """Read the whole lines of `requests.jsonl`; what follows the last of them was cut off.
+
+    Raises:
+        RunError: A whole line holds no record; `path` names the file.
+    """
     *whole_lines, _cut_off = content.split(b"\n")
     return tuple(_read_record(path, number, line) for number, line in enumerate(whole_lines, 1))
 
@@ -105,16 +111,31 @@ def _read_record(path: Path, number: int, line: bytes) -> RequestRecord:
         raise RunError(f"{path}, line {number}: not a request's record: {error}") from error
 
 
-def _guess_level(records: Sequence[RequestRecord]) -> LevelRecord:
-    """Make a level of its records alone: it ran when the tool crashed."""
-    queues = {record.queue for record in records if record.queue is not None}
+def _ended_level(
+    level: LevelRecord | None, records: Sequence[RequestRecord], configuration: dict[str, Any]
+) -> LevelRecord:
+    """Give a level as it is, or by its records where the tool ended before it did."""
+    if level and level.ended_s > level.started_s:
+        return level
+    if level is None:
+        level = _unwritten_level(records, configuration)
     sent = [record.sent_s for record in records if not record.is_warmup]
-    ended_s = max(record.ended_s for record in records)
+    ended_s = max((record.ended_s for record in records), default=level.started_s)
+    return level.model_copy(
+        update={"warm_s": min(sent, default=ended_s), "ended_s": ended_s, "was_stopped": True}
+    )
+
+
+def _unwritten_level(
+    records: Sequence[RequestRecord], configuration: dict[str, Any]
+) -> LevelRecord:
+    queues = {record.queue for record in records if record.queue is not None}
+    started_s = min(record.sent_s for record in records)
     return LevelRecord(
         index=records[0].level,
         num_queues=len(queues) or None,
-        started_s=min(record.sent_s for record in records),
-        warm_s=min(sent, default=ended_s),
-        ended_s=ended_s,
-        was_stopped=True,
+        rate_per_s=None if queues else configuration.get("rate"),
+        started_s=started_s,
+        warm_s=started_s,
+        ended_s=started_s,
     )

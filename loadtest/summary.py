@@ -10,8 +10,6 @@ from pydantic import BaseModel, ConfigDict, JsonValue
 
 from loadtest.record import LevelRecord, TokenSource
 
-SCHEMA_VERSION = 1
-
 
 class Distribution(BaseModel):
     """Percentiles of raw samples, numpy's linear ones; None where there are none.
@@ -137,30 +135,34 @@ class Verdict(BaseModel):
 
 
 class RunHeader(BaseModel):
-    """What the sending side writes: at the start, and again after each level.
+    """What the sending side writes, as `run_files` does.
 
     Attributes:
         schema_version: Of the run's files.
-        status: "running" until the run was analysed.
+        status: "running", "finished" or "stopped".
+        started_at: The date and time.
         configuration: The whole of it, without secrets.
         machine: What the tool ran on.
-        levels: Those that have ended.
+        levels: Those that have begun.
+        gpus: What was seen of GPUs, each sample with its time, `t_s`.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
-    schema_version: int = SCHEMA_VERSION
-    status: str = "running"
+    schema_version: int
+    status: str
+    started_at: str = ""
     configuration: dict[str, JsonValue] = {}
     machine: dict[str, JsonValue] = {}
     levels: tuple[LevelRecord, ...] = ()
+    gpus: tuple[dict[str, JsonValue], ...] = ()
 
 
 class RunResults(BaseModel):
     """What the analysing side adds.
 
     Attributes:
-        status: "complete", "stopped" by a signal, or "interrupted" in the middle of a level.
+        status: "finished", "stopped" by a signal, or "interrupted": the tool itself ended early.
         results: One for each level, in order.
         findings: What the run shows, in plain sentences; the most important first.
         verdict: Whether it is what was asked for.
@@ -168,7 +170,7 @@ class RunResults(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    status: Literal["complete", "stopped", "interrupted"]
+    status: Literal["finished", "stopped", "interrupted"]
     results: tuple[LevelFigures, ...]
     findings: tuple[str, ...]
     verdict: Verdict

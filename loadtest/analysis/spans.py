@@ -31,9 +31,13 @@ class Span:
 
 
 def measured_window(level: LevelRecord, table: RequestTable) -> Span:
-    """Find the window: from the end of warm-up to the deadline, or to the last event."""
+    """Find the window: from the end of warm-up to the deadline, or to the last event.
+
+    A level that was stopped before its deadline has its end there.
+    """
     if level.deadline_s is not None:
-        return Span(level.warm_s, level.deadline_s)
+        is_short = level.was_stopped and level.ended_s < level.deadline_s
+        return Span(level.warm_s, level.ended_s if is_short else level.deadline_s)
     ended_s = table.ended_s[~table.is_warmup]
     return Span(level.warm_s, float(ended_s.max()) if ended_s.size else level.warm_s)
 
