@@ -1,7 +1,7 @@
 """Reads Server-Sent Events from bytes that come in pieces of any size.
 
-Owns the format and nothing else: what an event's data means is an API's business. It tells where in
-the stream each event ended, so that the event can be given the time at which that byte was read.
+Owns the format and nothing else: what an event's data means is an API's business. An event comes out
+with the very piece that ends it, so that it can be given the time at which that piece was read.
 
 Source: https://html.spec.whatwg.org/multipage/server-sent-events.html#event-stream-interpretation
 """
@@ -31,13 +31,11 @@ class ServerSentEvent(NamedTuple):
 
     Attributes:
         data: Its data lines, joined by newlines.
-        end: The stream's length in bytes up to the line end that dispatched it.
         name: What its `event` field said.
         last_event_id: As the stream has set it so far.
     """
 
     data: str
-    end: int
     name: str = "message"
     last_event_id: str = ""
 
@@ -56,8 +54,7 @@ class SseDecoder:
         self.retry_ms: int | None = None
         self._max_event_bytes = max_event_bytes
         self._line: list[bytes] = []
-        self._num_bytes = 0
-        self._event_start = 0
+        self._num_pending = 0
         self._is_first_line = True
         self._is_after_cr = False
         self._data: list[str] = []
@@ -75,13 +72,14 @@ class SseDecoder:
         for line_end in _LINE_END.finditer(piece, start):
             self._line.append(piece[start : line_end.start()])
             start = line_end.end()
-            if (event := self._end_line(self._num_bytes + start)) is not None:
+            if (event := self._end_line()) is not None:
                 events.append(event)
+                self._num_pending = 0
         if start < len(piece):
             self._line.append(piece[start:])
         self._is_after_cr = piece.endswith(b"\r") if piece else self._is_after_cr
-        self._num_bytes += len(piece)
-        if self._num_bytes - self._event_start > self._max_event_bytes:
+        self._num_pending = 0 if self._is_between_events() else self._num_pending + len(piece)
+        if self._num_pending > self._max_event_bytes:
             raise OversizedEventError(self._max_event_bytes)
         return events
 
@@ -89,7 +87,10 @@ class SseDecoder:
         """Return where to begin: a CR has ended its line before the LF that belongs to it came."""
         return 1 if self._is_after_cr and piece.startswith(b"\n") else 0
 
-    def _end_line(self, end: int) -> ServerSentEvent | None:
+    def _is_between_events(self) -> bool:
+        return not (self._line or self._data)
+
+    def _end_line(self) -> ServerSentEvent | None:
         line = b"".join(self._line)
         self._line.clear()
         if self._is_first_line:
@@ -98,8 +99,7 @@ class SseDecoder:
         if line:
             self._take_field(line)
             return None
-        self._event_start = end
-        return self._dispatch(end)
+        return self._dispatch()
 
     def _take_field(self, line: bytes) -> None:
         name, _, value = line.partition(b":")
@@ -114,9 +114,9 @@ class SseDecoder:
             case b"retry" if _RETRY.fullmatch(text):
                 self.retry_ms = int(text)
 
-    def _dispatch(self, end: int) -> ServerSentEvent | None:
+    def _dispatch(self) -> ServerSentEvent | None:
         lines, self._data = self._data, []
         name, self._name = self._name, ""
         if not lines:
             return None
-        return ServerSentEvent("\n".join(lines), end, name or "message", self._last_event_id)
+        return ServerSentEvent("\n".join(lines), name or "message", self._last_event_id)

@@ -1,0 +1,16 @@
+"""The command line: `loadtest run`, `compare`, `report` and `mock`."""
+
+import typer
+
+from loadtest.commands.mock import mock
+from loadtest.commands.run import RunCommand, run
+
+app = typer.Typer(
+    name="loadtest",
+    help="Says how much a streaming server carries.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command(cls=RunCommand)(run)
+app.command()(mock)

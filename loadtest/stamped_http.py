@@ -1,0 +1,151 @@
+"""aiohttp, with the time of each read of a socket.
+
+aiohttp wakes the reader of a body a turn of the event loop after the bytes came, and merges what
+came meanwhile. So its connections are replaced by ones that note the time before anything is
+parsed, and empty the body's buffer at once: each piece of a body keeps the time of its own read,
+however late the reader is, and no piece is lost when the connection breaks behind it.
+"""
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final, NamedTuple, Self
+
+import aiohttp
+from aiohttp.client_proto import ResponseHandler
+from aiohttp.connector import Connection
+
+Clock = Callable[[], float]
+"""Seconds of one monotonic clock."""
+
+KEEPALIVE_S: Final = 4.0
+"""How long an idle connection is used again: less than the five seconds of uvicorn and of Node, so
+that a request rarely meets a server that is just closing."""
+
+
+class Read(NamedTuple):
+    """A piece of a body, and when it was read from the socket."""
+
+    time_s: float
+    piece: bytes
+
+
+class StampedBody:
+    """A response's body as it comes.
+
+    Attributes:
+        started_s: When the headers came.
+        ended_s: When the body ended, or broke; None while it goes on.
+    """
+
+    def __init__(self, stream: aiohttp.StreamReader, started_s: float) -> None:
+        """Take over a body that has not been read from."""
+        self.started_s = started_s
+        self.ended_s: float | None = None
+        self._stream = stream
+        self._reads: list[Read] = []
+        self._waiter: asyncio.Future[None] | None = None
+
+    def collect(self, now_s: float) -> None:
+        """Take what the parser has put into the stream, as read at this time."""
+        if self.ended_s is not None:
+            return
+        # Emptying the stream lets the parser go on, which may fill it again.
+        while self._stream.exception() is None and (piece := self._stream.read_nowait()):
+            self._reads.append(Read(now_s, piece))
+        if self._stream.is_eof() or self._stream.exception() is not None:
+            self.ended_s = now_s
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def reads(self) -> list[Read]:
+        """Wait for pieces; an empty list is the end.
+
+        Raises:
+            aiohttp.ClientError: The body broke off or is against the protocol; what came before
+                has been returned.
+        """
+        while not self._reads and self.ended_s is None:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        reads, self._reads = self._reads, []
+        if not reads and (broken := self._stream.exception()) is not None:
+            raise broken
+        return reads
+
+
+class StampedConnection(ResponseHandler):
+    """An aiohttp connection that notes when bytes came.
+
+    Attributes:
+        body: Of the last response that began here.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, clock: Clock) -> None:
+        """Begin unconnected."""
+        super().__init__(loop=loop)
+        self.body: StampedBody | None = None
+        self._clock = clock
+        self._now_s = 0.0
+
+    def data_received(self, data: bytes) -> None:
+        """Note the time, then parse."""
+        if not data:
+            # Nothing was read: the stream, being emptied, tells the parser to go on.
+            super().data_received(data)
+            return
+        self._now_s = now_s = self._clock()
+        super().data_received(data)
+        if self.body is not None:
+            self.body.collect(now_s)
+
+    def feed_data(self, data: Any, size: int = 0) -> None:
+        """Begin a response's body; aiohttp calls this with its headers."""
+        self.body = StampedBody(data[1], self._now_s)
+        super().feed_data(data, size)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Note when the connection ended; a body without a length ends so."""
+        now_s = self._clock()
+        super().connection_lost(exc)
+        if self.body is not None:
+            self.body.collect(now_s)
+
+
+class StampedResponse(aiohttp.ClientResponse):
+    """A response whose body is read by `body`, and by nothing else."""
+
+    body_reads: StampedBody
+
+    async def start(self, connection: Connection) -> Self:
+        """Wait for the headers."""
+        protocol = connection.protocol
+        await super().start(connection)
+        assert isinstance(protocol, StampedConnection)
+        assert protocol.body is not None
+        self.body_reads = protocol.body
+        return self
+
+
+class StampedConnector(aiohttp.TCPConnector):
+    """Opens as many connections as are asked for, each a `StampedConnection`."""
+
+    def __init__(self, clock: Clock) -> None:
+        """Belong to the running event loop."""
+        super().__init__(limit=0, keepalive_timeout=KEEPALIVE_S)
+        # aiohttp has no public name for this; the tests would tell if it were gone.
+        self._factory = partial(StampedConnection, self._loop, clock)
+
+
+def stamped_session(clock: Clock) -> aiohttp.ClientSession:
+    """Return a session that never ends a request by itself, nor keeps cookies."""
+    return aiohttp.ClientSession(
+        connector=StampedConnector(clock),
+        response_class=StampedResponse,
+        timeout=aiohttp.ClientTimeout(total=None, connect=None, sock_connect=None, sock_read=None),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        skip_auto_headers=("User-Agent",),
+    )
