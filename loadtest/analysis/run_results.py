@@ -1,0 +1,79 @@
+"""All that a run shows: figures of each level, what they say, and the verdict on them."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from loadtest.analysis.findings import find
+from loadtest.analysis.level_figures import level_figures
+from loadtest.analysis.objectives import Objective, parse_objective
+from loadtest.analysis.request_table import RequestTable, build_table
+from loadtest.run import Run
+from loadtest.summary import RunResults
+from loadtest.thresholds import Threshold, judge, parse_threshold
+
+
+@dataclass(frozen=True, slots=True)
+class Analysis:
+    """A run's results, and the columns they come from.
+
+    Attributes:
+        run: As read.
+        tables: One for each level.
+        objectives: As the configuration has them.
+        results: What is told.
+    """
+
+    run: Run
+    tables: tuple[RequestTable, ...]
+    objectives: tuple[Objective, ...]
+    results: RunResults
+
+
+def analyse(run: Run) -> Analysis:
+    """Compute all that a run shows.
+
+    Raises:
+        ObjectiveError: The configuration's `slo` can't be read.
+        ThresholdError: Its `fail_if` can't be read.
+    """
+    objectives = configured_objectives(run.configuration)
+    tables = tuple(build_table(run.records_of(level)) for level in run.levels)
+    pairs = zip(run.levels, tables, strict=True)
+    levels = tuple(level_figures(level, table, objectives) for level, table in pairs)
+    max_error_rate = float(run.configuration.get("max_error_rate") or 0.0)
+    results = RunResults(
+        status=_status(run),
+        results=levels,
+        findings=(*_ending(run), *find(levels, tables, objectives)),
+        verdict=judge(levels, configured_thresholds(run.configuration), max_error_rate),
+    )
+    return Analysis(run, tables, objectives, results)
+
+
+def configured_objectives(configuration: dict[str, Any]) -> tuple[Objective, ...]:
+    """Read `slo`: a list of "ttft:2000", or a mapping of names to ms."""
+    slo = configuration.get("slo") or ()
+    if isinstance(slo, dict):
+        return tuple(Objective(str(name), float(limit)) for name, limit in slo.items())
+    return tuple(parse_objective(str(text)) for text in slo)
+
+
+def configured_thresholds(configuration: dict[str, Any]) -> tuple[Threshold, ...]:
+    """Read `fail_if`: a list of expressions, or one."""
+    texts = configuration.get("fail_if") or ()
+    return tuple(parse_threshold(text) for text in ([texts] if isinstance(texts, str) else texts))
+
+
+def _status(run: Run) -> Literal["finished", "stopped", "interrupted"]:
+    if run.header.status in ("running", "interrupted"):
+        return "interrupted"
+    is_stopped = run.header.status == "stopped" or any(level.was_stopped for level in run.levels)
+    return "stopped" if is_stopped else "finished"
+
+
+def _ending(run: Run) -> list[str]:
+    told = {
+        "stopped": "The run was stopped before its end; these are the figures until then.",
+        "interrupted": "The tool ended before the run did; these are the figures until then.",
+    }
+    return [told[status]] if (status := _status(run)) in told else []
