@@ -2,7 +2,9 @@
 
 import typer
 
+from loadtest.commands.compare import compare
 from loadtest.commands.mock import mock
+from loadtest.commands.report import report
 from loadtest.commands.run import RunCommand, run
 
 app = typer.Typer(
@@ -13,4 +15,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command(cls=RunCommand)(run)
+app.command()(compare)
+app.command()(report)
 app.command()(mock)

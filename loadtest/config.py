@@ -12,18 +12,22 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from yarl import URL
 
+from loadtest.analysis.objectives import parse_objective
 from loadtest.apis.by_path import ApiName, api_of_path
 from loadtest.durations import Seconds
 from loadtest.load.asker import Order
-from loadtest.load.plan import LevelPlan
-from loadtest.redaction import redacted_headers, redacted_url
-
-DEFAULT_QUEUES = (5,)
-DEFAULT_LOOPS = 20
-DEFAULT_OPEN_LOOP_REQUESTS = 100
+from loadtest.thresholds import parse_threshold
 
 
 class Arrival(StrEnum):
@@ -184,6 +188,16 @@ class RunConfig(BaseModel):
                 raise ValueError("a header is written 'Name: value'")
         return headers
 
+    @field_validator("slo", "fail_if")
+    @classmethod
+    def _check_expressions(cls, texts: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        for text in texts:
+            if info.field_name == "slo":
+                parse_objective(text)
+            else:
+                parse_threshold(text)
+        return texts
+
     @model_validator(mode="after")
     def _check_together(self) -> Self:
         limits = {"loops": self.loops, "requests": self.requests, "duration": self.duration}
@@ -227,50 +241,3 @@ class RunConfig(BaseModel):
         """Return what must never be written down: the values of headers, and what they hold."""
         words = [word for value in self.headers().values() for word in (value, *value.split())]
         return sorted({word for word in words if len(word) >= 8}, key=len, reverse=True)
-
-    def plans(self) -> list[LevelPlan]:
-        """Return the levels in their order, each sweep behind the one before."""
-        return [
-            self._plan(repeat * len(self._points()) + position, repeat, num_queues, rate)
-            for repeat in range(self.repeat)
-            for position, (num_queues, rate) in enumerate(self._points())
-        ]
-
-    def _points(self) -> list[tuple[int | None, float | None]]:
-        if self.rate is not None:
-            return [(None, rate) for rate in self.rate]
-        return [(num_queues, None) for num_queues in self.queues or DEFAULT_QUEUES]
-
-    def _plan(
-        self, index: int, repeat: int, num_queues: int | None, rate: float | None
-    ) -> LevelPlan:
-        is_unlimited = self.loops is None and self.requests is None and self.duration is None
-        default_requests = DEFAULT_OPEN_LOOP_REQUESTS if rate is not None else None
-        return LevelPlan(
-            index=index,
-            repeat=repeat,
-            num_queues=num_queues,
-            rate_per_s=rate,
-            is_poisson=self.arrival is Arrival.POISSON,
-            num_loops=DEFAULT_LOOPS if is_unlimited and rate is None else self.loops,
-            num_requests=default_requests if is_unlimited else self.requests,
-            duration_s=self.duration,
-            grace_s=self.grace,
-            ramp_s=self.ramp,
-            num_warmups=self.warmup,
-            interval_s=self.interval,
-            max_inflight=self.max_inflight,
-        )
-
-    def published(self) -> dict[str, Any]:
-        """Return all of it for the results, with defaults filled in and secrets left out."""
-        plans = self.plans()
-        return {
-            **self.model_dump(mode="json"),
-            "url": redacted_url(self.url),
-            "header": redacted_headers(self.header),
-            "api": str(self.resolved_api()),
-            "queues": None if self.rate is not None else list(self.queues or DEFAULT_QUEUES),
-            "loops": plans[0].num_loops,
-            "requests": plans[0].num_requests,
-        }

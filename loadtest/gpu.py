@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
-from loadtest.stamped_http import Clock
+from loadtest.run_clock import Clock
 
 _FIELDS: Final = ("index", "utilization.gpu", "memory.used", "power.draw")
 _COMMAND: Final = (

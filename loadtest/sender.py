@@ -16,7 +16,8 @@ from loadtest.failures import kind_of_exception, kind_of_status
 from loadtest.observer import Observer
 from loadtest.record import ErrorKind, RequestRecord
 from loadtest.sse import OversizedEventError, SseDecoder
-from loadtest.stamped_http import Clock, StampedBody, StampedResponse
+from loadtest.run_clock import Clock
+from loadtest.stamped_http import StampedBody, StampedResponse
 from loadtest.watchdog import TimeLimits, Watchdog
 
 TAIL_S: Final = 5.0

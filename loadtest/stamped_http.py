@@ -7,7 +7,6 @@ however late the reader is, and no piece is lost when the connection breaks behi
 """
 
 import asyncio
-from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, NamedTuple, Self
 
@@ -15,8 +14,7 @@ import aiohttp
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.connector import Connection
 
-Clock = Callable[[], float]
-"""Seconds of one monotonic clock."""
+from loadtest.run_clock import Clock
 
 KEEPALIVE_S: Final = 4.0
 """How long an idle connection is used again: less than the five seconds of uvicorn and of Node, so

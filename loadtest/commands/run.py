@@ -6,6 +6,7 @@ from here or from a file.
 
 import asyncio
 import re
+import resource
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -14,14 +15,21 @@ from typing import Annotated, Any, Final
 import typer
 import uvloop
 from pydantic import ValidationError
+from rich.console import Console
 from typer.core import TyperCommand
 
 from loadtest.commands.usage import mistakes_of, refuse
 from loadtest.config import RunConfig
 from loadtest.config_file import ConfigFileError, read_config_file
+from loadtest.live_display import LiveDisplay
 from loadtest.load.stop import Stop
 from loadtest.load.sweep import Material, Sweep, read_material
-from loadtest.observer import Observer, SilentObserver
+from loadtest.report_files import write_all
+from loadtest.run_clock import clock_from_now
+from loadtest.summary_table import render
+
+SIGNAL_BASE: Final = 128
+"""A process that a signal ended exits with this and the signal's number, as shells have it."""
 
 Text = str | None
 Texts = list[str] | None
@@ -316,31 +324,39 @@ def _read_config(given: dict[str, Any]) -> RunConfig:
 
 
 def _carry_out(config: RunConfig, material: Material, directory: Path) -> int:
-    stop = send_all(config, material, directory, SilentObserver())
-    return 0 if stop.signal_number is None else 128 + stop.signal_number
+    """Send, analyse and tell; return the exit code."""
+    raise_file_limit()
+    try:
+        stop = send_all(config, material, directory)
+    except FileExistsError:
+        refuse(f"--out: {directory} holds a run already; name another directory")
+    results = write_all(directory, png=config.png)
+    console = Console()
+    render(results, console)
+    console.print(f"Report: {directory / 'report.html'}", markup=False, highlight=False)
+    if stop.signal_number is not None:
+        return SIGNAL_BASE + stop.signal_number
+    return results.verdict.exit_code
 
 
-def send_all(
-    config: RunConfig, material: Material, directory: Path, observer: Observer
-) -> Stop:
+def send_all(config: RunConfig, material: Material, directory: Path) -> Stop:
     """Send the load from an event loop of its own, and listen to signals meanwhile."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_send(config, material, directory, observer))
+        return runner.run(_send(config, material, directory))
 
 
-async def _send(
-    config: RunConfig, material: Material, directory: Path, observer: Observer
-) -> Stop:
+async def _send(config: RunConfig, material: Material, directory: Path) -> Stop:
     stop = Stop()
+    clock = clock_from_now()
     with stop.on_signals():
-        await Sweep(config, material, observer, stop).run(directory)
+        async with LiveDisplay(Console(stderr=True), clock) as display:
+            await Sweep(config, material, display, stop, clock).run(directory)
     return stop
 
 
 def raise_file_limit() -> None:
     """Let the process have as many connections as the system allows."""
-    import resource
-
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # Some systems refuse a limit that they call unlimited; then what there is has to do.
     with suppress(ValueError, OSError):
-        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -13,7 +13,7 @@ from loadtest.load.plan import LevelPlan
 from loadtest.load.stop import Stop, wait_at_most
 from loadtest.record import LevelRecord, RequestRecord
 from loadtest.sender import Sender
-from loadtest.stamped_http import Clock
+from loadtest.run_clock import Clock
 
 
 class Level:
@@ -42,30 +42,28 @@ class Level:
         places = plan.max_inflight
         self._places = asyncio.Semaphore(places) if places is not None else None
 
-    async def run(self, begin: Callable[[LevelRecord], None]) -> LevelRecord:
+    async def run(self, tell: Callable[[LevelRecord], None]) -> LevelRecord:
         """Send everything and wait for its end.
 
         Args:
-            begin: Is told as soon as the load begins, with what is known of the level by then.
+            tell: Is given what is known of the level when it begins, and again when its load does.
         """
         plan = self._plan
         started_s = self._clock()
+        record = LevelRecord(
+            index=plan.index,
+            repeat=plan.repeat,
+            num_queues=plan.num_queues,
+            rate_per_s=plan.rate_per_s,
+            started_s=started_s,
+            warm_s=started_s,
+            ended_s=started_s,
+        )
+        tell(record)
         with LagMeter() as lag:
             await self._in_time(self._warm_up)
-            loaded_s = self._clock()
-            if plan.duration_s is not None:
-                self._deadline_s = loaded_s + plan.duration_s
-            record = LevelRecord(
-                index=plan.index,
-                repeat=plan.repeat,
-                num_queues=plan.num_queues,
-                rate_per_s=plan.rate_per_s,
-                started_s=started_s,
-                warm_s=loaded_s + plan.ramp_s,
-                deadline_s=self._deadline_s,
-                ended_s=started_s,
-            )
-            begin(record)
+            record = record.model_copy(update=self._begin_load())
+            tell(record)
             await self._in_time(self._closed_loop if plan.rate_per_s is None else self._open_loop)
         return record.model_copy(
             update={
@@ -76,6 +74,13 @@ class Level:
                 "was_stopped": self._stop.draining.is_set(),
             }
         )
+
+    def _begin_load(self) -> dict[str, float | None]:
+        """Set the deadline; return what is known from here on."""
+        now_s = self._clock()
+        if self._plan.duration_s is not None:
+            self._deadline_s = now_s + self._plan.duration_s
+        return {"warm_s": now_s + self._plan.ramp_s, "deadline_s": self._deadline_s}
 
     async def _in_time(self, load: Callable[[asyncio.TaskGroup], Coroutine[Any, Any, None]]) -> None:
         """Run a load; what is still under way when its grace is over is cancelled."""

@@ -1,7 +1,6 @@
 """A whole run: its levels one after the other, their files, and whoever watches."""
 
 import gc
-import time
 import uuid
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -21,15 +20,18 @@ from loadtest.images import data_uri, find_images
 from loadtest.load.asker import Asker
 from loadtest.load.level import Level
 from loadtest.load.plan import LevelPlan
+from loadtest.load.plans import plans_of
+from loadtest.load.published_config import published_config
 from loadtest.load.stop import Stop
 from loadtest.machine import describe_machine
 from loadtest.model_lookup import first_model
 from loadtest.observer import Observer
 from loadtest.questions import SHIPPED, Question, read_questions
 from loadtest.record import LevelRecord
+from loadtest.run_clock import Clock
 from loadtest.run_files import RunFiles
 from loadtest.sender import Sender, Target
-from loadtest.stamped_http import Clock, stamped_session
+from loadtest.stamped_http import stamped_session
 from loadtest.watchdog import TimeLimits
 
 _WITHOUT_MODEL = frozenset({ApiName.CUSTOM, ApiName.TEXT_GENERATION, ApiName.CLASSIFY})
@@ -66,14 +68,19 @@ class Sweep:
     """Runs all levels of a configuration."""
 
     def __init__(
-        self, config: RunConfig, material: Material, observer: Observer, stop: Stop
+        self,
+        config: RunConfig,
+        material: Material,
+        observer: Observer,
+        stop: Stop,
+        clock: Clock,
     ) -> None:
         """Prepare it; nothing is sent or written yet."""
         self._config = config
         self._material = material
         self._observer = observer
         self._stop = stop
-        self._clock = _clock_from_now()
+        self._clock = clock
         self._levels: list[LevelRecord] = []
 
     async def run(self, directory: Path) -> None:
@@ -85,7 +92,7 @@ class Sweep:
         async with AsyncExitStack() as stack:
             session = await stack.enter_async_context(stamped_session(self._clock))
             model = await self._model(session)
-            published = {**self._config.published(), "model": model}
+            published = published_config(self._config, model)
             files = RunFiles(directory, published, describe_machine())
             stack.callback(files.close)
             gpus = await self._watch_gpus(stack)
@@ -96,7 +103,7 @@ class Sweep:
         self, sender: Sender, files: RunFiles, gpus: Sequence[dict[str, Any]]
     ) -> None:
         asker = self._asker()
-        for plan in self._config.plans():
+        for plan in plans_of(self._config):
             if self._stop.draining.is_set():
                 break
             self._announce(plan)
@@ -152,8 +159,3 @@ class Sweep:
             return await stack.enter_async_context(watched_gpus(self._clock))
         return ()
 
-
-def _clock_from_now() -> Clock:
-    """Return a monotonic clock that begins at zero."""
-    origin_s = time.monotonic()
-    return lambda: time.monotonic() - origin_s
