@@ -16,7 +16,8 @@ from loadtest.analysis.metric import DISTRIBUTIONS, headline_name
 from loadtest.analysis.request_table import Floats
 from loadtest.analysis.run_results import Analysis
 from loadtest.analysis.spans import Span
-from loadtest.page.time_lines import stall_map, time_lines
+from loadtest.page.stall_map import stall_map
+from loadtest.page.time_lines import time_lines
 from loadtest.record import ErrorKind
 from loadtest.summary import LevelFigures
 
@@ -34,6 +35,9 @@ ERROR_COLOURS = dict(
 )  # fmt: skip
 MAX_CURVE_POINTS = 300
 MAX_LIVES = 3000
+LOG_TICKS = [step * 10**power / 100 for power in range(8) for step in (1, 2, 5)]
+MIN_TITLE_SHARE = 0.09
+"""A narrower level has room for its number alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,23 +111,26 @@ def _load_curve(steps: Sequence[LoadStep]) -> Chart:
     e2e = DISTRIBUTIONS[headline_name("e2e", is_open_loop=steps[0].is_open_loop)].title
     series = (
         ("RPS", [step.median_of(lambda level: level.window.qps) for step in steps], "", COLOURS[2]),
-        (f"{ttft} p50", [step.latency("ttft", "p50") for step in steps], "2", COLOURS[0]),
-        (f"{ttft} p95", [step.latency("ttft", "p95") for step in steps], "2", COLOURS[1]),
-        (f"{e2e} p50", [step.latency("e2e", "p50") for step in steps], "3", COLOURS[0]),
-        (f"{e2e} p95", [step.latency("e2e", "p95") for step in steps], "3", COLOURS[1]),
+        ("p50", [step.latency("ttft", "p50") for step in steps], "2", COLOURS[0]),
+        ("p95", [step.latency("ttft", "p95") for step in steps], "2", COLOURS[1]),
+        ("p50", [step.latency("e2e", "p50") for step in steps], "3", COLOURS[0]),
+        ("p95", [step.latency("e2e", "p95") for step in steps], "3", COLOURS[1]),
     )
     traces = [
         {"type": "scatter", "mode": "lines+markers", "name": name, "x": load, "y": values,
          "xaxis": f"x{axis}", "yaxis": f"y{axis}", "line": {"color": colour, "width": 2},
+         "showlegend": axis != "3", "legendgroup": name,
          "marker": {"size": 8}, "hovertemplate": "%{x} " + word + ": %{y:.4g}"}
         for name, values, axis, colour in series
     ]  # fmt: skip
+    is_wide = load[0] > 0 and load[-1] / load[0] >= 8
+    x_axis = _axis(word, tickvals=load, type="log" if is_wide else "linear")
     layout = _layout(
         380,
         grid={"rows": 1, "columns": 3, "pattern": "independent", "xgap": 0.22},
-        xaxis=_axis(word, tickvals=load), yaxis=_axis("successes per second", rangemode="tozero"),
-        xaxis2=_axis(word, tickvals=load), yaxis2=_axis(f"{ttft}, ms", rangemode="tozero"),
-        xaxis3=_axis(word, tickvals=load), yaxis3=_axis(f"{e2e}, s", rangemode="tozero"),
+        xaxis=x_axis, yaxis=_axis("successes per second", rangemode="tozero"),
+        xaxis2=x_axis, yaxis2=_axis(f"{ttft}, ms", rangemode="tozero"),
+        xaxis3=x_axis, yaxis3=_axis(f"{e2e}, s", rangemode="tozero"),
     )  # fmt: skip
     text = (
         f"What more {word} bring. Where the first curve flattens and the others rise, the server "
@@ -159,13 +166,14 @@ def _time_lines(analysis: Analysis) -> Chart:
         yaxis2=_axis(f"{word}/s", rangemode="tozero"),
         yaxis3=_axis(f"{ttft}, ms", rangemode="tozero"),
         shapes=[_band(level) for level in levels],
-        annotations=[_band_title(level) for level in levels],
+        annotations=[_band_title(level, analysis.duration_s) for level in levels],
     )
     layout["margin"]["t"] = 70
     layout["legend"]["y"] = 1.06
     text = (
         f"The whole run, in bins of {lines.bin_s:g} s. The shaded bands are the windows that the "
-        "figures are taken over, one for each level; warm-up, ramp and drain lie outside."
+        "figures are taken over, one for each level; warm-up and ramp lie outside, and what came "
+        "after a deadline."
     )
     return Chart("time-lines", "Over time", text, traces, layout)
 
@@ -178,10 +186,13 @@ def _band(level: LevelFigures) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _band_title(level: LevelFigures) -> dict[str, Any]:
+def _band_title(level: LevelFigures, run_s: float) -> dict[str, Any]:
+    is_narrow = level.window.duration_s < MIN_TITLE_SHARE * run_s
+    number = level.num_queues if level.num_queues is not None else level.rate_per_s
     middle_s = (level.window.started_s + level.window.ended_s) / 2
     return {
-        "text": level.title, "x": middle_s, "xref": "x", "y": 1, "yref": "paper",
+        "text": f"{number:g}" if is_narrow else level.title,
+        "x": middle_s, "xref": "x", "y": 1, "yref": "paper",
         "yanchor": "bottom", "showarrow": False, "font": {"size": 12, "color": "#52606d"},
     }  # fmt: skip
 
@@ -199,13 +210,17 @@ def _distributions(analysis: Analysis) -> Chart:
         axis = "" if number == 1 else str(number)
         metric = DISTRIBUTIONS[name]
         unit = metric.unit.replace("token", _token_word(levels).rstrip("s"))
-        layout[f"xaxis{axis}"] = _axis(f"{metric.title}, {unit}", rangemode="tozero")
+        kind = (
+            {"type": "log", "tickvals": LOG_TICKS}
+            if name == "chunk_gap"
+            else {"rangemode": "tozero"}
+        )
+        layout[f"xaxis{axis}"] = _axis(f"{metric.title}, {unit}", **kind)
         layout[f"yaxis{axis}"] = _axis("% at or below", range=[0, 101])
         traces += [
             _curve(analysis, index, name, axis, is_first=number == 1)
             for index in range(len(levels))
         ]
-    layout["xaxis4"] |= {"type": "log"}
     text = (
         "For each level, how many per cent of the requests (of the gaps, in the last chart) took "
         "no longer than the time below: p95 is where a curve crosses 95 %. Steep is steady, a long "
@@ -272,38 +287,44 @@ def _errors(levels: Sequence[LevelFigures]) -> Chart | None:
 
 def _stalls(analysis: Analysis) -> Chart:
     stalls = stall_map(analysis.tables)
-    num_requests = stalls.request_sent_s.size
-    step = max(1, -(-num_requests // MAX_LIVES))
-    shown = np.arange(0, num_requests, step)
+    shown = slice(None, None, max(1, -(-stalls.request_sent_s.size // MAX_LIVES)))
     lives_x = _with_breaks(stalls.request_sent_s[shown], stalls.request_ended_s[shown])
-    lives_y = _with_breaks(shown.astype(np.float64), shown.astype(np.float64))
+    lives_y = _with_breaks(stalls.request_lane[shown], stalls.request_lane[shown])
     traces = [
         {"type": "scatter", "mode": "lines", "name": "a request, from send to end", "x": lives_x,
-         "y": lives_y, "line": {"color": "#d5dae1", "width": 1.5}, "hoverinfo": "skip"},
+         "y": lives_y, "line": {"color": "#d5dae1", "width": 3}, "hoverinfo": "skip"},
         {"type": "scatter", "mode": "markers", "name": "a stall, at its end",
-         "x": _rounded(stalls.ended_s), "y": _rounded(stalls.row, 0),
+         "x": _rounded(stalls.ended_s), "y": _rounded(stalls.lane, 0),
          "customdata": _rounded(stalls.gap_ms, 1),
-         "hovertemplate": "request %{y}: %{customdata} ms, until %{x} s<extra></extra>",
+         "hovertemplate": "user %{y}: %{customdata} ms, until %{x} s<extra></extra>",
          "marker": {"symbol": "square", "size": 7, "color": _rounded(stalls.gap_ms, 1),
-                    "colorscale": "YlOrRd", "cmin": 0, "showscale": bool(stalls.gap_ms.size),
+                    "colorscale": "YlOrRd", "reversescale": True,
+                    "showscale": bool(stalls.gap_ms.size),
                     "colorbar": {"title": {"text": "stall, ms"}},
                     "line": {"width": 0.5, "color": "#7f1d1d"}}},
     ]  # fmt: skip
+    is_open_loop = any(level.is_open_loop for level in analysis.results.results)
     layout = _layout(
         480,
         xaxis=_axis("seconds since the start of the run", rangemode="tozero"),
-        yaxis=_axis("request, in the order of sending"),
+        yaxis=_axis(
+            "place in flight" if is_open_loop else "user", range=[0.3, _top(stalls.request_lane)]
+        ),
         showlegend=True,
     )
     left_out = f" {stalls.num_left_out:,} shorter ones are left out." if stalls.num_left_out else ""
     found = (
         f"{stalls.gap_ms.size:,} gaps between pieces of text were {stalls.least_ms:,.0f} ms or "
-        f"longer (three times the median gap, at least 20 ms).{left_out} Marks above each other: "
-        "all streams stood still at once."
+        f"longer (three times the median gap, at least 20 ms).{left_out} Each line is a user; "
+        "marks above each other mean that streams stood still together."
         if stalls.gap_ms.size
         else f"No gap between pieces of text was {stalls.least_ms:,.0f} ms or longer."
     )
     return Chart("stalls", "Stall map", found, traces, layout)
+
+
+def _top(lanes: Floats) -> float:
+    return float(lanes.max(initial=1.0)) + 0.7
 
 
 def _with_breaks(starts: Floats, ends: Floats) -> list[float | None]:

@@ -137,13 +137,15 @@ def _messages(analysis: Analysis) -> str:
     )
     if not messages:
         return "<h2>Errors by kind</h2>\n<p>No request failed.</p>\n"
+    others = len(messages) - MAX_MESSAGES
+    left_out = f"; {others:,} rarer ones are left out" if others > 0 else ""
     rows = "".join(
         f"<tr><td>{count:,}</td><td>{escape(kind)}</td><td>{status or ''}</td>"
         f"<td>{escape(message)}</td></tr>\n"
         for (kind, status, message), count in messages.most_common(MAX_MESSAGES)
     )
     return f"""<h2>What failing requests said</h2>
-<p>The commonest first, at most {MAX_MESSAGES} of {len(messages):,}; warm-up included.</p>
+<p>The commonest first, warm-up and what we cancelled included{left_out}.</p>
 <div class="scroll"><table class="plain"><thead><tr><th>requests</th><th>kind</th>
 <th>HTTP status</th><th>message</th></tr></thead><tbody>{rows}</tbody></table></div>
 """

@@ -1,4 +1,4 @@
-"""A run over time: what was in flight, what came, how long the first token took, what stalled.
+"""A run over time: what was in flight, what came, how long the first token took.
 
 However long the run, a line has a few hundred points: bins of a round width.
 """
@@ -9,14 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from loadtest.analysis.metric import headline_name
-from loadtest.analysis.request_table import Bools, Floats, RequestTable
+from loadtest.analysis.request_table import Floats, RequestTable
 from loadtest.analysis.spans import count_in_flight
 
 MAX_BINS = 240
 MAX_POINTS = 4000
-MAX_STALLS = 3000
-STALL_FACTOR = 3.0
-MIN_STALL_MS = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,57 +92,3 @@ def _medians(times_s: Floats, values: Floats, edges: Floats) -> tuple[Floats, Fl
     used = np.unique(bins)
     medians = np.array([np.median(values[bins == number]) for number in used])
     return edges[used] + (edges[1] - edges[0]) / 2, medians
-
-
-@dataclass(frozen=True, slots=True)
-class StallMap:
-    """The longest chunk gaps of a run, each at its request and its time.
-
-    Attributes:
-        least_ms: Gaps from this on are shown.
-        num_left_out: How many more there were than are shown.
-        row: [num_stalls], the request, numbered in the order of sending.
-        started_s: [num_stalls].
-        ended_s: [num_stalls].
-        gap_ms: [num_stalls].
-        request_sent_s: [num_requests].
-        request_ended_s: [num_requests].
-    """
-
-    least_ms: float
-    num_left_out: int
-    row: Floats
-    started_s: Floats
-    ended_s: Floats
-    gap_ms: Floats
-    request_sent_s: Floats
-    request_ended_s: Floats
-
-
-def stall_map(tables: Sequence[RequestTable]) -> StallMap:
-    """Find the gaps that stand out: three times the median, and 20 ms at least."""
-    offsets = np.cumsum([0, *(len(table.records) for table in tables)])
-    empty = np.empty(0)
-    gap_ms = np.concatenate([empty, *(table.gap_ms for table in tables)])
-    ended_s = np.concatenate([empty, *(table.gap_end_s for table in tables)])
-    pairs = zip(tables, offsets, strict=False)
-    row = np.concatenate([empty, *(table.gap_request + offset for table, offset in pairs)])
-    median = float(np.median(gap_ms)) if gap_ms.size else 0.0
-    least_ms = max(STALL_FACTOR * median, MIN_STALL_MS)
-    shown = _longest(gap_ms, gap_ms >= least_ms)
-    return StallMap(
-        least_ms=least_ms,
-        num_left_out=int((gap_ms >= least_ms).sum()) - shown.size,
-        row=row[shown],
-        started_s=ended_s[shown] - gap_ms[shown] / 1000.0,
-        ended_s=ended_s[shown],
-        gap_ms=gap_ms[shown],
-        request_sent_s=np.concatenate([empty, *(table.sent_s for table in tables)]),
-        request_ended_s=np.concatenate([empty, *(table.ended_s for table in tables)]),
-    )
-
-
-def _longest(gap_ms: Floats, rows: Bools) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    candidates = np.flatnonzero(rows)
-    longest = candidates[np.argsort(-gap_ms[candidates], kind="stable")[:MAX_STALLS]]
-    return np.sort(longest).astype(np.int64)
