@@ -4,6 +4,7 @@ A figure is worse only if its whole 95 % interval lies beyond the tolerance, so 
 regression. Runs whose tokens were counted differently are refused.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -28,7 +29,7 @@ from loadtest.run import Run, RunError
 
 TOLERANCE = 0.05
 SEED = 0
-Outcome = Literal["worse", "better", "same", "unknown"]
+Outcome = Literal["worse", "better", "same", "unclear", "unknown"]
 COMPARED = (("ttft", 50), ("ttft", 95), ("tpot", 50), ("tpot", 95), ("e2e", 50), ("e2e", 95),
             ("max_stall", 95))  # fmt: skip
 RELEVANT_KEYS = ("api", "model", "max_tokens", "temperature", "data", "order", "seed", "unique",
@@ -51,7 +52,8 @@ class Delta:
         after: In the second.
         change: after / before - 1; for the error rate, after - before.
         interval: Of `change`, at 95 %; None for too few samples.
-        outcome: "unknown" without an interval.
+        outcome: "same" only if the whole interval lies within the tolerance, "unclear" if it
+            reaches beyond, "unknown" without an interval.
     """
 
     level: str
@@ -90,7 +92,7 @@ class Comparison:
         table = Table(title=f"A: {self.before}\nB: {self.after}", title_justify="left")
         for name in ("level", "figure", "A", "B", "change", "95 % interval", ""):
             table.add_column(name, justify="left" if name in ("level", "figure", "") else "right")
-        styles = {"worse": "red", "better": "green", "same": "", "unknown": "dim"}
+        styles = {"worse": "red", "better": "green", "same": "", "unclear": "", "unknown": "dim"}
         for delta in self.deltas:
             table.add_row(*_cells(delta), Text(delta.outcome, styles[delta.outcome]))
         console.print(table)
@@ -103,12 +105,13 @@ class Comparison:
         """Sum it up."""
         worse = [f"{delta.figure} at {delta.level}" for delta in self.deltas
                  if delta.outcome == "worse"]  # fmt: skip
-        better = sum(delta.outcome == "better" for delta in self.deltas)
-        unknown = sum(delta.outcome == "unknown" for delta in self.deltas)
-        told = f"; of {unknown} there are too few samples to tell" if unknown else ""
+        counts = Counter(delta.outcome for delta in self.deltas)
+        told = ", ".join(
+            f"{count} {outcome}" for outcome, count in counts.items() if outcome != "worse"
+        )
         if worse:
-            return f"REGRESSION in B: {', '.join(worse)}{told}."
-        return f"No regression in B: {better} of {len(self.deltas)} figures are better{told}."
+            return f"REGRESSION in B: {', '.join(worse)}; of the other figures: {told or 'none'}."
+        return f"No regression in B can be shown. Figures: {told}."
 
 
 def _cells(delta: Delta) -> tuple[Text, ...]:
@@ -242,7 +245,9 @@ def _outcome(found: Interval | None, tolerance: float, is_better: Literal[1, -1]
     if found is None:
         return "unknown"
     low, high = sorted((found.low * is_better, found.high * is_better))
-    return "worse" if high < -tolerance else "better" if low > tolerance else "same"
+    if high < -tolerance or low > tolerance:
+        return "worse" if high < -tolerance else "better"
+    return "same" if low >= -tolerance and high <= tolerance else "unclear"
 
 
 def _unlike_settings(run_a: Run, run_b: Run) -> list[str]:

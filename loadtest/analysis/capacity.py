@@ -39,7 +39,7 @@ def _why(steps: Sequence[LoadStep], index: int, objectives: Sequence[Objective])
     step = steps[index]
     failed = step.median_of(lambda level: level.error_rate)
     if failed is None or failed > 1 - MIN_ATTAINMENT:
-        return "no request ended" if failed is None else f"{failed:.0%} of the requests fail"
+        return "no request ended" if failed is None else f"requests fail ({failed:.0%})"
     if index and _is_queueing(steps[index - 1], step):
         return f"the queue grows (TTFT p95 {step.latency('ttft') or 0:,.0f} ms)"
     for objective in objectives:

@@ -92,8 +92,9 @@ def _client_doubts(level: LevelFigures) -> list[str]:
         return []
     lag = level.lag_ms.p99 if level.lag_ms.p99 is not None else level.lag_ms.max
     return [
-        f"At {level.title} this run measures the client: it woke up to {lag or 0:,.1f} ms late and "
-        f"used {level.cpu_share:.0%} of a core. Send from more processes or a faster machine."
+        f"At {level.title} this run measures the client: its event loop woke up to "
+        f"{lag or 0:,.1f} ms late and used {level.cpu_share:.0%} of a core. Send from more "
+        "processes or a faster machine."
     ]
 
 

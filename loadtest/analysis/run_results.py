@@ -28,6 +28,11 @@ class Analysis:
     objectives: tuple[Objective, ...]
     results: RunResults
 
+    @property
+    def duration_s(self) -> float:
+        """From the start of the run to the end of its last request."""
+        return max((record.ended_s for record in self.run.records), default=0.0)
+
 
 def analyse(run: Run) -> Analysis:
     """Compute all that a run shows.
