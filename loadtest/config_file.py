@@ -47,7 +47,7 @@ def read_config_file(path: Path) -> FileSettings:
     """Read a file; names may be written with hyphens or underscores.
 
     Raises:
-        ConfigFileError: It can't be read, or is no mapping, or has an unknown key of the older form.
+        ConfigFileError: It can't be read, is no mapping, or has an unknown key of the older form.
     """
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}

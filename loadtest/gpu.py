@@ -1,4 +1,4 @@
-"""Watches this machine's GPUs through nvidia-smi, for servers that run where the load comes from."""
+"""Watches this machine's GPUs by nvidia-smi, for servers that run where the load comes from."""
 
 import asyncio
 import shutil
@@ -46,9 +46,7 @@ async def watched_gpus(clock: Clock) -> AsyncIterator[list[dict[str, Any]]]:
         await process.wait()
 
 
-async def _read(
-    lines: asyncio.StreamReader, clock: Clock, samples: list[dict[str, Any]]
-) -> None:
+async def _read(lines: asyncio.StreamReader, clock: Clock, samples: list[dict[str, Any]]) -> None:
     async for line in lines:
         if (sample := parse_sample(line.decode("utf-8", "replace"), clock())) is not None:
             samples.append(sample)

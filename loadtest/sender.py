@@ -15,8 +15,8 @@ from loadtest.attempt import Attempt, Task
 from loadtest.failures import kind_of_exception, kind_of_status
 from loadtest.observer import Observer
 from loadtest.record import ErrorKind, RequestRecord
-from loadtest.sse import OversizedEventError, SseDecoder
 from loadtest.run_clock import Clock
+from loadtest.sse import OversizedEventError, SseDecoder
 from loadtest.stamped_http import StampedBody, StampedResponse
 from loadtest.watchdog import TimeLimits, Watchdog
 
@@ -95,9 +95,12 @@ class Sender:
         """Return when the answer ended, if it came to its end."""
         watchdog = Watchdog(self._limits)
         try:
-            async with watchdog, self._session.post(
-                self._target.url, data=body, headers=self._headers, allow_redirects=False
-            ) as response:
+            async with (
+                watchdog,
+                self._session.post(
+                    self._target.url, data=body, headers=self._headers, allow_redirects=False
+                ) as response,
+            ):
                 assert isinstance(response, StampedResponse)
                 return await self._read(response, attempt, watchdog)
         except asyncio.CancelledError:
@@ -136,9 +139,7 @@ class Sender:
             raise MalformedAnswerError(f"an answer of type {media_type} instead of {wanted}")
         return media_type == "application/json"
 
-    async def _read_stream(
-        self, body: StampedBody, attempt: Attempt, watchdog: Watchdog
-    ) -> None:
+    async def _read_stream(self, body: StampedBody, attempt: Attempt, watchdog: Watchdog) -> None:
         decoder = SseDecoder()
         while reads := await body.reads():
             for time_s, piece in reads:

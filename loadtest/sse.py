@@ -1,7 +1,7 @@
 """Reads Server-Sent Events from bytes that come in pieces of any size.
 
-Owns the format and nothing else: what an event's data means is an API's business. An event comes out
-with the very piece that ends it, so that it can be given the time at which that piece was read.
+Owns the format and nothing else: what an event's data means is an API's business. An event comes
+out with the very piece that ends it, so that it can be given the time at which that was read.
 
 Source: https://html.spec.whatwg.org/multipage/server-sent-events.html#event-stream-interpretation
 """

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from loadtest.record import TokenSource
 
@@ -40,7 +41,7 @@ def _by_usage(num_output_tokens: int, so_far: Sequence[int | None]) -> tuple[int
     is_told = len(told) == len(so_far) and told == sorted(told) and told[-1] <= num_output_tokens
     if not is_told:
         return spread(num_output_tokens, len(so_far))
-    # Tokens that come after the last text, as the one that ends the answer, belong to the last event.
+    # Tokens behind the last text, as the one that ends the answer, belong to the last event.
     ends = [*told[:-1], num_output_tokens]
     return tuple(end - start for start, end in zip([0, *ends], ends, strict=False))
 
@@ -55,4 +56,4 @@ def spread(num_tokens: int, num_events: int) -> tuple[int, ...]:
         return (num_tokens,)
     rest, num_rest = num_tokens - first, num_events - 1
     ends = [rest * k // num_rest for k in range(num_rest + 1)]
-    return (first, *(end - start for start, end in zip(ends, ends[1:], strict=False)))
+    return (first, *(end - start for start, end in pairwise(ends)))

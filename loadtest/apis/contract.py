@@ -97,14 +97,9 @@ class Api(Protocol):
         ends_by_closing: The stream's end is all that tells that an answer is complete.
     """
 
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def media_type(self) -> str | None: ...
-
-    @property
-    def ends_by_closing(self) -> bool: ...
+    name: str
+    media_type: str | None
+    ends_by_closing: bool
 
     def body(self, call: Call) -> Any:
         """Return what is sent as JSON.

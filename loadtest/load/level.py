@@ -12,8 +12,8 @@ from loadtest.load.lag import LagMeter
 from loadtest.load.plan import LevelPlan
 from loadtest.load.stop import Stop, wait_at_most
 from loadtest.record import LevelRecord, RequestRecord
-from loadtest.sender import Sender
 from loadtest.run_clock import Clock
+from loadtest.sender import Sender
 
 
 class Level:
@@ -82,7 +82,9 @@ class Level:
             self._deadline_s = now_s + self._plan.duration_s
         return {"warm_s": now_s + self._plan.ramp_s, "deadline_s": self._deadline_s}
 
-    async def _in_time(self, load: Callable[[asyncio.TaskGroup], Coroutine[Any, Any, None]]) -> None:
+    async def _in_time(
+        self, load: Callable[[asyncio.TaskGroup], Coroutine[Any, Any, None]]
+    ) -> None:
         """Run a load; what is still under way when its grace is over is cancelled."""
         cutting_off = asyncio.ensure_future(self._cut_off())
         try:
@@ -107,9 +109,7 @@ class Level:
     async def _pause(self, seconds: float) -> None:
         """Wait, but not beyond the point where nothing more is sent."""
         left_s = self._left_s()
-        await wait_at_most(
-            self._stop.draining, seconds if left_s is None else min(seconds, left_s)
-        )
+        await wait_at_most(self._stop.draining, seconds if left_s is None else min(seconds, left_s))
 
     def _start(self, group: asyncio.TaskGroup, sending: Coroutine[Any, Any, None]) -> None:
         task = group.create_task(sending)

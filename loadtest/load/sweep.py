@@ -158,4 +158,3 @@ class Sweep:
         if wanted is GpuSampling.ON or (wanted is GpuSampling.AUTO and has_nvidia_smi()):
             return await stack.enter_async_context(watched_gpus(self._clock))
         return ()
-

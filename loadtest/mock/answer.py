@@ -20,7 +20,7 @@ class BrokenOffError(Exception):
 
 
 class Pace:
-    """Waits until times that are counted from the request's arrival, so that delays don't add up."""
+    """Waits until times counted from the request's arrival, so that delays don't add up."""
 
     def __init__(self, behaviour: Behaviour) -> None:
         """Start now."""

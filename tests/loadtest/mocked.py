@@ -1,7 +1,8 @@
 """A mock server and a sender in the test's own event loop."""
 
+import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -18,6 +19,13 @@ from loadtest.stamped_http import stamped_session
 from loadtest.watchdog import TimeLimits
 
 CHAT = "/v1/chat/completions"
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for something that nobody tells of."""
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110 - it may be another process that makes it true
+            await asyncio.sleep(0.001)
 
 
 def chat_api() -> OpenAiChat:

@@ -6,7 +6,7 @@ import json
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from loadtest.commands.run import with_flag_repeated
 from loadtest.config import RunConfig
 from loadtest.mock.script import Behaviour, Fault, Script
 from loadtest.mock.server import MockServer, serving
+from tests.loadtest.mocked import until
 
 START_DEADLINE_S = 60
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,12 +58,6 @@ async def mocked(*behaviours: Behaviour) -> AsyncIterator[tuple[MockServer, str]
         yield server, f"http://127.0.0.1:{port}/v1/chat/completions"
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(START_DEADLINE_S):
-        while not condition():
-            await asyncio.sleep(0)
-
-
 def summary_of(directory: Path) -> dict[str, Any]:
     summary: dict[str, Any] = json.loads((directory / "summary.json").read_text())
     return summary
@@ -72,7 +67,17 @@ async def test_a_sweep_writes_everything_and_asks_for_the_server_s_model(tmp_pat
     out = tmp_path / "run"
     async with mocked(Behaviour(num_events=4)) as (server, url):
         run = await command(
-            "run", url, "-q", "1,4,8", "-n", "5", "--slo", "ttft:2000", "tpot:100", "--out", str(out)
+            "run",
+            url,
+            "-q",
+            "1,4,8",
+            "-n",
+            "5",
+            "--slo",
+            "ttft:2000",
+            "tpot:100",
+            "--out",
+            str(out),
         )
     assert run.code == 0, run.errors
     names = {path.name for path in out.iterdir()}
@@ -103,7 +108,9 @@ async def test_the_exit_code_tells_what_came_of_it(
     tmp_path: Path, fault: Fault | None, flags: list[str], code: int
 ) -> None:
     async with mocked(Behaviour(fault=fault, num_events=2)) as (_, url):
-        run = await command("run", url, "-q", "2", "-n", "2", "--out", str(tmp_path / "run"), *flags)
+        run = await command(
+            "run", url, "-q", "2", "-n", "2", "--out", str(tmp_path / "run"), *flags
+        )
     assert run.code == code, run.errors
 
 

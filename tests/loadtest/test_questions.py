@@ -8,7 +8,7 @@ from loadtest.questions import SHIPPED, Question, QuestionsError, read_questions
 
 def test_a_hundred_different_questions_ship() -> None:
     questions = read_questions(SHIPPED)
-    assert len(questions) == len(set(question.text for question in questions)) == 100
+    assert len(questions) == len({question.text for question in questions}) == 100
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from loadtest.record import ErrorKind, TokenSource
 from loadtest.sender import Sender, Target
 from loadtest.stamped_http import stamped_session
 from loadtest.watchdog import TimeLimits
-from tests.loadtest.mocked import CHAT, Noting, aimed, chat_api
+from tests.loadtest.mocked import CHAT, Noting, aimed, chat_api, until
 
 SHORT = TimeLimits(total_s=0.3)
 LIMITS_FOR = {
@@ -212,9 +212,7 @@ async def test_who_cancels_gets_the_record() -> None:
     behaviour = Behaviour(fault=Fault.TIMEOUT_STALL, fault_after=2)
     async with aimed(behaviour) as aim:
         sending = asyncio.ensure_future(aim.send())
-        async with asyncio.timeout(10):
-            while aim.observer.num_tokens < 2:
-                await asyncio.sleep(0)
+        await until(lambda: aim.observer.num_tokens == 2)
         sending.cancel()
         record = await sending
     assert record.error is ErrorKind.CANCELLED

@@ -1,4 +1,5 @@
 import json
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -81,11 +82,8 @@ def test_what_is_no_chunk_is_malformed(data: str) -> None:
 
 @given(JSON)
 def test_any_json_is_read_or_malformed(payload: Any) -> None:
-    try:
+    with suppress(MalformedAnswerError):
         found = read(payload)
-    except MalformedAnswerError as error:
-        assert str(error)
-    else:
         assert isinstance(found.text, str)
         assert found.usage is None or (found.usage.output_tokens or 0) >= 0
 

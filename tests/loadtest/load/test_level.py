@@ -2,7 +2,7 @@ import asyncio
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 
@@ -13,7 +13,7 @@ from loadtest.load.stop import Stop
 from loadtest.mock.script import Behaviour, Fault
 from loadtest.questions import Question
 from loadtest.record import ErrorKind, LevelRecord, RequestRecord
-from tests.loadtest.mocked import Aim, aimed
+from tests.loadtest.mocked import Aim, aimed, until
 
 SILENT = Behaviour(fault=Fault.TIMEOUT_STALL, fault_after=1)
 
@@ -29,11 +29,6 @@ class Running:
         level = Level(plan, aim.sender, asker, self.stop, time.monotonic, self.records.append)
         self.task = asyncio.ensure_future(level.run(self.told.append))
 
-    async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(30):
-            while not condition():
-                await asyncio.sleep(0)
-
 
 async def run(plan: LevelPlan, *behaviours: Behaviour) -> tuple[LevelRecord, list[RequestRecord]]:
     async with aimed(*behaviours) as aim:
@@ -48,7 +43,7 @@ async def test_each_queue_sends_its_loops_one_after_the_other() -> None:
     assert all(record.scheduled_s == record.sent_s for record in records)
     for queue in range(3):
         of_queue = [record for record in records if record.queue == queue]
-        pairs = zip(of_queue, of_queue[1:], strict=False)
+        pairs = pairwise(of_queue)
         assert all(after.sent_s >= before.ended_s for before, after in pairs)
     assert level.ended_s >= max(record.ended_s for record in records)
     assert level.deadline_s is None
@@ -109,7 +104,7 @@ async def test_a_ramp_starts_the_queues_one_after_the_other() -> None:
 
 async def test_a_queue_pauses_between_its_requests() -> None:
     _, records = await run(LevelPlan(0, num_queues=1, num_loops=3, interval_s=0.03))
-    pairs = list(zip(records, records[1:], strict=False))
+    pairs = list(pairwise(records))
     assert len(pairs) == 2
     assert all(after.sent_s - before.ended_s >= 0.028 for before, after in pairs)
 
@@ -118,11 +113,11 @@ async def test_an_open_loop_sends_at_its_times_whatever_becomes_of_the_requests(
     plan = LevelPlan(0, rate_per_s=100, is_poisson=False, num_requests=10, grace_s=0.0)
     async with aimed(SILENT) as aim:
         running = Running(aim, plan)
-        await running.until(lambda: len(aim.server.bodies) == 10)
+        await until(lambda: len(aim.server.bodies) == 10)
         running.stop.request(signal.SIGINT)
         await running.task
     scheduled_s = sorted(record.scheduled_s for record in running.records)
-    gaps = [b - a for a, b in zip(scheduled_s, scheduled_s[1:], strict=False)]
+    gaps = [b - a for a, b in pairwise(scheduled_s)]
     assert gaps == pytest.approx([0.01] * 9)
     assert all(record.sent_s >= record.scheduled_s for record in running.records)
     assert {record.queue for record in running.records} == {None}
@@ -134,9 +129,7 @@ async def test_at_most_so_many_are_under_way_and_the_wait_counts_as_delay() -> N
     )
     _, records = await run(plan, Behaviour(first_token_ms=30, num_events=1))
     for record in records:
-        under_way = [
-            other for other in records if other.sent_s <= record.sent_s < other.ended_s
-        ]
+        under_way = [other for other in records if other.sent_s <= record.sent_s < other.ended_s]
         assert len(under_way) <= 2
     assert max(record.sent_s - record.scheduled_s for record in records) > 0.04
 
@@ -155,14 +148,14 @@ async def test_a_closed_loop_takes_a_limit_too() -> None:
     _, records = await run(plan, Behaviour(gap_ms=1))
     ordered = sorted(records, key=lambda record: record.sent_s)
     assert len(ordered) == 8
-    pairs = zip(ordered, ordered[1:], strict=False)
+    pairs = pairwise(ordered)
     assert all(after.sent_s >= before.ended_s for before, after in pairs)
 
 
 async def test_a_first_signal_lets_end_what_is_under_way() -> None:
     async with aimed(Behaviour(first_token_ms=50, num_events=2)) as aim:
         running = Running(aim, LevelPlan(0, num_queues=3, num_loops=1000, grace_s=60))
-        await running.until(lambda: len(aim.server.bodies) == 3)
+        await until(lambda: len(aim.server.bodies) == 3)
         running.stop.request(signal.SIGTERM)
         level = await running.task
     assert [record.error for record in running.records] == [None] * 3
@@ -173,7 +166,7 @@ async def test_a_first_signal_lets_end_what_is_under_way() -> None:
 async def test_a_second_signal_ends_it_now_and_loses_nothing() -> None:
     async with aimed(SILENT) as aim:
         running = Running(aim, LevelPlan(0, num_queues=3, num_loops=1000, grace_s=3600))
-        await running.until(lambda: aim.observer.num_tokens == 3)
+        await until(lambda: aim.observer.num_tokens == 3)
         running.stop.request(signal.SIGINT)
         running.stop.request(signal.SIGTERM)
         level = await running.task
@@ -186,7 +179,7 @@ async def test_a_second_signal_ends_it_now_and_loses_nothing() -> None:
 async def test_a_stop_during_warm_up_sends_nothing_more() -> None:
     async with aimed(SILENT) as aim:
         running = Running(aim, LevelPlan(0, num_queues=3, num_loops=9, num_warmups=5, grace_s=0.0))
-        await running.until(lambda: len(aim.server.bodies) == 1)
+        await until(lambda: len(aim.server.bodies) == 1)
         running.stop.request(signal.SIGINT)
         await running.task
     assert [record.error for record in running.records] == [ErrorKind.CANCELLED]
