@@ -3,7 +3,7 @@
 from http import HTTPStatus
 
 import aiohttp
-from aiohttp.http_exceptions import BadHttpMessage, ContentLengthError, TransferEncodingError
+from aiohttp.http_exceptions import ContentLengthError, HttpProcessingError, TransferEncodingError
 
 from loadtest.record import ErrorKind
 
@@ -38,6 +38,6 @@ def kind_of_exception(error: Exception, *, is_answered: bool) -> ErrorKind:
 def _kind_of_broken_body(error: aiohttp.ClientPayloadError) -> ErrorKind:
     """Tell a body that stops too early from one whose framing is wrong."""
     cause = error.__cause__
-    stops_early = isinstance(cause, ContentLengthError | TransferEncodingError | None)
-    is_wrong = isinstance(cause, BadHttpMessage) and not stops_early
+    is_short = isinstance(cause, ContentLengthError | TransferEncodingError)
+    is_wrong = isinstance(cause, HttpProcessingError) and not is_short
     return ErrorKind.MALFORMED if is_wrong else ErrorKind.TRUNCATED

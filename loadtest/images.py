@@ -1,7 +1,6 @@
 """The images that go along with questions, as `data:` URIs."""
 
 import base64
-from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -18,22 +17,23 @@ class ImagesError(ValueError):
     """A directory holds no images."""
 
 
-def find_images(directory: Path) -> tuple[Path, ...]:
-    """Return a directory's images in the order of their names.
+def read_images(directory: Path) -> tuple[str, ...]:
+    """Return a directory's images in the order of their names, each as a URI.
+
+    All are read before the load begins: reading one meanwhile would be a lag of the tool's own.
 
     Raises:
         ImagesError: There are none.
+        OSError: One can't be read.
     """
     if not directory.is_dir():
         raise ImagesError(f"{directory} is no directory")
-    found = sorted(path for path in directory.iterdir() if path.suffix.lower() in MEDIA_TYPES)
-    if not found:
+    paths = sorted(path for path in directory.iterdir() if path.suffix.lower() in MEDIA_TYPES)
+    if not paths:
         raise ImagesError(f"{directory} holds none of {', '.join(sorted(MEDIA_TYPES))}")
-    return tuple(found)
+    return tuple(_data_uri(path) for path in paths)
 
 
-@lru_cache(maxsize=256)
-def data_uri(path: Path) -> str:
-    """Return an image as a URI."""
+def _data_uri(path: Path) -> str:
     encoded = base64.b64encode(path.read_bytes()).decode("ascii")
     return f"data:{MEDIA_TYPES[path.suffix.lower()]};base64,{encoded}"

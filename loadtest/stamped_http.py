@@ -41,6 +41,7 @@ class StampedBody:
         self.started_s = started_s
         self.ended_s: float | None = None
         self._stream = stream
+        self._broken: BaseException | None = None
         self._reads: list[Read] = []
         self._waiter: asyncio.Future[None] | None = None
 
@@ -53,6 +54,20 @@ class StampedBody:
             self._reads.append(Read(now_s, piece))
         if self._stream.is_eof() or self._stream.exception() is not None:
             self.ended_s = now_s
+        self._wake()
+
+    def break_off(self, now_s: float, reason: BaseException) -> None:
+        """End a body whose bytes are against the protocol, unless it has ended by itself.
+
+        aiohttp tells its connection of them and, where chunks are wrong, never the body's reader.
+        """
+        if self.ended_s is None:
+            self.ended_s = now_s
+            self._broken = aiohttp.ClientPayloadError(f"Wrong framing: {reason}")
+            self._broken.__cause__ = reason
+            self._wake()
+
+    def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -70,7 +85,8 @@ class StampedBody:
             finally:
                 self._waiter = None
         reads, self._reads = self._reads, []
-        if not reads and (broken := self._stream.exception()) is not None:
+        broken = self._stream.exception() or self._broken
+        if not reads and broken is not None:
             raise broken
         return reads
 
@@ -99,6 +115,8 @@ class StampedConnection(ResponseHandler):
         super().data_received(data)
         if self.body is not None:
             self.body.collect(now_s)
+            if (error := self.exception()) is not None:
+                self.body.break_off(now_s, error)
 
     def feed_data(self, data: Any, size: int = 0) -> None:
         """Begin a response's body; aiohttp calls this with its headers."""

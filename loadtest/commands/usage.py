@@ -29,5 +29,7 @@ def _line(place: tuple[int | str, ...], message: str, given: object) -> str:
     flag = "URL" if place[0] == "url" else f"--{str(place[0]).replace('_', '-')}"
     if message == "Field required":
         return f"{flag} is missing"
+    if message.startswith(flag):
+        return message
     is_told = not isinstance(given, str | int | float) or str(given) in message
     return f"{flag}: {message}" if is_told else f"{flag}: {message}, not {given!r}"

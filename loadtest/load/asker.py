@@ -8,10 +8,8 @@ has asked would find the server's prefix cache filled.
 import random
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
-from pathlib import Path
 
 from loadtest.apis.contract import Call
-from loadtest.images import data_uri
 from loadtest.questions import Question
 
 
@@ -38,7 +36,7 @@ class Asker:
         order: Order = Order.RANDOM,
         seed: int = 0,
         num_users: int = 0,
-        images: Sequence[Path] = (),
+        image_urls: Sequence[str] = (),
         nonce: str | None = None,
     ) -> None:
         """Keep what is drawn from.
@@ -48,13 +46,13 @@ class Asker:
             order: How they follow each other.
             seed: Gives the same draws again.
             num_users: How many users there are; with 0 nobody says who asks.
-            images: One of them goes along with each question, if there are any.
+            image_urls: One of them goes along with each question, if there are any.
             nonce: What sets this run's questions apart from all others', for `--unique`.
         """
         self.rng = random.Random(seed)
         self._questions = questions
         self._num_users = num_users
-        self._images = images
+        self._image_urls = image_urls
         self._nonce = nonce
         self._indices = self._drawn(order)
 
@@ -67,7 +65,7 @@ class Asker:
         return question_index, Call(
             text=question.text,
             messages=question.messages,
-            image_url=data_uri(self.rng.choice(self._images)) if self._images else None,
+            image_url=self.rng.choice(self._image_urls) if self._image_urls else None,
             user=f"user-{self.rng.randrange(self._num_users)}" if self._num_users else "",
             index=index,
         )

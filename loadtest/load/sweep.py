@@ -16,7 +16,7 @@ from loadtest.apis.by_path import ApiName
 from loadtest.apis.contract import Api, Call, UnsuitableCallError
 from loadtest.config import GpuSampling, RunConfig
 from loadtest.gpu import has_nvidia_smi, watched_gpus
-from loadtest.images import data_uri, find_images
+from loadtest.images import read_images
 from loadtest.load.asker import Asker
 from loadtest.load.level import Level
 from loadtest.load.plan import LevelPlan
@@ -43,25 +43,25 @@ class Material:
     """What is asked, read before the first request is sent."""
 
     questions: tuple[Question, ...]
-    images: tuple[Path, ...]
+    image_urls: tuple[str, ...]
 
 
 def read_material(config: RunConfig) -> Material:
-    """Read the questions and find the images, and try whether the API takes them.
+    """Read the questions and the images, and try whether the API takes them.
 
     Raises:
         ValueError: There are none, or the API has no place for them.
     """
     questions = read_questions(config.data or SHIPPED)
-    images = find_images(config.images) if config.images is not None else ()
+    image_urls = read_images(config.images) if config.images is not None else ()
     api = build_api(config, model=None)
-    image_url = data_uri(images[0]) if images else None
+    image_url = image_urls[0] if image_urls else None
     for number, question in enumerate(questions, 1):
         try:
             api.body(Call(question.text, question.messages, image_url))
         except UnsuitableCallError as error:
             raise ValueError(f"question {number} of {config.data}: {error}") from None
-    return Material(questions, images)
+    return Material(questions, image_urls)
 
 
 class Sweep:
@@ -149,7 +149,7 @@ class Sweep:
             order=config.order,
             seed=config.seed,
             num_users=config.users,
-            images=self._material.images,
+            image_urls=self._material.image_urls,
             nonce=uuid.uuid4().hex[:8] if config.unique else None,
         )
 
