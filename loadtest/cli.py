@@ -5,7 +5,7 @@ import typer
 from loadtest.commands.compare import compare
 from loadtest.commands.mock import mock
 from loadtest.commands.report import report
-from loadtest.commands.run import RunCommand, run
+from loadtest.commands.run import HELP, RunCommand, run
 
 app = typer.Typer(
     name="loadtest",
@@ -14,7 +14,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command(cls=RunCommand)(run)
+app.command(cls=RunCommand, help=HELP)(run)
 app.command()(compare)
 app.command()(report)
 app.command()(mock)

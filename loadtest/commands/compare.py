@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from loadtest import comparison
+from loadtest.commands.result_console import result_console
 from loadtest.commands.usage import refuse
 from loadtest.run import RunError, read_run
 
@@ -20,5 +20,5 @@ def compare(
         compared = comparison.compare(read_run(before), read_run(after))
     except RunError as error:
         refuse(str(error))
-    compared.render(Console())
+    compared.render(result_console())
     raise typer.Exit(compared.exit_code)

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from loadtest.commands.result_console import result_console
 from loadtest.commands.usage import refuse
 from loadtest.report_files import write_all
 from loadtest.run import RunError
@@ -21,6 +21,6 @@ def report(
         results = write_all(directory, png=png)
     except RunError as error:
         refuse(str(error))
-    console = Console()
+    console = result_console()
     render(results, console)
     console.print(f"Report: {directory / 'report.html'}", markup=False, highlight=False)

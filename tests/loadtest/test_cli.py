@@ -16,8 +16,8 @@ import pytest
 from typer.testing import CliRunner
 
 from loadtest.cli import app
+from loadtest.commands.run import overlaid, with_flag_repeated
 from loadtest.commands.run import run as run_command
-from loadtest.commands.run import with_flag_repeated
 from loadtest.config import RunConfig
 from loadtest.mock.script import Behaviour, Fault, Script
 from loadtest.mock.server import MockServer, serving
@@ -174,6 +174,16 @@ def test_a_wrong_command_is_told_what_is_wrong(arguments: list[str], said: str) 
 def test_every_setting_has_its_flag_and_every_flag_its_setting() -> None:
     flags = set(inspect.signature(run_command).parameters) - {"ctx", "config"}
     assert flags == set(RunConfig.model_fields)
+
+
+def test_a_flag_replaces_what_the_file_has_instead_of_it() -> None:
+    file = {"duration": 60, "queues": 4, "seed": 1}
+    assert overlaid(file, {"loops": "3"}) == {"queues": 4, "seed": 1, "loops": "3"}
+    assert overlaid(file, {"rate": "3"}) == {"duration": 60, "seed": 1, "rate": "3"}
+    assert overlaid({"rate": 2, "seed": 1}, {"queues": "3", "seed": "2"}) == {
+        "queues": "3",
+        "seed": "2",
+    }
 
 
 @pytest.mark.parametrize(
