@@ -41,6 +41,7 @@ def find(
         *(s for level in levels for s in _client_doubts(level)),
         *(s for level, table in zip(levels, tables, strict=True) for s in _failures(level, table)),
         *(s for level in levels for s in _late_sends(level)),
+        *(s for level in levels for s in _unsent(level)),
         *(s for level in levels for s in _short_steady_state(level)),
         *_token_sources(levels),
         *_cached_prompts(levels),
@@ -141,6 +142,15 @@ def _late_sends(level: LevelFigures) -> list[str]:
     return [
         f"At {level.title} requests left up to {delay:,.0f} ms (p95) after their time: too many "
         "were in flight. TTFT and E2E from schedule hold that wait."
+    ]
+
+
+def _unsent(level: LevelFigures) -> list[str]:
+    if not level.num_unsent:
+        return []
+    return [
+        f"At {level.title} {level.num_unsent} requests were due and never sent, because as many as "
+        "--max-inflight allows were in flight; no figure holds their wait."
     ]
 
 

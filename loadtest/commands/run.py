@@ -168,10 +168,10 @@ def send_all(config: RunConfig, material: Material, directory: Path) -> Stop:
 
 
 async def _send(config: RunConfig, material: Material, directory: Path) -> Stop:
-    stop = Stop()
-    clock = clock_from_now()
+    console, clock = Console(stderr=True), clock_from_now()
+    stop = Stop(console.print)
     with stop.on_signals():
-        async with LiveDisplay(Console(stderr=True), clock) as display:
+        async with LiveDisplay(console, clock) as display:
             await Sweep(config, material, display, stop, clock).run(directory)
     return stop
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
@@ -18,19 +18,22 @@ class Stop:
         signal_number: The first signal; None if there was none.
     """
 
-    def __init__(self) -> None:
-        """Go on."""
+    def __init__(self, tell: Callable[[str], None] = lambda _: None) -> None:
+        """Go on; `tell` is given a sentence with each signal."""
         self.draining = asyncio.Event()
         self.aborted = asyncio.Event()
         self.signal_number: int | None = None
+        self._tell = tell
 
     def request(self, signal_number: int) -> None:
         """Drain; or abort, if it drains already."""
         if self.draining.is_set():
             self.aborted.set()
+            self._tell("Stopping now.")
         else:
             self.signal_number = signal_number
             self.draining.set()
+            self._tell("Stopping: what is under way may end. The next signal ends it now.")
 
     @contextmanager
     def on_signals(self) -> Iterator[None]:
