@@ -153,6 +153,7 @@ class Sender:
                     if attempt.error is not None:
                         return
                     if delta.is_done:
+                        watchdog.stand_down()
                         await _read_tail(body)
                         return
 

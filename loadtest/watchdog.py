@@ -70,6 +70,11 @@ class Watchdog:
         if is_first and self._limits.stall_s is not None:
             self._watch()
 
+    def stand_down(self) -> None:
+        """Watch no longer: the answer is complete."""
+        self._limits = TimeLimits()
+        self._watch()
+
     def _watch(self) -> None:
         if self._timer is not None:
             self._timer.cancel()

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
+from contextlib import nullcontext
 from itertools import chain, islice, takewhile
 from typing import Any
 
@@ -144,28 +145,19 @@ class Level:
         if delay_s:
             await self._pause(delay_s)
         num_sent = 0
-        while not self._is_over() and not self._has_sent_all(num_sent):
+        while self._plan.num_loops is None or num_sent < self._plan.num_loops:
             if num_sent and self._plan.interval_s:
                 await self._pause(self._plan.interval_s)
-                if self._is_over() or self._has_sent_all(num_sent):
+            async with self._places or nullcontext():
+                if self._is_over() or self._has_sent_all():
                     return
-            num_sent += 1
-            await self._send_in_place(queue)
-
-    async def _send_in_place(self, queue: int) -> None:
-        if self._places is None:
-            await self._send(self._task(queue=queue))
-            return
-        async with self._places:
-            if not self._is_over():
+                num_sent += 1
                 await self._send(self._task(queue=queue))
 
-    def _has_sent_all(self, num_sent_by_queue: int) -> bool:
-        plan = self._plan
-        if plan.num_loops is not None:
-            return num_sent_by_queue >= plan.num_loops
-        num_made = self._num_made - plan.num_warmups
-        return plan.num_requests is not None and num_made >= plan.num_requests
+    def _has_sent_all(self) -> bool:
+        num_requests = self._plan.num_requests
+        num_made = self._num_made - self._plan.num_warmups
+        return num_requests is not None and num_made >= num_requests
 
     async def _open_loop(self, group: asyncio.TaskGroup) -> None:
         arrivals_s = self._arrivals_s()

@@ -47,6 +47,14 @@ async def test_content_in_time_keeps_it_quiet() -> None:
     assert watchdog.expired is None
 
 
+async def test_once_it_stands_down_no_limit_holds() -> None:
+    watchdog = Watchdog(TimeLimits(total_s=0.01))
+    async with watchdog:
+        watchdog.stand_down()
+        await asyncio.sleep(0.03)
+    assert watchdog.expired is None
+
+
 async def test_without_limits_nothing_is_watched_and_a_cancellation_goes_through() -> None:
     watchdog = Watchdog(TimeLimits())
 

@@ -55,6 +55,11 @@ async def test_a_number_in_all_is_shared_by_the_queues() -> None:
     assert Counter(record.is_warmup for record in records) == {False: 7, True: 2}
 
 
+async def test_a_number_in_all_holds_where_few_may_be_under_way() -> None:
+    _, records = await run(LevelPlan(0, num_queues=8, num_requests=5, max_inflight=2))
+    assert len(records) == 5
+
+
 async def test_warm_up_comes_first_and_is_marked() -> None:
     level, records = await run(LevelPlan(3, num_queues=2, num_loops=1, num_warmups=2))
     by_index = sorted(records, key=lambda record: record.index)
