@@ -7,6 +7,7 @@ however late the reader is, and no piece is lost when the connection breaks behi
 """
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, NamedTuple, Self
 
@@ -153,7 +154,8 @@ class StampedConnector(aiohttp.TCPConnector):
         """Belong to the running event loop."""
         super().__init__(limit=0, keepalive_timeout=KEEPALIVE_S)
         # aiohttp has no public name for this; the tests would tell if it were gone.
-        self._factory = partial(StampedConnection, self._loop, clock)
+        make: Callable[..., ResponseHandler] = StampedConnection
+        self._factory = partial(make, self._loop, clock)
 
 
 def stamped_session(clock: Clock) -> aiohttp.ClientSession:

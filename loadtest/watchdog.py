@@ -56,11 +56,11 @@ class Watchdog:
         exc_type: type[BaseException] | None,
         exc_value: BaseException | None,
         traceback: TracebackType | None,
-    ) -> bool | None:
+    ) -> None:
         """Stop watching."""
         if self._timer is not None:
             self._timer.cancel()
-        return await self._scope.__aexit__(exc_type, exc_value, traceback)
+        await self._scope.__aexit__(exc_type, exc_value, traceback)
 
     def content_came(self) -> None:
         """Begin the time to the next content event anew."""

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import jmespath
 from jmespath.exceptions import JMESPathError
+from jmespath.parser import ParsedResult
 from pydantic_core import from_json
 
 from loadtest.apis.contract import (
@@ -73,17 +74,18 @@ class Custom:
             raise MalformedAnswerError(f"not JSON ({error}): {shortened(data)}") from None
         if isinstance(payload, dict) and (said := error_of(payload)) is not None:
             return Delta(error=said)
-        return Delta(text=self._found(payload))
-
-    def _found(self, payload: Any) -> str:
-        try:
-            text = self._text_path.search(payload)
-        except JMESPathError as error:
-            raise MalformedAnswerError(f"--text-path fails on it: {error}") from None
-        return text if isinstance(text, str) else "" if text is None else str(text)
+        return Delta(text=_found(self._text_path, payload))
 
 
-def _compiled(text_path: str) -> Any:
+def _found(text_path: ParsedResult, payload: Any) -> str:
+    try:
+        text = text_path.search(payload)
+    except JMESPathError as error:
+        raise MalformedAnswerError(f"--text-path fails on it: {error}") from None
+    return text if isinstance(text, str) else "" if text is None else str(text)
+
+
+def _compiled(text_path: str) -> ParsedResult:
     try:
         return jmespath.compile(text_path)
     except JMESPathError as error:
