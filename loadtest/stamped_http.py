@@ -17,6 +17,8 @@ from aiohttp.connector import Connection
 
 from loadtest.run_clock import Clock
 
+_ConnectionMaker = Callable[..., ResponseHandler]
+
 KEEPALIVE_S: Final = 4.0
 """How long an idle connection is used again: less than the five seconds of uvicorn and of Node, so
 that a request rarely meets a server that is just closing."""
@@ -154,7 +156,7 @@ class StampedConnector(aiohttp.TCPConnector):
         """Belong to the running event loop."""
         super().__init__(limit=0, keepalive_timeout=KEEPALIVE_S)
         # aiohttp has no public name for this; the tests would tell if it were gone.
-        make: Callable[..., ResponseHandler] = StampedConnection
+        make: _ConnectionMaker = StampedConnection
         self._factory = partial(make, self._loop, clock)
 
 
