@@ -31,6 +31,11 @@ ALLOWED_MS, ALLOWED_SHARE = 2.0, 0.01
 NUM_STREAMS = 500
 MAX_LAG_MS = 5.0
 NUM_SHORT, NUM_LONG, NUM_AT_ONCE, EVENTS_PER_ANSWER = 16, 96, 16, 200
+VLLM_BENCH_SERVE = (
+    "import argparse; from vllm.benchmarks.serve import add_cli_args, main; "
+    "parser = argparse.ArgumentParser(); add_cli_args(parser); main(parser.parse_args())"
+)
+"""`vllm bench serve` itself, which vLLM's wheel for CPUs can't start by its name."""
 PARTS = ("accuracy", "streams", "cpu")
 
 
@@ -156,7 +161,7 @@ def vllm_command(url: str, num_requests: int, python: str, tokenizer: str) -> li
     """Return what sends so many requests with vLLM's tool."""
     base_url, _, _ = url.partition("/v1/")
     return [
-        *(python, "-m", "vllm.entrypoints.cli.main", "bench", "serve"),
+        *(python, "-c", VLLM_BENCH_SERVE),
         *("--backend", "openai-chat", "--base-url", base_url),
         *("--endpoint", "/v1/chat/completions", "--model", tokenizer, "--tokenizer", tokenizer),
         *("--dataset-name", "random", "--random-input-len", "16"),
