@@ -33,7 +33,7 @@ Outcome = Literal["worse", "better", "same", "unclear", "unknown"]
 COMPARED = (("ttft", 50), ("ttft", 95), ("tpot", 50), ("tpot", 95), ("e2e", 50), ("e2e", 95),
             ("max_stall", 95))  # fmt: skip
 RELEVANT_KEYS = ("api", "model", "max_tokens", "temperature", "data", "order", "seed", "unique",
-                 "images", "users", "ramp", "warmup", "duration", "loops", "requests")  # fmt: skip
+                 "images", "users", "arrival", "max_inflight", "interval", "ramp", "warmup", "duration", "loops", "requests")  # fmt: skip
 
 
 class ComparisonError(RunError):

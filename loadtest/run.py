@@ -121,9 +121,8 @@ def _ended_level(
         level = _unwritten_level(records, configuration)
     sent = [record.sent_s for record in records if not record.is_warmup]
     ended_s = max((record.ended_s for record in records), default=level.started_s)
-    return level.model_copy(
-        update={"warm_s": min(sent, default=ended_s), "ended_s": ended_s, "was_stopped": True}
-    )
+    warm_s = max(level.warm_s, min(sent, default=ended_s))
+    return level.model_copy(update={"warm_s": warm_s, "ended_s": ended_s, "was_stopped": True})
 
 
 def _unwritten_level(

@@ -70,9 +70,11 @@ class LevelFigures(BaseModel):
         num_successes: Those that ended well.
         num_errors: Those that failed.
         num_cancelled: Those that the tool ended.
+        num_unsent: Due before the deadline, but too many were in flight; no attempts.
         errors: How many failed of each kind.
         error_rate: num_errors by those not cancelled; None if all were.
-        slo_attainment: Those that met every SLO, by num_attempts; None without SLOs.
+        slo_attainment: Those that met every SLO, by num_attempts and num_unsent, for who was never
+            sent got no answer either; None without SLOs.
         window: The figures over the window.
         steady: Over the steady state; None in an open loop or where there is none.
         output_tokens: How many a success had.
@@ -98,6 +100,7 @@ class LevelFigures(BaseModel):
     num_successes: int
     num_errors: int
     num_cancelled: int
+    num_unsent: int
     errors: dict[str, int]
     error_rate: float | None
     slo_attainment: float | None

@@ -68,7 +68,7 @@ def columns(levels: Sequence[LevelFigures]) -> list[Column]:
         shown += [
             Column("goodput /s", "successes that met every SLO / window",
                    lambda level: _number(level.window.goodput, 2)),
-            Column("SLO met", "good requests / all attempts",
+            Column("SLO met", "good requests / all attempts; those due but never sent count too",
                    lambda level: _share(level.slo_attainment)),
         ]  # fmt: skip
     for name, unit, statistics, digits in (
@@ -120,6 +120,7 @@ def _csv_row(level: LevelFigures) -> dict[str, Any]:
         "num_successes": level.num_successes,
         "num_errors": level.num_errors,
         "num_cancelled": level.num_cancelled,
+        "num_unsent": level.num_unsent,
         "error_rate": level.error_rate,
         "slo_attainment": level.slo_attainment,
         "window_s": level.window.duration_s,

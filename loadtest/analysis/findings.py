@@ -18,6 +18,7 @@ MAX_LAG_MS = 5.0
 MAX_LAG_SHARE = 0.1
 MAX_CPU_SHARE = 0.9
 MIN_STEADY_SHARE = 0.5
+MAX_DELAY_MS = 50.0
 
 TOKEN_SOURCES = {
     TokenSource.USAGE: "Tokens are those that the server counted (usage).",
@@ -136,13 +137,20 @@ def printable(message: str, max_chars: int = 200) -> str:
 
 
 def _late_sends(level: LevelFigures) -> list[str]:
+    """Tell of requests whose turn came while too many were in flight."""
+    sentences = []
     delay = level.window.distributions["queue_delay_ms"].p95
-    if not level.is_open_loop or delay is None or delay < 10 * MAX_LAG_MS:
-        return []
-    return [
-        f"At {level.title} requests left up to {delay:,.0f} ms (p95) after their time: too many "
-        "were in flight. TTFT and E2E from schedule hold that wait."
-    ]
+    if level.is_open_loop and delay is not None and delay > MAX_DELAY_MS:
+        sentences.append(
+            f"At {level.title} requests left up to {delay:,.0f} ms (p95) after their time: too "
+            "many were in flight. TTFT and E2E from schedule hold that wait."
+        )
+    if level.num_unsent:
+        sentences.append(
+            f"At {level.title} {level.num_unsent} requests were due but never sent: too many were "
+            "in flight. They count as missed objectives."
+        )
+    return sentences
 
 
 def _unsent(level: LevelFigures) -> list[str]:

@@ -106,9 +106,10 @@ def level_figures(
         num_successes=int(successes.sum()),
         num_errors=num_errors,
         num_cancelled=num_cancelled,
+        num_unsent=level.num_unsent,
         errors=_error_counts(table, rows & failed),
         error_rate=num_errors / num_judged if num_judged else None,
-        slo_attainment=_share(good & rows, num_attempts) if objectives else None,
+        slo_attainment=_share(good & rows, num_attempts + level.num_unsent) if objectives else None,
         window=span_figures(table, window, objectives, is_open_loop=is_open_loop),
         steady=span_figures(table, steady, objectives, is_open_loop=is_open_loop)
         if steady

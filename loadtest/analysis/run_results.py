@@ -7,7 +7,7 @@ from loadtest.analysis.findings import find
 from loadtest.analysis.level_figures import level_figures
 from loadtest.analysis.objectives import Objective, parse_objective
 from loadtest.analysis.request_table import RequestTable, build_table
-from loadtest.run import Run
+from loadtest.run import Run, RunError
 from loadtest.summary import RunResults
 from loadtest.thresholds import Threshold, judge, parse_threshold
 
@@ -38,10 +38,13 @@ def analyse(run: Run) -> Analysis:
     """Compute all that a run shows.
 
     Raises:
-        ObjectiveError: The configuration's `slo` can't be read.
-        ThresholdError: Its `fail_if` can't be read.
+        RunError: The configuration's `slo` or `fail_if` can't be read.
     """
-    objectives = configured_objectives(run.configuration)
+    try:
+        objectives = configured_objectives(run.configuration)
+        thresholds = configured_thresholds(run.configuration)
+    except ValueError as error:
+        raise RunError(f"{run.path}: the configuration in its summary: {error}") from error
     tables = tuple(build_table(run.records_of(level)) for level in run.levels)
     pairs = zip(run.levels, tables, strict=True)
     levels = tuple(level_figures(level, table, objectives) for level, table in pairs)
@@ -50,23 +53,19 @@ def analyse(run: Run) -> Analysis:
         status=_status(run),
         results=levels,
         findings=(*_ending(run), *find(levels, tables, objectives)),
-        verdict=judge(levels, configured_thresholds(run.configuration), max_error_rate),
+        verdict=judge(levels, thresholds, max_error_rate),
     )
     return Analysis(run, tables, objectives, results)
 
 
 def configured_objectives(configuration: dict[str, Any]) -> tuple[Objective, ...]:
-    """Read `slo`: a list of "ttft:2000", or a mapping of names to ms."""
-    slo = configuration.get("slo") or ()
-    if isinstance(slo, dict):
-        return tuple(Objective(str(name), float(limit)) for name, limit in slo.items())
-    return tuple(parse_objective(str(text)) for text in slo)
+    """Read `slo`, a list of texts like "ttft:2000"."""
+    return tuple(parse_objective(str(text)) for text in configuration.get("slo") or ())
 
 
 def configured_thresholds(configuration: dict[str, Any]) -> tuple[Threshold, ...]:
-    """Read `fail_if`: a list of expressions, or one."""
-    texts = configuration.get("fail_if") or ()
-    return tuple(parse_threshold(text) for text in ([texts] if isinstance(texts, str) else texts))
+    """Read `fail_if`, a list of expressions."""
+    return tuple(parse_threshold(str(text)) for text in configuration.get("fail_if") or ())
 
 
 def _status(run: Run) -> Literal["finished", "stopped", "interrupted"]:

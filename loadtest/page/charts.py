@@ -1,30 +1,33 @@
-"""The charts as plotly's figures: plain data that its script draws.
+"""All charts of the page, in its order; those of load, time and errors are made here.
 
 Nothing of what a server said gets in here, only numbers and names of our own; so a chart holds
 nothing to escape.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from loadtest.analysis.level_figures import samples_of, sent_in
 from loadtest.analysis.load_steps import LoadStep, load_steps
 from loadtest.analysis.metric import DISTRIBUTIONS, headline_name
-from loadtest.analysis.request_table import Floats
 from loadtest.analysis.run_results import Analysis
-from loadtest.analysis.spans import Span
-from loadtest.page.stall_map import stall_map
+from loadtest.page.chart import (
+    BLUE,
+    COLOURS,
+    GREY,
+    ORANGE,
+    Chart,
+    axis_of,
+    layout_of,
+    rounded,
+    token_word,
+)
+from loadtest.page.distribution_chart import distribution_chart
+from loadtest.page.gpu_chart import gpu_chart
+from loadtest.page.stall_chart import stall_chart
 from loadtest.page.time_lines import time_lines
 from loadtest.record import ErrorKind
 from loadtest.summary import LevelFigures
 
-COLOURS = (
-    "#3b6fb6", "#d9822b", "#2f8f5b", "#b5477f", "#7a5fb0", "#8a6d3b", "#2a9fb5", "#6b7280",
-)  # fmt: skip
-BLUE, ORANGE, GREY = COLOURS[0], COLOURS[1], "#c3c9d2"
 ERROR_COLOURS = dict(
     zip(
         ErrorKind,
@@ -33,75 +36,22 @@ ERROR_COLOURS = dict(
         strict=True,
     )
 )  # fmt: skip
-MAX_CURVE_POINTS = 300
-MAX_LIVES = 3000
-LOG_TICKS = [step * 10**power / 100 for power in range(8) for step in (1, 2, 5)]
 MIN_TITLE_SHARE = 0.09
 """A narrower level has room for its number alone."""
 
 
-@dataclass(frozen=True, slots=True)
-class Chart:
-    """One chart of the page.
-
-    Attributes:
-        name: Its element's id.
-        title: Above it.
-        text: What it shows and how to read it, under the title.
-        traces: Plotly's data.
-        layout: Plotly's layout.
-    """
-
-    name: str
-    title: str
-    text: str
-    traces: list[dict[str, Any]]
-    layout: dict[str, Any]
-
-
 def make_charts(analysis: Analysis) -> list[Chart]:
-    """Make all charts that a run has something to show in."""
+    """Make the charts that a run has something to show in."""
     steps = load_steps(analysis.results.results)
     made = [
         _load_curve(steps) if len(steps) > 1 else None,
         _time_lines(analysis),
-        _distributions(analysis),
+        distribution_chart(analysis),
         _errors(analysis.results.results),
-        _stalls(analysis),
+        stall_chart(analysis),
+        gpu_chart(analysis.run.header.gpus),
     ]
     return [chart for chart in made if chart]
-
-
-def _layout(height: int, **more: Any) -> dict[str, Any]:
-    return {
-        "height": height,
-        "margin": {"l": 70, "r": 30, "t": 30, "b": 55},
-        "paper_bgcolor": "white",
-        "plot_bgcolor": "white",
-        "font": {"family": "system-ui, sans-serif", "size": 13, "color": "#1f2933"},
-        "hovermode": "closest",
-        "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
-        **more,
-    }
-
-
-def _axis(title: str, **more: Any) -> dict[str, Any]:
-    return {
-        "title": {"text": title},
-        "gridcolor": "#e8ebef",
-        "zerolinecolor": "#c3c9d2",
-        "linecolor": "#c3c9d2",
-        **more,
-    }
-
-
-def _rounded(values: Floats, digits: int = 3) -> list[float]:
-    rounded: list[float] = np.round(values, digits).tolist()
-    return rounded
-
-
-def _token_word(levels: Sequence[LevelFigures]) -> str:
-    return levels[0].token_word if levels else "tokens"
 
 
 def _load_curve(steps: Sequence[LoadStep]) -> Chart:
@@ -124,13 +74,13 @@ def _load_curve(steps: Sequence[LoadStep]) -> Chart:
         for name, values, axis, colour in series
     ]  # fmt: skip
     is_wide = load[0] > 0 and load[-1] / load[0] >= 8
-    x_axis = _axis(word, tickvals=load, type="log" if is_wide else "linear")
-    layout = _layout(
+    x_axis = axis_of(word, tickvals=load, type="log" if is_wide else "linear")
+    layout = layout_of(
         380,
         grid={"rows": 1, "columns": 3, "pattern": "independent", "xgap": 0.22},
-        xaxis=x_axis, yaxis=_axis("successes per second", rangemode="tozero"),
-        xaxis2=x_axis, yaxis2=_axis(f"{ttft}, ms", rangemode="tozero"),
-        xaxis3=x_axis, yaxis3=_axis(f"{e2e}, s", rangemode="tozero"),
+        xaxis=x_axis, yaxis=axis_of("successes per second", rangemode="tozero"),
+        xaxis2=x_axis, yaxis2=axis_of(f"{ttft}, ms", rangemode="tozero"),
+        xaxis3=x_axis, yaxis3=axis_of(f"{e2e}, s", rangemode="tozero"),
     )  # fmt: skip
     text = (
         f"What more {word} bring. Where the first curve flattens and the others rise, the server "
@@ -143,28 +93,28 @@ def _time_lines(analysis: Analysis) -> Chart:
     levels = analysis.results.results
     is_open_loop = bool(levels) and levels[0].is_open_loop
     lines = time_lines(analysis.tables, is_open_loop=is_open_loop)
-    word = _token_word(levels)
+    word = token_word(levels)
     ttft = DISTRIBUTIONS[headline_name("ttft", is_open_loop=is_open_loop)].title
     line = {"type": "scatter", "mode": "lines"}
     traces = [
-        {**line, "name": "in flight", "x": _rounded(lines.middle_s), "y": _rounded(lines.in_flight),
+        {**line, "name": "in flight", "x": rounded(lines.middle_s), "y": rounded(lines.in_flight),
          "line": {"color": BLUE, "shape": "hvh", "width": 1.5}},
-        {**line, "name": f"{word}/s", "x": _rounded(lines.middle_s),
-         "y": _rounded(lines.tokens_per_s), "yaxis": "y2",
+        {**line, "name": f"{word}/s", "x": rounded(lines.middle_s),
+         "y": rounded(lines.tokens_per_s), "yaxis": "y2",
          "line": {"color": COLOURS[2], "shape": "hvh", "width": 1.5}},
         {"type": "scatter", "mode": "markers", "name": f"{ttft} of each request", "yaxis": "y3",
-         "x": _rounded(lines.sent_s), "y": _rounded(lines.ttft_ms),
+         "x": rounded(lines.sent_s), "y": rounded(lines.ttft_ms),
          "marker": {"color": ORANGE, "size": 5, "opacity": 0.45}},
-        {**line, "name": f"median {ttft}", "x": _rounded(lines.median_s), "yaxis": "y3",
-         "y": _rounded(lines.median_ttft_ms), "line": {"color": "#8a4b0f", "width": 1.5}},
+        {**line, "name": f"median {ttft}", "x": rounded(lines.median_s), "yaxis": "y3",
+         "y": rounded(lines.median_ttft_ms), "line": {"color": "#8a4b0f", "width": 1.5}},
     ]  # fmt: skip
-    layout = _layout(
+    layout = layout_of(
         640,
         grid={"rows": 3, "columns": 1, "subplots": [["xy"], ["xy2"], ["xy3"]], "ygap": 0.12},
-        xaxis=_axis("seconds since the start of the run", rangemode="tozero"),
-        yaxis=_axis("requests in flight", rangemode="tozero"),
-        yaxis2=_axis(f"{word}/s", rangemode="tozero"),
-        yaxis3=_axis(f"{ttft}, ms", rangemode="tozero"),
+        xaxis=axis_of("seconds since the start of the run", rangemode="tozero"),
+        yaxis=axis_of("requests in flight", rangemode="tozero"),
+        yaxis2=axis_of(f"{word}/s", rangemode="tozero"),
+        yaxis3=axis_of(f"{ttft}, ms", rangemode="tozero"),
         shapes=[_band(level) for level in levels],
         annotations=[_band_title(level, analysis.duration_s) for level in levels],
     )
@@ -197,66 +147,6 @@ def _band_title(level: LevelFigures, run_s: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _distributions(analysis: Analysis) -> Chart:
-    levels = analysis.results.results
-    is_open_loop = bool(levels) and levels[0].is_open_loop
-    names = [headline_name(n, is_open_loop=is_open_loop) for n in ("ttft", "tpot", "e2e")]
-    names.append("chunk_gap")
-    traces = []
-    layout = _layout(
-        620, grid={"rows": 2, "columns": 2, "pattern": "independent", "xgap": 0.16, "ygap": 0.3}
-    )
-    for number, name in enumerate(names, 1):
-        axis = "" if number == 1 else str(number)
-        metric = DISTRIBUTIONS[name]
-        unit = metric.unit.replace("token", _token_word(levels).rstrip("s"))
-        kind = (
-            {"type": "log", "tickvals": LOG_TICKS}
-            if name == "chunk_gap"
-            else {"rangemode": "tozero"}
-        )
-        layout[f"xaxis{axis}"] = _axis(f"{metric.title}, {unit}", **kind)
-        layout[f"yaxis{axis}"] = _axis("% at or below", range=[0, 101])
-        traces += [
-            _curve(analysis, index, name, axis, is_first=number == 1)
-            for index in range(len(levels))
-        ]
-    text = (
-        "For each level, how many per cent of the requests (of the gaps, in the last chart) took "
-        "no longer than the time below: p95 is where a curve crosses 95 %. Steep is steady, a long "
-        "flat end is a few that waited. Successes alone."
-    )
-    return Chart("distributions", "Distributions", text, traces, layout)
-
-
-def _curve(
-    analysis: Analysis, index: int, name: str, axis: str, *, is_first: bool
-) -> dict[str, Any]:
-    level, table = analysis.results.results[index], analysis.tables[index]
-    rows = sent_in(table, Span(level.window.started_s, level.window.ended_s))
-    samples = samples_of(table, name, rows) if level.token_source or name != "tpot" else []
-    percents, values = _quantiles(np.asarray(samples, dtype=np.float64))
-    if name == "chunk_gap":
-        values = np.maximum(values, 0.01)
-    title = level.title + (f", repeat {level.repeat + 1}" if level.repeat else "")
-    return {
-        "type": "scatter", "mode": "lines", "name": title, "legendgroup": str(index),
-        "showlegend": is_first, "x": _rounded(values, 4), "y": _rounded(percents, 2),
-        "xaxis": f"x{axis}", "yaxis": f"y{axis}",
-        "line": {"color": COLOURS[index % len(COLOURS)], "width": 2, "shape": "hv"},
-    }  # fmt: skip
-
-
-def _quantiles(samples: Floats) -> tuple[Floats, Floats]:
-    """Take the steps of the empirical distribution, at most a few hundred of them."""
-    ordered = np.sort(samples)
-    if not ordered.size:
-        return np.empty(0), np.empty(0)
-    num_points = min(ordered.size, MAX_CURVE_POINTS)
-    ranks = np.unique(np.linspace(0, ordered.size - 1, num_points).round().astype(np.int64))
-    return (ranks + 1) / ordered.size * 100.0, ordered[ranks]
-
-
 def _errors(levels: Sequence[LevelFigures]) -> Chart | None:
     kinds = [kind for kind in ErrorKind if any(kind in level.errors for level in levels)]
     if not kinds and not any(level.num_cancelled for level in levels):
@@ -273,61 +163,13 @@ def _errors(levels: Sequence[LevelFigures]) -> Chart | None:
             {"type": "bar", "name": "cancelled by us (no error)", "x": titles, "y": cancelled,
              "marker": {"color": GREY}}
         )  # fmt: skip
-    layout = _layout(
+    layout = layout_of(
         340,
         barmode="stack",
         bargap=0.5,
         showlegend=True,
-        xaxis=_axis("level", type="category"),
-        yaxis=_axis("requests", rangemode="tozero"),
+        xaxis=axis_of("level", type="category"),
+        yaxis=axis_of("requests", rangemode="tozero"),
     )
     text = "How many requests failed at each level, by kind. None was sent again."
     return Chart("errors", "Errors by kind", text, traces, layout)
-
-
-def _stalls(analysis: Analysis) -> Chart:
-    stalls = stall_map(analysis.tables)
-    shown = slice(None, None, max(1, -(-stalls.request_sent_s.size // MAX_LIVES)))
-    lives_x = _with_breaks(stalls.request_sent_s[shown], stalls.request_ended_s[shown])
-    lives_y = _with_breaks(stalls.request_lane[shown], stalls.request_lane[shown])
-    traces = [
-        {"type": "scatter", "mode": "lines", "name": "a request, from send to end", "x": lives_x,
-         "y": lives_y, "line": {"color": "#d5dae1", "width": 3}, "hoverinfo": "skip"},
-        {"type": "scatter", "mode": "markers", "name": "a stall, at its end",
-         "x": _rounded(stalls.ended_s), "y": _rounded(stalls.lane, 0),
-         "customdata": _rounded(stalls.gap_ms, 1),
-         "hovertemplate": "user %{y}: %{customdata} ms, until %{x} s<extra></extra>",
-         "marker": {"symbol": "square", "size": 7, "color": _rounded(stalls.gap_ms, 1),
-                    "colorscale": "YlOrRd", "reversescale": True,
-                    "showscale": bool(stalls.gap_ms.size),
-                    "colorbar": {"title": {"text": "stall, ms"}},
-                    "line": {"width": 0.5, "color": "#7f1d1d"}}},
-    ]  # fmt: skip
-    is_open_loop = any(level.is_open_loop for level in analysis.results.results)
-    layout = _layout(
-        480,
-        xaxis=_axis("seconds since the start of the run", rangemode="tozero"),
-        yaxis=_axis(
-            "place in flight" if is_open_loop else "user", range=[0.3, _top(stalls.request_lane)]
-        ),
-        showlegend=True,
-    )
-    left_out = f" {stalls.num_left_out:,} shorter ones are left out." if stalls.num_left_out else ""
-    found = (
-        f"{stalls.gap_ms.size:,} gaps between pieces of text were {stalls.least_ms:,.0f} ms or "
-        f"longer (three times the median gap, at least 20 ms).{left_out} Each line is a user; "
-        "marks above each other mean that streams stood still together."
-        if stalls.gap_ms.size
-        else f"No gap between pieces of text was {stalls.least_ms:,.0f} ms or longer."
-    )
-    return Chart("stalls", "Stall map", found, traces, layout)
-
-
-def _top(lanes: Floats) -> float:
-    return float(lanes.max(initial=1.0)) + 0.7
-
-
-def _with_breaks(starts: Floats, ends: Floats) -> list[float | None]:
-    """Make lines of pairs, with a break after each."""
-    pairs = zip(_rounded(starts), _rounded(ends), strict=True)
-    return [value for start, end in pairs for value in (start, end, None)]

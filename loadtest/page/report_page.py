@@ -15,7 +15,8 @@ from typing import Any
 from plotly.offline import get_plotlyjs
 
 from loadtest.analysis.run_results import Analysis
-from loadtest.page.charts import Chart, make_charts
+from loadtest.page.chart import Chart
+from loadtest.page.charts import make_charts
 from loadtest.summary_table import columns
 
 MAX_MESSAGES = 20
@@ -75,7 +76,14 @@ def _policy(scripts: tuple[str, ...]) -> str:
 
 def _embedded(charts: list[Chart]) -> str:
     """Write the charts as JSON that can't end its script element."""
-    drawn = [{"name": c.name, "traces": c.traces, "layout": c.layout} for c in charts]
+    drawn = [
+        {
+            "name": chart.name,
+            "traces": [trace for trace in chart.traces if trace["x"]],
+            "layout": chart.layout,
+        }
+        for chart in charts
+    ]
     return json.dumps(drawn, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 
 

@@ -209,3 +209,10 @@ def test_cached_prompt_tokens_are_a_share_of_those_told() -> None:
     level, records = made_level(1, loops=2)
     records[0] = records[0].model_copy(update={"cached_tokens": 10})
     assert figures_of(level, records).cached_share == 0.5
+
+
+def test_requests_that_found_no_place_attain_nothing() -> None:
+    level, records = made_level(1, loops=3)
+    short = level.model_copy(update={"num_unsent": 3})
+    figures = figures_of(short, records, Objective("ttft", 10_000))
+    assert (figures.num_attempts, figures.num_unsent, figures.slo_attainment) == (3, 3, 0.5)

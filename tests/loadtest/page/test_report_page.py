@@ -84,3 +84,28 @@ async def test_a_browser_without_network_draws_every_chart_and_has_no_complaint(
         assert unknown == []
         assert await tab.evaluate("document.body.dataset.owned || 'untouched'") == "untouched"
         assert not await tab.evaluate("document.body.scrollWidth > window.innerWidth")
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+async def test_an_open_loop_with_gpus_and_without_success_is_drawn(tmp_path: Path) -> None:
+    level = LevelRecord(
+        index=0, num_queues=None, rate_per_s=2, started_s=0, warm_s=0, deadline_s=5, ended_s=6
+    )
+    failed = [
+        made_request(n, queue=None, sent_s=n / 2, num_events=0, error=ErrorKind.CONNECT)
+        for n in range(10)
+    ]
+    run = write_run(tmp_path / "run", [(level, failed)])
+    gpus = [
+        {"t_s": t, "gpu": 0, "utilization_percent": 5.0, "memory_mib": 9.0, "power_w": None}
+        for t in range(5)
+    ]
+    document = json.loads((run / "summary.json").read_text()) | {"gpus": gpus}
+    (run / "summary.json").write_text(json.dumps(document))
+    write_all(run)
+    async with opened_tab(tmp_path / "profile") as tab:
+        await tab.open(run / "report.html", width=1280)
+        assert tab.complaints == []
+        names = await tab.evaluate("[...document.querySelectorAll('.chart')].map(c => c.id)")
+        assert names == ["time-lines", "distributions", "errors", "stalls", "gpus"]
