@@ -82,7 +82,6 @@ class LevelFigures(BaseModel):
         cached_share: Of all prompt tokens, those the server had from earlier; None if not told.
         lag_ms: How late the tool's event loop woke.
         cpu_share: The tool's CPU time per second; 1 is one core.
-        num_unsent: Requests that were due and never sent, for want of a place (`--max-inflight`).
         was_stopped: A signal ended the level early.
     """
 
@@ -111,7 +110,6 @@ class LevelFigures(BaseModel):
     cached_share: float | None
     lag_ms: Distribution
     cpu_share: float
-    num_unsent: int = 0
     was_stopped: bool
 
     @property

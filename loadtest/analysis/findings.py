@@ -42,7 +42,6 @@ def find(
         *(s for level in levels for s in _client_doubts(level)),
         *(s for level, table in zip(levels, tables, strict=True) for s in _failures(level, table)),
         *(s for level in levels for s in _late_sends(level)),
-        *(s for level in levels for s in _unsent(level)),
         *(s for level in levels for s in _short_steady_state(level)),
         *_token_sources(levels),
         *_cached_prompts(levels),
@@ -151,15 +150,6 @@ def _late_sends(level: LevelFigures) -> list[str]:
             "in flight. They count as missed objectives."
         )
     return sentences
-
-
-def _unsent(level: LevelFigures) -> list[str]:
-    if not level.num_unsent:
-        return []
-    return [
-        f"At {level.title} {level.num_unsent} requests were due and never sent, because as many as "
-        "--max-inflight allows were in flight; no figure holds their wait."
-    ]
 
 
 def _short_steady_state(level: LevelFigures) -> list[str]:

@@ -119,7 +119,6 @@ def level_figures(
         cached_share=_cached_share(table, successes),
         lag_ms=distribution(np.array(level.lag_ms, dtype=np.float64)),
         cpu_share=level.cpu_share,
-        num_unsent=level.num_unsent,
         was_stopped=level.was_stopped,
     )
 

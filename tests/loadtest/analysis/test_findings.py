@@ -128,10 +128,3 @@ def test_how_a_run_ended_comes_first(tmp_path: Path) -> None:
     crashed = results_of(tmp_path / "b", [made_level(1)], status="running")
     assert "The tool ended before" in crashed.findings[0]
     assert crashed.status == "interrupted"
-
-
-def test_requests_that_never_found_a_place_are_told(tmp_path: Path) -> None:
-    level, records = made_level(1)
-    unsent = level.model_copy(update={"num_unsent": 7})
-    findings = results_of(tmp_path, [(unsent, records)]).findings
-    assert found("7 requests were due and never sent", findings)
