@@ -87,16 +87,28 @@ def columns(levels: Sequence[LevelFigures]) -> list[Column]:
 
 
 def render(results: RunResults, console: Console) -> None:
-    """Print the figures of all levels, then the findings and the verdict."""
-    table = Table(show_edge=False, pad_edge=False)
+    """Print the figures of all levels, then the findings and the verdict.
+
+    A level is a row; on a terminal that is too narrow for that, a column.
+    """
     shown = columns(results.results)
-    for number, column in enumerate(shown):
-        table.add_column(column.title, justify="right" if number else "left")
-    for level in results.results:
-        table.add_row(*(column.value(level) for column in shown))
+    rows = [[column.value(level) for column in shown] for level in results.results]
+    cells = [[column.title for column in shown], *rows]
+    table = _table(cells)
+    if console.measure(table).maximum > console.width:
+        table = _table([list(column) for column in zip(*cells, strict=True)])
     console.print(table)
     for sentence in (*results.findings, *results.verdict.sentences):
         console.print(sentence, markup=False, highlight=False)
+
+
+def _table(cells: Sequence[Sequence[str]]) -> Table:
+    table = Table(show_edge=False, pad_edge=False)
+    for number, title in enumerate(cells[0]):
+        table.add_column(title, justify="right" if number else "left")
+    for row in cells[1:]:
+        table.add_row(*row)
+    return table
 
 
 def write_csv(path: Path, levels: Sequence[LevelFigures]) -> None:
