@@ -32,8 +32,11 @@ SEED = 0
 Outcome = Literal["worse", "better", "same", "unclear", "unknown"]
 COMPARED = (("ttft", 50), ("ttft", 95), ("tpot", 50), ("tpot", 95), ("e2e", 50), ("e2e", 95),
             ("max_stall", 95))  # fmt: skip
-RELEVANT_KEYS = ("api", "model", "max_tokens", "temperature", "data", "order", "seed", "unique",
-                 "images", "users", "arrival", "max_inflight", "interval", "ramp", "warmup", "duration", "loops", "requests")  # fmt: skip
+RELEVANT_KEYS = (
+    "api", "model", "max_tokens", "temperature", "data", "order", "seed", "unique", "images",
+    "users", "arrival", "max_inflight", "interval", "ramp", "warmup", "duration", "loops",
+    "requests",
+)  # fmt: skip
 
 
 class ComparisonError(RunError):
@@ -97,8 +100,8 @@ class Comparison:
             table.add_row(*_cells(delta), Text(delta.outcome, styles[delta.outcome]))
         console.print(table)
         for remark in self.remarks:
-            console.print(f"Note: {remark}", markup=False, highlight=False)
-        console.print(self.sentence, markup=False, highlight=False)
+            console.print(f"Note: {remark}", markup=False, highlight=False, soft_wrap=True)
+        console.print(self.sentence, markup=False, highlight=False, soft_wrap=True)
 
     @property
     def sentence(self) -> str:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from loadtest.analysis.run_results import Analysis, analyse
 from loadtest.page.report_page import render_page
-from loadtest.run import SUMMARY_NAME, Run, read_run
+from loadtest.run import Run, read_run
+from loadtest.run_files import SUMMARY_NAME
 from loadtest.summary import RunResults
 from loadtest.summary_table import write_csv
 

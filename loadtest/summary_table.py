@@ -13,6 +13,8 @@ from loadtest.analysis.metric import DISTRIBUTIONS, STATISTICS, headline_name
 from loadtest.summary import LevelFigures, RunResults
 
 UNKNOWN = "-"
+TITLE_WIDTH = 30
+LEVEL_WIDTH = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +61,15 @@ def columns(levels: Sequence[LevelFigures]) -> list[Column]:
                lambda level: _number(level.window.qps, 2)),
         Column(f"{word}/s", f"{word} read in the window / window",
                lambda level: _number(level.window.output_tokens_per_s)),
-        Column(f"steady {word}/s", "the same while at least 95 % of the users were busy",
-               lambda level: _number(level.steady.output_tokens_per_s if level.steady else None)),
     ]  # fmt: skip
+    if not is_open_loop:
+        shown.append(
+            Column(
+                f"steady {word}/s",
+                "the same while at least 95 % of the users were busy",
+                lambda level: _number(level.steady.output_tokens_per_s if level.steady else None),
+            )
+        )
     if any(level.repeat for level in levels):
         shown.insert(1, Column("repeat", "of the sweep", lambda level: str(level.repeat + 1)))
     if any(level.slo_attainment is not None for level in levels):
@@ -87,27 +95,23 @@ def columns(levels: Sequence[LevelFigures]) -> list[Column]:
 
 
 def render(results: RunResults, console: Console) -> None:
-    """Print the figures of all levels, then the findings and the verdict.
-
-    A level is a row; on a terminal that is too narrow for that, a column.
-    """
-    shown = columns(results.results)
-    rows = [[column.value(level) for column in shown] for level in results.results]
-    cells = [[column.title for column in shown], *rows]
-    table = _table(cells)
-    if console.measure(table).maximum > console.width:
-        table = _table([list(column) for column in zip(*cells, strict=True)])
-    console.print(table)
+    """Print the figures of all levels, then the findings and the verdict."""
+    num_beside = max(1, (console.width - TITLE_WIDTH) // LEVEL_WIDTH)
+    for first in range(0, len(results.results), num_beside):
+        console.print(_table(results.results, results.results[first : first + num_beside]))
     for sentence in (*results.findings, *results.verdict.sentences):
-        console.print(sentence, markup=False, highlight=False)
+        console.print(sentence, markup=False, highlight=False, soft_wrap=True)
 
 
-def _table(cells: Sequence[Sequence[str]]) -> Table:
+def _table(levels: Sequence[LevelFigures], shown: Sequence[LevelFigures]) -> Table:
+    """Put some of the levels beside each other, a figure a line, so that it fits a terminal."""
+    title, *figures = columns(levels)
     table = Table(show_edge=False, pad_edge=False)
-    for number, title in enumerate(cells[0]):
-        table.add_column(title, justify="right" if number else "left")
-    for row in cells[1:]:
-        table.add_row(*row)
+    table.add_column(title.title)
+    for level in shown:
+        table.add_column(title.value(level), justify="right", no_wrap=True)
+    for figure in figures:
+        table.add_row(figure.title, *(figure.value(level) for level in shown))
     return table
 
 

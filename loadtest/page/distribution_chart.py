@@ -53,8 +53,9 @@ def _curve(
 ) -> dict[str, Any]:
     level, table = analysis.results.results[index], analysis.tables[index]
     rows = sent_in(table, Span(level.window.started_s, level.window.ended_s))
-    samples = samples_of(table, name, rows) if level.token_source or name != "tpot" else []
-    percents, values = _quantiles(np.asarray(samples, dtype=np.float64))
+    is_told = name != "tpot" or level.token_source is not None
+    samples = samples_of(table, name, rows) if is_told else np.empty(0)
+    percents, values = _quantiles(samples)
     if name == "chunk_gap":
         values = np.maximum(values, 0.01)
     title = level.title + (f", repeat {level.repeat + 1}" if level.repeat else "")

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from loadtest.analysis.load_steps import LoadStep, load_steps
@@ -26,7 +25,7 @@ def write_plots(run_dir: Path, analysis: Analysis) -> list[Path]:
 
 
 def _save(path: Path, figure: Figure) -> Path:
-    FigureCanvasAgg(figure).print_png(str(path))
+    figure.savefig(path, format="png")
     return path
 
 

@@ -84,7 +84,8 @@ def _mean_counts(started_s: Floats, ended_s: Floats, edges: Floats) -> Floats:
         return np.zeros(len(edges) - 1)
     times, counts = count_in_flight(started_s, ended_s)
     area = np.concatenate([[0.0], np.cumsum(np.diff(times) * counts[:-1])])
-    return np.diff(np.interp(edges, times, area)) / np.diff(edges)
+    means: Floats = np.diff(np.interp(edges, times, area)) / np.diff(edges)
+    return means
 
 
 def _medians(times_s: Floats, values: Floats, edges: Floats) -> tuple[Floats, Floats]:
