@@ -2,9 +2,8 @@
 
 Accuracy: a mock of known timing is measured; each figure must be within 2 ms + 1 % of the truth.
 Streams: 500 of them at once; the tool's event loop must be less than 5 ms late at p99.
-CPU: what an event costs the tool, beside `vllm bench serve` against the same mock, where a Python
-that has vLLM is named. Costs are differences between a long and a short run, so that neither start
-counts.
+CPU: what an event costs the tool while it sends, beside `vllm bench serve` against the same mock,
+where a Python that has vLLM is named. Neither start counts; vLLM's sums at the end do, ours don't.
 
 The mock is a process of its own on the same cores, so a busy machine shows in every figure.
 
@@ -13,7 +12,6 @@ Run: python -m benchmarks.loadtest_accuracy [--vllm PYTHON --tokenizer DIR] [--p
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -30,12 +28,29 @@ FIRST_MS, GAP_MS, TAIL_MS, NUM_EVENTS = 200.0, 20.0, 30.0, 50
 ALLOWED_MS, ALLOWED_SHARE = 2.0, 0.01
 NUM_STREAMS = 500
 MAX_LAG_MS = 5.0
-NUM_SHORT, NUM_LONG, NUM_AT_ONCE, EVENTS_PER_ANSWER = 16, 96, 16, 200
-VLLM_BENCH_SERVE = (
-    "import argparse; from vllm.benchmarks.serve import add_cli_args, main; "
-    "parser = argparse.ArgumentParser(); add_cli_args(parser); main(parser.parse_args())"
-)
-"""`vllm bench serve` itself, which vLLM's wheel for CPUs can't start by its name."""
+NUM_REQUESTS, NUM_AT_ONCE, EVENTS_PER_ANSWER = 256, 32, 200
+VLLM_BENCH_SERVE = """
+import argparse, time
+from vllm.benchmarks import serve
+
+benchmark = serve.benchmark
+
+async def timed(*args, **kwargs):
+    started_s = time.process_time()
+    try:
+        return await benchmark(*args, **kwargs)
+    finally:
+        print("CPU_S", time.process_time() - started_s)
+
+serve.benchmark = timed
+parser = argparse.ArgumentParser()
+serve.add_cli_args(parser)
+serve.main(parser.parse_args())
+"""
+"""`vllm bench serve`, which also tells the CPU time between its start and its end.
+
+vLLM's wheel for CPUs can't start it by its name.
+"""
 PARTS = ("accuracy", "streams", "cpu")
 
 
@@ -99,7 +114,8 @@ def show_accuracy(console: Console) -> bool:
     """Print measured and true figures; say whether all are near enough."""
     timing = ("--first-token-ms", str(FIRST_MS), "--gap-ms", str(GAP_MS), "--tail-ms", str(TAIL_MS))
     with mocked(*timing, "--events", str(NUM_EVENTS)) as url:
-        summary = measured(url, "-q", "1,8,32", "-n", "4")
+        # Users who all ask at once would measure how fast the mock takes in a burst.
+        summary = measured(url, "-q", "1,8,32", "-n", "4", "--ramp", "1.1s")
     table = Table("users", "figure", "true, ms", "p50, ms", "p95, ms", "p50 is off by", "may be")
     is_right = True
     for level in summary["results"]:
@@ -134,68 +150,55 @@ def show_streams(console: Console) -> bool:
     return bool(lag["p99"] < MAX_LAG_MS and not level["num_errors"])
 
 
-def cpu_s_of(command: Sequence[str]) -> float:
-    """Run a command to its end; return the CPU time it took, all its processes together.
+def output_of(command: Sequence[str]) -> str:
+    """Run a command to its end and return what it printed.
 
     Raises:
         subprocess.CalledProcessError: It failed; its output is printed first.
     """
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode:
         sys.stderr.write(done.stdout[-2000:])
     done.check_returncode()
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return done.stdout
 
 
-def our_command(url: str, num_requests: int, folder: str) -> list[str]:
-    """Return what sends so many requests with our tool."""
-    return [
-        *(sys.executable, "-m", "loadtest", "run", url, "--out", f"{folder}/{num_requests}"),
-        *("-q", str(NUM_AT_ONCE), "--requests", str(num_requests), "--warmup", "0"),
-    ]
+def our_cpu_s(url: str) -> float:
+    """Return the CPU time that our tool takes for the load, its live figures included."""
+    flags = ("-q", str(NUM_AT_ONCE), "--requests", str(NUM_REQUESTS), "--warmup", "0")
+    [level] = measured(url, *flags)["levels"]
+    return float(level["cpu_share"] * (level["ended_s"] - level["started_s"]))
 
 
-def vllm_command(url: str, num_requests: int, python: str, tokenizer: str) -> list[str]:
-    """Return what sends so many requests with vLLM's tool."""
+def vllm_cpu_s(url: str, python: str, tokenizer: str) -> float:
+    """Return the CPU time that vLLM's tool takes for the same load."""
     base_url, _, _ = url.partition("/v1/")
-    return [
-        *(python, "-c", VLLM_BENCH_SERVE),
-        *("--backend", "openai-chat", "--base-url", base_url),
-        *("--endpoint", "/v1/chat/completions", "--model", tokenizer, "--tokenizer", tokenizer),
-        *("--dataset-name", "random", "--random-input-len", "16"),
-        *("--random-output-len", str(EVENTS_PER_ANSWER), "--disable-tqdm"),
-        *("--num-prompts", str(num_requests), "--max-concurrency", str(NUM_AT_ONCE)),
-    ]
+    printed = output_of(
+        [
+            *(python, "-c", VLLM_BENCH_SERVE),
+            *("--backend", "openai-chat", "--base-url", base_url),
+            *("--endpoint", "/v1/chat/completions", "--model", tokenizer),
+            *("--tokenizer", tokenizer, "--dataset-name", "random", "--random-input-len", "16"),
+            *("--random-output-len", str(EVENTS_PER_ANSWER), "--disable-tqdm"),
+            *("--num-prompts", str(NUM_REQUESTS), "--max-concurrency", str(NUM_AT_ONCE)),
+        ]
+    )
+    [line] = [line for line in printed.splitlines() if line.startswith("CPU_S ")]
+    return float(line.split()[1])
 
 
 def show_cpu(console: Console, vllm: str | None, tokenizer: str) -> None:
-    """Print what an event costs each tool."""
-    num_events = (NUM_LONG - NUM_SHORT) * EVENTS_PER_ANSWER
-    costs_us: dict[str, float] = {}
-    flags = ("--first-token-ms", "20", "--gap-ms", "5", "--events", str(EVENTS_PER_ANSWER))
-    with mocked(*flags) as url, TemporaryDirectory() as folder:
-        ours = [cpu_s_of(our_command(url, num, folder)) for num in (NUM_SHORT, NUM_LONG)]
-        costs_us["loadtest, report included"] = (ours[1] - ours[0]) / num_events * 1e6
-        summary = json.loads(Path(folder, str(NUM_LONG), "summary.json").read_text())
-        costs_us["loadtest, sending alone"] = _sending_us(summary)
+    """Print what an event costs each tool while it sends."""
+    flags = ("--first-token-ms", "20", "--gap-ms", "10", "--events", str(EVENTS_PER_ANSWER))
+    with mocked(*flags) as url:
+        cpu_s = {"loadtest": our_cpu_s(url)}
         if vllm is not None:
-            theirs = [
-                cpu_s_of(vllm_command(url, num, vllm, tokenizer)) for num in (NUM_SHORT, NUM_LONG)
-            ]
-            costs_us["vllm bench serve"] = (theirs[1] - theirs[0]) / num_events * 1e6
-    table = Table("tool", "CPU per event, us", "beside loadtest's sending")
-    for name, cost_us in costs_us.items():
-        ratio = cost_us / costs_us["loadtest, sending alone"]
-        table.add_row(name, f"{cost_us:.1f}", f"{ratio:.2f}")
+            cpu_s["vllm bench serve"] = vllm_cpu_s(url, vllm, tokenizer)
+    table = Table("tool", "CPU per event, us", "beside loadtest")
+    for name, seconds in cpu_s.items():
+        cost_us = seconds / (NUM_REQUESTS * EVENTS_PER_ANSWER) * 1e6
+        table.add_row(name, f"{cost_us:.1f}", f"{seconds / cpu_s['loadtest']:.2f}")
     console.print(table)
-
-
-def _sending_us(summary: dict[str, Any]) -> float:
-    [level] = summary["levels"]
-    cpu_s = level["cpu_share"] * (level["ended_s"] - level["started_s"])
-    return float(cpu_s / (NUM_LONG * EVENTS_PER_ANSWER) * 1e6)
 
 
 def main() -> None:

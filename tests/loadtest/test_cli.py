@@ -47,6 +47,13 @@ async def ended(process: Process) -> Ended:
     return Ended(process.returncode, output.decode(), errors.decode())
 
 
+async def line_with(process: Process, text: bytes) -> None:
+    assert process.stderr is not None
+    async with asyncio.timeout(START_DEADLINE_S):
+        while text not in (line := await process.stderr.readline()):
+            assert line, "it ended without saying so"
+
+
 async def command(*arguments: str) -> Ended:
     return await ended(await started(*arguments))
 
@@ -126,6 +133,7 @@ async def test_a_signal_ends_it_with_everything_saved(
         process = await started("run", url, "-q", "2", "--warmup", "0", "--out", str(out))
         await until(lambda: len(server.bodies) == 4)
         process.send_signal(number)
+        await line_with(process, b"Stopping: ")
         process.send_signal(number)
         run = await ended(process)
     assert run.code == code, run.errors
