@@ -44,6 +44,7 @@ class StampedBody:
         self.started_s = started_s
         self.ended_s: float | None = None
         self._stream = stream
+        self._num_taken = 0
         self._broken: BaseException | None = None
         self._reads: list[Read] = []
         self._waiter: asyncio.Future[None] | None = None
@@ -53,7 +54,9 @@ class StampedBody:
         if self.ended_s is not None:
             return
         # Emptying the stream lets the parser go on, which may fill it again.
-        while self._stream.exception() is None and (piece := self._stream.read_nowait()):
+        while self._num_taken < self._stream.total_bytes and self._stream.exception() is None:
+            piece = self._stream.read_nowait()
+            self._num_taken += len(piece)
             self._reads.append(Read(now_s, piece))
         if self._stream.is_eof() or self._stream.exception() is not None:
             self.ended_s = now_s
