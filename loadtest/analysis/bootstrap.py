@@ -4,7 +4,6 @@ Source: B. Efron, R. Tibshirani, "An Introduction to the Bootstrap", 1993, chapt
 intervals); rates are resampled by blocks of time, since neighbouring seconds are alike.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,35 +26,33 @@ class Interval:
 
 
 def percentile_draws(samples: Floats, percent: float, generator: np.random.Generator) -> Floats:
-    """Draw a percentile from samples [n] again and again: [NUM_DRAWS].
+    """Draw a percentile from resampled samples [n] again and again: [NUM_DRAWS].
+
+    Nothing is resampled in fact: where the k-th of n sorted draws falls is beta distributed, which
+    takes the same time for a hundred thousand samples as for a hundred.
 
     Returns:
         An empty array where there are too few samples to tell.
+
+    Source: H. A. David, H. N. Nagaraja, "Order Statistics", 2003, section 2.1.
     """
     if samples.size * min(percent, 100 - percent) / 100 < MIN_TAIL_SAMPLES:
         return np.empty(0)
-    return _draws(samples, lambda drawn: np.percentile(drawn, percent, axis=1), generator)
+    rank = (samples.size - 1) * percent / 100
+    places = generator.beta(rank + 1, samples.size - rank, NUM_DRAWS)
+    drawn: Floats = np.sort(samples)[(places * samples.size).astype(np.int64)]
+    return drawn
 
 
 def mean_draws(samples: Floats, generator: np.random.Generator) -> Floats:
     """Draw the mean of samples [n] again and again: [NUM_DRAWS]; empty for fewer than five."""
     if samples.size < 5:
         return np.empty(0)
-    return _draws(samples, lambda drawn: drawn.mean(axis=1), generator)
-
-
-def _draws(
-    samples: Floats, statistic: Callable[[Floats], Floats], generator: np.random.Generator
-) -> Floats:
     # In batches, so that many samples do not fill the memory.
     batch = max(1, min(NUM_DRAWS, MAX_CELLS // samples.size))
     sizes = [min(batch, NUM_DRAWS - start) for start in range(0, NUM_DRAWS, batch)]
-    return np.concatenate(
-        [
-            statistic(samples[generator.integers(0, samples.size, (size, samples.size))])
-            for size in sizes
-        ]
-    )
+    rows = (generator.integers(0, samples.size, (size, samples.size)) for size in sizes)
+    return np.concatenate([samples[of_batch].mean(axis=1) for of_batch in rows])
 
 
 def relative_change(before: Floats, after: Floats) -> Interval | None:

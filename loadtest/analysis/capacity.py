@@ -1,13 +1,13 @@
 """How much the server carries, in a sentence: the heaviest load within the objectives.
 
-Without objectives, where more load brings no more tokens.
+Without objectives, where more load brings no more tokens; of a single load, what it got.
 """
 
 from collections.abc import Sequence
 from itertools import pairwise
 
 from loadtest.analysis.load_steps import MIN_ATTAINMENT, LoadStep
-from loadtest.analysis.metric import DISTRIBUTIONS
+from loadtest.analysis.metric import DISTRIBUTIONS, headline_name
 from loadtest.analysis.objectives import Objective
 
 MIN_GAIN = 0.10
@@ -15,10 +15,23 @@ MIN_GAIN = 0.10
 
 
 def capacity_sentences(steps: Sequence[LoadStep], objectives: Sequence[Objective]) -> list[str]:
-    """Say how much was carried; nothing where the run can't tell."""
+    """Say how much was carried; of a single load, what it got."""
     if objectives and steps:
         return [_within_objectives(steps, objectives)]
-    return [] if len(steps) < 2 else [_full_at(steps)]
+    return [_full_at(steps)] if len(steps) > 1 else [_got(step) for step in steps]
+
+
+def _got(step: LoadStep) -> str:
+    """Say what one load got: its rates and its wait for the first token."""
+    name = headline_name("ttft", is_open_loop=step.is_open_loop)
+    qps, output = step.median_of(lambda level: level.window.qps), step.output_per_s
+    p50, p95 = step.latency("ttft", "p50"), step.latency("ttft", "p95")
+    told = [
+        f"{qps:,.2f} answers/s" if qps is not None else "",
+        f"{output:,.1f} {step.levels[0].token_word}/s" if output is not None else "",
+        f"{DISTRIBUTIONS[name].title} {p50:,.0f} ms (p95 {p95:,.0f} ms)" if p50 and p95 else "",
+    ]
+    return f"{step.title}: {', '.join(text for text in told if text) or 'nothing was answered'}."
 
 
 def _within_objectives(steps: Sequence[LoadStep], objectives: Sequence[Objective]) -> str:

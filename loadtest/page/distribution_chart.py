@@ -12,6 +12,8 @@ from loadtest.analysis.spans import Span
 from loadtest.page.chart import COLOURS, Chart, axis_of, layout_of, rounded, token_word
 
 MAX_CURVE_POINTS = 300
+MIN_GAP_MS = 0.1
+"""Shorter gaps are drawn here: a logarithmic axis has no place for pieces that came at once."""
 LOG_TICKS = [step * 10**power / 100 for power in range(8) for step in (1, 2, 5)]
 
 
@@ -57,7 +59,7 @@ def _curve(
     samples = samples_of(table, name, rows) if is_told else np.empty(0)
     percents, values = _quantiles(samples)
     if name == "chunk_gap":
-        values = np.maximum(values, 0.01)
+        values = np.maximum(values, MIN_GAP_MS)
     title = level.title + (f", repeat {level.repeat + 1}" if level.repeat else "")
     return {
         "type": "scatter", "mode": "lines", "name": title, "legendgroup": str(index),

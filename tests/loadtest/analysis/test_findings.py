@@ -128,3 +128,9 @@ def test_how_a_run_ended_comes_first(tmp_path: Path) -> None:
     crashed = results_of(tmp_path / "b", [made_level(1)], status="running")
     assert "The tool ended before" in crashed.findings[0]
     assert crashed.status == "interrupted"
+
+
+def test_a_single_load_says_what_it_got(tmp_path: Path) -> None:
+    level = made_level(2, loops=10, ttft_s=0.5, gap_s=0.05, num_events=11)
+    findings = results_of(tmp_path, [level]).findings
+    assert findings[0] == "2 users: 1.94 answers/s, 21.3 tokens/s, TTFT 522 ms (p95 545 ms)."
