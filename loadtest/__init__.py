@@ -1,4 +1,6 @@
-"""The load tester's room: an HTTP client that imports nothing of the server.
+"""The load tester: an HTTP client that imports nothing of the server.
 
-It is empty so far; the import contracts hold its walls.
+`cli` reads what is asked for into a `config`. `load` decides when requests are sent, `sender` sends
+one and makes its `record`, `apis` knows what an event means. `run_files` keeps what was measured;
+`analysis`, `page` and `comparison` read these files alone. `mock` is a server to aim at.
 """

@@ -102,6 +102,8 @@ class LevelRecord(BaseModel):
         ended_s: When its last request had ended.
         lag_ms: How late the tool's own event loop woke, sampled all along.
         cpu_share: The tool's CPU time per second of the level; 1 is one core.
+        num_unsent: Requests of an open loop that were due before the deadline and never sent,
+            because as many as may be were under way all the time.
         was_stopped: A signal ended it early.
     """
 
@@ -117,4 +119,5 @@ class LevelRecord(BaseModel):
     ended_s: float
     lag_ms: tuple[float, ...] = ()
     cpu_share: float = 0.0
+    num_unsent: int = 0
     was_stopped: bool = False

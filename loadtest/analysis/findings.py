@@ -1,0 +1,192 @@
+"""What a run shows, in plain sentences: the most important first, doubts about it included."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from loadtest.analysis.capacity import capacity_sentences
+from loadtest.analysis.load_steps import load_steps
+from loadtest.analysis.metric import MIN_SAMPLES_FOR_P99
+from loadtest.analysis.objectives import Objective
+from loadtest.analysis.request_table import RequestTable
+from loadtest.analysis.spans import Span, count_in_flight
+from loadtest.record import TokenSource
+from loadtest.summary import LevelFigures
+
+MAX_LAG_MS = 5.0
+MAX_LAG_SHARE = 0.1
+MAX_CPU_SHARE = 0.9
+MIN_STEADY_SHARE = 0.5
+MAX_DELAY_MS = 50.0
+
+TOKEN_SOURCES = {
+    TokenSource.USAGE: "Tokens are those that the server counted (usage).",
+    TokenSource.EVENTS: "Tokens are those that the server counted, event by event.",
+    TokenSource.TOKENIZER: "Tokens are those of a local tokenizer on the joined text.",
+    TokenSource.CHUNKS: (
+        "Nobody counted tokens: what is called chunks are the stream's pieces, of any size."
+    ),
+}
+
+
+def find(
+    levels: Sequence[LevelFigures],
+    tables: Sequence[RequestTable],
+    objectives: Sequence[Objective],
+) -> tuple[str, ...]:
+    """Say what the levels show. The tables are those of the levels, in their order."""
+    return (
+        *capacity_sentences(load_steps(levels), objectives),
+        *(s for level, table in zip(levels, tables, strict=True) for s in _growth(level, table)),
+        *(s for level in levels for s in _client_doubts(level)),
+        *(s for level, table in zip(levels, tables, strict=True) for s in _failures(level, table)),
+        *(s for level in levels for s in _late_sends(level)),
+        *(s for level in levels for s in _short_steady_state(level)),
+        *_token_sources(levels),
+        *_cached_prompts(levels),
+        *_few_samples(levels),
+    )
+
+
+def _growth(level: LevelFigures, table: RequestTable) -> list[str]:
+    """Look whether an open loop piles up: in flight in its last third against the first."""
+    window = Span(level.window.started_s, level.window.ended_s)
+    if not level.is_open_loop or window.duration_s <= 0 or not level.num_attempts:
+        return []
+    first = mean_in_flight(table, _part(window, 0, 1 / 3))
+    last = mean_in_flight(table, _part(window, 2 / 3, 1))
+    if last < 1.5 * first + 2:
+        return []
+    return [f"At {level.title} the queue grows: {first:.0f}, then {last:.0f} requests in flight."]
+
+
+def _part(span: Span, start: float, end: float) -> Span:
+    return Span(span.started_s + start * span.duration_s, span.started_s + end * span.duration_s)
+
+
+def mean_in_flight(table: RequestTable, span: Span) -> float:
+    """Average the requests in flight over a span, by time."""
+    inside = np.minimum(table.ended_s, span.ended_s) - np.maximum(table.sent_s, span.started_s)
+    return float(np.clip(inside, 0, None).sum() / span.duration_s) if span.duration_s else 0.0
+
+
+def peak_in_flight(table: RequestTable) -> int:
+    """Find the most requests in flight at once."""
+    _, counts = count_in_flight(table.sent_s, table.ended_s)
+    return int(counts.max()) if counts.size else 0
+
+
+def is_client_bound(level: LevelFigures) -> bool:
+    """Tell whether the tool itself was too slow for what it measured."""
+    lag = level.lag_ms.p99 if level.lag_ms.p99 is not None else level.lag_ms.max
+    if level.cpu_share > MAX_CPU_SHARE:
+        return True
+    distributions = level.window.distributions
+    figures = [distributions[key].p50 for key in ("ttft_ms", "chunk_gap_ms")]
+    smallest = min((figure for figure in figures if figure is not None), default=0.0)
+    return lag is not None and lag > MAX_LAG_MS and lag > MAX_LAG_SHARE * smallest
+
+
+def _client_doubts(level: LevelFigures) -> list[str]:
+    if not is_client_bound(level):
+        return []
+    lag = level.lag_ms.p99 if level.lag_ms.p99 is not None else level.lag_ms.max
+    return [
+        f"At {level.title} this run measures the client: its event loop woke up to "
+        f"{lag or 0:,.1f} ms late and used {level.cpu_share:.0%} of a core. Send from more "
+        "processes or a faster machine."
+    ]
+
+
+def _failures(level: LevelFigures, table: RequestTable) -> list[str]:
+    sentences = []
+    if level.num_errors:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in level.errors.items())
+        sentences.append(
+            f"At {level.title} {level.num_errors} of {level.num_attempts} requests failed: "
+            f"{kinds}.{_commonest_message(table)}"
+        )
+    if level.num_cancelled:
+        sentences.append(
+            f"At {level.title} {level.num_cancelled} requests had not ended when the tool did; "
+            "they are no errors, but meet no objective."
+        )
+    if level.num_warmup_errors:
+        sentences.append(
+            f"At {level.title} {level.num_warmup_errors} of {level.num_warmup} requests failed "
+            "before the window (warm-up and ramp)."
+        )
+    return sentences
+
+
+def _commonest_message(table: RequestTable) -> str:
+    messages = Counter(
+        record.error_message
+        for record, cancelled in zip(table.records, table.is_cancelled, strict=True)
+        if record.error and not cancelled and record.error_message
+    )
+    return f' Most often: "{printable(messages.most_common(1)[0][0])}".' if messages else ""
+
+
+def printable(message: str, max_chars: int = 200) -> str:
+    """Make a foreign message harmless for a terminal: no control characters, not endless."""
+    clean = "".join(char if char.isprintable() else " " for char in message)
+    return clean if len(clean) <= max_chars else clean[: max_chars - 1] + "…"
+
+
+def _late_sends(level: LevelFigures) -> list[str]:
+    """Tell of requests whose turn came while too many were in flight."""
+    sentences = []
+    delay = level.window.distributions["queue_delay_ms"].p95
+    if level.is_open_loop and delay is not None and delay > MAX_DELAY_MS:
+        sentences.append(
+            f"At {level.title} requests left up to {delay:,.0f} ms (p95) after their time: too "
+            "many were in flight. TTFT and E2E from schedule hold that wait."
+        )
+    if level.num_unsent:
+        sentences.append(
+            f"At {level.title} {level.num_unsent} requests were due but never sent: too many were "
+            "in flight. They count as missed objectives."
+        )
+    return sentences
+
+
+def _short_steady_state(level: LevelFigures) -> list[str]:
+    if level.is_open_loop or not level.num_attempts:
+        return []
+    steady_s = level.steady.duration_s if level.steady else 0.0
+    if steady_s >= MIN_STEADY_SHARE * level.window.duration_s:
+        return []
+    return [
+        f"At {level.title} all users were busy for only {steady_s:.1f} s of "
+        f"{level.window.duration_s:.1f} s: send more requests per user, or for longer."
+    ]
+
+
+def _token_sources(levels: Sequence[LevelFigures]) -> list[str]:
+    sources = {level.token_source for level in levels if level.num_successes}
+    if None in sources or len(sources) > 1:
+        return [
+            "Answers count their tokens in different ways, so there are no figures of tokens that "
+            "could be compared."
+        ]
+    return [TOKEN_SOURCES[source] for source in sources if source]
+
+
+def _cached_prompts(levels: Sequence[LevelFigures]) -> list[str]:
+    shares = [level.cached_share for level in levels if level.cached_share is not None]
+    highest = max(shares, default=0.0)
+    if highest < 0.1:
+        return []
+    return [
+        f"The server took up to {highest:.0%} of the prompts' tokens from its cache; --unique "
+        "shows it without."
+    ]
+
+
+def _few_samples(levels: Sequence[LevelFigures]) -> list[str]:
+    few = [level.title for level in levels if 0 < level.num_successes < MIN_SAMPLES_FOR_P99]
+    if not few:
+        return []
+    return [f"No p99 for {', '.join(dict.fromkeys(few))}: under {MIN_SAMPLES_FOR_P99} successes."]

@@ -1,0 +1,126 @@
+"""OpenAI's two streams: chat completions and completions.
+
+Source: https://platform.openai.com/docs/api-reference/chat-streaming
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from loadtest.apis.contract import (
+    DONE,
+    BodySettings,
+    Call,
+    Delta,
+    MalformedAnswerError,
+    error_of,
+    json_object,
+    messages_of,
+    shortened,
+    text_alone,
+    usage_of,
+)
+from loadtest.sse import ServerSentEvent
+
+EVENT_STREAM: Final = "text/event-stream"
+
+_TEXT_FIELDS: Final = ("content", "reasoning_content", "reasoning", "refusal")
+"""Of a chat's delta: vLLM and others stream a model's reasoning in fields of their own."""
+
+
+class _OpenAiStream(ABC):
+    """What chat completions and completions have in common."""
+
+    media_type: str | None = EVENT_STREAM
+    ends_by_closing = False
+
+    def __init__(self, settings: BodySettings, extra: Mapping[str, Any]) -> None:
+        """Keep what goes into every body.
+
+        Args:
+            settings: By their names.
+            extra: Fields that are laid over the body, such as `ignore_eos`.
+        """
+        self._shared = {
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **settings.fields(),
+        }
+        self._extra = dict(extra)
+
+    def body(self, call: Call) -> Any:
+        """Return the body, with the usage asked for."""
+        user = {"user": call.user} if call.user else {}
+        return {**self._asked(call), **self._shared, **user, **self._extra}
+
+    def read_event(self, event: ServerSentEvent) -> Delta:
+        """Read a chunk, the end, or an error."""
+        if event.data == DONE:
+            return Delta(is_done=True)
+        payload = json_object(event.data)
+        if (error := error_of(payload)) is not None or event.name == "error":
+            return Delta(error=error or shortened(event.data))
+        text, finish_reason = "", None
+        for choice in _choices(payload):
+            text += "".join(self._texts(choice))
+            reason = choice.get("finish_reason")
+            finish_reason = reason if isinstance(reason, str) else finish_reason
+        return Delta(text=text, usage=usage_of(payload), finish_reason=finish_reason)
+
+    def read_whole(self, body: str) -> Delta:
+        """Refuse it: a stream was asked for."""
+        raise MalformedAnswerError(f"no stream of events: {shortened(body)}")
+
+    @abstractmethod
+    def _asked(self, call: Call) -> Mapping[str, Any]: ...
+
+    @abstractmethod
+    def _texts(self, choice: Mapping[str, Any]) -> Iterator[str]: ...
+
+
+def _choices(payload: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    choices = payload.get("choices")
+    if not isinstance(choices, list):
+        raise MalformedAnswerError(f"a chunk without choices: {shortened(str(payload))}")
+    return (choice for choice in choices if isinstance(choice, dict))
+
+
+class OpenAiChat(_OpenAiStream):
+    """`POST /v1/chat/completions`."""
+
+    name = "openai-chat"
+
+    def _asked(self, call: Call) -> Mapping[str, Any]:
+        return {"messages": messages_of(call)}
+
+    def _texts(self, choice: Mapping[str, Any]) -> Iterator[str]:
+        delta = choice.get("delta")
+        if not isinstance(delta, dict):
+            return
+        for name in _TEXT_FIELDS:
+            if isinstance(text := delta.get(name), str):
+                yield text
+        if calls := delta.get("tool_calls"):
+            yield from _call_texts(calls)
+
+
+def _call_texts(calls: Any) -> Iterator[str]:
+    """Yield what a model wrote as tool calls: names and arguments are its output too."""
+    for call in calls if isinstance(calls, list) else ():
+        function = call.get("function") if isinstance(call, dict) else None
+        for value in function.values() if isinstance(function, dict) else ():
+            if isinstance(value, str):
+                yield value
+
+
+class OpenAiCompletions(_OpenAiStream):
+    """`POST /v1/completions`."""
+
+    name = "openai-completions"
+
+    def _asked(self, call: Call) -> Mapping[str, Any]:
+        return {"prompt": text_alone(call, self.name)}
+
+    def _texts(self, choice: Mapping[str, Any]) -> Iterator[str]:
+        if isinstance(text := choice.get("text"), str):
+            yield text

@@ -1,0 +1,59 @@
+"""`POST /text-generation`: events with text and their own count of tokens, closed by `[DONE]`."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from loadtest.apis.contract import (
+    DONE,
+    BodySettings,
+    Call,
+    Delta,
+    MalformedAnswerError,
+    error_of,
+    json_object,
+    messages_of,
+    shortened,
+)
+from loadtest.apis.openai import EVENT_STREAM
+from loadtest.sse import ServerSentEvent
+
+
+class TextGeneration:
+    """`{"messages"}` in, `{"text", "token_count", "total_token_count", "token_rate"}` out."""
+
+    name = "text-generation"
+    media_type: str | None = EVENT_STREAM
+    ends_by_closing = False
+
+    def __init__(self, settings: BodySettings, extra: Mapping[str, Any]) -> None:
+        """Keep what goes into every body; `extra` is laid over it."""
+        self._settings = settings
+        self._extra = dict(extra)
+
+    def body(self, call: Call) -> Any:
+        """Return the question as messages, and who asks."""
+        user = {"user_id": call.user} if call.user else {}
+        return {
+            "messages": messages_of(call),
+            "stream": True,
+            **self._settings.fields(),
+            **user,
+            **self._extra,
+        }
+
+    def read_event(self, event: ServerSentEvent) -> Delta:
+        """Read a piece of text with its tokens, the end, or an error."""
+        if event.data == DONE:
+            return Delta(is_done=True)
+        payload = json_object(event.data)
+        if (error := error_of(payload)) is not None or event.name == "error":
+            return Delta(error=error or shortened(event.data))
+        text, num_tokens = payload.get("text"), payload.get("token_count")
+        if not isinstance(text, str):
+            raise MalformedAnswerError(f"an event without text: {shortened(event.data)}")
+        is_count = isinstance(num_tokens, int) and num_tokens >= 0
+        return Delta(text=text, num_tokens=num_tokens if is_count else None)
+
+    def read_whole(self, body: str) -> Delta:
+        """Refuse it: a stream was asked for."""
+        raise MalformedAnswerError(f"no stream of events: {shortened(body)}")

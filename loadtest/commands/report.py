@@ -1,0 +1,26 @@
+"""`loadtest report`: makes a run's page and tables again from its files."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from loadtest.commands.result_console import result_console
+from loadtest.commands.usage import refuse
+from loadtest.report_files import write_all
+from loadtest.run import RunError
+from loadtest.summary_table import render
+
+
+def report(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Of a run.")],
+    png: Annotated[bool, typer.Option("--png", help="Write the plots as PNG too.")] = False,
+) -> None:
+    """Make a run's report again, also of one that was cut off."""
+    try:
+        results = write_all(directory, png=png)
+    except RunError as error:
+        refuse(str(error))
+    console = result_console()
+    render(results, console)
+    console.print(f"Report: {directory / 'report.html'}", markup=False, highlight=False)

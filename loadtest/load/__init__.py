@@ -1,0 +1,1 @@
+"""When requests are sent: queues, rates, levels of a sweep, and how all of it ends."""

@@ -1,0 +1,1 @@
+"""A server that answers by a script: for tests, and to calibrate the load tester by."""

@@ -1,0 +1,119 @@
+"""Reads Server-Sent Events from bytes that come in pieces of any size.
+
+Owns the format and nothing else: what an event's data means is an API's business. An event comes
+out with the very piece that ends it, so that it can be given the time at which that was read.
+
+Source: https://html.spec.whatwg.org/multipage/server-sent-events.html#event-stream-interpretation
+"""
+
+import re
+from typing import Final, NamedTuple
+
+_LINE_END: Final = re.compile(rb"\r\n?|\n")
+_RETRY: Final = re.compile(r"[0-9]{1,15}")
+"""Longer ones are nobody's pause, and Python refuses to read very long numbers."""
+_BOM: Final = b"\xef\xbb\xbf"
+
+MAX_EVENT_BYTES: Final = 64 * 1024 * 1024
+"""What an event may hold before it has ended; a server that never ends one fills no memory."""
+
+
+class OversizedEventError(ValueError):
+    """An event goes on beyond `MAX_EVENT_BYTES`."""
+
+    def __init__(self, max_bytes: int) -> None:
+        """Say how long it may be."""
+        super().__init__(f"an event of more than {max_bytes} bytes")
+
+
+class ServerSentEvent(NamedTuple):
+    """An event that was dispatched.
+
+    Attributes:
+        data: Its data lines, joined by newlines.
+        name: What its `event` field said.
+        last_event_id: As the stream has set it so far.
+    """
+
+    data: str
+    name: str = "message"
+    last_event_id: str = ""
+
+
+class SseDecoder:
+    """Takes bytes as they come and returns the events that they complete.
+
+    An event that the end of the stream cuts off is never returned, as the standard has it.
+
+    Attributes:
+        retry_ms: The pause before reconnecting that the stream last asked for; None if it did not.
+    """
+
+    def __init__(self, max_event_bytes: int = MAX_EVENT_BYTES) -> None:
+        """Start at the beginning of a stream."""
+        self.retry_ms: int | None = None
+        self._max_event_bytes = max_event_bytes
+        self._rest: list[bytes] = []
+        self._num_pending = 0
+        self._is_first_line = True
+        self._is_after_cr = False
+        self._data: list[str] = []
+        self._name = ""
+        self._last_event_id = ""
+
+    def feed(self, piece: bytes) -> list[ServerSentEvent]:
+        """Return the events that this piece completes.
+
+        Raises:
+            OversizedEventError: An event has not ended in time. The decoder is of no use after.
+        """
+        events: list[ServerSentEvent] = []
+        for line in self._whole_lines(piece):
+            if line:
+                self._take_field(line)
+            elif (event := self._dispatch()) is not None:
+                events.append(event)
+        is_between_events = not (self._rest or self._data)
+        num_before = 0 if events else self._num_pending
+        self._num_pending = 0 if is_between_events else num_before + len(piece)
+        if self._num_pending > self._max_event_bytes:
+            raise OversizedEventError(self._max_event_bytes)
+        return events
+
+    def _whole_lines(self, piece: bytes) -> list[bytes]:
+        """Return the lines that this piece completes; what is left of it waits for the next."""
+        if self._is_after_cr:
+            # The CR has ended its line before the LF that belongs to it came.
+            self._is_after_cr = not piece
+            piece = piece.removeprefix(b"\n")
+        *lines, rest = _LINE_END.split(piece) if b"\r" in piece else piece.split(b"\n")
+        self._is_after_cr |= piece.endswith(b"\r")
+        if lines:
+            lines[0] = b"".join((*self._rest, lines[0]))
+            self._rest.clear()
+            if self._is_first_line:
+                self._is_first_line = False
+                lines[0] = lines[0].removeprefix(_BOM)
+        if rest:
+            self._rest.append(rest)
+        return lines
+
+    def _take_field(self, line: bytes) -> None:
+        name, _, value = line.partition(b":")
+        text = value.removeprefix(b" ").decode("utf-8", "replace")
+        match name:
+            case b"data":
+                self._data.append(text)
+            case b"event":
+                self._name = text
+            case b"id" if "\0" not in text:
+                self._last_event_id = text
+            case b"retry" if _RETRY.fullmatch(text):
+                self.retry_ms = int(text)
+
+    def _dispatch(self) -> ServerSentEvent | None:
+        lines, self._data = self._data, []
+        name, self._name = self._name, ""
+        if not lines:
+            return None
+        return ServerSentEvent("\n".join(lines), name or "message", self._last_event_id)

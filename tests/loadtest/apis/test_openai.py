@@ -1,0 +1,125 @@
+import json
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadtest.apis.contract import (
+    BodySettings,
+    Call,
+    Delta,
+    MalformedAnswerError,
+    UnsuitableCallError,
+    Usage,
+)
+from loadtest.apis.openai import OpenAiChat, OpenAiCompletions
+from loadtest.sse import ServerSentEvent
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["choices", "delta", "content", "usage", "error", "tool_calls"])
+            | st.sampled_from(["function", "completion_tokens", "finish_reason", "text"]),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=12,
+)
+
+
+def chat() -> OpenAiChat:
+    return OpenAiChat(BodySettings(), {})
+
+
+def read(payload: Any) -> Delta:
+    return chat().read_event(ServerSentEvent(json.dumps(payload)))
+
+
+def delta(**fields: Any) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": fields}]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"role": "assistant", "content": ""}, ""),
+        ({"content": None}, ""),
+        ({"content": "hello"}, "hello"),
+        ({"reasoning_content": "hm"}, "hm"),
+        ({"reasoning": "hm"}, "hm"),
+        ({"tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}, "f{}"),
+    ],
+)
+def test_text_is_whatever_the_model_wrote(fields: dict[str, Any], text: str) -> None:
+    assert read(delta(**fields)).text == text
+
+
+def test_the_usage_chunk_is_no_content() -> None:
+    usage = {"prompt_tokens": 3, "completion_tokens": 5}
+    details = {"prompt_tokens_details": {"cached_tokens": 2}}
+    assert read({"choices": [], "usage": usage | details}) == Delta(usage=Usage(3, 2, 5))
+
+
+@pytest.mark.parametrize(
+    ("error", "said"), [({"message": "too\nmuch"}, "too much"), ("busy", "busy"), ({"x": 1}, "x")]
+)
+def test_an_error_event_is_an_error_in_any_shape(error: Any, said: str) -> None:
+    told = read({"error": error}).error
+    assert told is not None
+    assert said in told
+
+
+@pytest.mark.parametrize("data", ["{", "[]", "1", '"x"', "{}", '{"choices": 1}', ""])
+def test_what_is_no_chunk_is_malformed(data: str) -> None:
+    with pytest.raises(MalformedAnswerError):
+        chat().read_event(ServerSentEvent(data))
+
+
+@given(JSON)
+def test_any_json_is_read_or_malformed(payload: Any) -> None:
+    with suppress(MalformedAnswerError):
+        found = read(payload)
+        assert isinstance(found.text, str)
+        assert found.usage is None or (found.usage.output_tokens or 0) >= 0
+
+
+def test_a_body_asks_for_the_usage_and_takes_fields_on_top() -> None:
+    api = OpenAiChat(BodySettings("m", 5, 0.0), {"ignore_eos": True, "temperature": 1})
+    assert api.body(Call("why?", user="u")) == {
+        "messages": [{"role": "user", "content": "why?"}],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "model": "m",
+        "max_tokens": 5,
+        "temperature": 1,
+        "user": "u",
+        "ignore_eos": True,
+    }
+
+
+def test_an_image_joins_the_last_message() -> None:
+    messages = ({"role": "system", "content": "s"}, {"role": "user", "content": "what?"})
+    body = chat().body(Call("what?", messages, image_url="data:x"))
+    assert body["messages"] == [
+        messages[0],
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "what?"},
+                {"type": "image_url", "image_url": {"url": "data:x"}},
+            ],
+        },
+    ]
+
+
+def test_completions_take_neither_images_nor_conversations() -> None:
+    api = OpenAiCompletions(BodySettings(), {})
+    with pytest.raises(UnsuitableCallError, match="takes no images"):
+        api.body(Call("what?", image_url="data:x"))
+    with pytest.raises(UnsuitableCallError, match="no conversation"):
+        api.body(Call("what?", ({}, {"content": "what?"})))

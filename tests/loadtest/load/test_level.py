@@ -1,0 +1,191 @@
+import asyncio
+import signal
+import time
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+
+from loadtest.load.asker import Asker
+from loadtest.load.level import Level
+from loadtest.load.plan import LevelPlan
+from loadtest.load.stop import Stop
+from loadtest.mock.script import Behaviour, Fault
+from loadtest.questions import Question
+from loadtest.record import ErrorKind, LevelRecord, RequestRecord
+from tests.loadtest.mocked import Aim, aimed, until
+
+SILENT = Behaviour(fault=Fault.TIMEOUT_STALL, fault_after=1)
+
+
+class Running:
+    """A level that runs, and what it has kept so far."""
+
+    def __init__(self, aim: Aim, plan: LevelPlan) -> None:
+        self.stop = Stop()
+        self.records: list[RequestRecord] = []
+        self.told: list[LevelRecord] = []
+        asker = Asker([Question("why?")])
+        level = Level(plan, aim.sender, asker, self.stop, time.monotonic, self.records.append)
+        self.task = asyncio.ensure_future(level.run(self.told.append))
+
+
+async def run(plan: LevelPlan, *behaviours: Behaviour) -> tuple[LevelRecord, list[RequestRecord]]:
+    async with aimed(*behaviours) as aim:
+        running = Running(aim, plan)
+        return await running.task, running.records
+
+
+async def test_each_queue_sends_its_loops_one_after_the_other() -> None:
+    level, records = await run(LevelPlan(0, num_queues=3, num_loops=4), Behaviour(gap_ms=1))
+    assert Counter(record.queue for record in records) == {0: 4, 1: 4, 2: 4}
+    assert sorted(record.index for record in records) == list(range(12))
+    assert all(record.scheduled_s == record.sent_s for record in records)
+    for queue in range(3):
+        of_queue = [record for record in records if record.queue == queue]
+        pairs = pairwise(of_queue)
+        assert all(after.sent_s >= before.ended_s for before, after in pairs)
+    assert level.ended_s >= max(record.ended_s for record in records)
+    assert level.deadline_s is None
+    assert not level.was_stopped
+
+
+async def test_a_number_in_all_is_shared_by_the_queues() -> None:
+    _, records = await run(LevelPlan(0, num_queues=3, num_requests=7, num_warmups=2))
+    assert Counter(record.is_warmup for record in records) == {False: 7, True: 2}
+
+
+async def test_a_number_in_all_holds_where_few_may_be_under_way() -> None:
+    _, records = await run(LevelPlan(0, num_queues=8, num_requests=5, max_inflight=2))
+    assert len(records) == 5
+
+
+async def test_warm_up_comes_first_and_is_marked() -> None:
+    level, records = await run(LevelPlan(3, num_queues=2, num_loops=1, num_warmups=2))
+    by_index = sorted(records, key=lambda record: record.index)
+    assert [record.is_warmup for record in by_index] == [True, True, False, False]
+    assert level.started_s <= by_index[0].sent_s
+    assert by_index[1].ended_s <= level.warm_s <= by_index[2].sent_s
+    assert {record.level for record in records} == {3}
+
+
+async def test_a_level_is_told_of_before_and_when_its_load_begins() -> None:
+    async with aimed() as aim:
+        running = Running(aim, LevelPlan(0, num_queues=1, num_loops=1, duration_s=None))
+        ended = await running.task
+    first, second = running.told
+    assert first.ended_s == first.started_s == second.started_s
+    assert ended == second.model_copy(
+        update={
+            "ended_s": ended.ended_s,
+            "lag_ms": ended.lag_ms,
+            "cpu_share": ended.cpu_share,
+        }
+    )
+
+
+async def test_nothing_is_sent_after_the_deadline_and_what_is_under_way_ends() -> None:
+    plan = LevelPlan(0, num_queues=2, duration_s=0.1, grace_s=60)
+    level, records = await run(plan, Behaviour(num_events=3, gap_ms=15))
+    assert level.deadline_s is not None
+    assert records
+    assert all(record.sent_s < level.deadline_s for record in records)
+    assert all(record.error is None for record in records)
+
+
+async def test_what_outlives_the_grace_period_is_cancelled() -> None:
+    plan = LevelPlan(0, num_queues=2, duration_s=0.1, grace_s=0.05)
+    _, records = await run(plan, SILENT)
+    assert [record.error for record in records] == [ErrorKind.CANCELLED] * 2
+
+
+async def test_a_ramp_starts_the_queues_one_after_the_other() -> None:
+    plan = LevelPlan(0, num_queues=4, num_loops=1, ramp_s=0.2)
+    level, records = await run(plan)
+    started_s = level.warm_s - 0.2
+    sent_s = sorted(record.sent_s - started_s for record in records)
+    assert all(after_s >= 0.05 * queue - 0.002 for queue, after_s in enumerate(sent_s))
+
+
+async def test_a_queue_pauses_between_its_requests() -> None:
+    _, records = await run(LevelPlan(0, num_queues=1, num_loops=3, interval_s=0.03))
+    pairs = list(pairwise(records))
+    assert len(pairs) == 2
+    assert all(after.sent_s - before.ended_s >= 0.028 for before, after in pairs)
+
+
+async def test_an_open_loop_sends_at_its_times_whatever_becomes_of_the_requests() -> None:
+    plan = LevelPlan(0, rate_per_s=100, is_poisson=False, num_requests=10, grace_s=0.0)
+    async with aimed(SILENT) as aim:
+        running = Running(aim, plan)
+        await until(lambda: len(aim.server.bodies) == 10)
+        running.stop.request(signal.SIGINT)
+        await running.task
+    scheduled_s = sorted(record.scheduled_s for record in running.records)
+    gaps = [b - a for a, b in pairwise(scheduled_s)]
+    assert gaps == pytest.approx([0.01] * 9)
+    assert all(record.sent_s >= record.scheduled_s for record in running.records)
+    assert {record.queue for record in running.records} == {None}
+
+
+async def test_at_most_so_many_are_under_way_and_the_wait_counts_as_delay() -> None:
+    plan = LevelPlan(
+        0, rate_per_s=1000, is_poisson=False, num_requests=6, max_inflight=2, grace_s=60
+    )
+    _, records = await run(plan, Behaviour(first_token_ms=30, num_events=1))
+    for record in records:
+        under_way = [other for other in records if other.sent_s <= record.sent_s < other.ended_s]
+        assert len(under_way) <= 2
+    assert max(record.sent_s - record.scheduled_s for record in records) > 0.04
+
+
+async def test_what_was_due_and_never_sent_is_counted() -> None:
+    plan = LevelPlan(
+        0, rate_per_s=100, is_poisson=False, duration_s=0.2, max_inflight=1, grace_s=0.0
+    )
+    level, records = await run(plan, SILENT)
+    assert len(records) == 1
+    assert level.num_unsent == 19
+
+
+async def test_a_closed_loop_takes_a_limit_too() -> None:
+    plan = LevelPlan(0, num_queues=4, num_loops=2, max_inflight=1)
+    _, records = await run(plan, Behaviour(gap_ms=1))
+    ordered = sorted(records, key=lambda record: record.sent_s)
+    assert len(ordered) == 8
+    pairs = pairwise(ordered)
+    assert all(after.sent_s >= before.ended_s for before, after in pairs)
+
+
+async def test_a_first_signal_lets_end_what_is_under_way() -> None:
+    async with aimed(Behaviour(first_token_ms=50, num_events=2)) as aim:
+        running = Running(aim, LevelPlan(0, num_queues=3, num_loops=1000, grace_s=60))
+        await until(lambda: len(aim.server.bodies) == 3)
+        running.stop.request(signal.SIGTERM)
+        level = await running.task
+    assert [record.error for record in running.records] == [None] * 3
+    assert level.was_stopped
+    assert running.stop.signal_number == signal.SIGTERM
+
+
+async def test_a_second_signal_ends_it_now_and_loses_nothing() -> None:
+    async with aimed(SILENT) as aim:
+        running = Running(aim, LevelPlan(0, num_queues=3, num_loops=1000, grace_s=3600))
+        await until(lambda: aim.observer.num_tokens == 3)
+        running.stop.request(signal.SIGINT)
+        running.stop.request(signal.SIGTERM)
+        level = await running.task
+    assert [record.error for record in running.records] == [ErrorKind.CANCELLED] * 3
+    assert [len(record.content_s) for record in running.records] == [1] * 3
+    assert level.was_stopped
+    assert running.stop.signal_number == signal.SIGINT
+
+
+async def test_a_stop_during_warm_up_sends_nothing_more() -> None:
+    async with aimed(SILENT) as aim:
+        running = Running(aim, LevelPlan(0, num_queues=3, num_loops=9, num_warmups=5, grace_s=0.0))
+        await until(lambda: len(aim.server.bodies) == 1)
+        running.stop.request(signal.SIGINT)
+        await running.task
+    assert [record.error for record in running.records] == [ErrorKind.CANCELLED]
+    assert [record.is_warmup for record in running.records] == [True]

@@ -1,0 +1,111 @@
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from loadtest.record import ErrorKind, LevelRecord
+from loadtest.report_files import write_all
+from tests.loadtest.made_runs import made_request, sweep, write_run
+from tests.loadtest.page.browser import CHROMIUM, opened_tab
+
+HOSTILE = '</script><script>document.body.dataset.owned="yes"</script><img src=x onerror="owned()">'
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write the report of a sweep with errors, by a server that says hostile things."""
+    levels = sweep((1, 2, 4), loops=12)
+    errors = [
+        made_request(
+            1000 + number, level=2, sent_s=levels[2][0].started_s + number, num_events=2,
+            error=kind, error_message=HOSTILE,
+        )
+        for number, kind in enumerate(ErrorKind)
+    ]  # fmt: skip
+    levels[2] = (levels[2][0], [*levels[2][1], *errors])
+    path = tmp_path_factory.mktemp("run")
+    configuration = {"model": HOSTILE, "slo": ["ttft:300"], "max_error_rate": 0.5}
+    write_run(path / "run", levels, configuration)
+    write_all(path / "run")
+    return path / "run"
+
+
+def test_the_page_holds_its_sentences_and_figures(run_dir: Path) -> None:
+    page = (run_dir / "report.html").read_text()
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert summary["findings"][0] in page
+    for level in summary["results"]:
+        assert f"<td>{level['title']}</td>" in page
+
+
+def test_what_a_server_said_is_escaped(run_dir: Path) -> None:
+    page = (run_dir / "report.html").read_text()
+    assert HOSTILE not in page
+    assert "<img" not in re.sub(r"<script>.*?</script>", "", page, flags=re.S)
+    assert "&lt;/script&gt;&lt;script&gt;" in page
+
+
+def test_nothing_is_loaded_from_elsewhere(run_dir: Path) -> None:
+    page = (run_dir / "report.html").read_text()
+    around_scripts = re.sub(r"<script>.*?</script>", "", page, flags=re.S)
+    assert re.findall(r'(?:src|href)="(?!data:)', around_scripts) == []
+    assert "default-src 'none'" in page
+
+
+@pytest.mark.parametrize("num_records", [0, 1])
+def test_a_run_of_almost_nothing_has_a_page(tmp_path: Path, num_records: int) -> None:
+    level = LevelRecord(index=0, num_queues=1, started_s=0, warm_s=0, ended_s=1)
+    run = write_run(tmp_path / "run", [(level, [made_request()] * num_records)])
+    write_all(run)
+    assert "1 user" in (run / "report.html").read_text()
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+async def test_a_browser_without_network_draws_every_chart_and_has_no_complaint(
+    run_dir: Path, tmp_path: Path
+) -> None:
+    async with opened_tab(tmp_path / "profile") as tab:
+        await tab.open(run_dir / "report.html", width=1280)
+        assert tab.complaints == []
+        assert [url[:5] for url in tab.requested if url[:5] not in ("file:", "data:")] == []
+        drawn = await tab.evaluate(
+            "[...document.querySelectorAll('.chart')].map("
+            "chart => [chart.id, chart.querySelectorAll('.main-svg').length > 0])"
+        )
+        assert drawn == [
+            [name, True] for name in ("load", "time-lines", "distributions", "errors", "stalls")
+        ]
+        unknown = await tab.evaluate(
+            "JSON.parse(document.getElementById('charts').textContent).flatMap("
+            "chart => Plotly.validate(chart.traces, chart.layout) || []).map(found => found.msg)"
+        )
+        assert unknown == []
+        assert await tab.evaluate("document.body.dataset.owned || 'untouched'") == "untouched"
+        assert not await tab.evaluate("document.body.scrollWidth > window.innerWidth")
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+async def test_an_open_loop_with_gpus_and_without_success_is_drawn(tmp_path: Path) -> None:
+    level = LevelRecord(
+        index=0, num_queues=None, rate_per_s=2, started_s=0, warm_s=0, deadline_s=5, ended_s=6
+    )
+    failed = [
+        made_request(n, queue=None, sent_s=n / 2, num_events=0, error=ErrorKind.CONNECT)
+        for n in range(10)
+    ]
+    run = write_run(tmp_path / "run", [(level, failed)])
+    gpus = [
+        {"t_s": t, "gpu": 0, "utilization_percent": 5.0, "memory_mib": 9.0, "power_w": None}
+        for t in range(5)
+    ]
+    document = json.loads((run / "summary.json").read_text()) | {"gpus": gpus}
+    (run / "summary.json").write_text(json.dumps(document))
+    write_all(run)
+    async with opened_tab(tmp_path / "profile") as tab:
+        await tab.open(run / "report.html", width=1280)
+        assert tab.complaints == []
+        names = await tab.evaluate("[...document.querySelectorAll('.chart')].map(c => c.id)")
+        assert names == ["time-lines", "distributions", "errors", "stalls", "gpus"]

@@ -1,0 +1,69 @@
+from pathlib import Path
+
+import pytest
+
+from loadtest.config import RunConfig
+from loadtest.config_file import ConfigFileError, read_config_file
+
+OLDER = """
+pressure:
+  target-url: http://127.0.0.1:8000/text-generation
+  data-filename: questions.json
+  mode: {mode}
+  limit: 8
+  interval: 0.5
+  num-queues: 4
+  num-threads: 2
+  num-tasks: 10
+  duration: 60
+  num-users: 50
+"""
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "run.yml"
+    path.write_text(text)
+    return path
+
+
+def test_the_flags_names_are_read_with_hyphens_or_underscores(tmp_path: Path) -> None:
+    path = written(tmp_path, "max-tokens: 5\nmax_inflight: 3\nqueues: [1, 2]\n")
+    assert read_config_file(path).settings == {
+        "max_tokens": 5,
+        "max_inflight": 3,
+        "queues": [1, 2],
+    }
+
+
+@pytest.mark.parametrize("mode", ["count", "duration"])
+def test_an_older_file_is_understood(tmp_path: Path, mode: str) -> None:
+    read = read_config_file(written(tmp_path, OLDER.replace("{mode}", mode)))
+    config = RunConfig.model_validate(read.settings)
+    assert config.url == "http://127.0.0.1:8000/text-generation"
+    assert config.data == Path("questions.json")
+    assert config.queues == (4,)
+    assert config.users == 50
+    assert config.interval == 0.5
+    assert config.max_inflight == 8
+    limits = (config.loops, config.duration)
+    assert limits == ((10, None) if mode == "count" else (None, 60))
+    assert "num-threads means nothing here" in read.notices[0]
+
+
+def test_an_older_key_may_be_written_with_a_dot_and_the_newer_name_wins(tmp_path: Path) -> None:
+    path = written(tmp_path, "pressure.num-queues: 4\npressure.num-users: 9\nqueues: 7\n")
+    assert read_config_file(path).settings == {"queues": 7, "users": 9}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("- 1", "no mapping"),
+        ("a: [", "run.yml"),
+        ("pressure: {num-queue: 3}", "pressure has no 'num-queue'; it has target-url"),
+        ("pressure: {mode: fast}", "mode is one of count, duration, not 'fast'"),
+    ],
+)
+def test_a_file_that_can_t_be_read_is_named(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(ConfigFileError, match=said):
+        read_config_file(written(tmp_path, text))

@@ -1,0 +1,57 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from loadtest.questions import SHIPPED, Question, QuestionsError, read_questions
+
+
+def test_a_hundred_different_questions_ship() -> None:
+    questions = read_questions(SHIPPED)
+    assert len(questions) == len({question.text for question in questions}) == 100
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("q.json", '["why?", {"question": "how?"}]'),
+        ("q.jsonl", '"why?"\n\n{"prompt": "how?"}\n'),
+        ("q.txt", "why?\n\nhow?\n"),
+    ],
+)
+def test_each_form_of_file_is_read(tmp_path: Path, name: str, content: str) -> None:
+    (tmp_path / name).write_text(content)
+    assert read_questions(tmp_path / name) == (Question("why?"), Question("how?"))
+
+
+def test_a_conversation_ends_with_its_question(tmp_path: Path) -> None:
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "why?"}]
+    (tmp_path / "q.json").write_text(json.dumps([{"messages": messages}]))
+    assert read_questions(tmp_path / "q.json") == (Question("why?", tuple(messages)),)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("q.json", "{", "q.json: "),
+        ("q.json", "{}", "no list"),
+        ("q.json", "[]", "holds no questions"),
+        ("q.json", '["a", 1]', "item 2: neither a text nor an object"),
+        ("q.json", '[{"query": "x"}]', "item 1: none of prompt, question"),
+        ("q.json", '[{"messages": []}]', "item 1: messages is no list of messages"),
+        ("q.json", '[{"messages": [{"content": [1]}]}]', "the last message's content is no text"),
+        ("q.jsonl", '"a"\n" "', "item 2: an empty text"),
+        ("q.csv", "a", "none of .json, .jsonl and .txt"),
+    ],
+)
+def test_a_file_without_questions_is_refused_by_its_place(
+    tmp_path: Path, name: str, content: str, said: str
+) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(QuestionsError, match=said):
+        read_questions(tmp_path / name)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(QuestionsError, match=r"nowhere\.json"):
+        read_questions(tmp_path / "nowhere.json")

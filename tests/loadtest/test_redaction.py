@@ -1,0 +1,16 @@
+from loadtest.redaction import redacted_headers, redacted_url
+
+
+def test_a_header_keeps_its_name_alone() -> None:
+    assert redacted_headers(["X-Key: abc", "Authorization: Bearer x:y"]) == [
+        "X-Key: ***",
+        "Authorization: ***",
+    ]
+
+
+def test_a_url_keeps_what_tells_where_it_leads() -> None:
+    assert redacted_url("http://host:1/v1/x") == "http://host:1/v1/x"
+    hidden = redacted_url("https://me:word@host/v1/x?api-key=abc&version=2")
+    assert "word" not in hidden
+    assert "abc" not in hidden
+    assert "version=2" in hidden

@@ -1,0 +1,66 @@
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadtest.record import LevelRecord
+from loadtest.run import RunError, parse_records, read_run
+from tests.loadtest.made_runs import made_level, made_request, write_run
+
+
+def test_a_run_is_read_as_it_was_written(tmp_path: Path) -> None:
+    level, records = made_level(2, loops=3)
+    run = read_run(write_run(tmp_path / "run", [(level, records)], {"seed": 7}))
+    assert run.levels == (level,)
+    assert list(run.records) == records
+    assert run.configuration["seed"] == 7
+    assert run.machine["hostname"] == "bench-1"
+    assert run.records_of(level) == records
+
+
+@given(st.data())
+def test_a_file_cut_anywhere_is_read_up_to_its_last_whole_line(data: st.DataObject) -> None:
+    records = [made_request(index, error_message="größer \n\u2028") for index in range(3)]
+    content = b"".join(record.model_dump_json().encode() + b"\n" for record in records)
+    cut = data.draw(st.integers(0, len(content)))
+    read = parse_records(Path("requests.jsonl"), content[:cut])
+    assert list(read) == records[: content[:cut].count(b"\n")]
+
+
+def test_a_level_that_a_crash_left_open_ends_with_its_last_record(tmp_path: Path) -> None:
+    open_level = LevelRecord(index=0, num_queues=2, started_s=0, warm_s=0, ended_s=0)
+    _, records = made_level(2, loops=2)
+    run = read_run(write_run(tmp_path / "run", [(open_level, records)], status="running"))
+    assert run.levels[0].ended_s == max(record.ended_s for record in records)
+    assert run.levels[0].was_stopped
+
+
+def test_a_level_that_was_never_written_is_made_of_its_records(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run", [made_level(2, loops=2)], status="running")
+    document = json.loads((path / "summary.json").read_text()) | {"levels": []}
+    (path / "summary.json").write_text(json.dumps(document))
+    (level,) = read_run(path).levels
+    assert (level.num_queues, level.was_stopped) == (2, True)
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="is this a run's directory"):
+        read_run(tmp_path)
+
+
+def test_a_broken_line_is_named(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run", [made_level(1, loops=1)])
+    with (path / "requests.jsonl").open("a") as file:
+        file.write("{}\n")
+    with pytest.raises(RunError, match="line 2"):
+        read_run(path)
+
+
+def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run", [])
+    document = json.loads((path / "summary.json").read_text()) | {"schema_version": 99}
+    (path / "summary.json").write_text(json.dumps(document))
+    with pytest.raises(RunError, match="newer"):
+        read_run(path)

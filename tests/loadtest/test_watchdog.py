@@ -1,0 +1,70 @@
+import asyncio
+
+import pytest
+
+from loadtest.record import ErrorKind
+from loadtest.watchdog import TimeLimits, Watchdog
+
+LONG = 3600.0
+
+
+@pytest.mark.parametrize(
+    ("limits", "kind"),
+    [
+        (TimeLimits(total_s=0.0, first_token_s=LONG, stall_s=LONG), ErrorKind.TIMEOUT_TOTAL),
+        (TimeLimits(total_s=LONG, first_token_s=0.0, stall_s=LONG), ErrorKind.TIMEOUT_FIRST),
+    ],
+)
+async def test_the_limit_that_is_over_is_named(limits: TimeLimits, kind: ErrorKind) -> None:
+    watchdog = Watchdog(limits)
+    with pytest.raises(TimeoutError):
+        async with watchdog:
+            await asyncio.Event().wait()
+    assert watchdog.expired is kind
+
+
+async def test_a_stall_counts_from_the_last_content_even_if_its_limit_is_the_shortest() -> None:
+    watchdog = Watchdog(TimeLimits(total_s=LONG, first_token_s=LONG, stall_s=0.01))
+
+    async def stalled() -> None:
+        async with watchdog:
+            watchdog.content_came()
+            await asyncio.Event().wait()
+
+    with pytest.raises(TimeoutError):
+        await stalled()
+    assert watchdog.expired is ErrorKind.TIMEOUT_STALL
+
+
+async def test_content_in_time_keeps_it_quiet() -> None:
+    loop = asyncio.get_running_loop()
+    watchdog = Watchdog(TimeLimits(first_token_s=LONG, stall_s=0.05))
+    ends_s = loop.time() + 0.12
+    async with watchdog:
+        while loop.time() < ends_s:
+            watchdog.content_came()
+            await asyncio.sleep(0)
+    assert watchdog.expired is None
+
+
+async def test_once_it_stands_down_no_limit_holds() -> None:
+    watchdog = Watchdog(TimeLimits(total_s=0.01))
+    async with watchdog:
+        watchdog.stand_down()
+        await asyncio.sleep(0.03)
+    assert watchdog.expired is None
+
+
+async def test_without_limits_nothing_is_watched_and_a_cancellation_goes_through() -> None:
+    watchdog = Watchdog(TimeLimits())
+
+    async def guarded() -> None:
+        async with watchdog:
+            await asyncio.Event().wait()
+
+    waiting = asyncio.ensure_future(guarded())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert watchdog.expired is None
