@@ -105,7 +105,7 @@ class Benchmark:
             measured = asyncio.run(online.measure(addresses, plan.designs, plan.users, plan.online))
         self._show(online.figures(measured, SMALL.name, plan.online))
         for name, chart in online.charts(measured).items():
-            (self._out / f"{name}.svg").write_text(chart.svg(), encoding="utf-8")
+            chart.save(self._out / f"{name}.svg")
 
     def open_loop(self) -> None:
         """Run (c)."""
