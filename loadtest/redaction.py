@@ -25,3 +25,10 @@ def redacted_url(url: str) -> str:
     ]
     hidden = parsed.with_user(None)
     return str(hidden.with_query(query)) if query else str(hidden)
+
+
+def secrets_of_url(url: str) -> list[str]:
+    """Return what `redacted_url` leaves out."""
+    parsed = URL(url)
+    hidden = [value for name, value in parsed.query.items() if _SECRET_NAME.search(name)]
+    return [secret for secret in (parsed.user, parsed.password, *hidden) if secret]

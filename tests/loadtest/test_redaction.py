@@ -1,4 +1,4 @@
-from loadtest.redaction import redacted_headers, redacted_url
+from loadtest.redaction import redacted_headers, redacted_url, secrets_of_url
 
 
 def test_a_header_keeps_its_name_alone() -> None:
@@ -14,3 +14,8 @@ def test_a_url_keeps_what_tells_where_it_leads() -> None:
     assert "word" not in hidden
     assert "abc" not in hidden
     assert "version=2" in hidden
+
+
+def test_what_a_url_hides_is_known_to_be_secret() -> None:
+    assert secrets_of_url("https://me:word@host/v1/x?api-key=abc&n=2") == ["me", "word", "abc"]
+    assert secrets_of_url("https://host/v1/x?n=2") == []
