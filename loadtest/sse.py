@@ -53,7 +53,7 @@ class SseDecoder:
         """Start at the beginning of a stream."""
         self.retry_ms: int | None = None
         self._max_event_bytes = max_event_bytes
-        self._line: list[bytes] = []
+        self._rest: list[bytes] = []
         self._num_pending = 0
         self._is_first_line = True
         self._is_after_cr = False
@@ -68,38 +68,35 @@ class SseDecoder:
             OversizedEventError: An event has not ended in time. The decoder is of no use after.
         """
         events: list[ServerSentEvent] = []
-        start = self._skip_rest_of_line_end(piece)
-        for line_end in _LINE_END.finditer(piece, start):
-            self._line.append(piece[start : line_end.start()])
-            start = line_end.end()
-            if (event := self._end_line()) is not None:
+        for line in self._whole_lines(piece):
+            if line:
+                self._take_field(line)
+            elif (event := self._dispatch()) is not None:
                 events.append(event)
-                self._num_pending = 0
-        if start < len(piece):
-            self._line.append(piece[start:])
-        self._is_after_cr = piece.endswith(b"\r") if piece else self._is_after_cr
-        self._num_pending = 0 if self._is_between_events() else self._num_pending + len(piece)
+        is_between_events = not (self._rest or self._data)
+        num_before = 0 if events else self._num_pending
+        self._num_pending = 0 if is_between_events else num_before + len(piece)
         if self._num_pending > self._max_event_bytes:
             raise OversizedEventError(self._max_event_bytes)
         return events
 
-    def _skip_rest_of_line_end(self, piece: bytes) -> int:
-        """Return where to begin: a CR has ended its line before the LF that belongs to it came."""
-        return 1 if self._is_after_cr and piece.startswith(b"\n") else 0
-
-    def _is_between_events(self) -> bool:
-        return not (self._line or self._data)
-
-    def _end_line(self) -> ServerSentEvent | None:
-        line = b"".join(self._line)
-        self._line.clear()
-        if self._is_first_line:
-            self._is_first_line = False
-            line = line.removeprefix(_BOM)
-        if line:
-            self._take_field(line)
-            return None
-        return self._dispatch()
+    def _whole_lines(self, piece: bytes) -> list[bytes]:
+        """Return the lines that this piece completes; what is left of it waits for the next."""
+        if self._is_after_cr:
+            # The CR has ended its line before the LF that belongs to it came.
+            self._is_after_cr = not piece
+            piece = piece.removeprefix(b"\n")
+        *lines, rest = _LINE_END.split(piece) if b"\r" in piece else piece.split(b"\n")
+        self._is_after_cr |= piece.endswith(b"\r")
+        if lines:
+            lines[0] = b"".join((*self._rest, lines[0]))
+            self._rest.clear()
+            if self._is_first_line:
+                self._is_first_line = False
+                lines[0] = lines[0].removeprefix(_BOM)
+        if rest:
+            self._rest.append(rest)
+        return lines
 
     def _take_field(self, line: bytes) -> None:
         name, _, value = line.partition(b":")

@@ -110,6 +110,7 @@ class StampedConnection(ResponseHandler):
         self.body: StampedBody | None = None
         self._clock = clock
         self._now_s = 0.0
+        self._is_compressed = False
 
     def data_received(self, data: bytes) -> None:
         """Note the time, then parse."""
@@ -126,8 +127,19 @@ class StampedConnection(ResponseHandler):
 
     def feed_data(self, data: Any, size: int = 0) -> None:
         """Begin a response's body; aiohttp calls this with its headers."""
-        self.body = StampedBody(data[1], self._now_s)
+        message, stream = data
+        self._is_compressed = message.compression is not None
+        self.body = StampedBody(stream, self._now_s)
         super().feed_data(data, size)
+
+    def resume_reading(self, resume_parser: bool = True) -> None:
+        """Go on reading where it was paused.
+
+        aiohttp calls this each time a body's buffer is emptied, which here is with every event.
+        Only a parser that was paused, or that unpacks, has anything left to go on with.
+        """
+        if self._reading_paused or self._is_compressed:
+            super().resume_reading(resume_parser)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Note when the connection ended; a body without a length ends so."""

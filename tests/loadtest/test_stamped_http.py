@@ -1,10 +1,12 @@
 import asyncio
+import time
 
 import aiohttp
 import pytest
+from aiohttp import web
 from aiohttp.base_protocol import BaseProtocol
 
-from loadtest.stamped_http import Read, StampedBody
+from loadtest.stamped_http import Read, StampedBody, StampedResponse, stamped_session
 
 
 def body_and_stream() -> tuple[StampedBody, aiohttp.StreamReader]:
@@ -51,3 +53,35 @@ async def test_what_came_before_a_break_is_not_lost() -> None:
     with pytest.raises(aiohttp.ClientPayloadError, match="broken"):
         await body.reads()
     assert body.ended_s == 3.0
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+async def test_a_body_larger_than_every_buffer_is_read_whole(is_packed: bool) -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        if is_packed:
+            response.enable_compression(web.ContentCoding.gzip)
+        await response.prepare(request)
+        for _ in range(4):
+            await response.write(b"x" * 1_000_000)
+        for _ in range(20_000):
+            await response.write(b"y")
+        return response
+
+    application = web.Application()
+    application.router.add_get("/", answer)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}/"
+    num_bytes = 0
+    async with (
+        asyncio.timeout(60),
+        stamped_session(time.monotonic) as session,
+        session.get(url, headers={"Accept-Encoding": "gzip"}) as response,
+    ):
+        assert isinstance(response, StampedResponse)
+        while reads := await response.body_reads.reads():
+            num_bytes += sum(len(read.piece) for read in reads)
+    await runner.cleanup()
+    assert num_bytes == 4_020_000
