@@ -78,7 +78,7 @@ def test_the_path_tells_the_api(path: str, api: ApiName) -> None:
         ({"timeout": "0s"}, "greater than 0"),
         ({"grace": "inf"}, "finite number"),
         ({"rate": "nan"}, "finite number"),
-        ({"max_error_rate": "nan"}, "greater than or equal to 0"),
+        ({"max_error_rate": "nan"}, "less than or equal to 1"),
         ({"queues": "0"}, "greater than or equal to 1"),
         ({"queues": "many"}, "valid integer"),
         ({"timeout": "soon"}, "no duration such as"),
