@@ -28,7 +28,7 @@ from loadtest.analysis.objectives import parse_objective
 from loadtest.apis.by_path import ApiName, api_of_path
 from loadtest.durations import PositiveSeconds, Seconds
 from loadtest.load.asker import Order
-from loadtest.redaction import secrets_of_url
+from loadtest.redaction import secrets_of_body, secrets_of_url
 from loadtest.thresholds import parse_threshold
 
 
@@ -249,7 +249,7 @@ class RunConfig(BaseModel):
         return {**others, "Authorization": f"Bearer {key}"}
 
     def secrets(self) -> list[str]:
-        """Return what must never be written down: values of headers, what hides in the URL."""
-        values = [*self.headers().values(), *secrets_of_url(self.url)]
+        """Return what must never be written down: values of headers, keys in URL and body."""
+        values = [*self.headers().values(), *secrets_of_url(self.url), *secrets_of_body(self.body)]
         words = [word for value in values for word in (value, *value.split())]
         return sorted({word for word in words if len(word) >= 8}, key=len, reverse=True)
