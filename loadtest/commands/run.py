@@ -152,14 +152,16 @@ def _carry_out(config: RunConfig, material: Material, directory: Path) -> int:
         stop = send_all(config, material, directory)
     except OSError as error:
         refuse(_said_of_directory(directory, error))
+    except ExceptionGroup as group:
+        if (failed := _os_error_in(group)) is None:
+            raise
+        typer.echo(f"loadtest: {directory} can't be written on ({failed.strerror})", err=True)
+        typer.echo(f"loadtest: {_said_of_files(directory)}", err=True)
+        return 1
     try:
         results = write_all(directory, png=config.png)
     except KeyboardInterrupt:
-        typer.echo(
-            f"loadtest: all that was measured lies in {directory}; make its report by "
-            f"`loadtest report {directory}`",
-            err=True,
-        )
+        typer.echo(f"loadtest: {_said_of_files(directory)}", err=True)
         return SIGNAL_BASE + signal.SIGINT
     console = result_console()
     render(results, console)
@@ -167,6 +169,22 @@ def _carry_out(config: RunConfig, material: Material, directory: Path) -> int:
     if stop.signal_number is not None:
         return SIGNAL_BASE + stop.signal_number
     return results.verdict.exit_code
+
+
+def _os_error_in(group: ExceptionGroup) -> OSError | None:
+    """Find what the system refused: a full disk, met while requests were under way."""
+    for error in group.exceptions:
+        found = _os_error_in(error) if isinstance(error, ExceptionGroup) else error
+        if isinstance(found, OSError):
+            return found
+    return None
+
+
+def _said_of_files(directory: Path) -> str:
+    return (
+        f"all that was measured until then lies in {directory}; `loadtest report {directory}` "
+        "makes its report"
+    )
 
 
 def _said_of_directory(directory: Path, error: OSError) -> str:

@@ -175,6 +175,26 @@ async def test_a_reader_who_leaves_ends_nothing(tmp_path: Path) -> None:
     assert summary_of(out)["status"] == "finished"
 
 
+async def test_a_full_disk_is_told_and_what_was_written_before_can_be_read(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    async with mocked(Behaviour(num_events=2)) as (_, url):
+        process = await asyncio.create_subprocess_shell(
+            f"ulimit -f 8; {sys.executable} -m loadtest run {url} -q 2 -n 100 --out {out}",
+            executable="/bin/bash",
+            cwd=ROOT,
+            stdout=PIPE,
+            stderr=PIPE,
+        )
+        run = await ended(process)
+    assert run.code == 1
+    assert f"loadtest report {out}" in run.errors
+    assert "Traceback" not in run.errors
+    again = await command("report", str(out))
+    assert again.code == 0, again.errors
+    assert summary_of(out)["status"] == "interrupted"
+    assert summary_of(out)["results"][0]["num_successes"] > 2
+
+
 async def test_a_directory_that_can_t_be_made_is_told_before_anything_is_sent(
     tmp_path: Path,
 ) -> None:
