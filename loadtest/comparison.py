@@ -149,7 +149,11 @@ def compare(run_a: Run, run_b: Run, *, tolerance: float = TOLERANCE) -> Comparis
             f"{_titles(sides_a.values())} and {_titles(sides_b.values())}"
         )
     deltas = [d for load in shared for d in _deltas(sides_a[load], sides_b[load], tolerance)]
-    remarks = (*_unlike_settings(run_a, run_b), *_unshared(sides_a, sides_b))
+    remarks = (
+        *_early_ends(run_a, run_b),
+        *_unlike_settings(run_a, run_b),
+        *_unshared(sides_a, sides_b),
+    )
     return Comparison(str(run_a.path), str(run_b.path), tuple(deltas), remarks)
 
 
@@ -256,6 +260,14 @@ def _outcome(found: Interval | None, tolerance: float, is_better: Literal[1, -1]
     if high < -tolerance or low > tolerance:
         return "worse" if high < -tolerance else "better"
     return "same" if low >= -tolerance and high <= tolerance else "unclear"
+
+
+def _early_ends(run_a: Run, run_b: Run) -> list[str]:
+    return [
+        f"{name} ended before its time ({run.header.status})."
+        for name, run in (("A", run_a), ("B", run_b))
+        if run.header.status != "finished"
+    ]
 
 
 def _unlike_settings(run_a: Run, run_b: Run) -> list[str]:
