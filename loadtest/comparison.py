@@ -28,6 +28,8 @@ from loadtest.record import TokenSource
 from loadtest.run import Run, RunError
 
 TOLERANCE = 0.05
+ERROR_TOLERANCE = 0.005
+"""Of the error rate's change, in itself: five more of a hundred that fail are no noise."""
 SEED = 0
 Outcome = Literal["worse", "better", "same", "unclear", "unknown"]
 COMPARED = (("ttft", 50), ("ttft", 95), ("tpot", 50), ("tpot", 95), ("e2e", 50), ("e2e", 95),
@@ -147,7 +149,11 @@ def compare(run_a: Run, run_b: Run, *, tolerance: float = TOLERANCE) -> Comparis
             f"{_titles(sides_a.values())} and {_titles(sides_b.values())}"
         )
     deltas = [d for load in shared for d in _deltas(sides_a[load], sides_b[load], tolerance)]
-    remarks = (*_unlike_settings(run_a, run_b), *_unshared(sides_a, sides_b))
+    remarks = (
+        *_early_ends(run_a, run_b),
+        *_unlike_settings(run_a, run_b),
+        *_unshared(sides_a, sides_b),
+    )
     return Comparison(str(run_a.path), str(run_b.path), tuple(deltas), remarks)
 
 
@@ -185,7 +191,11 @@ def _deltas(side_a: LoadSamples, side_b: LoadSamples, tolerance: float) -> list[
         deltas.append(
             _delta(title, f"{metric.title} p{percent}", metric.unit, values, found, tolerance)
         )
-    return [*deltas, *_rate_deltas(title, side_a, side_b, tolerance, generator)]
+    return [
+        *deltas,
+        *_rate_deltas(title, side_a, side_b, tolerance, generator),
+        *_error_delta(title, side_a, side_b, generator),
+    ]
 
 
 def _rate_deltas(
@@ -207,14 +217,13 @@ def _rate_deltas(
         values = [float(rate.mean()) for rate in rates]
         found = relative_change(*(mean_draws(rate, generator) for rate in rates))
         deltas.append(_delta(title, metric.title, unit, values, found, tolerance, is_better=1))
-    return [*deltas, *_error_delta(title, side_a, side_b, tolerance, generator)]
+    return deltas
 
 
 def _error_delta(
     title: str,
     side_a: LoadSamples,
     side_b: LoadSamples,
-    tolerance: float,
     generator: np.random.Generator,
 ) -> list[Delta]:
     failures = side_a.is_failure(), side_b.is_failure()
@@ -223,7 +232,7 @@ def _error_delta(
     before, after = (float(f.mean()) for f in failures)
     draws = [mean_draws(f, generator) for f in failures]
     found = interval(draws[1] - draws[0]) if draws[0].size and draws[1].size else None
-    outcome = _outcome(found, tolerance, is_better=-1)
+    outcome = _outcome(found, ERROR_TOLERANCE, is_better=-1)
     metric = SCALARS["error_rate"]
     return [Delta(title, metric.title, "", before, after, after - before, found, outcome)]
 
@@ -251,6 +260,14 @@ def _outcome(found: Interval | None, tolerance: float, is_better: Literal[1, -1]
     if high < -tolerance or low > tolerance:
         return "worse" if high < -tolerance else "better"
     return "same" if low >= -tolerance and high <= tolerance else "unclear"
+
+
+def _early_ends(run_a: Run, run_b: Run) -> list[str]:
+    return [
+        f"{name} ended before its time ({run.header.status})."
+        for name, run in (("A", run_a), ("B", run_b))
+        if run.header.status != "finished"
+    ]
 
 
 def _unlike_settings(run_a: Run, run_b: Run) -> list[str]:

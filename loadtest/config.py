@@ -6,11 +6,12 @@ people write it (`1,2,4`, `60s`, `Name: value`) is read here, so that flags and 
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from difflib import get_close_matches
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Final, Self
 
 from pydantic import (
     BaseModel,
@@ -25,8 +26,9 @@ from yarl import URL
 
 from loadtest.analysis.objectives import parse_objective
 from loadtest.apis.by_path import ApiName, api_of_path
-from loadtest.durations import Seconds
+from loadtest.durations import PositiveSeconds, Seconds
 from loadtest.load.asker import Order
+from loadtest.redaction import secrets_of_body, secrets_of_url
 from loadtest.thresholds import parse_threshold
 
 
@@ -59,6 +61,9 @@ def _one_or_more(value: Any) -> Any:
         return [f"{name}: {each}" for name, each in value.items()]
     return [value] if isinstance(value, str) else value
 
+
+_HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 Counts = Annotated[tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(_listed)]
 Rates = Annotated[
@@ -116,7 +121,7 @@ class RunConfig(BaseModel):
     queues: Counts | None = None
     loops: Annotated[int, Field(ge=1)] | None = None
     requests: Annotated[int, Field(ge=1)] | None = None
-    duration: Seconds | None = None
+    duration: PositiveSeconds | None = None
     grace: Seconds = 30.0
     interval: Seconds = 0.0
     rate: Rates | None = None
@@ -139,9 +144,9 @@ class RunConfig(BaseModel):
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     header: Texts = ()
     api_key_env: str | None = None
-    timeout: Seconds = 180.0
-    first_token_timeout: Seconds | None = None
-    stall_timeout: Seconds | None = None
+    timeout: PositiveSeconds = 180.0
+    first_token_timeout: PositiveSeconds | None = None
+    stall_timeout: PositiveSeconds | None = None
     slo: Texts = ()
     fail_if: Texts = ()
     max_error_rate: Annotated[float, Field(ge=0, le=1)] = 0.0
@@ -184,7 +189,7 @@ class RunConfig(BaseModel):
     def _check_headers(cls, headers: tuple[str, ...]) -> tuple[str, ...]:
         for header in headers:
             name, colon, value = header.partition(":")
-            if not colon or not name.strip() or "\n" in value or "\r" in value:
+            if not colon or not _HEADER_NAME.fullmatch(name.strip()) or _CONTROL.search(value):
                 raise ValueError("a header is written 'Name: value'")
         return headers
 
@@ -221,6 +226,9 @@ class RunConfig(BaseModel):
             raise ValueError("text_path is for the api custom; say --api custom")
         if self.api_key_env is not None and not os.environ.get(self.api_key_env):
             raise ValueError(f"the environment variable {self.api_key_env} is not set")
+        url = URL(self.url)
+        if (url.user or url.password) and "authorization" in map(str.lower, self.headers()):
+            raise ValueError("the URL's user and an Authorization header exclude each other")
 
     def resolved_api(self) -> ApiName:
         """Return the kind of server, found by the URL's path if it is not given.
@@ -235,9 +243,13 @@ class RunConfig(BaseModel):
         parted = (header.partition(":") for header in self.header)
         headers = {name.strip(): value.strip() for name, _, value in parted}
         key = os.environ.get(self.api_key_env) if self.api_key_env is not None else None
-        return headers if key is None else {**headers, "Authorization": f"Bearer {key}"}
+        if key is None:
+            return headers
+        others = {name: v for name, v in headers.items() if name.lower() != "authorization"}
+        return {**others, "Authorization": f"Bearer {key}"}
 
     def secrets(self) -> list[str]:
-        """Return what must never be written down: the values of headers, and what they hold."""
-        words = [word for value in self.headers().values() for word in (value, *value.split())]
+        """Return what must never be written down: values of headers, keys in URL and body."""
+        values = [*self.headers().values(), *secrets_of_url(self.url), *secrets_of_body(self.body)]
+        words = [word for value in values for word in (value, *value.split())]
         return sorted({word for word in words if len(word) >= 8}, key=len, reverse=True)

@@ -55,15 +55,18 @@ def read_config_file(path: Path) -> FileSettings:
         raise ConfigFileError(f"{path}: {error}") from None
     if not isinstance(content, dict):
         raise ConfigFileError(f"{path} holds no mapping of names to values")
-    own, older = _parted(content)
+    own, older = _parted(content, path)
     translated = _translated(older, path)
     named = {str(key).replace("-", "_"): value for key, value in own.items()}
     return FileSettings({**translated.settings, **named}, translated.notices)
 
 
-def _parted(content: Mapping[Any, Any]) -> tuple[dict[Any, Any], dict[str, Any]]:
+def _parted(content: Mapping[Any, Any], path: Path) -> tuple[dict[Any, Any], dict[str, Any]]:
     """Return what stands under the flags' names, and what stands under `pressure`."""
-    older = dict(content.get(SECTION) or {})
+    section = content.get(SECTION) or {}
+    if not isinstance(section, dict):
+        raise ConfigFileError(f"{path}: {SECTION} holds no mapping of names to values")
+    older = dict(section)
     own = {}
     for key, value in content.items():
         if str(key).startswith(f"{SECTION}."):
@@ -78,9 +81,15 @@ def _translated(older: Mapping[str, Any], path: Path) -> FileSettings:
     for key in older:
         if key not in known:
             raise ConfigFileError(f"{path}: {SECTION} has no {key!r}; it has {', '.join(known)}")
-    mode = older.get("mode", "count")
+    # Without a mode a file with nothing but a duration means it.
+    is_timed = "duration" in older and "num-tasks" not in older
+    mode = older.get("mode", "duration" if is_timed else "count")
     if mode not in _MODES:
         raise ConfigFileError(f"{path}: {SECTION}.mode is one of {', '.join(_MODES)}, not {mode!r}")
+    if mode == "duration" and older.get("duration") is None:
+        raise ConfigFileError(
+            f"{path}: {SECTION}.mode is duration, and {SECTION}.duration is missing"
+        )
     dropped = "duration" if mode == "count" else "num-tasks"
     settings = {_NAMES[key]: value for key, value in older.items() if key in _NAMES}
     settings.pop(_NAMES[dropped], None)

@@ -27,5 +27,8 @@ def seconds_of(value: Any) -> Any:
         raise ValueError(f"{value!r} is no duration such as 60s, 2m, 500ms or 1h30m") from None
 
 
+PositiveSeconds = Annotated[float, BeforeValidator(seconds_of), Field(gt=0, allow_inf_nan=False)]
+"""Of a configuration, where nothing would be left of 0."""
+
 Seconds = Annotated[float, BeforeValidator(seconds_of), Field(ge=0, allow_inf_nan=False)]
 """Of a configuration."""

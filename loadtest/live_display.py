@@ -21,6 +21,8 @@ RECENT_S = 10.0
 TABLE_INTERVAL_S = 0.25
 LINE_INTERVAL_S = 5.0
 MAX_TTFTS = 10_000
+MIN_TABLE_WIDTH = 100
+"""Columns of a terminal that all figures need beside each other."""
 
 
 class LiveFigures:
@@ -154,14 +156,19 @@ class LiveDisplay(LiveFigures):
         """Show the figures of now."""
         row = self.row(self._clock())
         if self._live:
-            self._live.update(_table(row), refresh=True)
+            self._live.update(_table(row, self._console.width), refresh=True)
         else:
             line = " | ".join(f"{title} {value}" for title, value in row.items() if value)
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def _table(row: dict[str, str]) -> Table:
-    table = Table(show_edge=False, pad_edge=False)
+def _table(row: dict[str, str], width: int) -> Table:
+    """Put the figures beside each other, or below each other where that is too narrow."""
+    table = Table(show_edge=False, pad_edge=False, show_header=width >= MIN_TABLE_WIDTH)
+    if width < MIN_TABLE_WIDTH:
+        for title, value in row.items():
+            table.add_row(title, value)
+        return table
     for title in row:
         table.add_column(title, justify="left" if title in ("level", "errors") else "right")
     table.add_row(*row.values())

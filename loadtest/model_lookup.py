@@ -21,7 +21,9 @@ async def first_model(session: aiohttp.ClientSession, target: Target) -> str | N
     try:
         async with (
             asyncio.timeout(DEADLINE_S),
-            session.get(models_url(target.url), headers=target.headers) as response,
+            session.get(
+                models_url(target.url), headers=target.headers, allow_redirects=False
+            ) as response,
         ):
             assert isinstance(response, StampedResponse)
             body = b""

@@ -49,7 +49,7 @@ def read_questions(path: Path) -> tuple[Question, ...]:
 
 
 def _items(path: Path) -> list[Any]:
-    text = path.read_text(encoding="utf-8")
+    text = path.read_text(encoding="utf-8-sig")
     lines = [line for line in text.split("\n") if line.strip()]
     match path.suffix:
         case ".json":

@@ -1,8 +1,8 @@
-"""What of a configuration may be written down: not the values of headers, nor keys in a URL."""
+"""What of a configuration may be written down: no header's value, no key in a URL or a body."""
 
 import re
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
 
 from yarl import URL
 
@@ -25,3 +25,39 @@ def redacted_url(url: str) -> str:
     ]
     hidden = parsed.with_user(None)
     return str(hidden.with_query(query)) if query else str(hidden)
+
+
+def secrets_of_url(url: str) -> list[str]:
+    """Return what `redacted_url` leaves out."""
+    parsed = URL(url)
+    hidden = [value for name, value in parsed.query.items() if _SECRET_NAME.search(name)]
+    return [secret for secret in (parsed.user, parsed.password, *hidden) if secret]
+
+
+def redacted_body(body: Any) -> Any:
+    """Return a body without the texts that their names call secrets; `max_tokens` is no text."""
+    if isinstance(body, dict):
+        return {
+            name: HIDDEN if _is_secret(name, value) else redacted_body(value)
+            for name, value in body.items()
+        }
+    return [redacted_body(each) for each in body] if isinstance(body, list) else body
+
+
+def secrets_of_body(body: Any) -> Iterator[str]:
+    """Yield what `redacted_body` leaves out."""
+    if isinstance(body, dict):
+        for name, value in body.items():
+            if _is_secret(name, value):
+                yield value
+            else:
+                yield from secrets_of_body(value)
+    elif isinstance(body, list):
+        for each in body:
+            yield from secrets_of_body(each)
+
+
+def _is_secret(name: str, value: Any) -> bool:
+    """Tell by the name; a template's placeholder is none."""
+    is_text = isinstance(value, str) and not value.startswith("{")
+    return is_text and _SECRET_NAME.search(name) is not None

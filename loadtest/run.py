@@ -130,10 +130,11 @@ def _unwritten_level(
 ) -> LevelRecord:
     queues = {record.queue for record in records if record.queue is not None}
     started_s = min(record.sent_s for record in records)
+    index, rates = records[0].level, configuration.get("rate") or [None]
     return LevelRecord(
-        index=records[0].level,
+        index=index,
         num_queues=len(queues) or None,
-        rate_per_s=None if queues else configuration.get("rate"),
+        rate_per_s=None if queues else rates[index % len(rates)],
         started_s=started_s,
         warm_s=started_s,
         ended_s=started_s,

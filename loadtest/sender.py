@@ -10,11 +10,19 @@ import aiohttp
 from pydantic_core import to_json
 from yarl import URL
 
-from loadtest.apis.contract import Api, MalformedAnswerError, error_of, json_object, shortened
+from loadtest.apis.contract import (
+    CUT_OFF,
+    Api,
+    MalformedAnswerError,
+    error_of,
+    json_object,
+    shortened,
+)
 from loadtest.attempt import Attempt, Task
 from loadtest.failures import kind_of_exception, kind_of_status
 from loadtest.observer import Observer
 from loadtest.record import ErrorKind, RequestRecord
+from loadtest.redaction import HIDDEN
 from loadtest.run_clock import Clock
 from loadtest.sse import OversizedEventError, SseDecoder
 from loadtest.stamped_http import StampedBody, StampedResponse
@@ -22,6 +30,9 @@ from loadtest.watchdog import TimeLimits, Watchdog
 
 TAIL_S: Final = 5.0
 """How long a stream may stay open behind its `[DONE]`; then the connection is given up."""
+
+MIN_SECRET_CHARS: Final = 3
+"""So much of a secret's beginning tells nothing."""
 
 MAX_WHOLE_BYTES: Final = 64 * 1024 * 1024
 """Of an answer that is no stream."""
@@ -44,8 +55,19 @@ class Target:
     def without_secrets(self, text: str) -> str:
         """Return a text with every secret blotted out."""
         for secret in self.secrets:
-            text = text.replace(secret, "***")
+            text = _without_cut_off(secret, text.replace(secret, HIDDEN))
         return text
+
+
+def _without_cut_off(secret: str, text: str) -> str:
+    """Blot out a secret's beginning where a shortened text breaks off in the middle of it."""
+    head = text.removesuffix(CUT_OFF)
+    if head == text:
+        return text
+    begun = next(
+        (n for n in range(len(secret), MIN_SECRET_CHARS, -1) if head.endswith(secret[:n])), 0
+    )
+    return text if not begun else f"{head[:-begun]}{HIDDEN}{CUT_OFF}"
 
 
 class Sender:
@@ -63,14 +85,7 @@ class Sender:
         """Keep them; the session is a `stamped_session` of the same clock."""
         self._session = session
         self._target = target
-        self._headers = {
-            "Accept": api.media_type or "text/event-stream, application/json",
-            # What is compressed comes in blocks, and at other times than the server sent it.
-            "Accept-Encoding": "identity",
-            "Content-Type": "application/json",
-            "User-Agent": "raystream-loadtest",
-            **target.headers,
-        }
+        self._headers = _headers_for(api, target.headers)
         self._api = api
         self._limits = limits
         self._clock = clock
@@ -125,19 +140,19 @@ class Sender:
         if (kind := kind_of_status(response.status)) is not None:
             said = await _read_error(body)
             attempt.fail(kind, shortened(f"{response.status} {response.reason}: {said}"))
-        elif self._is_whole(response.content_type):
+        elif not self._is_wanted(response.content_type):
+            told = f"an answer of type {response.content_type} instead of {self._api.media_type}"
+            attempt.fail(ErrorKind.MALFORMED, shortened(f"{told}: {await _read_error(body)}"))
+        elif response.content_type == "application/json":
             await self._read_whole(body, attempt, watchdog)
         else:
             await self._read_stream(body, attempt, watchdog)
         self._judge(attempt)
         return body.ended_s
 
-    def _is_whole(self, media_type: str) -> bool:
-        """Say whether an answer is to be read in one piece, from what it says to be."""
-        wanted = self._api.media_type
-        if wanted is not None and media_type != wanted:
-            raise MalformedAnswerError(f"an answer of type {media_type} instead of {wanted}")
-        return media_type == "application/json"
+    def _is_wanted(self, media_type: str) -> bool:
+        """Say whether an answer is what the API gives, from what it says to be."""
+        return self._api.media_type in (None, media_type)
 
     async def _read_stream(self, body: StampedBody, attempt: Attempt, watchdog: Watchdog) -> None:
         decoder = SseDecoder()
@@ -180,6 +195,19 @@ class Sender:
             )
         if not attempt.content_s:
             attempt.fail(ErrorKind.EMPTY, "the answer is complete and holds no text")
+
+
+def _headers_for(api: Api, given: Mapping[str, str]) -> dict[str, str]:
+    """Return what is sent with each request; a given header replaces ours in whatever case."""
+    own = {
+        "Accept": api.media_type or "text/event-stream, application/json",
+        # What is compressed comes in blocks, and at other times than the server sent it.
+        "Accept-Encoding": "identity",
+        "Content-Type": "application/json",
+        "User-Agent": "raystream-loadtest",
+    }
+    names = {name.lower() for name in given}
+    return {name: value for name, value in own.items() if name.lower() not in names} | dict(given)
 
 
 def _said_of_timeout(kind: ErrorKind, limits: TimeLimits) -> str:

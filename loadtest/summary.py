@@ -62,8 +62,9 @@ class LevelFigures(BaseModel):
         num_queues: As the level's.
         rate_per_s: As the level's.
         repeat: As the level's.
-        token_source: Where the successes' token counts come from; None if there are none, or if
-            they come from different places: then no figure of tokens is given.
+        token_source: Where the successes' token counts come from (without a success, those of
+            what had content); None if nothing had any, or if they come from different places:
+            then no figure of tokens is given.
         num_warmup: Requests sent before the window: warm-up and ramp.
         num_warmup_errors: Those of them that failed.
         num_attempts: All sent in the window, cancelled ones included.

@@ -121,6 +121,10 @@ def judge(
 
 
 def _error_failures(level: LevelFigures, max_error_rate: float) -> list[str]:
+    if not level.num_attempts and level.num_warmup:
+        return [
+            f"FAILED: {level.title}: nothing was sent after warm-up and ramp, so nothing counts."
+        ]
     if not level.num_successes:
         return [f"FAILED: {level.title}: no request succeeded."]
     if level.error_rate is not None and level.error_rate > max_error_rate:

@@ -31,7 +31,8 @@ def _got(step: LoadStep) -> str:
         f"{output:,.1f} {step.levels[0].token_word}/s" if output is not None else "",
         f"{DISTRIBUTIONS[name].title} {p50:,.0f} ms (p95 {p95:,.0f} ms)" if p50 and p95 else "",
     ]
-    return f"{step.title}: {', '.join(text for text in told if text) or 'nothing was answered'}."
+    got = ", ".join(text for text in told if text)
+    return f"{step.title}: {got or 'nothing was answered in the window'}."
 
 
 def _within_objectives(steps: Sequence[LoadStep], objectives: Sequence[Objective]) -> str:

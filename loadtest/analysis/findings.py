@@ -10,13 +10,15 @@ from loadtest.analysis.load_steps import load_steps
 from loadtest.analysis.metric import MIN_SAMPLES_FOR_P99
 from loadtest.analysis.objectives import Objective
 from loadtest.analysis.request_table import RequestTable
-from loadtest.analysis.spans import Span, count_in_flight
+from loadtest.analysis.spans import STEADY_SHARE, Span, count_in_flight
 from loadtest.record import TokenSource
 from loadtest.summary import LevelFigures
 
 MAX_LAG_MS = 5.0
 MAX_LAG_SHARE = 0.1
 MAX_CPU_SHARE = 0.9
+MIN_CPU_S = 0.5
+"""A few answers that come at once keep any client busy, and say nothing of it."""
 MIN_STEADY_SHARE = 0.5
 MAX_DELAY_MS = 50.0
 
@@ -42,7 +44,11 @@ def find(
         *(s for level in levels for s in _client_doubts(level)),
         *(s for level, table in zip(levels, tables, strict=True) for s in _failures(level, table)),
         *(s for level in levels for s in _late_sends(level)),
-        *(s for level in levels for s in _short_steady_state(level)),
+        *(
+            s
+            for level, table in zip(levels, tables, strict=True)
+            for s in _short_steady_state(level, table)
+        ),
         *_token_sources(levels),
         *_cached_prompts(levels),
         *_few_samples(levels),
@@ -80,7 +86,7 @@ def peak_in_flight(table: RequestTable) -> int:
 def is_client_bound(level: LevelFigures) -> bool:
     """Tell whether the tool itself was too slow for what it measured."""
     lag = level.lag_ms.p99 if level.lag_ms.p99 is not None else level.lag_ms.max
-    if level.cpu_share > MAX_CPU_SHARE:
+    if level.cpu_share > MAX_CPU_SHARE and level.window.duration_s >= MIN_CPU_S:
         return True
     distributions = level.window.distributions
     figures = [distributions[key].p50 for key in ("ttft_ms", "chunk_gap_ms")]
@@ -152,15 +158,19 @@ def _late_sends(level: LevelFigures) -> list[str]:
     return sentences
 
 
-def _short_steady_state(level: LevelFigures) -> list[str]:
+def _short_steady_state(level: LevelFigures, table: RequestTable) -> list[str]:
     if level.is_open_loop or not level.num_attempts:
         return []
     steady_s = level.steady.duration_s if level.steady else 0.0
     if steady_s >= MIN_STEADY_SHARE * level.window.duration_s:
         return []
+    peak = peak_in_flight(table)
+    is_held_back = peak < STEADY_SHARE * (level.num_queues or 0)
+    limit = f"; at most {peak} were in flight at once, so look at --max-inflight too"
     return [
         f"At {level.title} all users were busy for only {steady_s:.1f} s of "
-        f"{level.window.duration_s:.1f} s: send more requests per user, or for longer."
+        f"{level.window.duration_s:.1f} s: send more requests per user, or for longer"
+        f"{limit if is_held_back else ''}."
     ]
 
 

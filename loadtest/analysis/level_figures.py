@@ -33,8 +33,12 @@ def level_title(level: LevelRecord) -> str:
 
 
 def single_source(table: RequestTable) -> TokenSource | None:
-    """Find the one token source of the successes; None if there are none, or several."""
-    sources = {record.token_source for record in _records_at(table, table.is_success)}
+    """Find the one token source of the successes; None if there are several.
+
+    Where nothing succeeded, that of whatever had content: its pieces must not be called tokens.
+    """
+    told = _records_at(table, table.is_success) or [r for r in table.records if r.content_s]
+    sources = {record.token_source for record in told}
     return sources.pop() if len(sources) == 1 else None
 
 
@@ -58,7 +62,7 @@ def span_figures(
     rows = sent_in(table, span)
     ended = ~table.is_warmup & span.contains(table.ended_s)
     is_good = meets_all(table, objectives, is_open_loop=is_open_loop)
-    has_tokens = single_source(table) is not None or not table.is_success.any()
+    has_tokens = single_source(table) is not None or not table.event_s.size
     tokens = float(table.event_tokens[span.contains(table.event_s)].sum())
     names = [name for name in DISTRIBUTIONS if has_tokens or name != "tpot"]
     return SpanFigures(

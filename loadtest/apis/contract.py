@@ -4,6 +4,7 @@ An API keeps no state between events, so one object serves all requests of a run
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -13,6 +14,9 @@ from loadtest.sse import ServerSentEvent
 
 DONE = "[DONE]"
 """The data of the event behind which nothing of the answer comes."""
+
+CUT_OFF = "..."
+"""What stands behind a text that was shortened."""
 
 
 class MalformedAnswerError(ValueError):
@@ -173,6 +177,14 @@ def error_of(payload: Mapping[str, Any]) -> str | None:
     return shortened(str(error))
 
 
+def said_by_error_event(data: str) -> str:
+    """Return what an event named `error` says: its JSON's message, or else its text."""
+    with suppress(MalformedAnswerError):
+        if (said := error_of(json_object(data))) is not None:
+            return said
+    return shortened(data) or "an event named error, without a word"
+
+
 def usage_of(payload: Mapping[str, Any]) -> Usage | None:
     """Return OpenAI's `usage`, as far as it is there."""
     usage = payload.get("usage")
@@ -193,4 +205,4 @@ def _count(value: Any) -> int | None:
 def shortened(text: str, max_chars: int = 200) -> str:
     """Return a text in one line of at most so many characters."""
     line = " ".join(text.split())
-    return line if len(line) <= max_chars else f"{line[:max_chars]}..."
+    return line if len(line) <= max_chars else f"{line[:max_chars]}{CUT_OFF}"

@@ -20,6 +20,7 @@ from loadtest.apis.contract import (
     MalformedAnswerError,
     error_of,
     messages_of,
+    said_by_error_event,
     shortened,
 )
 from loadtest.sse import ServerSentEvent
@@ -58,7 +59,7 @@ class Custom:
         if self._done and event.data == self._done:
             return Delta(is_done=True)
         if event.name == "error":
-            return Delta(error=shortened(event.data))
+            return Delta(error=said_by_error_event(event.data))
         return self._delta(event.data)
 
     def read_whole(self, body: str) -> Delta:

@@ -16,6 +16,7 @@ from loadtest.apis.contract import (
     error_of,
     json_object,
     messages_of,
+    said_by_error_event,
     shortened,
     text_alone,
     usage_of,
@@ -57,14 +58,17 @@ class _OpenAiStream(ABC):
         """Read a chunk, the end, or an error."""
         if event.data == DONE:
             return Delta(is_done=True)
+        if event.name == "error":
+            return Delta(error=said_by_error_event(event.data))
         payload = json_object(event.data)
-        if (error := error_of(payload)) is not None or event.name == "error":
-            return Delta(error=error or shortened(event.data))
+        if (error := error_of(payload)) is not None:
+            return Delta(error=error)
         text, finish_reason = "", None
         for choice in _choices(payload):
             text += "".join(self._texts(choice))
             reason = choice.get("finish_reason")
-            finish_reason = reason if isinstance(reason, str) else finish_reason
+            # Some servers write "" for "not yet": taken for a reason, it would hide a truncation.
+            finish_reason = reason if reason and isinstance(reason, str) else finish_reason
         return Delta(text=text, usage=usage_of(payload), finish_reason=finish_reason)
 
     def read_whole(self, body: str) -> Delta:

@@ -12,6 +12,7 @@ from loadtest.apis.contract import (
     error_of,
     json_object,
     messages_of,
+    said_by_error_event,
     shortened,
 )
 from loadtest.apis.openai import EVENT_STREAM
@@ -45,9 +46,11 @@ class TextGeneration:
         """Read a piece of text with its tokens, the end, or an error."""
         if event.data == DONE:
             return Delta(is_done=True)
+        if event.name == "error":
+            return Delta(error=said_by_error_event(event.data))
         payload = json_object(event.data)
-        if (error := error_of(payload)) is not None or event.name == "error":
-            return Delta(error=error or shortened(event.data))
+        if (error := error_of(payload)) is not None:
+            return Delta(error=error)
         text, num_tokens = payload.get("text"), payload.get("token_count")
         if not isinstance(text, str):
             raise MalformedAnswerError(f"an event without text: {shortened(event.data)}")

@@ -21,6 +21,8 @@ def report(
         results = write_all(directory, png=png)
     except RunError as error:
         refuse(str(error))
+    except OSError as error:
+        refuse(f"{directory} can't be written ({error.strerror})")
     console = result_console()
     render(results, console)
     console.print(f"Report: {directory / 'report.html'}", markup=False, highlight=False)

@@ -7,6 +7,7 @@ from here or from a file.
 import asyncio
 import re
 import resource
+import signal
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -15,11 +16,10 @@ from typing import Any, Final
 import typer
 import uvloop
 from pydantic import ValidationError
-from rich.console import Console
 from typer.core import TyperCommand
 
 from loadtest.commands import run_flags as flags
-from loadtest.commands.result_console import result_console
+from loadtest.commands.result_console import EnduringConsole, result_console
 from loadtest.commands.usage import mistakes_of, refuse
 from loadtest.config import RunConfig
 from loadtest.config_file import ConfigFileError, read_config_file
@@ -150,15 +150,47 @@ def _carry_out(config: RunConfig, material: Material, directory: Path) -> int:
     raise_file_limit()
     try:
         stop = send_all(config, material, directory)
-    except FileExistsError:
-        refuse(f"--out: {directory} holds a run already; name another directory")
-    results = write_all(directory, png=config.png)
+    except OSError as error:
+        refuse(_said_of_directory(directory, error))
+    except ExceptionGroup as group:
+        if (failed := _os_error_in(group)) is None:
+            raise
+        typer.echo(f"loadtest: {directory} can't be written on ({failed.strerror})", err=True)
+        typer.echo(f"loadtest: {_said_of_files(directory)}", err=True)
+        return 1
+    try:
+        results = write_all(directory, png=config.png)
+    except KeyboardInterrupt:
+        typer.echo(f"loadtest: {_said_of_files(directory)}", err=True)
+        return SIGNAL_BASE + signal.SIGINT
     console = result_console()
     render(results, console)
     console.print(f"Report: {directory / 'report.html'}", markup=False, highlight=False)
     if stop.signal_number is not None:
         return SIGNAL_BASE + stop.signal_number
     return results.verdict.exit_code
+
+
+def _os_error_in(group: ExceptionGroup) -> OSError | None:
+    """Find what the system refused: a full disk, met while requests were under way."""
+    for error in group.exceptions:
+        found = _os_error_in(error) if isinstance(error, ExceptionGroup) else error
+        if isinstance(found, OSError):
+            return found
+    return None
+
+
+def _said_of_files(directory: Path) -> str:
+    return (
+        f"all that was measured until then lies in {directory}; `loadtest report {directory}` "
+        "makes its report"
+    )
+
+
+def _said_of_directory(directory: Path, error: OSError) -> str:
+    if isinstance(error, FileExistsError) and directory.is_dir():
+        return f"--out: {directory} holds a run already; name another directory"
+    return f"--out: {directory} can't be written ({error.strerror}); name another directory"
 
 
 def send_all(config: RunConfig, material: Material, directory: Path) -> Stop:
@@ -168,7 +200,7 @@ def send_all(config: RunConfig, material: Material, directory: Path) -> Stop:
 
 
 async def _send(config: RunConfig, material: Material, directory: Path) -> Stop:
-    console, clock = Console(stderr=True), clock_from_now()
+    console, clock = EnduringConsole(stderr=True), clock_from_now()
     stop = Stop(console.print)
     with stop.on_signals():
         async with LiveDisplay(console, clock) as display:

@@ -27,6 +27,6 @@ def arrivals_s(
 
 def _time_s(num_due: float, rate_per_s: float, ramp_s: float) -> float:
     num_in_ramp = rate_per_s * ramp_s / 2
-    if num_due < num_in_ramp:
+    if num_due <= num_in_ramp:
         return math.sqrt(2 * num_due * ramp_s / rate_per_s)
     return ramp_s + (num_due - num_in_ramp) / rate_per_s

@@ -4,7 +4,7 @@ from typing import Any
 
 from loadtest.config import RunConfig
 from loadtest.load.plans import DEFAULT_QUEUES, plans_of
-from loadtest.redaction import redacted_headers, redacted_url
+from loadtest.redaction import redacted_body, redacted_headers, redacted_url
 
 
 def published_config(config: RunConfig, model: str | None) -> dict[str, Any]:
@@ -18,6 +18,7 @@ def published_config(config: RunConfig, model: str | None) -> dict[str, Any]:
     return {
         **config.model_dump(mode="json"),
         "url": redacted_url(config.url),
+        "body": redacted_body(config.body),
         "header": redacted_headers(config.header),
         "api": str(config.resolved_api()),
         "model": model,

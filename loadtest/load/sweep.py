@@ -50,8 +50,11 @@ def read_material(config: RunConfig) -> Material:
     """Read the questions and the images, and try whether the API takes them.
 
     Raises:
-        ValueError: There are none, or the API has no place for them.
+        ValueError: There are none, the API has no place for them, or there is nothing to watch
+            GPUs with.
     """
+    if config.gpu is GpuSampling.ON and not has_nvidia_smi():
+        raise ValueError("--gpu on: there is no nvidia-smi to watch with; say --gpu auto")
     questions = read_questions(config.data or SHIPPED)
     image_urls = read_images(config.images) if config.images is not None else ()
     api = build_api(config, model=None)

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -77,6 +77,7 @@ async def aimed(
     api: Api | None = None,
     limits: TimeLimits | None = None,
     secrets: tuple[str, ...] = (),
+    headers: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Aim]:
     """Serve these behaviours and aim at them."""
     server = MockServer(Script(*behaviours), keeps_requests=True)
@@ -85,7 +86,7 @@ async def aimed(
         serving(server, "127.0.0.1", 0) as port,
         stamped_session(time.monotonic) as session,
     ):
-        target = Target(URL(f"http://127.0.0.1:{port}{path}"), secrets=secrets)
+        target = Target(URL(f"http://127.0.0.1:{port}{path}"), headers or {}, secrets)
         sender = Sender(
             session, target, api or chat_api(), limits or TimeLimits(), time.monotonic, observer
         )

@@ -19,6 +19,7 @@ from loadtest.cli import app
 from loadtest.commands.run import overlaid, with_flag_repeated
 from loadtest.commands.run import run as run_command
 from loadtest.config import RunConfig
+from loadtest.load import sweep
 from loadtest.mock.script import Behaviour, Fault, Script
 from loadtest.mock.server import MockServer, serving
 from tests.loadtest.mocked import until
@@ -158,6 +159,55 @@ async def test_a_kill_loses_no_request_that_had_ended(tmp_path: Path) -> None:
     assert summary_of(out)["status"] == "interrupted"
 
 
+async def test_a_reader_who_leaves_ends_nothing(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    async with mocked(Behaviour(num_events=2)) as (server, url):
+        process = await asyncio.create_subprocess_shell(
+            f"{sys.executable} -m loadtest run {url} -q 1 -n 3 --warmup 0 "
+            f"--out {out} 2>&1 | exec true; exit ${{PIPESTATUS[0]}}",
+            executable="/bin/bash",
+            cwd=ROOT,
+        )
+        async with asyncio.timeout(START_DEADLINE_S):
+            code = await process.wait()
+        assert len(server.bodies) == 3
+    assert code == 0
+    assert summary_of(out)["status"] == "finished"
+
+
+async def test_a_full_disk_is_told_and_what_was_written_before_can_be_read(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    async with mocked(Behaviour(num_events=2)) as (_, url):
+        process = await asyncio.create_subprocess_shell(
+            f"ulimit -f 8; {sys.executable} -m loadtest run {url} -q 2 -n 100 --out {out}",
+            executable="/bin/bash",
+            cwd=ROOT,
+            stdout=PIPE,
+            stderr=PIPE,
+        )
+        run = await ended(process)
+    assert run.code == 1
+    assert f"loadtest report {out}" in run.errors
+    assert "Traceback" not in run.errors
+    again = await command("report", str(out))
+    assert again.code == 0, again.errors
+    assert summary_of(out)["status"] == "interrupted"
+    assert summary_of(out)["results"][0]["num_successes"] > 2
+
+
+async def test_a_directory_that_can_t_be_made_is_told_before_anything_is_sent(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "file").write_text("")
+    async with mocked() as (server, url):
+        runs = [
+            await command("run", url, "--out", str(tmp_path / name)) for name in ("file", "file/x")
+        ]
+    assert [run.code for run in runs] == [2, 2]
+    assert all("can't be written" in run.errors for run in runs)
+    assert not server.bodies
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -168,12 +218,16 @@ async def test_a_kill_loses_no_request_that_had_ended(tmp_path: Path) -> None:
         (["run", "http://h/v1/completions", "--data", "nowhere.json"], "nowhere.json"),
         (["run", "http://h/v1/completions", "--images", str(ROOT / "docs")], "holds none of"),
         (["run", "--config", "nowhere.yml"], "nowhere.yml"),
+        (["run", "http://h/v1/completions", "--gpu", "on"], "there is no nvidia-smi"),
         (["run", "http://h/v1/completions", "--out", str(ROOT), "--speed"], "No such option"),
         (["report", str(ROOT)], "summary.json"),
         (["mock", "--gap-ms", "-1"], "--gap-ms: "),
     ],
 )
-def test_a_wrong_command_is_told_what_is_wrong(arguments: list[str], said: str) -> None:
+def test_a_wrong_command_is_told_what_is_wrong(
+    arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep, "has_nvidia_smi", lambda: False)
     run = CliRunner().invoke(app, arguments)
     assert run.exit_code == 2
     assert said in " ".join(run.stderr.replace("│", " ").split())

@@ -73,6 +73,25 @@ def test_more_errors_are_a_regression(tmp_path: Path) -> None:
     assert (found.before, found.after, found.outcome) == (0.0, 0.5, "worse")
 
 
+def test_a_few_more_errors_are_a_regression_too(tmp_path: Path) -> None:
+    level, records = made_level(4, loops=25)
+    failing = [
+        r.model_copy(update={"error": ErrorKind.HTTP_5XX}) if r.index < 5 else r for r in records
+    ]
+    first = read_run(write_run(tmp_path / "a", [(level, records)]))
+    second = read_run(write_run(tmp_path / "b", [(level, failing)]))
+    comparison = compare(first, second)
+    assert delta(comparison, "Error rate").outcome == "worse"
+    assert comparison.exit_code == 99
+
+
+def test_a_run_that_was_stopped_is_told(tmp_path: Path) -> None:
+    whole = made_run(tmp_path / "a")
+    stopped = read_run(write_run(tmp_path / "b", [made_level(4, loops=25)], status="stopped"))
+    assert compare(whole, whole).remarks == ()
+    assert compare(whole, stopped).remarks == ("B ended before its time (stopped).",)
+
+
 def test_few_samples_have_no_interval_and_no_verdict(tmp_path: Path) -> None:
     first = made_run(tmp_path / "a", 1, ttft_s=0.5)
     second = made_run(tmp_path / "b", 1, ttft_s=1.5)

@@ -74,11 +74,22 @@ def test_the_path_tells_the_api(path: str, api: ApiName) -> None:
         ({"rate": 3, "queues": 5}, "an open loop, which has no queues"),
         ({"arrival": "constant"}, "arrival means nothing without rate"),
         ({"duration": 5, "ramp": 5}, "ramp takes all of the duration"),
+        ({"duration": 0}, "greater than 0"),
+        ({"timeout": "0s"}, "greater than 0"),
+        ({"grace": "inf"}, "finite number"),
+        ({"rate": "nan"}, "finite number"),
+        ({"max_error_rate": "nan"}, "less than or equal to 1"),
         ({"queues": "0"}, "greater than or equal to 1"),
         ({"queues": "many"}, "valid integer"),
         ({"timeout": "soon"}, "no duration such as"),
         ({"header": ["no colon"]}, "'Name: value'"),
         ({"header": ["A: b\r\nC: d"]}, "'Name: value'"),
+        ({"header": ["A\nB: c"]}, "'Name: value'"),
+        ({"header": ["A: \0"]}, "'Name: value'"),
+        (
+            {"url": "http://me:word@h/v1/completions", "header": ["authorization: Basic x"]},
+            "exclude each other",
+        ),
         ({"api": "custom"}, "needs a body"),
         ({"text_path": "a"}, "say --api custom"),
         ({"body": "{"}, "neither JSON nor @FILE"),
@@ -104,15 +115,25 @@ def test_a_body_comes_from_a_file_too(tmp_path: Path) -> None:
 def test_the_results_hold_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LT_KEY", "sk-very-secret")
     config = configured(
-        url="http://me:pass-word@host/v1/completions?api_key=hidden-key&n=1",
+        url="http://host/v1/completions?password=pass-word&api_key=hidden-key&n=1",
         api_key_env="LT_KEY",
         header=["X-Token: other-secret"],
+        body={"auth": "body-secret"},
     )
     published = json.dumps(published_config(config, "m"))
-    for secret in ("sk-very-secret", "pass-word", "hidden-key", "other-secret"):
+    for secret in ("sk-very-secret", "pass-word", "hidden-key", "other-secret", "body-secret"):
         assert secret not in published
     assert config.headers() == {"X-Token": "other-secret", "Authorization": "Bearer sk-very-secret"}
     assert {"sk-very-secret", "Bearer sk-very-secret", "other-secret"} <= set(config.secrets())
+    assert {"pass-word", "hidden-key", "body-secret"} <= set(config.secrets())
     assert '"queues": [5]' in published
     assert '"loops": 20' in published
     assert '"model": "m"' in published
+
+
+def test_a_key_from_the_environment_replaces_a_header_in_any_case(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("LT_KEY", "sk-1")
+    config = configured(api_key_env="LT_KEY", header=["authorization: Bearer old"])
+    assert config.headers() == {"Authorization": "Bearer sk-1"}

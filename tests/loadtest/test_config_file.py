@@ -61,9 +61,16 @@ def test_an_older_key_may_be_written_with_a_dot_and_the_newer_name_wins(tmp_path
         ("- 1", "no mapping"),
         ("a: [", "run.yml"),
         ("pressure: {num-queue: 3}", "pressure has no 'num-queue'; it has target-url"),
+        ("pressure: [1]", "pressure holds no mapping"),
+        ("pressure: {mode: duration, num-tasks: 3}", "pressure.duration is missing"),
         ("pressure: {mode: fast}", "mode is one of count, duration, not 'fast'"),
     ],
 )
 def test_a_file_that_can_t_be_read_is_named(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(ConfigFileError, match=said):
         read_config_file(written(tmp_path, text))
+
+
+def test_a_duration_alone_is_meant_without_a_mode(tmp_path: Path) -> None:
+    path = written(tmp_path, "pressure: {duration: 60}")
+    assert read_config_file(path).settings == {"duration": 60}

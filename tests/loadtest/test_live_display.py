@@ -67,3 +67,13 @@ async def test_a_file_sees_a_line() -> None:
         fed(display)
     (line,) = output.getvalue().splitlines()
     assert "progress 2/10 (20%) | in flight 1 | QPS 0.50" in line
+
+
+async def test_a_narrow_terminal_sees_every_figure_whole() -> None:
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=True, width=40)
+    async with LiveDisplay(console, lambda: 2.0) as display:
+        fed(display)
+    lines = [" ".join(line.split()) for line in output.getvalue().splitlines()]
+    assert "progress │ 2/10 (20%)" in lines
+    assert "TTFT p95, ms │ 500" in lines

@@ -17,6 +17,7 @@ def test_a_hundred_different_questions_ship() -> None:
         ("q.json", '["why?", {"question": "how?"}]'),
         ("q.jsonl", '"why?"\n\n{"prompt": "how?"}\n'),
         ("q.txt", "why?\n\nhow?\n"),
+        ("q.json", '\ufeff["why?", "how?"]'),
     ],
 )
 def test_each_form_of_file_is_read(tmp_path: Path, name: str, content: str) -> None:

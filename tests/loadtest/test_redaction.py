@@ -1,4 +1,10 @@
-from loadtest.redaction import redacted_headers, redacted_url
+from loadtest.redaction import (
+    redacted_body,
+    redacted_headers,
+    redacted_url,
+    secrets_of_body,
+    secrets_of_url,
+)
 
 
 def test_a_header_keeps_its_name_alone() -> None:
@@ -14,3 +20,17 @@ def test_a_url_keeps_what_tells_where_it_leads() -> None:
     assert "word" not in hidden
     assert "abc" not in hidden
     assert "version=2" in hidden
+
+
+def test_what_a_url_hides_is_known_to_be_secret() -> None:
+    assert secrets_of_url("https://me:word@host/v1/x?api-key=abc&n=2") == ["me", "word", "abc"]
+    assert secrets_of_url("https://host/v1/x?n=2") == []
+
+
+def test_a_body_keeps_all_but_its_keys() -> None:
+    body = {"max_tokens": 5, "q": "{text}", "more": [{"api_key": "abc", "token": "{user}"}]}
+    hidden = {"max_tokens": 5, "q": "{text}", "more": [{"api_key": "***", "token": "{user}"}]}
+    assert redacted_body(body) == hidden
+    assert list(secrets_of_body(body)) == ["abc"]
+    assert redacted_body(None) is None
+    assert list(secrets_of_body(None)) == []

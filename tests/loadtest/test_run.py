@@ -45,6 +45,16 @@ def test_a_level_that_was_never_written_is_made_of_its_records(tmp_path: Path) -
     assert (level.num_queues, level.was_stopped) == (2, True)
 
 
+def test_a_rate_that_was_never_written_is_the_configuration_s(tmp_path: Path) -> None:
+    records = [made_request(level=1, queue=None)]
+    level, _ = made_level(1)
+    path = write_run(tmp_path / "run", [(level, records)], {"rate": [2.0, 4.0]})
+    document = json.loads((path / "summary.json").read_text()) | {"levels": []}
+    (path / "summary.json").write_text(json.dumps(document))
+    (found,) = read_run(path).levels
+    assert found.rate_per_s == 4.0
+
+
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="is this a run's directory"):
         read_run(tmp_path)

@@ -5,7 +5,7 @@ import pytest
 from yarl import URL
 
 from loadtest.apis.classify import Classify
-from loadtest.apis.contract import BodySettings, Call
+from loadtest.apis.contract import BodySettings, Call, shortened
 from loadtest.apis.custom import Custom
 from loadtest.apis.openai import OpenAiCompletions
 from loadtest.apis.text_generation import TextGeneration
@@ -225,6 +225,31 @@ async def test_secrets_that_a_server_repeats_are_blotted_out() -> None:
     assert record.error_message is not None
     assert "the mock" not in record.error_message
     assert "*** answers 503" in record.error_message
+
+
+def test_a_secret_that_is_cut_off_is_blotted_out_too() -> None:
+    target = Target(URL("http://h"), secrets=("Bearer sk-secret", "sk-secret"))
+    assert target.without_secrets(shortened("no: Bearer sk-secret", 16)) == "no: ***..."
+    assert target.without_secrets(shortened("no: sk-secret", 10)) == "no: ***..."
+    assert target.without_secrets("no such thing...") == "no such thing..."
+
+
+async def test_an_answer_of_another_type_says_what_it_says() -> None:
+    api = Classify(BodySettings(), {})
+    async with aimed(Behaviour(fault=Fault.WRONG_TYPE), api=api) as aim:
+        record = await aim.send()
+    assert record.error is ErrorKind.MALFORMED
+    assert record.error_message is not None
+    assert record.error_message.endswith("<html>no stream</html>")
+
+
+async def test_a_given_header_replaces_our_own_in_any_case() -> None:
+    given = {"accept": "text/plain", "content-type": "application/json; charset=utf-8"}
+    async with aimed(headers=given) as aim:
+        await aim.send()
+    [sent] = aim.server.headers
+    assert sent["Accept"] == "text/plain"
+    assert sent["Content-Type"] == "application/json; charset=utf-8"
 
 
 async def test_a_connection_is_used_again() -> None:

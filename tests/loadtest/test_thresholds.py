@@ -111,3 +111,11 @@ def test_a_run_without_success_is_1_whatever_is_allowed(tmp_path: Path) -> None:
 
 def test_a_run_that_sent_nothing_is_1(tmp_path: Path) -> None:
     assert results_of(tmp_path, []).verdict.exit_code == 1
+
+
+def test_a_run_that_ended_within_its_ramp_says_so(tmp_path: Path) -> None:
+    level, records = made_level(2, loops=2)
+    late = level.model_copy(update={"warm_s": level.ended_s + 1})
+    verdict = results_of(tmp_path, [(late, records)]).verdict
+    assert verdict.exit_code == 1
+    assert "nothing was sent after warm-up and ramp" in verdict.sentences[0]

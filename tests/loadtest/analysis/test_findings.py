@@ -67,6 +67,11 @@ def test_a_run_that_measures_the_client_says_so(
     assert found("this run measures the client", findings) is is_told
 
 
+def test_a_moment_of_work_measures_nobody(tmp_path: Path) -> None:
+    level = made_level(1, loops=1, ttft_s=0.01, gap_s=0.001, cpu_share=0.99)
+    assert not found("measures the client", results_of(tmp_path, [level]).findings)
+
+
 def test_lag_is_no_matter_beside_latencies_many_times_larger(tmp_path: Path) -> None:
     level = made_level(2, lag_ms=(8.0,) * 200, ttft_s=2.0, gap_s=0.5)
     assert not found("measures the client", results_of(tmp_path, [level]).findings)
@@ -120,6 +125,14 @@ def test_a_short_steady_state_is_told(tmp_path: Path) -> None:
     assert found(
         "all users were busy for only", results_of(tmp_path, [(level, [*records, late])]).findings
     )
+
+
+def test_users_that_are_held_back_are_told_of_the_limit(tmp_path: Path) -> None:
+    level, records = made_level(2)
+    held_back = level.model_copy(update={"num_queues": 4})
+    findings = results_of(tmp_path, [(held_back, records)]).findings
+    assert found("at most 2 were in flight at once, so look at --max-inflight", findings)
+    assert not found("--max-inflight", results_of(tmp_path / "b", [(level, records)]).findings)
 
 
 def test_how_a_run_ended_comes_first(tmp_path: Path) -> None:

@@ -184,6 +184,13 @@ def test_unlike_token_sources_leave_no_figure_of_tokens() -> None:
     assert figures.window.distributions["ttft_ms"].n == 3
 
 
+def test_chunks_are_no_tokens_where_nothing_succeeded_either() -> None:
+    level, records = made_level(2, loops=2, error=ErrorKind.TRUNCATED, source=TokenSource.CHUNKS)
+    assert figures_of(level, records).token_word == "chunks"
+    mixed = [*records, made_request(9, error=ErrorKind.TRUNCATED, source=TokenSource.USAGE)]
+    assert figures_of(level, mixed).window.output_tokens_per_s is None
+
+
 def test_a_level_stopped_before_its_deadline_ends_there() -> None:
     level, records = made_level(2, loops=2)
     stopped = level.model_copy(update={"deadline_s": 60.0, "was_stopped": True})

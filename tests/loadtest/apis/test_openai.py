@@ -59,6 +59,11 @@ def test_text_is_whatever_the_model_wrote(fields: dict[str, Any], text: str) -> 
     assert read(delta(**fields)).text == text
 
 
+def test_an_empty_finish_reason_is_none() -> None:
+    assert read({"choices": [{"delta": {}, "finish_reason": ""}]}).finish_reason is None
+    assert read({"choices": [{"delta": {}, "finish_reason": "stop"}]}).finish_reason == "stop"
+
+
 def test_the_usage_chunk_is_no_content() -> None:
     usage = {"prompt_tokens": 3, "completion_tokens": 5}
     details = {"prompt_tokens_details": {"cached_tokens": 2}}
@@ -72,6 +77,16 @@ def test_an_error_event_is_an_error_in_any_shape(error: Any, said: str) -> None:
     told = read({"error": error}).error
     assert told is not None
     assert said in told
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [("overloaded", "overloaded"), ('{"error": {"message": "full"}}', "full"), ("", "without")],
+)
+def test_an_event_named_error_is_one_whatever_it_holds(data: str, said: str) -> None:
+    told = chat().read_event(ServerSentEvent(data, "error"))
+    assert told.error is not None
+    assert said in told.error
 
 
 @pytest.mark.parametrize("data", ["{", "[]", "1", '"x"', "{}", '{"choices": 1}', ""])

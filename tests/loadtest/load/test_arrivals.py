@@ -2,7 +2,7 @@ import random
 from itertools import islice, pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from loadtest.load.arrivals import arrivals_s
@@ -34,6 +34,7 @@ def test_poisson_gaps_have_the_rate_s_mean_and_spread_and_a_seed_repeats_them() 
     assert due_s == times(50, 20_000, seed=1)
 
 
+@example(1.0, 5e-324, None, 1)
 @given(st.floats(0.01, 1e4), st.floats(0, 100), st.none() | st.integers(0, 5), st.integers(1, 300))
 def test_times_never_go_back(rate: float, ramp_s: float, seed: int | None, num: int) -> None:
     due_s = times(rate, num, ramp_s=ramp_s, seed=seed)
