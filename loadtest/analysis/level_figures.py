@@ -1,4 +1,7 @@
-"""The figures of one level: counts, percentiles and rates, each as METRICS defines it."""
+"""The figures of one level: counts, percentiles and rates.
+
+`docs/loadtest_metrics.md` defines each of them.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
