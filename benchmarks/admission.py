@@ -23,8 +23,8 @@ from tempfile import TemporaryDirectory
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.classification.processes import started
 from benchmarks.free_port import free_ports
+from benchmarks.processes import started
 from serve_app.preflight import HAPROXY_PORTS
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -17,10 +17,10 @@ from benchmarks.classification.chart import Chart
 from benchmarks.classification.designs import PIECES, RAYSTREAM, Design
 from benchmarks.classification.http_client import fetch, sender, session
 from benchmarks.classification.load import Latencies, closed_loop
-from benchmarks.classification.processes import started
 from benchmarks.classification.table import Cell, Figures
 from benchmarks.classification.texts import MIXED, make_texts, split
 from benchmarks.free_port import free_port
+from benchmarks.processes import started
 
 NUM_TEXTS = 512
 

@@ -24,10 +24,10 @@ from benchmarks.classification.http_client import Body, sender, session
 from benchmarks.classification.load import Latencies, closed_loop
 from benchmarks.classification.offline import Optimum
 from benchmarks.classification.online import Window, server
-from benchmarks.classification.processes import started
 from benchmarks.classification.table import Cell, Figures
 from benchmarks.classification.texts import MIXED, make_texts
 from benchmarks.free_port import free_port
+from benchmarks.processes import started
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 NUM_TEXTS = 512
