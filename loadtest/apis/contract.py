@@ -185,6 +185,22 @@ def said_by_error_event(data: str) -> str:
     return shortened(data) or "an event named error, without a word"
 
 
+def payload_of(event: ServerSentEvent) -> dict[str, Any] | Delta:
+    """Return an event's JSON object, or at once what the event says: the end, or an error.
+
+    Raises:
+        MalformedAnswerError: It is neither.
+    """
+    if event.data == DONE:
+        return Delta(is_done=True)
+    if event.name == "error":
+        return Delta(error=said_by_error_event(event.data))
+    payload = json_object(event.data)
+    if (error := error_of(payload)) is not None:
+        return Delta(error=error)
+    return payload
+
+
 def usage_of(payload: Mapping[str, Any]) -> Usage | None:
     """Return OpenAI's `usage`, as far as it is there."""
     usage = payload.get("usage")

@@ -8,15 +8,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from loadtest.apis.contract import (
-    DONE,
     BodySettings,
     Call,
     Delta,
     MalformedAnswerError,
-    error_of,
-    json_object,
     messages_of,
-    said_by_error_event,
+    payload_of,
     shortened,
     text_alone,
     usage_of,
@@ -56,13 +53,9 @@ class _OpenAiStream(ABC):
 
     def read_event(self, event: ServerSentEvent) -> Delta:
         """Read a chunk, the end, or an error."""
-        if event.data == DONE:
-            return Delta(is_done=True)
-        if event.name == "error":
-            return Delta(error=said_by_error_event(event.data))
-        payload = json_object(event.data)
-        if (error := error_of(payload)) is not None:
-            return Delta(error=error)
+        payload = payload_of(event)
+        if isinstance(payload, Delta):
+            return payload
         text, finish_reason = "", None
         for choice in _choices(payload):
             text += "".join(self._texts(choice))

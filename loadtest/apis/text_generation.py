@@ -4,15 +4,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from loadtest.apis.contract import (
-    DONE,
     BodySettings,
     Call,
     Delta,
     MalformedAnswerError,
-    error_of,
-    json_object,
     messages_of,
-    said_by_error_event,
+    payload_of,
     shortened,
 )
 from loadtest.apis.openai import EVENT_STREAM
@@ -44,13 +41,9 @@ class TextGeneration:
 
     def read_event(self, event: ServerSentEvent) -> Delta:
         """Read a piece of text with its tokens, the end, or an error."""
-        if event.data == DONE:
-            return Delta(is_done=True)
-        if event.name == "error":
-            return Delta(error=said_by_error_event(event.data))
-        payload = json_object(event.data)
-        if (error := error_of(payload)) is not None:
-            return Delta(error=error)
+        payload = payload_of(event)
+        if isinstance(payload, Delta):
+            return payload
         text, num_tokens = payload.get("text"), payload.get("token_count")
         if not isinstance(text, str):
             raise MalformedAnswerError(f"an event without text: {shortened(event.data)}")
