@@ -1,5 +1,6 @@
 """What the mock writes on each route: the payloads of a stream, or one answer."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
@@ -39,7 +40,7 @@ def usage_of(num_tokens: int) -> dict[str, int]:
     }
 
 
-class _OpenAiSurface:
+class _OpenAiSurface(ABC):
     """What chat completions and completions have in common."""
 
     object_name: str
@@ -60,8 +61,8 @@ class _OpenAiSurface:
         choice = {"index": 0, **self._text(text), "finish_reason": finish_reason}
         return {**self._head(), "choices": [choice]}
 
-    def _text(self, text: str) -> dict[str, Any]:
-        raise NotImplementedError
+    @abstractmethod
+    def _text(self, text: str) -> dict[str, Any]: ...
 
 
 class ChatSurface(_OpenAiSurface):
