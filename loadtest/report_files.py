@@ -5,13 +5,12 @@ there as a whole.
 """
 
 import json
-import os
 from pathlib import Path
 
 from loadtest.analysis.run_results import Analysis, analyse
 from loadtest.page.report_page import render_page
 from loadtest.run import Run, read_run
-from loadtest.run_files import SUMMARY_NAME
+from loadtest.run_files import SUMMARY_NAME, replace
 from loadtest.summary import RunResults
 from loadtest.summary_table import write_csv
 
@@ -31,7 +30,7 @@ def write_all(run_dir: Path, *, png: bool = False) -> RunResults:
     analysis = analyse(read_run(run_dir))
     _complete_summary(analysis.run, analysis.results)
     write_csv(run_dir / "summary.csv", analysis.results.results)
-    _replace(run_dir / "report.html", render_page(analysis))
+    replace(run_dir / "report.html", render_page(analysis))
     if png:
         _write_plots(run_dir, analysis)
     return analysis.results
@@ -48,10 +47,4 @@ def _complete_summary(run: Run, results: RunResults) -> None:
     path = run.path / SUMMARY_NAME
     document = json.loads(path.read_text(encoding="utf-8"))
     document |= results.model_dump(mode="json")
-    _replace(path, json.dumps(document, indent=1) + "\n")
-
-
-def _replace(path: Path, text: str) -> None:
-    draft = path.with_name(path.name + ".new")
-    draft.write_text(text, encoding="utf-8")
-    os.replace(draft, path)
+    replace(path, json.dumps(document, indent=1) + "\n")

@@ -5,7 +5,6 @@ request ends, and the summary is replaced as a whole, first before the first req
 adds its results to the summary later; it stands in `report_files`.
 """
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from loadtest.record import LevelRecord, RequestRecord
+from loadtest.summary import RunHeader
 
 SCHEMA_VERSION: Final = 1
 """Of both files. It rises when a reader of the old form would misread the new one."""
@@ -64,20 +64,24 @@ class RunFiles:
                 to `started_s`.
             gpus: What was seen of GPUs, each sample with its time, `t_s`.
         """
-        summary = {
-            "schema_version": SCHEMA_VERSION,
-            "status": status,
-            "started_at": self._started_at,
-            "configuration": self._configuration,
-            "machine": self._machine,
-            "levels": [level.model_dump(mode="json") for level in levels],
-            "gpus": list(gpus),
-        }
-        path = self.directory / SUMMARY_NAME
-        draft = path.with_suffix(".json.new")
-        draft.write_text(json.dumps(summary, indent=1) + "\n")
-        os.replace(draft, path)
+        header = RunHeader(
+            schema_version=SCHEMA_VERSION,
+            status=status,
+            started_at=self._started_at,
+            configuration=self._configuration,
+            machine=self._machine,
+            levels=tuple(levels),
+            gpus=tuple(dict(sample) for sample in gpus),
+        )
+        replace(self.directory / SUMMARY_NAME, header.model_dump_json(indent=1) + "\n")
 
     def close(self) -> None:
         """Close the file of requests; closing twice is harmless."""
         self._requests.close()
+
+
+def replace(path: Path, text: str) -> None:
+    """Write a file as a whole: whoever reads it meanwhile has the old one or the new one."""
+    draft = path.with_name(path.name + ".new")
+    draft.write_text(text, encoding="utf-8")
+    os.replace(draft, path)
