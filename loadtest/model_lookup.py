@@ -7,7 +7,8 @@ import aiohttp
 from pydantic_core import from_json
 from yarl import URL
 
-from loadtest.sender import Target
+from loadtest.apis.contract import MalformedAnswerError
+from loadtest.sender import MAX_WHOLE_BYTES, Target, read_text
 from loadtest.stamped_http import StampedResponse
 
 DEADLINE_S: Final = 10.0
@@ -26,12 +27,10 @@ async def first_model(session: aiohttp.ClientSession, target: Target) -> str | N
             ) as response,
         ):
             assert isinstance(response, StampedResponse)
-            body = b""
-            while pieces := await response.body_reads.reads():
-                body += b"".join(read.piece for read in pieces)
-    except (TimeoutError, aiohttp.ClientError, OSError):
+            listed = await read_text(response.body_reads, MAX_WHOLE_BYTES)
+    except (TimeoutError, aiohttp.ClientError, OSError, MalformedAnswerError):
         return None
-    return _first_id(body)
+    return _first_id(listed)
 
 
 def models_url(url: URL) -> URL:
@@ -40,7 +39,7 @@ def models_url(url: URL) -> URL:
     return url.with_path(f"{head}/v1/models" if found else "/v1/models").with_query(None)
 
 
-def _first_id(body: bytes) -> str | None:
+def _first_id(body: str) -> str | None:
     try:
         listed = from_json(body)
     except ValueError:

@@ -173,7 +173,7 @@ class Sender:
                         return
 
     async def _read_whole(self, body: StampedBody, attempt: Attempt, watchdog: Watchdog) -> None:
-        payload = await _read_text(body, MAX_WHOLE_BYTES)
+        payload = await read_text(body, MAX_WHOLE_BYTES)
         attempt.received_bytes = len(payload.encode())
         attempt.take(self._api.read_whole(payload), body.ended_s or self._clock())
         if attempt.content_s:
@@ -230,7 +230,13 @@ async def _read_tail(body: StampedBody) -> None:
                 pass
 
 
-async def _read_text(body: StampedBody, max_bytes: int) -> str:
+async def read_text(body: StampedBody, max_bytes: int) -> str:
+    """Read a body to its end.
+
+    Raises:
+        MalformedAnswerError: It is longer.
+        aiohttp.ClientError: It broke off.
+    """
     pieces: list[bytes] = []
     num_bytes = 0
     while reads := await body.reads():
@@ -244,7 +250,7 @@ async def _read_text(body: StampedBody, max_bytes: int) -> str:
 async def _read_error(body: StampedBody) -> str:
     """Return what an error's body says: its JSON's message, or else its text."""
     try:
-        text = await _read_text(body, 64 * 1024)
+        text = await read_text(body, 64 * 1024)
     except (aiohttp.ClientError, MalformedAnswerError):
         return "(its body can't be read)"
     with suppress(MalformedAnswerError):
