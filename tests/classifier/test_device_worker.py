@@ -84,11 +84,15 @@ def device() -> GatedDevice:
 def replica(device: GatedDevice) -> Iterator[Replica]:
     made = Replica(device)
     yield made
+    end(made, device)
+    assert not made.worker.is_alive
+
+
+def end(replica: Replica, device: GatedDevice) -> None:
     device.is_open = True
     device.may_go_on.release(1000)
-    made.worker.stop()
-    made.stack.close()
-    assert not made.worker.is_alive
+    replica.worker.stop()
+    replica.stack.close()
 
 
 def answer(job: Job) -> list[tuple[float, ...]]:
@@ -370,10 +374,7 @@ def two_lanes(device: GatedDevice) -> Iterator[Replica]:
     device.is_open = False
     made = Replica(device)
     yield made
-    device.is_open = True
-    device.may_go_on.release(1000)
-    made.worker.stop()
-    made.stack.close()
+    end(made, device)
     assert not [t for t in threading.enumerate() if t.name.startswith("classifier")]
 
 
