@@ -41,7 +41,7 @@ def main() -> None:
         raise SystemExit("This processor has no AVX512_BF16, or torch no libgomp.")
     shapes = [*SHAPES * NUM_LAYERS, VOCABULARY]
     theirs = [PrepackedLinear(torch.randn(n, k).bfloat16(), None) for k, n in shapes]
-    ours = [FewRowsLinear(layer._packed, None, kernel, parallel) for layer in theirs]
+    ours = [FewRowsLinear(layer._packed, None, kernel) for layer in theirs]
     num_bytes = sum(2 * k * n for k, n in shapes)
     table = Table("rows", "oneDNN ms", "ours ms", "ratio", "ours GB/s")
     for num_rows in map(int, options.rows.split(",")):

@@ -115,7 +115,10 @@ class ModelRunner:
             to_device([row for _, row in due], device, torch.int64),
             step,
         )
-        return StepLogits(tuple(sequence for sequence, _ in due), logits.float())
+        # A copy in any case: the next run may use the logits' memory again.
+        return StepLogits(
+            tuple(sequence for sequence, _ in due), logits.to(torch.float32, copy=True)
+        )
 
     def _compute(
         self, token_ids: torch.Tensor, positions: torch.Tensor, due: torch.Tensor, step: PackedStep

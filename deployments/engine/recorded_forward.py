@@ -21,6 +21,7 @@ from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
 from deployments.engine.attention import attend_slots
 from deployments.engine.attention_call import check_arguments
+from deployments.engine.cpu.decode_program import DecodePrograms
 from deployments.engine.cpu.few_rows_linear import multiply_few_rows
 from deployments.engine.cpu.fusion import fuse
 from deployments.engine.forward import Forward, StockForward
@@ -123,20 +124,35 @@ class RecordedForward:
             if is_cpu:
                 multiply_few_rows(graph)
             _simplify(graph)
+        self._programs: DecodePrograms | None = None
 
     def unfuse(self) -> bool:
         """From here on run torch's operators alone; return whether there were others."""
-        was_fused, self._fused = self._fused is not None, None
+        was_fused, self._fused, self._programs = self._fused is not None, None, None
         return was_fused
 
     def __call__(
         self, token_ids: torch.Tensor, positions: torch.Tensor, due: torch.Tensor, step: PackedStep
     ) -> torch.Tensor:
         """Run what was recorded; see `Forward`."""
+        logits = self._run_program(token_ids, positions, due, step)
+        if logits is not None:
+            return logits
         graph = self._graph if self._fused is None else self._fused
         logits = graph(token_ids, positions, due, partial(self._attend, step))
         assert isinstance(logits, torch.Tensor)
         return logits
+
+    def _run_program(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, due: torch.Tensor, step: PackedStep
+    ) -> torch.Tensor | None:
+        if self._fused is None or step.chunks:
+            return None
+        if self._programs is None or self._programs.kv is not step.kv:
+            self._programs = DecodePrograms(
+                self._fused, step.kv, lambda step: partial(self._attend, step)
+            )
+        return self._programs.run(token_ids, positions, due, step)
 
     def _attend(
         self,

@@ -20,7 +20,8 @@ from deployments.engine.cpu.few_rows_kernel import (
     FewRowsKernel,
     make_kernel,
 )
-from deployments.engine.cpu.openmp import Parallel, find_parallel
+from deployments.engine.cpu.launch import KernelCall, empty, launch
+from deployments.engine.cpu.openmp import find_parallel
 from deployments.engine.cpu.prepacked_linear import BATCH_HINT
 
 MAX_INPUTS = 5120
@@ -42,7 +43,6 @@ class FewRowsLinear(torch.nn.Module):
         packed: torch.Tensor,
         bias: torch.Tensor | None,
         kernel: FewRowsKernel,
-        parallel: Parallel,
     ) -> None:
         """Find the weights.
 
@@ -50,12 +50,11 @@ class FewRowsLinear(torch.nn.Module):
             packed: [out_features, in_features], bfloat16, as oneDNN has packed it; see `can_read`.
             bias: [out_features], or None.
             kernel: Multiplies.
-            parallel: Runs it on torch's threads.
         """
         super().__init__()
         # Plain attributes: an opaque layout can be neither saved nor moved as a buffer is.
         self._packed, self._bias = packed, bias
-        self._kernel, self._parallel = kernel, parallel
+        self._kernel = kernel
         self._out_features, self._in_features = packed.shape
         self._weights = torch.ops.mkldnn.data_ptr(packed)
         wide = torch.zeros(self._out_features) if bias is None else bias.float().contiguous()
@@ -69,13 +68,10 @@ class FewRowsLinear(torch.nn.Module):
             assert isinstance(output, torch.Tensor)
             return output
         rows = rows.contiguous()
-        output = rows.new_empty(*rows.shape[:-1], self._out_features)
-        self._parallel(
-            self._kernel.address,
-            self._arguments(rows.data_ptr(), output.data_ptr(), num_rows),
-            torch.get_num_threads(),
-            0,
-        )
+        output = empty((*rows.shape[:-1], self._out_features), rows.dtype)
+        arguments = self._arguments(rows.data_ptr(), output.data_ptr(), num_rows)
+        call = KernelCall(self._kernel.address, arguments, ticket=len(ARGUMENTS) - 1)
+        launch(call, torch.get_num_threads())
         return output
 
     def _arguments(self, rows: int, output: int, num_rows: int) -> ctypes.Array[ctypes.c_int64]:
@@ -106,8 +102,8 @@ def multiply_few_rows(graph: torch.fx.GraphModule) -> None:
     Args:
         graph: Its operators are torch's own, its weights attributes.
     """
-    kernel, parallel = make_kernel(), find_parallel()
-    if kernel is None or parallel is None:
+    kernel = make_kernel()
+    if kernel is None or find_parallel() is None:
         return
     for index, node in enumerate(graph.graph.find_nodes(op="call_function", target=_linear)):
         rows, weight, bias, activation, *_ = node.args
@@ -115,7 +111,7 @@ def multiply_few_rows(graph: torch.fx.GraphModule) -> None:
         if activation != "none" or not can_read(packed):
             continue
         name = f"few_rows_linear_{index}"
-        layer = FewRowsLinear(packed, bias and _attribute(graph, bias), kernel, parallel)
+        layer = FewRowsLinear(packed, bias and _attribute(graph, bias), kernel)
         graph.add_submodule(name, layer)
         node.op, node.target, node.args = "call_module", name, (rows,)
     graph.graph.eliminate_dead_code()

@@ -16,7 +16,7 @@ from deployments.engine.cpu.fused_kernels import (
     make_silu_mul,
     make_table_mul,
 )
-from deployments.engine.cpu.openmp import run_briefly, run_shared
+from deployments.engine.cpu.launch import KernelCall, empty, empty_like, launch
 
 BFLOAT16 = torch.bfloat16
 
@@ -39,7 +39,7 @@ def rms_norm(
     if element != 1:
         rows = rows.contiguous()
         *outer, inner, _ = rows.stride()
-    output = torch.empty_like(rows)
+    output = empty_like(rows)
     *output_outer, output_inner, _ = output.stride()
     _, *num_outer, num_inner, width = rows.shape
     _run(
@@ -68,7 +68,7 @@ def add_rms_norm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the sum of [1, n, width] and [1, n, width], and the same normalised."""
     rows, others = rows.contiguous(), others.contiguous()
-    total, output = torch.empty_like(rows), torch.empty_like(rows)
+    total, output = empty_like(rows), empty_like(rows)
     _, num_rows, width = rows.shape
     _run(
         make_add_rms_norm(rows.dtype is BFLOAT16, is_shifted, epsilon),
@@ -96,7 +96,7 @@ def rotate(heads: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> t
     if element != 1:
         heads = heads.contiguous()
         _, head_stride, row_stride, _ = heads.stride()
-    output = torch.empty_like(heads)
+    output = empty_like(heads)
     _, output_head_stride, output_row_stride, _ = output.stride()
     _, num_heads, num_rows, head_dim = heads.shape
     _run(
@@ -121,7 +121,7 @@ def silu_mul(joined: torch.Tensor) -> torch.Tensor:
     """Return SiLU of the first half of [1, n, 2 * width] times the second."""
     joined = joined.contiguous()
     _, num_rows, both = joined.shape
-    output = torch.empty((1, num_rows, both // 2), dtype=joined.dtype)
+    output = empty((1, num_rows, both // 2), joined.dtype)
     _run(
         make_silu_mul(joined.dtype is BFLOAT16, _vector_bytes()),
         num_rows,
@@ -147,7 +147,7 @@ def table_mul(table: torch.Tensor, joined: torch.Tensor) -> torch.Tensor:
     """
     joined = joined.contiguous()
     _, num_rows, both = joined.shape
-    output = torch.empty((1, num_rows, both // 2), dtype=joined.dtype)
+    output = empty((1, num_rows, both // 2), joined.dtype)
     _run(
         make_table_mul(),
         num_rows,
@@ -168,10 +168,9 @@ def all_bfloat16() -> torch.Tensor:
 def _run(kernel: int, num_rows: int, num_elements: int, *arguments: int) -> None:
     """Run a kernel on rows that have so many elements in all."""
     array = _array_type(2 + len(arguments))(0, num_rows, *arguments)
-    if num_elements < MIN_SHARED_ELEMENTS:
-        run_briefly(kernel, array)
-    else:
-        run_shared(kernel, array, min(num_rows, torch.get_num_threads()))
+    is_brief = num_elements < MIN_SHARED_ELEMENTS
+    num_threads = 0 if is_brief else min(num_rows, torch.get_num_threads())
+    launch(KernelCall(kernel, array, ticket=0), num_threads)
 
 
 @cache

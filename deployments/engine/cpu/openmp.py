@@ -27,15 +27,30 @@ LockedCFunction = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
 @cache
 def find_parallel() -> Parallel | None:
     """Return libgomp's entry into a parallel region; None where torch computes with another."""
-    libraries = list((Path(torch.__file__).parent / "lib").glob("libgomp*.so*"))
-    if len(libraries) != 1:
-        logger.info("torch brings no libgomp")
+    library = _libgomp()
+    if library is None:
         return None
-    parallel = ctypes.CDLL(str(libraries[0])).GOMP_parallel
+    parallel = library.GOMP_parallel
     parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
     parallel.restype = None
     found: Parallel = parallel
     return found
+
+
+@cache
+def find_barrier() -> int | None:
+    """Return the address of the function by which the threads of a region wait for each other."""
+    library = _libgomp()
+    return None if library is None else ctypes.cast(library.GOMP_barrier, ctypes.c_void_p).value
+
+
+@cache
+def _libgomp() -> ctypes.CDLL | None:
+    libraries = list((Path(torch.__file__).parent / "lib").glob("libgomp*.so*"))
+    if len(libraries) != 1:
+        logger.info("torch brings no libgomp")
+        return None
+    return ctypes.CDLL(str(libraries[0]))
 
 
 def run_shared(function: int, argument: ctypes.Array[ctypes.c_int64], num_threads: int) -> None:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from deployments.engine.cpu.head_shape import HeadShape
-from deployments.engine.cpu.openmp import run_briefly, run_shared
+from deployments.engine.cpu.launch import KernelCall, empty, launch
 from deployments.engine.cpu.row_kernel import ARGUMENTS, RowKernel
 from deployments.engine.softcap import Scores
 
@@ -90,7 +90,7 @@ def attend_rows(
     assert kernel is not None
     shape = kernel.shape
     query, key, value = (_joined(tensor, head_dim) for tensor in (query, key, value))
-    output = query.new_empty(1, num_rows, num_heads, head_dim)
+    output = empty((1, num_rows, num_heads, head_dim), query.dtype)
     is_brief = rows.num_tokens * num_heads * head_dim < MIN_PARALLEL_PRODUCTS
     num_threads = 1 if is_brief else torch.get_num_threads()
     # A row's heads lie beside each other in memory, and stay together where rows are enough.
@@ -115,10 +115,8 @@ def attend_rows(
         _bits(scores.softcap or 0.0),
         0,
     )
-    if is_brief:
-        run_briefly(kernel.address, arguments)
-    else:
-        run_shared(kernel.address, arguments, min(num_threads, num_units))
+    call = KernelCall(kernel.address, arguments, ticket=len(ARGUMENTS) - 1)
+    launch(call, 0 if is_brief else min(num_threads, num_units))
     return output
 
 

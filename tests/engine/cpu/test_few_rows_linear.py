@@ -30,7 +30,7 @@ def layer_of(weight: torch.Tensor, bias: torch.Tensor | None) -> FewRowsLinear:
     assert parallel is not None
     packed = PrepackedLinear(weight, bias)._packed
     assert can_read(packed)
-    return FewRowsLinear(packed, bias, kernel, parallel)
+    return FewRowsLinear(packed, bias, kernel)
 
 
 def assert_close(

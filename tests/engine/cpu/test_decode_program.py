@@ -1,0 +1,312 @@
+"""Decode steps as programs, beside the same steps call by call."""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from itertools import count
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from deployments.engine.cpu import decode_program
+from deployments.engine.cpu.decode_program import DecodePrograms
+from deployments.engine.cpu.few_rows_kernel import make_kernel
+from deployments.engine.cpu.kernel_program import can_run
+from deployments.engine.cpu.prepacked_linear import can_prepack
+from deployments.engine.engine import Engine
+from deployments.engine.engine_limits import EngineLimits
+from deployments.engine.model_loader import LoadedModel, prepare_model
+from deployments.engine.model_runner import StepLogits
+from deployments.engine.recorded_forward import RecordedForward
+from deployments.engine.sampling_params import SamplingParams
+from deployments.engine.scheduler import StepPlan
+from deployments.engine.sequence import SequenceRequest
+from tests.engine.tiny_models import byte_tokenizer
+
+pytestmark = pytest.mark.skipif(
+    make_kernel() is None or not can_run() or not can_prepack(torch.bfloat16),
+    reason="needs a processor with AVX512_BF16, and torch on libgomp",
+)
+
+NUM_SLOTS, MAX_MODEL_LEN = 4, 48
+SHAPE: Mapping[str, Any] = {
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "initializer_range": 0.3,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+}
+
+
+def qwen2() -> PreTrainedModel:
+    return Qwen2ForCausalLM(Qwen2Config(**SHAPE))
+
+
+def qwen3() -> PreTrainedModel:
+    return Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=16))
+
+
+def llama() -> PreTrainedModel:
+    return LlamaForCausalLM(LlamaConfig(**SHAPE))
+
+
+def mistral() -> PreTrainedModel:
+    return MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=12))
+
+
+def gemma3() -> PreTrainedModel:
+    config = Gemma3TextConfig(
+        **SHAPE,
+        head_dim=16,
+        sliding_window=12,
+        layer_types=["sliding_attention"] * 2 + ["full_attention"],
+    )
+    return Gemma3ForCausalLM(config)
+
+
+FAMILIES = (qwen2, qwen3, llama, mistral, gemma3)
+
+MakeModel = Callable[[], PreTrainedModel]
+
+
+def load(make_model: MakeModel, dtype: torch.dtype = torch.bfloat16) -> LoadedModel:
+    torch.manual_seed(0)
+    model = make_model().to(dtype).eval()
+    prepare_model(model)
+    return LoadedModel(model, byte_tokenizer(), None, frozenset())
+
+
+def engine_of(loaded: LoadedModel, *, with_programs: bool = True) -> Engine:
+    engine = Engine(loaded, EngineLimits(NUM_SLOTS, MAX_MODEL_LEN, 16))
+    engine.warm_up()
+    if not with_programs:
+        forward_of(engine)._programs = NoPrograms(engine)
+    return engine
+
+
+class NoPrograms(DecodePrograms):
+    """None for any step."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.kv = engine._kv
+
+    def run(self, *_: object) -> None:
+        return None
+
+
+def forward_of(engine: Engine) -> RecordedForward:
+    forward = engine._runner._forward
+    assert isinstance(forward, RecordedForward)
+    return forward
+
+
+def programs_of(engine: Engine) -> DecodePrograms:
+    programs = forward_of(engine)._programs
+    assert programs is not None
+    return programs
+
+
+def request(name: str, length: int, num_tokens: int, seed: int = 0) -> SequenceRequest:
+    generator = torch.Generator().manual_seed(seed)
+    prompt = torch.randint(44, 300, (length,), generator=generator).tolist()
+    params = SamplingParams(temperature=1, seed=seed, max_tokens=num_tokens, ignore_eos=True)
+    return SequenceRequest(name, tuple(prompt), params)
+
+
+def finish(engine: Engine) -> dict[str, list[int]]:
+    tokens: dict[str, list[int]] = {}
+    while engine.has_work:
+        for name, delta in engine.step():
+            assert delta.error is None
+            tokens.setdefault(name, []).extend(delta.token_ids)
+    engine.check()
+    return tokens
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module", params=FAMILIES, ids=lambda make: make.__name__)
+def engines(request: pytest.FixtureRequest) -> tuple[Engine, Engine]:
+    """One that runs programs, and one that does not."""
+    loaded = load(request.param)
+    return engine_of(loaded), engine_of(loaded, with_programs=False)
+
+
+@st.composite
+def some_arrivals(draw: st.DrawFn) -> list[tuple[int, SequenceRequest]]:
+    """Sequences, each with the step before which it comes."""
+    number = draw(st.integers(1, 7))
+    return [
+        (
+            draw(st.integers(0, 20)),
+            request(
+                str(i), draw(st.integers(1, 20)), draw(st.integers(1, 25)), draw(st.integers(0, 9))
+            ),
+        )
+        for i in range(number)
+    ]
+
+
+def run(engine: Engine, arrivals: list[tuple[int, SequenceRequest]]) -> dict[str, list[int]]:
+    waiting = sorted(arrivals, key=lambda arrival: arrival[0])
+    tokens: dict[str, list[int]] = {}
+    for step in count():
+        while waiting and waiting[0][0] <= step:
+            engine.add(waiting.pop(0)[1])
+        if not waiting and not engine.has_work:
+            return tokens
+        for name, delta in engine.step():
+            assert delta.error is None
+            tokens.setdefault(name, []).extend(delta.token_ids)
+    raise AssertionError("it counts for ever")
+
+
+@settings(max_examples=10, deadline=None)
+@given(arrivals=some_arrivals(), num_threads=st.integers(1, 2))
+def test_the_tokens_are_those_of_the_calls_one_by_one(
+    engines: tuple[Engine, Engine],
+    arrivals: list[tuple[int, SequenceRequest]],
+    num_threads: int,
+) -> None:
+    torch.set_num_threads(num_threads)
+    found, expected = (run(engine, arrivals) for engine in engines)
+    assert found == expected
+
+
+def test_each_size_of_a_step_has_a_program(engines: tuple[Engine, Engine]) -> None:
+    engine, _ = engines
+    for i in range(NUM_SLOTS):
+        engine.add(request(str(i), 4, 4 + 2 * i))
+    finish(engine)
+    sizes = {size for size, _ in programs_of(engine)._programs}
+    assert sizes == set(range(1, NUM_SLOTS + 1))
+    assert not programs_of(engine)._refused
+
+
+def logits_of(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """Return the logits of each step of some sequences, as the engine holds them afterwards."""
+    held: list[torch.Tensor] = []
+    run_plan = engine._guard._run
+
+    def kept(plan: StepPlan) -> StepLogits | None:
+        found = run_plan(plan)
+        assert found is not None
+        held.append(found.logits)
+        return found
+
+    monkeypatch.setattr(engine._guard, "_run", kept)
+    for i in range(3):
+        engine.add(request(str(i), 3, 4 + 9 * i))
+    finish(engine)
+    return held
+
+
+def test_the_logits_are_the_same_to_the_last_bit_and_are_not_written_over(
+    engines: tuple[Engine, Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, expected = (logits_of(engine, monkeypatch) for engine in engines)
+    assert len(found) == len(expected) > 20
+    assert all(map(torch.equal, found, expected))
+
+
+def test_memory_is_used_again_from_layer_to_layer() -> None:
+    def pieces(num_layers: int) -> list[tuple[int, int]]:
+        shape = {**SHAPE, "num_hidden_layers": num_layers}
+        engine = engine_of(load(lambda: Qwen2ForCausalLM(Qwen2Config(**shape))))
+        for i in range(NUM_SLOTS):
+            engine.add(request(str(i), 4, 4 + 2 * i))
+        finish(engine)
+        free = programs_of(engine)._memory._free
+        return sorted((row_bytes, len(found)) for row_bytes, found in free.items())
+
+    assert pieces(2) == pieces(6)
+
+
+def test_a_program_is_of_the_slots_that_it_was_made_on() -> None:
+    loaded = load(qwen2)
+    first = engine_of(loaded)
+    first.add(request("a", 5, 8))
+    expected = finish(first)
+    programs = programs_of(first)
+    assert programs.kv is first._kv
+    forward, other = forward_of(first), engine_of(loaded)
+    other._runner._forward = forward
+    other.add(request("a", 5, 8))
+    assert finish(other) == expected
+    assert programs_of(other) is not programs
+    assert programs_of(other).kv is other._kv
+
+
+@pytest.mark.parametrize("make_model", [qwen2, mistral])
+def test_what_computes_between_kernels_goes_on_call_by_call(
+    make_model: MakeModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In float32 the linear layers are torch's."""
+    loaded = load(make_model, torch.float32)
+    caplog.set_level(logging.INFO)
+    engine = engine_of(loaded)
+    engine.add(request("a", 5, 8))
+    found = finish(engine)
+    assert not programs_of(engine)._programs
+    assert len([r for r in caplog.records if "go on call by call" in r.message]) <= 1
+    assert "call by call" in caplog.text
+    plain = engine_of(loaded, with_programs=False)
+    plain.add(request("a", 5, 8))
+    assert found == finish(plain)
+
+
+def test_without_a_pool_of_threads_steps_go_on_call_by_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(decode_program, "can_run", lambda: False)
+    engine = engine_of(load(qwen2))
+    engine.add(request("a", 5, 8))
+    assert len(finish(engine)["a"]) == 8
+    assert not programs_of(engine)._programs
+
+
+def test_an_error_while_it_is_recorded_leaves_nothing_recorded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The step guard runs the step again."""
+    engine = engine_of(load(qwen2))
+    failures = iter([MemoryError("no memory")])
+
+    def take(self: object, row_bytes: int) -> torch.Tensor:
+        for failure in failures:
+            raise failure
+        return stock(self, row_bytes)
+
+    stock: Callable[..., torch.Tensor] = decode_program._Memory.take
+    monkeypatch.setattr(decode_program._Memory, "take", take)
+    engine.add(request("a", 5, 8))
+    found = finish(engine)
+    monkeypatch.undo()
+    plain = engine_of(load(qwen2), with_programs=False)
+    plain.add(request("a", 5, 8))
+    assert found == finish(plain)
+    assert programs_of(engine)._programs
