@@ -2,9 +2,9 @@
 
 Registered with transformers under the name `slots`. One call serves one layer of one packed step.
 The decode rows store their keys and values and then attend over their slots, batched.
-On a CPU the rows of prefill chunks do as well. Elsewhere, and where in a layer with a sliding
-window a chunk's end may take the place of what its beginning sees, each chunk attends in a call of
-its own, over what its slot holds and over itself, and is stored after that.
+On a CPU the rows of prefill chunks do as well, where that is faster. Elsewhere, and where in a
+layer with a sliding window a chunk's end may take the place of what its beginning sees, each chunk
+attends in a call of its own, over what its slot holds and over itself, and is stored after that.
 
 It refuses what it does not know (sinks, masks, ...) by name instead of ignoring it.
 """
@@ -20,7 +20,7 @@ from deployments.engine.attention_call import (
     check_heads,
     check_window,
 )
-from deployments.engine.cpu.row_attention import attend_rows, can_attend
+from deployments.engine.cpu.row_attention import attend_rows, can_attend, can_prefill
 from deployments.engine.packed_step import ChunkRows, PackedStep
 from deployments.engine.softcap import Scores, attend
 
@@ -102,8 +102,8 @@ def attend_slots(
     if not step.chunks:
         return _decode(query, key, value, layer, step, scores)
     rows, keys, values = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    can = can_attend(query, kv.shape.num_kv_heads)
-    seen = step.slot_rows(kv.capacities[layer]) if can else None
+    is_ours = can_prefill(query, kv.shape.num_kv_heads)
+    seen = step.slot_rows(kv.capacities[layer]) if is_ours else None
     if seen is not None:
         for chunk in step.chunks:
             part = chunk.rows

@@ -88,9 +88,9 @@ FAMILIES = (qwen2, qwen3, llama, mistral, gemma3)
 MakeModel = Callable[[], PreTrainedModel]
 
 
-def load(make_model: MakeModel, dtype: torch.dtype = torch.bfloat16) -> LoadedModel:
+def load(make_model: MakeModel, *, is_bfloat16: bool = True) -> LoadedModel:
     torch.manual_seed(0)
-    model = make_model().to(dtype).eval()
+    model = make_model().bfloat16() if is_bfloat16 else make_model()
     prepare_model(model)
     return LoadedModel(model, byte_tokenizer(), None, frozenset())
 
@@ -266,7 +266,7 @@ def test_what_computes_between_kernels_goes_on_call_by_call(
     make_model: MakeModel, caplog: pytest.LogCaptureFixture
 ) -> None:
     """In float32 the linear layers are torch's."""
-    loaded = load(make_model, torch.float32)
+    loaded = load(make_model, is_bfloat16=False)
     caplog.set_level(logging.INFO)
     engine = engine_of(loaded)
     engine.add(request("a", 5, 8))

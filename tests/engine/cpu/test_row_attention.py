@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deployments.engine.cpu import head_shape, openmp, row_attention
-from deployments.engine.cpu.row_attention import SlotRows, attend_rows, can_attend
+from deployments.engine.cpu.row_attention import SlotRows, attend_rows, can_attend, can_prefill
 from deployments.engine.softcap import Scores
 
 NUM_SLOTS, CAPACITY = 5, 40
@@ -336,3 +336,14 @@ def test_other_types_are_not_the_kernels(dtype: torch.dtype) -> None:
 
 def test_other_devices_are_not_the_kernels() -> None:
     assert not can_attend(torch.zeros(1, 2, 1, 64, device="meta"), 1)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "least"), [(torch.bfloat16, 2), (torch.float32, 4), (torch.float16, None)]
+)
+def test_chunks_are_the_kernels_where_enough_queries_share_a_key(
+    dtype: torch.dtype, least: int | None
+) -> None:
+    for group in range(1, 6):
+        query = torch.zeros(1, 3 * group, 5, 64, dtype=dtype)
+        assert can_prefill(query, 3) == (least is not None and group >= least)

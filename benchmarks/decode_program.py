@@ -1,0 +1,107 @@
+"""Decode steps as programs of kernels, beside the same steps call by call.
+
+Two shapes in bfloat16 with random weights: Qwen2-0.5B's, and one of 3 million parameters. The
+sequences of one engine go on, five steps the one way and five the other, so both see the same
+machine; medians are compared, and both ways give the same tokens (tests/engine/cpu).
+
+    python -m benchmarks.decode_program
+"""
+
+import argparse
+import time
+from statistics import median
+from unittest.mock import patch
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+
+from benchmarks.engine import CPU, FOLDER, half_billion
+from deployments.engine.cpu.allocator import keep_freed_memory
+from deployments.engine.cpu.decode_program import DecodePrograms
+from deployments.engine.engine import Engine
+from deployments.engine.engine_limits import EngineLimits
+from deployments.engine.model_loader import LoadedModel, load_model, prepare_model
+from deployments.engine.sampling_params import SamplingParams
+from deployments.engine.sequence import SequenceRequest
+from deployments.gpu.device import num_cores
+
+TURN = 5
+"""Steps the one way before as many the other; the first meets cold caches, and is left out."""
+
+PROMPT_TOKENS = 64
+
+
+def three_million() -> PreTrainedModel:
+    """Return a model that Python costs more than arithmetic."""
+    config = Qwen2Config(
+        vocab_size=4096,
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+    )
+    return Qwen2ForCausalLM(config).bfloat16()
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sequences", default="1,8,32")
+    parser.add_argument("--steps", type=int, default=300)
+    options = parser.parse_args()
+    keep_freed_memory()
+    tokenizer = load_model(str(FOLDER), revision=None, dtype="float32", device=CPU).tokenizer
+    table = Table("shape", "threads", "sequences", "call by call ms", "program ms", "ratio")
+    shapes = (
+        ("Qwen2-0.5B", half_billion, num_cores()),
+        ("3 million", three_million, max(1, num_cores() - 1)),
+    )
+    for name, make_model, num_threads in shapes:
+        torch.set_num_threads(num_threads)
+        model = make_model()
+        prepare_model(model)
+        loaded = LoadedModel(model, tokenizer, None, frozenset())
+        for num_sequences in map(int, options.sequences.split(",")):
+            calls_s, program_s = measure(loaded, num_sequences, options.steps)
+            cells = (f"{1e3 * calls_s:.2f}", f"{1e3 * program_s:.2f}", f"{calls_s / program_s:.2f}")
+            table.add_row(name, str(num_threads), str(num_sequences), *cells)
+    Console().print(table)
+
+
+def measure(loaded: LoadedModel, num_sequences: int, num_steps: int) -> tuple[float, float]:
+    """Return the median seconds of a step call by call, and as a program."""
+    engine = Engine(loaded, EngineLimits(num_sequences, 2048, 512))
+    engine.warm_up()
+    params = SamplingParams(temperature=0, max_tokens=num_steps + 2 * TURN, ignore_eos=True)
+    for i in range(num_sequences):
+        prompt = tuple(range(10 + i, 10 + i + PROMPT_TOKENS))
+        engine.add(SequenceRequest(str(i), prompt, params))
+    while engine.stats.num_waiting or engine.stats.num_running < num_sequences:
+        engine.step()
+    for _ in range(TURN):  # prefill ends, and the program is made
+        engine.step()
+    seconds: tuple[list[float], list[float]] = ([], [])
+    for turn in range(num_steps // (2 * TURN)):
+        for way in (0, 1) if turn % 2 else (1, 0):
+            seconds[way].extend(_turn(engine, is_program=bool(way))[1:])
+    return median(seconds[0]), median(seconds[1])
+
+
+def _turn(engine: Engine, *, is_program: bool) -> list[float]:
+    """Return the seconds of each step of a turn."""
+    seconds = []
+    way = DecodePrograms.run if is_program else lambda *_: None
+    with patch.object(DecodePrograms, "run", way):
+        for _ in range(TURN):
+            started = time.perf_counter()
+            engine.step()
+            seconds.append(time.perf_counter() - started)
+    return seconds
+
+
+if __name__ == "__main__":
+    main()
