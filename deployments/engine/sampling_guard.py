@@ -29,14 +29,14 @@ def draw(due: StepLogits) -> Drawing:
         torch.AcceleratorError: The device is gone; no sequence is to blame.
     """
     logits, sequences = due.logits, due.sequences
-    rows = [SamplingRow.of(sequence) for sequence in sequences]
 
     def draw_part(part: tuple[int, ...]) -> list[Sampled | None]:
-        is_whole = len(part) == len(rows)
-        return sample(logits if is_whole else logits[list(part)], [rows[i] for i in part])
+        is_whole = len(part) == len(sequences)
+        rows = [SamplingRow.of(sequences[i]) for i in part]
+        return sample(logits if is_whole else logits[list(part)], rows)
 
     isolation = Isolation("sampling", draw_part)
-    isolation.run(range(len(rows)))
+    isolation.run(range(len(sequences)))
     return Drawing(
         [
             (sequences[i], sampled)

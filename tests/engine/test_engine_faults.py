@@ -1,7 +1,7 @@
 """Faults inside an engine: who ends, who goes on as if nothing had been, and what is left."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from collections.abc import Sequence as Rows
 from math import log2
 from random import Random
@@ -11,6 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from deployments.engine.engine_limits import InvalidSequenceError
+from deployments.engine.grammar import GrammarMatcher
 from deployments.engine.model_check import UnsupportedModelError
 from deployments.engine.output import FinishReason
 from deployments.engine.sampler import Sampled, sample
@@ -280,6 +281,25 @@ def test_a_sampler_error_ends_its_sequence_alone_and_each_token_comes_once(
     FaultySampling(monkeypatch, max_rows)
     bad = SequenceRequest("bad", (60,), SamplingParams(seed=FaultySampling.BAD_SEED))
     collector = run_staggered(make_engine(load(qwen2), num_slots=9), [*given[:5], bad, *given[5:]])
+    assert collector.deltas["bad"][0].error == "the next token could not be sampled"
+    assert_equal(collector, expected)
+
+
+class BrokenMatcher(GrammarMatcher):
+    """Raises when it is asked what may come next."""
+
+    def __init__(self) -> None:
+        self.error = None
+
+    def bitmask(self, barred_token_ids: Collection[int] = ()) -> torch.Tensor:
+        raise OverflowError("out of range integral type conversion attempted")
+
+
+def test_a_grammar_that_raises_ends_its_sequence_alone() -> None:
+    given = sampled_requests(Random(50))
+    expected = run_staggered(make_engine(load(qwen2)), given)
+    bad = SequenceRequest("bad", (60,), SamplingParams(), matcher=BrokenMatcher())
+    collector = run_staggered(make_engine(load(qwen2)), [*given[:2], bad, *given[2:]])
     assert collector.deltas["bad"][0].error == "the next token could not be sampled"
     assert_equal(collector, expected)
 
