@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from deployments.engine.device_errors import release_cache
 from deployments.engine.isolation import Isolation
 from deployments.engine.model_runner import StepLogits
 from deployments.engine.sampler import Sampled, sample
@@ -37,6 +38,8 @@ def draw(due: StepLogits) -> Drawing:
 
     isolation = Isolation("sampling", draw_part)
     isolation.run(range(len(sequences)))
+    if any(blame.is_out_of_memory for blame in isolation.blamed):
+        release_cache(logits.device)
     return Drawing(
         [
             (sequences[i], sampled)

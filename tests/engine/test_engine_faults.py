@@ -308,8 +308,11 @@ def test_sampling_without_any_memory_preempts_all_but_the_last_which_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     FaultySampling(monkeypatch, max_rows=0)
+    released: list[torch.device] = []
+    monkeypatch.setattr("deployments.engine.sampling_guard.release_cache", released.append)
     engine = make_engine(load(qwen2))
     collector = run_staggered(engine, requests(4))
+    assert len(released) >= 4
     for i in range(4):
         assert collector.finish_reason(f"s{i}") is FinishReason.ERROR
     assert engine.stats.num_steps == 0
