@@ -199,6 +199,17 @@ def broken(*_: object, **__: object) -> None:
     raise RuntimeError("CUDA error: device-side assert triggered")
 
 
+@pytest.mark.parametrize("max_model_len", [2, 3, 96])
+def test_the_shortest_slots_warm_up_and_hold_a_prompt_and_a_token(max_model_len: int) -> None:
+    engine = make_engine(load(qwen2), num_slots=1, max_model_len=max_model_len, budget=1)
+    engine.warm_up()
+    prompt = (60,) * (max_model_len - 1)
+    params = SamplingParams(temperature=0, ignore_eos=True)
+    collector = run_staggered(engine, [SequenceRequest("s", prompt, params)])
+    assert collector.token_ids("s") == generate(qwen2, prompt, 1)
+    assert collector.finish_reason("s") is FinishReason.LENGTH
+
+
 def test_warm_up_leaves_the_engine_empty() -> None:
     engine = make_engine(load(gemma3))
     engine.warm_up()
