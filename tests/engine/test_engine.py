@@ -143,7 +143,8 @@ def test_the_model_own_eos_ends_the_text_unless_it_is_ignored() -> None:
     ("request_", "error", "says"),
     [
         (SequenceRequest("s", (), GREEDY), InvalidSequenceError, "empty"),
-        (SequenceRequest("s", (50,) * 96, GREEDY), SequenceTooLongError, "96 tokens"),
+        (SequenceRequest("s", (50,) * 97, SamplingParams()), SequenceTooLongError, "has 97 tokens"),
+        (SequenceRequest("s", (50,) * 96, SamplingParams()), SequenceTooLongError, "has 96 tokens"),
         (SequenceRequest("s", (50,) * 90, GREEDY), SequenceTooLongError, "max_tokens is 12"),
         (SequenceRequest("s", (VOCAB_SIZE,), GREEDY), InvalidSequenceError, "from 0 to 299"),
         (SequenceRequest("s", (-1,), GREEDY), InvalidSequenceError, "from 0 to 299"),

@@ -207,6 +207,24 @@ def test_what_a_failed_decode_step_has_written_is_given_to_nobody(
     assert is_aborted or collector.token_ids("donor") == expected
 
 
+def test_who_has_run_again_after_a_failed_step_gives_its_prefix_again() -> None:
+    loaded, prompt = load(qwen2), random_prompt(Random(51), 20)
+    model = FaultyModel(loaded, no_fault)
+    collector = Collector(make_engine(loaded))
+    engine = collector.engine
+    engine.add(SequenceRequest("donor", prompt, GREEDY))
+    collector.step()
+    engine.add(SequenceRequest("beside", random_prompt(Random(52), 9), GREEDY))
+    model.fault = out_of_memory_above(5)
+    collector.step()
+    model.fault = no_fault
+    collector.step()
+    engine.add(SequenceRequest("same", prompt, GREEDY))
+    collector.run()
+    assert collector.deltas["same"][0].num_cached_tokens == 19
+    assert collector.token_ids("same") == collector.token_ids("donor")
+
+
 def test_no_memory_at_all_ends_everyone_with_an_error_and_leaves_nothing() -> None:
     loaded = load(qwen2)
     FaultyModel(loaded, out_of_memory_above(0))
@@ -316,6 +334,24 @@ def test_sampling_without_any_memory_preempts_all_but_the_last_which_ends(
     for i in range(4):
         assert collector.finish_reason(f"s{i}") is FinishReason.ERROR
     assert engine.stats.num_steps == 0
+
+
+def test_one_of_two_that_can_not_be_sampled_for_want_of_memory_waits_for_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = [SequenceRequest(f"s{i}", (60 + i,), SamplingParams(seed=i)) for i in range(2)]
+    expected = run_staggered(make_engine(load(qwen2)), given)
+    engine = make_engine(load(qwen2))
+
+    def sample_while_there_is_memory(
+        logits: torch.Tensor, rows: Rows[SamplingRow]
+    ) -> list[Sampled | None]:
+        if engine.stats.num_running > 1 and any(row.params.seed == 1 for row in rows):
+            raise torch.OutOfMemoryError
+        return sample(logits, rows)
+
+    monkeypatch.setattr("deployments.engine.sampling_guard.sample", sample_while_there_is_memory)
+    assert_equal(run_staggered(engine, given), expected)
 
 
 def test_a_step_without_tokens_for_anyone_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
