@@ -137,11 +137,11 @@ def test_writes_and_edits_keep_every_sequence_and_leave_zeros_elsewhere(
         assert_holds(kv, dict(enumerate(held)))
 
 
-class Storages(TorchDispatchMode):
+class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch leaves it untyped
     """Notes where the results of all operators lie."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call] # torch leaves it untyped
         self.found: set[int] = set()
 
     def __torch_dispatch__(
