@@ -121,6 +121,14 @@ def test_a_stop_token_ends_the_text_and_is_counted_but_not_shown() -> None:
     assert collector.finish_reason("s") is FinishReason.STOP
 
 
+@pytest.mark.parametrize(("skips", "text"), [(True, ""), (False, "<special3><special3>")])
+def test_special_tokens_are_shown_to_who_asks_for_them(skips: bool, text: str) -> None:
+    params = SamplingParams(
+        temperature=0, max_tokens=2, logit_bias=((5, 100.0),), skip_special_tokens=skips
+    )
+    assert run_one(params).text("s") == text
+
+
 def test_a_stop_string_ends_the_text_before_itself() -> None:
     whole = run_one(SamplingParams(temperature=0, max_tokens=12)).text("s")
     stop = whole[4:6]
