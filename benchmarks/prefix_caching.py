@@ -84,6 +84,7 @@ class Conversations:
 
         limits = EngineLimits(self._args.conversations, self._max_model_len, 512, prefix_caching)
         engine = Engine(self._loaded, limits)
+        engine.warm_up()
         system = words(SYSTEM_TOKENS)
         said = [system] * self._args.conversations
         first_token_s: list[float] = []

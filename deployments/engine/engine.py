@@ -276,8 +276,10 @@ class Engine:
         Raises:
             UnsupportedModelError: The model does something that the engine does not know.
         """
-        params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
-        prompt = tuple(range(min(8, self._vocab_size, self.limits.max_model_len - 2))) or (0,)
+        num_positions = self.limits.max_model_len
+        prompt = tuple(range(min(8, self._vocab_size, num_positions - 2))) or (0,)
+        num_new = min(2, num_positions - len(prompt))
+        params = SamplingParams(temperature=0, max_tokens=num_new, ignore_eos=True)
         self.add(SequenceRequest("warm-up", prompt, params))
         while self.has_work:
             plan = self._schedule()

@@ -86,8 +86,9 @@ def _broken_states(scheduler: Scheduler) -> Iterator[str]:
 
 
 def _broken_counters(scheduler: Scheduler, budget: StepBudget, kv: KVSlots) -> Iterator[str]:
-    if scheduler.num_running > kv.num_slots:
-        yield f"{scheduler.num_running} run in {kv.num_slots} slots"
+    num_known = len(scheduler.num_tokens_by_slot)
+    if num_known != kv.num_slots:
+        yield f"the books have {num_known} of {kv.num_slots} slots"
     if scheduler.excess:
         yield f"{len(scheduler.excess)} more run than a step has tokens for"
     if not 1 <= budget.tokens <= budget.max_tokens:
@@ -101,7 +102,7 @@ def _broken_counters(scheduler: Scheduler, budget: StepBudget, kv: KVSlots) -> I
 
 def _dirty_slots(scheduler: Scheduler, kv: KVSlots) -> Iterator[str]:
     """Find keys and values where no sequence can have written any."""
-    for slot, num_used in enumerate(scheduler.num_tokens_by_slot):
+    for slot, num_used in enumerate(scheduler.num_tokens_by_slot[: kv.num_slots]):
         for tensor in (*kv.keys, *kv.values):
             if bool(tensor[slot, num_used:].count_nonzero()):
                 yield f"slot {slot} is not zero behind token {num_used}"

@@ -5,6 +5,9 @@ that was admitted never lacks memory. A layer with a sliding window holds no mor
 ring, in which the token at position p stands at p % capacity. A layer without one is a ring that
 never comes round. Which sequence holds which slot is the slot table's matter.
 
+An edit allocates nothing. It comes between two steps, where a lack of memory would be no
+sequence's fault, and above all after a step that lacked it.
+
 Attention reads beyond a sequence's end and masks what it finds there, but no mask hides a NaN. So a
 slot of a running sequence holds zeros wherever the sequence has written nothing.
 """
@@ -88,18 +91,21 @@ class KVSlots:
         self.device = device
         self.capacities = shape.capacities(max_model_len)
 
-        def allocate(capacity: int) -> torch.Tensor:
-            # One spare token stands behind the slots: see `write_tokens`.
-            size = (num_slots * capacity + 1, shape.num_kv_heads, shape.head_dim)
+        def allocate(num_tokens: int) -> torch.Tensor:
+            size = (num_tokens, shape.num_kv_heads, shape.head_dim)
             return torch.zeros(size, dtype=shape.dtype, device=device)
 
         def slots_of(tokens: torch.Tensor) -> torch.Tensor:
             return tokens[:-1].view(num_slots, -1, *tokens.shape[1:])
 
-        self._key_tokens = [allocate(capacity) for capacity in self.capacities]
-        self._value_tokens = [allocate(capacity) for capacity in self.capacities]
+        # One spare token stands behind the slots: see `write_tokens`.
+        sizes = [num_slots * capacity + 1 for capacity in self.capacities]
+        self._key_tokens = [allocate(size) for size in sizes]
+        self._value_tokens = [allocate(size) for size in sizes]
         self.keys = [slots_of(tokens) for tokens in self._key_tokens]
         self.values = [slots_of(tokens) for tokens in self._value_tokens]
+        # What a swap lays aside: one slot's keys or values in one layer.
+        self._laid_aside = allocate(max(self.capacities))
 
     @property
     def num_bytes(self) -> int:
@@ -210,7 +216,7 @@ class KVSlots:
         """Carry out what the scheduler has decided, in order."""
         for edit in edits:
             for tensor in self._tensors():
-                _edit(tensor, edit)
+                _edit(tensor, edit, self._laid_aside)
 
     def _tensors(self) -> Iterator[torch.Tensor]:
         yield from self.keys
@@ -227,13 +233,20 @@ def ring_slices(first: int, end: int, capacity: int) -> tuple[slice, slice]:
     return slice(at, at + num_before), slice(0, end - first - num_before)
 
 
-def _edit(tensor: torch.Tensor, edit: SlotEdit) -> None:
-    """Edit one layer's keys or values; slicing ends where a ring is shorter than the edit."""
+def _edit(tensor: torch.Tensor, edit: SlotEdit, laid_aside: torch.Tensor) -> None:
+    """Edit one layer's keys or values; slicing ends where a ring is shorter than the edit.
+
+    Args:
+        tensor: [num_slots, capacity, num_kv_heads, head_dim].
+        edit: What to do.
+        laid_aside: [capacity or more, num_kv_heads, head_dim], to be overwritten.
+    """
     match edit:
         case SlotSwap(first, second, length):
-            held = tensor[first, :length].clone()
-            tensor[first, :length] = tensor[second, :length]
-            tensor[second, :length] = held
+            num_tokens = min(length, tensor.shape[1])
+            laid_aside[:num_tokens] = tensor[first, :num_tokens]
+            tensor[first, :num_tokens] = tensor[second, :num_tokens]
+            tensor[second, :num_tokens] = laid_aside[:num_tokens]
         case SlotCopy(source, target, length):
             tensor[target, :length] = tensor[source, :length]
         case SlotWipe(slot, start, end):

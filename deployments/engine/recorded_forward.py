@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
 from deployments.engine.attention import attend_slots
@@ -118,6 +119,7 @@ class RecordedForward:
         except Exception as error:  # a foreign model may raise anything
             raise NotRecordableError(f"{type(error).__name__}: {error}") from error
         _refuse_guards(self._graph)
+        _refuse_values(self._graph)
         is_cpu = device.type == "cpu"
         self._fused = fuse(self._graph) if is_cpu else None
         for graph in filter(None, (self._graph, self._fused)):
@@ -291,6 +293,17 @@ def _refuse_guards(graph: torch.fx.GraphModule) -> None:
     if guards:
         conditions = ", ".join(str(guard.expr) for guard in guards)
         raise NotRecordableError(f"it depends on the number of rows: {conditions}")
+
+
+def _refuse_values(graph: torch.fx.GraphModule) -> None:
+    """Refuse tensors whose shape is known only once the values are.
+
+    Raises:
+        NotRecordableError: Names the first.
+    """
+    for node in graph.graph.nodes:
+        if isinstance(value := node.meta.get("val"), torch.Tensor) and free_unbacked_symbols(value):
+            raise NotRecordableError(f"the shape of {node.name} depends on values")
 
 
 def _simplify(graph: torch.fx.GraphModule) -> None:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from deployments.engine.device_errors import release_cache
 from deployments.engine.isolation import Isolation
 from deployments.engine.model_runner import StepLogits
 from deployments.engine.sampler import Sampled, sample
@@ -29,14 +30,16 @@ def draw(due: StepLogits) -> Drawing:
         torch.AcceleratorError: The device is gone; no sequence is to blame.
     """
     logits, sequences = due.logits, due.sequences
-    rows = [SamplingRow.of(sequence) for sequence in sequences]
 
     def draw_part(part: tuple[int, ...]) -> list[Sampled | None]:
-        is_whole = len(part) == len(rows)
-        return sample(logits if is_whole else logits[list(part)], [rows[i] for i in part])
+        is_whole = len(part) == len(sequences)
+        rows = [SamplingRow.of(sequences[i]) for i in part]
+        return sample(logits if is_whole else logits[list(part)], rows)
 
     isolation = Isolation("sampling", draw_part)
-    isolation.run(range(len(rows)))
+    isolation.run(range(len(sequences)))
+    if any(blame.is_out_of_memory for blame in isolation.blamed):
+        release_cache(logits.device)
     return Drawing(
         [
             (sequences[i], sampled)

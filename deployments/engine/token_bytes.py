@@ -13,6 +13,7 @@ Source: `bytes_to_unicode` in https://github.com/openai/gpt-2/blob/master/src/en
 fallback https://github.com/google/sentencepiece/blob/master/src/sentencepiece_model.proto.
 """
 
+import logging
 import re
 from collections.abc import Mapping
 from itertools import count
@@ -23,6 +24,8 @@ from deployments.engine.logprobs import PositionLogprobs
 from deployments.engine.output import TokenLogprob, TokenLogprobs
 
 SPACE_OF_SENTENCEPIECE = "\u2581"
+
+logger = logging.getLogger(__name__)
 
 _FALLBACK_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -43,10 +46,10 @@ class TokenBytes:
         self._known: dict[int, bytes] = {}
 
     def of(self, token_id: int) -> bytes:
-        """Return a token's bytes; none for an id that the tokenizer does not know."""
+        """Return a token's bytes; none for an id that the tokenizer does not know or raises on."""
         found = self._known.get(token_id)
         if found is None:
-            found = self._known[token_id] = self._read(token_id)
+            found = self._known[token_id] = self._try_to_read(token_id)
         return found
 
     def describe(
@@ -58,6 +61,14 @@ class TokenBytes:
         top = tuple(TokenLogprob(i, self.of(i), logprob) for i, logprob in logprobs.top)
         chosen = TokenLogprob(token_id, self.of(token_id), logprobs.chosen)
         return (TokenLogprobs(chosen, top),)
+
+    def _try_to_read(self, token_id: int) -> bytes:
+        # It may be one that was merely likely: no reason to end the sequence.
+        try:
+            return self._read(token_id)
+        except Exception as error:  # noqa: BLE001 - a tokenizer may raise anything
+            logger.warning("token %d has no bytes: %s", token_id, type(error).__name__)
+            return b""
 
     def _read(self, token_id: int) -> bytes:
         if token_id in self._added:

@@ -1,6 +1,7 @@
 """What the sampler must equal: one row, float64, every step as its definition reads."""
 
 from collections.abc import Sequence
+from itertools import accumulate
 from math import exp, inf, log
 
 from deployments.engine.sampling_params import SamplingParams
@@ -51,6 +52,11 @@ def probabilities(logits: Sequence[float], params: SamplingParams) -> list[float
             break
         nucleus.append(at)
     return _keep(likely, nucleus)
+
+
+def draw(likely: Sequence[float], number: float) -> int:
+    """Return the first token up to which the probabilities sum to more than the number."""
+    return next(at for at, total in enumerate(accumulate(likely)) if total > number)
 
 
 def margin(logits: Sequence[float], params: SamplingParams) -> float:

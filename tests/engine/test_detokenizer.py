@@ -115,6 +115,10 @@ def test_what_only_looks_like_a_stop_string_is_let_through(text: str) -> None:
     assert "".join(pieces(Detokenizer(byte_level, [stop]), encode(text))) == text
 
 
+def test_of_stop_strings_within_one_token_the_one_that_begins_first_ends_the_text() -> None:
+    assert Detokenizer(byte_fallback, ["lo", "e", "o"]).feed([256]) == ("H", True)
+
+
 def test_nothing_that_may_begin_a_stop_string_is_sent_early() -> None:
     detokenizer = Detokenizer(byte_level, ["</end>"])
     assert detokenizer.feed(encode("text</en")) == ("text", False)

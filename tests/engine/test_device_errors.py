@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from deployments.engine.device_errors import is_fatal, is_out_of_memory
+from deployments.engine.device_errors import is_fatal, is_out_of_memory, release_cache
 
 
 def test_the_cpu_allocators_own_error_is_out_of_memory() -> None:
@@ -24,3 +24,12 @@ def test_the_cpu_allocators_own_error_is_out_of_memory() -> None:
 )
 def test_errors_are_told_apart(error: Exception, is_short: bool, is_final: bool) -> None:
     assert (is_out_of_memory(error), is_fatal(error)) == (is_short, is_final)
+
+
+def test_only_a_gpu_has_a_cache_to_give_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    emptied: list[str] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append("cuda"))
+    release_cache(torch.device("cpu"))
+    assert not emptied
+    release_cache(torch.device("cuda", 1))
+    assert emptied == ["cuda"]

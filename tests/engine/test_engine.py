@@ -121,6 +121,14 @@ def test_a_stop_token_ends_the_text_and_is_counted_but_not_shown() -> None:
     assert collector.finish_reason("s") is FinishReason.STOP
 
 
+@pytest.mark.parametrize(("skips", "text"), [(True, ""), (False, "<special3><special3>")])
+def test_special_tokens_are_shown_to_who_asks_for_them(skips: bool, text: str) -> None:
+    params = SamplingParams(
+        temperature=0, max_tokens=2, logit_bias=((5, 100.0),), skip_special_tokens=skips
+    )
+    assert run_one(params).text("s") == text
+
+
 def test_a_stop_string_ends_the_text_before_itself() -> None:
     whole = run_one(SamplingParams(temperature=0, max_tokens=12)).text("s")
     stop = whole[4:6]
@@ -143,7 +151,8 @@ def test_the_model_own_eos_ends_the_text_unless_it_is_ignored() -> None:
     ("request_", "error", "says"),
     [
         (SequenceRequest("s", (), GREEDY), InvalidSequenceError, "empty"),
-        (SequenceRequest("s", (50,) * 96, GREEDY), SequenceTooLongError, "96 tokens"),
+        (SequenceRequest("s", (50,) * 97, SamplingParams()), SequenceTooLongError, "has 97 tokens"),
+        (SequenceRequest("s", (50,) * 96, SamplingParams()), SequenceTooLongError, "has 96 tokens"),
         (SequenceRequest("s", (50,) * 90, GREEDY), SequenceTooLongError, "max_tokens is 12"),
         (SequenceRequest("s", (VOCAB_SIZE,), GREEDY), InvalidSequenceError, "from 0 to 299"),
         (SequenceRequest("s", (-1,), GREEDY), InvalidSequenceError, "from 0 to 299"),
@@ -197,6 +206,17 @@ def test_logits_that_are_not_finite_end_their_sequence_alone_and_leave_a_clean_s
 
 def broken(*_: object, **__: object) -> None:
     raise RuntimeError("CUDA error: device-side assert triggered")
+
+
+@pytest.mark.parametrize("max_model_len", [2, 3, 96])
+def test_the_shortest_slots_warm_up_and_hold_a_prompt_and_a_token(max_model_len: int) -> None:
+    engine = make_engine(load(qwen2), num_slots=1, max_model_len=max_model_len, budget=1)
+    engine.warm_up()
+    prompt = (60,) * (max_model_len - 1)
+    params = SamplingParams(temperature=0, ignore_eos=True)
+    collector = run_staggered(engine, [SequenceRequest("s", prompt, params)])
+    assert collector.token_ids("s") == generate(qwen2, prompt, 1)
+    assert collector.finish_reason("s") is FinishReason.LENGTH
 
 
 def test_warm_up_leaves_the_engine_empty() -> None:

@@ -1,7 +1,7 @@
 """Faults inside an engine: who ends, who goes on as if nothing had been, and what is left."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from collections.abc import Sequence as Rows
 from math import log2
 from random import Random
@@ -11,6 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from deployments.engine.engine_limits import InvalidSequenceError
+from deployments.engine.grammar import GrammarMatcher
 from deployments.engine.model_check import UnsupportedModelError
 from deployments.engine.output import FinishReason
 from deployments.engine.sampler import Sampled, sample
@@ -206,6 +207,24 @@ def test_what_a_failed_decode_step_has_written_is_given_to_nobody(
     assert is_aborted or collector.token_ids("donor") == expected
 
 
+def test_who_has_run_again_after_a_failed_step_gives_its_prefix_again() -> None:
+    loaded, prompt = load(qwen2), random_prompt(Random(51), 20)
+    model = FaultyModel(loaded, no_fault)
+    collector = Collector(make_engine(loaded))
+    engine = collector.engine
+    engine.add(SequenceRequest("donor", prompt, GREEDY))
+    collector.step()
+    engine.add(SequenceRequest("beside", random_prompt(Random(52), 9), GREEDY))
+    model.fault = out_of_memory_above(5)
+    collector.step()
+    model.fault = no_fault
+    collector.step()
+    engine.add(SequenceRequest("same", prompt, GREEDY))
+    collector.run()
+    assert collector.deltas["same"][0].num_cached_tokens == 19
+    assert collector.token_ids("same") == collector.token_ids("donor")
+
+
 def test_no_memory_at_all_ends_everyone_with_an_error_and_leaves_nothing() -> None:
     loaded = load(qwen2)
     FaultyModel(loaded, out_of_memory_above(0))
@@ -284,15 +303,55 @@ def test_a_sampler_error_ends_its_sequence_alone_and_each_token_comes_once(
     assert_equal(collector, expected)
 
 
+class BrokenMatcher(GrammarMatcher):
+    """Raises when it is asked what may come next."""
+
+    def __init__(self) -> None:
+        self.error = None
+
+    def bitmask(self, barred_token_ids: Collection[int] = ()) -> torch.Tensor:
+        raise OverflowError("out of range integral type conversion attempted")
+
+
+def test_a_grammar_that_raises_ends_its_sequence_alone() -> None:
+    given = sampled_requests(Random(50))
+    expected = run_staggered(make_engine(load(qwen2)), given)
+    bad = SequenceRequest("bad", (60,), SamplingParams(), matcher=BrokenMatcher())
+    collector = run_staggered(make_engine(load(qwen2)), [*given[:2], bad, *given[2:]])
+    assert collector.deltas["bad"][0].error == "the next token could not be sampled"
+    assert_equal(collector, expected)
+
+
 def test_sampling_without_any_memory_preempts_all_but_the_last_which_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     FaultySampling(monkeypatch, max_rows=0)
+    released: list[torch.device] = []
+    monkeypatch.setattr("deployments.engine.sampling_guard.release_cache", released.append)
     engine = make_engine(load(qwen2))
     collector = run_staggered(engine, requests(4))
+    assert len(released) >= 4
     for i in range(4):
         assert collector.finish_reason(f"s{i}") is FinishReason.ERROR
     assert engine.stats.num_steps == 0
+
+
+def test_one_of_two_that_can_not_be_sampled_for_want_of_memory_waits_for_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = [SequenceRequest(f"s{i}", (60 + i,), SamplingParams(seed=i)) for i in range(2)]
+    expected = run_staggered(make_engine(load(qwen2)), given)
+    engine = make_engine(load(qwen2))
+
+    def sample_while_there_is_memory(
+        logits: torch.Tensor, rows: Rows[SamplingRow]
+    ) -> list[Sampled | None]:
+        if engine.stats.num_running > 1 and any(row.params.seed == 1 for row in rows):
+            raise torch.OutOfMemoryError
+        return sample(logits, rows)
+
+    monkeypatch.setattr("deployments.engine.sampling_guard.sample", sample_while_there_is_memory)
+    assert_equal(run_staggered(engine, given), expected)
 
 
 def test_a_step_without_tokens_for_anyone_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,14 +9,17 @@ import torch
 
 from deployments.engine.engine import Engine
 from deployments.engine.output import FinishReason
+from deployments.engine.random_numbers import uniform
 from deployments.engine.sampling_params import InvalidParameterError, SamplingParams
 from deployments.engine.sequence import SequenceRequest
+from tests.engine import reference_sampler as reference
 from tests.engine.collector import (
     Collector,
     penalized_requests,
     random_prompt,
     run_one,
     run_staggered,
+    sampled_requests,
 )
 from tests.engine.tiny_models import (
     EOS_TOKEN_ID,
@@ -70,6 +73,26 @@ def test_a_bias_is_that_of_transformers() -> None:
     stock = stock_tokens(prompt, 20, sequence_bias={(i,): value for i, value in bias.items()})
     assert llama_tokens(prompt, params) == stock
     assert stock != stock_tokens(prompt, 20)
+
+
+def test_every_token_is_what_a_plain_reference_draws_from_the_stock_models_logits() -> None:
+    given = [*sampled_requests(Random(33)), *penalized_requests(Random(34))]
+    given = [SequenceRequest(f"n{i}", r.prompt_token_ids, r.params) for i, r in enumerate(given)]
+    collector = run_staggered(make_engine(load(qwen2)), given)
+    stock = qwen2().train(mode=False)
+    for request in given:
+        prompt, params = request.prompt_token_ids, request.params
+        output = collector.token_ids(request.sequence_id)
+        with torch.inference_mode():
+            logits = stock(input_ids=torch.tensor([[*prompt, *output]])).logits[0]
+        for place, token_id in enumerate(output):
+            position = len(prompt) + place
+            barred = (EOS_TOKEN_ID,) if place < params.min_tokens else ()
+            values = reference.adjusted(
+                logits[position - 1].tolist(), params, prompt, output[:place], barred
+            )
+            likely = reference.probabilities(values, params)
+            assert token_id == reference.draw(likely, uniform(params.seed, position))
 
 
 def test_penalized_tokens_are_the_same_alone_and_in_company() -> None:

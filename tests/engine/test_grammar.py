@@ -89,10 +89,17 @@ def test_the_text_is_whole_and_valid_whatever_else_is_asked(
     assert reason is FinishReason.STOP
 
 
-def test_a_text_that_could_go_on_ends_by_the_models_own_end() -> None:
+@pytest.mark.parametrize(("min_tokens", "length"), [(0, 2), (4, 4), (60, 5)])
+def test_a_text_that_could_go_on_ends_by_the_models_own_end_but_not_before_min_tokens(
+    min_tokens: int, length: int
+) -> None:
     bias = ((EOS_TOKEN_ID, 100.0),)
-    text, reason = run({"type": "integer", "minimum": 10, "maximum": 99999}, logit_bias=bias)
-    assert (len(text), reason) == (2, FinishReason.STOP)
+    text, reason = run(
+        {"type": "integer", "minimum": 10, "maximum": 99999},
+        logit_bias=bias,
+        min_tokens=min_tokens,
+    )
+    assert (len(text), reason) == (length, FinishReason.STOP)
 
 
 def test_a_text_may_be_cut_by_its_length() -> None:

@@ -42,6 +42,16 @@ def hold_two_slots(engine: Engine) -> None:
     engine._scheduler._table.running[2] = sequence(engine, "a")
 
 
+def lose_a_slot(engine: Engine) -> None:
+    engine.abort("c")
+    engine._scheduler._table._free.pop()
+
+
+def free_a_slot_twice(engine: Engine) -> None:
+    engine.abort("c")
+    engine._scheduler._table._free.append(None)
+
+
 def run_and_wait(engine: Engine) -> None:
     engine._scheduler._waiting.append(sequence(engine, "a"))
 
@@ -88,6 +98,8 @@ def swap_the_line(engine: Engine) -> None:
         (leave_a_transcript, "x has left a transcript"),
         (hold_two_slots, "c is not scheduled"),
         (hold_two_slots, "a is scheduled more than once"),
+        (lose_a_slot, "the books have 2 of 3 slots"),
+        (free_a_slot_twice, "the books have 4 of 3 slots"),
         (run_and_wait, "a is scheduled more than once"),
         (forget_a_token, "a runs while decoding, 2 tokens behind"),
         (compute_while_waiting, "d waits while waiting, with 2 tokens computed"),

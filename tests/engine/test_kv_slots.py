@@ -1,6 +1,9 @@
+from typing import Any
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     DynamicCache,
     Gemma3TextConfig,
@@ -132,6 +135,32 @@ def test_writes_and_edits_keep_every_sequence_and_leave_zeros_elsewhere(
             kv.apply([SlotWipe(slot, 0, len(held[slot]))])
             held[slot] = []
         assert_holds(kv, dict(enumerate(held)))
+
+
+class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch leaves it untyped
+    """Notes where the results of all operators lie."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call] # torch leaves it untyped
+        self.found: set[int] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> torch.Tensor:
+        result: torch.Tensor = func(*args, **(kwargs or {}))
+        self.found.add(result.untyped_storage().data_ptr())
+        return result
+
+
+def test_edits_allocate_nothing_so_they_can_not_lack_memory() -> None:
+    kv = slots()
+    write(kv, 0, 0, [1, 2, 3, 4, 5])
+    write(kv, 2, 0, [6])
+    held = (*kv.keys, *kv.values, kv._laid_aside)
+    with Storages() as storages:
+        kv.apply([SlotSwap(0, 2, 5), SlotCopy(2, 1, 5), SlotWipe(0, 0, 1)])
+    assert storages.found == {tensor.untyped_storage().data_ptr() for tensor in held}
+    assert_holds(kv, {1: [1, 2, 3, 4, 5], 2: [1, 2, 3, 4, 5]})
 
 
 def test_the_end_of_an_unwrapped_slot_can_be_wiped() -> None:

@@ -118,7 +118,16 @@ def by_chosen_rows(rows: torch.Tensor) -> torch.Tensor:
     return output
 
 
-@pytest.mark.parametrize("change", [by_num_rows, by_even_num_rows, by_value, by_chosen_rows])
+def by_kept_rows(rows: torch.Tensor) -> torch.Tensor:
+    """Join as many rows as have a value above 0 with the others, as some mixtures of experts do."""
+    is_high = rows[0, :, 0] > 0
+    return torch.cat([rows[:, is_high] * 2, rows[:, ~is_high]], dim=1)[:, : rows.shape[1]]
+
+
+CHANGES = (by_num_rows, by_even_num_rows, by_value, by_chosen_rows, by_kept_rows)
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_a_model_whose_way_depends_on_its_input_is_not_recorded(
     change: Callable[[torch.Tensor], torch.Tensor],
 ) -> None:

@@ -50,6 +50,7 @@ def test_only_events_of_the_table_change_the_state(
         (SamplingParams(), (), 1, FinishReason.STOP),
         (SamplingParams(ignore_eos=True), (), 1, None),
         (SamplingParams(stop_token_ids=frozenset({9})), (), 9, FinishReason.STOP),
+        (SamplingParams(stop_token_ids=frozenset({9}), ignore_eos=True), (), 9, FinishReason.STOP),
         (SamplingParams(max_tokens=1), (), 9, FinishReason.LENGTH),
         (SamplingParams(max_tokens=1), (), 1, FinishReason.STOP),
         (SamplingParams(max_tokens=3), (8,), 9, None),

@@ -3,6 +3,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from deployments.engine import step_guard
 from deployments.engine.model_runner import StepLogits
 from deployments.engine.sampling_params import SamplingParams
 from deployments.engine.scheduler import DecodeRow, PrefillChunk, StepPlan
@@ -111,6 +112,21 @@ def test_a_pass_out_of_memory_blames_none_and_tells_its_size() -> None:
     outcome = StepGuard(runner, CPU, 100).run(StepPlan(MIXED[0], MIXED[1][:1]))
     assert runner.passes == ["abc"]
     assert (ran(outcome), outcome.blamed, outcome.num_tokens_too_many) == ("", [], 5)
+
+
+@pytest.mark.parametrize(
+    ("fault", "num_releases"), [(short_above(2), 1), (short_above(0), 2), (failing("a"), 0)]
+)
+def test_the_devices_cache_is_emptied_when_memory_is_short_and_only_then(
+    monkeypatch: pytest.MonkeyPatch,
+    fault: Callable[[StepPlan], str | None],
+    num_releases: int,
+) -> None:
+    released: list[torch.device] = []
+    monkeypatch.setattr(step_guard, "release_cache", released.append)
+    plan = StepPlan(MIXED[0], (MIXED[1][0], chunk("i", 0, 2, has_images=True)))
+    StepGuard(Runner(fault), CPU, 100).run(plan)
+    assert released == [CPU] * num_releases
 
 
 def test_what_ran_beside_a_pass_out_of_memory_stays() -> None:

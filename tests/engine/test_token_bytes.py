@@ -1,5 +1,6 @@
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
@@ -8,6 +9,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from deployments.engine.logprobs import PositionLogprobs
 from deployments.engine.output import TokenLogprob, TokenLogprobs
 from deployments.engine.token_bytes import TokenBytes
+from tests.engine.faults import CLIENTS_TEXT
 from tests.engine.test_detokenizer import byte_fallback_tokenizer
 from tests.engine.tiny_models import byte_tokenizer
 
@@ -48,6 +50,20 @@ def test_another_tokenizer_s_tokens_are_what_it_decodes() -> None:
 def test_special_tokens_are_told_by_name_and_unknown_ids_by_nothing() -> None:
     assert BYTE_LEVEL.of(1) == b"<eos>"
     assert BYTE_LEVEL.of(5000) == b""
+
+
+def test_an_id_on_which_the_tokenizer_raises_has_no_bytes_and_is_logged_without_its_text(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokenizer = byte_tokenizer()
+
+    def fail(_: int) -> str:
+        raise IndexError(CLIENTS_TEXT)
+
+    monkeypatch.setattr(tokenizer, "convert_ids_to_tokens", fail)
+    token_bytes = TokenBytes(tokenizer)
+    assert [token_bytes.of(i) for i in (300, 300, 1)] == [b"", b"", b"<eos>"]
+    assert [record.message for record in caplog.records] == ["token 300 has no bytes: IndexError"]
 
 
 def test_a_part_of_a_character_has_its_true_bytes_and_a_text_that_shows_it() -> None:

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 import torch
 
@@ -49,6 +51,14 @@ def test_min_p_measures_by_the_likeliest_after_the_temperature() -> None:
     logits = torch.tensor([0.0, -1.0, -2.0])
     params = [SamplingParams(temperature=t, min_p=0.5) for t in (1.0, 2.0, 0.5)]
     assert kept(params, logits) == [[0], [0, 1], [0]]
+
+
+@pytest.mark.parametrize("narrow", [{}, {"top_k": 3}, {"top_p": 0.999}])
+def test_min_p_keeps_what_is_exactly_as_likely_as_it_asks_beside_rows_without_it(
+    narrow: dict[str, Any],
+) -> None:
+    params = [SamplingParams(min_p=1, **narrow), SamplingParams()]
+    assert kept(params, torch.tensor([0.0, 1.0, 1.0, -1.0])) == [[1, 2], [0, 1, 2, 3]]
 
 
 def test_a_nucleus_measures_by_what_min_p_has_left() -> None:
