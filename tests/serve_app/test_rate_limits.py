@@ -49,6 +49,25 @@ class CountedLedger(KeyLedger):
         self.told.set()
 
 
+class SlowLedger(CountedLedger):
+    """Hears a message, and acts on it when it is let."""
+
+    def __init__(self, keys: Sequence[ApiKey]) -> None:
+        super().__init__(keys)
+        self.hears_begin, self.hears_end = asyncio.Event(), asyncio.Event()
+        self.lets_admit, self.lets_settle = asyncio.Event(), asyncio.Event()
+
+    async def admit(self, name: str, ticket: str) -> Verdict:
+        self.hears_begin.set()
+        await self.lets_admit.wait()
+        return await super().admit(name, ticket)
+
+    async def settle(self, name: str, ticket: str, num_tokens: int) -> None:
+        self.hears_end.set()
+        await self.lets_settle.wait()
+        await super().settle(name, ticket, num_tokens)
+
+
 class DeadLedger:
     """Can't be reached."""
 
@@ -151,6 +170,44 @@ async def test_a_request_is_settled_before_its_last_byte(backend: FakeBackend) -
         assert ledger.settled == [HELLO_TOKENS]
         await call.end()
     assert ledger.settled == [HELLO_TOKENS]
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_who_leaves_just_when_the_end_is_told_is_settled_all_the_same(
+    backend: FakeBackend, is_cancelled: bool
+) -> None:
+    keys = ring(max_concurrent_streams=1)
+    ledger = SlowLedger(keys.limited)
+    ledger.lets_admit.set()
+    app = behind_door(backend, keys, ledger)
+    async with AsgiCall(app, CHAT, question(stream=True), headers=bearer(ALICE)) as call:
+        await asyncio.wait_for(ledger.hears_end.wait(), 5)
+        assert b"[DONE]" in call.body
+        # A server tells of a client that has left, Serve cancels its request.
+        call.task.cancel() if is_cancelled else call.leave()
+        await asyncio.wait([call.task], timeout=5)
+        ledger.lets_settle.set()
+        await asyncio.wait_for(ledger.told.wait(), 5)
+    assert ledger.settled == [HELLO_TOKENS]
+    async with client_of(app) as client:
+        assert (await ask(client)).status_code == 200
+
+
+async def test_who_leaves_before_he_is_admitted_holds_no_stream(backend: FakeBackend) -> None:
+    keys = ring(max_concurrent_streams=1)
+    ledger = SlowLedger(keys.limited)
+    ledger.lets_settle.set()
+    app = behind_door(backend, keys, ledger)
+    async with AsgiCall(app, CHAT, question(stream=True), headers=bearer(ALICE)) as call:
+        await asyncio.wait_for(ledger.hears_begin.wait(), 5)
+        call.task.cancel()
+        await asyncio.wait([call.task], timeout=5)
+        assert ledger.settled == [], "what has not begun can't be ended"
+        ledger.lets_admit.set()
+        await asyncio.wait_for(ledger.told.wait(), 5)
+    assert ledger.settled == [0]
+    async with client_of(app) as client:
+        assert (await ask(client)).status_code == 200
 
 
 async def test_who_has_no_limits_never_waits_for_the_ledger(backend: FakeBackend) -> None:
