@@ -176,17 +176,36 @@ async def test_a_body_made_to_exhaust_the_parser_is_a_400(backend: FakeBackend, 
     assert len(answer.text) < 1000
 
 
-async def test_a_body_of_nothing_but_empty_lists_is_not_even_decoded(
-    backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("stop_token_ids", "what"),
+    [
+        ([[]] * 2**17, "131072 objects, lists and fields"),
+        ({str(i): 0 for i in range(2**17)}, "131072 objects, lists and fields"),
+        ([0] * 2**22, "2097152 values"),
+    ],
+    ids=["lists", "fields", "numbers"],
+)
+async def test_a_body_that_would_hold_up_everybody_is_not_even_decoded(
+    backend: FakeBackend, monkeypatch: pytest.MonkeyPatch, stop_token_ids: object, what: str
 ) -> None:
-    body = json.dumps(question(stop_token_ids=[[]] * 2**20))
+    body = json.dumps(question(stop_token_ids=stop_token_ids))
     async with client_of(behind_door(backend)) as client:
         monkeypatch.delattr("json.loads")
         answer = await client.post(CHAT, content=body, headers=JSON)
         monkeypatch.undo()
     assert answer.status_code == 400
-    assert "2097152 values" in answer.json()["error"]["message"]
+    assert what in answer.json()["error"]["message"]
     assert backend.requests == []
+
+
+@pytest.mark.parametrize(
+    "text", ["[{:" * 2**16, '\\"[' * 2**16, '\n"{' * 2**16, "\\\\" * 2**16 + "["]
+)
+async def test_a_text_may_hold_all_the_brackets_there_are(backend: FakeBackend, text: str) -> None:
+    messages = [{"role": "user", "content": text}]
+    async with client_of(behind_door(backend)) as client:
+        answer = await client.post(CHAT, json=question(messages=messages, user="[" * 2**17))
+    assert answer.status_code == 200, answer.text
 
 
 @pytest.mark.parametrize(
