@@ -10,7 +10,6 @@ from tests.deployments.test_metrics import Recorder
 NAMES = {
     "num_requests_running",
     "num_requests_waiting",
-    "requests_refused_total",
     "request_success_total",
     "prompt_tokens_total",
     "batch_sequences",
@@ -50,7 +49,6 @@ def test_what_is_recorded_is_what_happened(recorder: Recorder) -> None:
     made.observe_batch(BatchStats(3, 40))
     made.observe_batch(BatchStats(0, 0))  # a probe
     made.observe_line(num_running=2, num_waiting=5)
-    made.count_refusal()
     made.count_texts(40)
     made.observe_finish(duration_s=0.5)
     assert recorder.values == {
@@ -58,7 +56,6 @@ def test_what_is_recorded_is_what_happened(recorder: Recorder) -> None:
         "batch_tokens": [40],
         "num_requests_running": [2],
         "num_requests_waiting": [5],
-        "requests_refused_total": [1],
         "prompt_tokens_total": [40],
         "request_success_total": [1],
         "e2e_request_latency_seconds": [0.5],
