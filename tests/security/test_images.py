@@ -9,6 +9,7 @@ from PIL import Image
 from serve_app.images import read_image
 from tests.serve_app.doors import CHAT, behind_door, client_of, question
 from tests.serve_app.fakes import FakeBackend
+from tests.serve_app.test_image_headers import PROFILE, in_front
 from tests.serve_app.test_images import encoded, uri
 
 PNG = encoded("PNG")
@@ -92,6 +93,14 @@ async def test_cve_2026_5497_22773_100650_count_bytes_and_pixels_are_checked_und
         answer = await client.post(CHAT, json=with_images(*images))
     assert answer.status_code == 400
     assert f"limits.{next(iter(limits))}" in answer.json()["error"]["message"]
+    assert backend.requests == []
+
+
+async def test_cve_2026_5497_22773_100650_a_header_is_no_bomb(backend: FakeBackend) -> None:
+    async with client_of(behind_door(backend)) as client:
+        answer = await client.post(CHAT, json=with_images(uri(in_front(PROFILE)(2), "image/png")))
+    assert answer.status_code == 400
+    assert "too many parts" in answer.json()["error"]["message"]
     assert backend.requests == []
 
 
