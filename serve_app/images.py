@@ -13,7 +13,7 @@ from PIL import Image, UnidentifiedImageError
 from deployments.contract import ImagePart
 from deployments.errors import InvalidImageError
 from serve_app.config import LimitsConfig
-from serve_app.image_headers import CrowdedHeaderError, open_header
+from serve_app.image_parts import CrowdedImageError, open_header
 
 _DATA_URI = re.compile(r"data:([^;,]*);base64,", re.IGNORECASE)
 _FORMATS = {
@@ -102,9 +102,9 @@ def _check_pixels(data: bytes, formats: tuple[str, ...], max_pixels: int, param:
     try:
         with Image.open(open_header(data), formats=formats) as image:
             width, height = image.size
-    except CrowdedHeaderError:
+    except CrowdedImageError:
         raise InvalidImageError(
-            "The image's header has too many parts. Save it anew, without its metadata.", param
+            "The image's file has too many parts. Save it anew, without its metadata.", param
         ) from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise too_large from None

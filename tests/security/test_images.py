@@ -9,7 +9,7 @@ from PIL import Image
 from serve_app.images import read_image
 from tests.serve_app.doors import CHAT, behind_door, client_of, question
 from tests.serve_app.fakes import FakeBackend
-from tests.serve_app.test_image_headers import PROFILE, in_front
+from tests.serve_app.test_image_parts import PROFILE, in_front, scans
 from tests.serve_app.test_images import encoded, uri
 
 PNG = encoded("PNG")
@@ -96,9 +96,13 @@ async def test_cve_2026_5497_22773_100650_count_bytes_and_pixels_are_checked_und
     assert backend.requests == []
 
 
-async def test_cve_2026_5497_22773_100650_a_header_is_no_bomb(backend: FakeBackend) -> None:
+@pytest.mark.parametrize("bomb", [in_front(PROFILE)(2), scans(65)], ids=["profiles", "scans"])
+async def test_cve_2026_5497_22773_100650_no_file_is_a_bomb(
+    backend: FakeBackend, bomb: bytes
+) -> None:
+    media_type = "image/png" if bomb.startswith(PNG[:4]) else "image/jpeg"
     async with client_of(behind_door(backend)) as client:
-        answer = await client.post(CHAT, json=with_images(uri(in_front(PROFILE)(2), "image/png")))
+        answer = await client.post(CHAT, json=with_images(uri(bomb, media_type)))
     assert answer.status_code == 400
     assert "too many parts" in answer.json()["error"]["message"]
     assert backend.requests == []

@@ -11,7 +11,14 @@ from PIL import Image
 
 from deployments.errors import InvalidImageError
 from serve_app.config import LimitsConfig
-from serve_app.image_headers import MAX_NUM_CHUNKS, MAX_NUM_READS, CrowdedHeaderError, open_header
+from serve_app.image_parts import (
+    MAX_NUM_CHUNKS,
+    MAX_NUM_READS,
+    MAX_NUM_SCANS,
+    MAX_NUM_SEGMENTS,
+    CrowdedImageError,
+    open_header,
+)
 from serve_app.images import check_image
 from tests.serve_app.test_images import encoded
 
@@ -21,6 +28,7 @@ PNG, JPEG, GIF = encoded("PNG"), encoded("JPEG"), encoded("GIF")
 HEADER_END = 33
 """Where a PNG's first chunk ends."""
 NUM_PNG_CHUNKS = 3
+SCAN = b"\xff\xda"
 
 
 def chunk(kind: bytes, data: bytes = b"") -> bytes:
@@ -50,6 +58,15 @@ def of_gif(part: bytes) -> Crowd:
     return lambda number: GIF[:palette_end] + part * number + GIF[palette_end:]
 
 
+def scans(number: int, hidden: Callable[[bytes], bytes] = bytes) -> bytes:
+    """Return a JPEG of so many scans, all but the first ones the same."""
+    file = BytesIO()
+    Image.new("L", (8, 8)).save(file, "JPEG", progressive=True)
+    data = file.getvalue()
+    num_own, last, end = data.count(SCAN), data.rindex(SCAN), len(data) - 2
+    return data[:end] + hidden(data[last:end]) * (number - num_own) + data[end:]
+
+
 @pytest.mark.parametrize(
     ("crowd", "num_allowed"),
     [
@@ -70,6 +87,37 @@ def test_a_png_has_one_profile_and_not_too_many_chunks(crowd: Crowd, num_allowed
     assert caught.value.param == "p"
 
 
+def test_a_jpeg_has_not_too_many_scans() -> None:
+    data = scans(MAX_NUM_SCANS)
+    assert check_image(data, ("JPEG",), LimitsConfig(), "p").data == data
+    with Image.open(BytesIO(scans(MAX_NUM_SCANS + 1))) as image:
+        image.load()  # nothing else refuses more of them
+    with pytest.raises(InvalidImageError, match="too many parts"):
+        check_image(scans(MAX_NUM_SCANS + 1), ("JPEG",), LimitsConfig(), "p")
+
+
+@pytest.mark.parametrize(
+    "hidden",
+    [
+        lambda scan: b"rubbish" + scan,
+        lambda scan: b"\xff\xff\xff" + scan,
+        lambda scan: b"\xff\xd3\xff\x00\xff\x01" + scan,
+        lambda scan: b"\xff\xfe\0\4ab" + scan,
+    ],
+    ids=["rubbish", "fill bytes", "restarts", "comments"],
+)
+def test_no_scan_is_hidden(hidden: Callable[[bytes], bytes]) -> None:
+    with pytest.raises(CrowdedImageError):
+        open_header(scans(MAX_NUM_SCANS + 1, hidden))
+
+
+def test_what_is_no_scan_of_the_image_does_not_count() -> None:
+    marks = b"\xff\xda\0\2" * MAX_NUM_SCANS
+    comment = b"\xff\xfe" + struct.pack(">H", 2 + len(marks)) + marks
+    data = JPEG[:2] + comment + JPEG[2:] + marks
+    assert check_image(data, ("JPEG",), LimitsConfig(), "p").data == data
+
+
 @pytest.mark.parametrize(
     "crowd",
     [
@@ -81,10 +129,10 @@ def test_a_png_has_one_profile_and_not_too_many_chunks(crowd: Crowd, num_allowed
     ],
     ids=["chunks", "comments of a JPEG", "fill bytes", "comments of a GIF", "what is no GIF"],
 )
-def test_a_header_is_read_in_so_many_pieces_and_no_more(crowd: Crowd) -> None:
+def test_a_file_has_so_many_parts_and_no_more(crowd: Crowd) -> None:
     assert check_image(crowd(1000), None, LimitsConfig(), "p")
     with pytest.raises(InvalidImageError, match="too many parts"):
-        check_image(crowd(MAX_NUM_READS), None, LimitsConfig(), "p")
+        check_image(crowd(max(MAX_NUM_READS, MAX_NUM_SEGMENTS)), None, LimitsConfig(), "p")
 
 
 @pytest.mark.parametrize("image_format", ["PNG", "JPEG", "GIF", "WEBP"])
@@ -92,12 +140,19 @@ def test_a_photograph_with_all_its_metadata_passes(image_format: str) -> None:
     file, exif = BytesIO(), Image.Exif()
     exif[0x010E] = "x" * 60_000
     Image.effect_noise((1024, 1024), 99).convert("RGB").save(
-        file, image_format, exif=exif, icc_profile=bytes(500_000), comment=b"x" * 60_000
+        file,
+        image_format,
+        exif=exif,
+        icc_profile=bytes(500_000),
+        comment=b"x" * 60_000,
+        progressive=True,
     )
     assert check_image(file.getvalue(), None, LimitsConfig(), "p")
 
 
-@given(st.binary(max_size=100))
-def test_whatever_stands_behind_a_png_s_name_is_opened_or_refused(data: bytes) -> None:
-    with suppress(CrowdedHeaderError):
-        assert open_header(PNG[:8] + data).getvalue() == PNG[:8] + data
+@given(st.sampled_from([PNG[:8], JPEG[:2]]), st.binary(max_size=100))
+def test_whatever_stands_behind_a_file_s_name_is_opened_or_refused(
+    name: bytes, data: bytes
+) -> None:
+    with suppress(CrowdedImageError):
+        assert open_header(name + data).getvalue() == name + data
