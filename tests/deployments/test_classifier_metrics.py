@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from deployments import classifier_metrics
+from deployments import classifier_metrics, metrics
 from deployments.classifier.device_worker import BatchStats
 from deployments.classifier_metrics import ClassifierMetrics
 from tests.deployments.test_metrics import Recorder
@@ -36,6 +36,15 @@ def test_buckets_ascend(recorder: Recorder) -> None:
     ClassifierMetrics()
     for bounds in recorder.boundaries.values():
         assert list(bounds) == sorted(set(bounds))
+
+
+def test_a_name_that_generators_have_too_is_a_metric_of_the_same_kind() -> None:
+    # Ray shows both as one, with the kind and the buckets of whichever comes first.
+    for name in NAMES & {*metrics.GAUGES, *metrics.COUNTERS, *metrics.HISTOGRAMS}:
+        assert (name in classifier_metrics.GAUGES) is (name in metrics.GAUGES)
+        assert (name in classifier_metrics.COUNTERS) is (name in metrics.COUNTERS)
+        if name in metrics.HISTOGRAMS:
+            assert classifier_metrics.HISTOGRAMS[name][1] == metrics.HISTOGRAMS[name][1]
 
 
 def test_ray_takes_every_metric() -> None:
