@@ -141,8 +141,8 @@ class RateLimitMiddleware:
         """Put the headers on, and settle before the last byte.
 
         So a client that sends one request after the other never finds its own last one still
-        running. One that leaves at this very moment, as clients do that have read `[DONE]`, must
-        not take the message to the ledger with it: its stream would count for an hour.
+        running. One that leaves at this very moment must not take the message to the ledger with
+        it: its stream would count for an hour.
         """
 
         async def limited(message: Message) -> None:

@@ -7,7 +7,7 @@ import httpx
 import pytest
 from starlette.types import Message
 
-from deployments.errors import ReplicaUnavailableError
+from deployments.errors import GenerationFailedError, ReplicaUnavailableError
 from serve_app.api_keys import ApiKey
 from serve_app.key_ledger import KeyLedger, Verdict
 from serve_app.rate_limits import RateLimitMiddleware, duration
@@ -24,7 +24,7 @@ from tests.serve_app.doors import (
     ring,
 )
 from tests.serve_app.fake_classifier import FakeClassifier
-from tests.serve_app.fakes import HELLO, FakeBackend
+from tests.serve_app.fakes import HELLO, FakeBackend, Step
 from tests.serve_app.test_key_ledger import HandClock
 
 HELLO_TOKENS = 7 + 5
@@ -161,6 +161,20 @@ async def test_a_stream_counts_until_it_has_ended_or_its_client_has_left() -> No
     assert ledger.settled == [7 + 1, HELLO_TOKENS]
 
 
+@pytest.mark.parametrize("steps", [HELLO, [*HELLO[:2], GenerationFailedError("broken")]])
+@pytest.mark.parametrize("path", [CHAT, "/text-generation"])
+async def test_a_request_is_settled_before_its_last_event(path: str, steps: list[Step]) -> None:
+    keys = ring(max_concurrent_streams=1)
+    ledger = CountedLedger(keys.limited)
+    app = behind_door(FakeBackend(steps), keys, ledger)
+    body = question(stream=True) if path == CHAT else {"prompt": "Hello?"}
+    async with AsgiCall(app, path, body, headers=bearer(ALICE)) as call:
+        # OpenAI's clients read no further, and may ask again at once.
+        await call.wait_until(lambda: b"[DONE]" in call.body or b'"error"' in call.body)
+        assert len(ledger.settled) == 1
+        assert not call.sent[-1]["more_body"]
+
+
 async def test_a_request_is_settled_before_its_last_byte(backend: FakeBackend) -> None:
     keys = ring(max_concurrent_streams=1)
     ledger = CountedLedger(keys.limited)
@@ -182,7 +196,7 @@ async def test_who_leaves_just_when_the_end_is_told_is_settled_all_the_same(
     app = behind_door(backend, keys, ledger)
     async with AsgiCall(app, CHAT, question(stream=True), headers=bearer(ALICE)) as call:
         await asyncio.wait_for(ledger.hears_end.wait(), 5)
-        assert b"[DONE]" in call.body
+        assert b"[DONE]" not in call.body
         # A server tells of a client that has left, Serve cancels its request.
         call.task.cancel() if is_cancelled else call.leave()
         await asyncio.wait([call.task], timeout=5)
