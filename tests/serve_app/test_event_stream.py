@@ -94,7 +94,7 @@ async def test_a_disconnect_closes_the_source_under_every_version_of_asgi(
         client.leave()
         await client.end()
     assert source.is_closed
-    assert DONE not in client.body
+    assert b"[DONE]" not in client.body
 
 
 async def test_a_disconnect_before_the_first_event_closes_the_source() -> None:
