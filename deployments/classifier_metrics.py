@@ -22,7 +22,6 @@ GAUGES: Mapping[str, str] = MappingProxyType(
 )
 COUNTERS: Mapping[str, str] = MappingProxyType(
     {
-        "requests_refused_total": "Requests for which there was no room.",
         "request_success_total": "Requests that ended as they should.",
         "prompt_tokens_total": "Tokens of accepted texts.",
     }
@@ -58,10 +57,6 @@ class ClassifierMetrics:
         """Record how busy the replica is."""
         self._gauges["num_requests_running"].set(num_running)
         self._gauges["num_requests_waiting"].set(num_waiting)
-
-    def count_refusal(self) -> None:
-        """Record a request for which there was no room."""
-        self._counters["requests_refused_total"].inc()
 
     def count_texts(self, num_tokens: int) -> None:
         """Record the tokens of an accepted request."""

@@ -75,7 +75,7 @@ class RateLimitError(RaystreamError):
 
 
 class UnsupportedMediaTypeError(InvalidRequestError):
-    """The request's body is not declared to be JSON."""
+    """The request's body is not declared to be JSON, or is compressed."""
 
     status = 415
     code = "unsupported_media_type"

@@ -25,7 +25,6 @@ GAUGES: Mapping[str, str] = MappingProxyType(
 )
 COUNTERS: Mapping[str, str] = MappingProxyType(
     {
-        "requests_refused_total": "Requests for which there was no room.",
         "prompt_tokens_total": "Tokens of accepted prompts.",
         "generation_tokens_total": "Tokens generated.",
         "prefix_cache_queries_total": "Prompt tokens that were looked for in the KV slots.",
@@ -82,10 +81,6 @@ class ReplicaMetrics:
             self._counters["prefix_cache_queries_total"].inc(num_queried)
         if num_found:
             self._counters["prefix_cache_hits_total"].inc(num_found)
-
-    def count_refusal(self) -> None:
-        """Record a request for which there was no room."""
-        self._counters["requests_refused_total"].inc()
 
     def count_prompt(self, num_tokens: int) -> None:
         """Record an accepted prompt."""

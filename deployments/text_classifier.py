@@ -135,7 +135,6 @@ class TextClassifier:
             with self._line.place() as job:
                 classified = await self._classify(request, job)
         except OverloadedError as error:
-            self._metrics.count_refusal()
             return Refused(error.message, error.retry_after_s or 1, self._replica_id)
         self._metrics.observe_finish(duration_s=time.monotonic() - arrived)
         return classified

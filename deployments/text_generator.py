@@ -167,7 +167,6 @@ class TextGenerator:
                     async for ready in events:
                         yield ready
         except OverloadedError as error:
-            self._metrics.count_refusal()
             is_full = self._admission.is_full
             yield [Refused(error.message, error.retry_after_s or 1, self._replica_id, is_full)]
 

@@ -134,24 +134,29 @@ class HandleGenerationBackend:
     def __init__(
         self,
         handle: DeploymentHandle[Any],
-        count_unasked: Callable[[int], object] = lambda num: None,
+        count_refusal: Callable[[], object] = lambda: None,
     ) -> None:
         """Keep the handle, and a second view of it that streams.
 
         Args:
             handle: The model's.
-            count_unasked: See `OpeningLine`.
+            count_refusal: Is called for each request that finds no room.
         """
         self._handle = handle
         self._generate = handle.options(method_name="generate", stream=True)
         self._replicas = KnownReplicas()
-        self._line = OpeningLine(count_unasked)
+        self._line = OpeningLine()
+        self._count_refusal = count_refusal
 
     async def generate(self, request: GenerationRequest) -> GenerationStream:
         """Open a stream; see `GenerationBackend.generate`."""
         if request.is_admitted:
             return await self._ask(request)
-        return await self._line.run(lambda: self._ask(request))
+        try:
+            return await self._line.run(lambda: self._ask(request))
+        except OverloadedError:
+            self._count_refusal()
+            raise
 
     async def _ask(self, request: GenerationRequest) -> GenerationStream:
         return await self._replicas.until_taken(lambda: self._open(request))

@@ -3,6 +3,7 @@
 As `backends` is for models that generate, with the same words for Ray's errors.
 """
 
+from collections.abc import Callable
 from typing import Any, Protocol, cast
 
 from ray.serve.handle import DeploymentHandle
@@ -14,7 +15,7 @@ from deployments.contract import (
     ClassifierDescription,
     Refused,
 )
-from deployments.errors import TotalTimeoutError
+from deployments.errors import OverloadedError, TotalTimeoutError
 from serve_app.backends import Response, answer_of
 from serve_app.deadlines import Deadline, arrival_s
 from serve_app.known_replicas import KnownReplicas
@@ -51,14 +52,28 @@ class ClassificationBackend(Protocol):
 class HandleClassificationBackend:
     """A classifier behind a Ray Serve handle."""
 
-    def __init__(self, handle: DeploymentHandle[Any]) -> None:
-        """Keep the handle."""
+    def __init__(
+        self,
+        handle: DeploymentHandle[Any],
+        count_refusal: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Keep the handle.
+
+        Args:
+            handle: The model's.
+            count_refusal: Is called for each request that finds no room.
+        """
         self._handle = handle
         self._replicas = KnownReplicas()
+        self._count_refusal = count_refusal
 
     async def classify(self, request: ClassificationRequest) -> tuple[Classification, ...]:
         """Ask a replica; see `ClassificationBackend.classify`."""
-        classified = await self._replicas.until_taken(lambda: self._classify(request))
+        try:
+            classified = await self._replicas.until_taken(lambda: self._classify(request))
+        except OverloadedError:
+            self._count_refusal()
+            raise
         return classified.classifications
 
     async def _classify(self, request: ClassificationRequest) -> Classified:

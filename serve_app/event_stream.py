@@ -12,7 +12,7 @@ from typing import Protocol
 from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from serve_app.sse import EVENT_STREAM_HEADERS, PING
+from serve_app.sse import EVENT_STREAM_HEADERS, PING, LastEvent
 
 PING_INTERVAL_S = 15.0
 
@@ -65,6 +65,20 @@ class EventStreamResponse(StreamingResponse):
             await self._stop(stream, *others)
         if failed is not None:
             raise failed
+
+    async def stream_response(self, send: Send) -> None:
+        """Send the events, and the end together with the last one.
+
+        So whoever has read that finds the request settled, and does not seem to have left it.
+        """
+        start = {"type": "http.response.start", "status": self.status_code}
+        await send({**start, "headers": self.raw_headers})
+        async for event in self.events:
+            is_last = isinstance(event, LastEvent)
+            await send({"type": "http.response.body", "body": event, "more_body": not is_last})
+            if is_last:
+                return
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send_pings(self, send: Send) -> None:
         while True:

@@ -7,13 +7,13 @@ never repeats what the decoder says of it.
 import base64
 import binascii
 import re
-from io import BytesIO
 
 from PIL import Image, UnidentifiedImageError
 
 from deployments.contract import ImagePart
 from deployments.errors import InvalidImageError
 from serve_app.config import LimitsConfig
+from serve_app.image_parts import CrowdedImageError, open_header
 
 _DATA_URI = re.compile(r"data:([^;,]*);base64,", re.IGNORECASE)
 _FORMATS = {
@@ -100,8 +100,12 @@ def _check_pixels(data: bytes, formats: tuple[str, ...], max_pixels: int, param:
         f"The image has more than {max_pixels} pixels (limits.max_image_pixels).", param
     )
     try:
-        with Image.open(BytesIO(data), formats=formats) as image:
+        with Image.open(open_header(data), formats=formats) as image:
             width, height = image.size
+    except CrowdedImageError:
+        raise InvalidImageError(
+            "The image's file has too many parts. Save it anew, without its metadata.", param
+        ) from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise too_large from None
     except (UnidentifiedImageError, OSError, ValueError, SyntaxError, OverflowError):

@@ -190,7 +190,9 @@ class Ingress:
             if id_ not in classifying
         }
         self._classifiers = {
-            id_: HandleClassificationBackend(handles[id_]) for id_ in handles if id_ in classifying
+            id_: HandleClassificationBackend(handles[id_], metrics.refusals_of(id_))
+            for id_ in handles
+            if id_ in classifying
         }
 
     def __serve_build_asgi_app__(self) -> FastAPI:

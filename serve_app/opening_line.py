@@ -37,17 +37,12 @@ class FullError(OverloadedError):
 class OpeningLine:
     """Lets requests ask, each in its turn."""
 
-    def __init__(
-        self, count_unasked: Callable[[int], object], max_num_asking: int = MAX_NUM_ASKING
-    ) -> None:
+    def __init__(self, max_num_asking: int = MAX_NUM_ASKING) -> None:
         """Start with nobody in line.
 
         Args:
-            count_unasked: Is told how many were refused by another one's answer, whenever there
-                are some: no replica knows of them.
             max_num_asking: Requests that may ask at the same time.
         """
-        self._count_unasked = count_unasked
         self._max_num_asking = max_num_asking
         self._num_asking = 0
         self._num_come = 0
@@ -97,12 +92,8 @@ class OpeningLine:
 
     def _refuse(self, num_come: int, refusal: FullError) -> None:
         """Refuse all who wait and were among the first so many to come."""
-        num_refused = 0
         while self._waiting and self._waiting[0][0] <= num_come:
             _, turn = self._waiting.popleft()
             if not turn.done():
                 again = FullError(refusal.message, refusal.retry_after_s, refusal.replica_id)
                 turn.set_exception(again)
-                num_refused += 1
-        if num_refused:
-            self._count_unasked(num_refused)

@@ -12,9 +12,9 @@ where somebody breaks the counter is none, and Serve starts another counter with
 import asyncio
 import logging
 import secrets
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Final, Protocol, cast
+from collections.abc import Coroutine, Iterator
+from contextvars import Context
+from typing import Any, Final, Protocol, TypeVar, cast
 
 from ray.serve.handle import DeploymentHandle
 from starlette.datastructures import MutableHeaders
@@ -29,6 +29,8 @@ from serve_app.backends import our_errors
 from serve_app.key_ledger import Allowance, Verdict
 
 logger = logging.getLogger("ray.serve")
+
+T = TypeVar("T")
 
 LEDGER_TIMEOUT_S: Final = 5.0
 """Serve needs two or three seconds to start another ledger; a request may wait so long."""
@@ -104,76 +106,99 @@ class RateLimitMiddleware:
         if key is None or not key.is_limited:
             await self._app(scope, receive, send)
             return
-        running = _Running(self._ledger, key, secrets.token_hex(16), record_of(scope))
+        running = _Running(self._ledger, key, record_of(scope))
         try:
             verdict = await self._ask(running)
             app = self._app
             if verdict.refused_by is not None:
                 running.is_settled = True
                 app = error_response(_refusal(verdict))
-            await app(scope, receive, _limited(send, verdict, running))
+            await app(scope, receive, self._limited(send, verdict, running))
         except RateLimitsUnavailableError as error:
             await error_response(error)(scope, receive, send)
         finally:
             if not running.is_settled:
-                self._settle_later(running)
+                self._settle(running)
 
     async def _ask(self, running: "_Running") -> Verdict:
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await self._ledger.admit(running.key.name, running.ticket)
+                return await running.verdict()
         except (RaystreamError, TimeoutError) as error:
             logger.warning("the key ledger can't be asked: %s", error or "no answer in time")
             raise RateLimitsUnavailableError(
                 "The limits of the API key can't be looked up. Try again in a moment."
             ) from None
 
-    def _settle_later(self, running: "_Running") -> None:
-        task = asyncio.ensure_future(running.settle())
+    def _settle(self, running: "_Running") -> asyncio.Task[None]:
+        running.is_settled = True
+        task = _start(running.settle())
         self._settling.add(task)
         task.add_done_callback(self._settling.discard)
+        return task
+
+    def _limited(self, send: Send, verdict: Verdict, running: "_Running") -> Send:
+        """Put the headers on, and settle before the last byte.
+
+        So a client that sends one request after the other never finds its own last one still
+        running. One that leaves at this very moment must not take the message to the ledger with
+        it: its stream would count for an hour.
+        """
+
+        async def limited(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(dict(_headers(verdict)))
+            elif not (running.is_settled or message.get("more_body", False)):
+                await asyncio.shield(self._settle(running))
+            await send(message)
+
+        return limited
 
 
-@dataclass(slots=True)
 class _Running:
-    """A request that the ledger has counted, or may have and was not heard."""
+    """A request that the ledger has counted, or may have and was not heard.
 
-    ledger: Ledger
-    key: ApiKey
-    ticket: str
-    record: RequestRecord
-    is_settled: bool = False
+    Attributes:
+        is_settled: Whether the ledger was told, or is being told, that it has ended; or need not
+            be.
+    """
+
+    def __init__(self, ledger: Ledger, key: ApiKey, record: RequestRecord) -> None:
+        """Show the request to the ledger."""
+        self.is_settled = False
+        self._ledger = ledger
+        self._key = key
+        self._record = record
+        # A name of its own: a client may use a request id twice.
+        self._ticket = secrets.token_hex(16)
+        self._admission = _start(ledger.admit(key.name, self._ticket))
+
+    async def verdict(self) -> Verdict:
+        """Return what the ledger says; who stops waiting for it does not take the question back."""
+        return await asyncio.shield(self._admission)
 
     async def settle(self) -> None:
-        """Tell the ledger, once, that the request has ended."""
-        self.is_settled = True
+        """Tell the ledger that the request has ended, once it knows that it began."""
         try:
             async with asyncio.timeout(SETTLE_TIMEOUT_S):
-                await self.ledger.settle(self.key.name, self.ticket, self.record.num_tokens)
+                await asyncio.gather(self._admission, return_exceptions=True)
+                await self._ledger.settle(self._key.name, self._ticket, self._record.num_tokens)
         except (RaystreamError, TimeoutError) as error:
             logger.warning("the key ledger missed an end: %s", error or "no answer in time")
+
+
+def _start(message: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """Send the ledger a message that does not end with the request it is about.
+
+    It gets a context of its own, by which Serve, too, cancels what a request has asked for.
+    """
+    return asyncio.get_running_loop().create_task(message, context=Context())
 
 
 def _refusal(verdict: Verdict) -> RateLimitError:
     assert verdict.refused_by is not None, "only refusals are told"
     message = f"{_REFUSALS[verdict.refused_by]} Try again in {duration(verdict.retry_after_s)}."
     return RateLimitError(message, None, verdict.retry_after_s)
-
-
-def _limited(send: Send, verdict: Verdict, running: _Running) -> Send:
-    """Put the headers on, and settle before the last byte.
-
-    So a client that sends one request after the other never finds its own last one still running.
-    """
-
-    async def limited(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            MutableHeaders(scope=message).update(dict(_headers(verdict)))
-        elif not (running.is_settled or message.get("more_body", False)):
-            await running.settle()
-        await send(message)
-
-    return limited
 
 
 def _headers(verdict: Verdict) -> Iterator[tuple[str, str]]:

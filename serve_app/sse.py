@@ -41,5 +41,12 @@ def encode_comment(text: str) -> bytes:
     return ("".join(f": {line}\n" for line in _LINE_END.split(text)) + "\n").encode()
 
 
-DONE: Final = encode_event("[DONE]")
+class LastEvent(bytes):
+    """An event behind which nothing comes: the stream's end is sent together with it.
+
+    Clients close the connection when they have read it, and ask for the next thing at once.
+    """
+
+
+DONE: Final = LastEvent(encode_event("[DONE]"))
 PING: Final = encode_comment("ping")

@@ -16,7 +16,7 @@ from serve_app.api.errors import error_payload
 from serve_app.api.usage import UsageTally
 from serve_app.choices import Choices
 from serve_app.generation import Piece
-from serve_app.sse import DONE, encode_json
+from serve_app.sse import DONE, LastEvent, encode_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ async def answer_events(
                 if event := b"".join(map(writer.chunk, framer.gain(piece))):
                     yield event
     except RaystreamError as error:
-        yield encode_json(error_payload(error))
+        yield LastEvent(encode_json(error_payload(error)))
         return
     if writer.has_usage:
         yield writer.usage()

@@ -144,17 +144,24 @@ async def _on_unknown_error(request: Request, error: Exception) -> Response:
 
 def _param(error: Mapping[str, Any], body: Any) -> str | None:
     """Return the way to the parameter, such as `messages[0].content`."""
-    steps = _steps(error["loc"][1:], body)
+    steps = _steps(error, body)
     field = error.get("ctx", {}).get("field")
     steps += [] if field is None else [field]
     path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)
     return path.removeprefix(".")[:MAX_ECHO] or None
 
 
-def _steps(location: Sequence[int | str], value: Any) -> list[int | str]:
-    """Keep of pydantic's location what is in the body; the names of union members are not."""
+def _steps(error: Mapping[str, Any], value: Any) -> list[int | str]:
+    """Keep of pydantic's location what is in the body; the names of union members are not.
+
+    They may be those of fields, too (`text`, `image_url`). So the way ends where the value stands
+    that pydantic found wrong, if it is there as it came.
+    """
+    location: Sequence[int | str] = error["loc"][1:]
     steps: list[int | str] = []
     for index, step in enumerate(location):
+        if value is error["input"]:
+            return [*steps, location[-1]] if error["type"] == "missing" else steps
         if isinstance(value, list) and isinstance(step, int):
             steps.append(step)
             value = value[step]

@@ -9,8 +9,10 @@ Source: https://www.rfc-editor.org/rfc/rfc8259
 """
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable
+from itertools import islice
 from math import isfinite
 from typing import Any, Final, NoReturn
 
@@ -18,13 +20,23 @@ from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
+from starlette.datastructures import Headers
 from starlette.routing import request_response
 
 from deployments.errors import InvalidRequestError, UnsupportedMediaTypeError
 
 MAX_NUM_VALUES: Final = 2**21
-"""Values in one body, twice as many as the longest list of token ids: each takes some 60 bytes, and
-a body that is nothing but empty lists would fill a gigabyte and hold up everybody's streams."""
+"""Values in one body, twice as many as the longest list of token ids: each takes some 60 bytes."""
+
+MAX_NUM_NODES: Final = 2**17
+"""Objects, lists and fields in one body, several times what the largest conversation has. Each
+takes a microsecond or two, while everybody's streams wait; token ids take a tenth of that."""
+
+MAX_INTEGRAL: Final = 2.0**63
+"""Larger numbers stay floats: as an integer, 1e300 has three hundred digits, which take long."""
+
+# Up to the next bracket or colon that stands in no text; the last one may find none.
+_NODE: Final = re.compile(rb'(?:[^"\[{:]++|"(?:[^"\\]++|\\.)*+"?)*+[\[{:]?', re.DOTALL)
 
 
 class JsonRoute(APIRoute):
@@ -39,11 +51,11 @@ class JsonRoute(APIRoute):
         """Return the endpoint's answer.
 
         Raises:
-            UnsupportedMediaTypeError: The body is said to be something else than JSON.
+            UnsupportedMediaTypeError: The body is said to be no JSON, or compressed.
             InvalidRequestError: It is not JSON.
             RequestValidationError: It is not what the endpoint takes.
         """
-        _require_json(request.headers.get("content-type", ""))
+        _require_json(request.headers)
         max_depth: int = request.app.state.limits.max_json_depth
         decoded = decode_json(await request.body(), max_depth)
         assert self.body_field is not None, "a route without a body needs no JsonRoute"
@@ -70,10 +82,8 @@ def decode_json(body: bytes, max_depth: int) -> Any:
         InvalidRequestError: It is not JSON, it is nested too deeply or holds too many values, or
             numbers or text that can't be passed on.
     """
-    # Commas in texts count too; no prompt has room for so many.
     num_brackets = body.count(b"{") + body.count(b"[")
-    if num_brackets + body.count(b",") > MAX_NUM_VALUES:
-        raise InvalidRequestError(f"The body holds more than {MAX_NUM_VALUES} values.")
+    _check_size(body, num_brackets)
     try:
         decoded = json.loads(
             body.decode(),
@@ -99,6 +109,22 @@ def decode_json(body: bytes, max_depth: int) -> Any:
     return decoded
 
 
+def _check_size(body: bytes, num_brackets: int) -> None:
+    # Commas in texts count too; no prompt has room for so many.
+    if num_brackets + body.count(b",") > MAX_NUM_VALUES:
+        raise InvalidRequestError(f"The body holds more than {MAX_NUM_VALUES} values.")
+    # A prompt does have room for more brackets and colons than this, so they are told apart.
+    if num_brackets + body.count(b":") > MAX_NUM_NODES and _has_too_many_nodes(body):
+        raise InvalidRequestError(
+            f"The body holds more than {MAX_NUM_NODES} objects, lists and fields."
+        )
+
+
+def _has_too_many_nodes(body: bytes) -> bool:
+    nodes = (found for found in _NODE.finditer(body) if found[0][-1:] in (b"[", b"{", b":"))
+    return next(islice(nodes, MAX_NUM_NODES, None), None) is not None
+
+
 def _check_depth(decoded: Any, max_depth: int) -> None:
     level = [decoded]
     for _ in range(max_depth):
@@ -120,10 +146,12 @@ def _too_deep(max_depth: int) -> InvalidRequestError:
     )
 
 
-def _require_json(content_type: str) -> None:
-    media_type = content_type.partition(";")[0].strip().lower()
+def _require_json(headers: Headers) -> None:
+    media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json" and not media_type.endswith("+json"):
         raise UnsupportedMediaTypeError("Send JSON with 'Content-Type: application/json'.")
+    if headers.get("content-encoding", "identity").strip().lower() != "identity":
+        raise UnsupportedMediaTypeError("Send the body as it is, without 'Content-Encoding'.")
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -143,4 +171,4 @@ def _number(digits: str) -> float:
     number = float(digits)
     if not isfinite(number):
         _refuse_number(digits[:32])
-    return int(number) if number.is_integer() else number
+    return int(number) if number.is_integer() and abs(number) < MAX_INTEGRAL else number

@@ -26,7 +26,7 @@ _ERRORS: Final[dict[int | str, str]] = {
     404: "No such model, or no such route.",
     408: "The body came too slowly.",
     413: "The body is too large.",
-    415: "The body is not declared to be JSON.",
+    415: "The body is not declared to be JSON, or is compressed.",
     429: "The API key has used up its limits. Retry-After says when to come back.",
     431: "The headers are too large.",
     500: "The server has failed at this request.",

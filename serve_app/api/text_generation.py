@@ -22,7 +22,7 @@ from serve_app.clock import Clock
 from serve_app.event_stream import EventStreamResponse
 from serve_app.generation import pieces, whole
 from serve_app.request_id import request_id_of
-from serve_app.sse import DONE, encode_json
+from serve_app.sse import DONE, LastEvent, encode_json
 
 _EXAMPLE = (
     'data: {"text":"Join","token_count":1,"total_token_count":1,"token_rate":51.3}\n\n'
@@ -122,7 +122,7 @@ async def _events(stream: GenerationStream, meter: TokenMeter) -> AsyncGenerator
                 yield _event(piece.text, meter, num_told)
                 num_told = meter.num_tokens
     except RaystreamError as error:
-        yield encode_json(error_payload(error))
+        yield LastEvent(encode_json(error_payload(error)))
         return
     yield DONE
 

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from deployments import classifier_metrics
+from deployments import classifier_metrics, metrics
 from deployments.classifier.device_worker import BatchStats
 from deployments.classifier_metrics import ClassifierMetrics
 from tests.deployments.test_metrics import Recorder
@@ -10,7 +10,6 @@ from tests.deployments.test_metrics import Recorder
 NAMES = {
     "num_requests_running",
     "num_requests_waiting",
-    "requests_refused_total",
     "request_success_total",
     "prompt_tokens_total",
     "batch_sequences",
@@ -39,6 +38,15 @@ def test_buckets_ascend(recorder: Recorder) -> None:
         assert list(bounds) == sorted(set(bounds))
 
 
+def test_a_name_that_generators_have_too_is_a_metric_of_the_same_kind() -> None:
+    # Ray shows both as one, with the kind and the buckets of whichever comes first.
+    for name in NAMES & {*metrics.GAUGES, *metrics.COUNTERS, *metrics.HISTOGRAMS}:
+        assert (name in classifier_metrics.GAUGES) is (name in metrics.GAUGES)
+        assert (name in classifier_metrics.COUNTERS) is (name in metrics.COUNTERS)
+        if name in metrics.HISTOGRAMS:
+            assert classifier_metrics.HISTOGRAMS[name][1] == metrics.HISTOGRAMS[name][1]
+
+
 def test_ray_takes_every_metric() -> None:
     made: Any = ClassifierMetrics()
     made.observe_batch(BatchStats(2, 30))
@@ -50,7 +58,6 @@ def test_what_is_recorded_is_what_happened(recorder: Recorder) -> None:
     made.observe_batch(BatchStats(3, 40))
     made.observe_batch(BatchStats(0, 0))  # a probe
     made.observe_line(num_running=2, num_waiting=5)
-    made.count_refusal()
     made.count_texts(40)
     made.observe_finish(duration_s=0.5)
     assert recorder.values == {
@@ -58,7 +65,6 @@ def test_what_is_recorded_is_what_happened(recorder: Recorder) -> None:
         "batch_tokens": [40],
         "num_requests_running": [2],
         "num_requests_waiting": [5],
-        "requests_refused_total": [1],
         "prompt_tokens_total": [40],
         "request_success_total": [1],
         "e2e_request_latency_seconds": [0.5],

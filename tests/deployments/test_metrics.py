@@ -15,7 +15,6 @@ NAMES = {
     "time_to_first_token_seconds",
     "inter_token_latency_seconds",
     "e2e_request_latency_seconds",
-    "requests_refused_total",
     "prompt_tokens_total",
     "generation_tokens_total",
     "prefix_cache_queries_total",

@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+import ray
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
@@ -187,6 +188,23 @@ def twins(base_url: str, tiny_folder: Path) -> Iterator[Handle]:
     serve.delete("twins")
 
 
+async def num_refusals(client: httpx.AsyncClient, application: str, at_least: int) -> float:
+    """Return what Prometheus sums up for an application's model, once that is so much."""
+    port = ray.nodes()[0]["MetricsExportPort"]  # type: ignore[no-untyped-call] # Ray leaves it untyped
+    while True:
+        told = (await client.get(f"http://127.0.0.1:{port}/metrics")).text
+        counts = [
+            float(line.rpartition(" ")[2])
+            for line in told.splitlines()
+            if line.startswith("ray_requests_refused_total{")
+            and f'application="{application}"' in line
+            and 'model="held"' in line
+        ]
+        if sum(counts) >= at_least:
+            return sum(counts)
+        await asyncio.sleep(0.5)  # each replica tells its counts every ten seconds
+
+
 async def test_what_a_full_replica_refuses_another_takes(base_url: str, twins: Handle) -> None:
     async with (
         asyncio.timeout(DEADLINE_S),
@@ -198,4 +216,6 @@ async def test_what_a_full_replica_refuses_another_takes(base_url: str, twins: H
             asked = client.stream("POST", "/text-generation", json=body())
             statuses.append((await stack.enter_async_context(asked)).status_code)
         assert (statuses.count(200), statuses.count(503)) == (8, 4)
+        # Both replicas have refused some of them, and some that the other one took.
+        assert await num_refusals(client, "twins", at_least=4) == 4
         await asyncio.to_thread(twins.broadcast("let_go").results)

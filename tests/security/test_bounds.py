@@ -10,6 +10,7 @@ from tests.serve_app.fake_classifier import FakeClassifier
 from tests.serve_app.fakes import FakeBackend
 
 GENERATION = "/text-generation"
+COMPLETIONS = "/v1/completions"
 TOKENIZE = "/tokenize"
 CLASSIFY, VLLM_CLASSIFY = "/v1/classify", "/classify"
 # Of four characters it makes xxx and xxx and so on: more is read than was sent.
@@ -43,9 +44,44 @@ def after_a_call(arguments: str) -> list[dict[str, Any]]:
     ]
 
 
+def tool(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
+
+
+def valid_by(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+
+
+# Its name and its schema.
+NUM_TOOL_BYTES = len("f") + len('{"type": "object"}')
+
 # To add a row: the path, what a request asks for too much of, the limit that says so, the field.
 TOO_MUCH: list[tuple[str, dict[str, Any], dict[str, int], str]] = [
     (CHAT, question(n=3), {"max_num_choices": 2}, "n"),
+    (COMPLETIONS, {"model": "m", "prompt": ["x"] * 3}, {"max_num_prompts": 2}, "prompt"),
+    (COMPLETIONS, {"model": "m", "prompt": [[1]] * 3}, {"max_num_prompts": 2}, "prompt"),
+    (COMPLETIONS, {"model": "m", "prompt": [1], "n": 3}, {"max_num_prompts": 2}, "prompt"),
+    (COMPLETIONS, {"model": "m", "prompt": ["xx"] * 2}, {"max_prompt_bytes": 3}, "prompt"),
+    (CHAT, question(tools=[tool("f"), tool("g")]), {"max_num_tools": 1}, "tools"),
+    (CHAT, question(tools=[tool("f")]), {"max_tools_bytes": NUM_TOOL_BYTES - 1}, "tools[0]"),
+    (
+        TOKENIZE,
+        {"messages": conversation(1), "tools": [tool("f"), tool("g")]},
+        {"max_num_tools": 1},
+        "tools",
+    ),
+    (
+        CHAT,
+        question(response_format=valid_by({"type": "object"})),
+        {"max_schema_bytes": len('{"type": "object"}') - 1},
+        "response_format",
+    ),
+    (
+        CHAT,
+        question(response_format=valid_by({"items": {"items": {}}})),
+        {"max_schema_depth": 2},
+        "response_format",
+    ),
     (CHAT, question(stop=["a", "b", "c"]), {"max_num_stops": 2}, "stop"),
     (GENERATION, prompt(stop=["a", "b", "c"]), {"max_num_stops": 2}, "stop"),
     (CHAT, question(stop="\u00e9" * 6), {"max_stop_bytes": 11}, "stop"),
@@ -108,6 +144,10 @@ async def test_cve_2026_34756_just_as_much_as_is_allowed_is_served(
         {"n": 17},
         {"stop": ["x"] * 10_000},
         {"logprobs": True, "top_logprobs": 10**6},
+        {"logprobs": True, "top_logprobs": 21},
+        {"tools": [tool(f"f{i}") for i in range(10_000)]},
+        {"tools": [tool("x" * 65)]},
+        {"response_format": valid_by({"enum": ["x" * 2**16]})},
         {"logit_bias": {str(i): 1 for i in range(5000)}},
         {"stop_token_ids": list(range(5000))},
         {"max_tokens": 10**30},
@@ -176,17 +216,36 @@ async def test_a_body_made_to_exhaust_the_parser_is_a_400(backend: FakeBackend, 
     assert len(answer.text) < 1000
 
 
-async def test_a_body_of_nothing_but_empty_lists_is_not_even_decoded(
-    backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("stop_token_ids", "what"),
+    [
+        ([[]] * 2**17, "131072 objects, lists and fields"),
+        ({str(i): 0 for i in range(2**17)}, "131072 objects, lists and fields"),
+        ([0] * 2**22, "2097152 values"),
+    ],
+    ids=["lists", "fields", "numbers"],
+)
+async def test_a_body_that_would_hold_up_everybody_is_not_even_decoded(
+    backend: FakeBackend, monkeypatch: pytest.MonkeyPatch, stop_token_ids: object, what: str
 ) -> None:
-    body = json.dumps(question(stop_token_ids=[[]] * 2**20))
+    body = json.dumps(question(stop_token_ids=stop_token_ids))
     async with client_of(behind_door(backend)) as client:
         monkeypatch.delattr("json.loads")
         answer = await client.post(CHAT, content=body, headers=JSON)
         monkeypatch.undo()
     assert answer.status_code == 400
-    assert "2097152 values" in answer.json()["error"]["message"]
+    assert what in answer.json()["error"]["message"]
     assert backend.requests == []
+
+
+@pytest.mark.parametrize(
+    "text", ["[{:" * 2**16, '\\"[' * 2**16, '\n"{' * 2**16, "\\\\" * 2**16 + "["]
+)
+async def test_a_text_may_hold_all_the_brackets_there_are(backend: FakeBackend, text: str) -> None:
+    messages = [{"role": "user", "content": text}]
+    async with client_of(behind_door(backend)) as client:
+        answer = await client.post(CHAT, json=question(messages=messages, user="[" * 2**17))
+    assert answer.status_code == 200, answer.text
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -93,6 +94,34 @@ async def test_a_request_id_that_could_harm_a_log_is_replaced(
         )
     assert re.fullmatch("[0-9a-f]{32}", answer.headers["x-request-id"])
     assert backend.requests[0].request_id == answer.headers["x-request-id"]
+
+
+@pytest.mark.parametrize(
+    ("limits", "sent", "status"),
+    [
+        ({"max_header_bytes": 1024}, {"headers": {"x-large": "x" * 1024}}, 431),
+        ({"max_body_bytes": 1024}, {"body": question(user="x" * 1024)}, 413),
+        ({"max_body_bytes": 2048}, {"headers": {"content-length": "2049"}}, 413),
+        ({"max_body_read_s": 0.01}, {"more_body": True}, 408),
+    ],
+    ids=["headers", "body", "length", "time"],
+)
+async def test_headers_and_body_and_the_time_it_takes_are_bounded(
+    backend: FakeBackend, limits: dict[str, float], sent: dict[str, Any], status: int
+) -> None:
+    app = behind_door(backend, ring(), limits=limits)
+    sent = {"body": question(), **sent, "headers": {**sent.get("headers", {}), **bearer(ALICE)}}
+    async with AsgiCall(app, CHAT, **sent) as call:
+        await call.end()
+    assert call.sent[0]["status"] == status
+    assert f"limits.{next(iter(limits))}".encode() in call.body
+    assert backend.requests == []
+
+
+async def test_who_has_no_key_is_refused_before_his_body_has_come(backend: FakeBackend) -> None:
+    async with AsgiCall(behind_door(backend, ring()), CHAT, None, more_body=True) as call:
+        await call.end()
+    assert call.sent[0]["status"] == 401
 
 
 async def test_no_page_of_another_origin_is_let_in(backend: FakeBackend) -> None:

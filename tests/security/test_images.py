@@ -7,8 +7,9 @@ import pytest
 from PIL import Image
 
 from serve_app.images import read_image
-from tests.serve_app.doors import CHAT, behind_door, client_of
+from tests.serve_app.doors import CHAT, behind_door, client_of, question
 from tests.serve_app.fakes import FakeBackend
+from tests.serve_app.test_image_parts import PROFILE, in_front, scans
 from tests.serve_app.test_images import encoded, uri
 
 PNG = encoded("PNG")
@@ -41,6 +42,19 @@ async def test_cve_2026_24779_cve_2025_54381_nothing_is_fetched_by_default(
     assert answer.status_code == 400
     assert answer.json()["error"]["code"] == "invalid_image"
     assert url not in answer.text
+    assert backend.requests == []
+
+
+@pytest.mark.parametrize("url", ["http://169.254.169.254/x", "file:///etc/passwd", "//test/x"])
+async def test_cve_2026_24779_cve_2025_54381_nor_is_what_a_schema_refers_to(
+    backend: FakeBackend, url: str
+) -> None:
+    named = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"$ref": url}}}
+    async with client_of(behind_door(backend)) as client:
+        answer = await client.post(CHAT, json=question(response_format=named))
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "response_format"
+    assert "root:" not in answer.text
     assert backend.requests == []
 
 
@@ -79,6 +93,18 @@ async def test_cve_2026_5497_22773_100650_count_bytes_and_pixels_are_checked_und
         answer = await client.post(CHAT, json=with_images(*images))
     assert answer.status_code == 400
     assert f"limits.{next(iter(limits))}" in answer.json()["error"]["message"]
+    assert backend.requests == []
+
+
+@pytest.mark.parametrize("bomb", [in_front(PROFILE)(2), scans(65)], ids=["profiles", "scans"])
+async def test_cve_2026_5497_22773_100650_no_file_is_a_bomb(
+    backend: FakeBackend, bomb: bytes
+) -> None:
+    media_type = "image/png" if bomb.startswith(PNG[:4]) else "image/jpeg"
+    async with client_of(behind_door(backend)) as client:
+        answer = await client.post(CHAT, json=with_images(uri(bomb, media_type)))
+    assert answer.status_code == 400
+    assert "too many parts" in answer.json()["error"]["message"]
     assert backend.requests == []
 
 

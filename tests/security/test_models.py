@@ -2,6 +2,8 @@
 
 import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,16 @@ LOADS = re.compile(r"(?:c?[pP]ickle|dill|marshal|shelve|joblib)$")
 def calls(path: Path) -> list[ast.Call]:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     return [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+
+
+@pytest.mark.slow
+def test_cve_2026_27893_47155_41523_no_assert_is_a_guard() -> None:
+    # Python leaves them out with -O, but for those of the tests, which pytest has rewritten.
+    flags = ["-q", "-m", "not slow", "-W", "ignore::pytest.PytestConfigWarning"]
+    command = [sys.executable, "-O", "-m", "pytest", *flags, str(Path(__file__).parent)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert "passed" in done.stdout
 
 
 async def test_cve_2026_114051_pysec_2026_145_health_exercises_the_engine(

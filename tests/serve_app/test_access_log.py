@@ -7,6 +7,7 @@ from starlette.types import Message, Receive, Scope, Send
 from deployments.contract import FinishReason, TextDelta
 from deployments.errors import OverloadedError, ReplicaUnavailableError
 from serve_app.access_log import AccessLogMiddleware, current_record, record_of
+from serve_app.key_ledger import KeyLedger
 from tests.serve_app.asgi_call import AsgiCall
 from tests.serve_app.doors import (
     ALICE,
@@ -59,6 +60,28 @@ async def test_a_client_that_leaves_is_named(caplog: pytest.LogCaptureFixture) -
     (line,) = access_lines(caplog)
     assert (line["status"], line["finish_reason"]) == (200, "client_disconnected")
     assert line["completion_tokens"] == 1
+
+
+class LeavingCall(AsgiCall):
+    """Leaves when it has read the last event, as OpenAI's clients do."""
+
+    async def _send(self, message: Message) -> None:
+        await super()._send(message)
+        if b"[DONE]" in message.get("body", b""):
+            self.leave()
+
+
+async def test_who_leaves_behind_the_last_event_has_had_his_answer(
+    caplog: pytest.LogCaptureFixture, backend: FakeBackend
+) -> None:
+    keys = ring(max_concurrent_streams=1)
+    app = behind_door(backend, keys, KeyLedger(keys.limited))
+    for _ in range(2):
+        body = question(stream=True)
+        async with LeavingCall(app, CHAT, body, headers=bearer(ALICE)) as call:
+            await call.end()
+        assert call.sent[0]["status"] == 200
+    assert [line["finish_reason"] for line in access_lines(caplog)] == ["stop"] * 2
 
 
 async def test_so_is_one_whose_request_serve_cancels(caplog: pytest.LogCaptureFixture) -> None:

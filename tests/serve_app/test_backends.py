@@ -199,9 +199,12 @@ def has_room(replica_id: str) -> list[Item]:
     return [[Accepted(3, replica_id)], [DELTA]]
 
 
-def routed(*answers: list[Item]) -> tuple[HandleGenerationBackend, FakeRouter]:
+def routed(
+    *answers: list[Item], count_refusal: Callable[[], object] = lambda: None
+) -> tuple[HandleGenerationBackend, FakeRouter]:
     router = FakeRouter(*answers)
-    return HandleGenerationBackend(cast("DeploymentHandle[Any]", router)), router
+    handle = cast("DeploymentHandle[Any]", router)
+    return HandleGenerationBackend(handle, count_refusal), router
 
 
 async def test_a_refusal_by_the_only_replica_is_told_at_once_and_read_to_its_end() -> None:
@@ -234,6 +237,28 @@ async def test_what_all_refuse_is_told_the_least_time_and_asked_no_longer() -> N
         await model.generate(REQUEST)
     assert caught.value.retry_after_s == 4
     assert len(router.calls) == MAX_ATTEMPTS
+
+
+async def test_a_request_counts_as_refused_once_and_only_if_nobody_takes_it() -> None:
+    counted: list[None] = []
+    model, router = routed(
+        full("a"), full("b"), has_room("c"), count_refusal=lambda: counted.append(None)
+    )
+    with pytest.raises(OverloadedError):
+        await model.generate(REQUEST)  # only "a" is known by now
+    assert len(counted) == 1
+    await model.generate(REQUEST)
+    assert len(router.calls) == 3
+    assert len(counted) == 1, "what one refused, another took"
+    with pytest.raises(OverloadedError):
+        await routed(full("a"))[0].generate(REQUEST)
+    for _ in range(2):
+        router.calls.clear()
+        router._answers = cycle([full("a"), full("b"), full("c")])
+        with pytest.raises(OverloadedError):
+            await model.generate(REQUEST)
+        assert len(router.calls) == MAX_ATTEMPTS
+    assert len(counted) == 3
 
 
 async def test_a_stream_that_was_read_to_its_end_is_not_cancelled() -> None:
@@ -308,19 +333,21 @@ class LateRouter(FakeRouter):
 
 
 async def test_one_refusal_of_a_full_model_is_told_to_all_who_wait_and_counted() -> None:
-    counts: list[int] = []
+    counted: list[None] = []
     router = LateRouter([[Refused("full", 7, "a", True)]])
-    model = HandleGenerationBackend(cast("DeploymentHandle[Any]", router), counts.append)
+    model = HandleGenerationBackend(
+        cast("DeploymentHandle[Any]", router), lambda: counted.append(None)
+    )
     asked = [model.generate(REQUEST) for _ in range(5 * MAX_NUM_ASKING)]
     answers = await asyncio.gather(*asked, return_exceptions=True)
     assert all(isinstance(each, OverloadedError) and each.retry_after_s == 7 for each in answers)
-    assert sum(counts) + len(router.calls) == len(answers)
+    assert len(counted) == len(answers)
     assert len(router.calls) < 3 * MAX_NUM_ASKING
 
 
 async def test_what_belongs_to_an_admitted_request_waits_for_nobody() -> None:
     model, router = routed(has_room("a"))
-    model._line = OpeningLine(lambda num: None, max_num_asking=0)
+    model._line = OpeningLine(max_num_asking=0)
     group = RequestGroup("g", 2, is_first=False)
     for request in (replace(REQUEST, group=group), replace(REQUEST, generated_token_ids=(1,))):
         async with asyncio.timeout(30):

@@ -1,4 +1,5 @@
 import asyncio
+from collections.abc import Callable
 from itertools import cycle
 from typing import TYPE_CHECKING, Any, cast
 
@@ -57,9 +58,12 @@ class FakeHandle:
         return self.classify
 
 
-def backend(*answers: object) -> tuple[HandleClassificationBackend, FakeHandle]:
+def backend(
+    *answers: object, count_refusal: Callable[[], object] = lambda: None
+) -> tuple[HandleClassificationBackend, FakeHandle]:
     handle = FakeHandle(*answers)
-    return HandleClassificationBackend(cast("DeploymentHandle[Any]", handle)), handle
+    theirs = cast("DeploymentHandle[Any]", handle)
+    return HandleClassificationBackend(theirs, count_refusal), handle
 
 
 async def test_a_replica_s_answer_is_passed_on() -> None:
@@ -83,6 +87,24 @@ async def test_what_one_replica_refuses_is_shown_to_another() -> None:
     for num_calls in (1, 3, 5):
         assert await model.classify(REQUEST) == ANSWER
         assert len(handle.calls) == num_calls
+
+
+async def test_a_request_counts_as_refused_once_and_only_if_nobody_takes_it() -> None:
+    counted: list[None] = []
+    model, handle = backend(
+        Refused("full", 1, "a"),
+        Refused("full", 1, "b"),
+        Classified(ANSWER, "c"),
+        count_refusal=lambda: counted.append(None),
+    )
+    with pytest.raises(OverloadedError):
+        await model.classify(REQUEST)  # only "a" is known by now
+    assert await model.classify(REQUEST) == ANSWER
+    assert (len(handle.calls), len(counted)) == (3, 1)
+    handle._answers = cycle([Refused("full", 1, name) for name in "abc"])
+    with pytest.raises(OverloadedError):
+        await model.classify(REQUEST)
+    assert (len(handle.calls), len(counted)) == (3 + MAX_ATTEMPTS, 2)
 
 
 async def test_what_all_refuse_is_told_the_least_time_and_asked_no_longer() -> None:

@@ -1,11 +1,13 @@
 from typing import Any
 
 import pytest
+import yaml
 from pydantic import ValidationError
 
 from serve_app.config import (
     GENERATION_KEYS,
     ONGOING_MARGIN,
+    PROJECT_ROOT,
     AppConfig,
     LimitsConfig,
     ModelConfig,
@@ -35,6 +37,13 @@ def test_every_unknown_key_of_a_section_is_named() -> None:
 def test_unknown_section_is_refused() -> None:
     with pytest.raises(ValidationError, match="did you mean 'limits'"):
         AppConfig.model_validate({"models": [model()], "limit": {}})
+
+
+def test_the_shipped_file_names_every_limit_with_its_default() -> None:
+    shipped = yaml.safe_load((PROJECT_ROOT / "serve_config.yaml").read_text(encoding="utf-8"))
+    limits = shipped["applications"][0]["args"]["limits"]
+    assert list(limits) == list(LimitsConfig.model_fields)
+    assert LimitsConfig.model_validate(limits) == LimitsConfig()
 
 
 def test_model_needs_an_id_and_a_source_alone() -> None:

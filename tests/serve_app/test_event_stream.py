@@ -5,7 +5,7 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from serve_app.event_stream import EventStreamResponse
-from serve_app.sse import DONE, PING, encode_event
+from serve_app.sse import DONE, PING, LastEvent, encode_event
 from tests.serve_app.asgi_call import AsgiCall
 from tests.serve_app.fakes import FakeClock
 
@@ -56,6 +56,20 @@ async def test_each_event_is_sent_before_the_next_is_asked_for() -> None:
     assert client.body.endswith(DONE)
 
 
+@pytest.mark.parametrize("last", [DONE, LastEvent(b"data: {}\n\n"), encode_event("two")])
+async def test_the_last_event_ends_the_body(last: bytes) -> None:
+    async def events() -> AsyncGenerator[bytes, None]:
+        yield encode_event("one")
+        yield last
+
+    response = EventStreamResponse(events(), Source(), sleep=FakeClock().sleep)
+    async with AsgiCall(response, "/", None) as client:
+        await client.end()
+    sent = [(message["body"], message["more_body"]) for message in client.sent[1:]]
+    ends = [(last, False)] if isinstance(last, LastEvent) else [(last, True), (b"", False)]
+    assert sent == [(encode_event("one"), True), *ends]
+
+
 async def test_a_quiet_stream_is_pinged_and_loses_nothing() -> None:
     source, clock = Source(), FakeClock()
     async with call(source, clock) as client:
@@ -80,7 +94,7 @@ async def test_a_disconnect_closes_the_source_under_every_version_of_asgi(
         client.leave()
         await client.end()
     assert source.is_closed
-    assert DONE not in client.body
+    assert b"[DONE]" not in client.body
 
 
 async def test_a_disconnect_before_the_first_event_closes_the_source() -> None:

@@ -36,9 +36,8 @@ class Line:
 
     def __init__(self) -> None:
         self.asked = Asked()
-        self.num_unasked: list[int] = []
         self.tasks: dict[int, asyncio.Task[str]] = {}
-        self._line = OpeningLine(self.num_unasked.append, max_num_asking=2)
+        self._line = OpeningLine(max_num_asking=2)
 
     async def come(self, names: Iterable[int]) -> None:
         for name in names:
@@ -77,7 +76,6 @@ async def test_so_many_ask_at_once_and_the_others_in_their_order() -> None:
     await settle()
     line.asked.take(4)
     assert await line.tasks[4] == "taken 4"
-    assert line.num_unasked == []
 
 
 async def test_a_refusal_speaks_for_those_who_stood_in_line_when_it_was_asked_for() -> None:
@@ -91,7 +89,6 @@ async def test_a_refusal_speaks_for_those_who_stood_in_line_when_it_was_asked_fo
     line.asked.refuse(2)
     await settle()
     assert line.refused() == [2, 3, 4, 5]
-    assert line.num_unasked == [3]
     assert line.asked.names == [0, 1, 2, 6], "who came after the question asks himself"
     refusals = [line.tasks[name].exception() for name in (2, 3)]
     assert refusals[0] is not refusals[1]
@@ -119,7 +116,7 @@ async def test_a_refusal_that_was_asked_for_before_they_came_is_none_of_theirs()
     assert await line.tasks[3] == "taken 3"
 
 
-async def test_who_leaves_the_line_holds_nobody_up_and_is_not_counted() -> None:
+async def test_who_leaves_the_line_holds_nobody_up() -> None:
     line = Line()
     await line.come(range(6))
     line.tasks[3].cancel()
@@ -128,7 +125,6 @@ async def test_who_leaves_the_line_holds_nobody_up_and_is_not_counted() -> None:
     line.asked.refuse(2)
     await settle()
     assert line.refused() == [2, 4, 5]
-    assert line.num_unasked == [2]
     line.asked.take(1)
     await line.come([6, 7])
     assert line.asked.names == [0, 1, 2, 6, 7]

@@ -7,7 +7,7 @@ import httpx
 import pytest
 from starlette.types import Message
 
-from deployments.errors import ReplicaUnavailableError
+from deployments.errors import GenerationFailedError, ReplicaUnavailableError
 from serve_app.api_keys import ApiKey
 from serve_app.key_ledger import KeyLedger, Verdict
 from serve_app.rate_limits import RateLimitMiddleware, duration
@@ -24,7 +24,7 @@ from tests.serve_app.doors import (
     ring,
 )
 from tests.serve_app.fake_classifier import FakeClassifier
-from tests.serve_app.fakes import HELLO, FakeBackend
+from tests.serve_app.fakes import HELLO, FakeBackend, Step
 from tests.serve_app.test_key_ledger import HandClock
 
 HELLO_TOKENS = 7 + 5
@@ -47,6 +47,25 @@ class CountedLedger(KeyLedger):
         self.settled.append(num_tokens)
         await super().settle(name, ticket, num_tokens)
         self.told.set()
+
+
+class SlowLedger(CountedLedger):
+    """Hears a message, and acts on it when it is let."""
+
+    def __init__(self, keys: Sequence[ApiKey]) -> None:
+        super().__init__(keys)
+        self.hears_begin, self.hears_end = asyncio.Event(), asyncio.Event()
+        self.lets_admit, self.lets_settle = asyncio.Event(), asyncio.Event()
+
+    async def admit(self, name: str, ticket: str) -> Verdict:
+        self.hears_begin.set()
+        await self.lets_admit.wait()
+        return await super().admit(name, ticket)
+
+    async def settle(self, name: str, ticket: str, num_tokens: int) -> None:
+        self.hears_end.set()
+        await self.lets_settle.wait()
+        await super().settle(name, ticket, num_tokens)
 
 
 class DeadLedger:
@@ -142,6 +161,20 @@ async def test_a_stream_counts_until_it_has_ended_or_its_client_has_left() -> No
     assert ledger.settled == [7 + 1, HELLO_TOKENS]
 
 
+@pytest.mark.parametrize("steps", [HELLO, [*HELLO[:2], GenerationFailedError("broken")]])
+@pytest.mark.parametrize("path", [CHAT, "/text-generation"])
+async def test_a_request_is_settled_before_its_last_event(path: str, steps: list[Step]) -> None:
+    keys = ring(max_concurrent_streams=1)
+    ledger = CountedLedger(keys.limited)
+    app = behind_door(FakeBackend(steps), keys, ledger)
+    body = question(stream=True) if path == CHAT else {"prompt": "Hello?"}
+    async with AsgiCall(app, path, body, headers=bearer(ALICE)) as call:
+        # OpenAI's clients read no further, and may ask again at once.
+        await call.wait_until(lambda: b"[DONE]" in call.body or b'"error"' in call.body)
+        assert len(ledger.settled) == 1
+        assert not call.sent[-1]["more_body"]
+
+
 async def test_a_request_is_settled_before_its_last_byte(backend: FakeBackend) -> None:
     keys = ring(max_concurrent_streams=1)
     ledger = CountedLedger(keys.limited)
@@ -151,6 +184,44 @@ async def test_a_request_is_settled_before_its_last_byte(backend: FakeBackend) -
         assert ledger.settled == [HELLO_TOKENS]
         await call.end()
     assert ledger.settled == [HELLO_TOKENS]
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_who_leaves_just_when_the_end_is_told_is_settled_all_the_same(
+    backend: FakeBackend, is_cancelled: bool
+) -> None:
+    keys = ring(max_concurrent_streams=1)
+    ledger = SlowLedger(keys.limited)
+    ledger.lets_admit.set()
+    app = behind_door(backend, keys, ledger)
+    async with AsgiCall(app, CHAT, question(stream=True), headers=bearer(ALICE)) as call:
+        await asyncio.wait_for(ledger.hears_end.wait(), 5)
+        assert b"[DONE]" not in call.body
+        # A server tells of a client that has left, Serve cancels its request.
+        call.task.cancel() if is_cancelled else call.leave()
+        await asyncio.wait([call.task], timeout=5)
+        ledger.lets_settle.set()
+        await asyncio.wait_for(ledger.told.wait(), 5)
+    assert ledger.settled == [HELLO_TOKENS]
+    async with client_of(app) as client:
+        assert (await ask(client)).status_code == 200
+
+
+async def test_who_leaves_before_he_is_admitted_holds_no_stream(backend: FakeBackend) -> None:
+    keys = ring(max_concurrent_streams=1)
+    ledger = SlowLedger(keys.limited)
+    ledger.lets_settle.set()
+    app = behind_door(backend, keys, ledger)
+    async with AsgiCall(app, CHAT, question(stream=True), headers=bearer(ALICE)) as call:
+        await asyncio.wait_for(ledger.hears_begin.wait(), 5)
+        call.task.cancel()
+        await asyncio.wait([call.task], timeout=5)
+        assert ledger.settled == [], "what has not begun can't be ended"
+        ledger.lets_admit.set()
+        await asyncio.wait_for(ledger.told.wait(), 5)
+    assert ledger.settled == [0]
+    async with client_of(app) as client:
+        assert (await ask(client)).status_code == 200
 
 
 async def test_who_has_no_limits_never_waits_for_the_ledger(backend: FakeBackend) -> None:

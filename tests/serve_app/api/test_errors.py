@@ -1,3 +1,5 @@
+import gzip
+import json
 import pickle
 
 import httpx
@@ -122,6 +124,17 @@ async def test_a_body_of_another_type_is_refused(client: httpx.AsyncClient) -> N
     assert "application/json" in answer.json()["error"]["message"]
 
 
+async def test_a_compressed_body_is_not_guessed_at(client: httpx.AsyncClient) -> None:
+    body = json.dumps(HI).encode()
+    for encoding in ("gzip", "br, gzip"):
+        headers = {"content-type": "application/json", "content-encoding": encoding}
+        answer = await client.post(CHAT, content=gzip.compress(body), headers=headers)
+        assert answer.status_code == 415
+        assert "Content-Encoding" in answer.json()["error"]["message"]
+    headers["content-encoding"] = "identity"
+    assert (await client.post(CHAT, content=body, headers=headers)).status_code == 200
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -200,12 +213,60 @@ async def test_a_door_that_names_the_answer_is_not_repeated(
             "messages[0].content[0].image_url.url",
         ),
         ([{"role": "user", "content": "hi", "colour": "red"}], "messages[0].colour"),
+        (
+            [{"role": "user", "content": [{"type": "text", "text": "a", "colour": "red"}]}],
+            "messages[0].content[0].colour",
+        ),
+        (
+            [{"role": "user", "content": [{"type": "text", "text": 5}]}],
+            "messages[0].content[0].text",
+        ),
+        (
+            [{"role": "user", "content": [{"type": "image_url"}]}],
+            "messages[0].content[0].image_url",
+        ),
+        (
+            [{"role": "user", "content": [{"type": "image_url", "image_url": {"colour": 1}}]}],
+            "messages[0].content[0].image_url.colour",
+        ),
+        (
+            [
+                {
+                    "role": "user",
+                    "content": [{"type": "image_url", "image_url": {"url": ""}, "colour": 1}],
+                }
+            ],
+            "messages[0].content[0].colour",
+        ),
     ],
 )
 async def test_the_error_names_the_way_to_the_field(
     client: httpx.AsyncClient, messages: object, param: str
 ) -> None:
     answer = await client.post(CHAT, json={"model": "m", "messages": messages})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("format_", "param"),
+    [
+        ({"type": "text", "colour": "red"}, "response_format.colour"),
+        ({"type": "json_schema"}, "response_format.json_schema"),
+        (
+            {"type": "json_schema", "json_schema": {"name": "a"}},
+            "response_format.json_schema.schema",
+        ),
+        (
+            {"type": "json_schema", "json_schema": {"name": "a", "schema": {}, "colour": 1}},
+            "response_format.json_schema.colour",
+        ),
+    ],
+)
+async def test_the_way_does_not_pass_through_the_names_of_kinds(
+    client: httpx.AsyncClient, format_: object, param: str
+) -> None:
+    answer = await client.post(CHAT, json={**HI, "response_format": format_})
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param
 
