@@ -21,8 +21,6 @@ from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
 from deployments.engine.attention import attend_slots
 from deployments.engine.attention_call import check_arguments
-from deployments.engine.cpu.few_rows_linear import multiply_few_rows
-from deployments.engine.cpu.fusion import fuse
 from deployments.engine.forward import Forward, StockForward
 from deployments.engine.kv_slots import KVShape, KVSlots
 from deployments.engine.packed_step import ChunkRows, PackedStep
@@ -117,11 +115,8 @@ class RecordedForward:
         except Exception as error:  # a foreign model may raise anything
             raise NotRecordableError(f"{type(error).__name__}: {error}") from error
         _refuse_guards(self._graph)
-        is_cpu = device.type == "cpu"
-        self._fused = fuse(self._graph) if is_cpu else None
+        self._fused = _speed_up(self._graph) if device.type == "cpu" else None
         for graph in filter(None, (self._graph, self._fused)):
-            if is_cpu:
-                multiply_few_rows(graph)
             _simplify(graph)
 
     def unfuse(self) -> bool:
@@ -275,6 +270,18 @@ def _refuse_guards(graph: torch.fx.GraphModule) -> None:
     if guards:
         conditions = ", ".join(str(guard.expr) for guard in guards)
         raise NotRecordableError(f"it depends on the number of rows: {conditions}")
+
+
+def _speed_up(graph: torch.fx.GraphModule) -> torch.fx.GraphModule | None:
+    """Let a graph use the kernels for a CPU; return one that has fused operators too, if any."""
+    # Only here: these need numba and llvmlite, which a machine that computes on a GPU may lack.
+    from deployments.engine.cpu.few_rows_linear import multiply_few_rows
+    from deployments.engine.cpu.fusion import fuse
+
+    fused = fuse(graph)
+    for each in filter(None, (graph, fused)):
+        multiply_few_rows(each)
+    return fused
 
 
 def _simplify(graph: torch.fx.GraphModule) -> None:

@@ -6,27 +6,26 @@ row stores its newest token and reads exactly the tokens that its slot holds, on
 their order does not matter, so a ring is read as any other slot.
 """
 
-import ctypes
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from deployments.engine.cpu.decode_kernel import ARGUMENTS, DecodeKernel
-from deployments.engine.cpu.head_shape import HeadShape
 from deployments.engine.cpu.openmp import run_briefly, run_shared
 from deployments.engine.softcap import Scores
+
+if TYPE_CHECKING:
+    from deployments.engine.cpu.decode_kernel import DecodeKernel
 
 MIN_PARALLEL_PRODUCTS = 100_000
 """Products of a call from which on a second thread is worth waking: about 6 us of one. Measured on
 two cores of a Zen 5: with 115,000 a call took 13.4 to 13.8 us instead of 15.8, with 57,000 13.0
 instead of 12.4."""
-
-Arguments = ctypes.c_int64 * len(ARGUMENTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +95,7 @@ def attend_decode(
     # A row's heads lie beside each other in memory, and stay together where rows are enough.
     num_unit_heads = shape.num_kv_heads if num_rows >= num_threads else 1
     num_units = num_rows * (shape.num_kv_heads // num_unit_heads)
-    arguments = Arguments(
+    arguments = kernel.make_arguments(
         query.data_ptr(),
         query.stride(2) * shape.itemsize,
         key.data_ptr(),
@@ -122,7 +121,7 @@ def attend_decode(
     return output
 
 
-def _find_kernel(query: torch.Tensor, num_kv_heads: int) -> DecodeKernel | None:
+def _find_kernel(query: torch.Tensor, num_kv_heads: int) -> "DecodeKernel | None":
     _, num_heads, _, head_dim = query.shape
     return _make_kernel(head_dim, num_heads, num_kv_heads, query.dtype)
 
@@ -130,9 +129,13 @@ def _find_kernel(query: torch.Tensor, num_kv_heads: int) -> DecodeKernel | None:
 @cache
 def _make_kernel(
     head_dim: int, num_heads: int, num_kv_heads: int, dtype: torch.dtype
-) -> DecodeKernel | None:
+) -> "DecodeKernel | None":
     if dtype not in (torch.bfloat16, torch.float32):
         return None
+    # Only here: these need llvmlite, which a machine that computes on a GPU may lack.
+    from deployments.engine.cpu.decode_kernel import DecodeKernel
+    from deployments.engine.cpu.head_shape import HeadShape
+
     shape = HeadShape(head_dim, num_heads, num_kv_heads, dtype is torch.bfloat16)
     return DecodeKernel(shape) if shape.lanes else None
 
