@@ -3,7 +3,11 @@
 Nothing here remembers an error: its traceback would keep the tensors of the step that failed alive.
 """
 
+import logging
+
 import torch
+
+logger = logging.getLogger(__name__)
 
 OUT_OF_MEMORY_SIGNS = (
     "out of memory",  # CUDA's own words, when another than torch's allocator asked
@@ -36,5 +40,12 @@ def is_fatal(error: BaseException) -> bool:
 
 def release_cache(device: torch.device) -> None:
     """Give the memory that the allocator holds but does not use back to the device."""
-    if device.type == "cuda":
+    if device.type != "cuda":
+        return
+    try:
         torch.cuda.empty_cache()
+    except RuntimeError as error:
+        if is_fatal(error):
+            raise
+        # The allocator's own books; whether there is memory, the next step will tell.
+        logger.warning("the allocator's cache could not be emptied", exc_info=True)

@@ -84,6 +84,11 @@ class ModelRunner:
         """Decode steps that are captured now."""
         return 0 if self._graphs is None else self._graphs.num_graphs
 
+    def drop_graphs(self) -> None:
+        """Forget the decode steps that are captured, for the memory that they hold."""
+        if self._graphs is not None:
+            self._graphs.drop()
+
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepLogits | None:
         """Run a plan; return the logits of the sequences that are due, None when none is."""

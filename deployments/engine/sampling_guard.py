@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from deployments.engine.device_errors import release_cache
+from deployments.engine.host_copy import take_rows
 from deployments.engine.isolation import Isolation
 from deployments.engine.model_runner import StepLogits
 from deployments.engine.sampler import Sampled, sample
@@ -33,10 +35,12 @@ def draw(due: StepLogits) -> Drawing:
 
     def draw_part(part: tuple[int, ...]) -> list[Sampled | None]:
         is_whole = len(part) == len(rows)
-        return sample(logits if is_whole else logits[list(part)], [rows[i] for i in part])
+        return sample(logits if is_whole else take_rows(logits, part), [rows[i] for i in part])
 
     isolation = Isolation("sampling", draw_part)
     isolation.run(range(len(rows)))
+    if any(blame.is_out_of_memory for blame in isolation.blamed):
+        release_cache(logits.device)
     return Drawing(
         [
             (sequences[i], sampled)

@@ -5,9 +5,10 @@ decode rows alone is padded to one of few sizes (`decode_buckets`). The first st
 plainly and is then captured, and each later one is a replay. What it reads stands in static
 buffers: token ids and lengths, filled by one copy from pinned memory.
 
-If a capture fails, for whatever reason, all steps run plainly from then on. A step that fails
-itself raises as a plain one would, and may be run again in parts: its rows write the same keys and
-values to the same places.
+If a capture fails, all steps run plainly from then on. Only where memory was short for it, those
+that were captured go on, and no more are kept than there was memory for. A step that fails itself
+raises as a plain one would, and may be run again in parts: its rows write the same keys and values
+to the same places.
 """
 
 import logging
@@ -19,6 +20,7 @@ import torch
 from deployments.engine.cuda.decode_buckets import DecodeBucket, DecodeBuckets
 from deployments.engine.cuda.graph_capture import Graph, GraphCapturer
 from deployments.engine.cuda.static_decode import StaticDecode
+from deployments.engine.device_errors import is_out_of_memory, release_cache
 from deployments.engine.host_copy import host_tensor, take_rows
 from deployments.engine.kv_slots import KVSlots
 from deployments.engine.packed_step import PackedStep
@@ -60,6 +62,11 @@ class DecodeGraphs:
     def num_graphs(self) -> int:
         """Graphs that are kept now."""
         return len(self._graphs)
+
+    def drop(self) -> None:
+        """Forget what was captured: what it held is the allocator's again."""
+        self._graphs.clear()
+        self._logits = None
 
     def run(self, rows: Sequence[DecodeRow]) -> torch.Tensor | None:
         """Run a step of these rows, in the order of their slots.
@@ -106,14 +113,20 @@ class DecodeGraphs:
         logits = capturer.warm_up(partial(self._compute, bucket))
         try:
             self._graphs[bucket] = self._capture(bucket, capturer, like=logits)
-        except Exception:  # whatever a capture trips over, a plain step does without
+        except Exception as error:  # whatever a capture trips over, a plain step does without
+            is_short = is_out_of_memory(error)
             logger.warning(
-                "decode steps are launched kernel by kernel from now on: one of %d rows could not "
-                "be captured",
-                bucket.num_rows,
-                exc_info=True,
+                "a step of %d rows could not be captured", bucket.num_rows, exc_info=True
             )
+        else:
+            return logits
+        # Only here has the traceback let go of what the capture held.
+        if is_short and self._graphs:
+            self._max_graphs = len(self._graphs)
+            logger.warning("no more than %d captured steps are kept from now on", self._max_graphs)
+        else:
             self._give_up()
+        release_cache(self._kv.device)
         return logits
 
     def _capture(
@@ -128,9 +141,9 @@ class DecodeGraphs:
         return capturer.capture(lambda: target.copy_(self._compute(bucket)))
 
     def _give_up(self) -> None:
+        logger.warning("decode steps are launched kernel by kernel from now on")
         self._capturer = None
-        self._graphs.clear()
-        self._logits = None
+        self.drop()
 
 
 def _pick(logits: torch.Tensor, slots: Sequence[int]) -> torch.Tensor:

@@ -30,8 +30,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     The kernels that take their place on a CPU are given addresses, not tensors: no recording sees
     them.
     """
-    monkeypatch.setattr(recorded_forward, "fuse", lambda graph: None)
-    monkeypatch.setattr(recorded_forward, "multiply_few_rows", lambda graph: None)
+    monkeypatch.setattr(recorded_forward, "_speed_up", lambda graph: None)
     made = Recorder()
     monkeypatch.setattr(engine_module, "open_capturer", lambda device: made)
     return made
@@ -143,6 +142,33 @@ def test_a_slot_that_is_not_finite_spoils_no_other_row() -> None:
         tensor[1] = torch.nan
     for _ in range(2):
         torch.testing.assert_close(decoding.logits(0, 2), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_capture_that_lacks_memory_leaves_those_before_it_and_adds_no_more() -> None:
+    decoding = Decoding(qwen2, 4)
+    decoding.logits(0)
+    decoding.recorder.error = torch.OutOfMemoryError("no room for a second one")
+    decoding.logits(0, 1)
+    assert decoding.runner.num_graphs == 1
+    decoding.logits(0)
+    assert decoding.recorder.num_replays == 1
+    decoding.recorder.error = None
+    for _ in range(2):
+        expected = decoding.plain_logits(0, 1, 2)
+        torch.testing.assert_close(decoding.logits(0, 1, 2), expected, rtol=1e-4, atol=1e-4)
+    assert decoding.runner.num_graphs == 1  # in the place of the first
+    assert [graph.num_replays for graph in decoding.recorder.graphs] == [1, 1]
+
+
+def test_steps_that_were_dropped_are_captured_anew() -> None:
+    decoding = Decoding(qwen2, 1)
+    expected = decoding.plain_logits(0)
+    decoding.logits(0)
+    decoding.runner.drop_graphs()
+    assert decoding.runner.num_graphs == 0
+    for _ in range(2):
+        torch.testing.assert_close(decoding.logits(0), expected, rtol=1e-4, atol=1e-4)
+    assert [graph.num_replays for graph in decoding.recorder.graphs] == [0, 1]
 
 
 def test_logits_are_left_alone_by_the_steps_after() -> None:
