@@ -13,6 +13,7 @@ import logging
 from collections.abc import Iterable
 from dataclasses import replace
 
+from deployments.engine.cuda.attention_kernels import leave_out_cudnn
 from deployments.engine.cuda.graph_capture import open_capturer
 from deployments.engine.detokenizer import UndecodableError
 from deployments.engine.engine_limits import EngineLimits, InvalidSequenceError
@@ -64,6 +65,7 @@ class Engine:
             max_model_len=limits.max_model_len,
             device=model.device,
         )
+        leave_out_cudnn(model.device)
         capturer = open_capturer(model.device) if limits.cuda_graphs else None
         self._runner = ModelRunner(model, self._kv, capturer)
         self._guard = StepGuard(
