@@ -29,6 +29,9 @@ from benchmarks.gpu.shapes import QWEN_05B, QWEN_7B, TINY, BenchmarkModel, Shape
 MAX_THREADS = 32
 """More threads than that only wait for each other, and for minutes."""
 
+TRANSFORMERS = (5, 23)
+"""What the project is written for; others keep their caches' description in another way."""
+
 Publish = Callable[[Report], None]
 
 
@@ -58,6 +61,12 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--minutes", type=float, default=8.0, help="nothing new is begun after so many"
     )
+    if tuple(map(int, transformers.__version__.split(".")[:2])) != TRANSFORMERS:
+        major, minor = TRANSFORMERS
+        parser.error(
+            f"the engine needs transformers {major}.{minor}, not {transformers.__version__}: "
+            f'pip install "transformers=={major}.{minor}.*"'
+        )
     return parser.parse_args(arguments)
 
 

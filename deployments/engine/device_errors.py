@@ -31,11 +31,24 @@ def is_out_of_memory(error: BaseException) -> bool:
 def is_fatal(error: BaseException) -> bool:
     """Return whether the device will run nothing any more, so that no sequence is to blame.
 
-    After an illegal access or a failed assertion every later call of the process fails, too.
+    After an illegal access or a failed assertion every later call of the process fails, too. After
+    a launch that was refused (of too many threads, say) none does.
 
     Source: CUDA, cudaErrorAssert and its like: the process must be ended and started again.
     """
-    return isinstance(error, torch.AcceleratorError) and not is_out_of_memory(error)
+    if not isinstance(error, torch.AcceleratorError) or is_out_of_memory(error):
+        return False
+    return not _still_answers()
+
+
+def _still_answers() -> bool:
+    if not torch.cuda.is_available():
+        return False
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return False
+    return True
 
 
 def release_cache(device: torch.device) -> None:

@@ -147,6 +147,14 @@ class KVSlots:
         self._key_tokens[layer].index_copy_(0, tokens, keys)
         self._value_tokens[layer].index_copy_(0, tokens, values)
 
+    def tokens(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return a layer's keys and values, slot behind slot, and one spare place behind them all.
+
+        Returns:
+            [num_slots * capacity + 1, num_kv_heads, head_dim] each.
+        """
+        return self._key_tokens[layer], self._value_tokens[layer]
+
     def write_chunk(
         self, layer: int, slot: int, start: int, keys: torch.Tensor, values: torch.Tensor
     ) -> None:

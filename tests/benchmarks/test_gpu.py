@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 
 from benchmarks.gpu import __main__ as program
 from benchmarks.gpu import rates
@@ -33,6 +34,18 @@ def test_all_of_it_runs_on_a_cpu_with_tiny_shapes(tmp_path: Path) -> None:
     assert [row.split(" | ")[1] for row in rows] == ["1", "3"]
     assert all(len(row.split(" | ")) == len(COLUMNS) and " - " not in row for row in rows)
     assert "24 of 24 sequences" in written
+
+
+def test_it_asks_for_the_transformers_that_the_project_installs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lock = (Path(__file__).parents[2] / "requirements.lock").read_text()
+    major, minor = program.TRANSFORMERS
+    assert f"\ntransformers=={major}.{minor}." in lock
+    monkeypatch.setattr(transformers, "__version__", "5.17.0")
+    with pytest.raises(SystemExit):
+        main(["table.md"])
+    assert f'pip install "transformers=={major}.{minor}.*"' in capsys.readouterr().err
 
 
 SMALL = ["--device", "cpu", "--sequences", "1,3", "--prompt-length", "9", "--num-tokens", "12"]

@@ -24,3 +24,18 @@ def test_the_cpu_allocators_own_error_is_out_of_memory() -> None:
 )
 def test_errors_are_told_apart(error: Exception, is_short: bool, is_final: bool) -> None:
     assert (is_out_of_memory(error), is_fatal(error)) == (is_short, is_final)
+
+
+@pytest.mark.parametrize("still_answers", [False, True])
+def test_an_error_is_final_where_the_device_does_not_answer_any_more(
+    monkeypatch: pytest.MonkeyPatch, still_answers: bool
+) -> None:
+    error = torch.AcceleratorError("CUDA error: invalid configuration argument")
+
+    def synchronize() -> None:
+        if not still_answers:
+            raise error
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    assert is_fatal(error) != still_answers

@@ -37,7 +37,13 @@ class DecodeGraphs:
     """Runs decode steps, captured where that works."""
 
     def __init__(
-        self, forward: Forward, kv: KVSlots, capturer: GraphCapturer, *, max_graphs: int
+        self,
+        forward: Forward,
+        kv: KVSlots,
+        capturer: GraphCapturer,
+        *,
+        max_graphs: int,
+        reads_by_length: bool,
     ) -> None:
         """Make the static inputs; nothing is captured yet.
 
@@ -46,11 +52,13 @@ class DecodeGraphs:
             kv: The slots that it attends over.
             capturer: Captures what runs.
             max_graphs: Graphs that are kept; the one unused for longest makes room.
+            reads_by_length: Whether rows read their slots as `SlotReads` does.
         """
         self._forward = forward
         self._kv = kv
         self._buckets = DecodeBuckets(kv.num_slots, max(kv.capacities))
         self._max_graphs = max_graphs
+        self._reads_by_length = reads_by_length
         self._capturer: GraphCapturer | None = capturer
         self._graphs: dict[DecodeBucket, Graph] = {}  # the latest used is the last
         # A size's token ids, then its lengths: so each size is filled by a single copy.
@@ -104,7 +112,7 @@ class DecodeGraphs:
     def _compute(self, bucket: DecodeBucket) -> torch.Tensor:
         """Run the model on the static inputs: [num_rows, vocab]."""
         token_ids, lengths = self._inputs[: 2 * bucket.num_rows].view(2, -1)
-        step = StaticDecode.of(self._kv, bucket, lengths)
+        step = StaticDecode.of(self._kv, bucket, lengths, reads_by_length=self._reads_by_length)
         kept = self._rows[: bucket.num_rows]
         return self._forward(token_ids[None], step.positions[None], kept, step)
 
