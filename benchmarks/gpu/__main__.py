@@ -46,8 +46,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if args.device == "cuda" and not torch.cuda.is_available():
         publish(Report("The engine on a GPU", (NOT_MEASURED,), ()))
         console.print(NOT_MEASURED)
-    else:
-        console.print(measure(args, publish).table)
+        return
+    report = measure(args, publish)
+    if console.is_terminal:
+        console.print(report.table)
+    else:  # where a table would be squeezed into 80 columns
+        console.print(report.markdown, markup=False, highlight=False, soft_wrap=True)
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -82,8 +86,11 @@ def measure(args: argparse.Namespace, publish: Publish) -> Report:
         torch.set_num_threads(1)  # the threads of `generate` would wait for each other's
     attempts = Attempts(device, 60 * args.minutes)
     bandwidth = read_bandwidth(device)
-    equal = attempts.run("equality with generate", lambda: num_equal(device))
-    title, notes = _title(device), _notes(args, shapes, num_tokens, bandwidth, equal)
+    title = _title(device)
+    notes = (
+        *_notes(args, shapes, num_tokens, bandwidth),
+        *_equality_notes(device, attempts),
+    )
     loads = [Load(count, args.prompt_length, num_tokens) for count in counts]
     rows: list[Row] = []
 
@@ -105,26 +112,26 @@ def _title(device: torch.device) -> str:
 
 
 def _notes(
-    args: argparse.Namespace,
-    shapes: Sequence[Shape],
-    num_tokens: int,
-    bandwidth: float,
-    equal: tuple[int, int] | None,
+    args: argparse.Namespace, shapes: Sequence[Shape], num_tokens: int, bandwidth: float
 ) -> tuple[str, ...]:
     dtypes = ", ".join(sorted({str(shape.dtype).removeprefix("torch.") for shape in shapes}))
-    notes = (
+    return (
         f"{time.strftime('%Y-%m-%d')}, torch {torch.__version__}, transformers "
         f"{transformers.__version__}, random weights in {dtypes}; prompts of {args.prompt_length} "
         f"tokens, {num_tokens} new ones, greedy, prefill left out",
         f"floor: weights, keys and values at the measured {bandwidth / 1e9:,.0f} GB/s",
     )
-    if equal is None:
-        return notes
-    return (
-        *notes,
-        f"greedy tokens of a small model in float32: {equal[0]} of {equal[1]} sequences as "
-        "generate's",
-    )
+
+
+def _equality_notes(device: torch.device, attempts: Attempts) -> Iterator[str]:
+    for dtype, remark in ((torch.float32, ""), (torch.bfloat16, "; rounding may part some")):
+        name = str(dtype).removeprefix("torch.")
+        equal = attempts.run(f"equality in {name}", partial(num_equal, device, dtype))
+        if equal is not None:
+            yield (
+                f"greedy tokens of a small model in {name}: {equal[0]} of {equal[1]} sequences as "
+                f"generate's{remark}"
+            )
 
 
 def _rows(

@@ -26,14 +26,18 @@ def test_without_a_gpu_it_says_so_in_the_tables_place(
     assert NOT_MEASURED in capsys.readouterr().out
 
 
-def test_all_of_it_runs_on_a_cpu_with_tiny_shapes(tmp_path: Path) -> None:
+def test_all_of_it_runs_on_a_cpu_with_tiny_shapes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     options = ["--device", "cpu", "--quick", "--sequences", "1,3", "--prompt-length", "9"]
     main([str(tmp_path / "table.md"), *options, "--num-tokens", "12"])
     written = (tmp_path / "table.md").read_text()
     rows = [line for line in written.splitlines() if line.startswith("| tiny")]
     assert [row.split(" | ")[1] for row in rows] == ["1", "3"]
     assert all(len(row.split(" | ")) == len(COLUMNS) and " - " not in row for row in rows)
-    assert "24 of 24 sequences" in written
+    assert "in float32: 24 of 24 sequences" in written
+    assert "in bfloat16: " in written
+    assert capsys.readouterr().out.strip() == written.strip()
 
 
 def test_it_asks_for_the_transformers_that_the_project_installs(
@@ -86,7 +90,7 @@ def test_a_run_that_is_ended_leaves_the_rows_that_it_has(
 def test_nothing_new_is_begun_when_time_is_over(tmp_path: Path) -> None:
     main([str(tmp_path / "table.md"), *SMALL, "--minutes", "0"])
     written = (tmp_path / "table.md").read_text()
-    assert "- equality with generate: no time was left" in written
+    assert "- equality in float32: no time was left" in written
     assert "| tiny" not in written
 
 
@@ -125,7 +129,7 @@ def test_answers_too_short_to_be_timed_are_refused(monkeypatch: pytest.MonkeyPat
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 def test_on_a_gpu_the_engine_gives_what_generate_gives() -> None:
-    assert num_equal(torch.device("cuda", 0)) == (24, 24)
+    assert num_equal(torch.device("cuda", 0), torch.float32) == (24, 24)
 
 
 def test_a_lent_model_comes_back_attending_over_slots() -> None:
