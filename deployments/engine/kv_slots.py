@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from transformers import DynamicCache, PreTrainedConfig
 
 
+SWAPPED_AT_ONCE = 4096
+"""Tokens of a layer that change places at once."""
+
+
 @dataclass(frozen=True, slots=True)
 class KVShape:
     """The keys and values of one token.
@@ -100,6 +104,12 @@ class KVSlots:
         self._value_tokens = [allocate(capacity) for capacity in self.capacities]
         self.keys = [slots_of(tokens) for tokens in self._key_tokens]
         self.values = [slots_of(tokens) for tokens in self._value_tokens]
+        # Where memory is short, sequences leave their slots: that must not take memory itself.
+        self._held = torch.empty(
+            (min(SWAPPED_AT_ONCE, max(self.capacities)), shape.num_kv_heads, shape.head_dim),
+            dtype=shape.dtype,
+            device=device,
+        )
 
     @property
     def num_bytes(self) -> int:
@@ -215,10 +225,10 @@ class KVSlots:
             self.write_chunk(layer, slot, num_tokens - len(keys), keys, values)
 
     def apply(self, edits: Iterable[SlotEdit]) -> None:
-        """Carry out what the scheduler has decided, in order."""
+        """Carry out what the scheduler has decided, in order; takes no memory."""
         for edit in edits:
             for tensor in self._tensors():
-                _edit(tensor, edit)
+                _edit(tensor, edit, self._held)
 
     def _tensors(self) -> Iterator[torch.Tensor]:
         yield from self.keys
@@ -235,14 +245,20 @@ def ring_slices(first: int, end: int, capacity: int) -> tuple[slice, slice]:
     return slice(at, at + num_before), slice(0, end - first - num_before)
 
 
-def _edit(tensor: torch.Tensor, edit: SlotEdit) -> None:
+def _edit(tensor: torch.Tensor, edit: SlotEdit, held: torch.Tensor) -> None:
     """Edit one layer's keys or values; slicing ends where a ring is shorter than the edit."""
     match edit:
         case SlotSwap(first, second, length):
-            held = tensor[first, :length].clone()
-            tensor[first, :length] = tensor[second, :length]
-            tensor[second, :length] = held
+            _swap(tensor[first, :length], tensor[second, :length], held)
         case SlotCopy(source, target, length):
             tensor[target, :length] = tensor[source, :length]
         case SlotWipe(slot, start, end):
             tensor[slot, start:end].zero_()
+
+
+def _swap(first: torch.Tensor, second: torch.Tensor, held: torch.Tensor) -> None:
+    """Exchange contents, by way of a third tensor that may be shorter."""
+    for pair in zip(first.split(len(held)), second.split(len(held)), strict=True):
+        kept = held[: len(pair[0])].copy_(pair[0])
+        pair[0].copy_(pair[1])
+        pair[1].copy_(kept)
