@@ -44,7 +44,7 @@ class FakeVarlen:
         assert cu_seq_q.shape == cu_seq_k.shape == (num_rows + 1,)
         assert seqused_k.shape == (num_rows,)
         assert enable_gqa or num_heads == key.shape[1]
-        within = torch.arange(max_k)
+        within = torch.arange(max_k, device=query.device)
         places = (cu_seq_k[:-1, None] + within).clamp(max=len(key) - 1).flatten()
         keys, values = (
             tokens.index_select(0, places).view(num_rows, max_k, *tokens.shape[1:]).transpose(1, 2)
