@@ -20,8 +20,8 @@ from deployments.engine.kv_slots import KVShape
 
 logger = logging.getLogger(__name__)
 
-PROBE_LENGTHS = (1, 77, 512, 300)
-"""Of the sequences that both ways of attending are compared on."""
+PROBE_LENGTHS = (1, 77, 2048, 300)
+"""Of the sequences that both ways of attending are compared on: long enough to be read in parts."""
 
 TOLERANCE = {torch.float16: 5e-3, torch.bfloat16: 3e-2}
 """Of outputs that are averages of numbers around 1, by the types that `varlen_attn` takes."""
