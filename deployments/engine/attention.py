@@ -2,9 +2,9 @@
 
 Registered with transformers under the name `slots`. One call serves one layer of one packed step.
 The decode rows store their keys and values and then attend over their slots, batched.
-Each prefill chunk attends, in a call of its own, over what its slot holds and over itself, and is
-stored after that: in a layer with a sliding window its end may take the place of what its beginning
-sees.
+On a CPU the rows of prefill chunks do as well. Elsewhere, and where in a layer with a sliding
+window a chunk's end may take the place of what its beginning sees, each chunk attends in a call of
+its own, over what its slot holds and over itself, and is stored after that.
 
 It refuses what it does not know (sinks, masks, ...) by name instead of ignoring it.
 """
@@ -20,7 +20,7 @@ from deployments.engine.attention_call import (
     check_heads,
     check_window,
 )
-from deployments.engine.cpu.decode_attention import attend_decode, can_attend
+from deployments.engine.cpu.row_attention import attend_rows, can_attend
 from deployments.engine.packed_step import ChunkRows, PackedStep
 from deployments.engine.softcap import Scores, attend
 
@@ -98,9 +98,17 @@ def attend_slots(
     Returns:
         [1, n, num_heads, head_dim].
     """
+    kv = step.kv
     if not step.chunks:
         return _decode(query, key, value, layer, step, scores)
     rows, keys, values = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    can = can_attend(query, kv.shape.num_kv_heads)
+    seen = step.slot_rows(kv.capacities[layer]) if can else None
+    if seen is not None:
+        for chunk in step.chunks:
+            part = chunk.rows
+            kv.write_chunk(layer, chunk.slot, chunk.start, keys[part], values[part])
+        return attend_rows(query, key, value, kv.keys[layer], kv.values[layer], seen, scores)
     output = torch.empty_like(rows, memory_format=torch.contiguous_format)
     if num_decode := step.num_decode:
         own_query, own_key, own_value = (t[:, :, :num_decode] for t in (query, key, value))
@@ -139,7 +147,7 @@ def _decode(
     places = step.decode_places(kv.capacities[layer])
     if places.rows is not None and can_attend(query, kv.shape.num_kv_heads):
         slots = kv.keys[layer], kv.values[layer]
-        return attend_decode(query, key, value, *slots, places.rows, scores)
+        return attend_rows(query, key, value, *slots, places.rows, scores)
     rows, *stored = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     step.store_decode(layer, *stored)
     reads = step.decode_reads(kv.capacities[layer])

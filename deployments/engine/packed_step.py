@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from deployments.engine.cpu.decode_attention import DecodeRows
+from deployments.engine.cpu.row_attention import SlotRows
 from deployments.engine.decode_spans import CALL_COST_BYTES, RowSpan, split_rows
 from deployments.engine.host_copy import to_device
 from deployments.engine.kv_slots import KVSlots
@@ -70,7 +70,7 @@ class DecodePlaces:
     slots: torch.Tensor
     indices: torch.Tensor
     lengths: tuple[int, ...] = ()
-    rows: DecodeRows | None = None
+    rows: SlotRows | None = None
 
 
 @dataclass(slots=True)
@@ -93,6 +93,7 @@ class PackedStep:
     _decode_places: dict[int, DecodePlaces] = field(default_factory=dict)
     _decode_spans: dict[int, tuple[DecodeSpan, ...]] = field(default_factory=dict)
     _chunk_masks: dict[tuple[ChunkRows, int], torch.Tensor | None] = field(default_factory=dict)
+    _slot_rows: dict[int, SlotRows | None] = field(default_factory=dict)
 
     @property
     def num_decode(self) -> int:
@@ -121,12 +122,37 @@ class PackedStep:
             to_device(self.decode_slots, device, torch.int64),
             to_device(indices, device, torch.int64),
             lengths,
-            DecodeRows.of(self.decode_slots, indices, lengths),
+            SlotRows.of(self.decode_slots, indices, lengths),
         )
 
     def decode_reads(self, capacity: int) -> "SlotReads | None":
         """Return how far each row reads its slot, where that need not be a view of all slots."""
         return None
+
+    def slot_rows(self, capacity: int) -> SlotRows | None:
+        """Return what all rows see of their slots, those of chunks too once these are stored.
+
+        Args:
+            capacity: Tokens that the layer holds, which is also the most that a query sees.
+
+        Returns:
+            The rows, in order; or None if a chunk's end takes the place of what its beginning sees.
+        """
+        if capacity not in self._slot_rows:
+            self._slot_rows[capacity] = self._all_rows(capacity)
+        return self._slot_rows[capacity]
+
+    def _all_rows(self, capacity: int) -> SlotRows | None:
+        if any(chunk.end > capacity for chunk in self.chunks):
+            return None
+        slots, lengths = [*self.decode_slots], [*self.decode_places(capacity).lengths]
+        indices = [position % capacity for position in self.decode_positions]
+        for chunk in self.chunks:
+            positions = range(chunk.start, chunk.end)
+            slots += [chunk.slot] * len(positions)
+            indices += positions
+            lengths += (position + 1 for position in positions)
+        return SlotRows.of(slots, indices, lengths)
 
     def decode_spans(self, capacity: int) -> tuple[DecodeSpan, ...]:
         """Return the calls in which the rows attend, in order, where they have to be padded."""

@@ -239,8 +239,8 @@ async def test_a_replica_that_has_answered_all_is_seen_to_be_idle(
     await until(lambda: len(classifier._line._ready()) == 1)
     gate.open()
     await asyncio.gather(running, waiting)
-    await until(lambda: len(seen) == 2)
-    assert seen[-1] == (0, 0)
+    # The first may be of a batch whose test has ended: it is noted after it is answered.
+    await until(lambda: seen[-1:] == [(0, 0)])
 
 
 @pytest.mark.parametrize("name", ["bart", "t5", "xlnet", "fnet"])

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.engine.cpu import decode_attention, head_shape, openmp
-from deployments.engine.cpu.decode_attention import DecodeRows, attend_decode, can_attend
+from deployments.engine.cpu import head_shape, openmp, row_attention
+from deployments.engine.cpu.row_attention import SlotRows, attend_rows, can_attend
 from deployments.engine.softcap import Scores
 
 NUM_SLOTS, CAPACITY = 5, 40
@@ -77,11 +77,11 @@ class Slots:
         self.keys, self.values = normal(*stored), normal(*stored)
 
     def attend(self, scores: Scores = PLAIN) -> torch.Tensor:
-        places = DecodeRows.of(
+        places = SlotRows.of(
             *([getattr(row, name) for row in self.rows] for name in ("slot", "index", "length"))
         )
         inputs = self.query, self.key, self.value, self.keys, self.values
-        return attend_decode(*inputs, places, scores)[0]
+        return attend_rows(*inputs, places, scores)[0]
 
     def expected(self, scores: Scores = PLAIN) -> torch.Tensor:
         """Attend by the plain definition, row by row and head by head, in float64."""
@@ -139,9 +139,9 @@ def threads() -> Iterator[None]:
 def lanes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """Kernels for narrower vectors than this machine's."""
     monkeypatch.setattr(head_shape, "_machine_lanes", lambda: request.param)
-    decode_attention._make_kernel.cache_clear()
+    row_attention._make_kernel.cache_clear()
     yield request.param
-    decode_attention._make_kernel.cache_clear()
+    row_attention._make_kernel.cache_clear()
 
 
 @pytest.mark.parametrize("heads", SHAPES, ids=str)
@@ -201,7 +201,7 @@ def test_narrower_vectors_give_the_same(heads: Heads, scores: Scores) -> None:
 
 
 def test_a_narrower_kernel_is_another(lanes: int) -> None:
-    kernel = decode_attention._make_kernel(64, 6, 2, torch.bfloat16)
+    kernel = row_attention._make_kernel(64, 6, 2, torch.bfloat16)
     assert kernel is not None
     assert kernel.shape.lanes == lanes
 
@@ -212,7 +212,7 @@ def test_any_number_of_threads_gives_the_same_to_the_last_bit(
     heads: Heads, num_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A single row's heads are shared out."""
-    monkeypatch.setattr(decode_attention, "MIN_PARALLEL_PRODUCTS", 0)
+    monkeypatch.setattr(row_attention, "MIN_PARALLEL_PRODUCTS", 0)
     rows = [Row.at_end(slot, 300 - 20 * slot) for slot in range(num_rows)]
     slots = Slots(heads, rows, capacity=300)
     torch.set_num_threads(1)
@@ -225,7 +225,7 @@ def test_any_number_of_threads_gives_the_same_to_the_last_bit(
 def test_without_a_pool_of_threads_it_runs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     slots = Slots(BFLOAT16, [Row.at_end(1, 20)])
     expected = slots.attend()
-    monkeypatch.setattr(decode_attention, "MIN_PARALLEL_PRODUCTS", 0)
+    monkeypatch.setattr(row_attention, "MIN_PARALLEL_PRODUCTS", 0)
     monkeypatch.setattr(openmp, "find_parallel", lambda: None)
     assert torch.equal(slots.attend(), expected)
 

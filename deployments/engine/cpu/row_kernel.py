@@ -1,4 +1,4 @@
-"""The kernel of `decode_attention`, written with llvmlite's builder and compiled for this machine.
+"""The kernel of `row_attention`, written with llvmlite's builder and compiled for this machine.
 
 A unit of work is a row, or one key-value head of a row where rows are few: it stores its newest
 token, and then attends with all queries that share the head; see `attention_writer`.
@@ -38,7 +38,7 @@ key-value heads of a unit; scale and softcap as the bits of a float64. The last 
 taken."""
 
 
-class DecodeKernel:
+class RowKernel:
     """A compiled kernel.
 
     Attributes:

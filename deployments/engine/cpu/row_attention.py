@@ -1,9 +1,9 @@
-"""Attention of decode rows on a CPU: one query for each row, over its own slot and length.
+"""Attention of rows on a CPU: one query for each row, over its own slot and length.
 
-torch's kernel for attention is made for many queries. For one, it converts and packs the keys of
-each head for every call, and rows of different lengths have to be padded to the longest. Here each
-row stores its newest token and reads exactly the tokens that its slot holds, once, and in place;
-their order does not matter, so a ring is read as any other slot.
+torch's kernel for attention is made for many queries of one sequence. It converts and packs the
+keys of each head for every call; decode rows of different lengths have to be padded to the longest,
+and each prefill chunk is a call of its own. Here each row stores its token and reads exactly what
+it sees of its slot, in place; the order there does not matter, so a ring is read as any other slot.
 """
 
 import struct
@@ -20,7 +20,7 @@ from deployments.engine.cpu.openmp import run_briefly, run_shared
 from deployments.engine.softcap import Scores
 
 if TYPE_CHECKING:
-    from deployments.engine.cpu.decode_kernel import DecodeKernel
+    from deployments.engine.cpu.row_kernel import RowKernel
 
 MIN_PARALLEL_PRODUCTS = 100_000
 """Products of a call from which on a second thread is worth waking: about 6 us of one. Measured on
@@ -29,12 +29,12 @@ instead of 12.4."""
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeRows:
-    """Where decode rows stand, as the kernel reads it; layers of one capacity share it.
+class SlotRows:
+    """Where rows stand, as the kernel reads it; layers of one capacity share it.
 
     Attributes:
-        places: [3, m], int64: the slot of each row, no two the same; the place of its new token in
-            its slot; how many tokens of its slot it sees, the first so many.
+        places: [3, m], int64: the slot of each row; the place of its token in the slot; how many
+            tokens of its slot it sees, the first so many.
         addresses: Of the three.
         num_tokens: That all rows see together.
     """
@@ -44,10 +44,8 @@ class DecodeRows:
     num_tokens: int
 
     @classmethod
-    def of(
-        cls, slots: Sequence[int], indices: Sequence[int], lengths: Sequence[int]
-    ) -> "DecodeRows":
-        """Write down the rows' slots, new tokens' places and lengths, m of each."""
+    def of(cls, slots: Sequence[int], indices: Sequence[int], lengths: Sequence[int]) -> "SlotRows":
+        """Write down the rows' slots, their tokens' places and lengths, m of each."""
         places = np.array((slots, indices, lengths), np.int64)
         first, step = places.ctypes.data, places.strides[0]
         return cls(places, (first, first + step, first + 2 * step), sum(lengths))
@@ -61,20 +59,22 @@ def can_attend(query: torch.Tensor, num_kv_heads: int) -> bool:
     return query.is_cpu and _find_kernel(query, num_kv_heads) is not None
 
 
-def attend_decode(
+def attend_rows(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
-    rows: DecodeRows,
+    rows: SlotRows,
     scores: Scores,
 ) -> torch.Tensor:
-    """Store a token in each slot, and attend with one query per slot.
+    """Store each row's token, and attend with each row's query.
+
+    A row does not wait for another's token: where it sees it, the token must stand there already.
 
     Args:
         query: [1, num_heads, m, head_dim], such that `can_attend`.
-        key: [1, num_kv_heads, m, head_dim], of the new tokens, of the same type.
+        key: [1, num_kv_heads, m, head_dim], of the rows' tokens, of the same type.
         value: As key.
         keys: [num_slots, capacity, num_kv_heads, head_dim], contiguous, of the same type.
         values: As keys.
@@ -121,7 +121,7 @@ def attend_decode(
     return output
 
 
-def _find_kernel(query: torch.Tensor, num_kv_heads: int) -> "DecodeKernel | None":
+def _find_kernel(query: torch.Tensor, num_kv_heads: int) -> "RowKernel | None":
     _, num_heads, _, head_dim = query.shape
     return _make_kernel(head_dim, num_heads, num_kv_heads, query.dtype)
 
@@ -129,15 +129,15 @@ def _find_kernel(query: torch.Tensor, num_kv_heads: int) -> "DecodeKernel | None
 @cache
 def _make_kernel(
     head_dim: int, num_heads: int, num_kv_heads: int, dtype: torch.dtype
-) -> "DecodeKernel | None":
+) -> "RowKernel | None":
     if dtype not in (torch.bfloat16, torch.float32):
         return None
     # Only here: these need llvmlite, which a machine that computes on a GPU may lack.
-    from deployments.engine.cpu.decode_kernel import DecodeKernel
     from deployments.engine.cpu.head_shape import HeadShape
+    from deployments.engine.cpu.row_kernel import RowKernel
 
     shape = HeadShape(head_dim, num_heads, num_kv_heads, dtype is torch.bfloat16)
-    return DecodeKernel(shape) if shape.lanes else None
+    return RowKernel(shape) if shape.lanes else None
 
 
 def _joined(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
