@@ -258,7 +258,8 @@ def _edit(tensor: torch.Tensor, edit: SlotEdit, held: torch.Tensor) -> None:
 
 def _swap(first: torch.Tensor, second: torch.Tensor, held: torch.Tensor) -> None:
     """Exchange contents, by way of a third tensor that may be shorter."""
-    for pair in zip(first.split(len(held)), second.split(len(held)), strict=True):
-        kept = held[: len(pair[0])].copy_(pair[0])
-        pair[0].copy_(pair[1])
-        pair[1].copy_(kept)
+    for start in range(0, len(first), len(held)):
+        one, other = (tensor[start : start + len(held)] for tensor in (first, second))
+        kept = held[: len(one)].copy_(one)
+        one.copy_(other)
+        other.copy_(kept)

@@ -72,7 +72,7 @@ def test_edits_of_any_length_take_no_memory(
     with Operations() as operations:
         kv.apply([SlotSwap(0, 2, 7), SlotCopy(0, 1, 2), SlotWipe(0, 1, 2)])
     assert_holds(kv, {0: [11], 1: [11, 12], 2: [1, 2, 3, 4, 5, 6, 7]})
-    assert operations.names == {"copy_", "select", "slice", "split", "zero_"}
+    assert operations.names == {"copy_", "select", "slice", "zero_"}
 
 
 def test_the_shape_is_read_from_a_models_configuration() -> None:

@@ -17,9 +17,9 @@ from transformers import (
 )
 
 from benchmarks.gpu.shapes import TINY
-from deployments.engine import packed_step
 from deployments.engine.attention import ATTENTION_NAME, register_attention
 from deployments.engine.cuda.decode_graphs import DecodeGraphs
+from deployments.engine.decode_spans import CALL_COST_BYTES
 from deployments.engine.kv_slots import KVShape, KVSlots
 from deployments.engine.model_runner import ModelRunner
 from deployments.engine.sampler import sample
@@ -44,7 +44,7 @@ def meta_as_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         return LOOK(torch.ones(tensor.shape, dtype=tensor.dtype) if tensor.is_meta else tensor)
 
     monkeypatch.setattr(torch.Tensor, "tolist", look)
-    monkeypatch.setitem(packed_step.CALL_COST_BYTES, "meta", 0)  # as many spans as can be
+    monkeypatch.setitem(CALL_COST_BYTES, "meta", 0)  # as many spans as can be
 
 
 def qwen2() -> PreTrainedModel:
@@ -79,14 +79,14 @@ class Placed:
     def __init__(self, model: PreTrainedModel) -> None:
         register_attention()
         model.train(mode=False).set_attn_implementation(ATTENTION_NAME)
-        self.model = model.to(META, torch.bfloat16)
+        torch.nn.Module.to(model, META, torch.bfloat16)
         self.kv = KVSlots(
             KVShape.of(model.config, torch.bfloat16),
             num_slots=4,
             max_model_len=400,
             device=META,
         )
-        self.runner = ModelRunner(self.model, self.kv)
+        self.runner = ModelRunner(model, self.kv)
         self.rows = []
         for slot, num_tokens in ((0, 9), (2, 300)):
             decoding = sequence(str(slot), num_tokens)
