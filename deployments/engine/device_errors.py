@@ -56,6 +56,9 @@ def release_cache(device: torch.device) -> None:
     if device.type != "cuda":
         return
     try:
+        # Captured steps run on another stream than the one that their memory belongs to, for which
+        # alone the allocator waits.
+        torch.cuda.synchronize(device)
         torch.cuda.empty_cache()
     except RuntimeError as error:
         if is_fatal(error):

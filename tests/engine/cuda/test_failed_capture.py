@@ -42,6 +42,7 @@ class FakeCuda:
             "CUDAGraph": SimpleNamespace,
             "graph": self._capture,
             "empty_cache": self._empty_cache,
+            "synchronize": lambda device: self.events.append("wait"),
         }.items():
             monkeypatch.setattr(torch.cuda, name, fake)
         monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", self._end)
@@ -136,6 +137,14 @@ def test_after_a_warm_up_that_failed_the_stream_still_waits_for_what_it_launched
     assert cuda.events == ["side waits for main", "enter side", "leave side", "main waits for side"]
 
 
+def test_a_cache_is_emptied_once_the_device_is_done(
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: cuda.events.append("empty"))
+    release_cache(GPU)
+    assert cuda.events == ["wait", "empty"]
+
+
 def test_a_cache_that_can_not_be_emptied_ends_nothing(
     cuda: FakeCuda, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -150,6 +159,8 @@ def test_a_device_that_is_gone_is_told_as_such_when_its_cache_is_emptied(
     def fail() -> None:
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "empty_cache", fail)
     with pytest.raises(torch.AcceleratorError, match="illegal"):
         device_errors.release_cache(GPU)
