@@ -5,10 +5,10 @@ decode rows alone is padded to one of few sizes (`decode_buckets`). The first st
 plainly and is then captured, and each later one is a replay. What it reads stands in static
 buffers: token ids and lengths, filled by one copy from pinned memory.
 
-If a capture fails, all steps run plainly from then on. Only where memory was short for it, those
-that were captured go on, and no more are kept than there was memory for. A step that fails itself
-raises as a plain one would, and may be run again in parts: its rows write the same keys and values
-to the same places.
+If a capture fails, the next ones read slots with a mask; if they did, all steps run plainly from
+then on. Only where memory was short for it, those that were captured go on, and only steps of other
+sizes run plainly. A step that fails itself raises as a plain one would, and may be run again in
+parts: its rows write the same keys and values to the same places.
 """
 
 import logging
@@ -59,6 +59,7 @@ class DecodeGraphs:
         self._buckets = DecodeBuckets(kv.num_slots, max(kv.capacities))
         self._max_graphs = max_graphs
         self._reads_by_length = reads_by_length
+        self._is_full = False  # memory was short for one more
         self._capturer: GraphCapturer | None = capturer
         self._graphs: dict[DecodeBucket, Graph] = {}  # the latest used is the last
         # A size's token ids, then its lengths: so each size is filled by a single copy.
@@ -75,18 +76,21 @@ class DecodeGraphs:
         """Forget what was captured: what it held is the allocator's again."""
         self._graphs.clear()
         self._logits = None
+        self._is_full = False
 
     def run(self, rows: Sequence[DecodeRow]) -> torch.Tensor | None:
         """Run a step of these rows, in the order of their slots.
 
         Returns:
-            [n, vocab], float32, a copy that later steps leave alone; None if captures have failed
-            and the step has to run plainly.
+            [n, vocab], float32, a copy that later steps leave alone; None if the step has to run
+            plainly, since captures have failed.
         """
         if self._capturer is None:
             return None
         lengths = [row.sequence.num_computed_tokens + 1 for row in rows]
         bucket = self._buckets.cover(rows[-1].slot + 1, max(lengths))
+        if self._is_full and bucket not in self._graphs:
+            return None
         self._fill(rows, lengths, bucket)
         # Taken out, so that a graph whose replay raises is not kept.
         graph = self._graphs.pop(bucket, None)
@@ -129,13 +133,23 @@ class DecodeGraphs:
         else:
             return logits
         # Only here has the traceback let go of what the capture held.
-        if is_short and self._graphs:
-            self._max_graphs = len(self._graphs)
-            logger.warning("no more than %d captured steps are kept from now on", self._max_graphs)
-        else:
-            self._give_up()
+        self._do_with_less(is_short=is_short)
         release_cache(self._kv.device)
         return logits
+
+    def _do_with_less(self, *, is_short: bool) -> None:
+        """Decide what is captured from now on, after a capture that failed."""
+        if is_short and self._graphs:
+            logger.warning("no more than these %d sizes of steps are captured", len(self._graphs))
+            self._is_full = True
+        elif self._reads_by_length and not is_short:
+            logger.warning("captured steps read slots with a mask from now on")
+            self._reads_by_length = False
+            self.drop()
+        else:
+            logger.warning("decode steps are launched kernel by kernel from now on")
+            self._capturer = None
+            self.drop()
 
     def _capture(
         self, bucket: DecodeBucket, capturer: GraphCapturer, *, like: torch.Tensor
@@ -147,11 +161,6 @@ class DecodeGraphs:
             self._logits = like.new_empty(self._kv.num_slots, like.shape[-1])
         target = self._logits[: bucket.num_rows]
         return capturer.capture(lambda: target.copy_(self._compute(bucket)))
-
-    def _give_up(self) -> None:
-        logger.warning("decode steps are launched kernel by kernel from now on")
-        self._capturer = None
-        self.drop()
 
 
 def _pick(logits: torch.Tensor, slots: Sequence[int]) -> torch.Tensor:

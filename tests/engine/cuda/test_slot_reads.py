@@ -58,6 +58,21 @@ def test_rows_of_any_slots_give_the_logits_of_a_plain_step(
     assert varlen.num_calls > 0
 
 
+def test_what_can_not_be_captured_is_captured_with_a_mask_next(
+    varlen: FakeVarlen, caplog: pytest.LogCaptureFixture
+) -> None:
+    decoding = Decoding(qwen2, 2)
+    expected = decoding.plain_logits(0, 1)
+    decoding.recorder.error = RuntimeError("operation not permitted when stream is capturing")
+    torch.testing.assert_close(decoding.logits(0, 1), expected, rtol=1e-4, atol=1e-4)
+    assert "with a mask from now on" in caplog.text
+    decoding.recorder.error, num_calls = None, varlen.num_calls
+    for _ in range(2):
+        torch.testing.assert_close(decoding.logits(0, 1), expected, rtol=1e-4, atol=1e-4)
+    assert decoding.recorder.num_replays == 1
+    assert varlen.num_calls == num_calls
+
+
 def test_softcapped_scores_are_still_read_with_a_mask(varlen: FakeVarlen) -> None:
     Decoding(gemma2, 1).logits(0)
     assert varlen.num_calls == 0
