@@ -10,6 +10,7 @@ see that it runs; its figures say nothing about a GPU.
 """
 
 import argparse
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -25,6 +26,8 @@ from benchmarks.gpu.floor import read_bandwidth, step_bytes
 from benchmarks.gpu.rates import Load, engine_rate, static_batch_rate, threads_rate
 from benchmarks.gpu.report import NOT_MEASURED, Report, Row
 from benchmarks.gpu.shapes import QWEN_05B, QWEN_7B, TINY, BenchmarkModel, Shape, build
+
+logger = logging.getLogger(__name__)
 
 MAX_THREADS = 32
 """More threads than that only wait for each other, and for minutes."""
@@ -84,9 +87,10 @@ def measure(args: argparse.Namespace, publish: Publish) -> Report:
     if device.type == "cpu":
         shapes = [TINY]
         torch.set_num_threads(1)  # the threads of `generate` would wait for each other's
+    title = _title(device)
+    publish(Report(title, ("nothing is measured yet",), ()))  # now, if it can't be written
     attempts = Attempts(device, 60 * args.minutes)
     bandwidth = read_bandwidth(device)
-    title = _title(device)
     notes = (
         *_notes(args, shapes, num_tokens, bandwidth),
         *_equality_notes(device, attempts),
@@ -100,6 +104,7 @@ def measure(args: argparse.Namespace, publish: Publish) -> Report:
     try:
         for row in _rows(shapes, loads, device, bandwidth, attempts):
             rows.append(row)
+            logger.info(" | ".join(row.cells))
             publish(report())
     finally:
         publish(report())
@@ -178,4 +183,5 @@ def _row(
 
 
 if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
     main()

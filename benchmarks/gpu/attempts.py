@@ -1,6 +1,7 @@
 """Parts of a run of which any may fail: the others are measured all the same."""
 
 import gc
+import logging
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -8,6 +9,8 @@ from typing import TypeVar
 import torch
 
 from deployments.engine.device_errors import is_fatal, is_out_of_memory, release_cache
+
+logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
@@ -46,6 +49,7 @@ class Attempts:
         try:
             return part()
         except Exception as error:  # whatever it is, the other parts are worth measuring
+            logger.warning("%s failed", name, exc_info=True)
             self.troubles.append(f"{name}: {_summary(error)}")
             if is_fatal(error):
                 raise

@@ -87,6 +87,17 @@ def test_a_run_that_is_ended_leaves_the_rows_that_it_has(
     assert (tmp_path / "table.md").read_text().count("| tiny") == 1
 
 
+def test_a_table_that_can_not_be_written_is_told_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(device: torch.device) -> float:
+        raise AssertionError("this takes long")
+
+    monkeypatch.setattr(program, "read_bandwidth", fail)
+    with pytest.raises(FileNotFoundError):
+        main([str(tmp_path / "missing" / "table.md"), *SMALL])
+
+
 def test_nothing_new_is_begun_when_time_is_over(tmp_path: Path) -> None:
     main([str(tmp_path / "table.md"), *SMALL, "--minutes", "0"])
     written = (tmp_path / "table.md").read_text()
