@@ -8,7 +8,7 @@ import statistics
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,6 +24,10 @@ NUM_WARM_STEPS = 8
 """Decode steps that are not timed: in the first ones steps are captured."""
 
 MAX_BATCHED_TOKENS = 8192
+
+MAX_THREAD_STEPS = 512
+"""Steps of all threads together. Each takes some 20 ms of Python, one after the other: more would
+take minutes and tell the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +123,8 @@ def static_batch_rate(loaded: BenchmarkModel, load: Load) -> float:
 
 def threads_rate(loaded: BenchmarkModel, load: Load) -> float:
     """Return the tokens per second of a `generate` for each prompt, each in a thread of its own."""
+    num_tokens = max(2, min(load.num_tokens, MAX_THREAD_STEPS // load.num_seqs))
+    load = replace(load, num_tokens=num_tokens)
     prompts = load.prompts(loaded.text_config.vocab_size)
     with stock(loaded) as model, ThreadPoolExecutor(load.num_seqs) as threads:
 

@@ -33,7 +33,6 @@ class Row:
         num_graphs: Captured steps.
         static_rate: Tokens per second of `generate` on one batch.
         threads_rate: Tokens per second of `generate` in threads.
-        trouble: Why there are no figures.
     """
 
     model: str
@@ -44,7 +43,6 @@ class Row:
     num_graphs: int | None = None
     static_rate: float | None = None
     threads_rate: float | None = None
-    trouble: str = ""
 
     @property
     def cells(self) -> tuple[str, ...]:
@@ -54,7 +52,7 @@ class Row:
             self.model,
             str(self.num_seqs),
             _number(self.floor_s, 1000, 2),
-            _number(self.step_s, 1000, 2) if not self.trouble else self.trouble,
+            _number(self.step_s, 1000, 2),
             _number(ratio, 1, 2),
             _number(self.plain_step_s, 1000, 2),
             "-" if self.num_graphs is None else str(self.num_graphs),

@@ -150,6 +150,9 @@ def _decode(
         return attend_rows(query, key, value, *slots, places.rows, scores)
     rows, *stored = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     step.store_decode(layer, *stored)
+    reads = step.decode_reads(kv.capacities[layer])
+    if reads is not None and scores.softcap is None:
+        return reads.attend(rows, *kv.tokens(layer), scores.scale).contiguous()[None]
     grouped = rows.reshape(len(rows), kv.shape.num_kv_heads, -1, kv.shape.head_dim)
     outputs = [
         attend(

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Iterable
 from dataclasses import replace
 
+from deployments.engine.cuda.attention_kernels import leave_out_cudnn
 from deployments.engine.cuda.graph_capture import open_capturer
 from deployments.engine.detokenizer import UndecodableError
 from deployments.engine.engine_limits import EngineLimits, InvalidSequenceError
@@ -30,7 +31,7 @@ from deployments.engine.sampling_params import SamplingParams
 from deployments.engine.scheduler import DecodeRow, Scheduler, StepPlan
 from deployments.engine.sequence import Sequence, SequenceEvent, SequenceRequest
 from deployments.engine.step_budget import StepBudget
-from deployments.engine.step_guard import Row, StepGuard, StepOutcome
+from deployments.engine.step_guard import OUT_OF_MEMORY, Row, StepGuard, StepOutcome
 from deployments.engine.transcripts import Transcripts
 
 logger = logging.getLogger(__name__)
@@ -64,9 +65,12 @@ class Engine:
             max_model_len=limits.max_model_len,
             device=model.device,
         )
+        leave_out_cudnn(model.device)
         capturer = open_capturer(model.device) if limits.cuda_graphs else None
         self._runner = ModelRunner(model, self._kv, capturer)
-        self._guard = StepGuard(self._runner.run, model.device, self._kv.unwrapped_length)
+        self._guard = StepGuard(
+            self._runner.run, model.device, self._kv.unwrapped_length, self._runner.drop_graphs
+        )
         self._budget = StepBudget(max(limits.max_batched_tokens, limits.num_slots))
         self._scheduler = Scheduler(
             max_num_seqs=limits.num_slots,
@@ -235,13 +239,19 @@ class Engine:
 
     def _sample(self, due: StepLogits) -> list[tuple[str, TextDelta]]:
         drawing = draw(due)
+        short = [sequence for sequence, is_out_of_memory in drawing.failed if is_out_of_memory]
+        # Whoever runs alone can't be helped by running less.
+        is_alone = self._scheduler.num_running == 1
+        if short and not is_alone:
+            self._budget.shrink(len(due.sequences))
         deltas: list[tuple[str, TextDelta]] = []
         for sequence, is_out_of_memory in drawing.failed:
-            if is_out_of_memory and self._scheduler.num_running > 1:
-                self._budget.shrink(len(due.sequences))
-                self._preempt(sequence)
-            else:
+            if not is_out_of_memory:
                 deltas.append(self._fail(sequence, "the next token could not be sampled"))
+            elif is_alone:
+                deltas.append(self._fail(sequence, OUT_OF_MEMORY))
+            else:
+                self._preempt(sequence)
         return deltas + [self._advance(sequence, sampled) for sequence, sampled in drawing.drawn]
 
     def _advance(self, sequence: Sequence, sampled: Sampled | None) -> tuple[str, TextDelta]:

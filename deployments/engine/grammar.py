@@ -7,19 +7,22 @@ to a slot or a step, so it stays true when that moves or is computed again.
 A grammar comes from a client, so what it may cost is bounded (`grammar_limits`). Where a bound is
 met or the grammar leads into a dead end, the matcher's sequence ends with an error, alone.
 
+llguidance is imported with the first grammar: an engine that meets none runs without it.
+
 Source: https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md
 """
 
 from collections.abc import Collection, Sequence
 from threading import Lock
+from typing import TYPE_CHECKING
 
 import torch
-from llguidance import LLMatcher, LLTokenizer
-from llguidance.hf import from_tokenizer
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from deployments.engine.grammar_limits import parser_limits
 from deployments.engine.sampling_params import GRAMMAR_PARAM, InvalidParameterError
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
 
 BITS_PER_WORD = 32
 UNCONSTRAINABLE = "this model's tokenizer can't be constrained by a grammar; ask for text"
@@ -34,7 +37,7 @@ class GrammarMatcher:
 
     __slots__ = ("_bitmask", "_matcher", "error")
 
-    def __init__(self, matcher: LLMatcher, num_tokens: int) -> None:
+    def __init__(self, matcher: "LLMatcher", num_tokens: int) -> None:
         """Take a new matcher over a vocabulary of so many tokens."""
         self._matcher = matcher
         num_words = -(-num_tokens // BITS_PER_WORD)
@@ -103,6 +106,10 @@ class GrammarCompiler:
             InvalidParameterError: The grammar is wrong, too large or allows no text, the tokens
                 break it, or the tokenizer can't be constrained.
         """
+        from llguidance import LLMatcher
+
+        from deployments.engine.grammar_limits import parser_limits
+
         vocabulary = self._constrained_vocabulary()
         bare = LLMatcher(vocabulary, grammar, log_level=0, limits=parser_limits())
         matcher = GrammarMatcher(bare, vocabulary.vocab_size)
@@ -116,13 +123,15 @@ class GrammarCompiler:
             raise _refusal(f"the generated tokens break the grammar: {matcher.error}")
         return matcher
 
-    def _constrained_vocabulary(self) -> LLTokenizer:
+    def _constrained_vocabulary(self) -> "LLTokenizer":
         with self._lock:
             if self._vocabulary is None:
                 self._vocabulary = self._make_vocabulary()
             return self._vocabulary
 
-    def _make_vocabulary(self) -> LLTokenizer:
+    def _make_vocabulary(self) -> "LLTokenizer":
+        from llguidance.hf import from_tokenizer
+
         if not isinstance(self._tokenizer, PreTrainedTokenizerFast):
             raise _refusal(UNCONSTRAINABLE)
         # Logits may be wider than the tokenizer, to be a round number, or narrower.

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from transformers import DynamicCache, PreTrainedConfig
 
 
+SWAPPED_AT_ONCE = 4096
+"""Tokens of a layer that change places at once."""
+
+
 @dataclass(frozen=True, slots=True)
 class KVShape:
     """The keys and values of one token.
@@ -104,8 +108,8 @@ class KVSlots:
         self._value_tokens = [allocate(size) for size in sizes]
         self.keys = [slots_of(tokens) for tokens in self._key_tokens]
         self.values = [slots_of(tokens) for tokens in self._value_tokens]
-        # What a swap lays aside: one slot's keys or values in one layer.
-        self._laid_aside = allocate(max(self.capacities))
+        # Where memory is short, sequences leave their slots: that must not take memory itself.
+        self._held = allocate(min(SWAPPED_AT_ONCE, max(self.capacities)))
 
     @property
     def num_bytes(self) -> int:
@@ -152,6 +156,14 @@ class KVSlots:
         """
         self._key_tokens[layer].index_copy_(0, tokens, keys)
         self._value_tokens[layer].index_copy_(0, tokens, values)
+
+    def tokens(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return a layer's keys and values, slot behind slot, and one spare place behind them all.
+
+        Returns:
+            [num_slots * capacity + 1, num_kv_heads, head_dim] each.
+        """
+        return self._key_tokens[layer], self._value_tokens[layer]
 
     def write_chunk(
         self, layer: int, slot: int, start: int, keys: torch.Tensor, values: torch.Tensor
@@ -213,10 +225,10 @@ class KVSlots:
             self.write_chunk(layer, slot, num_tokens - len(keys), keys, values)
 
     def apply(self, edits: Iterable[SlotEdit]) -> None:
-        """Carry out what the scheduler has decided, in order."""
+        """Carry out what the scheduler has decided, in order; takes no memory."""
         for edit in edits:
             for tensor in self._tensors():
-                _edit(tensor, edit, self._laid_aside)
+                _edit(tensor, edit, self._held)
 
     def _tensors(self) -> Iterator[torch.Tensor]:
         yield from self.keys
@@ -233,21 +245,21 @@ def ring_slices(first: int, end: int, capacity: int) -> tuple[slice, slice]:
     return slice(at, at + num_before), slice(0, end - first - num_before)
 
 
-def _edit(tensor: torch.Tensor, edit: SlotEdit, laid_aside: torch.Tensor) -> None:
-    """Edit one layer's keys or values; slicing ends where a ring is shorter than the edit.
-
-    Args:
-        tensor: [num_slots, capacity, num_kv_heads, head_dim].
-        edit: What to do.
-        laid_aside: [capacity or more, num_kv_heads, head_dim], to be overwritten.
-    """
+def _edit(tensor: torch.Tensor, edit: SlotEdit, held: torch.Tensor) -> None:
+    """Edit one layer's keys or values; slicing ends where a ring is shorter than the edit."""
     match edit:
         case SlotSwap(first, second, length):
-            num_tokens = min(length, tensor.shape[1])
-            laid_aside[:num_tokens] = tensor[first, :num_tokens]
-            tensor[first, :num_tokens] = tensor[second, :num_tokens]
-            tensor[second, :num_tokens] = laid_aside[:num_tokens]
+            _swap(tensor[first, :length], tensor[second, :length], held)
         case SlotCopy(source, target, length):
             tensor[target, :length] = tensor[source, :length]
         case SlotWipe(slot, start, end):
             tensor[slot, start:end].zero_()
+
+
+def _swap(first: torch.Tensor, second: torch.Tensor, held: torch.Tensor) -> None:
+    """Exchange contents, by way of a third tensor that may be shorter."""
+    for start in range(0, len(first), len(held)):
+        one, other = (tensor[start : start + len(held)] for tensor in (first, second))
+        kept = held[: len(one)].copy_(one)
+        one.copy_(other)
+        other.copy_(kept)

@@ -20,6 +20,7 @@ from transformers import DynamicCache, PreTrainedModel
 from deployments.engine.cuda.decode_buckets import MAX_GRAPHS
 from deployments.engine.cuda.decode_graphs import DecodeGraphs
 from deployments.engine.cuda.graph_capture import GraphCapturer
+from deployments.engine.cuda.slot_reads import can_read_slots
 from deployments.engine.forward import Forward, StockForward
 from deployments.engine.host_copy import to_device
 from deployments.engine.kv_slots import KVSlots
@@ -68,10 +69,17 @@ class ModelRunner:
         """
         self._model = model
         self._kv = kv
+        self._text_config = model.config.get_text_config()
         self._graphs = None
         if capturer is not None:
-            self._graphs = DecodeGraphs(self._compute, kv, capturer, max_graphs=MAX_GRAPHS)
-        self._text_config = model.config.get_text_config()
+            num_heads: int = self._text_config.num_attention_heads
+            self._graphs = DecodeGraphs(
+                self._compute,
+                kv,
+                capturer,
+                max_graphs=MAX_GRAPHS,
+                reads_by_length=can_read_slots(kv.shape, num_heads, kv.device),
+            )
         self._forward: Forward = StockForward(model)
         self.visited_layers: set[int] = set()
 
@@ -83,6 +91,11 @@ class ModelRunner:
     def num_graphs(self) -> int:
         """Decode steps that are captured now."""
         return 0 if self._graphs is None else self._graphs.num_graphs
+
+    def drop_graphs(self) -> None:
+        """Forget the decode steps that are captured, for the memory that they hold."""
+        if self._graphs is not None:
+            self._graphs.drop()
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepLogits | None:

@@ -6,6 +6,7 @@ capacity share (places, masks) is made once and kept.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -13,6 +14,9 @@ from deployments.engine.cpu.row_attention import SlotRows
 from deployments.engine.decode_spans import CALL_COST_BYTES, RowSpan, split_rows
 from deployments.engine.host_copy import to_device
 from deployments.engine.kv_slots import KVSlots
+
+if TYPE_CHECKING:
+    from deployments.engine.cuda.slot_reads import SlotReads
 
 READ_BUCKET = 64
 """Decode reads are cut to a sequence's length, rounded up to this many tokens, so that kernels and
@@ -120,6 +124,10 @@ class PackedStep:
             lengths,
             SlotRows.of(self.decode_slots, indices, lengths),
         )
+
+    def decode_reads(self, capacity: int) -> "SlotReads | None":
+        """Return how far each row reads its slot, where that need not be a view of all slots."""
+        return None
 
     def slot_rows(self, capacity: int) -> SlotRows | None:
         """Return what all rows see of their slots, those of chunks too once these are stored.

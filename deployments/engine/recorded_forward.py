@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -22,13 +22,13 @@ from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
 from deployments.engine.attention import attend_slots
 from deployments.engine.attention_call import check_arguments
-from deployments.engine.cpu.decode_program import DecodePrograms
-from deployments.engine.cpu.few_rows_linear import multiply_few_rows
-from deployments.engine.cpu.fusion import fuse
 from deployments.engine.forward import Forward, StockForward
 from deployments.engine.kv_slots import KVShape, KVSlots
 from deployments.engine.packed_step import ChunkRows, PackedStep
 from deployments.engine.softcap import Scores
+
+if TYPE_CHECKING:
+    from deployments.engine.cpu.decode_program import DecodePrograms
 
 logger = logging.getLogger(__name__)
 
@@ -120,11 +120,8 @@ class RecordedForward:
             raise NotRecordableError(f"{type(error).__name__}: {error}") from error
         _refuse_guards(self._graph)
         _refuse_values(self._graph)
-        is_cpu = device.type == "cpu"
-        self._fused = fuse(self._graph) if is_cpu else None
+        self._fused = _speed_up(self._graph) if device.type == "cpu" else None
         for graph in filter(None, (self._graph, self._fused)):
-            if is_cpu:
-                multiply_few_rows(graph)
             _simplify(graph)
         self._programs: DecodePrograms | None = None
 
@@ -151,6 +148,9 @@ class RecordedForward:
         if self._fused is None or step.chunks:
             return None
         if self._programs is None or self._programs.kv is not step.kv:
+            # Only here: see `_speed_up`.
+            from deployments.engine.cpu.decode_program import DecodePrograms
+
             self._programs = DecodePrograms(
                 self._fused, step.kv, lambda step: partial(self._attend, step)
             )
@@ -304,6 +304,18 @@ def _refuse_values(graph: torch.fx.GraphModule) -> None:
     for node in graph.graph.nodes:
         if isinstance(value := node.meta.get("val"), torch.Tensor) and free_unbacked_symbols(value):
             raise NotRecordableError(f"the shape of {node.name} depends on values")
+
+
+def _speed_up(graph: torch.fx.GraphModule) -> torch.fx.GraphModule | None:
+    """Let a graph use the kernels for a CPU; return one that has fused operators too, if any."""
+    # Only here: these need numba and llvmlite, which a machine that computes on a GPU may lack.
+    from deployments.engine.cpu.few_rows_linear import multiply_few_rows
+    from deployments.engine.cpu.fusion import fuse
+
+    fused = fuse(graph)
+    for each in filter(None, (graph, fused)):
+        multiply_few_rows(each)
+    return fused
 
 
 def _simplify(graph: torch.fx.GraphModule) -> None:

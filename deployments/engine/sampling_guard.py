@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from deployments.engine.device_errors import release_cache
+from deployments.engine.host_copy import take_rows
 from deployments.engine.isolation import Isolation
 from deployments.engine.model_runner import StepLogits
 from deployments.engine.sampler import Sampled, sample
@@ -34,7 +35,7 @@ def draw(due: StepLogits) -> Drawing:
     def draw_part(part: tuple[int, ...]) -> list[Sampled | None]:
         is_whole = len(part) == len(sequences)
         rows = [SamplingRow.of(sequences[i]) for i in part]
-        return sample(logits if is_whole else logits[list(part)], rows)
+        return sample(logits if is_whole else take_rows(logits, part), rows)
 
     isolation = Isolation("sampling", draw_part)
     isolation.run(range(len(sequences)))

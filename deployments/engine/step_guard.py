@@ -10,7 +10,8 @@ others can't run a second time. Such a sequence has to start over, and as it may
 blame, its chunks run in passes of their own from then on.
 
 A pass that is out of memory blames nobody, as long as it could be smaller: nothing of it has run,
-and the outcome tells its size. One that can't be smaller is tried once more.
+and the outcome tells its size. One that can't be smaller is tried once more, with the memory that
+captured steps held.
 """
 
 import logging
@@ -28,6 +29,9 @@ from deployments.engine.sequence import Sequence
 logger = logging.getLogger(__name__)
 
 Row = DecodeRow | PrefillChunk
+
+OUT_OF_MEMORY = "there is not enough memory for this sequence"
+"""What the client of a sequence is told that lacks memory even all alone."""
 
 
 @dataclass(slots=True)
@@ -62,6 +66,7 @@ class StepGuard:
         run: Callable[[StepPlan], StepLogits | None],
         device: torch.device,
         unwrapped_length: int,
+        drop_graphs: Callable[[], None],
     ) -> None:
         """Take what runs a plan.
 
@@ -70,10 +75,12 @@ class StepGuard:
             device: Where it runs.
             unwrapped_length: Tokens up to which a slot overwrites none of a sequence's by newer
                 ones; a chunk beyond that, unless it begins at 0, may not run twice.
+            drop_graphs: Lets captured steps go; they are captured anew when they are needed.
         """
         self._run = run
         self._device = device
         self._unwrapped_length = unwrapped_length
+        self._drop_graphs = drop_graphs
 
     def run(self, plan: StepPlan) -> StepOutcome:
         """Run what can be run of a plan.
@@ -108,8 +115,11 @@ class StepGuard:
 
     def _handle_shortage(self, rows: tuple[Row, ...], outcome: StepOutcome) -> None:
         """Say how much was too much; what can't be smaller gets a second try."""
+        is_least = len(rows) == 1 and not _is_divisible(rows[0])
+        if is_least:
+            self._drop_graphs()
         release_cache(self._device)
-        if len(rows) == 1 and not _is_divisible(rows[0]):
+        if is_least:
             self._retry(rows[0], outcome)
             return
         num_tokens = _plan(rows).num_tokens
@@ -123,7 +133,7 @@ class StepGuard:
             if is_fatal(error):
                 raise
             logger.warning("the second try failed, too", exc_info=True)
-            _blame(row, "there is not enough memory for this sequence", outcome)
+            _blame(row, OUT_OF_MEMORY, outcome)
 
     def _take_apart(self, rows: tuple[Row, ...], outcome: StepOutcome) -> None:
         """Run rows that failed together in parts."""

@@ -3,7 +3,9 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 
+from benchmarks.gpu import __main__ as program
 from benchmarks.gpu import rates
 from benchmarks.gpu.__main__ import main
 from benchmarks.gpu.equality import num_equal
@@ -24,14 +26,92 @@ def test_without_a_gpu_it_says_so_in_the_tables_place(
     assert NOT_MEASURED in capsys.readouterr().out
 
 
-def test_all_of_it_runs_on_a_cpu_with_tiny_shapes(tmp_path: Path) -> None:
+def test_all_of_it_runs_on_a_cpu_with_tiny_shapes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     options = ["--device", "cpu", "--quick", "--sequences", "1,3", "--prompt-length", "9"]
     main([str(tmp_path / "table.md"), *options, "--num-tokens", "12"])
     written = (tmp_path / "table.md").read_text()
     rows = [line for line in written.splitlines() if line.startswith("| tiny")]
     assert [row.split(" | ")[1] for row in rows] == ["1", "3"]
     assert all(len(row.split(" | ")) == len(COLUMNS) and " - " not in row for row in rows)
-    assert "24 of 24 sequences" in written
+    assert "in float32: 24 of 24 sequences" in written
+    assert "in bfloat16: " in written
+    assert capsys.readouterr().out.strip() == written.strip()
+
+
+def test_it_asks_for_the_transformers_that_the_project_installs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lock = (Path(__file__).parents[2] / "requirements.lock").read_text()
+    major, minor = program.TRANSFORMERS
+    assert f"\ntransformers=={major}.{minor}." in lock
+    monkeypatch.setattr(transformers, "__version__", "5.17.0")
+    with pytest.raises(SystemExit):
+        main(["table.md"])
+    assert f'pip install "transformers=={major}.{minor}.*"' in capsys.readouterr().err
+
+
+SMALL = ["--device", "cpu", "--sequences", "1,3", "--prompt-length", "9", "--num-tokens", "12"]
+
+
+def test_a_part_that_lacks_memory_leaves_a_gap_and_a_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(loaded: object, load: Load) -> float:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr(program, "static_batch_rate", fail)
+    main([str(tmp_path / "table.md"), *SMALL])
+    written = (tmp_path / "table.md").read_text()
+    rows = [line.split(" | ") for line in written.splitlines() if line.startswith("| tiny")]
+    assert [row[8] for row in rows] == ["-", "-"]
+    assert "-" not in {cell for row in rows for i, cell in enumerate(row) if i != 8}
+    assert "- tiny, 3 sequences: generate, one batch: out of memory" in written
+
+
+def test_a_run_that_is_ended_leaves_the_rows_that_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[int] = []
+
+    def end(loaded: object, load: Load) -> float:
+        measured.append(load.num_seqs)
+        if len(measured) == 2:
+            raise KeyboardInterrupt
+        return 1.0
+
+    monkeypatch.setattr(program, "threads_rate", end)
+    with pytest.raises(KeyboardInterrupt):
+        main([str(tmp_path / "table.md"), *SMALL])
+    assert (tmp_path / "table.md").read_text().count("| tiny") == 1
+
+
+def test_a_table_that_can_not_be_written_is_told_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(device: torch.device) -> float:
+        raise AssertionError("this takes long")
+
+    monkeypatch.setattr(program, "read_bandwidth", fail)
+    with pytest.raises(FileNotFoundError):
+        main([str(tmp_path / "missing" / "table.md"), *SMALL])
+
+
+def test_nothing_new_is_begun_when_time_is_over(tmp_path: Path) -> None:
+    main([str(tmp_path / "table.md"), *SMALL, "--minutes", "0"])
+    written = (tmp_path / "table.md").read_text()
+    assert "- equality in float32: no time was left" in written
+    assert "| tiny" not in written
+
+
+def test_threads_take_fewer_tokens_the_more_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(
+        rates, "_generate", lambda model, prompts, num_tokens: asked.append(num_tokens)
+    )
+    threads_rate(build(TINY, CPU), Load(4, 8, 400))
+    assert asked == [2] * 4 + [1] * 4 + [128] * 4
 
 
 def test_a_steps_floor_counts_weights_once_and_keys_for_each_sequence() -> None:
@@ -60,7 +140,7 @@ def test_answers_too_short_to_be_timed_are_refused(monkeypatch: pytest.MonkeyPat
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 def test_on_a_gpu_the_engine_gives_what_generate_gives() -> None:
-    assert num_equal(torch.device("cuda", 0)) == (24, 24)
+    assert num_equal(torch.device("cuda", 0), torch.float32) == (24, 24)
 
 
 def test_a_lent_model_comes_back_attending_over_slots() -> None:
@@ -79,7 +159,7 @@ def test_on_a_cpu_generate_has_layers_that_threads_may_share() -> None:
 
 
 def test_what_was_not_measured_is_no_figure() -> None:
-    report = Report("A title", ("a note",), (Row("m", 256, trouble="out of memory"),))
+    report = Report("A title", ("a note",), (Row("m", 256),))
     line = next(line for line in report.markdown.splitlines() if line.startswith("| m |"))
-    assert line == "| m | 256 | - | out of memory | - | - | - | - | - | - |"
+    assert line == "| m | 256 | - | - | - | - | - | - | - | - |"
     assert "- a note" in report.markdown

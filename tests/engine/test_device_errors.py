@@ -27,9 +27,26 @@ def test_errors_are_told_apart(error: Exception, is_short: bool, is_final: bool)
 
 
 def test_only_a_gpu_has_a_cache_to_give_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    emptied: list[str] = []
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append("cuda"))
+    asked: list[object] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", asked.append)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: asked.append("emptied"))
     release_cache(torch.device("cpu"))
-    assert not emptied
-    release_cache(torch.device("cuda", 1))
-    assert emptied == ["cuda"]
+    assert not asked
+    device = torch.device("cuda", 1)
+    release_cache(device)
+    assert asked == [device, "emptied"]
+
+
+@pytest.mark.parametrize("still_answers", [False, True])
+def test_an_error_is_final_where_the_device_does_not_answer_any_more(
+    monkeypatch: pytest.MonkeyPatch, still_answers: bool
+) -> None:
+    error = torch.AcceleratorError("CUDA error: invalid configuration argument")
+
+    def synchronize() -> None:
+        if not still_answers:
+            raise error
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    assert is_fatal(error) != still_answers

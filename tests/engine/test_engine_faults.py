@@ -19,6 +19,7 @@ from deployments.engine.sampling_params import SamplingParams
 from deployments.engine.sampling_row import SamplingRow
 from deployments.engine.sequence import SequenceRequest
 from deployments.engine.step_budget import GOOD_STEPS
+from deployments.engine.step_guard import OUT_OF_MEMORY
 from tests.engine.collector import (
     GREEDY,
     Collector,
@@ -322,7 +323,7 @@ def test_a_grammar_that_raises_ends_its_sequence_alone() -> None:
     assert_equal(collector, expected)
 
 
-def test_sampling_without_any_memory_preempts_all_but_the_last_which_ends(
+def test_sampling_without_any_memory_ends_each_sequence_once_it_runs_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     FaultySampling(monkeypatch, max_rows=0)
@@ -333,6 +334,7 @@ def test_sampling_without_any_memory_preempts_all_but_the_last_which_ends(
     assert len(released) >= 4
     for i in range(4):
         assert collector.finish_reason(f"s{i}") is FinishReason.ERROR
+        assert collector.deltas[f"s{i}"][0].error == OUT_OF_MEMORY
     assert engine.stats.num_steps == 0
 
 
@@ -352,6 +354,24 @@ def test_one_of_two_that_can_not_be_sampled_for_want_of_memory_waits_for_the_oth
 
     monkeypatch.setattr("deployments.engine.sampling_guard.sample", sample_while_there_is_memory)
     assert_equal(run_staggered(engine, given), expected)
+
+
+def test_sampling_that_lacks_memory_for_a_moment_costs_no_sequence_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    expected = run_staggered(make_engine(load(qwen2), num_slots=5), requests(5))
+    collector = Collector(make_engine(load(qwen2), num_slots=5, budget=100))
+    for request in requests(5):
+        collector.engine.add(request)
+    collector.step()
+    sampling = FaultySampling(monkeypatch, max_rows=0)
+    collector.step()
+    collector.engine.check()
+    assert collector.engine.stats.num_running == 0
+    assert collector.engine._budget.tokens == 2
+    sampling.max_rows = 99
+    collector.run()
+    assert_equal(collector, expected)
 
 
 def test_a_step_without_tokens_for_anyone_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,26 +75,34 @@ def short_above(num_tokens: int) -> Callable[[StepPlan], str | None]:
     return lambda plan: SHORT if plan.num_tokens > num_tokens else None
 
 
+def guard(
+    run: Callable[[StepPlan], StepLogits | None],
+    unwrapped_length: int = 100,
+    drop_graphs: Callable[[], None] = lambda: None,
+) -> StepGuard:
+    return StepGuard(run, CPU, unwrapped_length, drop_graphs)
+
+
 MIXED = ((decode("a", 0), decode("b", 1)), (chunk("c", 0, 3), chunk("d", 0, 8, has_images=True)))
 
 
 def test_text_runs_in_one_pass_and_images_in_their_own() -> None:
     runner = Runner(lambda _: None)
-    outcome = StepGuard(runner, CPU, 100).run(StepPlan(*MIXED))
+    outcome = guard(runner).run(StepPlan(*MIXED))
     assert runner.passes == ["abc", "d"]
     assert (ran(outcome), outcome.blamed, outcome.num_tokens_too_many) == ("abcd", [], 0)
 
 
 @pytest.mark.parametrize("bad", ["a", "b", "c", "d", "ac", "bd", "abcd"])
 def test_the_bad_are_blamed_and_the_others_run(bad: str) -> None:
-    outcome = StepGuard(Runner(failing(*bad)), CPU, 100).run(StepPlan(*MIXED))
+    outcome = guard(Runner(failing(*bad))).run(StepPlan(*MIXED))
     assert ran(outcome) == "".join(sorted(set("abcd") - set(bad)))
     assert blamed(outcome) == dict.fromkeys(bad, "the model failed on this sequence")
 
 
 def test_images_that_fail_cost_the_text_no_pass() -> None:
     runner = Runner(failing("d"))
-    StepGuard(runner, CPU, 100).run(StepPlan(*MIXED))
+    guard(runner).run(StepPlan(*MIXED))
     assert runner.passes == ["abc", "d"]
 
 
@@ -102,14 +110,14 @@ def test_one_bad_row_among_64_costs_eight_more_passes_at_most() -> None:
     rows = tuple(decode(chr(200 + i), i) for i in range(64))
     for row in rows:
         runner = Runner(failing(row.sequence.sequence_id))
-        outcome = StepGuard(runner, CPU, 100).run(StepPlan(rows, ()))
+        outcome = guard(runner).run(StepPlan(rows, ()))
         assert (len(outcome.ran), len(outcome.blamed)) == (63, 1)
         assert len(runner.passes) <= 1 + 6 + 2
 
 
 def test_a_pass_out_of_memory_blames_none_and_tells_its_size() -> None:
     runner = Runner(short_above(2))
-    outcome = StepGuard(runner, CPU, 100).run(StepPlan(MIXED[0], MIXED[1][:1]))
+    outcome = guard(runner).run(StepPlan(MIXED[0], MIXED[1][:1]))
     assert runner.passes == ["abc"]
     assert (ran(outcome), outcome.blamed, outcome.num_tokens_too_many) == ("", [], 5)
 
@@ -125,13 +133,13 @@ def test_the_devices_cache_is_emptied_when_memory_is_short_and_only_then(
     released: list[torch.device] = []
     monkeypatch.setattr(step_guard, "release_cache", released.append)
     plan = StepPlan(MIXED[0], (MIXED[1][0], chunk("i", 0, 2, has_images=True)))
-    StepGuard(Runner(fault), CPU, 100).run(plan)
+    guard(Runner(fault)).run(plan)
     assert released == [CPU] * num_releases
 
 
 def test_what_ran_beside_a_pass_out_of_memory_stays() -> None:
     runner = Runner(lambda plan: SHORT if plan.decode else None)
-    outcome = StepGuard(runner, CPU, 100).run(StepPlan(*MIXED))
+    outcome = guard(runner).run(StepPlan(*MIXED))
     assert (ran(outcome), outcome.num_tokens_too_many) == ("d", 5)
 
 
@@ -143,7 +151,7 @@ def test_what_cannot_be_smaller_is_tried_twice_and_then_blamed(
 ) -> None:
     plan = StepPlan((row,), ()) if isinstance(row, DecodeRow) else StepPlan((), (row,))
     runner = Runner(short_above(0))
-    outcome = StepGuard(runner, CPU, 100).run(plan)
+    outcome = guard(runner).run(plan)
     assert runner.passes == ["a", "a"]
     assert blamed(outcome) == {"a": "there is not enough memory for this sequence"}
     assert outcome.num_tokens_too_many == 0
@@ -151,10 +159,32 @@ def test_what_cannot_be_smaller_is_tried_twice_and_then_blamed(
 
 def test_a_second_try_that_passes_counts() -> None:
     answers = iter([SHORT, None])
-    outcome = StepGuard(Runner(lambda _: next(answers)), CPU, 100).run(
+    outcome = guard(Runner(lambda _: next(answers))).run(StepPlan((decode("a", 0),), ()))
+    assert (ran(outcome), outcome.blamed) == ("a", [])
+
+
+def test_a_second_try_has_the_memory_that_captured_steps_held() -> None:
+    events: list[str] = []
+
+    def run(plan: StepPlan) -> StepLogits:
+        events.append(names(plan))
+        if "drop" not in events:
+            raise torch.OutOfMemoryError
+        return StepLogits(sequences(plan), torch.zeros(1, 3))
+
+    outcome = guard(run, drop_graphs=lambda: events.append("drop")).run(
         StepPlan((decode("a", 0),), ())
     )
-    assert (ran(outcome), outcome.blamed) == ("a", [])
+    assert (ran(outcome), events) == ("a", ["a", "drop", "a"])
+
+
+def test_a_pass_that_can_be_smaller_leaves_captured_steps_alone() -> None:
+    dropped: list[str] = []
+    runner = Runner(short_above(2))
+    outcome = guard(runner, drop_graphs=lambda: dropped.append("all")).run(
+        StepPlan(MIXED[0], MIXED[1][:1])
+    )
+    assert (outcome.num_tokens_too_many, dropped) == (5, [])
 
 
 def test_a_chunk_out_of_memory_alone_while_a_culprit_is_sought_is_not_blamed() -> None:
@@ -163,32 +193,32 @@ def test_a_chunk_out_of_memory_alone_while_a_culprit_is_sought_is_not_blamed() -
             return "together they fail"
         return short_above(2)(plan)
 
-    outcome = StepGuard(Runner(fault), CPU, 100).run(StepPlan(MIXED[0], MIXED[1][:1]))
+    outcome = guard(Runner(fault)).run(StepPlan(MIXED[0], MIXED[1][:1]))
     assert (ran(outcome), outcome.blamed, outcome.num_tokens_too_many) == ("ab", [], 3)
 
 
 def test_all_rows_of_a_pass_that_failed_are_known_to_have_strays() -> None:
     chunks = (chunk("c", 0, 3), chunk("d", 0, 8, has_images=True))
     plan = StepPlan((decode("a", 0), decode("b", 1)), chunks)
-    StepGuard(Runner(failing("d")), CPU, 100).run(plan)
+    guard(Runner(failing("d"))).run(plan)
     assert [sequence.has_strays for sequence in sequences(plan)] == [False, False, False, True]
-    StepGuard(Runner(failing("c")), CPU, 100).run(plan)
+    guard(Runner(failing("c"))).run(plan)
     assert all(sequence.has_strays for sequence in sequences(plan))
 
 
 def test_where_slots_overwrite_chunks_behind_others_start_over_and_then_run_alone() -> None:
     plan = StepPlan((decode("a", 0),), (chunk("c", 3, 6), chunk("d", 0, 6), chunk("e", 7, 8)))
-    outcome = StepGuard(Runner(failing("c")), CPU, 5).run(plan)
+    outcome = guard(Runner(failing("c")), 5).run(plan)
     assert (ran(outcome), restarting(outcome), outcome.blamed) == ("ade", "c", [])
     runner = Runner(failing("c"))
-    outcome = StepGuard(runner, CPU, 5).run(plan)
+    outcome = guard(runner, 5).run(plan)
     assert runner.passes == ["ade", "c"]
     assert (ran(outcome), restarting(outcome), list(blamed(outcome))) == ("ade", "", ["c"])
 
 
 def test_where_slots_overwrite_a_chunk_out_of_memory_starts_over() -> None:
     plan = StepPlan((decode("a", 0),), (chunk("c", 3, 6), chunk("d", 0, 6)))
-    outcome = StepGuard(Runner(short_above(5)), CPU, 5).run(plan)
+    outcome = guard(Runner(short_above(5)), 5).run(plan)
     assert (ran(outcome), restarting(outcome), outcome.num_tokens_too_many) == ("", "c", 10)
     assert not plan.prefill[0].sequence.is_suspect
 
@@ -198,4 +228,4 @@ def test_a_device_that_is_gone_blames_none() -> None:
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
     with pytest.raises(torch.AcceleratorError):
-        StepGuard(gone, CPU, 100).run(StepPlan(*MIXED))
+        guard(gone).run(StepPlan(*MIXED))

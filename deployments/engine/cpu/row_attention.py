@@ -6,20 +6,21 @@ and each prefill chunk is a call of its own. Here each row stores its token and 
 it sees of its slot, in place; the order there does not matter, so a ring is read as any other slot.
 """
 
-import ctypes
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from deployments.engine.cpu.head_shape import HeadShape
 from deployments.engine.cpu.launch import KernelCall, empty, launch
-from deployments.engine.cpu.row_kernel import ARGUMENTS, RowKernel
 from deployments.engine.softcap import Scores
+
+if TYPE_CHECKING:
+    from deployments.engine.cpu.row_kernel import RowKernel
 
 MIN_PARALLEL_PRODUCTS = 100_000
 """Products of a call from which on a second thread is worth waking: about 6 us of one. Measured on
@@ -30,8 +31,6 @@ MIN_PREFILL_GROUP = {torch.bfloat16: 2, torch.float32: 4}
 """Queries that have to share a key for this kernel to prefill faster than torch's, which packs keys
 once for many queries. Measured on two cores of a Zen 5, for chunks of 64 to 512 tokens behind up to
 3500: 1.3 to 3.3 and 0.65 to 2.5 times as fast from there on, 0.5 to 1.3 and 0.2 to 1.3 below."""
-
-Arguments = ctypes.c_int64 * len(ARGUMENTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +107,7 @@ def attend_rows(
     # A row's heads lie beside each other in memory, and stay together where rows are enough.
     num_unit_heads = shape.num_kv_heads if num_rows >= num_threads else 1
     num_units = num_rows * (shape.num_kv_heads // num_unit_heads)
-    arguments = Arguments(
+    arguments = kernel.make_arguments(
         query.data_ptr(),
         query.stride(2) * shape.itemsize,
         key.data_ptr(),
@@ -127,12 +126,12 @@ def attend_rows(
         _bits(scores.softcap or 0.0),
         0,
     )
-    call = KernelCall(kernel.address, arguments, ticket=len(ARGUMENTS) - 1)
+    call = KernelCall(kernel.address, arguments, kernel.ticket)
     launch(call, 0 if is_brief else min(num_threads, num_units))
     return output
 
 
-def _find_kernel(query: torch.Tensor, num_kv_heads: int) -> RowKernel | None:
+def _find_kernel(query: torch.Tensor, num_kv_heads: int) -> "RowKernel | None":
     _, num_heads, _, head_dim = query.shape
     return _make_kernel(head_dim, num_heads, num_kv_heads, query.dtype)
 
@@ -140,9 +139,13 @@ def _find_kernel(query: torch.Tensor, num_kv_heads: int) -> RowKernel | None:
 @cache
 def _make_kernel(
     head_dim: int, num_heads: int, num_kv_heads: int, dtype: torch.dtype
-) -> RowKernel | None:
+) -> "RowKernel | None":
     if dtype not in (torch.bfloat16, torch.float32):
         return None
+    # Only here: these need llvmlite, which a machine that computes on a GPU may lack.
+    from deployments.engine.cpu.head_shape import HeadShape
+    from deployments.engine.cpu.row_kernel import RowKernel
+
     shape = HeadShape(head_dim, num_heads, num_kv_heads, dtype is torch.bfloat16)
     return RowKernel(shape) if shape.lanes else None
 

@@ -7,6 +7,7 @@ Threads take one unit after the other by a ticket, so that one that has lost its
 process does not hold up the rest.
 """
 
+import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -43,7 +44,12 @@ class RowKernel:
     Attributes:
         shape: Of the heads that it is for.
         address: The function for a parallel region; its argument is an array of `ARGUMENTS`.
+        make_arguments: Makes such an array.
+        ticket: Index of the ticket in it.
     """
+
+    make_arguments = ctypes.c_int64 * len(ARGUMENTS)
+    ticket = len(ARGUMENTS) - 1
 
     def __init__(self, shape: HeadShape) -> None:
         """Compile for this machine, in about 0.3 s.

@@ -5,9 +5,10 @@ decode rows alone is padded to one of few sizes (`decode_buckets`). The first st
 plainly and is then captured, and each later one is a replay. What it reads stands in static
 buffers: token ids and lengths, filled by one copy from pinned memory.
 
-If a capture fails, for whatever reason, all steps run plainly from then on. A step that fails
-itself raises as a plain one would, and may be run again in parts: its rows write the same keys and
-values to the same places.
+If a capture fails, the next ones read slots with a mask; if they did, all steps run plainly from
+then on. Only where memory was short for it, those that were captured go on, and only steps of other
+sizes run plainly. A step that fails itself raises as a plain one would, and may be run again in
+parts: its rows write the same keys and values to the same places.
 """
 
 import logging
@@ -19,6 +20,7 @@ import torch
 from deployments.engine.cuda.decode_buckets import DecodeBucket, DecodeBuckets
 from deployments.engine.cuda.graph_capture import Graph, GraphCapturer
 from deployments.engine.cuda.static_decode import StaticDecode
+from deployments.engine.device_errors import is_out_of_memory, release_cache
 from deployments.engine.host_copy import host_tensor, take_rows
 from deployments.engine.kv_slots import KVSlots
 from deployments.engine.packed_step import PackedStep
@@ -35,7 +37,13 @@ class DecodeGraphs:
     """Runs decode steps, captured where that works."""
 
     def __init__(
-        self, forward: Forward, kv: KVSlots, capturer: GraphCapturer, *, max_graphs: int
+        self,
+        forward: Forward,
+        kv: KVSlots,
+        capturer: GraphCapturer,
+        *,
+        max_graphs: int,
+        reads_by_length: bool,
     ) -> None:
         """Make the static inputs; nothing is captured yet.
 
@@ -44,11 +52,14 @@ class DecodeGraphs:
             kv: The slots that it attends over.
             capturer: Captures what runs.
             max_graphs: Graphs that are kept; the one unused for longest makes room.
+            reads_by_length: Whether rows read their slots as `SlotReads` does.
         """
         self._forward = forward
         self._kv = kv
         self._buckets = DecodeBuckets(kv.num_slots, max(kv.capacities))
         self._max_graphs = max_graphs
+        self._reads_by_length = reads_by_length
+        self._is_full = False  # memory was short for one more
         self._capturer: GraphCapturer | None = capturer
         self._graphs: dict[DecodeBucket, Graph] = {}  # the latest used is the last
         # A size's token ids, then its lengths: so each size is filled by a single copy.
@@ -61,17 +72,25 @@ class DecodeGraphs:
         """Graphs that are kept now."""
         return len(self._graphs)
 
+    def drop(self) -> None:
+        """Forget what was captured: what it held is the allocator's again."""
+        self._graphs.clear()
+        self._logits = None
+        self._is_full = False
+
     def run(self, rows: Sequence[DecodeRow]) -> torch.Tensor | None:
         """Run a step of these rows, in the order of their slots.
 
         Returns:
-            [n, vocab], float32, a copy that later steps leave alone; None if captures have failed
-            and the step has to run plainly.
+            [n, vocab], float32, a copy that later steps leave alone; None if the step has to run
+            plainly, since captures have failed.
         """
         if self._capturer is None:
             return None
         lengths = [row.sequence.num_computed_tokens + 1 for row in rows]
         bucket = self._buckets.cover(rows[-1].slot + 1, max(lengths))
+        if self._is_full and bucket not in self._graphs:
+            return None
         self._fill(rows, lengths, bucket)
         # Taken out, so that a graph whose replay raises is not kept.
         graph = self._graphs.pop(bucket, None)
@@ -97,7 +116,7 @@ class DecodeGraphs:
     def _compute(self, bucket: DecodeBucket) -> torch.Tensor:
         """Run the model on the static inputs: [num_rows, vocab]."""
         token_ids, lengths = self._inputs[: 2 * bucket.num_rows].view(2, -1)
-        step = StaticDecode.of(self._kv, bucket, lengths)
+        step = StaticDecode.of(self._kv, bucket, lengths, reads_by_length=self._reads_by_length)
         kept = self._rows[: bucket.num_rows]
         return self._forward(token_ids[None], step.positions[None], kept, step)
 
@@ -106,15 +125,31 @@ class DecodeGraphs:
         logits = capturer.warm_up(partial(self._compute, bucket))
         try:
             self._graphs[bucket] = self._capture(bucket, capturer, like=logits)
-        except Exception:  # whatever a capture trips over, a plain step does without
+        except Exception as error:  # whatever a capture trips over, a plain step does without
+            is_short = is_out_of_memory(error)
             logger.warning(
-                "decode steps are launched kernel by kernel from now on: one of %d rows could not "
-                "be captured",
-                bucket.num_rows,
-                exc_info=True,
+                "a step of %d rows could not be captured", bucket.num_rows, exc_info=True
             )
-            self._give_up()
+        else:
+            return logits
+        # Only here has the traceback let go of what the capture held.
+        self._do_with_less(is_short=is_short)
+        release_cache(self._kv.device)
         return logits
+
+    def _do_with_less(self, *, is_short: bool) -> None:
+        """Decide what is captured from now on, after a capture that failed."""
+        if is_short and self._graphs:
+            logger.warning("no more than these %d sizes of steps are captured", len(self._graphs))
+            self._is_full = True
+        elif self._reads_by_length and not is_short:
+            logger.warning("captured steps read slots with a mask from now on")
+            self._reads_by_length = False
+            self.drop()
+        else:
+            logger.warning("decode steps are launched kernel by kernel from now on")
+            self._capturer = None
+            self.drop()
 
     def _capture(
         self, bucket: DecodeBucket, capturer: GraphCapturer, *, like: torch.Tensor
@@ -126,11 +161,6 @@ class DecodeGraphs:
             self._logits = like.new_empty(self._kv.num_slots, like.shape[-1])
         target = self._logits[: bucket.num_rows]
         return capturer.capture(lambda: target.copy_(self._compute(bucket)))
-
-    def _give_up(self) -> None:
-        self._capturer = None
-        self._graphs.clear()
-        self._logits = None
 
 
 def _pick(logits: torch.Tensor, slots: Sequence[int]) -> torch.Tensor:

@@ -55,14 +55,18 @@ class CudaCapturer:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call] # torch leaves it untyped
         self._pool = torch.cuda.graph_pool_handle()
+        self._broken: list[torch.cuda.CUDAGraph] = []
 
     def warm_up(self, run: Run) -> torch.Tensor:
         """Run on the side stream, where libraries then set up what a capture must find ready."""
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
-            result = run()
-        current.wait_stream(self._stream)
+        try:
+            with torch.cuda.stream(self._stream):
+                result = run()
+        finally:
+            # What was launched before a failure still writes to the slots.
+            current.wait_stream(self._stream)
         result.record_stream(current)
         return result
 
@@ -75,17 +79,42 @@ class CudaCapturer:
         graph = torch.cuda.CUDAGraph()
         # When a capture fails, `torch.cuda.graph` does not leave its stream; the outer one does.
         # Other threads of the process may use the device meanwhile: hence `thread_local`.
-        with (
-            torch.cuda.stream(self._stream),
-            torch.cuda.graph(
-                graph,
-                pool=self._pool,
-                stream=self._stream,
-                capture_error_mode="thread_local",
-            ),
-        ):
-            run()
+        try:
+            with (
+                torch.cuda.stream(self._stream),
+                torch.cuda.graph(
+                    graph,
+                    pool=self._pool,
+                    stream=self._stream,
+                    capture_error_mode="thread_local",
+                ),
+            ):
+                run()
+        except BaseException:
+            self._abandon(graph)
+            raise
         return graph
+
+    def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
+        """Tell the allocator that a capture is over, where torch has not.
+
+        torch does so only once CUDA has ended the capture, and CUDA ends none that something has
+        spoilt. The allocator would then believe in it for ever: it would free none of its cache
+        when memory is short, and `empty_cache` would raise.
+
+        Source: torch, aten/src/ATen/cuda/CUDAGraph.cpp, capture_end; c10/cuda/
+        CUDACachingAllocator.cpp, synchronize_and_free_events.
+        """
+        index = self._device.index or 0
+        try:
+            torch._C._cuda_endAllocateToPool(index, self._pool)
+        except RuntimeError:  # torch has: the graph gives the pool back by itself
+            return
+        torch._C._cuda_releasePool(index, self._pool)
+        # The allocator of pinned memory has no such call. It goes on believing in this capture, so
+        # the graph has to stay, and the next one needs another pool.
+        self._broken.append(graph)
+        self._pool = torch.cuda.graph_pool_handle()
 
 
 def open_capturer(device: torch.device) -> GraphCapturer | None:

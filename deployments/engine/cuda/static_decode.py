@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import torch
 
 from deployments.engine.cuda.decode_buckets import DecodeBucket
+from deployments.engine.cuda.slot_reads import SlotReads
 from deployments.engine.kv_slots import KVSlots
 from deployments.engine.packed_step import DecodePlaces, DecodeSpan, PackedStep
 
@@ -27,16 +28,26 @@ class StaticDecode(PackedStep):
         lengths: [num_rows], int64, on the slots' device: the tokens of each row's sequence, its own
             token included; 0 for padding.
         read_length: Places that the rows read.
+        reads_by_length: Whether rows read their slots as `SlotReads` does, where that is possible.
     """
 
     lengths: torch.Tensor = field(kw_only=True)
     read_length: int = field(kw_only=True)
+    reads_by_length: bool = field(default=False, kw_only=True)
     _stored_at: dict[int, torch.Tensor] = field(default_factory=dict, kw_only=True)
     _places: dict[int, DecodePlaces] = field(default_factory=dict, kw_only=True)
     _spans: dict[int, tuple[DecodeSpan, ...]] = field(default_factory=dict, kw_only=True)
+    _reads: dict[int, SlotReads] = field(default_factory=dict, kw_only=True)
 
     @classmethod
-    def of(cls, kv: KVSlots, bucket: DecodeBucket, lengths: torch.Tensor) -> "StaticDecode":
+    def of(
+        cls,
+        kv: KVSlots,
+        bucket: DecodeBucket,
+        lengths: torch.Tensor,
+        *,
+        reads_by_length: bool = False,
+    ) -> "StaticDecode":
         """Return a step of this size."""
         num_rows = bucket.num_rows
         return cls(
@@ -46,6 +57,7 @@ class StaticDecode(PackedStep):
             chunks=(),
             lengths=lengths,
             read_length=bucket.read_length,
+            reads_by_length=reads_by_length,
         )
 
     @property
@@ -71,6 +83,15 @@ class StaticDecode(PackedStep):
             mask = (torch.arange(read_length, device=seen.device) < seen)[:, None, None]
             self._spans[capacity] = (DecodeSpan(rows, rows, read_length, mask),)
         return self._spans[capacity]
+
+    def decode_reads(self, capacity: int) -> SlotReads | None:
+        """Return how far each row reads its slot, if rows read by length."""
+        if not self.reads_by_length:
+            return None
+        if capacity not in self._reads:
+            longest = min(self.read_length, capacity)
+            self._reads[capacity] = SlotReads.of(self.lengths.clamp(min=1), capacity, longest)
+        return self._reads[capacity]
 
     def store_decode(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Store the rows' keys and values; padding goes to the spare place."""

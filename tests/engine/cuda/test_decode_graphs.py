@@ -1,6 +1,7 @@
 """Decode steps as graphs, with a recording in the place of CUDA's."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from deployments.engine.model_runner import ModelRunner
 from deployments.engine.sampling_params import SamplingParams
 from deployments.engine.scheduler import DecodeRow, PrefillChunk, StepPlan
 from deployments.engine.sequence import Sequence, SequenceRequest
-from tests.engine.recorded_graphs import Recorder
+from tests.engine.recorded_graphs import RecordedGraph, Recorder
 from tests.engine.tiny_models import MODELS, generate, gpt2, load, make_engine, mistral, qwen2
 
 MakeModel = Callable[[], PreTrainedModel]
@@ -30,11 +31,20 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     The kernels that take their place on a CPU are given addresses, not tensors: no recording sees
     them.
     """
-    monkeypatch.setattr(recorded_forward, "fuse", lambda graph: None)
-    monkeypatch.setattr(recorded_forward, "multiply_few_rows", lambda graph: None)
+    monkeypatch.setattr(recorded_forward, "_speed_up", lambda graph: None)
     made = Recorder()
     monkeypatch.setattr(engine_module, "open_capturer", lambda device: made)
     return made
+
+
+def before(method: Callable[..., Any], call: Callable[[], None]) -> Callable[..., Any]:
+    """Return a method that calls something first."""
+
+    def called(*arguments: Any) -> Any:
+        call()
+        return method(*arguments)
+
+    return called
 
 
 def prompts(count: int) -> dict[str, tuple[int, ...]]:
@@ -143,6 +153,55 @@ def test_a_slot_that_is_not_finite_spoils_no_other_row() -> None:
         tensor[1] = torch.nan
     for _ in range(2):
         torch.testing.assert_close(decoding.logits(0, 2), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_capture_that_lacks_memory_leaves_those_before_it_and_other_sizes_run_plainly() -> None:
+    decoding = Decoding(qwen2, 4)
+    decoding.logits(0)
+    decoding.recorder.error = torch.OutOfMemoryError("no room for a second one")
+    decoding.logits(0, 1)
+    decoding.recorder.error = None
+    decoding.logits(0)
+    assert decoding.recorder.num_replays == 1
+    expected = decoding.plain_logits(0, 1, 2)
+    torch.testing.assert_close(decoding.logits(0, 1, 2), expected, rtol=1e-4, atol=1e-4)
+    assert (decoding.runner.num_graphs, decoding.recorder.num_warm_ups) == (1, 2)
+    decoding.runner.drop_graphs()  # which makes room
+    for _ in range(2):
+        decoding.logits(0, 1, 2)
+    assert [graph.num_replays for graph in decoding.recorder.graphs] == [1, 1]
+
+
+def test_a_shortage_in_any_part_of_a_captured_step_is_a_pause_and_no_error(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory is short for the first step of a size, for its capture, and for a replay, in turn."""
+    num_calls = 0
+
+    def sometimes() -> None:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls % 3 == 0:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr(Recorder, "warm_up", before(Recorder.warm_up, sometimes))
+    monkeypatch.setattr(Recorder, "capture", before(Recorder.capture, sometimes))
+    monkeypatch.setattr(RecordedGraph, "replay", before(RecordedGraph.replay, sometimes))
+    asked = prompts(6)
+    given = answers(make_engine(load(qwen2), num_slots=4), asked, 12)
+    assert given == {key: generate(qwen2, prompt, 12) for key, prompt in asked.items()}
+    assert num_calls > 9
+
+
+def test_steps_that_were_dropped_are_captured_anew() -> None:
+    decoding = Decoding(qwen2, 1)
+    expected = decoding.plain_logits(0)
+    decoding.logits(0)
+    decoding.runner.drop_graphs()
+    assert decoding.runner.num_graphs == 0
+    for _ in range(2):
+        torch.testing.assert_close(decoding.logits(0), expected, rtol=1e-4, atol=1e-4)
+    assert [graph.num_replays for graph in decoding.recorder.graphs] == [0, 1]
 
 
 def test_logits_are_left_alone_by_the_steps_after() -> None:

@@ -1,0 +1,67 @@
+"""Parts of a run of which any may fail: the others are measured all the same."""
+
+import gc
+import logging
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+
+from deployments.engine.device_errors import is_fatal, is_out_of_memory, release_cache
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+
+class Attempts:
+    """Runs one part after the other, for so long.
+
+    Attributes:
+        troubles: What came of the parts that gave nothing, in order.
+    """
+
+    def __init__(
+        self, device: torch.device, limit_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Start the clock.
+
+        Args:
+            device: Where the parts run.
+            limit_s: No part begins later than so many seconds from now.
+            clock: Tells the time, in seconds.
+        """
+        self._device = device
+        self._clock = clock
+        self._end = clock() + limit_s
+        self.troubles: list[str] = []
+
+    def run(self, name: str, part: Callable[[], Result]) -> Result | None:
+        """Run a part; return None if it gave nothing.
+
+        Raises:
+            torch.AcceleratorError: The device is gone; the other parts would only fail, too.
+        """
+        if self._clock() > self._end:
+            self.troubles.append(f"{name}: no time was left")
+            return None
+        try:
+            return part()
+        except Exception as error:  # whatever it is, the other parts are worth measuring
+            logger.warning("%s failed", name, exc_info=True)
+            self.troubles.append(f"{name}: {_summary(error)}")
+            if is_fatal(error):
+                raise
+        finally:
+            # An engine is a ring of references, and the next part needs the memory of its slots.
+            gc.collect()
+            release_cache(self._device)
+        return None
+
+
+def _summary(error: Exception) -> str:
+    if is_out_of_memory(error):
+        return "out of memory"
+    line = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {line}"

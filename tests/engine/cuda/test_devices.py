@@ -1,0 +1,153 @@
+"""Whether all tensors of a step lie on the model's device, with `meta` in the place of a GPU.
+
+On `meta`, as on a GPU, operators refuse tensors of the host beside those of the device. There are
+no values, so what a step looks at on the host is made up.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from benchmarks.gpu.shapes import TINY
+from deployments.engine.attention import ATTENTION_NAME, register_attention
+from deployments.engine.cuda.decode_graphs import DecodeGraphs
+from deployments.engine.decode_spans import CALL_COST_BYTES
+from deployments.engine.kv_slots import KVShape, KVSlots
+from deployments.engine.model_runner import ModelRunner
+from deployments.engine.sampler import sample
+from deployments.engine.sampling_params import SamplingParams
+from deployments.engine.sampling_row import SamplingRow
+from deployments.engine.scheduler import DecodeRow, PrefillChunk, StepPlan
+from deployments.engine.sequence import Sequence, SequenceRequest
+from deployments.engine.token_history import TokenHistory
+from tests.engine.cuda.fake_varlen import FakeVarlen
+from tests.engine.recorded_graphs import Recorder
+
+META = torch.device("meta")
+VOCAB_SIZE = 2000
+LOOK = torch.Tensor.tolist
+
+
+@pytest.fixture(autouse=True)
+def meta_as_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let looks at tensors without values find ones."""
+
+    def look(tensor: torch.Tensor) -> Any:
+        return LOOK(torch.ones(tensor.shape, dtype=tensor.dtype) if tensor.is_meta else tensor)
+
+    monkeypatch.setattr(torch.Tensor, "tolist", look)
+    monkeypatch.setitem(CALL_COST_BYTES, "meta", 0)  # as many spans as can be
+
+
+def qwen2() -> PreTrainedModel:
+    return Qwen2ForCausalLM(Qwen2Config(**TINY.options))
+
+
+def gemma3() -> PreTrainedModel:
+    """Windows in some layers."""
+    return Gemma3ForCausalLM(
+        Gemma3TextConfig(
+            vocab_size=512,
+            hidden_size=64,
+            intermediate_size=96,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=16,
+            sliding_window=32,
+            layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+        )
+    )
+
+
+def sequence(name: str, num_tokens: int) -> Sequence:
+    request = SequenceRequest(name, tuple(range(5, 5 + num_tokens)), SamplingParams())
+    return Sequence(request, max_model_len=400, eos_token_ids=frozenset())
+
+
+class Placed:
+    """A model and its slots on `meta`; two sequences that decode."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        register_attention()
+        model.train(mode=False).set_attn_implementation(ATTENTION_NAME)
+        torch.nn.Module.to(model, META, torch.bfloat16)
+        self.kv = KVSlots(
+            KVShape.of(model.config, torch.bfloat16),
+            num_slots=4,
+            max_model_len=400,
+            device=META,
+        )
+        self.runner = ModelRunner(model, self.kv)
+        self.rows = []
+        for slot, num_tokens in ((0, 9), (2, 300)):
+            decoding = sequence(str(slot), num_tokens)
+            decoding.num_computed_tokens = num_tokens - 1
+            self.rows.append(DecodeRow(decoding, slot))
+
+
+@pytest.fixture(params=[qwen2, gemma3])
+def placed(request: pytest.FixtureRequest) -> Placed:
+    return Placed(request.param())
+
+
+def test_prefill_beside_decoding_stays_on_the_device(placed: Placed) -> None:
+    first, later = sequence("first", 20), sequence("later", 90)
+    for chunks in (
+        (PrefillChunk(first, 1, 0, 20), PrefillChunk(later, 3, 0, 50)),
+        (PrefillChunk(later, 3, 50, 90),),
+    ):
+        done = placed.runner.run(StepPlan(tuple(placed.rows), chunks))
+        assert done is not None
+        assert (done.logits.device, done.logits.dtype) == (META, torch.float32)
+        assert done.logits.shape == (3, 512)
+
+
+@pytest.mark.parametrize("reads_by_length", [False, True])
+def test_a_captured_step_stays_on_the_device(
+    placed: Placed, monkeypatch: pytest.MonkeyPatch, reads_by_length: bool
+) -> None:
+    varlen, recorder = FakeVarlen(monkeypatch), Recorder()
+    graphs = DecodeGraphs(
+        placed.runner._compute, placed.kv, recorder, max_graphs=4, reads_by_length=reads_by_length
+    )
+    for _ in range(2):
+        logits = graphs.run(placed.rows)
+        assert logits is not None
+        assert (logits.device, logits.dtype, logits.shape) == (META, torch.float32, (2, 512))
+    assert recorder.num_replays == 1
+    assert (varlen.num_calls > 0) == reads_by_length
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=0),
+        SamplingParams(temperature=1, seed=3),
+        SamplingParams(temperature=1, seed=3, min_p=0.1),
+        SamplingParams(temperature=1, seed=3, top_k=5),
+        SamplingParams(temperature=1, seed=3, top_k=1000),
+        SamplingParams(temperature=1, seed=3, top_p=0.5),
+        SamplingParams(temperature=0, top_logprobs=20),
+        SamplingParams(temperature=0, logit_bias=((7, 2.0), (9, -1.0))),
+        SamplingParams(temperature=0, repetition_penalty=1.1, frequency_penalty=0.5),
+    ],
+)
+def test_sampling_stays_on_the_device(params: SamplingParams) -> None:
+    history = TokenHistory((5, 6, 7), (8, 8)) if params.has_penalties else None
+    rows = [
+        SamplingRow(params, 5, history),
+        SamplingRow(SamplingParams(temperature=0), 5),
+        SamplingRow(params, 9, history, barred_token_ids=(3,)),
+        SamplingRow(params, 6, bitmask=torch.zeros(-(-VOCAB_SIZE // 32), dtype=torch.int32)),
+    ]
+    logits = torch.empty(len(rows), VOCAB_SIZE, device=META)
+    assert all(sampled is not None for sampled in sample(logits, rows))
