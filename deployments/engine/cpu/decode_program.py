@@ -237,6 +237,11 @@ class _KernelsAlone(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        # Some operators compute only at times, as `contiguous` does: it shows in what they call.
+        with self:
+            found = func.decompose(*args, **(kwargs or {}))
+        if found is not NotImplemented:
+            return found
         is_view = all(r.alias_info and not r.alias_info.is_write for r in func._schema.returns)
         if not is_view and func not in ALLOCATIONS:
             raise NotProgrammableError(f"{func} between kernels")
