@@ -89,7 +89,7 @@ class DecodePrograms:
         if size in self._refused:
             return None
         first, rest = self._parts
-        inputs = first(token_ids, positions)
+        inputs = first(token_ids, positions, due)
         program = self._programs.get(size)
         if program is None:
             try:
@@ -108,7 +108,7 @@ class DecodePrograms:
         Raises:
             NotProgrammableError: It computes with torch's own operators, too.
         """
-        held = tuple(i.clone() if isinstance(i, torch.Tensor) else i for i in inputs)
+        held = tuple(map(_writable, inputs))
         fixed = _FixedDecode.of(self.kv, num_rows)
         recorder = _CallRecorder(self._memory, num_rows)
         try:
@@ -117,6 +117,14 @@ class DecodePrograms:
         finally:
             recorder.give_back(())
         return _DecodeProgram(KernelProgram(recorder.calls), held, fixed, logits)
+
+
+def _writable(value: object) -> object:
+    """Return a tensor with memory for each of its elements; whatever else there is as it is.
+
+    It is no copy where it need not be: what comes before the kernels may be a view of the weights.
+    """
+    return value.clone() if isinstance(value, torch.Tensor) and 0 in value.stride() else value
 
 
 class _FixedDecode(PackedStep):
@@ -156,7 +164,8 @@ class _DecodeProgram:
 
     def run(self, inputs: Sequence[Any], step: PackedStep) -> torch.Tensor:
         for held, new in zip(self._inputs, inputs, strict=True):
-            if isinstance(held, torch.Tensor):
+            # The same memory in two steps is that of weights.
+            if isinstance(held, torch.Tensor) and held.data_ptr() != new.data_ptr():
                 held.copy_(new)
         self._fixed.take(step)
         self._program.run(torch.get_num_threads())
@@ -219,6 +228,7 @@ class _Recording(torch.fx.Interpreter):
 
     def __init__(self, graph: torch.fx.GraphModule, recorder: _CallRecorder) -> None:
         super().__init__(graph)
+        self.extra_traceback = False  # it would go into the message of every refusal
         self._recorder = recorder
 
     def run_node(self, n: torch.fx.Node) -> Any:
@@ -237,6 +247,11 @@ class _KernelsAlone(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        # Some operators compute only at times, as `contiguous` does: it shows in what they call.
+        with self:
+            found = func.decompose(*args, **(kwargs or {}))
+        if found is not NotImplemented:
+            return found
         is_view = all(r.alias_info and not r.alias_info.is_write for r in func._schema.returns)
         if not is_view and func not in ALLOCATIONS:
             raise NotProgrammableError(f"{func} between kernels")
@@ -247,8 +262,8 @@ def _cut(graph: torch.fx.GraphModule) -> tuple[torch.fx.GraphModule, torch.fx.Gr
     """Return what comes before the kernels, and the rest.
 
     Returns:
-        From token ids and positions to a tuple; from its elements and attention to the logits, with
-        each row due.
+        From token ids, positions and the rows that are due to a tuple; from its elements and
+        attention to the logits, with each row due.
 
     Raises:
         NotProgrammableError: It can't be cut so.
@@ -263,7 +278,7 @@ def _cut(graph: torch.fx.GraphModule) -> tuple[torch.fx.GraphModule, torch.fx.Gr
         and any(user in behind for user in node.users)
     ]
     first, rest = torch.fx.Graph(), torch.fx.Graph()
-    copies = {node: first.placeholder(node.name) for node in (token_ids, positions)}
+    copies = {node: first.placeholder(node.name) for node in (token_ids, positions, due)}
     moved = {node: rest.placeholder(node.name) for node in (*edge, attend)}
     for node in graph.graph.nodes:
         if node.op == "get_attr":
@@ -271,7 +286,7 @@ def _cut(graph: torch.fx.GraphModule) -> tuple[torch.fx.GraphModule, torch.fx.Gr
         elif node in behind:
             moved[node] = _moved(node, rest, moved, due)
         elif node.op != "placeholder":
-            copies[node] = first.node_copy(node, copies.__getitem__)
+            copies[node] = _copied(node, first, copies)
     first.output(tuple(copies[node] for node in edge))
     parts = torch.fx.GraphModule(graph, first), torch.fx.GraphModule(graph, rest)
     for part in parts:
@@ -290,10 +305,16 @@ def _moved(
         (rows, _) = node.args
         assert isinstance(rows, torch.fx.Node)
         return moved[rows]
-    missing = [source.name for source in node.all_input_nodes if source not in moved]
+    return _copied(node, rest, moved)
+
+
+def _copied(
+    node: torch.fx.Node, graph: torch.fx.Graph, copies: dict[torch.fx.Node, torch.fx.Node]
+) -> torch.fx.Node:
+    missing = [source.name for source in node.all_input_nodes if source not in copies]
     if missing:
-        raise NotProgrammableError(f"{node.name} reads {', '.join(missing)} behind a kernel")
-    return rest.node_copy(node, moved.__getitem__)
+        raise NotProgrammableError(f"{node.name} reads {', '.join(missing)} in another place")
+    return graph.node_copy(node, copies.__getitem__)
 
 
 def _behind_kernels(graph: torch.fx.Graph, attend: torch.fx.Node) -> set[torch.fx.Node]:

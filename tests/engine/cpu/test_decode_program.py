@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     Gemma3ForCausalLM,
     Gemma3TextConfig,
@@ -23,8 +24,12 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from deployments.engine.cpu import decode_program
-from deployments.engine.cpu.decode_program import DecodePrograms
+from deployments.engine.cpu import decode_program, prepack
+from deployments.engine.cpu.decode_program import (
+    DecodePrograms,
+    NotProgrammableError,
+    _KernelsAlone,
+)
 from deployments.engine.cpu.few_rows_kernel import make_kernel
 from deployments.engine.cpu.kernel_program import can_run
 from deployments.engine.cpu.prepacked_linear import can_prepack
@@ -277,6 +282,61 @@ def test_what_computes_between_kernels_goes_on_call_by_call(
     plain = engine_of(loaded, with_programs=False)
     plain.add(request("a", 5, 8))
     assert found == finish(plain)
+
+
+class Copies(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch leaves it untyped
+    """Keeps the shapes of what is copied."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call] # as above
+        self.shapes: list[torch.Size] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> torch.Tensor:
+        if func is torch.ops.aten.clone.default:
+            self.shapes.append(args[0].shape)
+        found: torch.Tensor = func(*args, **(kwargs or {}))
+        return found
+
+
+def test_plain_linear_layers_go_on_call_by_call_and_their_weights_are_not_copied(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A plain layer's product reads a view of the weight and the number of rows that are due."""
+    monkeypatch.setattr(prepack, "can_prepack", lambda _: False)
+    caplog.set_level(logging.INFO)
+    engine = engine_of(load(qwen2))
+    engine.add(request("a", 5, 8))
+    with Copies() as copies:
+        found = finish(engine)
+    assert torch.Size([64, 64]) not in copies.shapes
+    (message,) = {r.message for r in caplog.records if "call by call" in r.message}
+    assert "addmm" in message
+    assert "\n" not in message
+    plain = engine_of(load(qwen2), with_programs=False)
+    plain.add(request("a", 5, 8))
+    assert found == finish(plain)
+
+
+SOMETIMES_COMPUTED: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "contiguous": torch.Tensor.contiguous,
+    "reshape": lambda rows: rows.reshape(-1),
+    "flatten": torch.Tensor.flatten,
+    "to": torch.Tensor.bfloat16,
+}
+
+
+@pytest.mark.parametrize("name", SOMETIMES_COMPUTED)
+def test_what_computes_at_times_is_refused_when_it_does(name: str) -> None:
+    """Behind kernels that are noted alone it would compute once, on what no kernel has written."""
+    operator = SOMETIMES_COMPUTED[name]
+    given = torch.zeros(2, 3, 4, dtype=torch.bfloat16)
+    others = given.float() if name == "to" else given.transpose(1, 2)
+    with torch.inference_mode(), _KernelsAlone():  # type: ignore[no-untyped-call] # as above
+        assert operator(given).data_ptr() == given.data_ptr()
+        with pytest.raises(NotProgrammableError):
+            operator(others)
 
 
 def test_without_a_pool_of_threads_steps_go_on_call_by_call(
