@@ -9,7 +9,7 @@ of rows, can't be recorded. It keeps its own forward pass, as does one that give
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -138,7 +138,7 @@ class RecordedForward:
         if logits is not None:
             return logits
         graph = self._graph if self._fused is None else self._fused
-        logits = graph(token_ids, positions, due, partial(self._attend, step))
+        logits = graph(token_ids, positions, due, partial(_attend_by, self._calls, step))
         assert isinstance(logits, torch.Tensor)
         return logits
 
@@ -151,21 +151,21 @@ class RecordedForward:
             # Only here: see `_speed_up`.
             from deployments.engine.cpu.decode_program import DecodePrograms
 
-            self._programs = DecodePrograms(
-                self._fused, step.kv, lambda step: partial(self._attend, step)
-            )
+            attend = partial(partial, _attend_by, self._calls)
+            self._programs = DecodePrograms(self._fused, step.kv, attend)
         return self._programs.run(token_ids, positions, due, step)
 
-    def _attend(
-        self,
-        step: PackedStep,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        index: int,
-    ) -> torch.Tensor:
-        call = self._calls[index]
-        return attend_slots(call.layer, query, key, value, step, call.scores)
+
+def _attend_by(
+    calls: Sequence[AttentionCall],
+    step: PackedStep,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    index: int,
+) -> torch.Tensor:
+    call = calls[index]
+    return attend_slots(call.layer, query, key, value, step, call.scores)
 
 
 def record(model: PreTrainedModel, shape: KVShape) -> Forward:
