@@ -19,7 +19,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from deployments.engine.cpu import fused_ops
-from deployments.engine.cpu.kernel_program import KernelProgram, can_run
+from deployments.engine.cpu.kernel_program import EPOCH, KernelProgram, can_run
 from deployments.engine.cpu.launch import KernelCall, recorded
 from deployments.engine.cpu.row_attention import SlotRows
 from deployments.engine.kv_slots import KVSlots
@@ -115,7 +115,7 @@ class DecodePrograms:
             with recorded(recorder), _KernelsAlone():  # type: ignore[no-untyped-call] # see below
                 logits = _Recording(rest, recorder).run(*held, self._attend(fixed))
         finally:
-            recorder.give_back(())
+            recorder.end()
         return _DecodeProgram(KernelProgram(recorder.calls), held, fixed, logits)
 
 
@@ -188,16 +188,22 @@ class _Memory:
 
 
 class _CallRecorder:
-    """Notes calls, and lends memory until nothing that is still used stands in it."""
+    """Notes calls, and lends memory until nothing that is still used stands in it.
+
+    What comes back is lent again in the next epoch: see `kernel_program`.
+    """
 
     def __init__(self, memory: _Memory, num_rows: int) -> None:
         self.calls: list[KernelCall] = []
         self._memory = memory
         self._num_rows = num_rows
         self._lent: dict[int, tuple[int, torch.Tensor]] = {}
+        self._resting: list[tuple[int, torch.Tensor]] = []
 
     def note(self, call: KernelCall) -> None:
         self.calls.append(call)
+        if len(self.calls) % EPOCH == 0:
+            self._wake()
 
     def empty(
         self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype
@@ -214,8 +220,17 @@ class _CallRecorder:
     def give_back(self, values: Iterable[object]) -> None:
         """Take back all memory but what these values stand in."""
         used = {t.untyped_storage().data_ptr() for t in values if _has_storage(t)}
-        for address in self._lent.keys() - used:
-            self._memory.give_back(*self._lent.pop(address))
+        self._resting += [self._lent.pop(address) for address in self._lent.keys() - used]
+
+    def end(self) -> None:
+        """Take back all memory."""
+        self.give_back(())
+        self._wake()
+
+    def _wake(self) -> None:
+        for piece in self._resting:
+            self._memory.give_back(*piece)
+        self._resting.clear()
 
 
 def _has_storage(value: object) -> TypeGuard[torch.Tensor]:
