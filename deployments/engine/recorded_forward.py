@@ -145,7 +145,7 @@ class RecordedForward:
     def _run_program(
         self, token_ids: torch.Tensor, positions: torch.Tensor, due: torch.Tensor, step: PackedStep
     ) -> torch.Tensor | None:
-        if self._fused is None or step.chunks:
+        if self._fused is None:
             return None
         if self._programs is None or self._programs.kv is not step.kv:
             # Only here: see `_speed_up`.

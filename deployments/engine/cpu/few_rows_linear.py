@@ -70,8 +70,7 @@ class FewRowsLinear(torch.nn.Module):
         rows = rows.contiguous()
         output = empty((*rows.shape[:-1], self._out_features), rows.dtype)
         arguments = self._arguments(rows.data_ptr(), output.data_ptr(), num_rows)
-        call = KernelCall(self._kernel.address, arguments, ticket=len(ARGUMENTS) - 1)
-        launch(call, torch.get_num_threads())
+        launch(KernelCall(self._kernel.address, arguments), torch.get_num_threads())
         return output
 
     def _arguments(self, rows: int, output: int, num_rows: int) -> ctypes.Array[ctypes.c_int64]:

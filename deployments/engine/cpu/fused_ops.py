@@ -170,7 +170,7 @@ def _run(kernel: int, num_rows: int, num_elements: int, *arguments: int) -> None
     array = _array_type(2 + len(arguments))(0, num_rows, *arguments)
     is_brief = num_elements < MIN_SHARED_ELEMENTS
     num_threads = 0 if is_brief else min(num_rows, torch.get_num_threads())
-    launch(KernelCall(kernel, array, ticket=0), num_threads)
+    launch(KernelCall(kernel, array), num_threads)
 
 
 @cache

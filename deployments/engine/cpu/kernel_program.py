@@ -73,23 +73,18 @@ meet:
   call void %barrier()
   br label %done
 look:
-  %entered = load atomic i64, ptr %entered_at seq_cst, align 8
-  %left = load atomic i64, ptr %left_at seq_cst, align 8
-  %all_left = icmp eq i64 %entered, %left
-  br i1 %all_left, label %done, label %late
-late:
   %ended = call i64 @llvm.readcyclecounter()
   %taken = sub i64 %ended, %began
   %limit0 = add i64 %ended, %taken
   %limit = add i64 %limit0, {PATIENCE_CYCLES}
   br label %wait
 wait:
-  call void @llvm.x86.sse2.pause()
   %w_left = load atomic i64, ptr %left_at seq_cst, align 8
   %w_entered = load atomic i64, ptr %entered_at seq_cst, align 8
   %w_all = icmp eq i64 %w_entered, %w_left
   br i1 %w_all, label %done, label %patience
 patience:
+  call void @llvm.x86.sse2.pause()
   %now = call i64 @llvm.readcyclecounter()
   %goes_on = icmp ult i64 %now, %limit
   br i1 %goes_on, label %wait, label %again

@@ -22,13 +22,11 @@ class KernelCall:
 
     Attributes:
         kernel: Address of a function for a parallel region.
-        arguments: What it is given the address of.
-        ticket: Index of the ticket among the arguments; 0 when nothing is taken.
+        arguments: What it is given the address of; no ticket is taken yet.
     """
 
     kernel: int
     arguments: ctypes.Array[ctypes.c_int64]
-    ticket: int
 
 
 class Recorder(Protocol):

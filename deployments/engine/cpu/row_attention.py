@@ -126,7 +126,7 @@ def attend_rows(
         _bits(scores.softcap or 0.0),
         0,
     )
-    call = KernelCall(kernel.address, arguments, kernel.ticket)
+    call = KernelCall(kernel.address, arguments)
     launch(call, 0 if is_brief else min(num_threads, num_units))
     return output
 

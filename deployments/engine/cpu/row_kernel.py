@@ -45,11 +45,9 @@ class RowKernel:
         shape: Of the heads that it is for.
         address: The function for a parallel region; its argument is an array of `ARGUMENTS`.
         make_arguments: Makes such an array.
-        ticket: Index of the ticket in it.
     """
 
     make_arguments = ctypes.c_int64 * len(ARGUMENTS)
-    ticket = len(ARGUMENTS) - 1
 
     def __init__(self, shape: HeadShape) -> None:
         """Compile for this machine, in about 0.3 s.

@@ -41,6 +41,7 @@ from deployments.engine.recorded_forward import RecordedForward
 from deployments.engine.sampling_params import SamplingParams
 from deployments.engine.scheduler import StepPlan
 from deployments.engine.sequence import SequenceRequest
+from tests.engine.collector import Collector
 from tests.engine.tiny_models import byte_tokenizer
 
 pytestmark = pytest.mark.skipif(
@@ -137,14 +138,15 @@ def request(name: str, length: int, num_tokens: int, seed: int = 0) -> SequenceR
     return SequenceRequest(name, tuple(prompt), params)
 
 
+def tokens_of(collector: Collector) -> dict[str, list[int]]:
+    assert all(delta.error is None for deltas in collector.deltas.values() for delta in deltas)
+    return {name: collector.token_ids(name) for name in collector.deltas}
+
+
 def finish(engine: Engine) -> dict[str, list[int]]:
-    tokens: dict[str, list[int]] = {}
-    while engine.has_work:
-        for name, delta in engine.step():
-            assert delta.error is None
-            tokens.setdefault(name, []).extend(delta.token_ids)
-    engine.check()
-    return tokens
+    collector = Collector(engine)
+    collector.run()
+    return tokens_of(collector)
 
 
 @pytest.fixture(autouse=True)
@@ -178,16 +180,15 @@ def some_arrivals(draw: st.DrawFn) -> list[tuple[int, SequenceRequest]]:
 
 def run(engine: Engine, arrivals: list[tuple[int, SequenceRequest]]) -> dict[str, list[int]]:
     waiting = sorted(arrivals, key=lambda arrival: arrival[0])
-    tokens: dict[str, list[int]] = {}
+    collector = Collector(engine)
     for step in count():
         while waiting and waiting[0][0] <= step:
             engine.add(waiting.pop(0)[1])
-        if not waiting and not engine.has_work:
-            return tokens
-        for name, delta in engine.step():
-            assert delta.error is None
-            tokens.setdefault(name, []).extend(delta.token_ids)
-    raise AssertionError("it counts for ever")
+        if not waiting:
+            break
+        collector.step()
+    collector.run()
+    return tokens_of(collector)
 
 
 @settings(max_examples=10, deadline=None)

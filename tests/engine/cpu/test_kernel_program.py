@@ -46,7 +46,6 @@ def test_calls_are_made_in_their_order_in_each_run(kernel: int, num_threads: int
         KernelCall(
             kernel,
             (ctypes.c_int64 * 4)(0, NUM_PIECES, ctypes.addressof(one), ctypes.addressof(other)),
-            0,
         )
         for one, other in pairwise(rows)
     ]
@@ -61,7 +60,7 @@ def test_who_is_late_is_not_waited_for(kernel: int) -> None:
     """A thread that has entered a call and never leaves it: the call is made again."""
     rows = [(ctypes.c_int64 * NUM_PIECES)() for _ in range(2)]
     arguments = (ctypes.c_int64 * 4)(0, NUM_PIECES, *map(ctypes.addressof, rows))
-    program = KernelProgram([KernelCall(kernel, arguments, 0)])
+    program = KernelProgram([KernelCall(kernel, arguments)])
     words = (ctypes.c_int64 * (len(program._fresh) // 8)).from_buffer_copy(program._fresh)
     words[2 + 3] = 1  # somebody is in it ...
     words[2 + WORDS] = 1  # ... and has taken the first piece
