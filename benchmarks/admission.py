@@ -1,10 +1,10 @@
-"""How soon a refusal comes when many more ask than are admitted.
+"""Measures how soon refusals come when far more clients ask than the server admits.
 
-The embedded chat model as `make serve` starts it, but with 8 slots and 16 places behind them; 200
-clients ask at once for long answers. Each round counts who was admitted, who was refused and how
-long the refusals took, from the moment when all began, connecting included. The first round is the
-first that a fresh server is asked at all. The clients are this process, on the same cores, so what
-they take themselves is in the figures.
+The server runs the embedded chat model as `make serve` starts it, but with 8 slots and a queue of
+16; 200 clients ask at once for long answers. Each round counts admitted and refused requests, and
+measures how long the refusals took from the common start, connecting included. The first round is
+the first work of a fresh server. The clients run in this process, on the same cores, so the figures
+include their own time.
 
 Run: python -m benchmarks.admission
 """
@@ -25,7 +25,7 @@ from rich.table import Table
 
 from benchmarks.free_port import free_ports
 from benchmarks.processes import started
-from serve_app.preflight import HAPROXY_PORTS
+from serve_app.commands.server_environment import HAPROXY_PORTS
 
 ROOT = Path(__file__).resolve().parent.parent
 NUM_SLOTS, NUM_WAITING = 8, 16
@@ -35,15 +35,15 @@ GOAL_MS = 500
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one client got: its status, seconds to the head of it, and how the body ended."""
+    """One client's answer: its status, the seconds to its head, and whether it was complete."""
 
     status: int
     seconds: float
-    is_whole: bool
+    is_complete: bool
 
 
 async def ask(port: int, started_s: float) -> Answer:
-    """Ask for a stream on a connection of its own, and read it to its end."""
+    """Ask for a stream on a new connection, and read it to its end."""
     body = json.dumps(
         {"prompt": "os.path.join", "max_tokens": NUM_TOKENS, "ignore_eos": True}
     ).encode()
@@ -61,13 +61,13 @@ async def ask(port: int, started_s: float) -> Answer:
 
 
 async def burst(port: int, num_clients: int) -> list[Answer]:
-    """Let all clients ask at once."""
+    """Let all clients ask at the same time."""
     started_s = time.perf_counter()
     return await asyncio.gather(*(ask(port, started_s) for _ in range(num_clients)))
 
 
 def measure(num_ingresses: int, options: argparse.Namespace) -> Table:
-    """Start a server with so many ingress replicas and let bursts come; return a line for each."""
+    """Start a server with this many ingress replicas, send bursts, and return a row for each."""
     port, *others = free_ports(1 + len(HAPROXY_PORTS))
     os.environ |= dict(zip(HAPROXY_PORTS, map(str, others), strict=True))
     command = [sys.executable, "-m", "benchmarks.peers.serve_model", "--port", str(port)]
@@ -76,7 +76,7 @@ def measure(num_ingresses: int, options: argparse.Namespace) -> Table:
     command += ["--num-ingresses", str(num_ingresses), *(["--plain"] if options.plain else [])]
     mode = "plain" if options.plain else "HAProxy and gRPC"
     table = Table(title=f"{options.clients} clients at once, {num_ingresses} ingress, {mode}")
-    for column in ("round", "admitted", "whole", "refused", "p50 ms", "p95 ms", "max ms"):
+    for column in ("round", "admitted", "complete", "refused", "p50 ms", "p95 ms", "max ms"):
         table.add_column(column, justify="right")
     with TemporaryDirectory() as folder:
         log = Path(folder) / "serve_run.log"
@@ -88,14 +88,14 @@ def measure(num_ingresses: int, options: argparse.Namespace) -> Table:
 
 
 def add_row(table: Table, name: str, answers: list[Answer]) -> None:
-    """Add what a round gave."""
+    """Add a round's figures."""
     refused = sorted(answer.seconds * 1000 for answer in answers if answer.status == 503)
     admitted = [answer for answer in answers if answer.status == 200]
     cuts = statistics.quantiles(refused, n=20) if len(refused) > 1 else [0.0] * 19
     table.add_row(
         name,
         str(len(admitted)),
-        str(sum(answer.is_whole for answer in admitted)),
+        str(sum(answer.is_complete for answer in admitted)),
         str(len(refused)),
         f"{cuts[9]:.0f}",
         f"{cuts[18]:.0f}",
@@ -109,7 +109,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=200)
     parser.add_argument("--ingresses", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--plain", action="store_true", help="Serve's own proxy, no serve.env")
+    parser.add_argument("--plain", action="store_true", help="Serve's own proxy, without serve.env")
     options = parser.parse_args()
     for num_ingresses in options.ingresses:
         Console().print(measure(num_ingresses, options))

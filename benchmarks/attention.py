@@ -1,11 +1,16 @@
-"""The attention of one step on a CPU, by torch and by raystream's kernel.
+"""Compares the attention of one step on a CPU by torch and by raystream's own kernel.
 
-Decoding, padded: one call of torch's attention, every row as long as the longest. Spans: one call
-for each run of rows that are about as long. Prefill, chunks: one call for each chunk. Kernel:
-raystream's own, in which each row has its own length. Each way stores the new tokens, too.
+Decoding:
 
-The shape is Qwen2-0.5B's: 24 layers, 14 heads on 2 key-value heads of 64, bfloat16.
-The ways alternate, and the medians are compared, since machines are noisy.
+- padded: one call of torch's attention, with every row as long as the longest;
+- spans: one call for each run of rows of about the same length;
+- kernel: raystream's own, in which each row has its own length.
+
+Prefill: chunks is one call of torch's attention for each chunk; kernel is as above. All of them
+also store the new tokens.
+
+The shape is Qwen2-0.5B's: 24 layers, 14 heads on 2 key-value heads of 64, bfloat16. The ways
+alternate, and medians are compared, because machines are noisy.
 
 Run: python -m benchmarks.attention
 """
@@ -26,10 +31,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from deployments.engine import attention
-from deployments.engine.decode_spans import CALL_COST_BYTES
-from deployments.engine.kv_slots import KVShape, KVSlots
-from deployments.engine.packed_step import ChunkRows, PackedStep
+from deployments.engine.attention import attention
+from deployments.engine.attention.decode_spans import CALL_COST_BYTES
+from deployments.engine.attention.kv_slots import KVShape, KVSlots
+from deployments.engine.attention.packed_step import ChunkRows, PackedStep
 
 NUM_LAYERS, NUM_HEADS, NUM_SEQS, MAX_MODEL_LEN = 24, 14, 32, 1024
 SHAPE = KVShape((None,) * NUM_LAYERS, num_kv_heads=2, head_dim=64, dtype=torch.bfloat16)
@@ -39,14 +44,14 @@ LAYERS = [
 DECODE_WAYS, PREFILL_WAYS = ("padded", "spans", "kernel"), ("chunks", "kernel")
 
 Lengths = list[int]
-"""Of the sequences, each with one new token."""
+"""The sequences' lengths; each has one new token."""
 
 Chunks = list[tuple[int, int]]
-"""For each sequence, the positions of its new tokens: from, to."""
+"""For each sequence, the first position of its new tokens and the end."""
 
 
 def decode_workloads() -> dict[str, Lengths]:
-    """Return what decodes."""
+    """Return the lengths of each decode workload."""
     random = Random(0)
     return {
         "one of 128": [128],
@@ -58,14 +63,14 @@ def decode_workloads() -> dict[str, Lengths]:
 
 
 def prefill_workloads() -> dict[str, Chunks]:
-    """Return what is prefilled."""
+    """Return the chunks of each prefill workload."""
     return {
         "one of 64": [(0, 64)],
         "8 of 64": [(0, 64)] * 8,
         "2 of 256": [(0, 256)] * 2,
         "one of 512": [(0, 512)],
-        "512 behind 512": [(512, 1024)],
-        "64 behind 960": [(960, 1024)],
+        "512 after 512": [(512, 1024)],
+        "64 after 960": [(960, 1024)],
     }
 
 
@@ -88,7 +93,7 @@ def prefill_step(kv: KVSlots, chunks: Chunks) -> PackedStep:
 def attend(step: PackedStep, way: str) -> float:
     """Run one step's attention; return its seconds."""
     num_rows = step.num_decode + sum(chunk.end - chunk.start for chunk in step.chunks)
-    # As a layer gives them: heads of a joined projection.
+    # As in a layer: the heads of one merged projection.
     rows = torch.randn(1, num_rows, NUM_HEADS + 4, SHAPE.head_dim, dtype=SHAPE.dtype)
     query, key, value = rows.transpose(1, 2).split_with_sizes([NUM_HEADS, 2, 2], dim=1)
     costs = {"cpu": inf} if way == "padded" else CALL_COST_BYTES
@@ -107,11 +112,11 @@ def main() -> None:
     """Measure and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--rounds", type=int, default=15, help="of each, in turn")
+    parser.add_argument("--rounds", type=int, default=15, help="rounds of each, alternating")
     args = parser.parse_args()
     kv = KVSlots(SHAPE, num_slots=NUM_SEQS, max_model_len=MAX_MODEL_LEN, device=torch.device("cpu"))
     for tensor in (*kv.keys, *kv.values):
-        tensor.normal_()  # untouched memory is one page of zeros, which stays in the cache
+        tensor.normal_()  # untouched memory is one page of zeros, which would stay in the cache
     decoding = {n: partial(decode_step, kv, w) for n, w in decode_workloads().items()}
     prefill = {n: partial(prefill_step, kv, w) for n, w in prefill_workloads().items()}
     for num_threads in args.threads:
@@ -127,7 +132,7 @@ def measure(
     num_rounds: int,
     title: str,
 ) -> Table:
-    """Return a table of workloads, with the ratios of the first way's time to each other's."""
+    """Return a table of workloads, with the first way's time divided by each other's."""
     table = Table(title=title)
     for column in ("tokens", *ways, *(f"{ways[0]} / {way}" for way in ways[1:])):
         table.add_column(column, justify="right")

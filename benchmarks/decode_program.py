@@ -1,8 +1,9 @@
-"""Decode steps as programs of kernels, beside the same steps call by call.
+"""Compares decode steps as programs of kernels with the same steps call by call.
 
-Two shapes in bfloat16 with random weights: Qwen2-0.5B's, and one of 3 million parameters. The
-sequences of one engine go on, five steps the one way and five the other, so both see the same
-machine; medians are compared, and both ways give the same tokens (tests/engine/cpu).
+It runs two shapes in bfloat16 with random weights: Qwen2-0.5B's, and one of 3 million parameters.
+One engine's sequences run five steps one way, then five the other way, so both meet the same
+conditions. Medians are compared. Both ways give the same tokens
+(tests/engine/replay/test_cpu_program.py).
 
     python -m benchmarks.decode_program
 """
@@ -18,23 +19,23 @@ from rich.table import Table
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.engine import CPU, FOLDER, half_billion
-from deployments.engine.cpu.allocator import keep_freed_memory
-from deployments.engine.cpu.decode_program import DecodePrograms
+from deployments.compute.cpu.memory import keep_freed_memory
+from deployments.device.device import num_cores
 from deployments.engine.engine import Engine
-from deployments.engine.engine_limits import EngineLimits
-from deployments.engine.model_loader import LoadedModel, load_model, prepare_model
+from deployments.engine.limits import EngineLimits
+from deployments.engine.model.loader import LoadedModel, load_model, prepare_model
+from deployments.engine.replay.cpu_program import DecodePrograms
 from deployments.engine.sampling_params import SamplingParams
-from deployments.engine.sequence import SequenceRequest
-from deployments.gpu.device import num_cores
+from deployments.engine.scheduling.sequence import SequenceRequest
 
 TURN = 5
-"""Steps the one way before as many the other; the first meets cold caches, and is left out."""
+"""Consecutive steps of one way. The first of them meets cold caches and is left out."""
 
 PROMPT_TOKENS = 64
 
 
 def three_million() -> PreTrainedModel:
-    """Return a model that Python costs more than arithmetic."""
+    """Return a model whose steps spend more time in Python than in arithmetic."""
     config = Qwen2Config(
         vocab_size=4096,
         hidden_size=256,
@@ -48,7 +49,7 @@ def three_million() -> PreTrainedModel:
 
 
 def main() -> None:
-    """Print the table."""
+    """Measure and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sequences", default="1,8,32")
     parser.add_argument("--steps", type=int, default=300)
@@ -82,7 +83,7 @@ def measure(loaded: LoadedModel, num_sequences: int, num_steps: int) -> tuple[fl
         engine.add(SequenceRequest(str(i), prompt, params))
     while engine.stats.num_waiting or engine.stats.num_running < num_sequences:
         engine.step()
-    for _ in range(TURN):  # prefill ends, and the program is made
+    for _ in range(TURN):  # prefill ends, and the program is captured
         engine.step()
     seconds: tuple[list[float], list[float]] = ([], [])
     for turn in range(num_steps // (2 * TURN)):

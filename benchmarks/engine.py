@@ -1,12 +1,11 @@
-"""The engine beside `model.generate`, and beside what the memory's bandwidth allows.
+"""Compares the engine with `model.generate`, and with what the memory's bandwidth allows.
 
-1. pydoc-chat in float32: the same prompts greedily, for the same number of tokens, by the engine
-   all at once and by `generate` one after the other.
-2. The shape of Qwen2-0.5B in bfloat16, with random weights: the decode step beside the floor, which
-   is the time that reading the weights once takes at the measured bandwidth; and where the step's
-   time goes.
+1. pydoc-chat in float32: the same prompts, greedily, for the same number of tokens, by the engine
+   all at once and by `generate` one after another.
+2. The shape of Qwen2-0.5B in bfloat16 with random weights: the decode step compared with the floor,
+   which is the time to read the weights once at the measured bandwidth; and the parts of the step.
 
-Rounds alternate, and the medians are compared, since machines are noisy.
+Rounds alternate, and medians are compared, because machines are noisy.
 
 Run: python -m benchmarks.engine
 """
@@ -32,19 +31,19 @@ from transformers import (
 )
 
 from benchmarks.gpu.shapes import QWEN_05B
+from deployments.compute.cpu.memory import keep_freed_memory
 from deployments.contract import ChatMessage, GenerationRequest, TextPart
-from deployments.engine import sampling_guard
-from deployments.engine.cpu.allocator import keep_freed_memory
-from deployments.engine.detokenizer import Detokenizer
+from deployments.device.device import num_compute_threads
+from deployments.engine.detokenizing.detokenizer import Detokenizer
 from deployments.engine.engine import Engine
-from deployments.engine.engine_limits import EngineLimits
-from deployments.engine.model_loader import LoadedModel, load_model, prepare_model
-from deployments.engine.model_runner import ModelRunner
+from deployments.engine.limits import EngineLimits
+from deployments.engine.model.loader import LoadedModel, load_model, prepare_model
+from deployments.engine.model.runner import ModelRunner
+from deployments.engine.recovery import sampling_recovery
 from deployments.engine.sampling_params import SamplingParams
-from deployments.engine.scheduler import Scheduler
-from deployments.engine.sequence import SequenceRequest
-from deployments.gpu.device import num_compute_threads
-from deployments.prompt_encoder import EncodedPrompt, PromptEncoder
+from deployments.engine.scheduling.scheduler import Scheduler
+from deployments.engine.scheduling.sequence import SequenceRequest
+from deployments.generator.prompt_encoder import EncodedPrompt, PromptEncoder
 from models.training.corpus import load_corpus
 
 FOLDER = Path(__file__).resolve().parent.parent / "models/pydoc-chat"
@@ -54,7 +53,7 @@ PROMPT_TOKENS = 64
 PARTS = {
     "schedule": (Scheduler, "schedule"),
     "forward": (ModelRunner, "run"),
-    "sample": (sampling_guard, "sample"),
+    "sample": (sampling_recovery, "sample"),
     "detokenize": (Detokenizer, "advance"),
 }
 
@@ -84,14 +83,14 @@ def engine_speed(loaded: LoadedModel, batch: list[tuple[int, ...]], num_tokens: 
 
 
 def add_all(engine: Engine, batch: list[tuple[int, ...]], num_tokens: int) -> None:
-    """Give the engine prompts that it answers greedily with so many tokens each."""
+    """Add prompts that the engine answers greedily with `num_tokens` tokens each."""
     params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
     for i, prompt in enumerate(batch):
         engine.add(SequenceRequest(str(i), prompt, params))
 
 
 def generate_speed(model: Any, batch: list[tuple[int, ...]], num_tokens: int) -> float:
-    """Answer one prompt after the other; return tokens per second."""
+    """Answer the prompts one by one; return tokens per second."""
     started = time.perf_counter()
     for prompt in batch:
         input_ids = torch.tensor([prompt])
@@ -106,7 +105,7 @@ def generate_speed(model: Any, batch: list[tuple[int, ...]], num_tokens: int) ->
 
 
 def compare_with_generate(counts: list[int], num_tokens: int, rounds: int) -> Table:
-    """Return tokens per second of both."""
+    """Return a table of both speeds, in tokens per second."""
     loaded = load_model(str(FOLDER), revision=None, dtype="float32", device=CPU)
     torch.set_num_threads(num_compute_threads(loaded.num_weight_bytes))
     stock = AutoModelForImageTextToText.from_pretrained(FOLDER, dtype=torch.float32)
@@ -136,7 +135,7 @@ def half_billion() -> PreTrainedModel:
 
 
 def read_seconds(memory: torch.Tensor) -> float:
-    """Return how long it takes to read so much memory with all compute threads."""
+    """Return how long all compute threads take to read a block of memory."""
     started = time.perf_counter()
     memory.sum()
     return time.perf_counter() - started
@@ -144,7 +143,7 @@ def read_seconds(memory: torch.Tensor) -> float:
 
 @contextmanager
 def timed_parts() -> Iterator[dict[str, list[float]]]:
-    """Time the parts of every step that runs inside."""
+    """Time the parts of every step that runs inside the context."""
     seconds: dict[str, list[float]] = defaultdict(list)
 
     def timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -165,14 +164,14 @@ def timed_parts() -> Iterator[dict[str, list[float]]]:
 
 
 def compare_with_floor(counts: list[int], num_steps: int, rounds: int) -> Table:
-    """Return the decode step beside the floor, and its parts, in milliseconds."""
+    """Return a table of the decode step, its floor and its parts, in milliseconds."""
     tokenizer = load_model(str(FOLDER), revision=None, dtype="float32", device=CPU).tokenizer
     model = half_billion()
     prepare_model(model)
     loaded = LoadedModel(model, tokenizer, None, frozenset())
     embedding = model.get_input_embeddings().weight
     assert isinstance(embedding, torch.Tensor)
-    # Of the embedding a step reads a row for each token; the logits' layer holds a copy of it.
+    # A step reads only one embedding row per token; the logits' layer holds a copy of the table.
     weight_bytes = loaded.num_weight_bytes - embedding.nbytes
     torch.set_num_threads(num_compute_threads(weight_bytes))
     memory = torch.ones(READ_BYTES // 4)
@@ -207,14 +206,14 @@ def compare_with_floor(counts: list[int], num_steps: int, rounds: int) -> Table:
 def decode_steps(
     loaded: LoadedModel, count: int, num_steps: int, memory: torch.Tensor
 ) -> dict[str, list[float]]:
-    """Return the seconds of decode steps and of their parts, and of reading the memory between."""
+    """Return the seconds of decode steps, of their parts, and of memory reads in between."""
     batch = [tuple(range(i, i + PROMPT_TOKENS)) for i in range(count)]
     seconds: dict[str, list[float]] = defaultdict(list)
     with timed_parts() as parts:
         engine = Engine(loaded, EngineLimits(count, 1024, 512))
         engine.warm_up()
         add_all(engine, batch, num_steps + 2)
-        while len(engine.step()) < count:  # prompts
+        while len(engine.step()) < count:  # until all prompts are prefilled
             pass
         for step in range(num_steps):
             if step % 4 == 0:
@@ -233,9 +232,9 @@ def decode_steps(
 def main() -> None:
     """Measure and print two tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--concurrency", default="1,8,32", help="sequences at once, a list")
+    parser.add_argument("--concurrency", default="1,8,32", help="numbers of sequences, a list")
     parser.add_argument("--num-tokens", type=int, default=48, help="tokens of each answer")
-    parser.add_argument("--rounds", type=int, default=3, help="of each, in turn")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of each, alternating")
     args = parser.parse_args()
     counts = [int(count) for count in args.concurrency.split(",")]
     keep_freed_memory()

@@ -1,11 +1,11 @@
-"""Ports for servers that a benchmark, or a test, starts on this machine."""
+"""Finds ports for servers that a benchmark or a test starts on this machine."""
 
 import socket
 from contextlib import ExitStack
 
 
 def free_ports(num_ports: int) -> list[int]:
-    """Return different ports of 127.0.0.1 that are free now."""
+    """Return distinct ports of 127.0.0.1 that are free now."""
     with ExitStack() as probes:
         bound = [probes.enter_context(socket.socket()) for _ in range(num_ports)]
         for probe in bound:

@@ -1,13 +1,13 @@
-"""What the door costs: this checkout's ingress beside that of an older commit, on the same source.
+"""Compares the cost of this checkout's ingress with an older commit's, on the same source.
 
-Both run their own `build_app` on uvicorn, in processes of their own but in one Python environment,
-in front of an instant source of tokens (`instant_server`), so that neither an engine nor Ray's
-transport, which are the same to both doors, hides what the door itself takes. The older code is
-taken from git into a temporary folder. Rounds alternate; medians are compared, since machines are
-noisy. CPU time is the server process's own, and the steadier figure.
+Both run their own `build_app` on uvicorn, in separate processes but one Python environment, in
+front of an instant source of tokens (`instant_server`). So neither an engine nor Ray's transport,
+which are the same for both, hides the cost of the ingress itself. The older code is taken from git
+into a temporary folder. Rounds alternate, and medians are compared, since machines are noisy. CPU
+time is measured for the server process, and is the steadier figure.
 
-With `--ray` both run on a Ray of their own, in the mode of serve.env, and the source stands behind
-a handle (`instant_ray_server`). CPU time is then told of the ingress replica, and of all processes.
+With `--ray` each runs on its own Ray, in the mode of serve.env, with the source behind a handle
+(`instant_ray_server`). CPU time is then given for the ingress replica and for all processes.
 
 The baseline is the ingress before it had keys, limits and admission.
 
@@ -39,7 +39,7 @@ from rich.table import Table
 from benchmarks.free_port import free_ports
 from benchmarks.instant_server import NUM_DELTAS, TOKENS_PER_DELTA
 from k8s.make_base import parse_env
-from serve_app.preflight import HAPROXY_PORTS
+from serve_app.commands.server_environment import HAPROXY_PORTS
 
 ROOT = Path(__file__).resolve().parent.parent
 BASELINE = "febb12765bda9ee4d10a50bf14ef2e40a136b500"
@@ -48,13 +48,13 @@ RAY_SERVER = Path(__file__).with_name("instant_ray_server.py")
 TOKENS_PER_ANSWER = NUM_DELTAS * TOKENS_PER_DELTA
 START_DEADLINE_S = 120
 INGRESS_TITLE = "door:Ingress"
-"""In the title that Ray gives to the ingress replica's process."""
+"""Part of the title that Ray gives to the ingress replica's process."""
 GOAL = 1.15
-"""What a token may cost, beside the baseline."""
+"""The most that a token may cost, as a multiple of the baseline."""
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
+class Server:
     """A server under measurement."""
 
     name: str
@@ -65,7 +65,7 @@ class Door:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What a round came to."""
+    """The figures of one round."""
 
     requests_per_s: float
     cpu_us_per_token: float
@@ -74,7 +74,7 @@ class Round:
 
 @contextmanager
 def old_checkout(commit: str) -> Iterator[Path]:
-    """Lay a commit's packages into a temporary folder."""
+    """Extract a commit's packages into a temporary folder."""
     archive = subprocess.run(
         ["git", "archive", commit, "serve_app", "deployments"],
         cwd=ROOT,
@@ -88,7 +88,7 @@ def old_checkout(commit: str) -> Iterator[Path]:
 
 
 @contextmanager
-def started(name: str, checkout: Path, *, on_ray: bool) -> Iterator[Door]:
+def started(name: str, checkout: Path, *, on_ray: bool) -> Iterator[Server]:
     """Run a checkout's ingress until the block ends."""
     port, *other_ports = free_ports(1 + len(HAPROXY_PORTS))
     environment = {**os.environ, "PYTHONPATH": f"{checkout}:{ROOT}"}
@@ -103,7 +103,7 @@ def started(name: str, checkout: Path, *, on_ray: bool) -> Iterator[Door]:
     root = psutil.Process(process.pid)
     try:
         _wait_until_ready(port, process)
-        yield _door_of(name, port, root) if on_ray else Door(name, port, root)
+        yield _server_of(name, port, root) if on_ray else Server(name, port, root)
     finally:
         for each in (root, *root.children(recursive=True)):
             with suppress(psutil.NoSuchProcess):
@@ -111,18 +111,18 @@ def started(name: str, checkout: Path, *, on_ray: bool) -> Iterator[Door]:
         process.wait()
 
 
-def _door_of(name: str, port: int, root: psutil.Process) -> Door:
+def _server_of(name: str, port: int, root: psutil.Process) -> Server:
     everything = (root, *root.children(recursive=True))
     (ingress,) = (each for each in everything if INGRESS_TITLE in " ".join(each.cmdline()))
-    return Door(name, port, ingress, tuple(each for each in everything if each != ingress))
+    return Server(name, port, ingress, tuple(each for each in everything if each != ingress))
 
 
 def _wait_until_ready(port: int, process: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + START_DEADLINE_S
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            sys.exit(f"the server has ended with {process.returncode}")
-        # While it starts nobody listens; HAProxy, which is there first, knows of no route.
+            sys.exit(f"the server exited with {process.returncode}")
+        # At first no process listens; then HAProxy does, but has no route yet.
         with suppress(OSError), urlopen(f"http://127.0.0.1:{port}/ready", timeout=5):
             return
         time.sleep(0.05)
@@ -130,7 +130,7 @@ def _wait_until_ready(port: int, process: subprocess.Popen[bytes]) -> None:
 
 
 async def _client(port: int, request: bytes, num_requests: int) -> None:
-    """Send one request after the other over one connection; read each answer to its end."""
+    """Send requests one by one over one connection, reading each answer to its end."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**20)
     for _ in range(num_requests):
         writer.write(request)
@@ -175,20 +175,20 @@ def _request(*, stream: bool) -> bytes:
     return head.encode() + body
 
 
-def measure(door: Door, *, stream: bool, num_clients: int, num_requests: int) -> Round:
-    """Ask a server so many times over so many connections at once."""
+def measure(server: Server, *, stream: bool, num_clients: int, num_requests: int) -> Round:
+    """Send `num_requests` to a server over `num_clients` concurrent connections."""
     request = _request(stream=stream)
 
     async def all_clients() -> None:
         each = num_requests // num_clients
-        await asyncio.gather(*(_client(door.port, request, each) for _ in range(num_clients)))
+        await asyncio.gather(*(_client(server.port, request, each) for _ in range(num_clients)))
 
-    cpu_before, all_before = _cpu_s(door.ingress), _cpu_s(door.ingress, *door.others)
+    cpu_before, all_before = _cpu_s(server.ingress), _cpu_s(server.ingress, *server.others)
     before = time.perf_counter()
     asyncio.run(all_clients())
     elapsed = time.perf_counter() - before
-    cpu = _cpu_s(door.ingress) - cpu_before
-    all_cpu = _cpu_s(door.ingress, *door.others) - all_before
+    cpu = _cpu_s(server.ingress) - cpu_before
+    all_cpu = _cpu_s(server.ingress, *server.others) - all_before
     num_answered = num_requests // num_clients * num_clients
     num_tokens = num_answered * TOKENS_PER_ANSWER
     return Round(num_answered / elapsed, cpu * 1e6 / num_tokens, all_cpu * 1e6 / num_tokens)
@@ -197,34 +197,36 @@ def measure(door: Door, *, stream: bool, num_clients: int, num_requests: int) ->
 def _cpu_s(*processes: psutil.Process) -> float:
     total = 0.0
     for process in processes:
-        with suppress(psutil.NoSuchProcess):  # Ray ends workers that it has too many of
+        with suppress(psutil.NoSuchProcess):  # Ray stops surplus workers
             times = process.cpu_times()
             total += times.user + times.system
     return total
 
 
-def compare(doors: tuple[Door, Door], rounds: int, num_requests: int) -> tuple[Table, float]:
+def compare(servers: tuple[Server, Server], rounds: int, num_requests: int) -> tuple[Table, float]:
     """Return a table of medians, and the worst ratio of CPU time."""
-    table = Table(title=f"The door, answers of {TOKENS_PER_ANSWER} tokens")
-    for column in ("answers", "clients", "figure", *(door.name for door in doors), "ratio"):
+    table = Table(title=f"The ingress, answers of {TOKENS_PER_ANSWER} tokens")
+    for column in ("answers", "clients", "figure", *(server.name for server in servers), "ratio"):
         table.add_column(column, justify="right")
     worst = 0.0
     for stream in (False, True):
         for num_clients in (1, 8):
             pairs = [
                 [
-                    measure(door, stream=stream, num_clients=num_clients, num_requests=num_requests)
-                    for door in (doors if turn % 2 else reversed(doors))
+                    measure(
+                        server, stream=stream, num_clients=num_clients, num_requests=num_requests
+                    )
+                    for server in (servers if turn % 2 else reversed(servers))
                 ][:: 1 if turn % 2 else -1]
                 for turn in range(rounds + 1)
             ][1:]
-            label = "streamed" if stream else "whole"
+            label = "streamed" if stream else "unstreamed"
             _add(table, label, num_clients, "requests/s", pairs, lambda r: r.requests_per_s)
             ratio = _add(
                 table, label, num_clients, "CPU us/token", pairs, lambda r: r.cpu_us_per_token
             )
             worst = max(worst, ratio)
-            if doors[0].others:
+            if servers[0].others:
                 _add(
                     table, label, num_clients, "all CPU us/token", pairs,
                     lambda r: r.all_cpu_us_per_token,
@@ -247,7 +249,7 @@ def _add(
 
 
 def main() -> None:
-    """Compare, print and tell whether the goal is met."""
+    """Compare, and print the figures and whether the goal is met."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--baseline", default=BASELINE, help="the older commit")
     parser.add_argument("--rounds", type=int, default=9)
@@ -256,11 +258,11 @@ def main() -> None:
     options = parser.parse_args()
     with ExitStack() as stack:
         old = stack.enter_context(old_checkout(options.baseline))
-        doors = (
+        servers = (
             stack.enter_context(started(options.baseline[:7], old, on_ray=options.ray)),
             stack.enter_context(started("now", ROOT, on_ray=options.ray)),
         )
-        table, worst = compare(doors, options.rounds, options.requests)
+        table, worst = compare(servers, options.rounds, options.requests)
     Console().print(table)
     verdict = "within" if worst <= GOAL else "beyond"
     Console().print(f"CPU time at its worst: {worst:.2f} of the baseline, {verdict} {GOAL}")

@@ -1,8 +1,8 @@
-"""A recorded decode step on a CPU, with torch's operators and with fused ones.
+"""Compares a traced decode step on a CPU with torch's operators and with fused ones.
 
-The shape is Qwen2-0.5B's, in bfloat16, with a vocabulary of 1,024: the layer of the logits is the
-same in both. Each row has 64 tokens in its slot. The ways alternate, and medians are compared,
-since machines are noisy.
+The shape is Qwen2-0.5B's in bfloat16, but with a vocabulary of 1,024, since the layer of the logits
+is the same in both. Each row has 64 tokens in its slot. Both alternate, and medians are compared,
+because machines are noisy.
 
 Run: python -m benchmarks.fused_ops
 """
@@ -17,33 +17,33 @@ from rich.table import Table
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.gpu.shapes import QWEN_05B
-from deployments.engine.cpu.allocator import keep_freed_memory
-from deployments.engine.kv_slots import KVShape, KVSlots
-from deployments.engine.model_loader import prepare_model
-from deployments.engine.packed_step import PackedStep
-from deployments.engine.recorded_forward import RecordedForward
-from deployments.gpu.device import num_cores
+from deployments.compute.cpu.memory import keep_freed_memory
+from deployments.device.device import num_cores
+from deployments.engine.attention.kv_slots import KVShape, KVSlots
+from deployments.engine.attention.packed_step import PackedStep
+from deployments.engine.model.loader import prepare_model
+from deployments.engine.model.traced_forward import TracedForward
 
 VOCAB_SIZE = 1024
 LENGTH = 64
 CPU = torch.device("cpu")
 
 
-def recordings(num_layers: int) -> tuple[KVShape, RecordedForward, RecordedForward]:
-    """Return the shape of the slots, and both ways to run one model."""
+def traces(num_layers: int) -> tuple[KVShape, TracedForward, TracedForward]:
+    """Return the shape of the slots, and one model traced without and with fused operators."""
     options = {**QWEN_05B.options, "vocab_size": VOCAB_SIZE, "num_hidden_layers": num_layers}
     torch.manual_seed(0)
     config = Qwen2Config(**options)
     model = Qwen2ForCausalLM(config).to(QWEN_05B.dtype)  # type: ignore[arg-type] # mistaken for self
     prepare_model(model)
-    plain, fused = RecordedForward(model), RecordedForward(model)
+    plain, fused = TracedForward(model), TracedForward(model)
     plain.unfuse()
     return KVShape.of(config, QWEN_05B.dtype), plain, fused
 
 
 @torch.inference_mode()
-def step_ms(forward: RecordedForward, kv: KVSlots, num_rows: int) -> float:
-    """Run one decode step of so many rows; return its milliseconds."""
+def step_ms(forward: TracedForward, kv: KVSlots, num_rows: int) -> float:
+    """Run one decode step of `num_rows` rows; return its milliseconds."""
     token_ids = torch.arange(100, 100 + num_rows)[None]
     positions = torch.full((1, num_rows), LENGTH)
     step = PackedStep(kv, tuple(range(num_rows)), (LENGTH,) * num_rows, ())
@@ -57,12 +57,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--batch-sizes", default="1,8,32", help="rows of a decode step, a list")
     parser.add_argument("--layers", type=int, default=24)
-    parser.add_argument("--rounds", type=int, default=30, help="steps of each kind, in turn")
+    parser.add_argument("--rounds", type=int, default=30, help="steps of each kind, alternating")
     parser.add_argument("--threads", type=int, default=num_cores())
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     keep_freed_memory()
-    shape, plain, fused = recordings(args.layers)
+    shape, plain, fused = traces(args.layers)
     sizes = [int(size) for size in args.batch_sizes.split(",")]
     kv = KVSlots(shape, num_slots=max(sizes), max_model_len=2 * LENGTH, device=CPU)
     table = Table(title=f"{args.layers} layers, {args.threads} thread(s), ms a step")

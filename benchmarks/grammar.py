@@ -1,8 +1,8 @@
-"""Decode steps whose rows follow a grammar, against the same steps with free rows.
+"""Compares decode steps whose rows follow a grammar with the same steps without one.
 
-Rounds of both kinds alternate, on one model and the same threads; each round's figure is the median
-of its decode steps, and what counts is the median over the pairs, since machines are noisy. The
-grammar is a list of objects that never ends within a round, so that every step has all its rows.
+Rounds of both kinds alternate, on one model and the same threads. A round's result is the median of
+its decode steps; the figure shown is the median over the pairs, because machines are noisy. The
+grammar is a list of objects too long to end within a round, so every step has all its rows.
 
 Run: python -m benchmarks.grammar
 """
@@ -17,12 +17,12 @@ import torch
 from llguidance import LLMatcher
 from rich.console import Console
 
+from deployments.device.device import num_cores
 from deployments.engine.engine import Engine
-from deployments.engine.engine_limits import EngineLimits
-from deployments.engine.model_loader import load_model
+from deployments.engine.limits import EngineLimits
+from deployments.engine.model.loader import load_model
 from deployments.engine.sampling_params import SamplingParams
-from deployments.engine.sequence import SequenceRequest
-from deployments.gpu.device import num_cores
+from deployments.engine.scheduling.sequence import SequenceRequest
 
 FOLDER = Path(__file__).resolve().parent.parent / "models/pydoc-chat"
 PROMPT = tuple(range(100, 132))
@@ -40,7 +40,7 @@ SCHEMA = {
 
 
 def step_seconds(engine: Engine, params: SamplingParams, num_rows: int) -> float:
-    """Return the median of a round's decode steps; all rows live until its end."""
+    """Return the median of a round's decode steps; all rows run until the round ends."""
     for i in range(num_rows):
         engine.add(engine.compile_grammar(SequenceRequest(str(i), PROMPT, params)))
     for _ in range(NUM_WARM_STEPS):
@@ -55,11 +55,11 @@ def step_seconds(engine: Engine, params: SamplingParams, num_rows: int) -> float
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure and print the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--rows", type=int, default=8, help="in each step")
-    parser.add_argument("--num-tokens", type=int, default=100, help="of each row")
-    parser.add_argument("--rounds", type=int, default=9, help="of each kind, in turn")
+    parser.add_argument("--rows", type=int, default=8, help="rows of each step")
+    parser.add_argument("--num-tokens", type=int, default=100, help="tokens of each row")
+    parser.add_argument("--rounds", type=int, default=9, help="rounds of each kind, alternating")
     parser.add_argument("--temperature", type=float, default=1.0, help="0 is greedy")
     args = parser.parse_args()
     torch.set_num_threads(num_cores())

@@ -1,7 +1,7 @@
 """The ingress on Ray Serve, with an instant source of tokens behind a handle in place of a model.
 
 `benchmarks.front_door --ray` starts this file by its path, once with this checkout's packages and
-once with an older one's: it may only use what both have.
+once with an older one's. So it may only use what both have.
 
 Run: python benchmarks/instant_ray_server.py PORT
 """
@@ -21,7 +21,7 @@ from serve_app.ingress import Ingress
 
 
 class InstantReplica:
-    """A replica that has its answer already."""
+    """A replica with a fixed answer."""
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[list[GenerationEvent]]:
         """Accept at once, and stream the answer."""
@@ -30,11 +30,11 @@ class InstantReplica:
             yield [*deltas]
 
     async def describe(self) -> ModelDescription:
-        """Tell what a model of this kind tells."""
+        """Describe the fake model."""
         return await InstantBackend().describe()
 
     async def ping(self) -> None:
-        """Be well."""
+        """Report good health."""
 
 
 def main() -> None:

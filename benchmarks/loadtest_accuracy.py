@@ -1,11 +1,13 @@
-"""Whether the load tester's own figures are right, and what it takes to get them.
+"""Checks the accuracy of the load tester's figures, and measures what they cost.
 
-Accuracy: a mock of known timing is measured; each figure must be within 2 ms + 1 % of the truth.
-Streams: 500 of them at once; the tool's event loop must be less than 5 ms late at p99.
-CPU: what an event costs the tool while it sends, beside `vllm bench serve` against the same mock,
-where a Python that has vLLM is named. Neither start counts; vLLM's sums at the end do, ours don't.
+Accuracy: measures a mock of known timing; each figure must be within 2 ms + 1 % of the truth.
+Streams: runs 500 streams at once; the tool's event loop must be less than 5 ms late at p99.
+CPU: measures the tool's CPU time per event, compared with `vllm bench serve` on the same mock if a
+Python with vLLM is named. Startup time counts for neither tool; computing the results counts only
+for vLLM.
 
-The mock is a process of its own on the same cores, so a busy machine shows in every figure.
+The mock is a separate process on the same cores, so other load on the machine shows in every
+figure.
 
 Run: python -m benchmarks.loadtest_accuracy [--vllm PYTHON --tokenizer DIR] [--parts accuracy,...]
 """
@@ -47,7 +49,7 @@ parser = argparse.ArgumentParser()
 serve.add_cli_args(parser)
 serve.main(parser.parse_args())
 """
-"""`vllm bench serve`, which also tells the CPU time between its start and its end.
+"""Runs `vllm bench serve` and prints the CPU time of the benchmark itself.
 
 vLLM's wheel for CPUs can't start it by its name.
 """
@@ -56,13 +58,13 @@ PARTS = ("accuracy", "streams", "cpu")
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A figure of known truth, in ms.
+    """A figure whose true value is known.
 
     Attributes:
-        title: What it is called.
-        key: Its name in `summary.json`.
-        per_unit: What turns that into ms.
-        true_ms: What the mock does.
+        title: The figure's title.
+        key: The figure's name in `summary.json`.
+        per_unit: The factor from that figure's unit to ms.
+        true_ms: The true value, set by the mock's timing.
     """
 
     title: str
@@ -83,7 +85,7 @@ FIGURES = (
 
 @contextmanager
 def mocked(*flags: str) -> Iterator[str]:
-    """Run the mock in a process of its own until the block ends; give its URL."""
+    """Run the mock in a separate process until the block ends; yield its URL."""
     process = subprocess.Popen(
         [sys.executable, "-u", "-m", "loadtest", "mock", "--port", "0", *flags],
         stdout=subprocess.PIPE,
@@ -101,7 +103,7 @@ def measured(url: str, *flags: str) -> dict[str, Any]:
     """Run the load tester; return its summary.
 
     Raises:
-        subprocess.CalledProcessError: It failed, or a request did.
+        subprocess.CalledProcessError: The load tester or a request failed.
     """
     with TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "loadtest", "run", url, "--out", f"{folder}/run", *flags]
@@ -111,12 +113,12 @@ def measured(url: str, *flags: str) -> dict[str, Any]:
 
 
 def show_accuracy(console: Console) -> bool:
-    """Print measured and true figures; say whether all are near enough."""
+    """Print measured and true figures; return whether all are accurate enough."""
     timing = ("--first-token-ms", str(FIRST_MS), "--gap-ms", str(GAP_MS), "--tail-ms", str(TAIL_MS))
     with mocked(*timing, "--events", str(NUM_EVENTS)) as url:
-        # Users who all ask at once would measure how fast the mock takes in a burst.
+        # Without a ramp, all users would start at once and measure how the mock handles a burst.
         summary = measured(url, "-q", "1,8,32", "-n", "4", "--ramp", "1.1s")
-    table = Table("users", "figure", "true, ms", "p50, ms", "p95, ms", "p50 is off by", "may be")
+    table = Table("users", "figure", "true, ms", "p50, ms", "p95, ms", "p50 error", "allowed")
     is_right = True
     for level in summary["results"]:
         for figure in FIGURES:
@@ -135,7 +137,7 @@ def show_accuracy(console: Console) -> bool:
 
 
 def show_streams(console: Console) -> bool:
-    """Print how late the tool is under many streams; say whether that is little enough."""
+    """Print the tool's lag under many streams; return whether it is low enough."""
     flags = ("--first-token-ms", "500", "--gap-ms", "100", "--events", "60")
     with mocked(*flags) as url:
         summary = measured(url, "-q", str(NUM_STREAMS), "-n", "3", "--ramp", "2s")
@@ -154,7 +156,7 @@ def output_of(command: Sequence[str]) -> str:
     """Run a command to its end and return what it printed.
 
     Raises:
-        subprocess.CalledProcessError: It failed; its output is printed first.
+        subprocess.CalledProcessError: The command failed; the end of its output is printed first.
     """
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode:
@@ -164,14 +166,14 @@ def output_of(command: Sequence[str]) -> str:
 
 
 def our_cpu_s(url: str) -> float:
-    """Return the CPU time that our tool takes for the load, its live figures included."""
+    """Return our tool's CPU time for the load, including its live figures."""
     flags = ("-q", str(NUM_AT_ONCE), "--requests", str(NUM_REQUESTS), "--warmup", "0")
     [level] = measured(url, *flags)["levels"]
     return float(level["cpu_share"] * (level["ended_s"] - level["started_s"]))
 
 
 def vllm_cpu_s(url: str, python: str, tokenizer: str) -> float:
-    """Return the CPU time that vLLM's tool takes for the same load."""
+    """Return the CPU time of vLLM's tool for the same load."""
     base_url, _, _ = url.partition("/v1/")
     printed = output_of(
         [
@@ -188,13 +190,13 @@ def vllm_cpu_s(url: str, python: str, tokenizer: str) -> float:
 
 
 def show_cpu(console: Console, vllm: str | None, tokenizer: str) -> None:
-    """Print what an event costs each tool while it sends."""
+    """Print each tool's CPU time per event."""
     flags = ("--first-token-ms", "20", "--gap-ms", "10", "--events", str(EVENTS_PER_ANSWER))
     with mocked(*flags) as url:
         cpu_s = {"loadtest": our_cpu_s(url)}
         if vllm is not None:
             cpu_s["vllm bench serve"] = vllm_cpu_s(url, vllm, tokenizer)
-    table = Table("tool", "CPU per event, us", "beside loadtest")
+    table = Table("tool", "CPU per event, us", "relative to loadtest")
     for name, seconds in cpu_s.items():
         cost_us = seconds / (NUM_REQUESTS * EVENTS_PER_ANSWER) * 1e6
         table.add_row(name, f"{cost_us:.1f}", f"{seconds / cpu_s['loadtest']:.2f}")
@@ -202,11 +204,11 @@ def show_cpu(console: Console, vllm: str | None, tokenizer: str) -> None:
 
 
 def main() -> None:
-    """Show what was asked for; exit with 1 if a figure is not good enough."""
+    """Run the chosen parts; exit with 1 if a figure is not good enough."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--parts", default=",".join(PARTS))
-    parser.add_argument("--vllm", help="a Python that has vLLM")
-    parser.add_argument("--tokenizer", default="gpt2", help="for vLLM's prompts: a folder")
+    parser.add_argument("--vllm", help="a Python interpreter that has vLLM")
+    parser.add_argument("--tokenizer", default="gpt2", help="folder of vLLM's tokenizer")
     arguments = parser.parse_args()
     console, is_good = Console(width=110), True
     for part in arguments.parts.split(","):

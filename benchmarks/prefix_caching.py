@@ -1,12 +1,12 @@
-"""Conversations with one system prompt, with prefix reuse and without.
+"""Compares conversations that share a system prompt, with prefix reuse and without.
 
-Every turn's prompt is all that was said before and a new question, as chat clients send it. All
-conversations ask at once, turn by turn. Rounds with reuse and without alternate, on one model and
-the same threads, and the medians are compared, since machines are noisy. What both answer is
-required to be the same.
+Every turn's prompt is the conversation so far and a new question, as chat clients send it. All
+conversations ask at once, turn by turn. Rounds with and without reuse alternate, on one model and
+the same threads, and medians are compared, because machines are noisy. Both must give the same
+answers.
 
-The embedded chat model is small and has layers with a window; `--random` takes random weights in
-the shape of six layers of Qwen2-0.5B instead, which have no windows and whose prefill weighs more.
+The embedded chat model is small and has layers with a window. `--random` uses random weights in the
+shape of six layers of Qwen2-0.5B instead: no windows, and prefill takes a larger part of the time.
 
 Run: python -m benchmarks.prefix_caching
 """
@@ -24,12 +24,12 @@ from rich.console import Console
 from rich.table import Table
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from deployments.device.device import num_cores
 from deployments.engine.engine import Engine
-from deployments.engine.engine_limits import EngineLimits
-from deployments.engine.model_loader import LoadedModel, load_model, prepare_model
+from deployments.engine.limits import EngineLimits
+from deployments.engine.model.loader import LoadedModel, load_model, prepare_model
 from deployments.engine.sampling_params import SamplingParams
-from deployments.engine.sequence import SequenceRequest
-from deployments.gpu.device import num_cores
+from deployments.engine.scheduling.sequence import SequenceRequest
 
 FOLDER = Path(__file__).resolve().parent.parent / "models/pydoc-chat"
 SYSTEM_TOKENS = 192
@@ -38,7 +38,7 @@ QUESTION_TOKENS = 24
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What a round took: seconds to each turn's first token, and seconds for all of it."""
+    """One round: seconds to the first token of each answer, total seconds, and the token ids."""
 
     first_token_s: Sequence[float]
     total_s: float
@@ -46,7 +46,7 @@ class Round:
 
 
 def load(*, is_random: bool) -> LoadedModel:
-    """Return the embedded model, or a random one beside its tokenizer."""
+    """Return the embedded model, or a random one with its tokenizer."""
     loaded = load_model(str(FOLDER), revision=None, dtype="float32", device=torch.device("cpu"))
     if not is_random:
         return loaded
@@ -65,17 +65,17 @@ def load(*, is_random: bool) -> LoadedModel:
 
 
 class Conversations:
-    """Several of them, turn by turn, on one engine."""
+    """Holds several conversations at once, turn by turn, on one engine."""
 
     def __init__(self, loaded: LoadedModel, args: argparse.Namespace) -> None:
-        """Take the model and the workload's size."""
+        """Plan conversations of the size that the arguments give."""
         self._loaded = loaded
         self._args = args
         self._params = SamplingParams(temperature=0, max_tokens=args.num_tokens, ignore_eos=True)
         self._max_model_len = SYSTEM_TOKENS + args.turns * (QUESTION_TOKENS + args.num_tokens)
 
     def hold(self, *, prefix_caching: bool) -> Round:
-        """Hold all conversations from the start."""
+        """Hold all conversations from start to end, on a new engine."""
         random = Random(0)
         vocab_size = self._loaded.text_config.vocab_size
 
@@ -115,10 +115,12 @@ class Conversations:
 def main() -> None:
     """Measure and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--conversations", type=int, default=8, help="at once, one slot each")
-    parser.add_argument("--turns", type=int, default=4, help="of each conversation")
+    parser.add_argument(
+        "--conversations", type=int, default=8, help="conversations at once, one slot each"
+    )
+    parser.add_argument("--turns", type=int, default=4, help="turns of each conversation")
     parser.add_argument("--num-tokens", type=int, default=24, help="tokens of each answer")
-    parser.add_argument("--rounds", type=int, default=3, help="of each, in turn")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of each, alternating")
     parser.add_argument("--random", action="store_true", help="random weights in a larger shape")
     args = parser.parse_args()
     torch.set_num_threads(num_cores())
@@ -133,7 +135,7 @@ def main() -> None:
         title=f"{args.conversations} conversations of {args.turns} turns, "
         f"{torch.get_num_threads()} thread(s), ms"
     )
-    for column in ("", "computed anew", "prefixes reused", "ratio"):
+    for column in ("", "recomputed", "prefixes reused", "ratio"):
         table.add_column(column, justify="right")
     figures: dict[str, Callable[[Round], float]] = {
         "time to first token, median": lambda r: statistics.median(r.first_token_s),
@@ -149,7 +151,7 @@ def main() -> None:
 
 
 def _require_equal_answers(pairs: Sequence[tuple[Round, Round]]) -> None:
-    """Refuse to compare rounds that did not do the same work."""
+    """Exit if two rounds gave different answers: they did not do the same work."""
     same = sum(off.answers == on.answers for off, on in pairs)
     if same < len(pairs):
         raise SystemExit(f"answers differ in {len(pairs) - same} of {len(pairs)} rounds")

@@ -1,4 +1,4 @@
-"""Servers under measurement: started, waited for, and ended with all that they have started."""
+"""Starts servers to measure, waits for them, and ends them with all their child processes."""
 
 import signal
 import subprocess
@@ -19,16 +19,16 @@ END_DEADLINE_S = 30
 def started(
     command: Sequence[str], url: str, *, log: Path, cwd: Path | None = None
 ) -> Iterator[None]:
-    """Run a server while the block runs.
+    """Run a server until the block ends.
 
     Args:
-        command: What starts it in the foreground.
+        command: Starts the server in the foreground.
         url: Answers with 200 as soon as the server is ready.
-        log: What it prints is written there.
-        cwd: Where it starts.
+        log: The file for the server's output.
+        cwd: The server's working directory.
 
     Raises:
-        RuntimeError: It ended, or was not ready in time.
+        RuntimeError: The server ended, or was not ready in time.
     """
     with log.open("wb") as file:
         process = psutil.Popen(
@@ -57,7 +57,7 @@ def _wait_until_ready(process: psutil.Process, url: str, log: Path) -> None:
 
 
 def _end(process: psutil.Process) -> None:
-    """Ask the server to end, as Ctrl-C does, and end what is left."""
+    """Interrupt the server as Ctrl-C does, and kill the processes that are left."""
     family = [process, *process.children(recursive=True)] if process.is_running() else []
     if family:
         process.send_signal(signal.SIGINT)

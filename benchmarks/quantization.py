@@ -1,11 +1,11 @@
-"""What int8 weights gain in speed, and what they lose in accuracy.
+"""Measures what int8 weights gain in speed and lose in accuracy.
 
-Speed is that of a decode step, in the shape of Qwen2-0.5B with random bfloat16 weights. Both kinds
-of weights alternate, and medians are compared, since machines are noisy.
+Speed is the time of a decode step in the shape of Qwen2-0.5B, with random bfloat16 weights. Both
+kinds of weights alternate, and medians are compared, because machines are noisy.
 
-Accuracy is that of the embedded chat model: how likely it finds answers (perplexity, each token
-given all before it), and how often it says the same as it does in float32. It has learned its
-answers by heart and is sure of them, so the perplexity of answers to other questions is shown too.
+Accuracy is measured on the embedded chat model: the perplexity of answers (each token given all
+tokens before it), and how often an answer equals the float32 answer. The model has learned its
+answers by heart and is sure of them, so the perplexity of answers to other questions is also shown.
 
 Run: python -m benchmarks.quantization
 """
@@ -27,14 +27,14 @@ from transformers import AutoModelForImageTextToText, AutoProcessor, Qwen2Config
 
 from benchmarks.engine import FOLDER
 from benchmarks.gpu.shapes import QWEN_05B
-from deployments.engine.cpu.allocator import keep_freed_memory
-from deployments.engine.cpu.quantization import check_quantization, quantize_model
+from deployments.compute.cpu.linear.quantization import check_quantization, quantize_model
+from deployments.compute.cpu.memory import keep_freed_memory
+from deployments.device.device import num_cores
 from deployments.engine.engine import Engine
-from deployments.engine.engine_limits import EngineLimits
-from deployments.engine.model_loader import LoadedModel, load_model, prepare_model
+from deployments.engine.limits import EngineLimits
+from deployments.engine.model.loader import LoadedModel, load_model, prepare_model
 from deployments.engine.sampling_params import SamplingParams
-from deployments.engine.sequence import SequenceRequest
-from deployments.gpu.device import num_cores
+from deployments.engine.scheduling.sequence import SequenceRequest
 from models.training.batches import IGNORED, Renderer
 from models.training.conversations import PHRASINGS, Conversation
 from models.training.corpus import load_corpus
@@ -43,7 +43,7 @@ from models.training.evaluate_pydoc_chat import (
     refusal_questions,
     trained_questions,
 )
-from models.training.recital import Question, Reciter
+from models.training.generated_answers import AnswerGenerator, Question
 
 CPU = torch.device("cpu")
 PROMPT_TOKENS = 16
@@ -52,12 +52,13 @@ BATCH_SIZE = 64
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """What one model makes of one kind of question.
+    """One model's results on one kind of question.
 
     Attributes:
-        said: Its greedy answers.
-        right: Perplexity of the right answers; None where drawings are asked about.
-        others: Perplexity of answers to other questions, which no weights make likely.
+        said: The greedy answers.
+        right: Perplexity of the right answers; None for questions about drawings.
+        others: Perplexity of answers to other questions, which should be unlikely; None for
+            questions about drawings.
     """
 
     said: tuple[str, ...]
@@ -66,9 +67,9 @@ class Accuracy:
 
 
 def random_models() -> tuple[LoadedModel, LoadedModel]:
-    """Return one model of Qwen2-0.5B's shape twice, on float and on int8 weights."""
+    """Return one model of Qwen2-0.5B's shape twice, with float and with int8 weights."""
     config = Qwen2Config(**QWEN_05B.options, dtype=QWEN_05B.dtype)
-    # It knows fewer ids than the model, but nobody reads the text.
+    # The tokenizer has fewer ids than the model, but the text is not used.
     tokenizer = load_model(str(FOLDER), revision=None, dtype="float32", device=CPU).tokenizer
     torch.manual_seed(0)
     model = Qwen2ForCausalLM(config).to(torch.bfloat16)  # type: ignore[arg-type] # mistaken for self
@@ -80,9 +81,9 @@ def random_models() -> tuple[LoadedModel, LoadedModel]:
 
 
 def step_ms(loaded: LoadedModel, num_seqs: int, num_steps: int) -> tuple[float, float]:
-    """Return the milliseconds of a prefill step, and the median of decode steps.
+    """Return the milliseconds of a prefill step, and the median of the decode steps.
 
-    The first step takes all prompts, which are short.
+    The first step prefills all prompts, which are short.
     """
     engine = Engine(loaded, EngineLimits(num_seqs, 256, 512, prefix_caching=False))
     params = SamplingParams(temperature=0, max_tokens=num_steps + 2, ignore_eos=True)
@@ -98,7 +99,7 @@ def step_ms(loaded: LoadedModel, num_seqs: int, num_steps: int) -> tuple[float, 
 
 
 def speed_table(batch_sizes: Sequence[int], rounds: int, num_steps: int) -> Table:
-    """Measure steps on both kinds of weights, in turn."""
+    """Measure steps with both kinds of weights, alternating."""
     models = random_models()
     gib = " and ".join(f"{loaded.num_weight_bytes / 2**30:.2f}" for loaded in models)
     title = f"Qwen2-0.5B's shape, {gib} GiB, {torch.get_num_threads()} thread(s), ms a step"
@@ -129,7 +130,7 @@ def _table(title: str, columns: Sequence[str]) -> Table:
 
 
 def chat_model(dtype: str, *, is_int8: bool) -> Any:
-    """Return the embedded model with stock attention, its layers swapped if that is asked for."""
+    """Return the embedded model with stock attention, with int8 layers if requested."""
     model = AutoModelForImageTextToText.from_pretrained(FOLDER, dtype=getattr(torch, dtype))
     if is_int8:
         quantize_model(model)
@@ -137,7 +138,7 @@ def chat_model(dtype: str, *, is_int8: bool) -> Any:
 
 
 def questions(count: int) -> dict[str, list[Question]]:
-    """Return `count` questions of each kind: learned by heart, and never seen."""
+    """Return `count` questions of each kind: learned names, made-up names, and drawings."""
     entries = load_corpus()
     return {
         "learned names": list(trained_questions(entries))[:: 2 * len(PHRASINGS)][:count],
@@ -147,9 +148,9 @@ def questions(count: int) -> dict[str, list[Question]]:
 
 
 def ask(model: Any, processor: Any, asked: Sequence[Question]) -> Accuracy:
-    """Ask greedily, and find how likely the answers are to the model."""
-    recitals = Reciter(model.generate, processor).recite(asked)
-    said = {id(recital.question): recital.said for recital in recitals}
+    """Generate greedy answers, and compute the perplexity of right and of other answers."""
+    generated = AnswerGenerator(model.generate, processor).answer(asked)
+    said = {id(answer.question): answer.text for answer in generated}
     answers = tuple(said[id(question)] for question in asked)
     if any(question.conversation.turns[0].drawings for question in asked):
         return Accuracy(answers, None, None)
@@ -166,7 +167,7 @@ def ask(model: Any, processor: Any, asked: Sequence[Question]) -> Accuracy:
 
 @torch.inference_mode()
 def perplexity(model: Any, renderer: Renderer, conversations: Sequence[Conversation]) -> float:
-    """Return the perplexity of the answers, each token given all before it."""
+    """Return the perplexity of the answers, each token given all tokens before it."""
     examples = [renderer.example(conversation) for conversation in conversations]
     total, count = 0.0, 0
     for start in range(0, len(examples), BATCH_SIZE):
@@ -183,7 +184,7 @@ def perplexity(model: Any, renderer: Renderer, conversations: Sequence[Conversat
 
 
 def accuracy_table(count: int) -> Table:
-    """Ask each kind of weights the same, and compare with float32."""
+    """Ask models with each kind of weights the same questions, and compare with float32."""
     processor = AutoProcessor.from_pretrained(FOLDER)  # type: ignore[no-untyped-call] # left untyped
     table = _table(
         "pydoc-chat; perplexity of the right answers and of others, greedy answers",
@@ -204,13 +205,13 @@ def accuracy_table(count: int) -> Table:
                 kind,
                 "" if accuracy.right is None else f"{accuracy.right:.5f}",
                 "" if accuracy.others is None else f"{accuracy.others:,.2f}",
-                _share(expected, accuracy.said),
-                _share(found["float32"].said, accuracy.said),
+                _percent_equal(expected, accuracy.said),
+                _percent_equal(found["float32"].said, accuracy.said),
             )
     return table
 
 
-def _share(expected: Sequence[str], said: Sequence[str]) -> str:
+def _percent_equal(expected: Sequence[str], said: Sequence[str]) -> str:
     same = sum(one == other for one, other in zip(expected, said, strict=True))
     return f"{same / len(said):.1%}"
 
@@ -219,9 +220,13 @@ def main() -> None:
     """Measure and print two tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--batch-sizes", default="1,8,32", help="rows of a decode step, a list")
-    parser.add_argument("--rounds", type=int, default=3, help="of each kind of weights, in turn")
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="rounds of each kind of weights, alternating"
+    )
     parser.add_argument("--steps", type=int, default=20, help="decode steps of a round")
-    parser.add_argument("--questions", type=int, default=200, help="of each kind; 0: speed alone")
+    parser.add_argument(
+        "--questions", type=int, default=200, help="questions of each kind; 0 measures speed only"
+    )
     parser.add_argument("--threads", type=int, default=num_cores())
     args = parser.parse_args()
     check_quantization("int8", CPU)

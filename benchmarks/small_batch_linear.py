@@ -1,9 +1,9 @@
-"""The linear layers of a decode step: our kernel for few rows against oneDNN's.
+"""Compares the linear layers of a decode step: our small-batch kernel and oneDNN's.
 
-Both run over all layers of Qwen2-0.5B's shape on the same packed weights, in turn; medians of the
-whole pass, and the speed at which weights are read.
+Both run all layers of Qwen2-0.5B's shape on the same packed weights, alternating. The table shows
+medians of the whole pass, and the speed at which weights are read.
 
-    python -m benchmarks.few_rows_linear
+    python -m benchmarks.small_batch_linear
 """
 
 import argparse
@@ -15,11 +15,11 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from deployments.engine.cpu.few_rows_kernel import make_kernel
-from deployments.engine.cpu.few_rows_linear import FewRowsLinear
-from deployments.engine.cpu.openmp import find_parallel
-from deployments.engine.cpu.prepacked_linear import PrepackedLinear
-from deployments.gpu.device import num_cores
+from deployments.compute.cpu.jit.openmp import find_parallel
+from deployments.compute.cpu.linear.prepacked_linear import PrepackedLinear
+from deployments.compute.cpu.linear.small_batch_kernel import make_kernel
+from deployments.compute.cpu.linear.small_batch_linear import SmallBatchLinear
+from deployments.device.device import num_cores
 
 NUM_LAYERS = 24
 SHAPES = ((896, 1152), (896, 896), (896, 9728), (4864, 896))
@@ -29,7 +29,7 @@ Layers = Sequence[Callable[[torch.Tensor], torch.Tensor]]
 
 
 def main() -> None:
-    """Print the table."""
+    """Measure and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", default="1,2,4,8,16,32,64,96")
     parser.add_argument("--threads", type=int, default=num_cores())
@@ -38,10 +38,12 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     kernel, parallel = make_kernel(), find_parallel()
     if kernel is None or parallel is None:
-        raise SystemExit("This processor has no AVX512_BF16, or torch no libgomp.")
+        raise SystemExit(
+            "This benchmark needs a processor with AVX512_BF16, and a torch built on libgomp."
+        )
     shapes = [*SHAPES * NUM_LAYERS, VOCABULARY]
     theirs = [PrepackedLinear(torch.randn(n, k).bfloat16(), None) for k, n in shapes]
-    ours = [FewRowsLinear(layer._packed, None, kernel) for layer in theirs]
+    ours = [SmallBatchLinear(layer._packed, None, kernel) for layer in theirs]
     num_bytes = sum(2 * k * n for k, n in shapes)
     table = Table("rows", "oneDNN ms", "ours ms", "ratio", "ours GB/s")
     for num_rows in map(int, options.rows.split(",")):

@@ -1,1 +1,1 @@
-"""What runs on the GPUs: one file per Serve deployment, thin shells around the engine."""
+"""The Serve deployments that run on the GPUs: thin shells around the engine and the classifier."""

@@ -1,15 +1,20 @@
-"""What crosses the handle between the ingress and a model replica.
+"""The messages between the ingress and a model replica.
 
-Plain frozen data that pickles, made so that a running stream can move to another replica: a request
-may carry the token ids that were already generated, each delta carries its own, and sampling is
-keyed by (seed, position).
+They are frozen dataclasses that pickle. A running stream can move to another replica: a request may
+carry the token ids that were generated so far, each delta carries its own, and sampling is keyed by
+(seed, position).
 """
 
 from dataclasses import dataclass, field
 from typing import Literal
 
 from deployments.engine.output import FinishReason, TextDelta, TokenLogprob, TokenLogprobs
-from deployments.engine.sampling_params import InvalidParameterError, SamplingParams
+from deployments.engine.sampling_params import (
+    InvalidParameterError,
+    ReasoningTokens,
+    SamplingParams,
+)
+from deployments.reasoning_format import PromptReasoning
 
 __all__ = [
     "Accepted",
@@ -24,9 +29,14 @@ __all__ = [
     "ImagePart",
     "InvalidParameterError",
     "ModelDescription",
+    "PromptReasoning",
+    "ReasoningDescription",
+    "ReasoningTokens",
     "Refused",
     "RequestGroup",
     "SamplingParams",
+    "TemplatePairs",
+    "TemplateValue",
     "TextDelta",
     "TextPart",
     "TokenLogprob",
@@ -40,7 +50,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class TextPart:
-    """A piece of text in a message; what is logged by accident holds none of it."""
+    """A part of a message that is text; its `repr` hides the text from logs."""
 
     text: str = field(repr=False)
 
@@ -57,9 +67,9 @@ class Tool:
     """A function that the model may call.
 
     Attributes:
-        name: Letters, digits, `_` and `-`.
-        description: What it does; None leaves it out of the prompt.
-        parameters: The JSON schema of its arguments, as JSON.
+        name: The function's name, of letters, digits, `_` and `-`.
+        description: What the function does; None leaves it out of the prompt.
+        parameters: The JSON schema of the function's arguments, as a JSON string.
     """
 
     name: str
@@ -69,12 +79,13 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call that the assistant has made.
+    """A call of a tool by the assistant.
 
     Attributes:
-        id: What the answer to it refers to.
-        name: The function's.
-        arguments: An object, as JSON.
+        id: The call's id, which the tool's message refers to.
+        name: The function's name.
+        arguments: JSON, as a string: an object, or one string that holds the broken arguments of a
+            call that was cut.
     """
 
     id: str
@@ -87,11 +98,13 @@ class ChatMessage:
     """One turn of a conversation.
 
     Attributes:
-        role: Whose turn it is; a tool's turn is what one call has returned.
-        parts: May be none, where the assistant does nothing but call.
+        role: Whose turn it is; a tool's turn holds the result of one call.
+        parts: The content; empty if the assistant only calls tools.
         tool_calls: The assistant's calls.
-        tool_call_id: Of a tool's turn alone: the call that it answers.
-        name: Of a tool's turn alone: the function that was called.
+        tool_call_id: The call that a tool's turn answers; None for other roles.
+        name: The function whose result a tool's turn holds; None for other roles.
+        reasoning_content: The assistant's reasoning in an earlier turn. The chat template decides
+            what the model sees of it.
     """
 
     role: Literal["system", "user", "assistant", "tool"]
@@ -99,17 +112,25 @@ class ChatMessage:
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
     name: str | None = None
+    reasoning_content: str | None = field(default=None, repr=False)
+
+
+TemplateValue = str | int | float | bool | None
+"""A value that a request may give to a parameter of the chat template."""
+
+TemplatePairs = tuple[tuple[str, TemplateValue], ...]
+"""Such values, each with the parameter's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestGroup:
-    """What one HTTP request asks for in several sequences; admitted whole or not at all.
+    """The sequences of one HTTP request; all of them are admitted, or none.
 
     Attributes:
         id: Unique among all groups.
         size: Number of sequences.
-        is_first: Whether this is the one that is sent first and asks for all. The others are sent
-            once it is accepted.
+        is_first: Whether this sequence is sent first and asks for the whole group. The others are
+            sent once it is accepted.
     """
 
     id: str
@@ -119,18 +140,21 @@ class RequestGroup:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """A text to generate.
+    """A request for one text.
 
     Attributes:
         request_id: Names the request in logs and in the engine.
         prompt: Messages for the model's chat template, a plain string, or token ids.
         sampling: How tokens are chosen and when the text ends.
-        generated_token_ids: Tokens that another replica has generated already. Generation goes on
-            behind them; they count towards `max_tokens` and are not sent again.
-        group: The sequences that it belongs to, if it is not the only one of its HTTP request.
-        tools: What the chat template tells the model it may call.
-        default_max_tokens: Most tokens of the answer where `sampling` names none; the model's
-            length may leave less. None means what the model's generation config says.
+        generated_token_ids: Tokens that another replica has already generated. Generation continues
+            after them; they count towards `max_tokens` and are not sent again.
+        group: The group of its HTTP request's sequences, if there is more than one.
+        tools: The functions that the chat template offers to the model.
+        template_kwargs: Values for the chat template's own parameters, by name.
+        default_max_tokens: The most tokens of the answer if `sampling` sets no limit; the model's
+            length may leave fewer. None means the value of the model's generation config.
+        length_param: The client's name of `max_tokens`, for the error if the model's length leaves
+            fewer tokens. None lowers it to what is left instead.
     """
 
     request_id: str
@@ -140,10 +164,12 @@ class GenerationRequest:
     group: RequestGroup | None = None
     tools: tuple[Tool, ...] = ()
     default_max_tokens: int | None = None
+    length_param: str | None = None
+    template_kwargs: TemplatePairs = field(default=(), repr=False)
 
     @property
     def is_admitted(self) -> bool:
-        """Whether it belongs to what some replica has admitted before, and so is never refused."""
+        """Whether a replica has already admitted its HTTP request; then it is never refused."""
         return bool(self.generated_token_ids) or (
             self.group is not None and not self.group.is_first
         )
@@ -151,29 +177,31 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The first thing that a replica sends: the request is tokenized, fits, and is queued.
+    """The first event of a stream: the request is tokenized, fits, and is queued.
 
     Attributes:
         num_prompt_tokens: Tokens of the prompt.
-        replica_id: Tells the replicas of a model apart.
+        replica_id: Identifies the replica among those of its model.
+        reasoning: What the end of the prompt says about the model's reasoning.
     """
 
     num_prompt_tokens: int
     replica_id: str = ""
+    reasoning: PromptReasoning = PromptReasoning.OPEN
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The only thing that a full replica sends.
+    """The only event that a full replica sends.
 
-    An event and no exception: Ray logs each of those with its traceback, which costs more than the
-    rest of a refusal, when there is least time for it.
+    It is an event and not an exception because Ray logs every exception with its traceback. Under
+    overload, that would cost more than the rest of the refusal.
 
     Attributes:
-        message: What is full.
-        retry_after_s: When there will be room, as far as one can tell.
-        replica_id: Tells the replicas of a model apart.
-        is_full: Whether there was no room for any other request either, however small.
+        message: Which limit is reached.
+        retry_after_s: The estimated time until there is room.
+        replica_id: Identifies the replica among those of its model.
+        is_full: Whether the replica would have refused any other request too, however small.
     """
 
     message: str
@@ -187,15 +215,16 @@ GenerationEvent = Accepted | Refused | TextDelta
 
 @dataclass(frozen=True, slots=True)
 class TokenizeRequest:
-    """A prompt whose tokens are asked for; nothing is generated.
+    """A prompt to tokenize; nothing is generated.
 
     Attributes:
         prompt: Messages for the model's chat template, or a plain string.
-        add_special_tokens: Whether the tokenizer adds the model's own. None means as for an answer:
-            to a plain string; a chat template writes them itself.
-        add_generation_prompt: Whether messages end where the answer begins.
-        with_strings: Whether to tell the vocabulary's name of each token, too.
-        tools: What the chat template tells the model it may call.
+        add_special_tokens: Whether the tokenizer adds the model's special tokens. None means as for
+            generation: it adds them to a plain string; a chat template writes them itself.
+        add_generation_prompt: Whether the rendered messages end with the start of the answer.
+        with_strings: Whether to return each token's string in the vocabulary, too.
+        tools: The functions that the chat template offers to the model.
+        template_kwargs: Values for the chat template's own parameters, by name.
     """
 
     prompt: tuple[ChatMessage, ...] | str = field(repr=False)
@@ -203,32 +232,52 @@ class TokenizeRequest:
     add_generation_prompt: bool = True
     with_strings: bool = False
     tools: tuple[Tool, ...] = ()
+    template_kwargs: TemplatePairs = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizedPrompt:
-    """The tokens of a prompt, and their names in the vocabulary if they were asked for."""
+    """The tokens of a prompt, and their strings in the vocabulary if the request asks for them."""
 
     token_ids: tuple[int, ...] = field(repr=False)
     strings: tuple[str, ...] | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
+class ReasoningDescription:
+    """How a model marks its reasoning.
+
+    Attributes:
+        format: A key of `REASONING_FORMATS` in `reasoning_format`.
+        tokens: The ids of the two marks.
+        is_special: Whether the marks are special tokens, which normal decoding leaves out.
+    """
+
+    format: str
+    tokens: ReasoningTokens
+    is_special: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ModelDescription:
-    """What a replica serves, asked once by each ingress.
+    """The model that a text replica serves; each ingress asks for it once.
 
     Attributes:
         id: The name that clients ask for.
-        created: When the replica had loaded the model, in Unix seconds.
-        max_model_len: Tokens of prompt and answer together.
+        created: When the replica finished loading the model, in Unix seconds.
+        max_model_len: The most tokens of prompt and answer together.
         accepts_images: Whether messages may hold images.
-        default_sampling: What a request that names no value gets.
-        accepts_tools: Whether the chat template tells the model of tools.
-        tool_call_format: How the model writes calls, a key of `FORMATS` in `tool_call_format`;
-            None where that is unknown.
-        tool_call_token_ids: The marks of that format which are special tokens of the tokenizer,
-            with their ids.
-        system_fingerprint: Another one may mean other texts for the same seed.
+        default_sampling: The values for parameters that a request does not set.
+        accepts_tools: Whether the chat template can offer tools to the model.
+        tool_call_format: How the model writes calls: a key of `FORMATS` in `tool_call_format`, or
+            None if that is unknown.
+        tool_call_token_ids: The marks of the format that are special tokens of the tokenizer, with
+            their ids.
+        reasoning: How the model marks its reasoning; None if its answers have none.
+        template_parameters: The names that the chat template reads besides messages and tools; a
+            request may set them.
+        system_fingerprint: If it changes, the same seed may give another text.
+        root: The hub repository of the model's files; None or the id if they lie in a folder.
     """
 
     id: str
@@ -239,21 +288,24 @@ class ModelDescription:
     accepts_tools: bool = False
     tool_call_format: str | None = None
     tool_call_token_ids: tuple[tuple[str, int], ...] = ()
+    reasoning: ReasoningDescription | None = None
+    template_parameters: tuple[str, ...] = ()
     system_fingerprint: str | None = None
+    root: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ClassificationRequest:
-    """Texts to classify for one HTTP request; admitted whole or not at all.
+    """Texts to classify for one HTTP request; all of them are admitted, or none.
 
     `TextClassifier.classify` answers it with `Classified` or `Refused`.
 
     Attributes:
         request_id: Names the request in logs.
         texts: At least one; each is one sequence of the model.
-        truncate: Whether the end of a text that is too long is dropped; else that is an error.
-        max_num_tokens: Where it is dropped, special tokens included; None: as late as the model's
-            length allows. Means nothing without `truncate`.
+        truncate: Whether to drop the end of a text that is too long; otherwise it is an error.
+        max_num_tokens: The most tokens to keep of a text, special ones included; None means the
+            model's length. Ignored without `truncate`.
     """
 
     request_id: str
@@ -264,13 +316,13 @@ class ClassificationRequest:
 
 @dataclass(frozen=True, slots=True)
 class Classification:
-    """What the model says of one text.
+    """The model's result for one text.
 
     Attributes:
         probabilities: In the order of `ClassifierDescription.labels`. They sum to one, unless the
-            model is a multi-label one: then each stands for itself.
+            model is multi-label: then each is independent.
         num_tokens: Tokens that the model has read, special ones included.
-        is_truncated: Whether the text's end was dropped.
+        is_truncated: Whether the end of the text was dropped.
     """
 
     probabilities: tuple[float, ...]
@@ -280,11 +332,11 @@ class Classification:
 
 @dataclass(frozen=True, slots=True)
 class Classified:
-    """A request's answer.
+    """The answer to a request.
 
     Attributes:
-        classifications: In the order of its texts.
-        replica_id: Tells the replicas of a model apart.
+        classifications: In the order of the request's texts.
+        replica_id: Identifies the replica among those of its model.
     """
 
     classifications: tuple[Classification, ...]
@@ -293,14 +345,15 @@ class Classified:
 
 @dataclass(frozen=True, slots=True)
 class ClassifierDescription:
-    """What a classifier's replica serves, asked once by each ingress.
+    """The model that a classifier's replica serves; each ingress asks for it once.
 
     Attributes:
         id: The name that clients ask for.
-        created: When the replica had loaded the model, in Unix seconds.
-        max_model_len: Tokens of one text, special ones included.
-        labels: By their number in the model's output.
-        is_multi_label: Whether labels don't exclude one another (sigmoid in place of softmax).
+        created: When the replica finished loading the model, in Unix seconds.
+        max_model_len: The most tokens of one text, special ones included.
+        labels: In the order of the model's outputs.
+        is_multi_label: Whether a text may have several labels (sigmoid instead of softmax).
+        root: See `ModelDescription`.
     """
 
     id: str
@@ -308,3 +361,4 @@ class ClassifierDescription:
     max_model_len: int
     labels: tuple[str, ...]
     is_multi_label: bool
+    root: str | None = None

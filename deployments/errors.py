@@ -1,15 +1,15 @@
 """The error tree. Each class carries the HTTP status, OpenAI's error type and a code.
 
 The classes cross process borders, so each passes all its arguments positionally to
-`Exception.__init__`. `serve_app.api.errors` is the one place that turns them into HTTP.
+`Exception.__init__`. `serve_app.http.errors` is the one place that turns them into HTTP.
 """
 
 
 class RaystreamError(Exception):
-    """Something went wrong that the client is told about.
+    """An error that is reported to the client.
 
     Attributes:
-        retry_after_s: When it is worth to come back, if that is known.
+        retry_after_s: Seconds until a retry may succeed, if that is known.
     """
 
     status = 500
@@ -19,19 +19,25 @@ class RaystreamError(Exception):
     def __init__(
         self, message: str, param: str | None = None, retry_after_s: float | None = None
     ) -> None:
-        """Keep the message for people and the parameter's name, if one is to blame."""
+        """Store the details for the client.
+
+        Args:
+            message: What is wrong and how to mend it.
+            param: The request's field that causes the error, if there is one.
+            retry_after_s: Seconds until a retry may succeed, if that is known.
+        """
         super().__init__(message, param, retry_after_s)
         self.message = message
         self.param = param
         self.retry_after_s = retry_after_s
 
     def __str__(self) -> str:
-        """Return the message alone."""
+        """Return only the message."""
         return self.message
 
 
 class InvalidRequestError(RaystreamError):
-    """The request can't be served as it stands; the message says how to mend it."""
+    """The request can't be served as it is; the message says how to mend it."""
 
     status = 400
     type = "invalid_request_error"
@@ -39,14 +45,14 @@ class InvalidRequestError(RaystreamError):
 
 
 class RequestTooLargeError(InvalidRequestError):
-    """The request's body is larger than the server reads."""
+    """The request's body is larger than the server accepts."""
 
     status = 413
     code = "request_too_large"
 
 
 class HeadersTooLargeError(InvalidRequestError):
-    """The request's headers are larger than the server takes."""
+    """The request's headers are larger than the server accepts."""
 
     status = 431
     code = "headers_too_large"
@@ -60,14 +66,14 @@ class RequestTimeoutError(InvalidRequestError):
 
 
 class InvalidApiKeyError(InvalidRequestError):
-    """The request names no API key, or one that is not known here."""
+    """The request has no API key, or an unknown one."""
 
     status = 401
     code = "invalid_api_key"
 
 
 class RateLimitError(RaystreamError):
-    """The API key has used up what it may for now."""
+    """The API key has used up its rate limit."""
 
     status = 429
     type = "rate_limit_error"
@@ -82,32 +88,32 @@ class UnsupportedMediaTypeError(InvalidRequestError):
 
 
 class ContextLengthExceededError(InvalidRequestError):
-    """Prompt and answer don't fit into the model's length."""
+    """Prompt and answer exceed the model's length."""
 
     code = "context_length_exceeded"
 
 
 class InvalidImageError(InvalidRequestError):
-    """An image can't be read. The message never repeats what the decoder said."""
+    """An image can't be read. The message never repeats the decoder's words."""
 
     code = "invalid_image"
 
 
 class ModelNotFoundError(InvalidRequestError):
-    """No model of that name is served."""
+    """No model of this name is served."""
 
     status = 404
     code = "model_not_found"
 
 
 class WrongTaskError(InvalidRequestError):
-    """The model does something else than what is asked of it."""
+    """The model serves another task than the request asks for."""
 
     code = "wrong_task"
 
 
 class OverloadedError(RaystreamError):
-    """Too many requests wait already; the client may retry later."""
+    """Too many requests are queued; the client may retry later."""
 
     status = 503
     type = "overloaded_error"
@@ -115,7 +121,7 @@ class OverloadedError(RaystreamError):
 
 
 class RateLimitsUnavailableError(RaystreamError):
-    """What the API key has used can't be looked up, so nobody can say that it may go on."""
+    """The API key's usage can't be read, so its rate limit can't be checked."""
 
     status = 503
     code = "rate_limits_unavailable"
@@ -129,19 +135,19 @@ class ReplicaUnavailableError(RaystreamError):
 
 
 class GenerationFailedError(RaystreamError):
-    """The sequence failed inside the engine; no other sequence was disturbed."""
+    """The sequence failed inside the engine; no other sequence was affected."""
 
     code = "generation_failed"
 
 
 class ClassificationFailedError(RaystreamError):
-    """The model failed on a text; no other request was disturbed."""
+    """The model failed on a text; no other request was affected."""
 
     code = "classification_failed"
 
 
 class GenerationAbortedError(RaystreamError):
-    """The sequence was ended from inside, before its text was finished."""
+    """The server ended the sequence before its text was finished."""
 
     status = 503
     code = "generation_aborted"
@@ -156,18 +162,18 @@ class DeadlineExceededError(RaystreamError):
 
 
 class FirstTokenTimeoutError(DeadlineExceededError):
-    """The first token did not come in time."""
+    """The first token did not arrive in time."""
 
     code = "first_token_timeout"
 
 
 class StallTimeoutError(DeadlineExceededError):
-    """Text came, and then none for too long."""
+    """The stream stalled: no text arrived for too long after the first."""
 
     code = "stall_timeout"
 
 
 class TotalTimeoutError(DeadlineExceededError):
-    """The answer was not finished in time."""
+    """The whole answer took too long."""
 
     code = "total_timeout"

@@ -1,30 +1,34 @@
-"""What a model replica is told about its model when it is made."""
+"""The settings that a model replica is created with."""
 
+import os
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """One model, with everything that depends on the cluster resolved.
+    """One model, with all settings that depend on the cluster resolved.
 
     Attributes:
         id: The name that clients ask for.
         source: An absolute folder, or the id of a hub repository.
-        revision: A commit of the hub repository; None means its newest.
+        revision: A commit of the hub repository; None means the newest.
         dtype: auto, float32, bfloat16 or float16.
         device: auto, cpu or cuda.
         num_gpus: What Ray reserves for each replica: 0, or a share of one GPU.
-        num_threads: Threads that a CPU model computes with; None means by its size.
-        max_model_len: Tokens of prompt and answer together.
-        max_num_seqs: Sequences that run at once, if the memory holds them.
-        max_batched_tokens: Tokens in one engine step.
-        max_queued_requests: Sequences that may wait behind them.
-        max_queued_tokens: Tokens of those that wait: of their prompts, and what they may generate;
-            None counts the requests alone.
+        num_threads: Threads that a CPU model computes with; None means chosen by its size.
+        max_model_len: The most tokens of prompt and answer together.
+        max_num_seqs: The most sequences that run at once, if the memory holds them.
+        max_batched_tokens: The most tokens of one engine step, or of a classifier's micro-batch.
+        max_queued_requests: The most requests that may wait. A text model counts sequences: each
+            prompt of an HTTP request counts once per answer (`n`). A classifier counts HTTP
+            requests, whatever their number of texts.
+        max_queued_tokens: The most tokens that may wait. A text model counts each sequence's prompt
+            and the tokens that it may generate. None means no limit on tokens.
         prefix_caching: Whether sequences share prefixes; see `EngineLimits`.
-        quantization: int8, or None; see `deployments.engine.cpu.quantization`.
+        quantization: int8, or None; see `deployments.compute.cpu.linear.quantization`.
         cuda_graphs: Whether decode steps on a GPU are captured; see `EngineLimits`.
-        tool_call_parser: auto, none, or a key of `FORMATS` in `tool_call_format`.
+        tool_call_parser: auto, none or a key of `FORMATS` in `tool_call_format`.
+        reasoning_parser: auto, none or a key of `REASONING_FORMATS` in `reasoning_format`.
     """
 
     id: str
@@ -43,3 +47,14 @@ class ModelSpec:
     quantization: str | None = None
     cuda_graphs: bool = True
     tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"
+
+    @property
+    def root(self) -> str:
+        """The hub repository of the model's files; for a folder, the id, to show no path."""
+        return self.id if os.path.isabs(self.source) else self.source
+
+    @property
+    def device_share(self) -> float:
+        """The fraction of the device's memory that a replica may use; 1 on a CPU."""
+        return self.num_gpus or 1.0

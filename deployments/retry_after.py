@@ -1,4 +1,4 @@
-"""How fast a replica gets its requests done, measured while it is busy."""
+"""Estimates `Retry-After` for a refused request, from how fast the replica finishes others."""
 
 from collections import deque
 from math import ceil
@@ -6,48 +6,47 @@ from math import ceil
 from deployments.errors import OverloadedError
 
 WINDOW_S = 30.0
-"""What lies further back tells little of the load that is there now."""
+"""The window of the measurement; older ends say little about the current load."""
 
 MIN_RETRY_AFTER_S = 1
 MAX_RETRY_AFTER_S = 60
 
 
-class DrainRate:
-    """Counts what ended in a sliding window; the caller brings the time."""
+class RetryEstimator:
+    """Counts the requests that ended in a sliding window. The caller passes the time."""
 
     def __init__(self) -> None:
-        """Start idle."""
         self._ended_at_s: deque[float] = deque()
         self._busy_since_s = 0.0
 
     def start(self, now_s: float) -> None:
-        """Begin to measure: work has come to a replica that had none."""
+        """Start measuring: an idle replica has received work."""
         self._ended_at_s.clear()
         self._busy_since_s = now_s
 
     def note_end(self, now_s: float) -> None:
-        """Count a request that has made room."""
+        """Count a request that has ended."""
         self._ended_at_s.append(now_s)
-        # Here too: a replica that is busy for weeks and refuses nobody is never asked.
+        # Forget here too: a replica that never refuses a request never calls `seconds_for`.
         self._forget(now_s - WINDOW_S)
 
     def seconds_for(self, num_requests: int, now_s: float) -> float:
-        """Return how long it will take until so many more have ended.
+        """Return the estimated time until `num_requests` more have ended.
 
-        Where none has ended yet, one is taken to end in as long as was waited so far: that is the
-        least that is known.
+        If none has ended yet, assume that one takes as long as the replica has been busy: it takes
+        at least that long.
         """
         start_s = max(self._busy_since_s, now_s - WINDOW_S)
         self._forget(start_s)
         return num_requests * (now_s - start_s) / max(1, len(self._ended_at_s))
 
     def retry_after_s(self, num_requests: int, now_s: float) -> int:
-        """Return when to come back, where so many more have to end first: whole seconds."""
+        """Return in how many whole seconds to retry, if `num_requests` have to end first."""
         seconds = ceil(self.seconds_for(num_requests, now_s))
         return min(MAX_RETRY_AFTER_S, max(MIN_RETRY_AFTER_S, seconds))
 
     def overloaded(self, num_requests: int, why: str, now_s: float) -> OverloadedError:
-        """Return the refusal of a request, where so many more have to end first."""
+        """Return the error for a request that has to wait until `num_requests` have ended."""
         retry_after_s = self.retry_after_s(num_requests, now_s)
         message = f"The model is overloaded: {why}. Try again in {retry_after_s} s."
         return OverloadedError(message, None, retry_after_s)

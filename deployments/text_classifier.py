@@ -1,25 +1,21 @@
 """TextClassifier: a device's worker behind one method, as a Serve deployment.
 
-A replica is one process with one model on one device, or on a share of one. What arrives together
-is tokenized together (`@serve.batch`) and handed to the worker (`deployments.classifier`), which
-takes all that waits whenever the device is free. A request that is cancelled leaves the line; what
-the device has begun of it is dropped.
+Requests that arrive together are tokenized together (`@serve.batch`) and queued for the device's
+worker (`deployments.classifier`), which takes everything in the queue whenever the device is free.
+A cancelled request leaves the queue, and its unfinished results are dropped.
 """
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from uuid import uuid4
+from collections.abc import Mapping
 
 from ray import serve
 
-from deployments.assigned_device import open_assigned_device
 from deployments.classifier.device_worker import BatchStats, DeviceWorker
+from deployments.classifier.placed_classifier import PlacedClassifier, place_classifier
+from deployments.classifier.request_queue import Job, Probabilities, QueueLimits, RequestQueue
 from deployments.classifier.sequence_classifier import SequenceClassifier
 from deployments.classifier.text_encoder import EncodedTexts, TextEncoder
-from deployments.classifier.waiting_line import Job, LineLimits, Probabilities, WaitingLine
-from deployments.classifier_metrics import ClassifierMetrics
 from deployments.contract import (
     Classification,
     ClassificationRequest,
@@ -28,50 +24,31 @@ from deployments.contract import (
     Refused,
 )
 from deployments.errors import OverloadedError, RaystreamError, ReplicaUnavailableError
-from deployments.gpu.device import MemoryDevice
-from deployments.model_spec import ModelSpec
-from deployments.placed_classifier import log_placement, place_classifier
+from deployments.metrics import ClassifierMetrics
+from deployments.model_replica import ModelReplica
 from deployments.user_config import BATCH_KEYS, given_settings, queue_limits, set_batching
 
 MAX_BATCH_SIZE = 32
 BATCH_WAIT_TIMEOUT_S = 0.0
-"""None: while the device is busy, requests gather by themselves."""
+"""Zero, because requests collect in the queue while the device is busy."""
 
 USER_CONFIG_KEYS = BATCH_KEYS
 
 
-class TextClassifier:
+class TextClassifier(ModelReplica):
     """Classifies texts with one model."""
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        open_device: Callable[[ModelSpec], MemoryDevice] = open_assigned_device,
-    ) -> None:
-        """Load the model and warm it up.
-
-        Args:
-            spec: The model.
-            open_device: Finds the device.
-
-        Raises:
-            UnsupportedModelError: The model can't be served; one line says why.
-            DeviceMemoryError: The share of the device is too small.
-        """
-        started = time.monotonic()
-        self._spec = spec
-        self._device = open_device(spec)
-        self._line = WaitingLine(LineLimits(spec.max_queued_requests, spec.max_queued_tokens))
+    def _start(self) -> PlacedClassifier:
+        spec = self._spec
+        self._queue = RequestQueue(QueueLimits(spec.max_queued_requests, spec.max_queued_tokens))
         self._loop: asyncio.AbstractEventLoop | None = None
         self._num_batches_seen = 0
         self._worker = DeviceWorker(
-            self._place, self._line, spec.max_batched_tokens, self._hand_over
+            self._place, self._queue, spec.max_batched_tokens, self._hand_over
         )
         self._worker.start().result()
         loaded = self._placed.loaded
         self._encoder = TextEncoder(loaded.tokenizer, loaded.max_model_len)
-        self._encoding = ThreadPoolExecutor(max_workers=1, thread_name_prefix="encode")
-        self._replica_id = uuid4().hex
         self._metrics = ClassifierMetrics()
         self._description = ClassifierDescription(
             id=spec.id,
@@ -79,8 +56,9 @@ class TextClassifier:
             max_model_len=loaded.max_model_len,
             labels=loaded.labels,
             is_multi_label=loaded.is_multi_label,
+            root=spec.root,
         )
-        log_placement(self._placed, spec, self._device, time.monotonic() - started)
+        return self._placed
 
     def _place(self) -> SequenceClassifier:
         """Make the model; runs on the worker's thread."""
@@ -88,19 +66,19 @@ class TextClassifier:
         return self._placed.classifier
 
     async def describe(self) -> ClassifierDescription:
-        """Return what this replica serves."""
+        """Return the description of this replica's model."""
         return self._description
 
     def reconfigure(self, user_config: Mapping[str, float | None]) -> None:
-        """Set how requests are coalesced, and how much may wait.
+        """Set how requests are batched, and how much may wait.
 
         Args:
             user_config: `max_batch_size`, the most requests that are tokenized in one call;
                 `batch_wait_timeout_s`, how long the first of them waits for others; and
-                `max_queued_requests` and `max_queued_tokens`, in place of the model entry's.
+                `max_queued_requests` and `max_queued_tokens`, which replace the model entry's.
         """
         given = given_settings(user_config, USER_CONFIG_KEYS)
-        self._line.set_limits(LineLimits(*queue_limits(given, self._spec)))
+        self._queue.set_limits(QueueLimits(*queue_limits(given, self._spec)))
         set_batching(self._encode, given, MAX_BATCH_SIZE, BATCH_WAIT_TIMEOUT_S)
 
     async def check_health(self) -> None:
@@ -116,15 +94,15 @@ class TextClassifier:
         self._num_batches_seen = self._worker.num_batches
 
     async def ping(self) -> None:
-        """Wait until the device has done a micro-batch; an idle one gets a token to run.
+        """Wait until the device has run a micro-batch; an idle device gets a short text.
 
         Raises:
-            RaystreamError: The worker is not well.
+            RaystreamError: The worker is broken.
         """
         await asyncio.wrap_future(self._worker.ping())
 
     async def classify(self, request: ClassificationRequest) -> Classified | Refused:
-        """Return what the model says of each text; a full replica gives `Refused`.
+        """Return the model's result for each text; a full replica returns `Refused`.
 
         Raises:
             RaystreamError: The request was refused or has failed (see `deployments.errors`).
@@ -132,7 +110,7 @@ class TextClassifier:
         arrived = time.monotonic()
         self._loop = asyncio.get_running_loop()
         try:
-            with self._line.place() as job:
+            with self._queue.place() as job:
                 classified = await self._classify(request, job)
         except OverloadedError as error:
             return Refused(error.message, error.retry_after_s or 1, self._replica_id)
@@ -143,7 +121,7 @@ class TextClassifier:
         encoded = await self._encode(request)
         if isinstance(encoded, RaystreamError):
             raise encoded
-        self._line.put(job, encoded.token_ids)
+        self._queue.put(job, encoded.token_ids)
         self._metrics.count_texts(job.num_tokens)
         probabilities = await asyncio.wrap_future(job.answer)
         return Classified(_classifications(encoded, probabilities), self._replica_id)
@@ -156,7 +134,7 @@ class TextClassifier:
     async def _encode(
         self, requests: list[ClassificationRequest]
     ) -> list[EncodedTexts | RaystreamError]:
-        """Encode what arrived together, off the event loop."""
+        """Encode requests that arrived together, off the event loop."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._encoding, self._encoder.encode, requests)
 
@@ -166,18 +144,14 @@ class TextClassifier:
             self._loop.call_soon_threadsafe(self._observe, stats)
 
     def _observe(self, stats: BatchStats) -> None:
-        self._metrics.observe_batch(stats)
-        self._metrics.observe_line(
-            num_running=self._line.num_running, num_waiting=self._line.num_waiting
+        self._metrics.observe_batch(num_sequences=stats.num_sequences, num_tokens=stats.num_tokens)
+        self._metrics.observe_queue(
+            num_running=self._queue.num_running, num_waiting=self._queue.num_waiting
         )
 
-    def __del__(self) -> None:
-        """End the threads when Serve lets the replica go."""
-        # What `__init__` did not reach is not there.
+    def _stop(self) -> None:
         if hasattr(self, "_worker"):
             self._worker.stop()
-        if hasattr(self, "_encoding"):
-            self._encoding.shutdown(wait=False)
 
 
 def _classifications(

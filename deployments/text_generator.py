@@ -1,58 +1,55 @@
 """TextGenerator: the engine behind a streaming method, as a Serve deployment.
 
-A replica is one process with one model on one device, or on a share of one. What arrives together
-is tokenized together (`@serve.batch`) and handed to the engine (`deployments.async_engine`), whose
-deltas leave in lists. A stream that is closed aborts its sequence.
+Requests that arrive together are tokenized together (`@serve.batch`) and handed to the engine
+(`deployments.generator.async_engine`). Each message of a stream is a list of deltas. Closing a
+stream aborts its sequence.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from uuid import uuid4
+from dataclasses import replace
 
 from ray import serve
 
-from deployments.admission import Admission, AdmissionLimits, Permit
-from deployments.answer_length import with_default_length
-from deployments.assigned_device import open_assigned_device
-from deployments.async_engine import MAX_MESSAGES_PER_S, AsyncEngine
+from deployments.bounded_executor import BoundedExecutor
 from deployments.contract import (
     Accepted,
-    ChatMessage,
     GenerationEvent,
     GenerationRequest,
     InvalidParameterError,
     ModelDescription,
+    PromptReasoning,
     Refused,
     SamplingParams,
     TokenizedPrompt,
     TokenizeRequest,
 )
-from deployments.description import describe_model
+from deployments.device.memory_budget import KVPlan
 from deployments.engine.engine import Engine
-from deployments.engine.engine_limits import InvalidSequenceError, SequenceTooLongError
-from deployments.engine.engine_stats import EngineStats
-from deployments.engine.output import TextDelta
-from deployments.engine.sequence import SequenceRequest
+from deployments.engine.limits import InvalidSequenceError, SequenceTooLongError
+from deployments.engine.output import EngineStats, TextDelta
+from deployments.engine.scheduling.sequence import SequenceRequest
 from deployments.errors import (
     ContextLengthExceededError,
     InvalidRequestError,
     OverloadedError,
     RaystreamError,
 )
-from deployments.gpu.budget import KVPlan
-from deployments.gpu.device import MemoryDevice
-from deployments.metrics import ReplicaMetrics, StreamClock
-from deployments.model_spec import ModelSpec
-from deployments.placed_engine import log_plan, place_engine
-from deployments.prompt_encoder import EncodedPrompt, PromptEncoder
+from deployments.generator.admission import Admission, AdmissionLimits, Permit
+from deployments.generator.async_engine import MAX_MESSAGES_PER_S, AsyncEngine
+from deployments.generator.context_length import fit_length, prompt_field
+from deployments.generator.description import describe_model
+from deployments.generator.placed_engine import PlacedEngine, place_engine
+from deployments.generator.prompt_encoder import EncodedPrompt, PromptEncoder
+from deployments.metrics import GeneratorMetrics, StreamClock
+from deployments.model_replica import ModelReplica
 from deployments.user_config import BATCH_KEYS, given_settings, queue_limits, set_batching
-from deployments.work_line import WorkLine
 
 MAX_NUM_TOKEN_CALLS = 256
-"""Prompts that wait to be tokenized for their own sake: they pass by the admission."""
+"""The most calls of `tokenize` and `detokenize` in progress; admission does not count them."""
 
 MAX_BATCH_SIZE = 32
 BATCH_WAIT_TIMEOUT_S = 0.002
@@ -60,45 +57,30 @@ BATCH_WAIT_TIMEOUT_S = 0.002
 USER_CONFIG_KEYS = BATCH_KEYS | {"max_messages_per_s"}
 
 
-class TextGenerator:
+class TextGenerator(ModelReplica):
     """Generates text with one model."""
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        open_device: Callable[[ModelSpec], MemoryDevice] = open_assigned_device,
-    ) -> None:
-        """Load the model, plan its memory and warm it up.
-
-        Args:
-            spec: The model.
-            open_device: Finds the device.
-
-        Raises:
-            UnsupportedModelError: The model can't be served; one line says why.
-            DeviceMemoryError: The share of the device is too small.
-        """
-        started = time.monotonic()
-        self._spec = spec
-        self._device = open_device(spec)
-        self._engine = AsyncEngine(self._place_engine, self._observe)
+    def _start(self) -> PlacedEngine:
+        self._engine = AsyncEngine(self._place, self._observe)
         self._engine.start()
         loaded = self._placed.loaded
-        self._encoder = PromptEncoder(loaded.tokenizer, loaded.processor)
-        self._encoding = ThreadPoolExecutor(max_workers=1, thread_name_prefix="encode")
-        # The tokenizer's one thread; prompts that are to be answered don't wait for this line.
-        self._token_line = WorkLine(self._encoding, 1, MAX_NUM_TOKEN_CALLS, "prompts")
-        self._replica_id = uuid4().hex
-        self._admission = Admission(
-            AdmissionLimits(self.plan.num_slots, spec.max_queued_requests, spec.max_queued_tokens)
+        self._encoder = PromptEncoder(
+            loaded.tokenizer, loaded.processor, self._spec.reasoning_parser
         )
-        # A thread of its own: the largest grammars would hold up everybody's prompts.
+        # Calls of `tokenize` queue here, so that prompts to be answered don't wait for them.
+        self._token_executor = BoundedExecutor(self._encoding, 1, MAX_NUM_TOKEN_CALLS, "prompts")
+        self._admission = Admission(
+            AdmissionLimits(
+                self.plan.num_slots, self._spec.max_queued_requests, self._spec.max_queued_tokens
+            )
+        )
+        # A separate thread: a large grammar would otherwise delay every prompt.
         self._compiling = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar")
-        self._metrics = ReplicaMetrics(self.plan.num_slots)
-        self._description = describe_model(spec, loaded, self._encoder.template)
-        log_plan(self._placed, spec, self._device, time.monotonic() - started)
+        self._metrics = GeneratorMetrics(self.plan.num_slots)
+        self._description = describe_model(self._spec, loaded, self._encoder)
+        return self._placed
 
-    def _place_engine(self) -> Engine:
+    def _place(self) -> Engine:
         """Make the engine; runs on the engine's thread."""
         self._placed = place_engine(self._spec, self._device)
         return self._placed.engine
@@ -108,29 +90,29 @@ class TextGenerator:
 
     @property
     def plan(self) -> KVPlan:
-        """How the share of the device is spent."""
+        """The division of the replica's share of the device."""
         return self._placed.plan
 
     async def describe(self) -> ModelDescription:
-        """Return what this replica serves."""
+        """Return the description of this replica's model."""
         return self._description
 
     async def tokenize(self, request: TokenizeRequest) -> TokenizedPrompt:
         """Return a prompt's tokens; see `PromptEncoder.tokenize`."""
-        return await self._token_line.run(self._encoder.tokenize, request)
+        return await self._token_executor.run(self._encoder.tokenize, request)
 
     async def detokenize(self, token_ids: tuple[int, ...]) -> str:
         """Return the text of tokens; see `PromptEncoder.detokenize`."""
-        return await self._token_line.run(self._encoder.detokenize, token_ids)
+        return await self._token_executor.run(self._encoder.detokenize, token_ids)
 
     def reconfigure(self, user_config: Mapping[str, float | None]) -> None:
-        """Set how requests are coalesced and answers gathered, and how much may wait.
+        """Set how requests are batched, how often streams send, and how much may wait.
 
         Args:
             user_config: `max_batch_size`, the most requests that are tokenized in one call;
                 `batch_wait_timeout_s`, how long the first of them waits for others;
-                `max_messages_per_s`, over which the streams gather their tokens; and
-                `max_queued_requests` and `max_queued_tokens`, in place of the model entry's.
+                `max_messages_per_s`, the rate of messages above which streams collect their tokens;
+                and `max_queued_requests` and `max_queued_tokens`, which replace the model entry's.
         """
         given = given_settings(user_config, USER_CONFIG_KEYS)
         self._engine.max_messages_per_s = given.get("max_messages_per_s", MAX_MESSAGES_PER_S)
@@ -138,7 +120,7 @@ class TextGenerator:
         set_batching(self._encode, given, MAX_BATCH_SIZE, BATCH_WAIT_TIMEOUT_S)
 
     async def check_health(self) -> None:
-        """Raise unless the engine has made steps since the last call, or makes one now.
+        """Raise unless the engine has run a step since the last call, or runs one now.
 
         Raises:
             EngineDeadError: The engine's thread has ended; Serve replaces the replica.
@@ -146,17 +128,17 @@ class TextGenerator:
         await self._engine.check_health()
 
     async def ping(self) -> None:
-        """Wait until the engine has made a step; an idle one gets a token to run.
+        """Wait until the engine has run a step; an idle engine gets a one-token sequence.
 
         Raises:
-            RaystreamError: The engine is not well.
+            RaystreamError: The engine is broken.
         """
         await self._engine.ping()
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[list[GenerationEvent]]:
-        """Stream lists of events: `Accepted` first, alone, then all deltas ready since the last.
+        """Stream lists of events: first only `Accepted`, then all deltas since the last list.
 
-        A full replica gives `Refused` alone. Closing the iterator aborts the sequence.
+        A full replica sends only `Refused`. Closing the iterator aborts the sequence.
 
         Raises:
             RaystreamError: The request was refused or has failed (see `deployments.errors`).
@@ -180,7 +162,7 @@ class TextGenerator:
         sequence = SequenceRequest(
             self._engine.unique_id(request.request_id),
             encoded.token_ids,
-            self._sampling_of(request, len(encoded.token_ids)),
+            _after(encoded.reasoning, self._sampling_of(request, len(encoded.token_ids))),
             request.generated_token_ids,
             encoded.model_inputs,
         )
@@ -188,27 +170,28 @@ class TextGenerator:
             self._placed.engine.validate(sequence)
             sequence = await self._compile_grammar(sequence)
         except SequenceTooLongError as error:
-            raise ContextLengthExceededError(str(error), _prompt_field(request)) from error
+            raise ContextLengthExceededError(str(error), prompt_field(request)) from error
         except InvalidSequenceError as error:
-            raise InvalidRequestError(str(error), _prompt_field(request)) from error
+            raise InvalidRequestError(str(error), prompt_field(request)) from error
         except InvalidParameterError as error:
             raise InvalidRequestError(error.message, error.param) from error
         permit.weigh(self._placed.engine.limits.max_num_tokens(sequence))
         self._metrics.count_prompt(len(encoded.token_ids))
         with self._engine.running(sequence) as gains:
-            yield [Accepted(len(encoded.token_ids), self._replica_id)]
+            yield [Accepted(len(encoded.token_ids), self._replica_id, encoded.reasoning)]
             clock = StreamClock(self._metrics, arrived)
             async for deltas in gains:
                 clock.observe(deltas)
                 yield [TextDelta.join(deltas)]
 
     def _sampling_of(self, request: GenerationRequest, num_prompt_tokens: int) -> SamplingParams:
-        """Return the sampling, with the request's or the model's own length if it names none."""
+        """Return the sampling with a length that fits; see `fit_length`."""
         generation = self._placed.loaded.model.generation_config
-        return with_default_length(
-            request.sampling,
+        return fit_length(
+            request,
+            num_prompt_tokens,
             request.default_max_tokens or getattr(generation, "max_new_tokens", None),
-            self._spec.max_model_len - num_prompt_tokens,
+            self._spec.max_model_len,
         )
 
     @serve.batch(
@@ -219,12 +202,12 @@ class TextGenerator:
     async def _encode(
         self, requests: list[GenerationRequest]
     ) -> list[EncodedPrompt | RaystreamError]:
-        """Encode what arrived together, off the event loop."""
+        """Encode requests that arrived together, off the event loop."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._encoding, self._encoder.encode, requests)
 
     async def _compile_grammar(self, sequence: SequenceRequest) -> SequenceRequest:
-        """Prepare a sequence for its grammar, if it has one, where that delays no step.
+        """Compile a sequence's grammar, if it has one, off the event loop and the engine's thread.
 
         Raises:
             InvalidParameterError: The grammar can't be used.
@@ -236,18 +219,17 @@ class TextGenerator:
             self._compiling, self._placed.engine.compile_grammar, sequence
         )
 
-    def __del__(self) -> None:
-        """End the engine's thread when Serve lets the replica go."""
-        # What `__init__` did not reach is not there.
+    def _stop(self) -> None:
         if hasattr(self, "_engine"):
             self._engine.stop()
-        if hasattr(self, "_encoding"):
-            self._encoding.shutdown(wait=False)
         if hasattr(self, "_compiling"):
             self._compiling.shutdown(wait=False)
 
 
-def _prompt_field(request: GenerationRequest) -> str:
-    """Return the name of the field that the prompt came in."""
-    is_chat = any(isinstance(part, ChatMessage) for part in request.prompt)
-    return "messages" if is_chat else "prompt"
+def _after(prompt: PromptReasoning, sampling: SamplingParams) -> SamplingParams:
+    """Return the sampling with the reasoning that the end of the prompt leaves possible."""
+    tokens = sampling.reasoning
+    if tokens is None or prompt is PromptReasoning.OPEN:
+        return sampling
+    has_ended = prompt is PromptReasoning.ENDED
+    return replace(sampling, reasoning=None if has_ended else replace(tokens, has_begun=True))

@@ -1,7 +1,8 @@
-"""How the families of models write the calls of tools in their text.
+"""The formats in which families of models write tool calls in their text.
 
-Each format is data: marks, and the JSON object of a call between them. What parses an answer, what
-forces one and what tells the formats apart all read it here. The names are vLLM's.
+Each format is data: marks, and a call's JSON object between them. It is read by the parser of
+answers, by the grammar that forces a call, and by the detection of a template's format. The names
+are vLLM's.
 
 Source: the chat templates of Qwen2.5, Llama 3.1 and Mistral 7B v0.3 on https://huggingface.co.
 """
@@ -15,18 +16,19 @@ from types import MappingProxyType
 class ToolCallFormat:
     """One way to write calls: `block[0] call[0] {...} call[1] separator ... block[1]`.
 
-    White space at the ends of marks is how the family writes them; no reader insists on it.
+    `block` and `call` include the white space that the family writes; readers do not require it.
 
     Attributes:
         name: vLLM's name of the parser.
-        marks: All marks that a tokenizer may hold as tokens of their own.
-        block: What stands before the first call and behind the last.
-        call: What stands before and behind each call's object.
-        separator: What stands between two calls.
+        marks: All marks that a tokenizer may have as single tokens.
+        block: The text before the first call and after the last.
+        call: The text before and after each call's object.
+        separator: The text between two calls.
         arguments_key: The key of the arguments in a call's object; the function's name is `name`.
-        only_at_start: Whether calls are found at the text's beginning alone, as they must be where
-            no mark tells them from JSON that is meant for the reader.
-        call_id_length: Letters and digits of a call's id, if the templates ask for a number.
+        only_at_start: Whether calls are recognized only at the beginning of the text. Formats
+            without marks need this: elsewhere a call looks like JSON that is meant for the user.
+        call_id_length: The number of letters and digits that the templates require of a call's id;
+            None if they accept any.
     """
 
     name: str
@@ -63,4 +65,4 @@ MISTRAL = ToolCallFormat(
 FORMATS: Mapping[str, ToolCallFormat] = MappingProxyType(
     {known.name: known for known in (HERMES, LLAMA3_JSON, MISTRAL)}
 )
-"""The formats that are known, by name."""
+"""All formats, by name."""

@@ -1,6 +1,7 @@
-"""A replica's `user_config`: what of a deployment changes while it serves.
+"""A replica's `user_config`: the settings that can change while it serves.
 
-A key that is left out, or null, stands for the default again, so what holds is what the file says.
+A key that is missing or null resets its setting to the default, so the file always shows which
+settings apply.
 """
 
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ from deployments.model_spec import ModelSpec
 BATCH_KEYS = frozenset(
     {"max_batch_size", "batch_wait_timeout_s", "max_queued_requests", "max_queued_tokens"}
 )
-"""What every deployment takes that tokenizes together what arrives together."""
+"""The keys of every deployment: both tokenize requests in batches and bound their queues."""
 
 
 def given_settings(
@@ -20,7 +21,7 @@ def given_settings(
     """Return the settings that have a value.
 
     Raises:
-        ValueError: There is a key that is not known.
+        ValueError: A key is unknown.
     """
     unknown = sorted(user_config.keys() - known)
     if unknown:
@@ -32,7 +33,10 @@ def given_settings(
 
 
 def queue_limits(given: Mapping[str, float], spec: ModelSpec) -> tuple[int, int | None]:
-    """Return the most requests and tokens that may wait; the model entry's are the defaults."""
+    """Return `max_queued_requests` and `max_queued_tokens`; the model entry has the defaults.
+
+    See `ModelSpec` for what they count.
+    """
     max_requests = given.get("max_queued_requests", spec.max_queued_requests)
     max_tokens = given.get("max_queued_tokens", spec.max_queued_tokens)
     return int(max_requests), None if max_tokens is None else int(max_tokens)
@@ -41,13 +45,13 @@ def queue_limits(given: Mapping[str, float], spec: ModelSpec) -> tuple[int, int 
 def set_batching(
     method: Any, given: Mapping[str, float], max_batch_size: int, batch_wait_timeout_s: float
 ) -> None:
-    """Set how a `@serve.batch` method gathers calls.
+    """Set how a `@serve.batch` method collects calls into batches.
 
     Args:
-        method: Has setters that its types don't tell of.
+        method: The decorated method; Ray's types hide its setters.
         given: See `given_settings`.
-        max_batch_size: The default.
-        batch_wait_timeout_s: The default.
+        max_batch_size: The default of this key.
+        batch_wait_timeout_s: The default of this key.
     """
     method.set_max_batch_size(int(given.get("max_batch_size", max_batch_size)))
     method.set_batch_wait_timeout_s(given.get("batch_wait_timeout_s", batch_wait_timeout_s))

@@ -1,8 +1,8 @@
-"""`make k8s`: writes what k8s/base takes from the root's serve_config.yaml and serve.env.
+"""`make k8s`: writes k8s/base's copies of the root's serve_config.yaml and serve.env.
 
-kustomize reads no file outside its own folder, so k8s/base holds copies. They are the root's files
-in everything but the values named here, which must differ on a cluster; a test refuses copies that
-have gone stale. The copies carry no comments: those stand in the root's files.
+kustomize reads no file outside its own folder, so k8s/base holds copies. They differ from the
+root's files only in the values named here, which a cluster needs. A test refuses stale copies. The
+copies have no comments; see the root's files.
 """
 
 from collections.abc import Mapping
@@ -15,17 +15,17 @@ ROOT = Path(__file__).resolve().parent.parent
 BASE = ROOT / "k8s" / "base"
 HEADER = "# Made by `make k8s` from the file of this name in the project's root: edit that one.\n"
 
-# Every pod runs a proxy that the Service reaches by the pod's address.
+# Every pod runs a proxy, which the Service reaches by the pod's address.
 HOST = "0.0.0.0"
-# How long a leaving replica's streams may go on. rayservice.yaml's terminationGracePeriodSeconds is
-# this and 30 s more: 10 of the pod's preStop, 20 for Ray to end.
+# How long a draining replica's streams may continue. terminationGracePeriodSeconds in
+# rayservice.yaml is 30 s longer: 10 for the pod's preStop, 20 for Ray to end.
 DRAIN_S = 240
 
-# A cluster's Service is reached by others, so its requests need keys: rayservice.yaml mounts them.
+# Other hosts reach a cluster's Service, so its requests need keys: rayservice.yaml mounts them.
 API_KEYS_FILE = "/etc/raystream/api-keys/keys.yaml"
 
 ENV_ON_CLUSTER = {
-    # For `ray start`, which drains its node when the pod is told to end.
+    # For `ray start`, which drains its node when the pod gets SIGTERM.
     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(DRAIN_S),
     # Longer than a load balancer needs to learn that the pod is leaving.
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "30",
@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def base_files() -> dict[str, str]:
-    """Return the text of each generated file of k8s/base by its name."""
+    """Return the text of each generated file of k8s/base, by file name."""
     config = yaml.safe_load((ROOT / "serve_config.yaml").read_text(encoding="utf-8"))
     env = parse_env((ROOT / "serve.env").read_text(encoding="utf-8"))
     return {
@@ -49,7 +49,7 @@ def base_files() -> dict[str, str]:
 
 
 def on_cluster(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the Serve configuration with the values that a cluster needs."""
+    """Return the Serve configuration with a cluster's values."""
     return {
         **config,
         "http_options": {**config["http_options"], "host": HOST},
@@ -68,14 +68,14 @@ def on_cluster(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def auth_on_cluster(args: Mapping[str, Any]) -> dict[str, Any]:
-    """Return who may come in: whoever has a key, unless the root's file says that all may."""
+    """Return the `auth` section: keys from the Secret, unless the root's file needs none."""
     if args["auth"]["allow_anonymous"]:
         return dict(args["auth"])
     return {**args["auth"], "api_keys_file": API_KEYS_FILE}
 
 
 def parse_env(text: str) -> dict[str, str]:
-    """Read KEY=VALUE lines; blank lines and comments are left out."""
+    """Read KEY=VALUE lines, ignoring blank lines and comments."""
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
     return dict(line.split("=", maxsplit=1) for line in lines)
 

@@ -1,6 +1,7 @@
-"""The load tester: an HTTP client that imports nothing of the server.
+"""The load tester: an HTTP client that imports nothing from the server.
 
-`cli` reads what is asked for into a `config`. `load` decides when requests are sent, `sender` sends
-one and makes its `record`, `apis` knows what an event means. `run_files` keeps what was measured;
-`analysis`, `page` and `comparison` read these files alone. `mock` is a server to aim at.
+`commands` reads flags and files into a `config`. `load` decides when requests are sent, `client`
+sends one request and returns its record, and `apis` knows the bodies and events of each kind of
+server. `results` writes records to files and reads them. `analysis` and `report` work only from
+those files. `mock` is a server to test against.
 """

@@ -9,7 +9,7 @@ from loadtest.commands.run import HELP, RunCommand, run
 
 app = typer.Typer(
     name="loadtest",
-    help="Says how much a streaming server carries.",
+    help="Measure how much load a streaming server can carry.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

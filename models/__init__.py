@@ -1,1 +1,1 @@
-"""The embedded models: a folder of weights each, and the scripts that made them in ``training``."""
+"""The embedded models: a folder of weights each, and the scripts in ``training`` that made them."""

@@ -1,1 +1,1 @@
-"""What a client touches: HTTP in, Server-Sent Events out, and the graph's composition root."""
+"""The HTTP server: requests in, Server-Sent Events out, and the root that composes the graph."""

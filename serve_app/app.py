@@ -1,25 +1,45 @@
-"""The composition root: from `args:` in serve_config.yaml to the Serve application.
+"""The composition root: builds the Serve application from `args:` in serve_config.yaml.
 
-One deployment for each model, named after it, and one ingress in front of all.
+Each model gets a deployment named after it; one ingress takes the requests for all of them.
 """
 
 from pathlib import Path
 
 import ray
 from ray import serve
+from ray._private.authentication.authentication_utils import is_token_auth_enabled
 from ray.serve import Application
 
 from deployments.model_spec import ModelSpec
 from deployments.text_classifier import TextClassifier
 from deployments.text_generator import TextGenerator
-from serve_app.api_keys import KeyRing, load_api_keys
-from serve_app.auth import require_closed_door
-from serve_app.config import INGRESS_NAME, LEDGER_NAME, PROJECT_ROOT, AppConfig, ModelConfig
+from serve_app.config import (
+    INGRESS_NAME,
+    LEDGER_NAME,
+    PROJECT_ROOT,
+    AppConfig,
+    AuthConfig,
+    ModelConfig,
+)
 from serve_app.ingress import Ingress, listening_host
-from serve_app.key_ledger import KeyLedger
+from serve_app.keys.api_keys import KeyRing, load_api_keys
+from serve_app.keys.ledger import KeyLedger
+from serve_app.middleware.auth import require_protection
 
 MIN_ONGOING_REQUESTS = 512
-"""The model's replica queues and refuses, not Ray's routers: a burst shall reach it whole."""
+"""Ray's routers must not hold a burst back: the model's replica queues and refuses requests."""
+
+UNAUTHENTICATED_RAY = (
+    "Ray asks for no token: anyone who can reach one of its ports, or a replica's, can run code on "
+    "this machine. Set RAY_AUTH_MODE=token on every node before Ray starts, with the same token on "
+    "each (`ray get-auth-token --generate` makes one; a RayService needs only `authOptions: {mode: "
+    "token}`). If others can't reach these ports, write "
+    "`auth: {allow_unauthenticated_ray: true}`"
+)
+
+
+class UnauthenticatedRayError(Exception):
+    """Ray runs without token authentication."""
 
 
 def build(args: AppConfig) -> Application:
@@ -27,13 +47,15 @@ def build(args: AppConfig) -> Application:
 
     Raises:
         ApiKeysError: The API keys can't be read.
-        OpenDoorError: Serve listens where others reach it, and nothing keeps them out.
+        UnauthenticatedRayError: Ray asks for no token.
+        UnprotectedServerError: Others can reach the server, and it has no keys.
     """
+    require_ray_token(args.auth)
     keys = load_api_keys(args.auth, PROJECT_ROOT)
     host = listening_host()
-    # Before any model loads. Where Serve is yet to start, the ingress itself finds out.
+    # Checked before any model loads. If Serve has not started yet, the ingress checks it.
     if host is not None:
-        require_closed_door(host, keys is not None, args.auth.allow_anonymous)
+        require_protection(host, keys is not None, args.auth.allow_anonymous)
     handles = {model.id: _bind(model) for model in args.models}
     num_ongoing = max(MIN_ONGOING_REQUESTS, args.ongoing_requests)
     ledger = _bind_ledger(keys, num_ongoing) if keys is not None and keys.limited else None
@@ -41,8 +63,22 @@ def build(args: AppConfig) -> Application:
     return ingress.bind(args, handles, keys, ledger)
 
 
+def require_ray_token(auth: AuthConfig) -> None:
+    """Refuse to serve on a Ray without token authentication, unless the owner allows that.
+
+    A replica unpickles what other replicas send to its port, so only Ray's token tells them from
+    strangers. Permission to serve HTTP without keys is not a permission for this.
+
+    Raises:
+        UnauthenticatedRayError: Ray asks for no token.
+    """
+    # The mode that a replica's server reads, too. Ray passes it to all processes of a node.
+    if not (auth.allow_unauthenticated_ray or is_token_auth_enabled()):
+        raise UnauthenticatedRayError(UNAUTHENTICATED_RAY)
+
+
 def _bind_ledger(keys: KeyRing, num_ongoing: int) -> Application:
-    """Bind the ledger: one replica, since what it counts must be counted in one place."""
+    """Bind the ledger: one replica, since counts must be kept in one place."""
     deployment = serve.deployment(
         name=LEDGER_NAME,
         num_replicas=1,
@@ -69,12 +105,12 @@ def _num_cluster_gpus() -> float:
 
 
 def resolve(model: ModelConfig, *, num_cluster_gpus: float) -> ModelSpec:
-    """Return what a model's replicas are told.
+    """Return what a model's replicas need to know.
 
     Args:
         model: The model's entry.
-        num_cluster_gpus: GPUs of the cluster as it is now; on a cluster that has yet to add its
-            GPU nodes, `num_gpus: auto` would wrongly mean 0, so write a number there.
+        num_cluster_gpus: GPUs that the cluster has now. If its GPU nodes are added only later,
+            `num_gpus: auto` would wrongly mean 0; such a cluster needs a number.
     """
     num_gpus = model.num_gpus
     if num_gpus == "auto":
@@ -96,11 +132,12 @@ def resolve(model: ModelConfig, *, num_cluster_gpus: float) -> ModelSpec:
         quantization=model.quantization,
         cuda_graphs=model.cuda_graphs,
         tool_call_parser=model.tool_call_parser,
+        reasoning_parser=model.reasoning_parser,
     )
 
 
 def _resolve_source(source: str) -> str:
-    """Return a folder's absolute path, from the working directory or the project; else a hub id."""
+    """Return the absolute path of a folder here or in the project; else the hub id unchanged."""
     for folder in (Path(source), PROJECT_ROOT / source):
         if folder.is_dir():
             return str(folder.resolve())

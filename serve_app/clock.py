@@ -1,4 +1,4 @@
-"""Time, as the ingress sees it: injected, so that tests own it."""
+"""Time, as the ingress sees it. It is injected, so that tests control it."""
 
 import asyncio
 import time
@@ -17,7 +17,7 @@ class Clock(Protocol):
         ...
 
     async def sleep(self, duration_s: float) -> None:
-        """Return when the time has passed."""
+        """Wait this many seconds."""
         ...
 
 
@@ -33,5 +33,5 @@ class SystemClock:
         return time.monotonic()
 
     async def sleep(self, duration_s: float) -> None:
-        """Return when the time has passed."""
+        """Wait this many seconds."""
         await asyncio.sleep(duration_s)

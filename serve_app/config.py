@@ -1,7 +1,8 @@
-"""The configuration that stands under `args:` in serve_config.yaml.
+"""The configuration under `args:` in serve_config.yaml.
 
-One way in: every limit has its owner here, every unknown key is refused with the nearest known one
-named. Ray's own sections of the file are checked by `serve_app.check`.
+Every limit is defined here. An unknown key is refused, and the error suggests the nearest known
+one.
+`serve_app.commands.check` checks Ray's own sections of the file.
 """
 
 from difflib import get_close_matches
@@ -22,26 +23,26 @@ LEDGER_NAME = "KeyLedger"
 """The deployment that counts what each API key uses."""
 
 ONGOING_MARGIN = 64
-"""Calls to a model's replica beside those it admits: requests on their way to a refusal, probes."""
+"""Calls to a model's replica beyond those it admits: probes, and requests about to be refused."""
 
 Domain = Annotated[
     str,
     Field(max_length=253, pattern=r"^([a-z0-9]([a-z0-9-]*[a-z0-9])?\.)+[a-z][a-z0-9-]*[a-z0-9]$"),
 ]
-"""A host by its name, in small letters; never an address."""
+"""A host's name in lower case, not an IP address."""
 
 MAX_NUM_CHOICES = 16
-"""What `max_num_choices` may be at most: each answer is a sequence of its own on a replica."""
+"""The highest `max_num_choices`: each answer is a sequence of its own on a replica."""
 
 MAX_NUM_TOOLS = 1024
-"""What `max_num_tools` may be at most: longer lists are not even looked at."""
+"""The highest `max_num_tools`: longer lists are refused without being read."""
 
 MAX_NUM_TEXTS = 8192
-"""What `max_num_texts` may be at most: longer lists are not even looked at."""
+"""The highest `max_num_texts`: longer lists are refused without being read."""
 
 
 def unknown_key_message(key: str, known: list[str]) -> str:
-    """Return a sentence that names the unknown key and, if one is near, the key that was meant."""
+    """Return a message with the unknown key and the nearest known key, or all of them."""
     near = get_close_matches(key, known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(known))}"
     return f"unknown key {key!r}: {hint}"
@@ -69,48 +70,53 @@ GENERATION_KEYS = (
     "prefix_caching",
     "cuda_graphs",
     "tool_call_parser",
+    "reasoning_parser",
 )
-"""Keys of a model's entry that mean nothing to a classifier."""
+"""Keys of a model's entry that are refused for a classifier."""
 
 
 class ModelConfig(StrictModel):
     """One model: where it comes from, where it runs and how much it may hold.
 
     Attributes:
-        id: The name that clients ask for. It names the Serve deployment too.
+        id: The name that clients use. The Serve deployment is named after it.
         source: A local folder, or the id of a hub repository.
-        revision: A commit of the hub repository; None means its newest.
-        task: What the model does: generate text, or classify it. For a classifier, a token is one
-            of a text to classify; of the keys below, `GENERATION_KEYS` are refused.
-        dtype: The weights' type on the device; auto keeps what the files have, except that a CPU
-            without bfloat16 arithmetic gets float32.
+        revision: A commit of the hub repository; None means the newest.
+        task: Whether the model generates or classifies text. For a classifier, limits on tokens
+            count the texts to classify, and the keys in `GENERATION_KEYS` are refused.
+        dtype: The weights' type on the device; auto keeps the files' type, except on a CPU: float16
+            becomes float32 there, and so does every type if the CPU lacks AVX512_BF16.
         quantization: int8 holds the linear layers of the language model in half of bfloat16's
-            bytes, on a CPU alone: decoding is faster, and texts differ a little from those of the
-            weights as they are.
+            bytes, only on a CPU: decoding is faster, and texts differ slightly from the original
+            weights' texts.
         device: auto takes the GPU that Ray assigned, else the CPU.
-        num_gpus: What Ray reserves; auto means `gpu_share` where the cluster has GPUs, else 0;
-            a number is 0, or a share of one GPU.
-        gpu_share: The part of a GPU that auto asks for.
+        num_gpus: GPUs that Ray reserves: 0 or a share of one GPU; auto means `gpu_share` if the
+            cluster has GPUs, else 0.
+        gpu_share: The share of a GPU that auto asks for.
         num_cpus: CPUs that Ray reserves for each replica.
         num_threads: Threads that a CPU model computes with; auto chooses by the model's size (see
-            `deployments.gpu.device.num_compute_threads`).
-        max_model_len: Tokens of prompt and answer together. Of a classifier, tokens of one text;
-            where the model has fewer positions, those.
+            `deployments.device.device.num_compute_threads`).
+        max_model_len: Tokens of prompt and answer together; for a classifier, tokens of one text,
+            or the model's number of positions if that is smaller.
         max_num_seqs: Sequences that run at once; each holds a KV slot.
         max_batched_tokens: Tokens in one engine step, or in one micro-batch of a classifier.
-        max_queued_requests: Sequences that may wait for a slot, on each replica and whatever the
-            number of ingress replicas; of a classifier, requests that may wait for the device.
-            Beyond, requests are refused with a 503. `user_config` of the model's deployment changes
-            it while the model runs, and `max_queued_tokens` too.
-        max_queued_tokens: Tokens of those that wait: of their prompts, and what they may generate;
-            a request without max_tokens counts as `max_model_len`. None counts requests alone.
-        prefix_caching: Whether prompts that begin alike (a system prompt, the turns before) are
-            computed once. The cache is shared by all clients, so one can tell by the time of its
-            first token whether somebody's prompt began like its own; false closes that.
+        max_queued_requests: Sequences that may wait for a slot on each replica, whatever the number
+            of ingress replicas; for a classifier, HTTP requests that may wait for the device.
+            Further requests are refused with a 503. `user_config` of the model's deployment can
+            change this limit, and `max_queued_tokens`, while the model runs.
+        max_queued_tokens: Tokens of queued sequences: their prompts and the tokens that they may
+            generate. Without max_tokens a sequence counts with its default length: completions' 16,
+            or the generation config's `max_new_tokens`, or all that `max_model_len` leaves. None
+            limits only the number of sequences.
+        prefix_caching: Whether the common beginning of prompts (a system prompt, earlier turns) is
+            computed once. All clients share the cache, so from the time of its first token a client
+            can tell whether another client's prompt began like its own; false prevents that.
         cuda_graphs: Whether decode steps on a GPU are captured and launched as a whole, which takes
-            some memory; false launches them kernel by kernel. A CPU knows no such thing.
-        tool_call_parser: How the model writes the calls of tools: auto asks its chat template, none
-            refuses tools; the names are vLLM's.
+            some memory; false launches them kernel by kernel. Has no effect on a CPU.
+        tool_call_parser: How the model writes tool calls: auto asks its chat template, none refuses
+            tools; the names are vLLM's.
+        reasoning_parser: How the model marks its reasoning, which answers hold separately: auto
+            asks its chat template, none leaves it in the content; the names are vLLM's.
     """
 
     id: str = Field(min_length=1, max_length=96, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")
@@ -132,6 +138,7 @@ class ModelConfig(StrictModel):
     prefix_caching: bool = True
     cuda_graphs: bool = True
     tool_call_parser: Literal["auto", "hermes", "llama3_json", "mistral", "none"] = "auto"
+    reasoning_parser: Literal["auto", "qwen3", "deepseek_r1", "none"] = "auto"
 
     @model_validator(mode="after")
     def _check_consistency(self) -> Self:
@@ -141,7 +148,7 @@ class ModelConfig(StrictModel):
             self._check_classifier()
         if self.quantization is not None and self._runs_on_gpu:
             raise ValueError(
-                f"quantization {self.quantization!r} runs on a CPU alone; write `device: cpu` "
+                f"quantization {self.quantization!r} runs only on a CPU; write `device: cpu` "
                 "and `num_gpus: 0`, or `quantization: null`"
             )
         if self.task == "generate" and self.max_batched_tokens < self.max_num_seqs:
@@ -155,79 +162,81 @@ class ModelConfig(StrictModel):
         return self
 
     def _check_classifier(self) -> None:
-        alien = [key for key in GENERATION_KEYS if key in self.model_fields_set]
-        if alien:
-            raise ValueError(f"task 'classify' has no {', '.join(alien)}; leave that out")
+        unusable = [key for key in GENERATION_KEYS if key in self.model_fields_set]
+        if unusable:
+            raise ValueError(f"task 'classify' has no {', '.join(unusable)}; leave that out")
 
     def too_few_tokens_message(self, max_queued_tokens: int) -> str:
-        """Return what is wrong with a limit that the longest request exceeds alone."""
+        """Return the message for a limit that a single request of full length would exceed."""
         return (
             f"{max_queued_tokens} is less than max_model_len ({self.max_model_len}), so the "
-            "longest requests could never wait; raise it, or write null"
+            "longest requests could never be queued; raise it, or write null"
         )
 
     def ongoing_requests(self, max_queued_requests: int | None = None) -> int:
-        """Return how many calls a replica must take at once, so that none waits in Ray's router.
+        """Return how many calls a replica must accept at once so that none waits in Ray's router.
 
         Args:
-            max_queued_requests: What `user_config` says in place of this entry.
+            max_queued_requests: The value in `user_config`, if it replaces this entry's.
         """
         max_queued = (
             self.max_queued_requests if max_queued_requests is None else max_queued_requests
         )
-        # A classifier's device takes all that waits, and as many may wait then.
+        # A classifier's device takes the whole queue at once; then the queue may fill up again.
         num_running = self.max_num_seqs if self.task == "generate" else max_queued + 1
         return num_running + max_queued + ONGOING_MARGIN
 
     @property
     def _runs_on_gpu(self) -> bool:
-        """Whether a GPU is asked for by name; `auto` alone may find one or not."""
+        """Whether the entry explicitly asks for a GPU; with only `auto` it may get one or not."""
         has_share = self.num_gpus != "auto" and self.num_gpus > 0
         return self.device == "cuda" or (self.device == "auto" and has_share)
 
     @property
     def deployment_name(self) -> str:
-        """The model's deployment in Ray; Ray's file names allow no slash."""
+        """The name of the model's deployment in Ray, whose file names allow no slash."""
         return self.id.replace("/", "--")
 
 
 class LimitsConfig(StrictModel):
-    """What one request may ask for; an error names the limit that refused.
+    """The limits on one request. An error names the limit that was exceeded.
 
     Attributes:
-        max_header_bytes: Names and values of a request's headers together.
+        max_header_bytes: Size of all names and values of a request's headers together.
         max_body_bytes: Size of a request's body.
         max_body_read_s: How long a client may take to send its body.
-        max_json_depth: Objects and lists inside one another.
-        max_prompt_bytes: UTF-8 of all prompts and messages, with the arguments of earlier calls,
-            and of all pieces to classify; counted before they are tokenized.
+        max_json_depth: How deeply objects and lists may be nested.
+        max_prompt_bytes: UTF-8 bytes of all prompts and messages, with the arguments of earlier
+            calls, or of all pieces to classify; counted before they are tokenized.
+        clamp_max_tokens: Whether a `max_tokens` that is more than the prompt leaves of the model's
+            length is lowered to that, as many clients expect; otherwise it is refused.
         max_num_messages: Messages of one conversation.
-        max_num_choices: `n`, the answers to one request.
+        max_num_choices: Answers to one request (`n`).
         max_num_stops: Strings in `stop`.
-        max_stop_bytes: UTF-8 of one of them.
+        max_stop_bytes: UTF-8 bytes of one of these strings.
         max_num_images: Images in one request.
-        max_image_bytes: One encoded image.
+        max_image_bytes: Bytes of one encoded image.
         max_image_pixels: Pixels of one image, checked before it is decoded.
-        allowed_image_domains: Hosts from which images are fetched by https, each named exactly;
-            with none, images come as `data:` URIs alone.
-        image_fetch_timeout_s: From looking an image's host up to the image's last byte.
+        allowed_image_domains: Hosts from which images are fetched by https, each named exactly; if
+            there are none, only `data:` URIs are accepted.
+        image_fetch_timeout_s: Most seconds from looking up an image's host to the last byte.
         first_token_timeout_s: Most seconds from a request to the first token of each of its texts,
-            with the time that it waits for a slot; None sets no limit.
+            including the wait for a slot; None sets no limit.
         stall_timeout_s: Most seconds from one token to the next; None sets no limit.
-        total_timeout_s: Most seconds from a request to the end of its answer, which is the one
-            limit where texts are classified; None sets no limit.
+        total_timeout_s: Most seconds from a request to the end of its answer; classification
+            requests have only this time limit. None sets no limit.
         slow_reader_timeout_s: Most seconds that a client may leave a stream unread while there is
-            more to send; then it loses the stream. None waits for ever.
+            more to send; then it loses the stream. None waits forever.
         max_num_tools: Tools that one request may offer to the model.
         max_tools_bytes: Size of all their names, descriptions and schemas together, as JSON.
-        max_schema_bytes: Size of one JSON schema that an answer must be valid by.
+        max_schema_bytes: Size of one JSON schema, regular expression, grammar or list of choices.
         max_schema_depth: How deeply its brackets may be nested; an object in an object takes two.
-            `max_json_depth` counts those of the body around it, too.
-        max_schema_compile_s: Seconds of CPU that it may take to compile.
+            `max_json_depth` also counts the brackets of the body around it.
+        max_schema_compile_s: Seconds of CPU time that compiling one schema or grammar may take.
         max_num_prompts: Texts that one completions request may ask for: its prompts, each `n`
             times. Each is a sequence of its own.
         max_num_texts: Texts of one classification request.
-        max_num_pieces: Pieces that they are split into, together.
+        max_num_pieces: Pieces that all its texts together may be split into.
     """
 
     max_header_bytes: int = Field(default=16 * 2**10, ge=1024)
@@ -235,6 +244,7 @@ class LimitsConfig(StrictModel):
     max_body_read_s: float = Field(default=30, gt=0, allow_inf_nan=False)
     max_json_depth: int = Field(default=64, ge=8, le=256)
     max_prompt_bytes: int = Field(default=2**20, ge=1)
+    clamp_max_tokens: bool = True
     max_num_messages: int = Field(default=1024, ge=1)
     max_num_choices: int = Field(default=MAX_NUM_CHOICES, ge=1, le=MAX_NUM_CHOICES)
     max_num_stops: int = Field(default=16, ge=0, le=MAX_NUM_STOPS)
@@ -258,17 +268,31 @@ class LimitsConfig(StrictModel):
     max_num_pieces: int = Field(default=8192, ge=1)
 
 
-class AuthConfig(StrictModel):
-    """Who may come in. Without keys the server listens on this machine alone.
+class StructuredOutputsConfig(StrictModel):
+    """How the schemas and grammars of requests are read.
 
     Attributes:
-        api_keys_file: A YAML file of hashed keys (see `serve_app.api_keys`); the environment
-            variable RAYSTREAM_API_KEYS does instead of it, or beside it.
-        allow_anonymous: Serve whoever reaches the port, without keys, on any host.
+        closed_objects: Whether an object that lists `properties`, and says nothing of others, has
+            no others. By the standard it may have any, and models then write on.
+    """
+
+    closed_objects: bool = True
+
+
+class AuthConfig(StrictModel):
+    """Authentication. Without keys, the server must listen only on this machine.
+
+    Attributes:
+        api_keys_file: A YAML file of hashed keys (see `serve_app.keys.api_keys`); the environment
+            variable RAYSTREAM_API_KEYS can replace it or add keys.
+        allow_anonymous: Serve every client that can reach the port, without keys, on any host.
+        allow_unauthenticated_ray: Start on a Ray without token authentication, where anyone who
+            can reach one of Ray's ports can run code on its nodes.
     """
 
     api_keys_file: str | None = Field(default=None, min_length=1)
     allow_anonymous: bool = False
+    allow_unauthenticated_ray: bool = False
 
     @model_validator(mode="after")
     def _check_consistency(self) -> Self:
@@ -283,21 +307,23 @@ class AppConfig(StrictModel):
     """Everything that the composition root needs.
 
     Attributes:
-        models: What is served; the first is the default.
-        limits: What one request may ask for.
-        auth: Who may come in.
-        access_log: Whether each request leaves a line of JSON in the log; see
-            `serve_app.access_log`.
+        models: The models to serve; the first is the default.
+        limits: The limits on one request.
+        structured_outputs: How the schemas and grammars of requests are read.
+        auth: The keys that clients need, or permission to do without.
+        access_log: Whether each request writes a line of JSON to the log; see
+            `serve_app.middleware.access_log`.
     """
 
     models: tuple[ModelConfig, ...] = Field(min_length=1)
     limits: LimitsConfig = LimitsConfig()
+    structured_outputs: StructuredOutputsConfig = StructuredOutputsConfig()
     auth: AuthConfig = AuthConfig()
     access_log: bool = True
 
     @property
     def ongoing_requests(self) -> int:
-        """Requests that an ingress replica must take at once, so that none waits in front of it."""
+        """Requests that an ingress replica must accept at once so that none waits outside it."""
         return sum(model.ongoing_requests() for model in self.models)
 
     @model_validator(mode="after")

@@ -1,55 +1,50 @@
 """The ingress: HTTP in, Server-Sent Events out. It holds no model, and imports none.
 
-`build_app` composes the ASGI application from backends and can be tested without Ray; `Ingress` is
-what Ray Serve runs.
+`build_app` composes the ASGI application from its parts and can be tested without Ray. `Ingress` is
+the class that Ray Serve runs.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
-from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 from fastapi import FastAPI
 from ray import serve
 from ray.serve.context import _get_global_client
-from ray.serve.handle import DeploymentHandle
 from starlette.middleware import Middleware
 
-from serve_app.access_log import AccessLogMiddleware
-from serve_app.api.chat import ChatApi
-from serve_app.api.classify import ClassifyApi
-from serve_app.api.completions import CompletionsApi
-from serve_app.api.context import ApiContext
-from serve_app.api.errors import install_error_handlers
-from serve_app.api.health import HealthApi
-from serve_app.api.models import ModelsApi
-from serve_app.api.openapi import DescribedApp
-from serve_app.api.text_generation import TextGenerationApi
-from serve_app.api.tokenize import TokenizeApi
-from serve_app.api.version import VersionApi
-from serve_app.api_keys import KeyRing
-from serve_app.auth import AuthMiddleware, require_closed_door
-from serve_app.backends import GenerationBackend, HandleGenerationBackend
-from serve_app.catalog import ModelCatalog
-from serve_app.classification_backend import (
-    ClassificationBackend,
-    HandleClassificationBackend,
-    TimelyClassificationBackend,
-)
+from serve_app.api.chat.routes import ChatApi
+from serve_app.api.classify.routes import ClassifyApi
+from serve_app.api.completions.routes import CompletionsApi
+from serve_app.api.docs import DescribedApp, install_docs
+from serve_app.api.intake.context import ApiContext
+from serve_app.api.server.models import ModelsApi
+from serve_app.api.server.status import StatusApi
+from serve_app.api.text_generation.routes import TextGenerationApi
+from serve_app.api.tokenize.routes import TokenizeApi
+from serve_app.backends.catalog import ModelCatalog
+from serve_app.backends.classification import ClassificationBackend, HandleClassificationBackend
+from serve_app.backends.deadlines import DeadlineClassificationBackend, DeadlineGenerationBackend
+from serve_app.backends.generation import GenerationBackend, HandleGenerationBackend
+from serve_app.backends.handles import Handle
+from serve_app.backends.ledger_handle import HandleLedger, Ledger
 from serve_app.clock import Clock, SystemClock
 from serve_app.config import AppConfig
-from serve_app.deadlines import DeadlineBackend
-from serve_app.docs import install_docs
-from serve_app.head_requests import HeadMiddleware
-from serve_app.image_fetcher import ImageFetcher, ImageSource
+from serve_app.http.errors import install_error_handlers
+from serve_app.http.request_id import RequestIdMiddleware
+from serve_app.images.fetcher import ImageFetcher, ImageSource
+from serve_app.keys.api_keys import KeyRing
 from serve_app.metrics import IngressMetrics
-from serve_app.rate_limits import HandleLedger, Ledger, RateLimitMiddleware
-from serve_app.request_guard import RequestGuardMiddleware
-from serve_app.request_id import RequestIdMiddleware
-from serve_app.slow_reader import SlowReaderMiddleware
+from serve_app.middleware.access_log import AccessLogMiddleware
+from serve_app.middleware.auth import AuthMiddleware, require_protection
+from serve_app.middleware.head_requests import HeadMiddleware
+from serve_app.middleware.rate_limits import RateLimitMiddleware
+from serve_app.middleware.request_guard import RequestGuardMiddleware
+from serve_app.middleware.slow_reader import SlowReaderMiddleware
 
 logger = logging.getLogger("ray.serve")
 
@@ -60,89 +55,110 @@ SURFACES: Final = (
     TokenizeApi,
     ClassifyApi,
     ModelsApi,
-    HealthApi,
+    StatusApi,
 )
 
 
-def build_app(
-    config: AppConfig,
-    backends: Mapping[str, GenerationBackend],
-    clock: Clock | None = None,
-    door_echoes_id: bool = False,
-    keys: KeyRing | None = None,
-    ledger: Ledger | None = None,
-    images: ImageSource | None = None,
-    classifiers: Mapping[str, ClassificationBackend] = MappingProxyType({}),
-) -> FastAPI:
-    """Compose the application.
+@dataclass(frozen=True, slots=True)
+class AppParts:
+    """The parts that the application is composed of.
 
-    Args:
-        config: The limits are taken from it.
-        backends: One for each model that generates, by its id; the first is their default.
-        clock: The machine's own if None.
-        door_echoes_id: See `RequestIdMiddleware`.
-        keys: Who may come in; anybody if None.
-        ledger: Keeps the accounts of keys with limits, if there are any.
-        images: Fetches images; over the network if None.
-        classifiers: As `backends`, for each model that classifies.
+    Attributes:
+        config: Only the limits, and the settings of structured output and of the access log, are
+            used.
+        generators: A backend for each model that generates, by its id; the first is their default.
+        classifiers: The same for each model that classifies.
+        keys: The keys that let requests in; None lets every request in.
+        ledger: Keeps the accounts of keys with limits; required if any key has limits.
+        clock: The time, as surfaces see it.
+        images: Fetches images; None fetches over the network.
+        serve_echoes_id: See `RequestIdMiddleware`.
     """
-    in_time = {id_: DeadlineBackend(backends[id_], config.limits) for id_ in backends}
-    timely = {
-        id_: TimelyClassificationBackend(classifiers[id_], config.limits.total_timeout_s)
-        for id_ in classifiers
-    }
-    catalog = ModelCatalog(in_time, timely)
 
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        # Else whoever asks a model first would wait for its description, too.
-        getting_ready = asyncio.create_task(catalog.get_all())
-        yield
-        getting_ready.cancel()
-        await asyncio.wait([getting_ready])
+    config: AppConfig
+    generators: Mapping[str, GenerationBackend]
+    classifiers: Mapping[str, ClassificationBackend] = field(default_factory=dict)
+    keys: KeyRing | None = None
+    ledger: Ledger | None = None
+    clock: Clock = field(default_factory=SystemClock)
+    images: ImageSource | None = None
+    serve_echoes_id: bool = False
 
-    context = ApiContext(
-        catalog,
-        config.limits,
-        clock or SystemClock(),
-        images or ImageFetcher(config.limits),
-    )
+
+def build_app(parts: AppParts) -> FastAPI:
+    """Compose the application."""
+    limits = parts.config.limits
+    catalog = _catalog(parts)
     app = DescribedApp(
-        model_ids=list(backends),
-        classifier_ids=list(classifiers),
+        model_ids=list(parts.generators),
+        classifier_ids=list(parts.classifiers),
         title="raystream",
         version=_version(),
         docs_url=None,
         redoc_url=None,
         summary="Transformer models behind Server-Sent Events",
         redirect_slashes=False,
-        lifespan=lifespan,
-        middleware=list(_middleware(config, door_echoes_id, keys, ledger)),
+        lifespan=_lifespan(catalog),
+        middleware=list(_middleware(parts)),
     )
-    app.state.limits = config.limits
+    app.state.limits = limits
     install_error_handlers(app)
-    for surface in SURFACES:
-        # Not included: FastAPI looks for the routes of an included router twice a request.
-        app.router.routes += surface(context).router().routes
-    app.router.routes += VersionApi(app.version).router().routes
-    install_docs(app)
+    images = parts.images or ImageFetcher(limits)
+    structured = parts.config.structured_outputs
+    context = ApiContext(catalog, limits, parts.clock, images, structured_outputs=structured)
+    _install_surfaces(app, context)
     return app
 
 
-def _middleware(
-    config: AppConfig, door_echoes_id: bool, keys: KeyRing | None, ledger: Ledger | None
-) -> Iterator[Middleware]:
-    """Yield what a request passes, the outermost first.
+def _catalog(parts: AppParts) -> ModelCatalog:
+    """Return the catalog of models, each wrapped to enforce the time limits."""
+    limits = parts.config.limits
+    return ModelCatalog(
+        {id_: DeadlineGenerationBackend(parts.generators[id_], limits) for id_ in parts.generators},
+        {
+            id_: DeadlineClassificationBackend(parts.classifiers[id_], limits.total_timeout_s)
+            for id_ in parts.classifiers
+        },
+    )
 
-    Every request has a name and leaves a line; nobody holds an answer by not reading it; who has no
-    key learns nothing else; what is too large is not charged to anybody.
+
+def _lifespan(catalog: ModelCatalog) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+    """Return a lifespan that asks every model for its description at startup.
+
+    Otherwise the first request to a model would wait for the description too.
     """
-    yield Middleware(RequestIdMiddleware, door_echoes_id=door_echoes_id)
-    yield Middleware(AccessLogMiddleware, writes=config.access_log)
-    yield Middleware(SlowReaderMiddleware, timeout_s=config.limits.slow_reader_timeout_s)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        descriptions = asyncio.create_task(catalog.get_all())
+        yield
+        descriptions.cancel()
+        await asyncio.wait([descriptions])
+
+    return lifespan
+
+
+def _install_surfaces(app: FastAPI, context: ApiContext) -> None:
+    for surface in SURFACES:
+        # Not `include_router`: FastAPI then looks up an included router's routes twice per request.
+        app.router.routes += surface(context).router().routes
+    install_docs(app)
+
+
+def _middleware(parts: AppParts) -> Iterator[Middleware]:
+    """Yield the middleware that a request passes through, outermost first.
+
+    Every request gets an id and a line in the access log. Slow readers are dropped. A request
+    without a key learns nothing beyond the 401. A request that is too large is refused before it is
+    charged to a key.
+    """
+    limits, keys, ledger = parts.config.limits, parts.keys, parts.ledger
+    yield Middleware(RequestIdMiddleware, serve_echoes_id=parts.serve_echoes_id)
+    yield Middleware(AccessLogMiddleware, writes=parts.config.access_log)
+    yield Middleware(SlowReaderMiddleware, timeout_s=limits.slow_reader_timeout_s)
     if keys is not None:
         yield Middleware(AuthMiddleware, keys=keys)
-    yield Middleware(RequestGuardMiddleware, limits=config.limits)
+    yield Middleware(RequestGuardMiddleware, limits=limits)
     if keys is not None and keys.limited:
         assert ledger is not None, "keys with limits need a ledger"
         yield Middleware(RateLimitMiddleware, ledger=ledger)
@@ -153,66 +169,61 @@ def _middleware(
 class Ingress:
     """Runs the application inside a Serve replica.
 
-    Serve asks for the application when the replica has been made, so nothing of it is pickled. The
-    application itself must be the outermost object: Serve adds handlers to it.
+    Serve asks for the application after it has made the replica, so the application is never
+    pickled. The application must be the outermost object: Serve adds handlers to it.
     """
 
     def __init__(
         self,
         config: AppConfig,
-        handles: Mapping[str, DeploymentHandle[Any]],
+        handles: Mapping[str, Handle],
         keys: KeyRing | None = None,
-        ledger: DeploymentHandle[Any] | None = None,
+        ledger: Handle | None = None,
     ) -> None:
-        """Keep what the composition root has bound.
+        """Wrap the handles that the composition root has bound.
 
         Args:
-            config: The limits are taken from it.
+            config: The whole configuration.
             handles: One for each model id.
-            keys: Who may come in; anybody if None.
-            ledger: Bound where keys have limits.
+            keys: The keys that let requests in; None lets every request in.
+            ledger: Bound if keys have limits.
 
         Raises:
-            OpenDoorError: Serve listens where others reach it, and nothing keeps them out.
+            UnprotectedServerError: Others can reach the server, and it has no keys.
         """
         host = listening_host()
         assert host is not None, "a replica runs under a controller"
-        require_closed_door(host, keys is not None, config.auth.allow_anonymous)
-        self._config = config
-        self._keys = keys
-        self._ledger = None if ledger is None else HandleLedger(ledger)
+        require_protection(host, keys is not None, config.auth.allow_anonymous)
         logger.info("serving %s; POST /v1/chat/completions, GET /docs", ", ".join(handles))
         classifying = {model.id for model in config.models if model.task == "classify"}
-        metrics = IngressMetrics()
-        self._backends = {
-            id_: HandleGenerationBackend(handles[id_], metrics.refusals_of(id_))
-            for id_ in handles
-            if id_ not in classifying
-        }
-        self._classifiers = {
-            id_: HandleClassificationBackend(handles[id_], metrics.refusals_of(id_))
-            for id_ in handles
-            if id_ in classifying
-        }
+        refusals_of = IngressMetrics().refusals_of
+        self._parts = AppParts(
+            config,
+            {
+                id_: HandleGenerationBackend(handle, refusals_of(id_))
+                for id_, handle in handles.items()
+                if id_ not in classifying
+            },
+            {
+                id_: HandleClassificationBackend(handle, refusals_of(id_))
+                for id_, handle in handles.items()
+                if id_ in classifying
+            },
+            keys,
+            None if ledger is None else HandleLedger(ledger),
+            serve_echoes_id=True,
+        )
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Return the application that this replica serves."""
-        return build_app(
-            self._config,
-            self._backends,
-            door_echoes_id=True,
-            keys=self._keys,
-            ledger=self._ledger,
-            classifiers=self._classifiers,
-        )
+        return build_app(self._parts)
 
 
 def listening_host() -> str | None:
-    """Return where Serve's proxies listen; None while Serve does not run.
+    """Return the host that Serve's proxies listen on; None while Serve does not run.
 
-    The file's `http_options` reach no application.
-    Ray tells it to its own parts alone, hence the private name; a Ray without it fails here, and
-    loudly, at the start.
+    An application can't see the `http_options` of its own configuration file. Only a private
+    function of Ray returns them; a Ray version without it fails at import, so we would notice.
     """
     client = _get_global_client(raise_if_no_controller_running=False)
     return None if client is None else str(client.http_config.host)

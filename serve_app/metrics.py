@@ -1,8 +1,8 @@
-"""The metrics of an ingress: what no replica of a model gets to know.
+"""The metrics of an ingress: counts that no replica of a model can keep.
 
-A refused request is counted here, where its client is told, and nowhere else: it may have been
-shown to several replicas, or to none. Ray adds the tags of the ingress's own deployment and
-replica; the model is a tag of ours.
+A refused request is counted only here, where its client is answered, because it may have been
+offered to several replicas, or to none. Ray adds the tags of the ingress's own deployment and
+replica; we add the model as a tag.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,6 @@ class IngressMetrics:
     """Records what an ingress does."""
 
     def __init__(self) -> None:
-        """Register the metrics."""
         self._refused = Counter(
             "requests_refused_total",
             description="Requests for which there was no room.",
@@ -22,5 +21,5 @@ class IngressMetrics:
         )
 
     def refusals_of(self, model_id: str) -> Callable[[], None]:
-        """Return what counts a request for which a model had no room."""
+        """Return a function that counts one refused request of a model."""
         return lambda: self._refused.inc(tags={"model": model_id})

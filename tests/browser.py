@@ -1,4 +1,4 @@
-"""A headless Chromium, spoken to over its DevTools protocol; it can reach nothing else."""
+"""Controls a headless Chromium over its DevTools protocol; it reaches only this machine."""
 
 import asyncio
 import base64
@@ -16,13 +16,14 @@ DEADLINE_S = 60
 FLAGS = (
     "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-extensions",
     "--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage",
-    "--hide-scrollbars", "--remote-debugging-port=0", "--host-resolver-rules=MAP * ~NOTFOUND",
+    "--hide-scrollbars", "--remote-debugging-port=0",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 )  # fmt: skip
 COMPLAINTS = ("Runtime.exceptionThrown", "Log.entryAdded")
 
 
 class Tab:
-    """A page in the browser, and what it complained of or asked the network for."""
+    """A browser page, with its errors and warnings and the URLs it requested."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._socket = socket
@@ -31,7 +32,7 @@ class Tab:
         self.requested: list[str] = []
 
     async def call(self, method: str, **params: Any) -> dict[str, Any]:
-        """Call a method of the protocol and note the events that come before its answer."""
+        """Call a method of the protocol; record the events that arrive before its answer."""
         number = next(self._numbers)
         await self._socket.send_json({"id": number, "method": method, "params": params})
         async with asyncio.timeout(DEADLINE_S):
@@ -51,23 +52,28 @@ class Tab:
         if method == "Network.requestWillBeSent":
             self.requested.append(params["request"]["url"])
 
-    async def open(self, path: Path, width: int, height: int = 900) -> None:
-        """Open a file with the network switched off, and wait until it says that it is drawn."""
-        for domain in ("Runtime", "Log", "Network", "Page"):
-            await self.call(f"{domain}.enable")
+    async def open(self, path: Path, width: int) -> None:
+        """Open a file without a network, and wait until it reports that it is drawn."""
+        await self.call("Network.enable")
         await self.call(
             "Network.emulateNetworkConditions",
             offline=True, latency=0, downloadThroughput=-1, uploadThroughput=-1,
         )  # fmt: skip
-        await self.call(
-            "Emulation.setDeviceMetricsOverride",
-            width=width, height=height, deviceScaleFactor=1, mobile=False,
-        )  # fmt: skip
-        await self.call("Page.navigate", url=path.as_uri())
+        await self.navigate(path.as_uri(), width)
         await self.evaluate(
             "new Promise(done => { const look = () => document.body && document.body.dataset.drawn"
             " ? done(true) : requestAnimationFrame(look); look(); })"
         )
+
+    async def navigate(self, url: str, width: int, height: int = 900) -> None:
+        """Open a page, recording what it requests and its complaints."""
+        for domain in ("Runtime", "Log", "Network", "Page"):
+            await self.call(f"{domain}.enable")
+        await self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width, height=height, deviceScaleFactor=1, mobile=False,
+        )  # fmt: skip
+        await self.call("Page.navigate", url=url)
 
     async def evaluate(self, expression: str) -> Any:
         """Evaluate JavaScript; promises are awaited."""
@@ -78,14 +84,14 @@ class Tab:
         return answer["result"].get("value")
 
     async def screenshot(self) -> bytes:
-        """Draw the whole page as PNG."""
+        """Return the whole page as PNG."""
         answer = await self.call("Page.captureScreenshot", captureBeyondViewport=True)
         return base64.b64decode(answer["data"])
 
 
 @asynccontextmanager
 async def opened_tab(profile: Path) -> AsyncIterator[Tab]:
-    """Start Chromium with a profile of its own, hand out a tab, and end it."""
+    """Start Chromium with a profile of its own, yield a tab, and end Chromium."""
     assert CHROMIUM, "chromium is not installed"
     process = await asyncio.create_subprocess_exec(
         CHROMIUM, *FLAGS, f"--user-data-dir={profile}", "about:blank",

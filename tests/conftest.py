@@ -1,5 +1,8 @@
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 # The models in the tests are so small that a second thread only waits for the first.
 torch.set_num_threads(1)
@@ -7,3 +10,27 @@ torch.set_num_threads(1)
 # How long an example takes, and to draw it, is the machine's business; what it gives is ours.
 settings.register_profile("raystream", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("raystream")
+
+SERVING = ("tests/ray/", "tests/clients/")
+"""Folders whose tests mostly wait for a Ray."""
+
+
+class ServingApart(LoadFileScheduling):  # type: ignore[misc] # xdist ships no types
+    """Gives each process whole files, and all tests that need a Ray to the same process.
+
+    Two Rays at once would starve each other on two cores. The tests of one wait most of the time,
+    so the other processes compute meanwhile.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "serving" if nodeid.startswith(SERVING) else super()._split_scope(nodeid)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with what takes longest: the tests that need a Ray."""
+    items.sort(key=lambda item: not item.nodeid.startswith(SERVING))
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ServingApart:
+    return ServingApart(config, log)

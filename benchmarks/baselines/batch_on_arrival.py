@@ -1,7 +1,7 @@
-"""`@serve.batch` around the model: the batch is formed on arrival and holds the device.
+"""`@serve.batch` around the model: batches form as texts arrive, and then queue for the device.
 
-It looks like the remedy, and is not: a batch is frozen before the device is free, so what comes
-while a slow call runs goes into many small batches that then run one after the other.
+It looks like a solution but is not: a batch is fixed before the device is free, so texts that
+arrive during a slow call go into many small batches, which then run one after the other.
 """
 
 import asyncio
@@ -15,15 +15,14 @@ from benchmarks.baselines.pipeline_function import PipelineFunction, Result
 
 
 class BatchOnArrival(Generic[Result]):
-    """The body of a Serve deployment that batches by Serve's decorator alone."""
+    """The body of a Serve deployment that batches only by Serve's decorator."""
 
     def __init__(
         self, pipeline: PipelineFunction[Result], max_batch_size: int, timeout_s: float
     ) -> None:
-        """Take the model and the decorator's two settings."""
         self._pipeline = pipeline
         self._device = ThreadPoolExecutor(max_workers=1, thread_name_prefix="device")
-        # Not as a decorator: its queue would be the class's, and so that of all instances here.
+        # Not as a decorator: all instances would then share the class's one queue.
         batching = serve.batch(max_batch_size=max_batch_size, batch_wait_timeout_s=timeout_s)
         self._classify_batch = batching(self._run)
 

@@ -1,6 +1,6 @@
-"""One call of the model for each piece, in the event loop: the first thing one writes.
+"""One call of the model for each piece, in the event loop: the simplest design.
 
-The model never sees two texts together, and while it runs nobody else is heard.
+The model never sees two texts together, and while it runs no other request is read.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,6 @@ class PiecePerCall(Generic[Result]):
     """Classifies a request's pieces one after the other."""
 
     def __init__(self, pipeline: PipelineFunction[Result]) -> None:
-        """Take the model."""
         self._pipeline = pipeline
 
     async def classify(self, pieces: Sequence[str]) -> list[Result]:

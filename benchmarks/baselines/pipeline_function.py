@@ -1,4 +1,4 @@
-"""What the baselines call: a model as a function that takes texts and returns a result for each."""
+"""The function that the baselines call: a model that returns a result for each text."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeAlias, TypeVar

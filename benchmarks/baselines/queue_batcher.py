@@ -1,8 +1,8 @@
-"""The hand-made queue batcher: an asyncio.Queue in, one reply queue a call, one loop.
+"""The hand-made queue batcher: one asyncio.Queue, a reply queue for each call, one loop.
 
-The loop takes up to `max_batch_size` pieces, or what came within `timeout_s` of the first, and
-calls the model in the event loop: what arrives meanwhile is not even read from its socket. A batch
-that does not fill waits the whole timeout.
+The loop takes up to `max_batch_size` pieces, or those that arrive within `timeout_s` of the first,
+and calls the model in the event loop: new requests are not even read from their sockets meanwhile.
+A batch that does not fill waits the whole timeout.
 """
 
 import asyncio
@@ -16,12 +16,12 @@ from benchmarks.baselines.pipeline_function import PipelineFunction, Result
 
 @dataclass(frozen=True, slots=True)
 class _Waiting(Generic[Result]):
-    """A piece in line.
+    """A piece in the queue.
 
     Attributes:
         index: The piece's place in its call.
         piece: The text.
-        replies: The call's own queue, which gets the piece's place and its result.
+        replies: The call's own queue, which receives the piece's place and result.
     """
 
     index: int
@@ -39,7 +39,7 @@ class QueueBatcher(Generic[Result]):
 
         Args:
             pipeline: The model.
-            max_batch_size: Most pieces of one call of the model (BATCH_SIZE_MAX).
+            max_batch_size: Maximum number of pieces in one call of the model (BATCH_SIZE_MAX).
             timeout_s: How long a batch's first piece waits for others (BATCH_TIMEOUT).
         """
         self._pipeline = pipeline
@@ -49,7 +49,7 @@ class QueueBatcher(Generic[Result]):
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Run the loop while the block runs."""
+        """Run the loop inside the context."""
         loop = asyncio.create_task(self._run())
         try:
             yield
@@ -62,7 +62,7 @@ class QueueBatcher(Generic[Result]):
         """Return a result for each piece.
 
         Raises:
-            Exception: What the model raised for a batch that held one of the pieces.
+            Exception: The model raised it for a batch with one of the pieces.
         """
         replies: asyncio.Queue[tuple[int, Result | Exception]] = asyncio.Queue()
         for index, piece in enumerate(pieces):
@@ -92,5 +92,5 @@ class QueueBatcher(Generic[Result]):
     def _results(self, batch: Sequence[_Waiting[Result]]) -> Sequence[Result | Exception]:
         try:
             return self._pipeline([waiting.piece for waiting in batch])
-        except Exception as error:  # noqa: BLE001 - goes to all whose pieces were in the batch
+        except Exception as error:  # noqa: BLE001 - goes to every call with pieces in the batch
             return [error] * len(batch)

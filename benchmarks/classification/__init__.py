@@ -1,1 +1,1 @@
-"""Classification: batches offline and online, by hand-built designs and by ours."""
+"""Classification benchmarks, offline and online: hand-built designs and this project."""

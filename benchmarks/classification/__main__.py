@@ -1,13 +1,13 @@
-"""Classification, offline and online: a hand-made queue batcher's measurements, and ours.
+"""Classification, offline and online: a hand-made queue batcher compared with this project.
 
 (a) offline: batch sizes 1 to 128 on texts of 100 to 300 and of 100 to 800 characters, in ms a text.
-(b) online: the queue batcher with nine settings, a call for each piece, `@serve.batch` holding the
-    device, and ours, under 1 to 100 users.
-(c) open loop: 120, 240 and 480 requests/s in front of a device of known speed.
-(d) RoBERTa-base's shape over HTTP with 32 users, beside (a)'s optimum and the queue batcher.
+(b) online: the queue batcher with nine settings, one call per piece, `@serve.batch` around the
+    device, and this project, under 1 to 100 users.
+(c) open loop: 120, 240 and 480 requests/s on a device of known speed.
+(d) RoBERTa-base's shape over HTTP with 32 users, compared with (a)'s optimum and the queue batcher.
 
-Models have random weights and are made here. Everything is seeded and stays on this machine. Writes
-a CSV for each part, and the plots of (b) as SVG.
+Models with random weights are made at the start. Everything is seeded and runs locally. Each part
+writes a CSV file, and (b) writes its plots as SVG.
 
 Run: python -m benchmarks.classification [--quick] [--parts a,b,c,d] [--out FOLDER]
 """
@@ -44,7 +44,7 @@ OVER_HTTP = Window(warm_up_s=5, window_s=20)
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is measured."""
+    """The extent of a run of the benchmark."""
 
     batch_sizes: Sequence[int] = offline.BATCH_SIZES
     num_texts: int = 128
@@ -71,16 +71,16 @@ QUICK = Plan(
 
 
 class Benchmark:
-    """The parts, one after the other, and what they leave behind."""
+    """Runs the parts and writes their results."""
 
     def __init__(self, plan: Plan, out: Path, work: Path, model: str | None) -> None:
         """Prepare to measure.
 
         Args:
-            plan: How much.
-            out: Where CSV files, plots and the servers' logs go.
-            work: Where models are made.
-            model: A folder to take for (a) and (d), in place of one made here.
+            plan: The extent of the run.
+            out: The folder of CSV files, plots and the servers' logs.
+            work: The folder of the models that are made.
+            model: A model's folder for (a) and (d); None makes a model.
         """
         self._plan = plan
         self._out = out
@@ -140,15 +140,15 @@ class Benchmark:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print the tables, write CSV files and plots."""
+    """Measure, print the tables, and write CSV files and plots."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--quick", action="store_true", help="in about three minutes")
+    parser.add_argument("--quick", action="store_true", help="take about three minutes")
     parser.add_argument("--out", type=Path, default=Path("runs/classification"))
-    parser.add_argument("--parts", default=PARTS, help="which to run, of a,b,c,d")
+    parser.add_argument("--parts", default=PARTS, help="the parts to run, of a,b,c,d")
     parser.add_argument("--model", help="a classifier's folder for (a) and (d)")
     args = parser.parse_args(arguments)
     args.out.mkdir(parents=True, exist_ok=True)
-    # Else a `timeout` around it would leave the servers behind.
+    # Without this, a surrounding `timeout` would leave the servers running.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     disable_progress_bar()  # type: ignore[no-untyped-call] # transformers leaves it untyped
     with tempfile.TemporaryDirectory(prefix="classification-") as work:
@@ -161,7 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         }
         for part in args.parts.split(","):
             if part not in parts:
-                parser.error(f"there is no part {part!r}; known are {PARTS}")
+                parser.error(f"there is no part {part!r}; the parts are {PARTS}")
             parts[part]()
 
 

@@ -1,4 +1,4 @@
-"""Lines over numbers of users, as SVG: the plots that the queue batcher's author drew."""
+"""Line plots over the number of users, as SVG, like those of the queue batcher's author."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ class Chart:
     """One plot.
 
     Attributes:
-        title: What is seen.
-        x_label: Of the horizontal axis, which begins at 0.
-        y_label: Of the vertical one, which does too.
-        lines: Points by the line's name.
+        title: The title.
+        x_label: The label of the horizontal axis, which starts at 0.
+        y_label: The label of the vertical axis, which starts at 0.
+        lines: The points of each line, by the line's name.
     """
 
     title: str

@@ -1,4 +1,4 @@
-"""The designs that are compared, each by a name, in front of one model folder."""
+"""The designs that are compared, on the same model folder."""
 
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -25,11 +25,11 @@ NO_LIMIT = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Design:
-    """A design and its settings; those that have none ignore them.
+    """A design and its settings; designs without settings ignore them.
 
     Attributes:
-        kind: The hand-made queue batcher; a call for each piece; `@serve.batch` holding the device;
-            or this project's classifier.
+        kind: The hand-made queue batcher; one call per piece; `@serve.batch` around the device; or
+            this project's classifier.
         max_batch_size: BATCH_SIZE_MAX.
         timeout_s: BATCH_TIMEOUT.
     """
@@ -40,7 +40,7 @@ class Design:
 
     @property
     def name(self) -> str:
-        """The name in tables and paths."""
+        """The name in tables."""
         has_settings = self.kind in ("queue", "serve.batch")
         return (
             f"{self.kind} {self.max_batch_size} {self.timeout_s:g}" if has_settings else self.kind
@@ -48,7 +48,7 @@ class Design:
 
     @property
     def path(self) -> str:
-        """The first part of its URLs' paths."""
+        """The first segment of its URLs' paths."""
         return self.name.replace(" ", "-")
 
 
@@ -59,7 +59,7 @@ QUEUE_BATCHERS = tuple(
 """The matrix that the queue batcher's author measured; see `benchmarks.baselines`."""
 
 CHOSEN_QUEUE_BATCHER = Design("queue", 16, 0.1)
-"""What its author chose in the end."""
+"""The settings that its author chose."""
 
 PIECES = Design("pieces")
 SERVE_BATCH = Design("serve.batch", 32, 0.01)
@@ -69,7 +69,7 @@ ALL = (*QUEUE_BATCHERS, PIECES, SERVE_BATCH, RAYSTREAM)
 
 @dataclass(slots=True)
 class Counts:
-    """How often the model ran, and on how many pieces."""
+    """The model's calls, and the pieces in them."""
 
     calls: int = 0
     pieces: int = 0
@@ -81,10 +81,9 @@ class Counts:
 
 
 class CountedClassifier(TextClassifier):
-    """This project's classifier, with its micro-batches counted."""
+    """Counts the micro-batches of this project's classifier."""
 
     def __init__(self, spec: ModelSpec, counts: Counts) -> None:
-        """Load the model."""
         self._counts = counts
         super().__init__(spec)
 
@@ -94,7 +93,7 @@ class CountedClassifier(TextClassifier):
 
 
 def spec_of(folder: str) -> ModelSpec:
-    """Return what a replica of this model would be told, with no bound on what may wait."""
+    """Return the spec of a replica of this model, with an unlimited queue."""
     return ModelSpec(
         id="benchmark",
         source=folder,
@@ -124,7 +123,7 @@ def stock_pipeline(folder: str) -> Callable[[Sequence[str]], Sequence[object]]:
 
 
 def ours(classifier: TextClassifier) -> Classify:
-    """Return this project's classifier as what takes a request's pieces."""
+    """Return this project's classifier as a function of a request's pieces."""
     numbers = itertools.count()
 
     async def classify(pieces: Sequence[str]) -> object:
@@ -141,7 +140,7 @@ def ours(classifier: TextClassifier) -> Classify:
 async def running(
     design: Design, pipeline: Callable[[Sequence[str]], Sequence[object]], counts: Counts
 ) -> AsyncIterator[Classify]:
-    """Run one of the baselines around a model while the block runs."""
+    """Run a baseline around a model while the block runs."""
 
     def counted(texts: Sequence[str]) -> Sequence[object]:
         counts.note(len(texts))
@@ -157,4 +156,4 @@ async def running(
         case "pieces":
             yield PiecePerCall(counted).classify
         case "raystream":
-            raise ValueError("raystream is no baseline")
+            raise ValueError("raystream is not a baseline")

@@ -1,6 +1,6 @@
-"""A device whose speed is known: a call takes 20 ms, and 1 ms for each text.
+"""A device of known speed: a call takes 20 ms plus 1 ms per text.
 
-With it, what is left to see is when a design gives the device which texts.
+So measurements depend only on which texts a design gives the device, and when.
 """
 
 import time
@@ -19,10 +19,10 @@ Sleep = Callable[[float], None]
 
 
 class FakeDevice:
-    """Takes its time and says nothing."""
+    """Sleeps for the time of a call and returns equal results."""
 
     def __init__(self, sleep: Sleep = time.sleep) -> None:
-        """Start unused; `sleep` blocks for so many seconds."""
+        """Create the device; `sleep` blocks for a number of seconds."""
         self.counts = Counts()
         self._sleep = sleep
 
@@ -37,7 +37,7 @@ class _FakeModel(SequenceClassifier):
     """The fake device as the model that the worker calls."""
 
     def __init__(self, stock: SequenceClassifier, device: FakeDevice) -> None:
-        """Take the model that it stands for."""
+        """Take the place of a model, with its layout and its probe."""
         super().__init__(stock._model, stock.layout, stock.probe)
         self._fake = device
 
@@ -47,10 +47,10 @@ class _FakeModel(SequenceClassifier):
 
 
 class FakeDeviceClassifier(TextClassifier):
-    """This project's classifier, worker and all, in front of a fake device."""
+    """Runs this project's classifier and its worker on a fake device."""
 
     def __init__(self, folder: str, device: FakeDevice) -> None:
-        """Load a model for its tokenizer alone."""
+        """Load a model, but use only its tokenizer."""
         self._fake = device
         super().__init__(spec_of(folder))
 

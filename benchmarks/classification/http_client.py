@@ -1,4 +1,4 @@
-"""Sending texts to a server and looking at nothing but whether it has answered."""
+"""Sends texts to a server and checks only that it has answered."""
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -13,7 +13,7 @@ Body = Mapping[str, object]
 
 @asynccontextmanager
 async def session() -> AsyncIterator[aiohttp.ClientSession]:
-    """Open as many connections as there are users."""
+    """Open a session that allows one connection per user."""
     connector = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=120)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as client:
@@ -21,7 +21,7 @@ async def session() -> AsyncIterator[aiohttp.ClientSession]:
 
 
 def sender(client: aiohttp.ClientSession, url: str, body: Callable[[int], Body]) -> Send:
-    """Return what posts the body of a number; anything but 200 is raised."""
+    """Return a function that posts the body for a number and raises unless the status is 200."""
 
     async def send(number: int) -> None:
         async with client.post(url, json=body(number)) as response:

@@ -1,4 +1,4 @@
-"""Load and what it came to: users who wait for their answers, and arrivals that wait for nobody."""
+"""Generates load and measures latencies, in closed loops (users wait for answers) and open ones."""
 
 import asyncio
 import itertools
@@ -9,17 +9,17 @@ from dataclasses import dataclass, field
 import numpy as np
 
 Send = Callable[[int], Awaitable[object]]
-"""Sends the request of this number and waits for its answer; raises where there is none."""
+"""Sends the request of this number and waits for its answer; raises if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Latencies:
-    """The requests that were answered inside a window.
+    """The latencies of the requests that were answered within a window.
 
     Attributes:
-        window_s: The window.
-        samples_s: How long each took: from its sending in a closed loop, from its scheduled time in
-            an open one, so that a load that could not be sent in time is not counted as fast.
+        window_s: The length of the window.
+        samples_s: How long each request took, measured from its sending in a closed loop and from
+            its scheduled time in an open one, so that requests that are sent late do not look fast.
     """
 
     window_s: float
@@ -27,7 +27,7 @@ class Latencies:
 
     @property
     def rate(self) -> float:
-        """Requests answered per second."""
+        """Answered requests per second."""
         return len(self.samples_s) / self.window_s if self.window_s else 0.0
 
     def percentile_ms(self, percent: float) -> float:
@@ -36,12 +36,12 @@ class Latencies:
 
 
 def poisson_arrivals(rate: float, duration_s: float, *, seed: int = 0) -> list[float]:
-    """Return when requests arrive that know nothing of each other, in seconds from the start.
+    """Return the times of independent arrivals, in seconds from the start.
 
     Args:
         rate: Requests per second, on average.
-        duration_s: No request arrives later.
-        seed: Of the gaps, which are exponentially distributed.
+        duration_s: The latest arrival.
+        seed: The seed of the gaps, which are exponentially distributed.
     """
     rng = random.Random(seed)
     times = itertools.accumulate(rng.expovariate(rate) for _ in itertools.count())
@@ -49,7 +49,7 @@ def poisson_arrivals(rate: float, duration_s: float, *, seed: int = 0) -> list[f
 
 
 async def open_loop(send: Send, arrivals: Sequence[float]) -> Latencies:
-    """Send each request at its time, whether or not others are answered.
+    """Send each request at its time, whether or not earlier ones are answered.
 
     The window ends with the last answer.
     """
@@ -68,10 +68,10 @@ async def open_loop(send: Send, arrivals: Sequence[float]) -> Latencies:
 async def closed_loop(
     send: Send, num_users: int, *, warm_up_s: float, window_s: float
 ) -> Latencies:
-    """Let users send their next request as soon as the last is answered.
+    """Run users that each send a request as soon as the previous one is answered.
 
-    What is answered between the end of the warm-up and the end of the window counts; what is still
-    open then is waited for and does not.
+    Only answers between the end of the warm-up and the end of the window count. Requests that are
+    still open then are awaited but do not count.
     """
     loop = asyncio.get_running_loop()
     opens = loop.time() + warm_up_s

@@ -1,12 +1,12 @@
-"""The offline sweep: what a text costs by the size of its batch, and by how it is laid out.
+"""The offline sweep: the cost of a text by the batch's size and layout.
 
-- in arrival order: the stock pipeline on batches as they come, each padded to its longest text;
-- sorted: the same, the texts sorted by length first;
-- packed: this project's classifier, the texts of a batch behind one another without padding;
-- in lanes: the same behind this project's device worker, each compute thread with a part of them.
+- arrival: the stock pipeline on batches in order of arrival, each padded to its longest text;
+- sorted: the same, with the texts sorted by length first;
+- packed: this project's classifier, with the texts of a batch in one row without padding;
+- lanes: the same with this project's device worker, where each compute thread takes a part.
 
-Tokenizing is in all. The least of the first three is the offline optimum that servers are held
-against, and the least of the last one is what lanes make of it.
+All include tokenizing. The best time of the first three is the offline optimum that servers are
+compared with; the best time of the last is the optimum with lanes.
 """
 
 import statistics
@@ -21,28 +21,28 @@ from benchmarks.classification.designs import MAX_BATCHED_TOKENS, NO_LIMIT, stoc
 from benchmarks.classification.table import Figures
 from benchmarks.classification.texts import MIXED, SHORT, Lengths, make_texts
 from deployments.classifier.device_worker import DeviceWorker
+from deployments.classifier.lanes import choose_num_lanes
 from deployments.classifier.model_loader import load_classifier
+from deployments.classifier.request_queue import QueueLimits, RequestQueue, TokenIds
 from deployments.classifier.sequence_classifier import SequenceClassifier
-from deployments.classifier.shares import choose_num_lanes
 from deployments.classifier.text_encoder import TextEncoder
-from deployments.classifier.waiting_line import LineLimits, TokenIds, WaitingLine
+from deployments.compute.cpu.memory import keep_freed_memory
 from deployments.contract import ClassificationRequest
-from deployments.engine.cpu.allocator import keep_freed_memory
 
 Run = Callable[[Sequence[str]], object]
 Row = tuple[str, int, float, float, float, float]
-"""Characters, batch size, and ms a text in each order."""
+"""Characters, batch size, and ms per text in each order."""
 ORDERS = ("arrival", "sorted", "packed", "lanes")
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """What the sweep has measured.
+    """The results of the sweep.
 
     Attributes:
-        figures: ms a text by batch size, length and order.
-        optimum: The fastest ways through texts of mixed lengths.
+        figures: ms per text by batch size, length and order.
+        optimum: The best rates on texts of mixed lengths.
     """
 
     figures: Figures
@@ -54,8 +54,8 @@ class Optimum:
     """Texts per second without a server.
 
     Attributes:
-        rate: One batch after the other, on all threads.
-        rate_in_lanes: Each thread with batches of its own.
+        rate: One batch after another, each on all threads.
+        rate_in_lanes: With lanes: each thread runs its own batches.
     """
 
     rate: float
@@ -63,7 +63,7 @@ class Optimum:
 
 
 def sweep(folder: str, name: str, sizes: Sequence[int], num_texts: int, rounds: int) -> Sweep:
-    """Run texts of both lengths through all batch sizes and orders, rounds alternating."""
+    """Run texts of both lengths in all batch sizes and orders, in alternating rounds."""
     rows = list[Row]()
     with our_runs(folder) as (packed, in_lanes):
         pipeline = stock_pipeline(folder)
@@ -97,7 +97,7 @@ def _figures(name: str, rows: Sequence[Row], num_texts: int) -> Figures:
         (*columns, "lanes / arrival of 1"),
         [(*row, row[5] / one[row[0]] if row[0] in one else "-") for row in rows],
         (
-            "milliseconds a text; arrival and sorted: the stock pipeline, packed: this project",
+            "milliseconds per text; arrival and sorted: the stock pipeline, packed: this project",
             "lanes: this project, each thread with a part of the batch",
         ),
     )
@@ -113,7 +113,7 @@ def ms_per_text(run: Run, texts: Sequence[str], size: int) -> float:
 
 @contextmanager
 def our_runs(folder: str) -> Iterator[tuple[Run, Run]]:
-    """Yield this project's encoder and classifier, and the same in lanes, both warmed up."""
+    """Yield this project's encoder and classifier without and with lanes, both warmed up."""
     keep_freed_memory()
     loaded = load_classifier(
         folder,
@@ -130,13 +130,13 @@ def our_runs(folder: str) -> Iterator[tuple[Run, Run]]:
     )
     if classifier.layout != "packed":
         raise RuntimeError("the model could not be packed; the log says why")
-    line = WaitingLine(LineLimits(NO_LIMIT, None))
+    queue = RequestQueue(QueueLimits(NO_LIMIT, None))
 
     def place() -> SequenceClassifier:
-        torch.set_num_threads(num_threads)  # else the thread has as many as any other set last
+        torch.set_num_threads(num_threads)  # a new thread takes the number that any thread set last
         return classifier
 
-    worker = DeviceWorker(place, line, MAX_BATCHED_TOKENS, lambda stats: None)
+    worker = DeviceWorker(place, queue, MAX_BATCHED_TOKENS, lambda stats: None)
 
     def encoded(texts: Sequence[str]) -> tuple[TokenIds, ...]:
         (found,) = encoder.encode([ClassificationRequest("offline", tuple(texts))])
@@ -148,8 +148,8 @@ def our_runs(folder: str) -> Iterator[tuple[Run, Run]]:
         return classifier(encoded(texts)).tolist()
 
     def run_in_lanes(texts: Sequence[str]) -> object:
-        with line.place() as job:
-            line.put(job, encoded(texts))
+        with queue.place() as job:
+            queue.put(job, encoded(texts))
             return job.answer.result()
 
     worker.start().result()

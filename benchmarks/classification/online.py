@@ -1,8 +1,8 @@
 """The online matrix: each design under 1 to 100 users, over HTTP on one small server.
 
-A request is a text of 100 to 800 characters, sent as its pieces of at most 300; a user sends the
-next one when the last is answered. Every design stands behind the same server (`server`), without
-Ray; while one is measured, the others idle.
+A request is a text of 100 to 800 characters, sent as pieces of at most 300. A user sends the next
+one when the previous one is answered. Every design runs behind the same server (`server`), without
+Ray; while one is measured, the others are idle.
 """
 
 import sys
@@ -27,7 +27,7 @@ NUM_TEXTS = 512
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """How long a cell is loaded, in seconds."""
+    """The durations of warm-up and measurement for each cell of the matrix, in seconds."""
 
     warm_up_s: float
     window_s: float
@@ -35,7 +35,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One design under so many users."""
+    """The result of one design with one number of users."""
 
     design: Design
     num_users: int
@@ -45,7 +45,7 @@ class Measured:
 
 @contextmanager
 def servers(folder: str, logs: Path) -> Iterator[Mapping[str, str]]:
-    """Run both servers while the block runs; yield their addresses by what they serve."""
+    """Run both servers while the block runs; yield their addresses by name."""
     with ExitStack() as stack:
         addresses = dict[str, str]()
         for name in ("baselines", "raystream"):
@@ -69,7 +69,7 @@ async def measure(
     users: Sequence[int],
     window: Window,
 ) -> list[Measured]:
-    """Load each design with each number of users."""
+    """Measure each design with each number of users."""
     texts = [split(text) for text in make_texts(MIXED, NUM_TEXTS)]
     async with session() as client:
         return [
@@ -100,7 +100,7 @@ async def _cell(
 
 
 def figures(measured: Sequence[Measured], model: str, window: Window) -> Figures:
-    """Return the matrix as a table; the baseline of the ratio is a call for each piece."""
+    """Return the matrix as a table; its ratios are to one call per piece."""
     base = {each.num_users: each.latencies.rate for each in measured if each.design is PIECES}
     rows: list[Sequence[Cell]] = [
         (
@@ -121,13 +121,13 @@ def figures(measured: Sequence[Measured], model: str, window: Window) -> Figures
         rows,
         (
             f"one server over HTTP, no Ray; windows of {window.window_s:g} s",
-            "queue BATCH_SIZE_MAX BATCH_TIMEOUT; mean batch: pieces in a call of the model",
+            "queue BATCH_SIZE_MAX BATCH_TIMEOUT; mean batch: pieces per call of the model",
         ),
     )
 
 
 def charts(measured: Sequence[Measured]) -> dict[str, Chart]:
-    """Return users against requests per second, p50 and p95, by the files' names."""
+    """Return plots of requests per second, p50 and p95 over users, by file name."""
     pictures = {
         "online_rps": ("Requests per second", "requests/s"),
         "online_p50": ("Median latency", "p50, ms"),
@@ -142,7 +142,7 @@ def charts(measured: Sequence[Measured]) -> dict[str, Chart]:
     for name, (title, label) in pictures.items():
         lines = dict[str, list[tuple[float, float]]]()
         for each in measured:
-            if each.latencies.samples_s:  # else there is nothing to draw
+            if each.latencies.samples_s:  # without samples there is nothing to draw
                 point = (float(each.num_users), values[name](each.latencies))
                 lines.setdefault(each.design.name, []).append(point)
         found[name] = Chart(f"{title} by users", "users", label, lines)

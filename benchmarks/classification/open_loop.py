@@ -1,8 +1,8 @@
-"""Arrivals that wait for nobody, in front of a device of known speed.
+"""Open-loop arrivals on a device of known speed.
 
-In one process and without HTTP, for both designs alike: `@serve.batch` holding the device, and this
-project's classifier with its tokenizer, its line and its worker. Each request is one text, and its
-latency counts from the time that it was scheduled for.
+Both designs run in one process without HTTP: `@serve.batch` around the device, and this project's
+classifier with its tokenizer, queue and worker. Each request is one text, and its latency is
+measured from its scheduled time.
 """
 
 import gc
@@ -17,7 +17,7 @@ from benchmarks.classification.replica_context import pass_for_a_replica
 from benchmarks.classification.table import Cell, Figures
 
 GOALS_MS = {120: 45.0, 240: 50.0, 480: 75.0}
-"""Requests per second, and the p50 that ours may have."""
+"""The goal for this project's p50, by requests per second."""
 
 COLUMNS = (
     "RPS",
@@ -34,7 +34,7 @@ TEXT = "Return the current time in seconds since the Epoch."
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One design at one rate."""
+    """The result of one design at one rate."""
 
     latencies: Latencies
     mean_batch: float
@@ -44,9 +44,9 @@ async def measure(folder: str, duration_s: float, seed: int = 0) -> Figures:
     """Send the same arrivals to both designs at each rate.
 
     Args:
-        folder: A model whose tokenizer ours uses.
-        duration_s: Of each load. Beyond what a design can bear its latencies grow with it.
-        seed: Of the arrivals.
+        folder: The model whose tokenizer this project's classifier uses.
+        duration_s: The length of each load. If a design is overloaded, its latencies grow with it.
+        seed: The seed of the arrivals.
     """
     pass_for_a_replica()
     naive_device, our_device = FakeDevice(), FakeDevice()

@@ -1,9 +1,9 @@
-"""The shape of RoBERTa-base over HTTP: ours as users run it, beside a hand-made queue batcher.
+"""RoBERTa-base's shape over HTTP: this project as users run it, and a hand-made queue batcher.
 
-Ours is `serve run` with the shipped configuration and its proxy; the queue batcher stands behind a
-small server, as its author's did, with the settings chosen in the end. Behind the same small server
-and without Ray, our replica shows what Ray and the ingress cost. One is started after the other,
-and rounds alternate. A request is one text, and an item is a text.
+This project runs with `serve run`, the shipped configuration and its proxy. The queue batcher runs
+behind a small server, like its author's, with its author's final settings. Our replica behind the
+same small server, without Ray, shows the cost of Ray and the ingress. The servers run one at a
+time, in alternating rounds. A request is one text, and an item is a text.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ GOAL_OF_OPTIMUM = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server that is up: where it classifies, and how a text is sent to it."""
+    """A running server: its URL for classification, and the body for a text."""
 
     url: str
     body: Callable[[str], Body]
@@ -45,7 +45,7 @@ class Target:
 
 @contextmanager
 def raystream(folder: str, logs: Path) -> Iterator[Target]:
-    """Run this project's whole application while the block runs."""
+    """Run this project's complete application while the block runs."""
     address, name = f"http://127.0.0.1:{(port := free_port())}", Path(folder).name
     command = [sys.executable, "-m", "benchmarks.peers.serve_model", "--task", "classify"]
     command += ["--model", folder, "--port", str(port), "--dtype", "bfloat16"]
@@ -62,7 +62,7 @@ def queue_batcher(folder: str, logs: Path) -> Iterator[Target]:
 
 
 @contextmanager
-def replica_alone(folder: str, logs: Path) -> Iterator[Target]:
+def replica_without_ray(folder: str, logs: Path) -> Iterator[Target]:
     """Run this project's replica without Ray while the block runs."""
     with server("raystream", folder, logs) as address:
         yield _on_small_server(address, RAYSTREAM)
@@ -75,14 +75,14 @@ def _on_small_server(address: str, design: Design) -> Target:
 SERVERS: Mapping[str, Callable[[str, Path], AbstractContextManager[Target]]] = {
     CHOSEN_QUEUE_BATCHER.name: queue_batcher,
     "raystream": raystream,
-    "raystream, no Ray": replica_alone,
+    "raystream, no Ray": replica_without_ray,
 }
 
 
 def measure(
     folder: str, logs: Path, num_users: int, window: Window, rounds: int, optimum: Optimum
 ) -> Figures:
-    """Load all in turn; return items per second beside the offline optimum."""
+    """Measure all servers in turn; return items per second and their ratio to the optimum."""
     found: dict[str, list[Latencies]] = {name: [] for name in SERVERS}
     for _ in range(rounds):
         for name, up in SERVERS.items():
@@ -103,7 +103,7 @@ async def _load(target: Target, num_users: int, window: Window) -> Latencies:
 def figures(
     found: Mapping[str, Sequence[Latencies]], model: str, num_users: int, optimum: Optimum
 ) -> Figures:
-    """Return medians over the rounds, and each design's rate beside those it is held against."""
+    """Return medians over the rounds, and each rate's ratio to the batcher and to the optimum."""
     rates = {name: statistics.median(each.rate for each in runs) for name, runs in found.items()}
     base = rates[CHOSEN_QUEUE_BATCHER.name]
     rows: list[Sequence[Cell]] = [

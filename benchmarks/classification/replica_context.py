@@ -1,4 +1,4 @@
-"""Lets a process pass for a Serve replica, so that `@serve.batch` runs in it without a cluster."""
+"""Makes a process look like a Serve replica, so that `@serve.batch` works without a cluster."""
 
 from ray.serve import context
 from ray.serve._private.common import DeploymentID, ReplicaID
@@ -6,11 +6,11 @@ from ray.serve._private.config import DeploymentConfig
 from ray.serve.schema import ReplicaRank
 
 MAX_ONGOING_REQUESTS = 100_000
-"""The queue of `@serve.batch` asks for this limit, to warn of batches that it can't fill."""
+"""`@serve.batch` reads this limit, to warn about batches that it can't fill."""
 
 
 def pass_for_a_replica() -> None:
-    """Set the context that Serve sets in a replica; Ray has no public way to."""
+    """Set the context that Serve sets in a replica; Ray has no public way to do that."""
     context._set_internal_replica_context(
         replica_id=ReplicaID("benchmark", DeploymentID("classifier", "benchmarks")),
         servable_object=object,

@@ -1,8 +1,8 @@
-"""Designs behind one small HTTP server, so that all stand on the same footing.
+"""A small HTTP server that runs all designs under the same conditions.
 
-Either the baselines, around one stock pipeline, or this project's classifier without Ray: two
-processes, since each sets torch's threads for itself. `POST /DESIGN/classify` takes `{"texts":
-[...]}`, and `GET /DESIGN/counts` tells how often the model ran and on how many texts.
+It serves either the baselines, around one stock pipeline, or this project's classifier without Ray.
+These are two processes, since each sets the number of torch's threads. `POST /DESIGN/classify`
+takes `{"texts": [...]}`, and `GET /DESIGN/counts` returns the model's calls and the texts in them.
 
 Run: python -m benchmarks.classification.server --model FOLDER --port 8000 --serve baselines
 """
@@ -33,7 +33,7 @@ from benchmarks.classification.replica_context import pass_for_a_replica
 
 
 def build_app(folder: str, *, is_ours: bool) -> Starlette:
-    """Return the application; the model is loaded when it starts."""
+    """Return the application, which loads its model when it starts."""
     designs = dict[str, Classify]()
     counts = dict[str, Counts]()
 

@@ -1,6 +1,6 @@
-"""Classifiers of RoBERTa's shape with random weights, made where they run: nothing is downloaded.
+"""Builds classifiers of RoBERTa's shape with random weights; nothing is downloaded.
 
-How fast a forward pass is depends on shapes and types, not on what the weights say.
+The speed of a forward pass depends on shapes and types, not on the values of the weights.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from models.training.byte_level_bpe import train_byte_level_bpe
 MAX_MODEL_LEN = 512
 SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 VOCAB_SIZE = 4096
-"""Of the tokenizer; the embedding has as many rows as the shape says."""
+"""The tokenizer's vocabulary; the shape sets the rows of the embedding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +26,8 @@ class Shape:
     """A classifier's shape.
 
     Attributes:
-        name: Of its folder and in the tables.
-        options: What its configuration says.
+        name: The name of its folder, and its name in tables.
+        options: The values of its configuration.
     """
 
     name: str
@@ -56,8 +56,8 @@ SMALL = Shape(
         "intermediate_size": 1536,
     },
 )
-"""About a tenth of the arithmetic, for the online matrix: two cores take as long for one of its
-pieces as the queue batcher's author's GPU took for one of a 7B model's."""
+"""About a tenth of the arithmetic, for the online matrix: two cores take as long per piece as the
+GPU of the queue batcher's author took with a 7B model."""
 
 TINY = Shape(
     "roberta-tiny-random",
@@ -69,7 +69,7 @@ TINY = Shape(
         "intermediate_size": 128,
     },
 )
-"""For tests, and to see that everything runs."""
+"""For tests and trial runs."""
 
 
 def build(shape: Shape, parent: Path, dtype: torch.dtype = torch.bfloat16) -> Path:
@@ -77,13 +77,13 @@ def build(shape: Shape, parent: Path, dtype: torch.dtype = torch.bfloat16) -> Pa
 
     Args:
         shape: The shape.
-        parent: Where the folder is made.
-        dtype: Of the weights.
+        parent: The folder in which to make it.
+        dtype: The type of the weights.
     """
     folder = parent / shape.name
     config = RobertaConfig(
         **shape.options,
-        max_position_embeddings=MAX_MODEL_LEN + 2,  # RoBERTa's positions begin behind the padding's
+        max_position_embeddings=MAX_MODEL_LEN + 2,  # RoBERTa's positions start at 2
         type_vocab_size=1,
         bos_token_id=0,
         pad_token_id=1,

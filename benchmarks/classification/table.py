@@ -13,14 +13,14 @@ Cell = str | int | float
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What one part of the benchmark has measured.
+    """The results of one part of the benchmark.
 
     Attributes:
-        name: Of its files.
-        title: What was measured, on what.
-        columns: The heads.
-        rows: As many cells each; numbers are written in full to the CSV.
-        notes: What one must know to read them.
+        name: The name of its files.
+        title: What was measured, and on what.
+        columns: The names of the columns.
+        rows: One cell per column; the CSV file has the numbers in full precision.
+        notes: Explanations for the reader.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Figures:
         return table
 
     def write_csv(self, folder: Path) -> Path:
-        """Write the rows beneath their heads; return the file."""
+        """Write the columns' names and the rows; return the file."""
         path = folder / f"{self.name}.csv"
         with path.open("w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows([self.columns, *self.rows])
@@ -49,7 +49,7 @@ class Figures:
 
 
 def _words(figures: Figures) -> set[str]:
-    """Return the columns whose cells are words."""
+    """Return the columns that contain only words."""
     cells = zip(*figures.rows, strict=True)
     return {
         column
@@ -59,7 +59,7 @@ def _words(figures: Figures) -> set[str]:
 
 
 def _text(cell: Cell) -> str:
-    """Write a number with about three digits that tell."""
+    """Format a number with about three significant digits."""
     if not isinstance(cell, float):
         return str(cell)
     return (

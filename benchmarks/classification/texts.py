@@ -1,22 +1,22 @@
-"""The texts that are classified: cuts from Python's own documentation, the same in every run."""
+"""The texts to classify: cuts from Python's documentation, the same in every run."""
 
 import random
 from dataclasses import dataclass
 from pydoc_data.topics import topics
 
 MAX_PIECE_CHARS = 300
-"""The hand-made queue batcher's pieces are no longer; see `benchmarks.baselines`."""
+"""The longest piece of the hand-made queue batcher; see `benchmarks.baselines`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """From how many to how many characters texts have; no length is more likely than another."""
+    """The range of the texts' lengths in characters; all lengths are equally likely."""
 
     min_chars: int
     max_chars: int
 
     def __str__(self) -> str:
-        """Name them as the tables do."""
+        """Return the range as the tables show it."""
         return f"{self.min_chars}-{self.max_chars}"
 
 
@@ -30,10 +30,10 @@ def documentation() -> str:
 
 
 def make_texts(lengths: Lengths, count: int, *, seed: int = 0) -> list[str]:
-    """Return cuts from random places.
+    """Return `count` texts, cut from the documentation at random places.
 
-    Lengths are spread evenly and shuffled, so that few texts are as long on average as many are,
-    and what was measured with few is comparable.
+    Lengths are spread evenly and shuffled, so that a few texts have the same mean length as many,
+    and measurements with few texts are comparable.
     """
     source, rng = documentation(), random.Random(seed)
     spread = lengths.max_chars - lengths.min_chars
@@ -44,5 +44,5 @@ def make_texts(lengths: Lengths, count: int, *, seed: int = 0) -> list[str]:
 
 
 def split(text: str) -> list[str]:
-    """Return a text's pieces, cut by characters, as the hand-made queue batcher's are."""
+    """Return a text's pieces, cut by characters as in the hand-made queue batcher."""
     return [text[i : i + MAX_PIECE_CHARS] for i in range(0, len(text), MAX_PIECE_CHARS)]

@@ -1,1 +1,1 @@
-"""The engine on a GPU, beside the memory's bandwidth and `model.generate`; needs no Ray."""
+"""Compares the engine on a GPU with the memory's bandwidth and `model.generate`; needs no Ray."""

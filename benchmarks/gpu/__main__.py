@@ -2,11 +2,11 @@
 
 Run: python -m benchmarks.gpu TABLE.md
 
-The table is written anew after each of its rows, so a run that is ended early leaves what it has. A
-part that fails (for want of memory, say) leaves a gap and a line that tells why.
+The table is rewritten after each row, so a run that is stopped early keeps its rows. A part that
+fails (out of memory, say) leaves a gap, and a line that gives the reason.
 
-Without a GPU it says so where the table would be. `--device cpu` runs everything on tiny shapes, to
-see that it runs; its figures say nothing about a GPU.
+Without a GPU, the file says so instead of holding a table. `--device cpu` runs everything on tiny
+shapes, to check that it runs; its figures say nothing about a GPU.
 """
 
 import argparse
@@ -30,16 +30,16 @@ from benchmarks.gpu.shapes import QWEN_05B, QWEN_7B, TINY, BenchmarkModel, Shape
 logger = logging.getLogger(__name__)
 
 MAX_THREADS = 32
-"""More threads than that only wait for each other, and for minutes."""
+"""More threads only wait for each other, for minutes."""
 
 TRANSFORMERS = (5, 23)
-"""What the project is written for; others keep their caches' description in another way."""
+"""The version that the project is written for; others describe their caches differently."""
 
 Publish = Callable[[Report], None]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, write the table after each row of it, and print it."""
+    """Measure, rewrite the table after each row, and print it."""
     args = _parse(arguments)
 
     def publish(report: Report) -> None:
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     report = measure(args, publish)
     if console.is_terminal:
         console.print(report.table)
-    else:  # where a table would be squeezed into 80 columns
+    else:  # a table would be squeezed into 80 columns
         console.print(report.markdown, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -62,11 +62,13 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("table", type=Path, help="the markdown file to write")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--quick", action="store_true", help="a smoke run of a minute or so")
-    parser.add_argument("--sequences", default="1,8,32,128,256", help="at once, a list")
+    parser.add_argument(
+        "--sequences", default="1,8,32,128,256", help="numbers of sequences, a list"
+    )
     parser.add_argument("--prompt-length", type=int, default=512, help="tokens of each prompt")
     parser.add_argument("--num-tokens", type=int, default=128, help="new tokens of each sequence")
     parser.add_argument(
-        "--minutes", type=float, default=8.0, help="nothing new is begun after so many"
+        "--minutes", type=float, default=8.0, help="start no new part after this time"
     )
     if tuple(map(int, transformers.__version__.split(".")[:2])) != TRANSFORMERS:
         major, minor = TRANSFORMERS
@@ -78,7 +80,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def measure(args: argparse.Namespace, publish: Publish) -> Report:
-    """Run everything on the device that was named; publish what there is after each row."""
+    """Measure everything on the chosen device; publish the report after each row."""
     device = torch.device(args.device, 0) if args.device == "cuda" else torch.device("cpu")
     counts = [int(count) for count in args.sequences.split(",")]
     num_tokens, shapes = args.num_tokens, [QWEN_05B, QWEN_7B]
@@ -86,9 +88,11 @@ def measure(args: argparse.Namespace, publish: Publish) -> Report:
         counts, num_tokens, shapes = counts[:2], min(num_tokens, 32), [QWEN_05B]
     if device.type == "cpu":
         shapes = [TINY]
-        torch.set_num_threads(1)  # the threads of `generate` would wait for each other's
+        torch.set_num_threads(1)  # more would make the threads of `generate` wait for each other
     title = _title(device)
-    publish(Report(title, ("nothing is measured yet",), ()))  # now, if it can't be written
+    publish(
+        Report(title, ("nothing is measured yet",), ())
+    )  # first, so that a file that can't be written fails now
     attempts = Attempts(device, 60 * args.minutes)
     bandwidth = read_bandwidth(device)
     notes = (
@@ -129,7 +133,7 @@ def _notes(
 
 
 def _equality_notes(device: torch.device, attempts: Attempts) -> Iterator[str]:
-    for dtype, remark in ((torch.float32, ""), (torch.bfloat16, "; rounding may part some")):
+    for dtype, remark in ((torch.float32, ""), (torch.bfloat16, "; rounding may make some differ")):
         name = str(dtype).removeprefix("torch.")
         equal = attempts.run(f"equality in {name}", partial(num_equal, device, dtype))
         if equal is not None:

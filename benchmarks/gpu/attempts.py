@@ -1,4 +1,4 @@
-"""Parts of a run of which any may fail: the others are measured all the same."""
+"""Runs the parts of a benchmark; if one fails, the others are still measured."""
 
 import gc
 import logging
@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import torch
 
-from deployments.engine.device_errors import is_fatal, is_out_of_memory, release_cache
+from deployments.compute.device_errors import is_fatal, is_out_of_memory, release_cache
 
 logger = logging.getLogger(__name__)
 
@@ -16,10 +16,10 @@ Result = TypeVar("Result")
 
 
 class Attempts:
-    """Runs one part after the other, for so long.
+    """Runs parts one after another, within a time limit.
 
     Attributes:
-        troubles: What came of the parts that gave nothing, in order.
+        troubles: For each part without a result, its name and the reason, in order.
     """
 
     def __init__(
@@ -29,8 +29,8 @@ class Attempts:
 
         Args:
             device: Where the parts run.
-            limit_s: No part begins later than so many seconds from now.
-            clock: Tells the time, in seconds.
+            limit_s: No part starts later than this many seconds from now.
+            clock: Returns the time, in seconds.
         """
         self._device = device
         self._clock = clock
@@ -38,23 +38,23 @@ class Attempts:
         self.troubles: list[str] = []
 
     def run(self, name: str, part: Callable[[], Result]) -> Result | None:
-        """Run a part; return None if it gave nothing.
+        """Run a part; return None if it failed or there was no time left.
 
         Raises:
-            torch.AcceleratorError: The device is gone; the other parts would only fail, too.
+            torch.AcceleratorError: The device failed, so all other parts would fail, too.
         """
         if self._clock() > self._end:
             self.troubles.append(f"{name}: no time was left")
             return None
         try:
             return part()
-        except Exception as error:  # whatever it is, the other parts are worth measuring
+        except Exception as error:  # after any failure the other parts are worth measuring
             logger.warning("%s failed", name, exc_info=True)
             self.troubles.append(f"{name}: {_summary(error)}")
             if is_fatal(error):
                 raise
         finally:
-            # An engine is a ring of references, and the next part needs the memory of its slots.
+            # An engine is a reference cycle, and the next part needs the memory of its slots.
             gc.collect()
             release_cache(self._device)
         return None

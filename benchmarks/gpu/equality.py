@@ -1,4 +1,4 @@
-"""Whether the engine gives the tokens that `model.generate` gives, greedily."""
+"""Checks that the engine's greedy tokens equal those of `model.generate`."""
 
 from dataclasses import replace
 
@@ -6,23 +6,23 @@ import torch
 
 from benchmarks.gpu.shapes import TINY, BenchmarkModel, build, stock
 from deployments.engine.engine import Engine
-from deployments.engine.engine_limits import EngineLimits
-from deployments.engine.model_loader import LoadedModel
+from deployments.engine.limits import EngineLimits
+from deployments.engine.model.loader import LoadedModel
 from deployments.engine.sampling_params import SamplingParams
-from deployments.engine.sequence import SequenceRequest
+from deployments.engine.scheduling.sequence import SequenceRequest
 
 NUM_SEQS = 24
 NUM_TOKENS = 32
 
 
 def num_equal(device: torch.device, dtype: torch.dtype) -> tuple[int, int]:
-    """Return how many sequences are equal, and of how many.
+    """Return how many sequences are equal, and how many were compared.
 
-    In float32 it must be all of them. In bfloat16 rounding may part some, by either's kernels.
+    In float32 all must be equal. In bfloat16 some may differ, since the kernels round differently.
     """
     loaded = build(replace(TINY, dtype=dtype), device)
     vocab_size = loaded.text_config.vocab_size
-    # Of many lengths, and more than there are slots: they come and go while others run.
+    # Many lengths, and more prompts than slots, so that sequences come and go while others run.
     prompts = [
         [2 + (37 * i + 11 * j) % (vocab_size - 2) for j in range(3 + 13 * i)]
         for i in range(NUM_SEQS)

@@ -1,7 +1,7 @@
-"""How fast sequences are decoded: by the engine, and by `model.generate` in two ways.
+"""Measures how fast sequences are decoded, by the engine and by `model.generate` in two ways.
 
-All run the same prompts greedily, and prefill is left out everywhere: the engine's steps are timed
-once all sequences decode; of `generate` a run of one new token is taken from a run of many.
+All run the same prompts greedily, and prefill is not counted: the engine's steps are timed once all
+sequences decode; for `generate`, the time of a run of one new token is subtracted.
 """
 
 import statistics
@@ -15,24 +15,24 @@ import torch
 
 from benchmarks.gpu.shapes import BenchmarkModel, stock
 from deployments.engine.engine import Engine
-from deployments.engine.engine_limits import EngineLimits
-from deployments.engine.model_loader import LoadedModel
+from deployments.engine.limits import EngineLimits
+from deployments.engine.model.loader import LoadedModel
 from deployments.engine.sampling_params import SamplingParams
-from deployments.engine.sequence import SequenceRequest
+from deployments.engine.scheduling.sequence import SequenceRequest
 
 NUM_WARM_STEPS = 8
-"""Decode steps that are not timed: in the first ones steps are captured."""
+"""Decode steps that are not timed, because the first ones are captured."""
 
 MAX_BATCHED_TOKENS = 8192
 
 MAX_THREAD_STEPS = 512
-"""Steps of all threads together. Each takes some 20 ms of Python, one after the other: more would
-take minutes and tell the same."""
+"""Steps of all threads together. Each takes some 20 ms of Python, one after another: more would
+take minutes and show the same."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is run.
+    """A workload.
 
     Attributes:
         num_seqs: Sequences at once.
@@ -45,7 +45,7 @@ class Load:
     num_tokens: int
 
     def prompts(self, vocab_size: int) -> list[list[int]]:
-        """Return prompts of random tokens, none of them special."""
+        """Return prompts of random tokens, without special ones."""
         generator = torch.Generator().manual_seed(self.num_seqs)
         size = (self.num_seqs, self.prompt_length)
         rows: list[list[int]] = torch.randint(2, vocab_size, size, generator=generator).tolist()
@@ -54,10 +54,10 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class EngineRate:
-    """How fast the engine decodes.
+    """The engine's speed of decoding.
 
     Attributes:
-        step_s: Median time of a decode step, sampling and text included.
+        step_s: Median time of a decode step, including sampling and detokenizing.
         num_graphs: Decode steps that were captured.
         mean_length: Tokens that each sequence held, on average over the timed steps.
     """
@@ -69,7 +69,7 @@ class EngineRate:
 
 def engine_rate(loaded: LoadedModel, load: Load, *, cuda_graphs: bool) -> EngineRate:
     """Decode all sequences in one engine."""
-    # A captured step reads up to a power of two, unless the slots end there.
+    # A captured step reads up to a power of two; shorter slots would cut that off.
     max_model_len = 1 << (load.prompt_length + load.num_tokens).bit_length()
     limits = EngineLimits(
         load.num_seqs,
@@ -93,11 +93,11 @@ def engine_rate(loaded: LoadedModel, load: Load, *, cuda_graphs: bool) -> Engine
     while engine.stats.num_running == load.num_seqs:
         seconds.append(_step(engine, num_new))
     if not seconds:
-        raise ValueError(f"{load} ends before all of it decodes: ask for more new tokens")
+        raise ValueError(f"{load} ends before all sequences decode: ask for more new tokens")
     num_graphs = engine.num_graphs
     while engine.has_work:
         _step(engine, num_new)
-    # Whoever was prefilled first ends first; so the last timed step ended with some of them.
+    # Sequences end in the order of their prefill, so some ended with the last timed step.
     mean_length = load.prompt_length + first + len(seconds) / 2
     return EngineRate(statistics.median(seconds), num_graphs, mean_length)
 
@@ -122,7 +122,7 @@ def static_batch_rate(loaded: BenchmarkModel, load: Load) -> float:
 
 
 def threads_rate(loaded: BenchmarkModel, load: Load) -> float:
-    """Return the tokens per second of a `generate` for each prompt, each in a thread of its own."""
+    """Return the tokens per second of one `generate` per prompt, each in its own thread."""
     num_tokens = max(2, min(load.num_tokens, MAX_THREAD_STEPS // load.num_seqs))
     load = replace(load, num_tokens=num_tokens)
     prompts = load.prompts(loaded.text_config.vocab_size)
@@ -141,7 +141,7 @@ def _decode_rate(load: Load, run: Callable[[int], None]) -> float:
         started = time.perf_counter()
         run(num_tokens)
         seconds.append(time.perf_counter() - started)
-    # On a noisy machine a tiny model's prefill may take as long as all of it.
+    # On a noisy machine, a tiny model's prefill may take as long as the whole run.
     decoding = max(seconds[1] - seconds[0], 1e-9)
     return load.num_seqs * (load.num_tokens - 1) / decoding
 

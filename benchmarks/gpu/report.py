@@ -1,10 +1,10 @@
-"""What was measured, as a table for people and as markdown."""
+"""The measured figures, as a table for the terminal and as markdown."""
 
 from dataclasses import dataclass
 
 from rich.table import Table
 
-NOT_MEASURED = "not measured: no GPU was at hand"
+NOT_MEASURED = "not measured: no GPU was available"
 
 COLUMNS = (
     "model",
@@ -22,13 +22,13 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One model at one number of sequences; None where something was not measured.
+    """The figures of one model with one number of sequences; None if not measured.
 
     Attributes:
         model: The model's name.
         num_seqs: Sequences at once.
-        floor_s: The least time that a decode step can take.
-        step_s: The engine's decode step.
+        floor_s: The least time that a decode step can take (see `floor`).
+        step_s: Time of the engine's decode step.
         plain_step_s: The same, launched kernel by kernel.
         num_graphs: Captured steps.
         static_rate: Tokens per second of `generate` on one batch.
@@ -64,12 +64,12 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A whole run.
+    """The report of a whole run.
 
     Attributes:
-        title: On what, and how.
-        notes: What holds for all rows.
-        rows: The figures; none where nothing was measured.
+        title: What was measured, and on what device.
+        notes: Remarks on the whole run.
+        rows: The figures; empty if nothing was measured.
     """
 
     title: str
@@ -88,7 +88,7 @@ class Report:
 
     @property
     def markdown(self) -> str:
-        """The same as markdown."""
+        """The report as markdown."""
         lines = [f"# {self.title}", ""]
         if self.rows:
             rule = ("---", *("---:" for _ in COLUMNS[1:]))

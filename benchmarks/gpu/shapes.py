@@ -1,6 +1,6 @@
-"""Models of well-known shapes with random weights, made where they run: nothing is downloaded.
+"""Builds models of well-known shapes with random weights on the device; nothing is downloaded.
 
-How fast a step is depends on shapes and types, not on what the weights say.
+The speed of a step depends on shapes and dtypes, not on the values of the weights.
 """
 
 import copy
@@ -18,8 +18,8 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from deployments.engine.attention import ATTENTION_NAME
-from deployments.engine.model_loader import LoadedModel, prepare_model
+from deployments.engine.attention.attention import ATTENTION_NAME
+from deployments.engine.model.loader import LoadedModel, prepare_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +27,9 @@ class Shape:
     """A model's shape.
 
     Attributes:
-        name: As people call the model.
-        dtype: Type of its weights.
-        options: What its configuration says.
+        name: The model's usual name.
+        dtype: Dtype of its weights.
+        options: The options of its configuration.
     """
 
     name: str
@@ -83,7 +83,7 @@ TINY = Shape(
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "max_position_embeddings": 4096,
-        # With a wider spread than usual no two tokens are nearly equally likely.
+        # A wider spread than usual, so that no two tokens are nearly equally likely.
         "initializer_range": 0.3,
     },
 )
@@ -94,15 +94,15 @@ class BenchmarkModel(LoadedModel):
     """A model for the engine and for `generate`.
 
     Attributes:
-        plain: What `generate` runs on: on a GPU the very same model, to hold its weights once. On a
-            CPU a copy, because the engine's layers there serve a single thread.
+        plain: The model for `generate`. On a GPU it is the same object, to hold the weights once.
+            On a CPU it is a copy, because the engine's layers there serve a single thread.
     """
 
     plain: PreTrainedModel
 
 
 def build(shape: Shape, device: torch.device) -> BenchmarkModel:
-    """Make a model of this shape, as the loader would load it."""
+    """Build a model of this shape, and prepare it as the loader does."""
     torch.manual_seed(0)
     config = Qwen2Config(**shape.options, bos_token_id=0, eos_token_id=1, pad_token_id=0)
     with device:
@@ -117,7 +117,7 @@ def build(shape: Shape, device: torch.device) -> BenchmarkModel:
 
 @contextmanager
 def stock(loaded: BenchmarkModel) -> Iterator[Any]:
-    """Lend the model as `generate` wants it: with transformers' own attention."""
+    """Yield the model with transformers' own attention; then restore the engine's attention."""
     loaded.plain.set_attn_implementation("sdpa")
     try:
         yield loaded.plain
@@ -127,7 +127,7 @@ def stock(loaded: BenchmarkModel) -> Iterator[Any]:
 
 
 def _tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:
-    """Return a byte-level tokenizer that has a piece of text for each id."""
+    """Return a byte-level tokenizer that has a text for each id."""
     names = ["<pad>", "<eos>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
     names += [f"word{i}" for i in range(len(names), vocab_size)]
     vocab = {name: i for i, name in enumerate(names)}

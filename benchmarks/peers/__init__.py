@@ -1,1 +1,1 @@
-"""raystream beside other servers, under one load client."""
+"""raystream compared with other servers, under one load client."""

@@ -1,6 +1,6 @@
-"""Serves one model in the foreground until SIGINT, as `make serve` does with the embedded ones.
+"""Serves one model in the foreground until SIGINT, as `make serve` serves the embedded ones.
 
-What a benchmark that starts several servers in turn calls. The configuration is the shipped
+Benchmarks that start several servers in turn run this. The configuration is the shipped
 serve_config.yaml with another model in it.
 
 Run: python -m benchmarks.peers.serve_model --model FOLDER --port 8000 [--task classify]
@@ -16,13 +16,13 @@ from typing import Any
 import yaml
 
 from k8s.make_base import parse_env
-from serve_app import haproxy
+from serve_app.commands import haproxy
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def configuration(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the shipped configuration with the model of the arguments in it, and no other."""
+    """Return the shipped configuration with the arguments' model as the only one."""
     config: dict[str, Any] = yaml.safe_load((ROOT / "serve_config.yaml").read_text())
     config["http_options"]["port"] = args.port
     application = config["applications"][0]
@@ -46,19 +46,19 @@ def configuration(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Write the configuration to a temporary file and become `serve run`."""
+    """Write the configuration to a temporary file, and replace this process with `serve run`."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--model", required=True, help="a folder with weights and tokenizer")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--task", choices=("generate", "classify"), default="generate")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--max-model-len", type=int, default=2048)
-    parser.add_argument("--max-batched-tokens", type=int, help="as shipped, if not given")
+    parser.add_argument("--max-batched-tokens", type=int, help="default: as shipped")
     parser.add_argument("--num-threads", default="auto")
     parser.add_argument("--max-num-seqs", type=int, default=32)
     parser.add_argument("--max-queued-requests", type=int, default=64)
     parser.add_argument("--num-ingresses", type=int, default=1)
-    parser.add_argument("--plain", action="store_true", help="Serve's own proxy, no serve.env")
+    parser.add_argument("--plain", action="store_true", help="Serve's own proxy, without serve.env")
     args = parser.parse_args()
     args.num_threads = args.num_threads if args.num_threads == "auto" else int(args.num_threads)
     with tempfile.NamedTemporaryFile("w", suffix=".yaml", delete=False) as file:
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def environment(is_plain: bool) -> dict[str, str]:
-    """Return what `make serve` sets; if plain, no more than keeps Ray from reporting its usage."""
+    """Return the variables that `make serve` sets; if plain, only turn off Ray's usage reports."""
     if is_plain:
         return {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
     return {

@@ -1,11 +1,11 @@
-"""The threads that own the device: one lane of micro-batches each.
+"""The threads that own the device: each runs one lane of micro-batches.
 
-A lane that is free takes its share of all that waits (`shares` has the rule): nothing waits for a
-timeout, and batches grow with the load by themselves. The model is made on the first lane's thread
-and all lanes use it.
+A free lane takes its part of everything that waits (`lanes` has the rule). Nothing waits for a
+timeout, and batches grow with the load. The model is loaded on the first lane's thread, and all
+lanes use it.
 
-A micro-batch that fails is taken apart, and only texts that fail alone fail their requests. One
-that is out of memory makes the next ones smaller, for a while.
+A micro-batch that fails is bisected, and only texts that fail by themselves fail their requests. If
+one runs out of memory, the following ones are smaller for a while.
 """
 
 import logging
@@ -18,23 +18,23 @@ from typing import Protocol
 
 import torch
 
-from deployments.classifier.pieces import Piece
-from deployments.classifier.shares import Share, Shares
-from deployments.classifier.waiting_line import Probabilities, TokenIds, WaitingLine
-from deployments.engine.device_errors import is_fatal, is_out_of_memory, release_cache
-from deployments.engine.isolation import Isolation
-from deployments.engine.step_budget import StepBudget
+from deployments.classifier.encoded_text import EncodedText
+from deployments.classifier.lanes import Lanes, LaneWork
+from deployments.classifier.request_queue import Probabilities, RequestQueue, TokenIds
+from deployments.compute.bisection import Bisection
+from deployments.compute.device_errors import is_fatal, is_out_of_memory, release_cache
+from deployments.compute.token_budget import TokenBudget
 from deployments.errors import ClassificationFailedError, ReplicaUnavailableError
 
 logger = logging.getLogger(__name__)
 
 
 class Classifier(Protocol):
-    """A model, as far as the worker is concerned."""
+    """A model as the worker sees it."""
 
     @property
     def device(self) -> torch.device:
-        """Where it runs."""
+        """The device that the model runs on."""
         ...
 
     @property
@@ -44,29 +44,29 @@ class Classifier(Protocol):
 
     @property
     def num_lanes(self) -> int:
-        """How many threads may call it at once."""
+        """The most threads that may call it at once."""
         ...
 
     @property
     def probe(self) -> TokenIds:
-        """A short text, which an idle device runs to show that it can."""
+        """A short text that an idle device runs to show that it works."""
         ...
 
     def __call__(self, sequences: Sequence[TokenIds]) -> torch.Tensor:
         """Return probabilities, [len(sequences), num_labels], float32, on the CPU.
 
-        Not finite where the model gave no finite numbers.
+        A row is not finite if the logits of its text are not.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class BatchStats:
-    """One micro-batch.
+    """The size of one micro-batch.
 
     Attributes:
-        num_sequences: Texts of it.
-        num_tokens: Of those texts, without padding.
+        num_sequences: Number of texts.
+        num_tokens: Number of tokens of all texts, without padding.
     """
 
     num_sequences: int
@@ -74,27 +74,28 @@ class BatchStats:
 
 
 class DeviceWorker:
-    """Classifies what waits in a line."""
+    """Classifies the requests of a queue."""
 
     def __init__(
         self,
         make_classifier: Callable[[], Classifier],
-        line: WaitingLine,
+        queue: RequestQueue,
         max_batched_tokens: int,
         on_batch: Callable[[BatchStats], None],
     ) -> None:
         """Prepare the thread; `start` starts it.
 
         Args:
-            make_classifier: Called once, on the thread; sets how many threads torch computes with.
-            line: Where requests wait; the worker closes it when it ends.
-            max_batched_tokens: Most tokens of a micro-batch, unless one text alone has more.
-            on_batch: Called after each micro-batch on its thread, never twice at once.
+            make_classifier: Called once, on the thread; it sets how many threads torch computes
+                with.
+            queue: The waiting requests; the worker closes the queue when it ends.
+            max_batched_tokens: The most tokens of a micro-batch; a longer text runs by itself.
+            on_batch: Called after each micro-batch on its thread, never concurrently.
         """
         self.num_batches = 0
         self._make_classifier = make_classifier
-        self._line = line
-        self._budget = StepBudget(max_batched_tokens)
+        self._queue = queue
+        self._budget = TokenBudget(max_batched_tokens)
         self._on_batch = on_batch
         self._lock = threading.Lock()
         self._pings: deque[Future[None]] = deque()
@@ -102,90 +103,88 @@ class DeviceWorker:
         self._thread = threading.Thread(target=self._run, name="classifier", daemon=True)
 
     def start(self) -> "Future[Classifier]":
-        """Start the first thread; the future holds the model, or why it could not be made."""
+        """Start the first thread; the future holds the model, or the error of loading it."""
         self._thread.start()
         return self._classifier
 
     def stop(self) -> None:
-        """End all threads after the micro-batches that run now; unfinished requests fail."""
-        self._line.close()
+        """Stop all threads after their current micro-batches; unfinished requests fail."""
+        self._queue.close()
         if self._thread.is_alive():
             self._thread.join()
 
     @property
     def is_alive(self) -> bool:
-        """Whether what waits will be classified."""
-        return self._thread.is_alive() and not self._line.is_closed
+        """Whether waiting requests will be classified."""
+        return self._thread.is_alive() and not self._queue.is_closed
 
     def ping(self) -> "Future[None]":
-        """Return what is done with the next micro-batch; an idle device runs one for it."""
+        """Return a future that the next micro-batch completes; an idle device runs a probe."""
         pinged: Future[None] = Future()
         self._pings.append(pinged)
-        self._line.poke()
-        # The thread closes the line before it answers the last pings: one of both sees this ping.
-        if self._line.is_closed:
+        self._queue.poke()
+        # The thread closes the queue before it answers the last pings, so no ping is lost.
+        if self._queue.is_closed:
             self._answer_pings(_dead())
         return pinged
 
     def _run(self) -> None:
         try:
             classifier = self._make_classifier()
-        except BaseException as error:  # noqa: BLE001 - whoever waits for the model is told
-            self._line.close()
+        except BaseException as error:  # noqa: BLE001 - the future passes it on
+            self._queue.close()
             self._classifier.set_exception(error)
             self._answer_pings(_dead())
             return
-        shares = Shares(
-            self._line, self._budget, classifier.num_lanes, is_padded=classifier.is_padded
+        lanes = Lanes(
+            self._queue, self._budget, classifier.num_lanes, is_padded=classifier.is_padded
         )
         self._classifier.set_result(classifier)
-        lanes = [self._further_lane(i, classifier, shares) for i in range(1, classifier.num_lanes)]
-        self._run_lane(classifier, shares)
-        for lane in lanes:
-            lane.join()
-        self._line.fail_all(_dead())
+        threads = [self._further_lane(i, classifier, lanes) for i in range(1, classifier.num_lanes)]
+        self._run_lane(classifier, lanes)
+        for thread in threads:
+            thread.join()
+        self._queue.fail_all(_dead())
         self._answer_pings(_dead())
 
-    def _further_lane(
-        self, number: int, classifier: Classifier, shares: Shares
-    ) -> threading.Thread:
+    def _further_lane(self, number: int, classifier: Classifier, lanes: Lanes) -> threading.Thread:
         thread = threading.Thread(
             target=self._run_lane,
-            args=(classifier, shares),
+            args=(classifier, lanes),
             name=f"classifier-{number}",
             daemon=True,
         )
         thread.start()
         return thread
 
-    def _run_lane(self, classifier: Classifier, shares: Shares) -> None:
-        """Compute shares until the line is closed; close it if that fails."""
+    def _run_lane(self, classifier: Classifier, lanes: Lanes) -> None:
+        """Run micro-batches until the queue is closed; close it if one stops the thread."""
         try:
-            while (share := shares.take()) is not None:
+            while (work := lanes.take()) is not None:
                 try:
-                    self._run_share(classifier, share)
+                    self._run_work(classifier, work)
                 finally:
-                    shares.give_back(share)
+                    lanes.give_back(work)
         except BaseException:
-            logger.exception("a classifier's thread failed; the replica must be replaced")
-        self._line.close()
+            logger.exception("a thread of the classifier failed; the replica must be replaced")
+        self._queue.close()
 
-    def _run_share(self, classifier: Classifier, share: Share) -> None:
-        """Classify a micro-batch, and answer each job whose last text is done with it."""
-        torch.set_num_threads(share.num_threads)  # of this thread alone
-        if share.pieces:
-            for piece, outcome in self._run_batch(classifier, share.pieces):
-                piece.answer.note(piece.index, outcome)
-            num_tokens = sum(piece.num_tokens for piece in share.pieces)
-            self._note_batch(BatchStats(len(share.pieces), num_tokens))
-        elif self._pings:  # no micro-batch has answered them; perhaps all clients have left
+    def _run_work(self, classifier: Classifier, work: LaneWork) -> None:
+        """Classify a micro-batch, and answer each job whose last text it completes."""
+        torch.set_num_threads(work.num_threads)  # only for this thread
+        if work.texts:
+            for text, outcome in self._run_batch(classifier, work.texts):
+                text.answer.note(text.index, outcome)
+            num_tokens = sum(text.num_tokens for text in work.texts)
+            self._note_batch(BatchStats(len(work.texts), num_tokens))
+        elif self._pings:  # no micro-batch has answered them, e.g. because all clients have left
             self._probe(classifier)
 
     def _probe(self, classifier: Classifier) -> None:
-        """Run something for those who ask how the device is, and tell them.
+        """Run the probe text and answer the pings.
 
         Raises:
-            torch.AcceleratorError: The device is gone.
+            torch.AcceleratorError: The device is lost.
         """
         try:
             classifier([classifier.probe])
@@ -198,28 +197,28 @@ class DeviceWorker:
         self._note_batch(BatchStats(0, 0))
 
     def _run_batch(
-        self, classifier: Classifier, batch: list[Piece]
-    ) -> Iterator[tuple[Piece, Probabilities | Exception]]:
-        """Yield what became of each text of a micro-batch.
+        self, classifier: Classifier, batch: list[EncodedText]
+    ) -> Iterator[tuple[EncodedText, Probabilities | Exception]]:
+        """Yield the probabilities of each text of a micro-batch, or its error.
 
         Raises:
-            torch.AcceleratorError: The device is gone; no text is to blame.
+            torch.AcceleratorError: The device is lost; no text is at fault.
         """
         run = _GuardedRun(classifier)
-        isolation = Isolation[Piece, torch.Tensor]("a micro-batch", run)
-        isolation.run(batch)
+        bisection = Bisection[EncodedText, torch.Tensor]("a micro-batch", run)
+        bisection.run(batch)
         with self._lock:
-            if run.num_tokens_too_many:
-                self._budget.shrink(run.num_tokens_too_many)
+            if run.num_oom_tokens:
+                self._budget.shrink(run.num_oom_tokens)
             else:
                 self._budget.note_good_step()
-        for pieces, probabilities in isolation.ran:
+        for texts, probabilities in bisection.ran:
             finite = probabilities.isfinite().all(dim=1).tolist()
-            for piece, row, is_finite in zip(pieces, probabilities.tolist(), finite, strict=True):
-                yield piece, tuple(row) if is_finite else _failure(piece, "gave no finite numbers")
-        for blame in isolation.blamed:
-            why = "has not enough memory" if blame.is_out_of_memory else "failed"
-            yield blame.item, _failure(blame.item, why)
+            for text, row, is_finite in zip(texts, probabilities.tolist(), finite, strict=True):
+                yield text, tuple(row) if is_finite else _failure(text, "gave no finite numbers")
+        for failure in bisection.failures:
+            why = "has not enough memory" if failure.is_out_of_memory else "failed"
+            yield failure.item, _failure(failure.item, why)
 
     def _note_batch(self, stats: BatchStats) -> None:
         with self._lock:
@@ -237,7 +236,7 @@ class DeviceWorker:
                 ping.set_exception(error)
 
     def _next_ping(self) -> "Future[None] | None":
-        """Take the oldest; at the end the thread and those who ping take them both."""
+        """Take the oldest ping; once the queue is closed, both the worker and `ping` do so."""
         try:
             return self._pings.popleft()
         except IndexError:
@@ -245,17 +244,17 @@ class DeviceWorker:
 
 
 class _GuardedRun:
-    """Runs pieces together, and remembers how many tokens were too many at once."""
+    """Runs texts together, and remembers the largest number of tokens that ran out of memory."""
 
     def __init__(self, classifier: Classifier) -> None:
-        self.num_tokens_too_many = 0
+        self.num_oom_tokens = 0
         self._classifier = classifier
         self._is_first = True
 
-    def __call__(self, pieces: Iterable[Piece]) -> torch.Tensor:
-        sequences = [piece.token_ids for piece in pieces]
+    def __call__(self, texts: Iterable[EncodedText]) -> torch.Tensor:
+        sequences = [text.token_ids for text in texts]
         if not self._is_first:
-            # Only here has the traceback let go of the tensors of the run that failed.
+            # The failed run's traceback, which held its tensors, has been released only by now.
             release_cache(self._classifier.device)
         self._is_first = False
         try:
@@ -263,13 +262,13 @@ class _GuardedRun:
         except Exception as error:
             if is_out_of_memory(error):
                 num_tokens = sum(map(len, sequences))
-                self.num_tokens_too_many = max(self.num_tokens_too_many, num_tokens)
+                self.num_oom_tokens = max(self.num_oom_tokens, num_tokens)
             raise
 
 
-def _failure(piece: Piece, why: str) -> ClassificationFailedError:
-    message = f"The model {why} on a text of {piece.num_tokens} tokens."
-    return ClassificationFailedError(message, f"input[{piece.index}]")
+def _failure(text: EncodedText, why: str) -> ClassificationFailedError:
+    message = f"The model {why} on a text of {text.num_tokens} tokens."
+    return ClassificationFailedError(message, f"input[{text.index}]")
 
 
 def _dead() -> ReplicaUnavailableError:

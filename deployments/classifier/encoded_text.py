@@ -1,31 +1,30 @@
-"""The texts of requests as the device's lanes handle them, and the answers that come together.
+"""The texts of requests, as the device's lanes process them, and the answers to the requests.
 
-A request's texts may run in several micro-batches, on several threads at once; its answer is given
-once, when the last of them is done or the first has failed.
+A request's texts may run in several micro-batches, on several threads at once. It is answered once:
+when all its texts are done, or as soon as one fails.
 """
 
 import threading
 from dataclasses import dataclass
 
-from deployments.classifier.waiting_line import Job, Probabilities, TokenIds
+from deployments.classifier.request_queue import Job, Probabilities, TokenIds
 
 
 class Answer:
-    """The answer to one job, until it is complete; any thread may add to it."""
+    """Collects the answer to one job; any thread may add to it."""
 
     def __init__(self, job: Job) -> None:
-        """Begin with nothing found."""
         self._job = job
         self._found: dict[int, Probabilities] = {}
         self._lock = threading.Lock()
 
     @property
     def is_wanted(self) -> bool:
-        """Whether somebody still waits for it."""
+        """Whether the client still waits for the answer."""
         return not self._job.has_left and not self._job.answer.done()
 
     def note(self, index: int, outcome: Probabilities | Exception) -> None:
-        """Add what became of one text; the first that failed ends the job."""
+        """Add the result of one text; the first failure ends the job."""
         with self._lock:
             if self._job.answer.done():
                 return
@@ -38,13 +37,13 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class EncodedText:
     """One text of a job.
 
     Attributes:
-        index: Which of the job's texts it is.
-        token_ids: The text.
-        answer: Where what becomes of it is noted.
+        index: The text's index among the job's texts.
+        token_ids: The text, encoded.
+        answer: Collects the results of the job's texts.
     """
 
     index: int
@@ -53,11 +52,11 @@ class Piece:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens to compute."""
+        """The number of tokens to compute."""
         return len(self.token_ids)
 
 
-def pieces_of(job: Job) -> list[Piece]:
+def texts_of(job: Job) -> list[EncodedText]:
     """Return a job's texts; they share its answer."""
     answer = Answer(job)
-    return [Piece(index, token_ids, answer) for index, token_ids in enumerate(job.sequences)]
+    return [EncodedText(index, token_ids, answer) for index, token_ids in enumerate(job.sequences)]

@@ -1,9 +1,9 @@
-"""How many sequences make the next micro-batch.
+"""Chooses the sequences of the next micro-batch.
 
 A micro-batch is bounded by the tokens that the device computes, not by the number of sequences: 64
-short texts cost as much as one long one. Sequences that are packed cost what they hold; padded ones
-cost as much as the longest among them, each. But what is packed is laid out as if it were padded
-for the model's head, so a long text takes only so many short ones along.
+short texts cost as much as one long text. Packed sequences cost their own tokens; padded ones each
+cost as much as the longest of the batch. But packed sequences are laid out with padding for the
+model's head, so the number of short texts batched with a long one is limited too.
 """
 
 from collections import deque
@@ -12,27 +12,27 @@ from typing import Protocol, TypeVar
 
 
 class Sized(Protocol):
-    """What has a number of tokens."""
+    """An item with a number of tokens."""
 
     @property
     def num_tokens(self) -> int:
-        """Tokens to compute."""
+        """The number of tokens to compute."""
         ...
 
 
 Item = TypeVar("Item", bound=Sized)
 
 MAX_LAID_OUT = 8
-"""Places of a packed micro-batch's layout for each token that it may have. A text of 1024 tokens
-among 341 of three would take 171, a gigabyte of hidden states in RoBERTa-base; texts of 100 to 800
-characters take two."""
+"""Limit on the padded layout of a packed micro-batch, in places per token of `max_tokens`. A text
+of 1024 tokens with 341 texts of three would take 171 places per token, a gigabyte of hidden states
+in RoBERTa-base; texts of 100 to 800 characters take two."""
 
 
 def in_order(items: Iterable[Item], *, is_padded: bool) -> list[Item]:
-    """Return all that one sweep has taken, in the order in which it runs.
+    """Return the items of one sweep in the order in which they run.
 
-    What is packed needs no order, so the oldest come first. What is padded goes by length, since
-    neighbours of one length need no padding.
+    Packed items keep their order, oldest first. Padded items are sorted by length, since neighbours
+    of equal length need no padding.
     """
     return sorted(items, key=lambda item: item.num_tokens) if is_padded else list(items)
 
@@ -40,14 +40,14 @@ def in_order(items: Iterable[Item], *, is_padded: bool) -> list[Item]:
 def take_batch(
     waiting: deque[Item], max_tokens: int, *, is_padded: bool, is_wanted: Callable[[Item], bool]
 ) -> list[Item]:
-    """Take the next micro-batch from the left; none is left if it is empty.
+    """Take the next micro-batch from the left of `waiting`; it is empty if nothing is left.
 
     Args:
-        waiting: In the order of `in_order`. What is not wanted any more is dropped as it comes.
-        max_tokens: Most tokens to compute together, of places in a packed layout `MAX_LAID_OUT`
-            times as many. A sequence that is longer runs alone.
-        is_padded: Whether each counts as long as the longest.
-        is_wanted: Whether somebody waits for a sequence.
+        waiting: Items sorted by `in_order`. Items that are no longer wanted are dropped on the way.
+        max_tokens: The most tokens to compute together; a packed layout may have `MAX_LAID_OUT`
+            times as many places. A longer sequence runs by itself.
+        is_padded: Whether each item costs as much as the longest.
+        is_wanted: Returns whether a client still waits for an item.
     """
     batch: list[Item] = []
     total = longest = 0

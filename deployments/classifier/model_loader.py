@@ -1,7 +1,7 @@
-"""From a folder or a hub repository to a model that classifies.
+"""Loads a classifier from a folder or a hub repository.
 
-Loads safetensors only and no remote code. A model without a trained head is refused: its answers
-would be those of random weights.
+It loads only safetensors and never remote code. It refuses a model without a trained head, whose
+answers would come from random weights.
 """
 
 from collections.abc import Sequence
@@ -21,31 +21,31 @@ from transformers import (
 from deployments.classifier.packed_attention import register_attention
 from deployments.classifier.packed_backbone import first_position, is_right_padded, pack
 from deployments.classifier.probe_texts import ProbeTexts
+from deployments.classifier.request_queue import TokenIds
 from deployments.classifier.sequence_classifier import Layout, choose_activation
-from deployments.classifier.waiting_line import TokenIds
-from deployments.engine.cpu.prepack import num_weight_bytes, prepack
-from deployments.engine.model_loader import (
+from deployments.compute.cpu.linear.prepack import num_weight_bytes, prepack
+from deployments.compute.model_files import (
     choose_dtype,
     require_all_weights,
     require_tokenizer_files,
-    told_in_one_line,
+    wrap_load_errors,
 )
 
 PROBE_LENGTHS = (2, 9, 5)
-"""Tokens of the texts that are tried together, beside the frame that the tokenizer gives each; a
-longer one is added for models with a window."""
+"""Lengths of the texts that are tried together, in tokens, without the special tokens around them;
+a longer text is added for models with a sliding window."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedClassifier:
-    """A model with what turns texts into its inputs.
+    """A model, its tokenizer, and how to lay out its micro-batches.
 
     Attributes:
         model: In evaluation mode, on its device.
-        tokenizer: Knows the model's special tokens.
-        max_model_len: Tokens of one text, special ones included.
+        tokenizer: The model's tokenizer.
+        max_model_len: The most tokens of one text, special ones included.
         layout: How its micro-batches are laid out.
-        probes: Texts that it takes.
+        probes: Makes texts that the model accepts.
     """
 
     model: PreTrainedModel
@@ -56,19 +56,21 @@ class LoadedClassifier:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The labels' names, by their number."""
+        """The names of the labels, in the order of the model's outputs."""
         names = self.model.config.id2label
-        assert names is not None, "transformers names them LABEL_0, LABEL_1, ... where nobody has"
+        assert names is not None, (
+            "transformers names them LABEL_0, LABEL_1, ... if the configuration does not"
+        )
         return tuple(name for _, name in sorted(names.items()))
 
     @property
     def is_multi_label(self) -> bool:
-        """Whether labels don't exclude one another."""
+        """Whether a text may have several labels."""
         return choose_activation(self.model.config) != "softmax"
 
     @property
     def num_weight_bytes(self) -> int:
-        """Bytes of all weights in memory."""
+        """The bytes of all weights in memory."""
         return num_weight_bytes(self.model)
 
 
@@ -87,13 +89,13 @@ def load_classifier(
         revision: A commit of the hub repository.
         dtype: auto, float32, bfloat16 or float16.
         device: Where the model will run.
-        max_model_len: Tokens of one text, if the model has as many positions.
+        max_model_len: The most tokens of one text, unless the model has fewer positions.
 
     Raises:
-        UnsupportedModelError: The files are missing, or it is no classifier.
+        UnsupportedModelError: Files are missing, or the model is not a classifier.
     """
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": False}
-    with told_in_one_line(source):
+    with wrap_load_errors(source):
         config = AutoConfig.from_pretrained(source, **options)
         chosen = choose_dtype(config, dtype, device)
         model = _load_weights(source, config, chosen, options)
@@ -108,10 +110,10 @@ def load_classifier(
 def prepare(
     model: PreTrainedModel, device: torch.device, max_model_len: int, probes: ProbeTexts
 ) -> Layout:
-    """Set a model to evaluation, on its device; on a CPU, pack its sequences and its weights.
+    """Move a model to its device for inference; on a CPU, pack its sequences and its weights.
 
     Returns:
-        How its micro-batches must be laid out, as was found out by trying.
+        The layout that its micro-batches need, found by trial runs.
     """
     model.train(mode=False).requires_grad_(requires_grad=False)
     torch.nn.Module.to(model, device)
@@ -132,7 +134,7 @@ def _unpacked_layout(model: PreTrainedModel, texts: Sequence[TokenIds]) -> Layou
 
 
 def num_positions(model: PreTrainedModel) -> int | None:
-    """Return how many tokens a sequence may have; None where the configuration sets no bound."""
+    """Return the most tokens of a sequence; None if the configuration sets no limit."""
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if not isinstance(positions, int) or positions < 1:
         return None
@@ -151,6 +153,6 @@ def _load_weights(
         **options,
     )
     model: PreTrainedModel = loaded[0]
-    advice = "; is it a model that was trained to classify?"
+    advice = "; was the model trained as a classifier?"
     require_all_weights(source, loaded[1]["missing_keys"], advice)
     return model

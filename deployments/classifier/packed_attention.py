@@ -1,9 +1,10 @@
-"""Attention of sequences that lie behind one another in one row, as transformers' models call it.
+"""Attention over sequences that are packed one after another in one row, for transformers' models.
 
-Registered with transformers under the name `packed`. Each sequence attends to itself alone, so no
-token is computed for padding's sake and no mask keeps neighbours apart.
+It is registered with transformers under the name `packed`. Each sequence attends only to itself, so
+no padding is computed and no mask is needed.
 
-It refuses what it does not know (sinks, biases on positions, ...) by name instead of ignoring it.
+It raises an error for arguments that it does not support (sinks, position biases, ...) instead of
+ignoring them.
 """
 
 from collections.abc import Iterator
@@ -14,31 +15,31 @@ from typing import Any
 import torch
 from transformers import AttentionInterface
 
-from deployments.engine.attention_call import INERT_ARGUMENTS, UnsupportedAttentionError
-from deployments.engine.softcap import Scores, attend
+from deployments.compute.attention_arguments import INERT_ARGUMENTS, UnsupportedAttentionError
+from deployments.compute.sdpa import Scores, attend
 
 ATTENTION_NAME = "packed"
-"""What `set_attn_implementation` is given."""
+"""The name for `set_attn_implementation`."""
 
 INERT = INERT_ARGUMENTS | {"deterministic"}
-"""Arguments that change nothing here; ModernBERT tells flash attention how to sum its gradients."""
+"""Arguments without effect here; ModernBERT passes `deterministic` for gradients."""
 
 MAX_PLAIN_LENGTH = 1024
-"""Tokens up to which all scores of a sequence exist at once; of 12 heads that is 24 MiB."""
+"""The longest sequence whose scores are all held at once; with 12 heads they take 24 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackedRow:
-    """Where sequences lie in a row.
+    """The layout of a row of packed sequences.
 
     Attributes:
-        lengths: Of the sequences, in their order.
+        lengths: Tokens of each sequence, in order.
     """
 
     lengths: tuple[int, ...]
 
     def spans(self) -> Iterator[slice]:
-        """Yield the place of each sequence."""
+        """Yield the slice of each sequence."""
         for start, end in pairwise((0, *accumulate(self.lengths))):
             yield slice(start, end)
 
@@ -64,19 +65,20 @@ def packed_attention(
         query: [1, num_heads, n, head_dim].
         key: [1, num_kv_heads, n, head_dim].
         value: [1, num_kv_heads, n, head_dim].
-        attention_mask: None; the packed row knows what each token sees.
-        packed_row: Where the sequences lie.
+        attention_mask: None; the packed row determines what each token sees.
+        packed_row: The layout of the sequences.
         scaling: Factor on the scores; None means head_dim ** -0.5.
-        sliding_window: Tokens that are as far apart, or farther, don't see each other.
-        softcap: Bound of the scores, by a tanh; None means no bound.
-        is_causal: Whether tokens see none behind them; None means what the module says.
-        **others: Must be inert.
+        sliding_window: Tokens at this distance or farther don't see each other.
+        softcap: Bound on the scores, applied with tanh; None means no bound.
+        is_causal: Whether tokens see only earlier ones and themselves; None means the module's
+            setting.
+        **others: Further arguments, which must be inert or None.
 
     Returns:
-        [1, n, num_heads, head_dim], and None in place of the scores.
+        [1, n, num_heads, head_dim], and None instead of the scores.
 
     Raises:
-        UnsupportedAttentionError: An argument that is neither None nor inert.
+        UnsupportedAttentionError: An argument is neither None nor inert.
     """
     asked = {name for name, argument in others.items() if argument is not None}
     unknown = sorted(asked - INERT)
@@ -109,9 +111,9 @@ def _attend(
         query: [num_heads, n, head_dim].
         key: [num_kv_heads, n, head_dim].
         value: [num_kv_heads, n, head_dim].
-        is_causal: Whether tokens see none behind them.
-        window: Tokens that are as far apart, or farther, don't see each other.
-        scores: How scores are made.
+        is_causal: Whether tokens see only earlier ones and themselves.
+        window: Tokens at this distance or farther don't see each other.
+        scores: The factor and the bound of the scores.
 
     Returns:
         [num_heads, n, head_dim].
@@ -136,7 +138,7 @@ def _attend(
 
 
 def _window_mask(length: int, window: int, is_causal: bool, device: torch.device) -> torch.Tensor:
-    """Return what each token sees, [length, length], bool.
+    """Return which tokens each token sees, [length, length], bool.
 
     Source: transformers, modeling_flash_attention_utils.py: a window is `sliding_window - 1`
     tokens to either side.
@@ -149,7 +151,7 @@ def _window_mask(length: int, window: int, is_causal: bool, device: torch.device
 def _is_plain(query: torch.Tensor, key: torch.Tensor, scores: Scores) -> bool:
     """Return whether two matrix products are faster than torch's fused kernel.
 
-    On a CPU that multiplies bfloat16 they take half of its time or less, at 40 to 400 tokens of 12
+    On a CPU with bfloat16 products they take at most half of its time, at 40 to 400 tokens of 12
     heads; in float32 they gain nothing.
     """
     return (
@@ -164,15 +166,15 @@ def _is_plain(query: torch.Tensor, key: torch.Tensor, scores: Scores) -> bool:
 def _attend_plainly(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None
 ) -> torch.Tensor:
-    """Attend with all scores at once, the softmax in float32."""
+    """Attend with all scores held at once and the softmax in float32."""
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     weights = torch.bmm(query, key.mT).float().mul_(scale).softmax(-1)
     return torch.bmm(weights.to(query.dtype), value)
 
 
 def register_attention() -> None:
-    """Make `packed` known to transformers.
+    """Register `packed` with transformers.
 
-    No mask function is registered under the name, so transformers builds no masks for it.
+    No mask function is registered under this name, so transformers builds no masks for it.
     """
     AttentionInterface.register(ATTENTION_NAME, packed_attention)

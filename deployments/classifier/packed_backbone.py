@@ -1,13 +1,13 @@
-"""A model's backbone that computes nothing for padding.
+"""A backbone that computes nothing for padding.
 
-It stands in the place of a stock model's own (`model.base_model`), between the inputs and the head.
-It is given a padded batch, as the head needs it, takes the padding out, runs all sequences behind
-one another in one row, and lays the hidden states out as the batch was. So heads of every kind stay
-stock: those that look at the first token, at the last that is not padding, or at all.
+It replaces the backbone of a stock model (`model.base_model`), between the inputs and the head. It
+receives a padded batch, removes the padding, runs all sequences one after another in one row, and
+lays out the hidden states like the padded batch. So every kind of head works unchanged: heads that
+read the first token, the last that is not padding, or all tokens.
 
-What can be packed is found out by trying (`pack`): the hidden states must be those of each
-sequence alone. So is what can be padded (`is_right_padded`): XLNet's head takes a row's last place
-for the text's, and FNet mixes all places, padding or not.
+`pack` finds out by a trial run whether a model can be packed: the hidden states must equal those of
+each sequence run by itself. `is_right_padded` finds out in the same way whether a model can be
+padded: XLNet's head reads the last place of a row, padding or not, and FNet mixes all places.
 """
 
 import logging
@@ -20,25 +20,25 @@ from transformers import PreTrainedModel
 from transformers.utils.generic import ModelOutput
 
 from deployments.classifier.packed_attention import ATTENTION_NAME, PackedRow
-from deployments.engine.device_errors import is_fatal
+from deployments.compute.device_errors import is_fatal
 
 logger = logging.getLogger(__name__)
 
 TOLERANCES = {torch.float32: 1e-3}
 ROUNDED_TOLERANCE = 0.1
-"""Relative errors that rounding explains. In bfloat16, hidden states of twelve layers differ by one
-part in a hundred and logits by up to four, where scores are rounded elsewhere; mixed sequences or
-wrong positions change all of them."""
+"""The relative error that rounding can cause. If scores are rounded at other points in bfloat16,
+the hidden states of twelve layers differ by 1 % and logits by up to 4 %; mixed sequences or wrong
+positions change all values."""
 
 NO_TOKEN = -1
-"""Stands for padding where the model has no token for that: heads must tell it from the text."""
+"""Marks padding for models without a padding token; heads must be able to tell it from text."""
 
 
 class PackedBackbone(torch.nn.Module):
-    """Runs a stock backbone on sequences behind one another."""
+    """Runs a stock backbone on sequences that are packed in one row."""
 
     def __init__(self, backbone: torch.nn.Module) -> None:
-        """Wrap a backbone whose attention is `packed`."""
+        """Wrap a backbone whose attention implementation is `packed`."""
         super().__init__()
         self._backbone = backbone
         self._first_position = first_position(backbone)
@@ -55,8 +55,8 @@ class PackedBackbone(torch.nn.Module):
         Args:
             input_ids: [batch, length], padded on the right.
             attention_mask: [batch, length], 1 where there is a token.
-            position_ids: None, as heads pass it on.
-            **options: What the head passes on to the backbone.
+            position_ids: Always None; heads pass it on.
+            **options: Further arguments for the backbone.
 
         Returns:
             The backbone's own output, with `last_hidden_state` [batch, length, hidden] and
@@ -82,9 +82,9 @@ class PackedBackbone(torch.nn.Module):
 
 
 def first_position(backbone: torch.nn.Module) -> int:
-    """Return the number of a sequence's first position.
+    """Return the index of a sequence's first position.
 
-    RoBERTa and its kin count from behind the padding's id, and mark that in their embeddings.
+    RoBERTa and its relatives start after the padding token's id, which their embeddings store.
 
     Source: transformers, models/roberta/modeling_roberta.py, create_position_ids_from_input_ids
     """
@@ -96,11 +96,11 @@ def first_position(backbone: torch.nn.Module) -> int:
 
 @torch.inference_mode()
 def pack(model: PreTrainedModel, texts: Sequence[Sequence[int]]) -> bool:
-    """Have a model compute without padding, if it can; return whether it can.
+    """Make a model compute without padding, if it can; return whether it can.
 
     Args:
         model: A sequence classifier with stock attention, in evaluation mode.
-        texts: To try; their lengths should differ, and one should exceed the model's window.
+        texts: Texts to try; their lengths should differ, and one should exceed the model's window.
     """
     backbone, attention = model.base_model, model.config._attn_implementation
     config = model.config.get_text_config()
@@ -113,7 +113,7 @@ def pack(model: PreTrainedModel, texts: Sequence[Sequence[int]]) -> bool:
         model.set_attn_implementation(ATTENTION_NAME)
         setattr(model, model.base_model_prefix, PackedBackbone(backbone))
         together = _hidden_and_logits(model, *pad(sequences, config.pad_token_id))
-    except Exception as error:  # noqa: BLE001 - whatever a model's code makes of it
+    except Exception as error:  # noqa: BLE001 - a model's own code may raise anything
         reason = f"{type(error).__name__}: {error}"
     else:
         hidden, logits = together
@@ -122,7 +122,7 @@ def pack(model: PreTrainedModel, texts: Sequence[Sequence[int]]) -> bool:
             _are_close(*pair) for pair in (*pairs, (torch.cat([own for _, own in alone]), logits))
         ):
             return True
-        reason = "its hidden states depend on what else is in the row"
+        reason = "its hidden states depend on the other sequences in the row"
     logger.info("%s models can't be packed: %s", model.config.model_type, reason)
     config.pad_token_id = pad_token_id
     setattr(model, model.base_model_prefix, backbone)
@@ -132,15 +132,15 @@ def pack(model: PreTrainedModel, texts: Sequence[Sequence[int]]) -> bool:
 
 @torch.inference_mode()
 def is_right_padded(model: PreTrainedModel, texts: Sequence[Sequence[int]]) -> bool:
-    """Return whether texts that are padded to the longest get the logits that each gets alone.
+    """Return whether texts padded to the longest get the same logits as each by itself.
 
     Args:
         model: A sequence classifier in evaluation mode, on its device.
-        texts: To try; their lengths should differ.
+        texts: Texts to try; their lengths should differ.
     """
     pad_token_id = model.config.get_text_config().pad_token_id
     if pad_token_id is None:
-        reason = "no token stands for padding"
+        reason = "they have no padding token"
     else:
         try:
             alone = [_logits(model, *pad([torch.tensor(text)], pad_token_id)) for text in texts]
@@ -152,7 +152,7 @@ def is_right_padded(model: PreTrainedModel, texts: Sequence[Sequence[int]]) -> b
         else:
             if _are_close(torch.cat(alone), together):
                 return True
-            reason = "what they say of a text depends on the padding behind it"
+            reason = "their logits depend on the padding after a text"
     logger.warning(
         "%s models run texts one by one, which is slower: %s", model.config.model_type, reason
     )
@@ -160,7 +160,7 @@ def is_right_padded(model: PreTrainedModel, texts: Sequence[Sequence[int]]) -> b
 
 
 def pad(sequences: Sequence[torch.Tensor], pad_token_id: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the sequences as one tensor, [n, longest], and where there is a token, as 1 and 0."""
+    """Return the sequences as one tensor, [n, longest], and a mask that is 1 at tokens."""
     token_ids = pad_sequence(list(sequences), batch_first=True, padding_value=pad_token_id)
     lengths = torch.tensor([len(sequence) for sequence in sequences])
     is_token = torch.arange(token_ids.shape[1]) < lengths[:, None]
@@ -170,7 +170,7 @@ def pad(sequences: Sequence[torch.Tensor], pad_token_id: int) -> tuple[torch.Ten
 def _hidden_and_logits(
     model: PreTrainedModel, token_ids: torch.Tensor, mask: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return [n, length, hidden] and [n, num_labels] of [n, length]."""
+    """Return hidden states, [n, length, hidden], and logits, [n, num_labels], of [n, length]."""
     if mask is None:
         mask = torch.ones_like(token_ids)
     backbone: torch.nn.Module = model.base_model
@@ -179,7 +179,7 @@ def _hidden_and_logits(
 
 
 def _logits(model: PreTrainedModel, token_ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Return [n, num_labels], on the model's device, of [n, length]."""
+    """Return logits, [n, num_labels], on the model's device, of [n, length]."""
     token_ids, mask = token_ids.to(model.device), mask.to(model.device)
     logits: torch.Tensor = model(input_ids=token_ids, attention_mask=mask).logits
     return logits
@@ -188,6 +188,6 @@ def _logits(model: PreTrainedModel, token_ids: torch.Tensor, mask: torch.Tensor)
 def _are_close(one: torch.Tensor, other: torch.Tensor) -> bool:
     if one.shape != other.shape:
         return False
-    # Numbers that are not finite pass: they have another cause, which the warm-up names.
+    # Numbers that are not finite pass: they have another cause, which the warm-up reports.
     error = (one.float() - other.float()).norm()
     return not error > TOLERANCES.get(one.dtype, ROUNDED_TOLERANCE) * one.float().norm()

@@ -1,7 +1,7 @@
-"""Texts that no client has sent: to try a model at loading, and to see that its device is well.
+"""Random texts for trying out a model when it is loaded, and for checking that its device works.
 
-They are random tokens in the frame that the tokenizer gives every text. Some models take nothing
-else: the heads of BART and T5 look for the token that ends a text.
+They are random tokens between the special tokens that the tokenizer puts around every text. Some
+models need those: the heads of BART and T5 look for the token that ends a text.
 """
 
 import random
@@ -9,20 +9,20 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from deployments.classifier.waiting_line import TokenIds
+from deployments.classifier.request_queue import TokenIds
 
 SAMPLE = "a"
-"""Shows the frame: what stands before it, and what behind."""
+"""A text that shows which special tokens the tokenizer puts before and after it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeTexts:
-    """Makes such texts.
+    """Makes probe texts.
 
     Attributes:
         before: Special tokens that begin every text.
         after: Special tokens that end it.
-        ordinary: Tokens that a text may hold.
+        ordinary: All tokens that the model knows, except special ones.
     """
 
     before: TokenIds
@@ -31,7 +31,7 @@ class ProbeTexts:
 
     @classmethod
     def of(cls, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> "ProbeTexts":
-        """Find out how a tokenizer frames texts, and which of its tokens a model knows."""
+        """Find out which special tokens surround a text, and which other tokens the model knows."""
         before, after = _frame(tokenizer)
         config = model.config.get_text_config()
         special = {*tokenizer.all_special_ids, *before, *after, config.pad_token_id}
@@ -39,7 +39,7 @@ class ProbeTexts:
         return cls(before, after, tuple(i for i in range(num_known) if i not in special))
 
     def of_length(self, length: int) -> TokenIds:
-        """Return a text of so many tokens, or the shortest that there is."""
+        """Return a text of `length` tokens, or the shortest possible text if that is longer."""
         num_ordinary = length - len(self.before) - len(self.after)
         if not (self.before or self.after):
             num_ordinary = max(1, num_ordinary)
@@ -49,7 +49,7 @@ class ProbeTexts:
 
 
 def _frame(tokenizer: PreTrainedTokenizerBase) -> tuple[TokenIds, TokenIds]:
-    """Return the special tokens before a text, and those behind it."""
+    """Return the special tokens before a text and those after it."""
     bare = tuple(tokenizer(SAMPLE, add_special_tokens=False)["input_ids"])
     framed = tuple(tokenizer(SAMPLE)["input_ids"])
     for start in range(len(framed) - len(bare) + 1):

@@ -1,11 +1,12 @@
-"""The line in front of the device: who may wait, and all that waits in one grasp.
+"""The queue in front of the device, which limits what may wait and hands out everything at once.
 
-A request is counted from its arrival, before anything is done for it, so that a refusal costs next
-to nothing; its tokens are counted once they are known. What the device has taken waits no more, and
-neither does the oldest in line while the device is idle: it is about to be taken.
+A request is counted from its arrival, before any work is done for it, so that a refusal costs
+almost nothing. Its tokens are counted once they are known. Requests that the device has taken do
+not count as waiting; nor does the oldest request while the device is idle, since it is about to be
+taken.
 
-The event loop lets requests in and out, the device's thread takes them; one lock keeps the limits
-exact between the two.
+The event loop adds and removes requests, and the device's thread takes them. One lock keeps the
+limits exact between the two.
 """
 
 import threading
@@ -15,20 +16,21 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from deployments.drain_rate import DrainRate
 from deployments.errors import InvalidRequestError, OverloadedError, ReplicaUnavailableError
+from deployments.retry_after import RetryEstimator
 
 TokenIds = tuple[int, ...]
 Probabilities = tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class LineLimits:
-    """How much may wait.
+class QueueLimits:
+    """Limits on what may wait.
 
     Attributes:
-        max_queued_requests: Requests that wait for the device, whatever their number of texts.
-        max_queued_tokens: Tokens of those requests; None counts the requests alone.
+        max_queued_requests: HTTP requests that wait for the device; each counts once, whatever its
+            number of texts.
+        max_queued_tokens: Tokens of the waiting requests; None means no limit on tokens.
     """
 
     max_queued_requests: int
@@ -40,10 +42,10 @@ class Job:
     """One request on its way through the replica.
 
     Attributes:
-        sequences: Its texts, encoded; none before they are.
-        num_tokens: Of all of them.
-        has_left: Whether nobody waits for the answer any more.
-        answer: The probabilities of each text's labels, or why there are none.
+        sequences: Its encoded texts; empty until they are encoded.
+        num_tokens: Tokens of all its texts.
+        has_left: Whether the client no longer waits for the answer.
+        answer: The probabilities of each text's labels, or the error.
     """
 
     sequences: tuple[TokenIds, ...] = ()
@@ -52,46 +54,46 @@ class Job:
     answer: "Future[list[Probabilities]]" = field(default_factory=Future)
 
 
-class WaitingLine:
-    """The requests of one replica."""
+class RequestQueue:
+    """The waiting and running requests of one replica."""
 
-    def __init__(self, limits: LineLimits, now_s: Callable[[], float] = time.monotonic) -> None:
-        """Start with nobody in line.
+    def __init__(self, limits: QueueLimits, now_s: Callable[[], float] = time.monotonic) -> None:
+        """Start empty.
 
         Args:
-            limits: How much may wait.
-            now_s: The time, in seconds that never run backwards.
+            limits: Limits on what may wait.
+            now_s: Returns the time of a monotonic clock, in seconds.
         """
         self._limits = limits
         self._now_s = now_s
         self._changed = threading.Condition()
         self._waiting: dict[Job, None] = {}  # a set that keeps its order, oldest first
         self._running: set[Job] = set()
-        self._drain_rate = DrainRate()
+        self._retry_estimator = RetryEstimator()
         self._is_poked = False
         self._is_closed = False
 
     @property
     def num_waiting(self) -> int:
-        """Requests that have arrived and that the device has not taken."""
+        """Requests that have arrived and that the device has not yet taken."""
         return len(self._waiting)
 
     @property
     def num_running(self) -> int:
-        """Requests that the device has taken and not answered.
+        """Requests that the device has taken and not yet answered.
 
-        Those that are answered leave the line when the event loop comes to them.
+        An answered request leaves `_running` only when the event loop runs its task.
         """
         with self._changed:
             return sum(not job.answer.done() for job in self._running)
 
     @property
     def is_closed(self) -> bool:
-        """Whether nobody is let in any more."""
+        """Whether the queue accepts no more requests."""
         return self._is_closed
 
-    def set_limits(self, limits: LineLimits) -> None:
-        """Let more or less wait from now on; nobody who waits is sent away."""
+    def set_limits(self, limits: QueueLimits) -> None:
+        """Replace the limits; requests that already wait stay."""
         with self._changed:
             self._limits = limits
 
@@ -100,7 +102,7 @@ class WaitingLine:
         """Hold a place for one request, from its arrival to its end.
 
         Raises:
-            OverloadedError: As many requests wait as may.
+            OverloadedError: The limit of waiting requests is reached.
             ReplicaUnavailableError: The device's worker has ended.
         """
         job = Job()
@@ -111,11 +113,11 @@ class WaitingLine:
             self._leave(job)
 
     def put(self, job: Job, sequences: tuple[TokenIds, ...]) -> None:
-        """Let the device take a request, now that it is encoded.
+        """Make an encoded request available to the device.
 
         Raises:
-            InvalidRequestError: It has more tokens than may ever wait.
-            OverloadedError: With it, too many tokens would wait.
+            InvalidRequestError: It has more tokens than `max_queued_tokens`.
+            OverloadedError: Too many tokens would wait.
             ReplicaUnavailableError: The device's worker has ended.
         """
         num_tokens = sum(map(len, sequences))
@@ -126,9 +128,9 @@ class WaitingLine:
             self._changed.notify_all()
 
     def take_all(self) -> list[Job] | None:
-        """Wait for work and return all of it; None once the line is closed.
+        """Wait for requests and return all of them; None once the queue is closed.
 
-        The list is empty if the device was poked while nobody waited.
+        The list is empty if `poke` was called while no request was ready.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._ready() or self._is_poked or self._is_closed)
@@ -143,24 +145,24 @@ class WaitingLine:
             return taken
 
     def poke(self) -> None:
-        """Have `take_all` return, even if it is with nothing."""
+        """Make `take_all` return, even without requests."""
         with self._changed:
             self._is_poked = True
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Let nobody in any more, and have `take_all` return None."""
+        """Accept no more requests, and make `take_all` return None."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
 
     def fail_all(self, error: Exception) -> None:
-        """Tell all that are in line, or were taken, that there will be no answer.
+        """Fail all waiting and running requests.
 
-        The device's thread alone may call this, once the line is closed.
+        Only the device's thread may call this, after the queue is closed.
         """
         with self._changed:
-            assert self._is_closed, "somebody may still enter"
+            assert self._is_closed, "a request may still enter"
             waiting = [job for job in self._waiting if job.answer.set_running_or_notify_cancel()]
             for job in (*waiting, *self._running):
                 if not job.answer.done():
@@ -173,9 +175,9 @@ class WaitingLine:
         with self._changed:
             self._check_open()
             if not self._waiting and not self._running:
-                self._drain_rate.start(self._now_s())
+                self._retry_estimator.start(self._now_s())
             limit = self._limits.max_queued_requests
-            # With this one; an idle device is about to take the oldest.
+            # Count the new request too; an idle device is about to take the oldest.
             num_queued = len(self._waiting) + (1 if self._running else 0)
             if num_queued > limit:
                 why = f"{len(self._waiting)} requests wait (max_queued_requests is {limit})"
@@ -187,8 +189,8 @@ class WaitingLine:
             job.has_left = True
             self._waiting.pop(job, None)
             self._running.discard(job)
-            if job.num_tokens:  # else it was refused, and never held anybody up
-                self._drain_rate.note_end(self._now_s())
+            if job.num_tokens:  # otherwise it was refused and took no device time
+                self._retry_estimator.note_end(self._now_s())
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -200,7 +202,7 @@ class WaitingLine:
             return
         if num_new > limit:
             raise InvalidRequestError(
-                f"The request has {num_new} tokens, and the model lets {limit} wait "
+                f"The request has {num_new} tokens, and at most {limit} may wait for the model "
                 "(max_queued_tokens); send fewer texts at once.",
                 "input",
             )
@@ -211,5 +213,5 @@ class WaitingLine:
             raise self._overloaded(why)
 
     def _overloaded(self, why: str) -> OverloadedError:
-        # All that waits is taken at once, so there is room as soon as what runs has ended.
-        return self._drain_rate.overloaded(max(1, len(self._running)), why, self._now_s())
+        # The device takes all waiting requests at once, so there is room once the running ones end.
+        return self._retry_estimator.overloaded(max(1, len(self._running)), why, self._now_s())

@@ -1,8 +1,8 @@
-"""A sequence classifier: from token ids to the probabilities of labels.
+"""A sequence classifier, which computes the probabilities of labels from token ids.
 
-On a CPU, sequences are packed behind one another wherever the model's code allows it. Else, and on
-a GPU, they are padded to the longest of their micro-batch; the worker sorts them by length first.
-Those of a model that padding leads astray run one by one.
+On a CPU, sequences are packed one after another if the model's code allows it. Otherwise, and on a
+GPU, they are padded to the longest of their micro-batch; the worker sorts them by length first. If
+padding changes a model's results, its sequences run one by one.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from deployments.classifier.packed_backbone import pad
-from deployments.classifier.waiting_line import TokenIds
+from deployments.classifier.request_queue import TokenIds
 
 Layout = Literal["packed", "padded", "one by one"]
 """How a micro-batch is laid out for a model."""
@@ -26,12 +26,12 @@ class SequenceClassifier:
     def __init__(
         self, model: PreTrainedModel, layout: Layout, probe: TokenIds, num_lanes: int = 1
     ) -> None:
-        """Take a model.
+        """Wrap a model.
 
         Args:
             model: In evaluation mode, on its device.
-            layout: As `model_loader.prepare` has found out.
-            probe: A short text that the model takes.
+            layout: The layout that `model_loader.prepare` returned.
+            probe: A short text that the model accepts.
             num_lanes: How many threads may run batches at once.
         """
         self._model = model
@@ -48,14 +48,14 @@ class SequenceClassifier:
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """The device of the model."""
         return self._model.device
 
     @torch.inference_mode()
     def __call__(self, sequences: Sequence[Sequence[int]]) -> torch.Tensor:
         """Return probabilities, [len(sequences), num_labels], float32, on the CPU.
 
-        A row is NaN where not all of its logits are finite.
+        A row is NaN if any of its logits is not finite.
         """
         if self.layout == "one by one" and len(sequences) > 1:
             return torch.cat([self([sequence]) for sequence in sequences])
@@ -78,7 +78,7 @@ class SequenceClassifier:
 
 
 def choose_activation(config: PreTrainedConfig) -> Activation:
-    """Return what makes probabilities of logits; a regression's numbers stay as they are.
+    """Return the function from logits to probabilities; a regression's outputs stay unchanged.
 
     Source: transformers, pipelines/text_classification.py
     """

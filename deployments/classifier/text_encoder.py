@@ -1,7 +1,7 @@
-"""From texts to token ids, for all requests that have arrived together.
+"""Encodes texts as token ids, for requests that arrive together.
 
-What a text spells is text: the name of a special token in it means nothing. Each request gets its
-tokens or its own error.
+The name of a special token inside a text is encoded as plain text, not as the token. Each request
+gets its tokens or its own error.
 """
 
 import logging
@@ -21,7 +21,7 @@ from deployments.errors import (
 logger = logging.getLogger(__name__)
 
 PARAM = "input"
-"""The field that texts come in."""
+"""The request's field that holds the texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,8 @@ class EncodedTexts:
     """The texts of one request.
 
     Attributes:
-        token_ids: Of each text, special ones included.
-        are_truncated: Whether the end of a text was dropped.
+        token_ids: The tokens of each text, special ones included.
+        are_truncated: Whether the end of each text was dropped.
     """
 
     token_ids: tuple[tuple[int, ...], ...]
@@ -41,16 +41,15 @@ class TextEncoder:
     """Encodes texts for one model."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, max_model_len: int) -> None:
-        """Take a model's tokenizer, and the most tokens of one text."""
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
 
     def encode(
         self, requests: Sequence[ClassificationRequest]
     ) -> list[EncodedTexts | RaystreamError]:
-        """Encode what has arrived together, in one call of the tokenizer.
+        """Encode requests together, in one call of the tokenizer.
 
-        If that fails, each request takes a call of its own, and its failure is its own.
+        If that fails, each request gets a separate call, and only those that fail get an error.
         """
         try:
             return self._encode_together(requests)
@@ -61,15 +60,15 @@ class TextEncoder:
         try:
             (encoded,) = self._encode_together([request])
         except Exception as error:  # noqa: BLE001 - as above
-            # Neither the client nor the log gets its own words: they may hold the text's.
-            logger.error("the model's tokenizer has raised %s", type(error).__name__)
+            # Neither the client nor the log gets the exception's message: it may quote the text.
+            logger.error("the model's tokenizer raised %s", type(error).__name__)
             return ClassificationFailedError(
-                "The model's tokenizer has failed on this text.", self._culprit(request)
+                "The model's tokenizer failed on this text.", self._culprit(request)
             )
         return encoded
 
     def _culprit(self, request: ClassificationRequest) -> str:
-        """Return which text the tokenizer fails on, or all if none fails alone."""
+        """Return the parameter of the text that fails, or of all texts if none fails by itself."""
         for index, text in enumerate(request.texts):
             try:
                 self._tokenize([text], self._max_length(request) if request.truncate else None)
@@ -110,7 +109,7 @@ class TextEncoder:
     def _finish(
         self, request: ClassificationRequest, token_ids: list[list[int]]
     ) -> EncodedTexts | RaystreamError:
-        """Truncate what is too long, or say what is wrong."""
+        """Truncate texts that are too long, or return the error."""
         max_length = self._max_length(request)
         are_truncated = tuple(len(ids) > max_length for ids in token_ids)
         for index, ids in enumerate(token_ids):
@@ -125,13 +124,13 @@ class TextEncoder:
         return EncodedTexts(tuple(map(tuple, token_ids)), are_truncated)
 
     def _max_length(self, request: ClassificationRequest) -> int:
-        """Return how many tokens of a text are read at most."""
+        """Return the most tokens of a text that the model reads."""
         if not request.truncate or request.max_num_tokens is None:
             return self._max_model_len
         return request.max_num_tokens
 
     def _length_problem(self, request: ClassificationRequest) -> InvalidRequestError | None:
-        """Return what is wrong with the length that a request names."""
+        """Return the error in the length that a request sets, if there is one."""
         if request.max_num_tokens is None:
             return None
         length = self._max_length(request)
@@ -152,17 +151,17 @@ class TextEncoder:
 
 
 def _param(index: int) -> str:
-    """Return which of the texts is to blame; the ingress says how to mend it, for it split them."""
+    """Return the parameter of a text; the ingress, which split the texts, adds advice."""
     return f"{PARAM}[{index}]"
 
 
 def _problem(request: ClassificationRequest) -> InvalidRequestError | None:
-    """Return what keeps a request from being encoded at all."""
+    """Return the error that prevents encoding a request, if there is one."""
     if not request.texts:
         return InvalidRequestError("There is no text to classify.", PARAM)
     for index, text in enumerate(request.texts):
         try:
             text.encode()
-        except UnicodeEncodeError:  # half a surrogate pair, as JSON may hold; no tokenizer takes it
+        except UnicodeEncodeError:  # half a surrogate pair; JSON allows it
             return InvalidRequestError("The text is not valid Unicode.", _param(index))
     return None

@@ -1,6 +1,6 @@
-"""What an error says about the device: out of memory, gone for good, or neither.
+"""Tells what an error means for the device: out of memory, lost for good, or neither.
 
-Nothing here remembers an error: its traceback would keep the tensors of the step that failed alive.
+No error is stored here: its traceback would keep the tensors of the failed step alive.
 """
 
 import logging
@@ -10,31 +10,31 @@ import torch
 logger = logging.getLogger(__name__)
 
 OUT_OF_MEMORY_SIGNS = (
-    "out of memory",  # CUDA's own words, when another than torch's allocator asked
+    "out of memory",  # CUDA's own message, for memory that torch's allocator did not ask for
     "CUBLAS_STATUS_ALLOC_FAILED",
     "DefaultCPUAllocator: can't allocate memory",
     "DefaultCPUAllocator: not enough memory",
 )
-"""How errors that are not `torch.OutOfMemoryError` tell of it.
+"""Messages of out-of-memory errors that are not a `torch.OutOfMemoryError`.
 
 Source: torch, c10/core/impl/alloc_cpu.cpp; CUDA, cudaErrorMemoryAllocation.
 """
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether a smaller step might have passed."""
+    """Return whether memory ran out, so that a smaller step may pass."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(s in str(error) for s in OUT_OF_MEMORY_SIGNS)
 
 
 def is_fatal(error: BaseException) -> bool:
-    """Return whether the device will run nothing any more, so that no sequence is to blame.
+    """Return whether the device is lost to this process, so that no input is at fault.
 
-    After an illegal access or a failed assertion every later call of the process fails, too. After
-    a launch that was refused (of too many threads, say) none does.
+    After an illegal access or a failed assertion every later call in the process fails, too. After
+    a refused launch (of too many threads, for example) later calls work.
 
-    Source: CUDA, cudaErrorAssert and its like: the process must be ended and started again.
+    Source: CUDA, cudaErrorAssert and similar errors: the process must be restarted.
     """
     if not isinstance(error, torch.AcceleratorError) or is_out_of_memory(error):
         return False
@@ -52,16 +52,16 @@ def _still_answers() -> bool:
 
 
 def release_cache(device: torch.device) -> None:
-    """Give the memory that the allocator holds but does not use back to the device."""
+    """Return the allocator's unused memory to the device."""
     if device.type != "cuda":
         return
     try:
-        # Captured steps run on another stream than the one that their memory belongs to, for which
-        # alone the allocator waits.
+        # The allocator waits only for the stream that memory belongs to. Captured steps run on
+        # another stream.
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()
     except RuntimeError as error:
         if is_fatal(error):
             raise
-        # The allocator's own books; whether there is memory, the next step will tell.
-        logger.warning("the allocator's cache could not be emptied", exc_info=True)
+        # Only the cache is affected. The next step shows whether there is enough memory.
+        logger.warning("could not empty the allocator's cache", exc_info=True)

@@ -1,7 +1,7 @@
-"""Attention with or without softcapped scores.
+"""Scaled dot-product attention, with or without softcapped scores.
 
-Gemma 2 squeezes its scores through a tanh before the mask and the softmax. torch's kernels know no
-such thing, so it is written out here, a piece of the queries at a time.
+Gemma 2 applies a tanh to its scores before the mask and the softmax. torch's kernels can't do that,
+so it is written out here, for a part of the queries at a time.
 """
 
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 MAX_SCORES = 2**22
-"""Scores that exist at once, over all heads: a long prefill is cut into pieces of as many."""
+"""Scores in memory at once, over all heads; a long prefill is computed in parts of this many."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """How the scores are made of queries and keys.
+    """The computation of scores from queries and keys.
 
     Attributes:
         scale: Factor on the products; None means head_dim ** -0.5.
@@ -35,15 +35,15 @@ def attend(
     is_causal: bool,
     scores: Scores,
 ) -> torch.Tensor:
-    """Attend as torch's `scaled_dot_product_attention` does, with softcapped scores if asked to.
+    """Attend like torch's `scaled_dot_product_attention`, with softcapped scores if set.
 
     Args:
         query: [a, b, m, head_dim].
         key: [a, b, n, head_dim]; may be expanded over b.
         value: As key.
-        attn_mask: Bool, what each query sees, broadcast to [a, b, m, n]; None lets it see all.
-        is_causal: The first query sees the first key alone, the next one more; needs m = n.
-        scores: How scores are made.
+        attn_mask: Bool, True where a query sees a key, broadcast to [a, b, m, n]; None means all.
+        is_causal: The first query sees only the first key, each later query one more; needs m = n.
+        scores: How scores are computed.
 
     Returns:
         [a, b, m, head_dim].
@@ -55,10 +55,10 @@ def attend(
     num_groups, num_queries, head_dim = query.shape[1:]
     num_keys = key.shape[-2]
     scale = head_dim**-0.5 if scores.scale is None else scores.scale
-    piece = max(1, MAX_SCORES // (query.shape[0] * num_groups * num_keys))
+    num_rows = max(1, MAX_SCORES // (query.shape[0] * num_groups * num_keys))
     output = torch.empty_like(query)
-    for start in range(0, num_queries, piece):
-        rows = slice(start, min(start + piece, num_queries))
+    for start in range(0, num_queries, num_rows):
+        rows = slice(start, min(start + num_rows, num_queries))
         if is_causal:
             mask: torch.Tensor | None = _causal_mask(rows, num_keys, query.device)
         else:
@@ -73,7 +73,7 @@ def _causal_mask(rows: slice, num_keys: int, device: torch.device) -> torch.Tens
 
 
 def _mask_of(rows: slice, mask: torch.Tensor | None) -> torch.Tensor | None:
-    """Return the rows' part of a mask, unless it is one for all rows."""
+    """Return the rows' part of a mask; the whole mask if all queries share one row."""
     return mask if mask is None or mask.shape[-2] == 1 else mask[..., rows, :]
 
 
@@ -85,7 +85,7 @@ def _softcapped(
     scale: float,
     softcap: float,
 ) -> torch.Tensor:
-    """Attend with all scores at once, the softmax in float32 as in the stock model.
+    """Attend with all scores in memory, the softmax in float32 as in the stock model.
 
     Source: transformers, models/gemma2/modeling_gemma2.py, eager_attention_forward.
     """
@@ -97,13 +97,27 @@ def _softcapped(
     return _matmul(weights, value)
 
 
-def _matmul(rows: torch.Tensor, shared: torch.Tensor) -> torch.Tensor:
-    """Multiply [a, b, m, k] by [a, b, k, n], without a copy of the second.
+def _matmul(rows: torch.Tensor, matrices: torch.Tensor) -> torch.Tensor:
+    """Multiply [a, b, m, k] by [a, b, k, n] without copying the second.
 
-    torch would copy it to make one dimension of a and b: keys lie in their slots token by token,
-    and those of a prefill are one matrix expanded over b.
+    torch would copy it to join the dimensions a and b: slots store keys token by token, and the
+    keys of a prefill are one matrix expanded over b.
     """
-    if shared.stride(1) == 0:
-        product = rows.flatten(1, 2) @ shared[:, 0]
-        return product.view(*rows.shape[:3], shared.shape[-1])
-    return torch.stack([rows[:, i] @ shared[:, i] for i in range(rows.shape[1])], dim=1)
+    if matrices.stride(1) == 0:
+        product = rows.flatten(1, 2) @ matrices[:, 0]
+        return product.view(*rows.shape[:3], matrices.shape[-1])
+    return torch.stack([rows[:, i] @ matrices[:, i] for i in range(rows.shape[1])], dim=1)
+
+
+def disable_cudnn_attention(device: torch.device) -> None:
+    """Keep torch from choosing cuDNN's attention on a GPU, in the whole process.
+
+    On a Hopper or Blackwell GPU torch prefers cuDNN's kernel, which plans each new shape on the
+    host for tens of milliseconds. Prompts and batches have new shapes all the time. The other
+    kernels take any shape without planning.
+
+    Source: torch, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp,
+    check_prefer_cudnn_attention; aten/src/ATen/native/cudnn/MHA.cpp, MHAParams.
+    """
+    if device.type == "cuda":
+        torch.backends.cuda.enable_cudnn_sdp(enabled=False)

@@ -1,8 +1,8 @@
-"""How many tokens a step may run, less while memory is short.
+"""Limits the tokens of a step, and lowers the limit while memory is short.
 
-The rule: a step that is out of memory halves the budget, from what that step tried to run; after
-`GOOD_STEPS` steps without such a failure it doubles, up to what was configured. Each running
-sequence needs one token of every step, so the budget bounds the running sequences as well.
+When a step runs out of memory, the budget becomes half of what the step tried to run. After
+`GOOD_STEPS` steps without such a failure it doubles, up to the configured limit. Each running
+sequence needs one token of every step, so the budget bounds the number of running sequences too.
 """
 
 import logging
@@ -10,27 +10,26 @@ import logging
 logger = logging.getLogger(__name__)
 
 GOOD_STEPS = 64
-"""So many steps per attempt to grow: where memory stays short, about one step in 64 is lost."""
+"""Steps between attempts to grow: if memory stays short, about one step in 64 fails."""
 
 
-class StepBudget:
-    """The most tokens of a step.
+class TokenBudget:
+    """The number of tokens that a step may run.
 
     Attributes:
-        max_tokens: What is configured.
-        tokens: What a step may run now, from 1 to `max_tokens`.
+        max_tokens: The configured limit.
+        tokens: The current limit, from 1 to `max_tokens`.
     """
 
     __slots__ = ("_num_good_steps", "max_tokens", "tokens")
 
     def __init__(self, max_tokens: int) -> None:
-        """Start with all that is configured."""
         self.max_tokens = max_tokens
         self.tokens = max_tokens
         self._num_good_steps = 0
 
     def shrink(self, num_tokens: int) -> None:
-        """Halve the budget, since so many tokens at once were out of memory."""
+        """Halve the budget after a step of `num_tokens` ran out of memory."""
         self.tokens = max(1, min(self.tokens, num_tokens) // 2)
         self._num_good_steps = 0
         logger.warning(
@@ -40,7 +39,7 @@ class StepBudget:
         )
 
     def note_good_step(self) -> None:
-        """Count a step that had enough memory."""
+        """Count a step with enough memory; double the budget after `GOOD_STEPS` of them."""
         if self.tokens == self.max_tokens:
             return
         self._num_good_steps += 1

@@ -1,6 +1,6 @@
-"""What a container lets this process use of the machine's memory and cores (cgroup v2).
+"""A container's limits on memory and cores (cgroup v2).
 
-`psutil` and `sched_getaffinity` tell of the whole node; a pod's limits stand here alone.
+`psutil` and `sched_getaffinity` report the whole node; only the cgroup has a pod's limits.
 
 Source: https://docs.kernel.org/admin-guide/cgroup-v2.html, memory.max and cpu.max.
 """
@@ -14,7 +14,7 @@ CGROUP = Path("/sys/fs/cgroup")
 def free_bytes(cgroup: Path = CGROUP) -> int | None:
     """Return the bytes below the memory limit, or None without a limit.
 
-    Cached file pages that the kernel would give up first count as free, as Kubernetes counts them.
+    Inactive cached file pages count as free, as in Kubernetes: the kernel reclaims them first.
     """
     limit = _read(cgroup / "memory.max")
     if not limit or limit == ["max"]:
@@ -26,7 +26,7 @@ def free_bytes(cgroup: Path = CGROUP) -> int | None:
 
 
 def num_cores(cgroup: Path = CGROUP) -> float | None:
-    """Return how many cores' time the process may take, or None without a limit."""
+    """Return the limit on CPU time as a number of cores, or None without a limit."""
     limit = _read(cgroup / "cpu.max")
     if not limit or limit[0] == "max":
         return None
@@ -35,7 +35,7 @@ def num_cores(cgroup: Path = CGROUP) -> float | None:
 
 
 def _read(file: Path) -> list[str]:
-    """Return a file's words; none where there is no such file, as on the root and outside Linux."""
+    """Return a file's words; none if there is no file, as in the root cgroup and outside Linux."""
     try:
         return file.read_text().split()
     except OSError:

@@ -1,4 +1,4 @@
-"""The device that a replica runs on: its memory, and the share of it that the replica may use."""
+"""The device that a replica runs on: its memory, and the cap on the replica's share of it."""
 
 import os
 from dataclasses import dataclass
@@ -8,44 +8,44 @@ from typing import Protocol
 import psutil
 import torch
 
-from deployments.gpu import cgroup
-from deployments.gpu.allocator import let_segments_grow
+from deployments.device import cgroup
+from deployments.device.cuda_allocator import let_segments_grow
 
 LARGE_MODEL_BYTES = 256 * 2**20
-"""Weights from which on a step takes so long that HTTP beside it costs next to nothing."""
+"""From this size of the weights on, HTTP costs almost nothing compared with a step."""
 
 
 class MemoryDevice(Protocol):
-    """A device, as far as memory planning is concerned."""
+    """A device as memory planning sees it."""
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """Its name, for the log."""
         ...
 
     @property
     def torch_device(self) -> torch.device:
-        """Where tensors go."""
+        """The device for torch's tensors."""
         ...
 
     @property
     def total_bytes(self) -> int:
-        """The memory that shares are parts of."""
+        """The memory that shares are fractions of."""
         ...
 
     @property
     def foreign_bytes(self) -> int:
-        """Memory that is taken now, but not by torch in this process."""
+        """Memory in use that torch in this process has not allocated."""
         ...
 
     def enforce_share(self, share: float) -> None:
-        """Let this process allocate no more than its share."""
+        """Cap what this process allocates at its share."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class CudaDevice:
-    """A GPU that Ray assigned; CUDA_VISIBLE_DEVICES makes it number 0."""
+    """A GPU that Ray has assigned; CUDA_VISIBLE_DEVICES makes it number 0."""
 
     index: int = 0
 
@@ -66,14 +66,14 @@ class CudaDevice:
 
     @property
     def foreign_bytes(self) -> int:
-        """The CUDA context, and what other processes hold."""
+        """The CUDA context, and the memory of other processes."""
         free_bytes, total_bytes = torch.cuda.mem_get_info(self.index)
         return max(0, int(total_bytes - free_bytes) - torch.cuda.memory_reserved(self.index))
 
     def enforce_share(self, share: float) -> None:
         """Cap the caching allocator, and let its segments grow.
 
-        The CUDA context, some hundred MiB, stands outside of the cap.
+        The CUDA context, some hundred MiB, is not under the cap.
         """
         let_segments_grow()
         torch.cuda.set_per_process_memory_fraction(share, self.index)
@@ -81,11 +81,11 @@ class CudaDevice:
 
 @dataclass(frozen=True, slots=True)
 class CpuDevice:
-    """The machine's memory; shares are parts of what is free at the start."""
+    """The machine's memory; shares are fractions of what is free at the start."""
 
     @property
     def name(self) -> str:
-        """What it is, and of how many cores."""
+        """Its kind and its number of cores."""
         return f"CPU of {num_cores()} core(s)"
 
     @property
@@ -102,7 +102,7 @@ class CpuDevice:
 
     @property
     def foreign_bytes(self) -> int:
-        """None: what others hold is not free, and so no part of the total."""
+        """Zero: the total counts only free memory."""
         return 0
 
     def enforce_share(self, share: float) -> None:
@@ -117,7 +117,7 @@ def open_device(kind: str, *, has_gpu: bool) -> MemoryDevice:
         has_gpu: Whether Ray assigned a GPU, or a part of one, to this process.
 
     Raises:
-        ValueError: A GPU is asked for and none can be used.
+        ValueError: The model needs a GPU and none can be used.
     """
     if kind == "cuda" or (kind == "auto" and has_gpu):
         if not torch.cuda.is_available():
@@ -132,19 +132,19 @@ def open_device(kind: str, *, has_gpu: bool) -> MemoryDevice:
 def num_compute_threads(weight_bytes: int, large_bytes: int = LARGE_MODEL_BYTES) -> int:
     """Return how many threads a CPU model computes with.
 
-    A large model's step takes tens of milliseconds, beside which HTTP costs next to nothing: it
-    gets every core. A small model's tokens cost as much in HTTP and Ray as in the model, so one
-    core stays free: a compute thread that waits for another to get its core back waits long.
+    A large model gets every core: its step takes tens of milliseconds, and HTTP costs almost
+    nothing compared with that. A small model's tokens cost as much in HTTP and Ray as in the model,
+    so one core stays free for them: a compute thread that loses its core delays all others.
 
     Args:
         weight_bytes: The weights that a step reads.
-        large_bytes: From so many on a model is large.
+        large_bytes: A model is large from this size of its weights on.
     """
     return num_cores() if weight_bytes >= large_bytes else max(1, num_cores() - 1)
 
 
 def num_cores() -> int:
-    """Return how many cores this process may use, by its affinity and its container."""
+    """Return how many cores this process may use, by its affinity and its container's limit."""
     num_cores = len(os.sched_getaffinity(0))
     allowed = cgroup.num_cores()
     return num_cores if allowed is None else min(num_cores, ceil(allowed))

@@ -1,13 +1,13 @@
-"""How many KV slots fit into a replica's share of a device: arithmetic on bytes.
+"""Calculates how many KV slots fit into a replica's share of a device.
 
     budget = min(share x total, total - foreign) x (1 - headroom)
              - weights - activations - graphs
 
-`foreign` is what this process's allocator has not taken itself: the CUDA context, and whatever
-other processes hold by then. It counts only where they have taken more than their shares.
+`foreign` is memory that this process's allocator has not taken: the CUDA context, and the memory of
+other processes. It matters only if they have taken more than their shares.
 
 Source for the bytes of a token: keys and values, per layer and per KV head (not per query head),
-`deployments.engine.kv_slots.KVShape.slot_bytes`.
+`deployments.engine.attention.kv_slots.KVShape.slot_bytes`.
 """
 
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 GIB = 2**30
 
 HEADROOM = 0.1
-"""The part of a share that stays unplanned: the CUDA context and the libraries' workspaces stand
-outside of the caching allocator, and blocks fragment."""
+"""The part of a share that stays unplanned: the CUDA context and the libraries' workspaces are
+outside the caching allocator, and blocks fragment."""
 
 
 class DeviceMemoryError(ValueError):
@@ -25,13 +25,13 @@ class DeviceMemoryError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class MemoryDemand:
-    """What a model needs of its share, in bytes.
+    """The memory that a model needs of its share, in bytes.
 
     Attributes:
         weight_bytes: The weights.
-        activation_bytes: The peak of a step beside weights and slots.
+        activation_bytes: The peak of a step, without weights and slots.
         slot_bytes: One KV slot: max_model_len tokens in all layers, or as many as a layer's window.
-        graph_bytes: Captured decode steps; 0 where none are captured.
+        graph_bytes: Captured decode steps; 0 if none are captured.
     """
 
     weight_bytes: int
@@ -42,10 +42,10 @@ class MemoryDemand:
 
 @dataclass(frozen=True, slots=True)
 class KVPlan:
-    """What a share holds.
+    """The division of a share.
 
     Attributes:
-        share_bytes: What may be used of the share, headroom taken off.
+        share_bytes: The usable bytes of the share, without the headroom.
         num_slots: KV slots to allocate.
         slot_bytes: Bytes of one slot.
     """
@@ -69,19 +69,19 @@ def activation_bytes(
     num_seqs: int,
     itemsize: int,
 ) -> int:
-    """Estimate the peak of a step beside weights and slots, in bytes.
+    """Estimate the peak of a step in bytes, without weights and slots.
 
-    The widest moment of a layer holds the residual, its norm, and both halves of the gated MLP for
-    every token; at the end stand the float32 logits of each sequence, and up to four copies while
-    log-probabilities are kept and tokens are drawn.
+    The widest point of a layer holds the residual, its norm, and both halves of the gated MLP for
+    every token. The end of a step holds the float32 logits of each sequence, and up to four copies
+    while log-probabilities are kept and tokens are sampled.
     """
     per_token = (4 * hidden_size + 3 * intermediate_size) * itemsize
     return max_batched_tokens * per_token + 5 * num_seqs * vocab_size * 4
 
 
 GRAPH_LAYER_BYTES = 384 * 2**10
-"""What one captured decode step takes for one layer, by others' measurement: 35 graphs of
-Llama-3.2-1B, with 16 layers, took 0.21 GiB, their common pool included. Not measured here.
+"""The bytes of one captured decode step for one layer, from vLLM's measurement: 35 graphs of
+Llama-3.2-1B, with 16 layers, took 0.21 GiB, including their common pool. Not measured here.
 
 Source: https://github.com/vllm-project/vllm/pull/11349
 """
@@ -90,15 +90,15 @@ Source: https://github.com/vllm-project/vllm/pull/11349
 def graph_bytes(
     *, num_graphs: int, num_layers: int, decode_bytes: int, num_logits: int, itemsize: int
 ) -> int:
-    """Estimate what captured decode steps hold, in bytes.
+    """Estimate the memory of captured decode steps, in bytes.
 
     Args:
         num_graphs: Graphs that are kept at once.
         num_layers: Layers of the model.
-        decode_bytes: The peak of the largest captured step, which the pool that all graphs share
-            keeps for good.
-        num_logits: Elements of the buffer in which all graphs leave their logits.
-        itemsize: Bytes of one of them.
+        decode_bytes: The peak of the largest captured step, which the graphs' shared pool never
+            frees.
+        num_logits: Elements of the buffer for the logits of all graphs.
+        itemsize: Bytes of one element.
     """
     return num_graphs * num_layers * GRAPH_LAYER_BYTES + decode_bytes + num_logits * itemsize
 
@@ -115,10 +115,10 @@ def plan_kv_slots(
 
     Args:
         total_bytes: Memory of the whole device.
-        share: The replica's part of it, above 0 and at most 1.
-        demand: What the model needs.
-        max_num_seqs: Sequences that the configuration lets run at once.
-        foreign_bytes: Memory of the device that is taken, but not by this process's allocator.
+        share: The replica's fraction of it, above 0 and at most 1.
+        demand: The memory that the model needs.
+        max_num_seqs: The most sequences that may run at once, by the configuration.
+        foreign_bytes: Memory of the device in use, but not by this process's allocator.
 
     Raises:
         DeviceMemoryError: Not even one slot fits.

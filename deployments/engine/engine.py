@@ -1,11 +1,11 @@
-"""Continuous batching: sequences come and go while the others run.
+"""Continuous batching: sequences join and leave while others run.
 
 Owns the sequences, their slots and the order of a step: schedule, run, sample, detokenize. Not
 thread-safe: one thread owns an engine (`deployments.engine.engine_thread`).
 
-A sequence that can't be served is refused by `validate`, before it is admitted. One that fails in a
-step fails alone, be it in the model, in sampling or when its text is made. Where memory runs short,
-the newest sequences wait and steps get smaller. Any other error is a bug of ours and is raised: the
+`validate` refuses a sequence that can't be served, before it is admitted. An error in the model,
+the sampler or the detokenizer ends only the sequence that caused it. When memory runs short, steps
+get smaller and the newest sequences wait. Any other error is a bug in this code and is raised; the
 engine must not be used after it.
 """
 
@@ -13,26 +13,26 @@ import logging
 from collections.abc import Iterable
 from dataclasses import replace
 
-from deployments.engine.cuda.attention_kernels import leave_out_cudnn
-from deployments.engine.cuda.graph_capture import open_capturer
-from deployments.engine.detokenizer import UndecodableError
-from deployments.engine.engine_limits import EngineLimits, InvalidSequenceError
-from deployments.engine.engine_stats import EngineStats
-from deployments.engine.grammar import GrammarCompiler
+from deployments.compute.errors import UnsupportedModelError
+from deployments.compute.sdpa import disable_cudnn_attention
+from deployments.compute.token_budget import TokenBudget
+from deployments.engine.attention.kv_slots import KVShape, KVSlots
+from deployments.engine.detokenizing.detokenizer import UndecodableError
+from deployments.engine.detokenizing.detokenizers import Detokenizers
+from deployments.engine.grammar.matcher import GrammarCompiler
 from deployments.engine.invariants import check_invariants
-from deployments.engine.kv_slots import KVShape, KVSlots
-from deployments.engine.model_check import UnsupportedModelError, check_layers, check_length
-from deployments.engine.model_loader import LoadedModel
-from deployments.engine.model_runner import ModelRunner, StepLogits
-from deployments.engine.output import FinishReason, TextDelta
-from deployments.engine.sampler import Sampled
-from deployments.engine.sampling_guard import draw
+from deployments.engine.limits import EngineLimits, InvalidSequenceError
+from deployments.engine.model.loader import LoadedModel
+from deployments.engine.model.runner import ModelRunner, StepLogits
+from deployments.engine.model.support import check_layers, check_length
+from deployments.engine.output import EngineStats, FinishReason, TextDelta
+from deployments.engine.recovery.sampling_recovery import sample_step
+from deployments.engine.recovery.step_recovery import OUT_OF_MEMORY, Row, StepOutcome, StepRecovery
+from deployments.engine.replay.cuda_capture import open_capturer
+from deployments.engine.sampling.sampler import Sampled
 from deployments.engine.sampling_params import SamplingParams
-from deployments.engine.scheduler import DecodeRow, Scheduler, StepPlan
-from deployments.engine.sequence import Sequence, SequenceEvent, SequenceRequest
-from deployments.engine.step_budget import StepBudget
-from deployments.engine.step_guard import OUT_OF_MEMORY, Row, StepGuard, StepOutcome
-from deployments.engine.transcripts import Transcripts
+from deployments.engine.scheduling.scheduler import DecodeRow, Scheduler, StepPlan
+from deployments.engine.scheduling.sequence import Sequence, SequenceEvent, SequenceRequest
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class Engine:
 
         Args:
             loaded: The model and its tokenizer.
-            limits: How much to hold.
+            limits: How many sequences and tokens to hold.
 
         Raises:
             UnsupportedModelError: The model has fewer positions than a slot.
@@ -53,9 +53,9 @@ class Engine:
         check_length(loaded.text_config, limits.max_model_len)
         self.limits = limits
         self._text_config = loaded.text_config
-        self._transcripts = Transcripts(loaded.tokenizer)
+        self._detokenizers = Detokenizers(loaded.tokenizer)
         self._vocab_size: int = loaded.text_config.vocab_size
-        # Some configurations name ids that the model can't give; min_tokens would bar them.
+        # Some configurations name ids beyond the vocabulary; the sampler could not bar those.
         self._eos_token_ids = frozenset(i for i in loaded.eos_token_ids if i < self._vocab_size)
         self._grammars = GrammarCompiler(loaded.tokenizer, self._vocab_size, self._eos_token_ids)
         model = loaded.model
@@ -65,17 +65,17 @@ class Engine:
             max_model_len=limits.max_model_len,
             device=model.device,
         )
-        leave_out_cudnn(model.device)
+        disable_cudnn_attention(model.device)
         capturer = open_capturer(model.device) if limits.cuda_graphs else None
         self._runner = ModelRunner(model, self._kv, capturer)
-        self._guard = StepGuard(
-            self._runner.run, model.device, self._kv.unwrapped_length, self._runner.drop_graphs
+        self._recovery = StepRecovery(
+            self._runner.run, model.device, self._kv.full_context_length, self._runner.drop_graphs
         )
-        self._budget = StepBudget(max(limits.max_batched_tokens, limits.num_slots))
+        self._budget = TokenBudget(max(limits.max_batched_tokens, limits.num_slots))
         self._scheduler = Scheduler(
             max_num_seqs=limits.num_slots,
             max_batched_tokens=self._budget.max_tokens,
-            unwrapped_length=self._kv.unwrapped_length,
+            full_context_length=self._kv.full_context_length,
             prefix_caching=limits.prefix_caching,
         )
         self._sequences: dict[str, Sequence] = {}
@@ -90,7 +90,7 @@ class Engine:
 
     @property
     def num_graphs(self) -> int:
-        """Decode steps that are captured now; 0 where none can be."""
+        """Number of decode steps captured now; 0 if capture is not supported."""
         return self._runner.num_graphs
 
     @property
@@ -100,7 +100,7 @@ class Engine:
 
     @property
     def stats(self) -> EngineStats:
-        """How busy the engine is."""
+        """The engine's load and counters."""
         return EngineStats(
             self._scheduler.num_running,
             self._scheduler.num_waiting,
@@ -110,7 +110,7 @@ class Engine:
         )
 
     def validate(self, request: SequenceRequest) -> None:
-        """Refuse a sequence that could not run. Reads nothing that changes, so any thread may call.
+        """Refuse a sequence that could not run. Thread-safe: it reads only constant state.
 
         Raises:
             SequenceTooLongError: Prompt and answer don't fit into a slot.
@@ -122,7 +122,7 @@ class Engine:
     def compile_grammar(self, request: SequenceRequest) -> SequenceRequest:
         """Return the request with a matcher for its grammar, if it has one.
 
-        Reads nothing that changes, so any thread may call. It can take long.
+        Thread-safe: it reads only constant state. May be slow (see `GrammarCompiler.compile`).
 
         Raises:
             InvalidParameterError: See `GrammarCompiler.compile`.
@@ -130,16 +130,18 @@ class Engine:
         grammar = request.params.grammar
         if grammar is None or request.matcher is not None:
             return request
-        matcher = self._grammars.compile(grammar, request.generated_token_ids)
+        matcher = self._grammars.compile(
+            grammar, request.generated_token_ids, request.params.reasoning
+        )
         return replace(request, matcher=matcher)
 
     def add(self, request: SequenceRequest) -> None:
-        """Take a sequence that `validate` has passed.
+        """Add a sequence to the waiting queue.
 
-        A grammar that was not compiled before is compiled now, while all others wait.
+        A grammar that is not compiled yet is compiled here, which stalls every other sequence.
 
         Raises:
-            InvalidSequenceError: See `validate`; or the engine holds one of the same id.
+            InvalidSequenceError: See `validate`; or the engine holds a sequence with this id.
             InvalidParameterError: See `validate` and `compile_grammar`.
         """
         self.validate(request)
@@ -149,12 +151,12 @@ class Engine:
         sequence = Sequence(
             request, max_model_len=self.limits.max_model_len, eos_token_ids=self._eos_token_ids
         )
-        self._transcripts.open(request)
+        self._detokenizers.open(request)
         self._sequences[request.sequence_id] = sequence
         self._scheduler.add(sequence)
 
     def abort(self, sequence_id: str) -> None:
-        """End a sequence and free its slot; one that has ended already is left alone."""
+        """End a sequence and free its slot. Do nothing if the sequence has already ended."""
         sequence = self._sequences.get(sequence_id)
         if sequence is not None:
             self._finish(sequence, FinishReason.ABORT)
@@ -163,56 +165,56 @@ class Engine:
         """Run one step.
 
         Returns:
-            What each sequence gained, by its id. A sequence that ended has its finish reason and
-            is forgotten.
+            Pairs of a sequence id and its delta. A delta with a finish reason is the sequence's
+            last: the engine has dropped the sequence.
         """
         plan = self._schedule()
         for sequence in plan.admitted:
             self._num_prompt_tokens += sequence.num_prompt_tokens
             self._num_cached_tokens += sequence.num_cached_tokens
-        outcome = self._guard.run(plan)
+        outcome = self._recovery.run(plan)
         deltas = self._complete(outcome)
         num_failed = sum(delta.error is not None for _, delta in deltas)
-        if len(outcome.ran) + len(outcome.blamed) > num_failed:
+        if len(outcome.ran) + len(outcome.failed) > num_failed:
             self._num_steps += 1
         return deltas
 
     def _schedule(self) -> StepPlan:
-        """Decide what runs, and make the slots ready for it."""
+        """Decide what runs, and prepare the slots for it."""
         plan = self._scheduler.schedule()
         self._kv.apply(plan.edits)
         return plan
 
     def check(self) -> None:
-        """Prove that nothing is lost, doubled or left behind; for tests, between two steps.
+        """Check the engine's invariants between two steps; for tests and debugging.
 
         Raises:
-            InvariantError: Something is broken; the message names it.
+            InvariantError: An invariant is broken; the message names it.
         """
         check_invariants(
             sequences=self._sequences,
-            transcripts=self._transcripts.sequence_ids,
+            detokenized=self._detokenizers.sequence_ids,
             scheduler=self._scheduler,
             budget=self._budget,
             kv=self._kv,
         )
 
     def _complete(self, outcome: StepOutcome) -> list[tuple[str, TextDelta]]:
-        """Turn what was computed into tokens and text."""
-        # First of all: what follows takes slots from some and moves others.
+        """Turn a step's logits and failures into deltas, and update all sequences."""
+        # This must come first: the code below frees slots and moves sequences between them.
         self._mark_computed(outcome.ran)
-        deltas = [self._fail(sequence, why) for sequence, why in outcome.blamed]
-        for due in outcome.logits:
-            deltas += self._sample(due)
+        deltas = [self._fail(sequence, why) for sequence, why in outcome.failed]
+        for step_logits in outcome.logits:
+            deltas += self._sample(step_logits)
         for sequence in outcome.restarting:
             self._preempt(sequence)
-        self._fit_memory(outcome.num_tokens_too_many)
+        self._adjust_budget(outcome.num_oom_tokens)
         return deltas
 
     def _mark_computed(self, rows: Iterable[Row]) -> None:
         for row in rows:
             sequence = row.sequence
-            sequence.has_strays = False
+            sequence.has_uncounted_kv = False
             if isinstance(row, DecodeRow):
                 sequence.num_computed_tokens += 1
                 continue
@@ -220,10 +222,10 @@ class Engine:
             if row.end == len(sequence.token_ids):
                 sequence.handle(SequenceEvent.PREFILLED)
 
-    def _fit_memory(self, num_tokens_too_many: int) -> None:
-        """Run less after a step that was out of memory, and in time more again."""
-        if num_tokens_too_many:
-            self._budget.shrink(num_tokens_too_many)
+    def _adjust_budget(self, num_oom_tokens: int) -> None:
+        """Shrink the steps after one that ran out of memory; grow them again over time."""
+        if num_oom_tokens:
+            self._budget.shrink(num_oom_tokens)
         else:
             self._budget.note_good_step()
         self._scheduler.max_step_tokens = self._budget.tokens
@@ -231,31 +233,31 @@ class Engine:
             self._preempt(sequence)
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Let a running sequence wait again; its tokens will be computed anew."""
+        """Return a running sequence to the waiting queue; its tokens are recomputed later."""
         logger.info(
-            "sequence %s waits again with %d tokens", sequence.sequence_id, len(sequence.token_ids)
+            "sequence %s is preempted with %d tokens", sequence.sequence_id, len(sequence.token_ids)
         )
         self._kv.apply(self._scheduler.preempt(sequence))
 
-    def _sample(self, due: StepLogits) -> list[tuple[str, TextDelta]]:
-        drawing = draw(due)
-        short = [sequence for sequence, is_out_of_memory in drawing.failed if is_out_of_memory]
-        # Whoever runs alone can't be helped by running less.
-        is_alone = self._scheduler.num_running == 1
-        if short and not is_alone:
-            self._budget.shrink(len(due.sequences))
+    def _sample(self, step_logits: StepLogits) -> list[tuple[str, TextDelta]]:
+        step = sample_step(step_logits)
+        out_of_memory = [sequence for sequence, is_out_of_memory in step.failed if is_out_of_memory]
+        # A smaller step can't help the only running sequence.
+        runs_alone = self._scheduler.num_running == 1
+        if out_of_memory and not runs_alone:
+            self._budget.shrink(len(step_logits.sequences))
         deltas: list[tuple[str, TextDelta]] = []
-        for sequence, is_out_of_memory in drawing.failed:
+        for sequence, is_out_of_memory in step.failed:
             if not is_out_of_memory:
                 deltas.append(self._fail(sequence, "the next token could not be sampled"))
-            elif is_alone:
+            elif runs_alone:
                 deltas.append(self._fail(sequence, OUT_OF_MEMORY))
             else:
                 self._preempt(sequence)
-        return deltas + [self._advance(sequence, sampled) for sequence, sampled in drawing.drawn]
+        return deltas + [self._advance(sequence, sampled) for sequence, sampled in step.sampled]
 
     def _advance(self, sequence: Sequence, sampled: Sampled | None) -> tuple[str, TextDelta]:
-        """Append a token, turn it into text, and end the sequence if it is time."""
+        """Append a token, detokenize it, and end the sequence if the token ends it."""
         if sampled is None:
             why = sequence.grammar_error or "no token can be chosen: the logits are not finite"
             return self._fail(sequence, why)
@@ -263,9 +265,9 @@ class Engine:
         if sequence.grammar_error is not None:
             return self._fail(sequence, sequence.grammar_error)
         try:
-            delta = self._transcripts.write(sequence, sampled, reason)
+            delta = self._detokenizers.append(sequence, sampled, reason)
         except UndecodableError:
-            return self._fail(sequence, "the tokens of this sequence make no text")
+            return self._fail(sequence, "the tokens of this sequence can't be decoded to text")
         if delta.finish_reason is not None:
             self._finish(sequence, delta.finish_reason)
         return sequence.sequence_id, delta
@@ -278,13 +280,13 @@ class Engine:
         sequence.finish(reason)
         self._kv.apply(self._scheduler.remove(sequence))
         del self._sequences[sequence.sequence_id]
-        self._transcripts.close(sequence.sequence_id)
+        self._detokenizers.close(sequence.sequence_id)
 
     def warm_up(self) -> None:
-        """Run a prefill and a decode step, check that every layer attends over its slots, record.
+        """Run a prefill and a decode step, check that each layer reads its slots, trace the model.
 
         Raises:
-            UnsupportedModelError: The model does something that the engine does not know.
+            UnsupportedModelError: The model does something that the engine does not support.
         """
         num_positions = self.limits.max_model_len
         prompt = tuple(range(min(8, self._vocab_size, num_positions - 2))) or (0,)
@@ -296,10 +298,10 @@ class Engine:
             outcome = StepOutcome()
             try:
                 outcome.add((*plan.decode, *plan.prefill), self._runner.run(plan))
-            except Exception as error:  # a foreign model may raise anything
+            except Exception as error:  # third-party model code may raise anything
                 raise UnsupportedModelError(f"the model failed to warm up: {error}") from error
             for _, delta in self._complete(outcome):
                 if delta.error is not None:
                     raise UnsupportedModelError(f"the model failed to warm up: {delta.error}")
         check_layers(self._text_config, self._runner.visited_layers)
-        self._runner.record()
+        self._runner.trace()

@@ -1,12 +1,12 @@
-"""The one thread that owns an engine.
+"""The thread that owns an engine.
 
-Others post commands to it and get deltas back, all of one step in one call. The engine is made on
-the thread as well: its OpenMP workers belong to one thread, and a second one that used them would
-slow every step.
+Other threads post commands to it and receive deltas, one call per step. The engine is also created
+on this thread: OpenMP workers belong to one thread, and using them from a second thread would slow
+every step.
 
-If a step fails beyond what the engine contains, the thread logs it and reports itself dead from
-then on. However the thread ends, each sequence that was added and has not finished, be it in the
-engine or still on its way there, ends with an error delta.
+If a step raises an error that the engine does not handle, the thread logs it and reports itself
+dead. However the thread ends, every unfinished sequence, whether in the engine or still queued as
+a command, ends with an error delta.
 """
 
 import logging
@@ -16,9 +16,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from deployments.engine.engine import Engine
-from deployments.engine.engine_stats import EngineStats
-from deployments.engine.output import FinishReason, TextDelta
-from deployments.engine.sequence import SequenceRequest
+from deployments.engine.output import EngineStats, FinishReason, TextDelta
+from deployments.engine.scheduling.sequence import SequenceRequest
 
 logger = logging.getLogger(__name__)
 
@@ -40,29 +39,29 @@ class EngineThread:
 
         Args:
             make_engine: Called once, on the thread.
-            on_deltas: Called on the thread, once a turn, with all that commands and step gave, even
-                if that is nothing: an abort alone changes `stats`, too.
+            on_deltas: Called on the thread after each turn with the deltas of its commands and
+                step. The list may be empty: an abort changes `stats` without a delta.
         """
         self._make_engine = make_engine
         self._on_deltas = on_deltas
         self._commands: deque[Command] = deque()
         self._wake = threading.Condition()
         self._is_stopping = False
-        self._unfinished: set[str] = set()  # guarded by `_wake`, as the commands are
+        self._unfinished: set[str] = set()  # guarded by `_wake`, like the commands
         self._engine: Future[Engine] = Future()
         self._stats = EngineStats(0, 0, 0)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> "Future[Engine]":
-        """Start the thread; the future holds the engine once it is made, or why it could not be.
+        """Start the thread; the future holds the engine, or the error that prevented its creation.
 
-        Of the engine, callers may use only what does not change: `limits` and `validate`.
+        Callers on other threads may use only the engine's constant parts: `limits` and `validate`.
         """
         self._thread.start()
         return self._engine
 
     def stop(self) -> None:
-        """End the thread after the step that runs now; unfinished sequences end with an error."""
+        """End the thread after the current step; unfinished sequences end with an error."""
         with self._wake:
             self._is_stopping = True
             self._wake.notify()
@@ -71,16 +70,16 @@ class EngineThread:
 
     @property
     def is_alive(self) -> bool:
-        """Whether commands will be carried out."""
+        """Whether the thread still accepts commands."""
         return self._thread.is_alive() and not self._is_stopping
 
     @property
     def stats(self) -> EngineStats:
-        """How busy the engine was after its newest step."""
+        """The engine's load and counters after its latest turn."""
         return self._stats
 
     def add(self, request: SequenceRequest) -> None:
-        """Post a new sequence. What `Engine.validate` would refuse ends with an error delta.
+        """Post a new sequence. One that `Engine.add` refuses ends with an error delta.
 
         Raises:
             EngineDeadError: The thread has ended.
@@ -99,7 +98,7 @@ class EngineThread:
             self._unfinished.add(request.sequence_id)
 
     def abort(self, sequence_id: str) -> None:
-        """Post the end of a sequence; its slot is free at the next step.
+        """Post a sequence's abort; its slot is free at the next step.
 
         Raises:
             EngineDeadError: The thread has ended.
@@ -123,18 +122,18 @@ class EngineThread:
     def _run(self) -> None:
         try:
             engine = self._make_engine()
-        except BaseException as error:  # noqa: BLE001 - whoever waits for the engine is told
+        except BaseException as error:  # noqa: BLE001 - the future passes it to the waiting threads
             self._end_all("the engine could not be made")
             self._engine.set_exception(error)
             return
         self._engine.set_result(engine)
-        why = "the engine was stopped; the request may be sent again"
+        why = "the engine was stopped; send the request again"
         try:
             while self._wait_for_work(engine):
                 self._turn(engine)
-        except BaseException:  # a panic of the tokenizer's Rust code, say, is no Exception
+        except BaseException:  # a panic in Rust code, such as the tokenizer's, is not an Exception
             logger.exception("the engine's thread failed; the replica must be replaced")
-            why = "the engine failed; the request may be sent again"
+            why = "the engine failed; send the request again"
         self._end_all(why)
 
     def _wait_for_work(self, engine: Engine) -> bool:
@@ -143,7 +142,7 @@ class EngineThread:
             return not self._is_stopping
 
     def _turn(self, engine: Engine) -> None:
-        """Carry out what was posted, run a step, and hand over what both gave."""
+        """Execute the posted commands, run a step, and hand over the deltas of both."""
         deltas: Deltas = []
         while self._commands:
             deltas += self._commands.popleft()(engine)
@@ -155,7 +154,7 @@ class EngineThread:
             self._unfinished -= {name for name, delta in deltas if delta.finish_reason is not None}
 
     def _end_all(self, error: str) -> None:
-        """Take no more commands and fail what is unfinished, without asking the engine."""
+        """Refuse further commands and fail all unfinished sequences, without using the engine."""
         with self._wake:
             self._is_stopping = True
             self._commands.clear()
@@ -166,4 +165,6 @@ class EngineThread:
         try:
             self._on_deltas([(name, delta) for name in unfinished])
         except Exception:
-            logger.exception("nobody took the last deltas of %d sequences", len(unfinished))
+            logger.exception(
+                "the last deltas of %d sequences could not be delivered", len(unfinished)
+            )

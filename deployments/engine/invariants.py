@@ -1,43 +1,43 @@
-"""What must hold in an engine between two steps.
+"""Invariants of an engine between two steps.
 
-Read by `Engine.check`, for tests and for whoever hunts a bug. It reads all slots, so it is no part
-of a step.
+`Engine.check` runs these checks in tests and when debugging. They read every slot, which is too
+slow for a step.
 """
 
 from collections.abc import Collection, Iterator, Mapping
 
-from deployments.engine.kv_slots import KVSlots
-from deployments.engine.scheduler import Scheduler
-from deployments.engine.sequence import Sequence, SequenceState
-from deployments.engine.step_budget import StepBudget
+from deployments.compute.token_budget import TokenBudget
+from deployments.engine.attention.kv_slots import KVSlots
+from deployments.engine.scheduling.scheduler import Scheduler
+from deployments.engine.scheduling.sequence import Sequence, SequenceState
 
 
 class InvariantError(AssertionError):
-    """A bug of ours: the engine's parts contradict each other; the message names all that do."""
+    """A bug in the engine: its parts contradict each other; the message lists how."""
 
 
 def check_invariants(
     *,
     sequences: Mapping[str, Sequence],
-    transcripts: Collection[str],
+    detokenized: Collection[str],
     scheduler: Scheduler,
-    budget: StepBudget,
+    budget: TokenBudget,
     kv: KVSlots,
 ) -> None:
-    """Prove that nothing is lost, doubled or left behind.
+    """Check that no sequence, slot or token is lost, duplicated or left behind.
 
     Args:
-        sequences: What the engine holds, by id.
-        transcripts: The ids whose text is written.
-        scheduler: Who runs and who waits.
-        budget: What a step may run.
+        sequences: The engine's sequences, by id.
+        detokenized: Ids of the sequences that have a detokenizer.
+        scheduler: Knows which sequences run and which wait.
+        budget: The token budget of a step.
         kv: The slots.
 
     Raises:
-        InvariantError: Something is broken.
+        InvariantError: An invariant is broken.
     """
     broken = [
-        *_broken_books(sequences, transcripts, scheduler),
+        *_broken_membership(sequences, detokenized, scheduler),
         *_broken_states(scheduler),
         *_broken_counters(scheduler, budget, kv),
         *_dirty_slots(scheduler, kv),
@@ -46,28 +46,28 @@ def check_invariants(
         raise InvariantError("; ".join(broken))
 
 
-def _broken_books(
-    sequences: Mapping[str, Sequence], transcripts: Collection[str], scheduler: Scheduler
+def _broken_membership(
+    sequences: Mapping[str, Sequence], detokenized: Collection[str], scheduler: Scheduler
 ) -> Iterator[str]:
-    """Compare who is known with who runs or waits."""
+    """Compare the known sequences with those that run or wait."""
     scheduled = (*scheduler.running, *scheduler.waiting)
     names = [sequence.sequence_id for sequence in scheduled]
     for name in sorted({name for name in names if names.count(name) > 1}):
         yield f"{name} is scheduled more than once"
     for name in sorted(sequences.keys() ^ set(names)):
         yield f"{name} is {'not scheduled' if name in sequences else 'scheduled but not known'}"
-    for name in sorted(sequences.keys() ^ set(transcripts)):
-        yield f"{name} has {'no' if name in sequences else 'left a'} transcript"
+    for name in sorted(sequences.keys() ^ set(detokenized)):
+        yield f"{name} has {'no' if name in sequences else 'left a'} detokenizer"
     for sequence in scheduled:
         if sequences.get(sequence.sequence_id, sequence) is not sequence:
-            yield f"{sequence.sequence_id} is another one in the schedule"
+            yield f"{sequence.sequence_id} is a different object in the schedule"
 
 
 def _broken_states(scheduler: Scheduler) -> Iterator[str]:
-    """Compare each sequence's state with its place and its counts."""
+    """Compare each sequence's state with its slot and its counts."""
     for slot, sequence in enumerate(scheduler.running):
         if scheduler.slot_of(sequence) != slot:
-            yield f"{sequence.sequence_id} runs in slot {slot}, but is looked for elsewhere"
+            yield f"{sequence.sequence_id} runs in slot {slot}, but slot_of gives another"
         num_left = sequence.num_uncomputed_tokens
         is_prefilling = sequence.state is SequenceState.PREFILLING and num_left > 0
         is_decoding = sequence.state is SequenceState.DECODING and num_left == 1
@@ -85,25 +85,25 @@ def _broken_states(scheduler: Scheduler) -> Iterator[str]:
             yield f"{sequence.sequence_id} should have ended"
 
 
-def _broken_counters(scheduler: Scheduler, budget: StepBudget, kv: KVSlots) -> Iterator[str]:
+def _broken_counters(scheduler: Scheduler, budget: TokenBudget, kv: KVSlots) -> Iterator[str]:
     num_known = len(scheduler.num_tokens_by_slot)
     if num_known != kv.num_slots:
-        yield f"the books have {num_known} of {kv.num_slots} slots"
+        yield f"the slot table has {num_known} of {kv.num_slots} slots"
     if scheduler.excess:
-        yield f"{len(scheduler.excess)} more run than a step has tokens for"
+        yield f"{len(scheduler.excess)} more sequences run than a step has tokens for"
     if not 1 <= budget.tokens <= budget.max_tokens:
         yield f"a step may run {budget.tokens} of {budget.max_tokens} tokens"
     if scheduler.max_step_tokens != budget.tokens:
         yield f"the scheduler plans {scheduler.max_step_tokens} tokens, not {budget.tokens}"
     arrivals = [sequence.arrival for sequence in scheduler.waiting]
     if arrivals != sorted(set(arrivals)):
-        yield "the waiting line is out of order"
+        yield "the waiting queue is out of order"
 
 
 def _dirty_slots(scheduler: Scheduler, kv: KVSlots) -> Iterator[str]:
-    """Find keys and values where no sequence can have written any."""
+    """Find keys and values in places that no sequence can have written."""
     for slot, num_used in enumerate(scheduler.num_tokens_by_slot[: kv.num_slots]):
         for tensor in (*kv.keys, *kv.values):
             if bool(tensor[slot, num_used:].count_nonzero()):
-                yield f"slot {slot} is not zero behind token {num_used}"
+                yield f"slot {slot} is not zero after token {num_used}"
                 break

@@ -1,13 +1,13 @@
-"""How much an engine holds, and which sequences fit into it."""
+"""The limits of an engine, and the check that a sequence fits into them."""
 
 from dataclasses import dataclass
 
 from deployments.engine.sampling_params import InvalidParameterError
-from deployments.engine.sequence import SequenceRequest
+from deployments.engine.scheduling.sequence import SequenceRequest
 
 
 class InvalidSequenceError(ValueError):
-    """The sequence can't be served as it stands."""
+    """The sequence can't be served as requested."""
 
 
 class SequenceTooLongError(InvalidSequenceError):
@@ -16,15 +16,15 @@ class SequenceTooLongError(InvalidSequenceError):
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """How much an engine holds.
+    """Limits on what an engine holds.
 
     Attributes:
-        num_slots: Sequences that run at once.
-        max_model_len: Tokens of prompt and answer together.
-        max_batched_tokens: Tokens in one step.
-        prefix_caching: Whether sequences share the keys and values of prefixes that they have in
-            common. A client can then tell by the time of its first token whether somebody's
-            prompt began like its own.
+        num_slots: Most sequences that run at once.
+        max_model_len: Most tokens of prompt and answer together.
+        max_batched_tokens: Most tokens in one step.
+        prefix_caching: Whether sequences share the keys and values of common prefixes. If so, a
+            client can tell from its time to first token whether another client's prompt began
+            like its own.
         cuda_graphs: Whether decode steps on a GPU are captured and launched as a whole.
     """
 
@@ -35,7 +35,7 @@ class EngineLimits:
     cuda_graphs: bool = True
 
     def max_num_tokens(self, request: SequenceRequest) -> int:
-        """Return the length at which a sequence ends at the latest, its prompt included."""
+        """Return the most tokens that a sequence can reach, its prompt included."""
         max_tokens = request.params.max_tokens
         if max_tokens is None:
             return self.max_model_len
@@ -61,7 +61,8 @@ class EngineLimits:
         max_tokens = request.params.max_tokens or 0
         if 0 < max_tokens <= len(request.generated_token_ids):
             raise InvalidSequenceError(
-                f"max_tokens is {max_tokens}, and as many tokens were generated already"
+                f"max_tokens is {max_tokens}, but {len(request.generated_token_ids)} tokens were "
+                "generated already; raise max_tokens"
             )
         if len(request.prompt_token_ids) + max_tokens > max_model_len:
             raise SequenceTooLongError(

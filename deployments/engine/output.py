@@ -1,7 +1,7 @@
-"""What the engine says about a sequence while it runs.
+"""The engine's reports: text deltas of its sequences, and its counters.
 
-A delta carries token ids beside the text, so that whoever passed it on can resume the sequence
-elsewhere and can count tokens exactly.
+A delta carries token ids as well as text, so that the ingress can resume the sequence on another
+replica and count tokens exactly.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from enum import StrEnum
 
 
 class FinishReason(StrEnum):
-    """Why a sequence ended."""
+    """The reason why a sequence ended."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -24,9 +24,9 @@ class TokenLogprob:
 
     Attributes:
         token_id: The token.
-        token_bytes: What it adds to the text, in UTF-8. It may begin or end within a character; of
-            a special token it is the name, though the text holds nothing of it.
-        logprob: At most 0; -inf where the model rules the token out.
+        token_bytes: The UTF-8 bytes that the token adds to the text. They may begin or end within a
+            character. For a special token, its name, even if the text skips special tokens.
+        logprob: At most 0; -inf if the model rules the token out.
     """
 
     token_id: int
@@ -35,13 +35,13 @@ class TokenLogprob:
 
     @property
     def text(self) -> str:
-        """The bytes as text, with U+FFFD for those that make no whole character."""
+        """The bytes as text, with U+FFFD in place of incomplete characters."""
         return self.token_bytes.decode(errors="replace")
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """A token that was chosen, and the likeliest ones at its place, the likeliest first."""
+    """The chosen token, and the likeliest tokens at its position in descending order."""
 
     chosen: TokenLogprob
     top: tuple[TokenLogprob, ...]
@@ -49,18 +49,18 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """What a sequence gained in one engine step, or in several.
+    """The output of a sequence in one engine step, or in several.
 
     Attributes:
         token_ids: New token ids, in order.
         text: New text that is final. It may be empty while bytes of a character or a possible
             stop string are held back.
-        finish_reason: Set on the last delta alone.
-        error: What went wrong, with `FinishReason.ERROR` alone.
-        logprobs: One for each of `token_ids` if they were asked for, else none. They come with
-            their ids, also where the text is held back or, at the end, cut off.
-        num_cached_tokens: On the first delta alone: tokens of the prompt that were not computed
-            but taken over from another sequence that begins alike.
+        finish_reason: Set only on the last delta.
+        error: What went wrong; set only with `FinishReason.ERROR`.
+        logprobs: One for each of `token_ids` if they were requested, else empty. They arrive with
+            their ids, even if the text is held back or cut off by a stop string.
+        num_cached_tokens: Set only on the first delta: prompt tokens whose keys and values were
+            taken from another sequence with the same prefix instead of being computed.
     """
 
     token_ids: tuple[int, ...]
@@ -72,7 +72,7 @@ class TextDelta:
 
     @classmethod
     def join(cls, deltas: Sequence["TextDelta"]) -> "TextDelta":
-        """Return the deltas of several steps of one sequence, one or more, as one."""
+        """Merge consecutive deltas of one sequence, at least one, into one delta."""
         if len(deltas) == 1:
             return deltas[0]
         last = deltas[-1]
@@ -84,3 +84,22 @@ class TextDelta:
             tuple(entry for delta in deltas for entry in delta.logprobs),
             deltas[0].num_cached_tokens,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """The engine's load and counters between two steps.
+
+    Attributes:
+        num_running: Sequences that hold a slot.
+        num_waiting: Sequences without a slot.
+        num_steps: Steps that made progress; a step that failed for every sequence does not count.
+        num_prompt_tokens: Prompt tokens of all admitted sequences.
+        num_cached_tokens: How many of those were taken from other sequences' slots.
+    """
+
+    num_running: int
+    num_waiting: int
+    num_steps: int
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0

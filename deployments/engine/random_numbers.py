@@ -1,8 +1,8 @@
-"""Random numbers that depend on what they are for, not on what was drawn before.
+"""Stateless random numbers, keyed by seed and position.
 
-No generator and no state: a sequence's number at a position is the same in every batch, on every
-replica and after every interruption. Imports no torch, because the ingress, which has none, derives
-seeds too.
+There is no generator: a sequence's number at a position is the same in every batch, on every
+replica and after every interruption. Imports no torch, because the ingress, which lacks it, derives
+seeds, too.
 
 Source: the output function of SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number
 generators, 2014).
@@ -14,14 +14,14 @@ _MASK64 = 2**64 - 1
 
 
 def uniform(seed: int, position: int) -> float:
-    """Return the random number of (seed, position), uniform in [0, 1)."""
+    """Return the random number for (seed, position), uniform in [0, 1)."""
     return (_mix64(_mix64(seed) + position) >> 11) * 2.0**-53
 
 
 def derive_seed(seed: int, index: int) -> int:
-    """Return the seed of the `index`-th of several answers to one request; the first keeps `seed`.
+    """Return the seed of the `index`-th answer to a request; the first answer keeps `seed`.
 
-    Numbers that follow each other would not do: answer 1 of seed 7 would be answer 0 of seed 8.
+    Consecutive seeds would collide: answer 1 of seed 7 would equal answer 0 of seed 8.
     """
     # Positions are never negative, so `uniform` uses none of these numbers.
     return seed if index == 0 else _mix64(_mix64(seed) - index) & MAX_SEED

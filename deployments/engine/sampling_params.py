@@ -1,7 +1,7 @@
-"""How the next token of a sequence is chosen, and when the sequence ends.
+"""Parameters that control how the next token is chosen and when a sequence ends.
 
-Owns the parameters' meaning and bounds. Holds no tensors and imports no torch, because the ingress,
-which has neither, makes these objects too.
+Owns the parameters' meaning and bounds. Imports no torch, because the ingress, which lacks it,
+creates these objects, too.
 """
 
 from collections.abc import Collection, Mapping
@@ -15,59 +15,76 @@ MAX_LOGIT_BIAS = 100.0
 MAX_NUM_TOP_LOGPROBS = 20
 MAX_PENALTY = 2.0
 GRAMMAR_PARAM = "response_format"
-"""Clients know of no grammar; this is the field that they ask for one by."""
+"""The request field behind `grammar`: clients don't know grammars, so errors name this field."""
 MAX_GRAMMAR_LENGTH = 2**20
-"""Characters of a serialized grammar, far beyond what a client's schema may come to."""
+"""Characters of a serialized grammar; far above what a client's schema can produce."""
 MIN_REPETITION_PENALTY = 0.01
 MAX_REPETITION_PENALTY = 100.0
-"""Multiplied by this, a logit that is anywhere near to sense is still finite in float32."""
+"""Any plausible logit multiplied by this is still finite in float32."""
 
 
 class InvalidParameterError(ValueError):
-    """A sampling parameter lies outside its bounds; `param` names it."""
+    """A sampling parameter is out of bounds; `param` names it."""
 
     def __init__(self, message: str, param: str) -> None:
-        """Keep the message for people and the parameter's name for programs."""
         super().__init__(message, param)
         self.message = message
         self.param = param
 
     def __str__(self) -> str:
-        """Return the message alone."""
+        """Return the message without the parameter."""
         return self.message
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """Sampling and stopping of one sequence; `sampler` says in which order they work.
+class ReasoningTokens:
+    """The tokens around the reasoning at the beginning of a text.
 
     Attributes:
-        max_tokens: Most tokens to generate; None means as many as the model's length leaves.
-        min_tokens: Before so many tokens were generated, no token that would end the sequence is
-            chosen, and a stop string that is complete by then is ordinary text. One that a later
-            token completes ends the text, also where it began earlier. So it is in vLLM.
+        start: The token before it.
+        end: The token after it.
+        has_begun: Whether the prompt has already begun it. If not, the text has reasoning only if
+            its first token is `start`.
+    """
+
+    start: int
+    end: int
+    has_begun: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Sampling and stopping of one sequence; `sampling.sampler` defines the order of operations.
+
+    Attributes:
+        max_tokens: Most tokens to generate; None means up to the model's length.
+        min_tokens: Until this many tokens are generated, no token that would end the sequence is
+            chosen, and a stop string completed by then is ordinary text. A stop string completed by
+            a later token ends the text, even if it began earlier. vLLM does the same.
         temperature: Divides the logits; 0 means greedy.
         top_k: Keep the k likeliest tokens; 0 keeps all.
         top_p: Keep the smallest set of likeliest tokens whose probability reaches top_p.
-        min_p: Keep the tokens that are at least this part as probable as the likeliest; 0 keeps
+        min_p: Keep the tokens with at least min_p times the probability of the likeliest; 0 keeps
             all.
-        repetition_penalty: Divides the positive logits of tokens that stand in the prompt or in
-            the output, and multiplies the negative ones. 1 changes nothing.
-        presence_penalty: Taken from the logits of tokens that stand in the output.
-        frequency_penalty: Taken from them once for each time that they stand there.
-        logit_bias: Pairs of a token id and what is added to its logit, from -100 to 100.
+        repetition_penalty: Divides the positive logits of tokens in the prompt or the output, and
+            multiplies their negative logits. 1 changes nothing.
+        presence_penalty: Subtracted from the logits of tokens in the output.
+        frequency_penalty: Subtracted from the logits of tokens in the output, once per occurrence.
+        logit_bias: Pairs of a token id and a value from -100 to 100 to add to its logit.
         seed: Keys the random numbers together with the position, so that a sequence's tokens
-            depend neither on its neighbours nor on where the sequence was resumed.
-        stop: Strings that end the text; none of them is part of it.
-        stop_token_ids: Token ids that end the sequence beside the model's own.
-        ignore_eos: Go on past the model's end-of-sequence tokens. A grammar allows none of them
-            before its text is whole, and then it ends all the same.
-        top_logprobs: How many of the likeliest tokens to tell at each position, beside the chosen
-            one, with their log-probabilities; None tells nothing.
+            depend neither on the batch nor on where the sequence was resumed.
+        stop: Strings that end the text; the text excludes them.
+        stop_token_ids: Token ids that end the sequence, in addition to the model's own.
+        ignore_eos: Continue past the model's end-of-sequence tokens. No effect with a grammar,
+            which allows them only where the text is complete and always ends there.
+        top_logprobs: How many of the likeliest tokens to report at each position, in addition to
+            the chosen one, with their log-probabilities; None reports none.
         skip_special_tokens: Whether special tokens add nothing to the text.
-        grammar: What the text must be, as llguidance serializes it (`LLMatcher.grammar_from_*`).
-            Whatever else is asked for, only tokens that the grammar allows are chosen, and the
+        grammar: The grammar of the text, as llguidance serializes it (`LLMatcher.grammar_from_*`).
+            It overrides all other parameters: only tokens that it allows are chosen, and the
             sequence ends where the grammar does. None allows any text.
+        reasoning: The marks of reasoning that may come before the text of the grammar and is not
+            bound by it; None if the grammar holds from the first token.
 
     Raises:
         InvalidParameterError: A value is out of bounds.
@@ -90,9 +107,10 @@ class SamplingParams:
     top_logprobs: int | None = None
     skip_special_tokens: bool = True
     grammar: str | None = field(default=None, repr=False)
+    reasoning: ReasoningTokens | None = None
 
     def __post_init__(self) -> None:
-        """Refuse values out of bounds by name."""
+        """Refuse values out of bounds, naming the parameter."""
         self._check_length()
         self._check_choice()
         self._check_logit_bias()
@@ -112,20 +130,20 @@ class SamplingParams:
 
     @property
     def has_penalties(self) -> bool:
-        """Whether the choice depends on which tokens the sequence holds."""
+        """Whether the next token depends on which tokens the sequence holds."""
         penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
         return penalties != (1, 0, 0)
 
     @property
     def token_ids(self) -> Mapping[str, Collection[int]]:
-        """The token ids that the parameters name, by the parameter's name."""
+        """The token ids in the parameters, by parameter name."""
         return {
             "stop_token_ids": self.stop_token_ids,
             "logit_bias": [token_id for token_id, _ in self.logit_bias],
         }
 
     def of_choice(self, index: int) -> "SamplingParams":
-        """Return the parameters of the `index`-th answer to one request: another seed."""
+        """Return the parameters of the `index`-th answer to a request; only the seed differs."""
         return self if index == 0 else replace(self, seed=derive_seed(self.seed, index))
 
     def _check_length(self) -> None:
@@ -155,16 +173,18 @@ class SamplingParams:
         self._require(
             len(self.logit_bias) <= MAX_NUM_LOGIT_BIASES,
             "logit_bias",
-            f"of at most {MAX_NUM_LOGIT_BIASES} tokens",
+            f"a map of at most {MAX_NUM_LOGIT_BIASES} tokens",
         )
         token_ids = {token_id for token_id, _ in self.logit_bias}
-        self._require(len(token_ids) == len(self.logit_bias), "logit_bias", "one for each token")
-        self._require(min(token_ids, default=0) >= 0, "logit_bias", "by ids of 0 or more")
+        self._require(
+            len(token_ids) == len(self.logit_bias), "logit_bias", "one value for each token"
+        )
+        self._require(min(token_ids, default=0) >= 0, "logit_bias", "keyed by ids of 0 or more")
         for _, bias in self.logit_bias:
             self._require_between(bias, "logit_bias", -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)
 
     def _require_between(self, value: float, param: str, low: float, high: float) -> None:
-        # NaN lies between no two numbers, so it is refused too.
+        # NaN fails every comparison, so it is refused, too.
         self._require(low <= value <= high, param, f"from {low:g} to {high:g}")
 
     def _require(self, holds: bool, param: str, bounds: str) -> None:

@@ -1,14 +1,14 @@
-"""Who may run on a replica, and who may wait for it.
+"""Admission: which sequences may run on a replica, which may wait, and which are refused.
 
-Each sequence holds a permit from its arrival to its end. As many run as there are KV slots; behind
-them a bounded number waits, counted in requests and in tokens, oldest first as in the engine's own
-line. All ingress replicas meet here, so their number changes nothing. The arithmetic belongs to the
-replica's event loop and needs no lock.
+Each sequence holds a permit from its arrival to its end. As many sequences run as there are KV
+slots. A limited number of sequences and tokens may wait, oldest first as in the engine's own queue.
+All ingress replicas share this admission, so their number does not change the limits. It runs only
+on the replica's event loop and needs no lock.
 
-A request is counted before anything is done for it, so that a refusal costs next to nothing; its
-tokens are counted once they are known. The sequences of one request (several answers, several
-prompts) are admitted whole or not at all: the first takes permits for all, and the others find
-theirs. What was admitted elsewhere before passes ahead of the limits: it shall finish.
+A sequence is counted before any work is done for it, so that a refusal costs almost nothing. Its
+tokens are counted once they are known. The sequences of one HTTP request (several answers, several
+prompts) are admitted together or not at all: the first takes permits for all, and the others claim
+theirs. Sequences that another replica has already admitted bypass the limits, so that they finish.
 """
 
 import time
@@ -17,40 +17,41 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from deployments.contract import GenerationRequest, RequestGroup
-from deployments.drain_rate import DrainRate
 from deployments.errors import InvalidRequestError, OverloadedError
+from deployments.retry_after import RetryEstimator
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionLimits:
-    """How much is admitted.
+    """Limits on what is admitted.
 
     Attributes:
         num_slots: Sequences that run at once.
-        max_queued_requests: Sequences that may wait behind them.
-        max_queued_tokens: Tokens of those that wait: of their prompts, and what they may generate.
-            None counts the requests alone.
+        max_queued_sequences: Sequences that may wait for a slot. This is the configuration's
+            `max_queued_requests`: an HTTP request counts once for each of its sequences.
+        max_queued_tokens: Tokens of the waiting sequences: their prompts and the tokens that they
+            may generate. None means no limit on tokens.
     """
 
     num_slots: int
-    max_queued_requests: int
+    max_queued_sequences: int
     max_queued_tokens: int | None
 
     @property
-    def max_requests(self) -> int:
-        """Sequences that are admitted at once."""
-        return self.num_slots + self.max_queued_requests
+    def max_sequences(self) -> int:
+        """The most sequences that are admitted at once, running and waiting."""
+        return self.num_slots + self.max_queued_sequences
 
 
 class Permit:
-    """The right of one sequence to run, or to wait for its turn."""
+    """The right of one sequence to run or to wait."""
 
     def __init__(self, admission: "Admission", siblings: "tuple[Permit, ...]" = ()) -> None:
-        """Belong to an admission, for one sequence or for the first of several.
+        """Create a permit for a single sequence, or for the first of a group.
 
         Args:
-            admission: Where it counts.
-            siblings: The permits of the request's other sequences, until they come for them.
+            admission: The admission that counts the permit.
+            siblings: The permits of the group's other sequences, until these claim them.
         """
         self.num_tokens = 0
         self.siblings = siblings
@@ -58,7 +59,7 @@ class Permit:
         self._admission = admission
 
     def weigh(self, num_tokens: int) -> None:
-        """Count the sequence's tokens; its siblings, as far as they are still to come, count alike.
+        """Count the sequence's tokens, and as many for each sibling permit.
 
         Raises:
             OverloadedError: Too many tokens would wait.
@@ -72,11 +73,12 @@ class Admission:
     def __init__(
         self, limits: AdmissionLimits, now_s: Callable[[], float] = time.monotonic
     ) -> None:
-        """Admit nobody yet.
+        """Start with no permits.
 
         Args:
-            limits: May be replaced at any time; nobody who was admitted loses the permit.
-            now_s: The time, in seconds that never run backwards.
+            limits: The initial limits; `set_limits` replaces them, but permits already held stay
+                valid.
+            now_s: Returns the time of a monotonic clock, in seconds.
         """
         self.limits = limits
         self.num_waiting_tokens = 0
@@ -84,38 +86,38 @@ class Admission:
         self._running: set[Permit] = set()
         self._waiting: dict[Permit, None] = {}  # a set that keeps its order, oldest first
         self._reserved: dict[str, list[Permit]] = {}
-        self._drain_rate = DrainRate()
+        self._retry_estimator = RetryEstimator()
 
     @property
     def num_running(self) -> int:
-        """Permits that a slot is meant for."""
+        """Permits of sequences that have a slot."""
         return len(self._running)
 
     @property
     def num_waiting(self) -> int:
-        """Permits behind them."""
+        """Permits of sequences that wait for a slot."""
         return len(self._waiting)
 
     @property
     def is_full(self) -> bool:
-        """Whether not even one sequence would be admitted now."""
-        return self.num_running + self.num_waiting >= self.limits.max_requests
+        """Whether no further sequence would be admitted now."""
+        return self.num_running + self.num_waiting >= self.limits.max_sequences
 
-    def set_limits(self, max_queued_requests: int, max_queued_tokens: int | None) -> None:
-        """Replace the limits of those who wait."""
+    def set_limits(self, max_queued_sequences: int, max_queued_tokens: int | None) -> None:
+        """Replace the limits on waiting sequences."""
         self.limits = replace(
             self.limits,
-            max_queued_requests=max_queued_requests,
+            max_queued_sequences=max_queued_sequences,
             max_queued_tokens=max_queued_tokens,
         )
 
     @contextmanager
     def permit(self, request: GenerationRequest) -> Iterator[Permit]:
-        """Hold a permit for a request; however the body ends, it is given back once.
+        """Hold a permit for a request's sequence while the block runs.
 
         Raises:
-            OverloadedError: As many wait as may.
-            InvalidRequestError: Its group is larger than all that is ever admitted at once.
+            OverloadedError: The limit of waiting sequences is reached.
+            InvalidRequestError: The request's group is larger than can be admitted at once.
         """
         permit = self._take(request)
         try:
@@ -151,10 +153,10 @@ class Admission:
         return permit
 
     def _redeem(self, group_id: str) -> Permit:
-        """Return a permit that the first of the group has taken, or one beyond the limits.
+        """Return a permit that the group's first sequence has reserved, or one beyond the limits.
 
-        The first may have been admitted by another replica, or may have ended already; this
-        sequence belongs to an admitted request all the same.
+        The first sequence may have run on another replica or may have ended already; this sequence
+        still belongs to an admitted request.
         """
         reserved = self._reserved.get(group_id)
         permit = reserved.pop() if reserved else Permit(self)
@@ -165,17 +167,17 @@ class Admission:
 
     def _check(self, num_new: int) -> None:
         num_held = self.num_running + self.num_waiting
-        max_requests = self.limits.max_requests
-        if num_new > max_requests:
+        max_sequences = self.limits.max_sequences
+        if num_new > max_sequences:
             raise InvalidRequestError(
                 f"The request asks for {num_new} texts at once, and the model admits "
-                f"{max_requests} at most; ask for fewer."
+                f"{max_sequences} at most; ask for fewer."
             )
-        if num_held + num_new > max_requests:
+        if num_held + num_new > max_sequences:
             raise self._overloaded(
-                num_held + num_new - max_requests,
-                f"{self.num_running} requests run and {self.num_waiting} wait "
-                f"(max_queued_requests is {self.limits.max_queued_requests})",
+                num_held + num_new - max_sequences,
+                f"{self.num_running} sequences run and {self.num_waiting} wait "
+                f"(max_queued_requests is {self.limits.max_queued_sequences})",
             )
 
     def _check_tokens(self, num_new: int) -> None:
@@ -188,10 +190,13 @@ class Admission:
         )
 
     def _overloaded(self, num_to_end: int, why: str) -> OverloadedError:
-        return self._drain_rate.overloaded(num_to_end, why, self._now_s())
+        return self._retry_estimator.overloaded(num_to_end, why, self._now_s())
 
     def _num_to_end(self, num_tokens: int) -> int:
-        """Return how many must end until so many tokens less wait: each lets the oldest run."""
+        """Return how many sequences must end before `num_tokens` fewer tokens wait.
+
+        Each end lets the oldest waiting sequence run.
+        """
         for number, permit in enumerate(self._waiting, start=1):
             num_tokens -= permit.num_tokens
             if num_tokens <= 0:
@@ -200,7 +205,7 @@ class Admission:
 
     def _enter(self, permit: Permit) -> None:
         if not self._running:
-            self._drain_rate.start(self._now_s())
+            self._retry_estimator.start(self._now_s())
         if len(self._running) < self.limits.num_slots:
             self._running.add(permit)
         else:
@@ -211,8 +216,8 @@ class Admission:
         if group is not None and group.is_first:
             for unclaimed in self._reserved.pop(group.id, ()):
                 self._leave(unclaimed)
-        if permit.num_tokens:  # else it was refused, and never held anybody up
-            self._drain_rate.note_end(self._now_s())
+        if permit.num_tokens:  # otherwise it was refused and took no engine time
+            self._retry_estimator.note_end(self._now_s())
         self._leave(permit)
 
     def _leave(self, permit: Permit) -> None:
@@ -229,5 +234,5 @@ class Admission:
 
 
 def _group_of(request: GenerationRequest) -> RequestGroup | None:
-    """Return what the request was admitted with, unless it has come alone from another replica."""
+    """Return the request's group, unless it has moved here from another replica."""
     return None if request.generated_token_ids else request.group

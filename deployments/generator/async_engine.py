@@ -1,7 +1,7 @@
-"""The engine, seen from an event loop: sequences go in, streams of deltas come out.
+"""The engine as an event loop sees it: sequences go in, streams of deltas come out.
 
-The engine's thread hands over all deltas of a step at once; they are spread over the streams on the
-loop. A stream that is closed aborts its sequence.
+The engine's thread hands over all deltas of a step at once, and the event loop distributes them to
+the streams. Closing a stream aborts its sequence.
 """
 
 import asyncio
@@ -11,30 +11,30 @@ from contextlib import contextmanager, suppress
 from itertools import count
 
 from deployments.contract import SamplingParams
-from deployments.delta_stream import DeltaStream
 from deployments.engine.engine import Engine
-from deployments.engine.engine_stats import EngineStats
 from deployments.engine.engine_thread import Deltas, EngineDeadError, EngineThread
-from deployments.engine.output import FinishReason, TextDelta
-from deployments.engine.sequence import SequenceRequest
+from deployments.engine.output import EngineStats, FinishReason, TextDelta
+from deployments.engine.scheduling.sequence import SequenceRequest
 from deployments.errors import GenerationFailedError, ReplicaUnavailableError
+from deployments.generator.delta_stream import DeltaStream
 
 PROBE = SamplingParams(temperature=0, max_tokens=1)
 PROGRESS = TextDelta((), "")
 
 MIN_INTERVAL_S = 0.01
-"""A hundred messages a second in one stream: more than a reader or a screen can take in."""
+"""The least time between messages of a stream: 100 a second is more than a reader or a screen can
+take in."""
 
 MAX_MESSAGES_PER_S = 500.0
-"""Messages to the ingress, over all streams; one costs about half a millisecond of CPU on its way
-to the client."""
+"""The default limit of messages to the ingress, over all streams; each costs about half a
+millisecond of CPU on its way to the client."""
 
 
 class AsyncEngine:
     """Runs sequences for the coroutines of one event loop.
 
     Attributes:
-        max_messages_per_s: Over which the streams gather their tokens.
+        max_messages_per_s: The rate of messages above which streams collect their tokens.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class AsyncEngine:
 
         Args:
             make_engine: Called once, on the engine's thread.
-            on_stats: Called on the event loop when the engine has done something.
+            on_stats: Called on the event loop after each turn of the engine's thread.
         """
         self.max_messages_per_s = MAX_MESSAGES_PER_S
         self._on_stats = on_stats
@@ -62,29 +62,29 @@ class AsyncEngine:
         """Start the thread and wait for the engine.
 
         Raises:
-            Exception: What `make_engine` has raised.
+            Exception: The exception of `make_engine`.
         """
         self._thread.start().result()
 
     def stop(self) -> None:
-        """End the thread after the step that runs now; unfinished sequences end with an error."""
+        """Stop the thread after its current step; unfinished sequences end with an error."""
         self._thread.stop()
 
     @property
     def stats(self) -> EngineStats:
-        """How busy the engine was after its newest step."""
+        """The engine's load and counters after its last step."""
         return self._thread.stats
 
     def unique_id(self, name: str) -> str:
-        """Return a name for a sequence; clients may use a request id twice."""
+        """Return a unique name for a sequence, since clients may repeat a request id."""
         return f"{name}-{next(self._serial)}"
 
     async def check_health(self) -> None:
-        """Raise unless the engine has made steps since the last call, or makes one now.
+        """Raise unless the engine has run a step since the last call, or runs one now.
 
         Raises:
             EngineDeadError: The engine's thread has ended.
-            RaystreamError: The engine is not well.
+            RaystreamError: The engine is broken.
         """
         num_steps = self.stats.num_steps
         if not self._thread.is_alive:
@@ -94,10 +94,10 @@ class AsyncEngine:
         self._num_steps_seen = self.stats.num_steps
 
     async def ping(self) -> None:
-        """Wait until the engine has made a step; an idle one gets a token to run.
+        """Wait until the engine has run a step; an idle engine gets a one-token sequence.
 
         Raises:
-            RaystreamError: The engine is not well.
+            RaystreamError: The engine is broken.
         """
         probe = SequenceRequest(self.unique_id("ping"), (0,), PROBE)
         self._pings.add(probe.sequence_id)
@@ -109,10 +109,10 @@ class AsyncEngine:
 
     @contextmanager
     def running(self, sequence: SequenceRequest) -> Iterator[AsyncIterator[list[TextDelta]]]:
-        """Run a sequence; abort it when the reader leaves early.
+        """Run a sequence, and abort it if the block ends first.
 
         Yields:
-            What the sequence gains until it has ended. Reading raises `GenerationFailedError` if
+            The deltas of the sequence until it ends. Reading them raises `GenerationFailedError` if
             the sequence fails in the engine.
 
         Raises:
@@ -132,7 +132,7 @@ class AsyncEngine:
                     self._thread.abort(sequence.sequence_id)
 
     async def _read(self, stream: DeltaStream) -> AsyncIterator[list[TextDelta]]:
-        """Yield what a sequence gains until it has ended.
+        """Yield the deltas of a sequence until it ends.
 
         Raises:
             GenerationFailedError: The sequence failed in the engine.
@@ -150,13 +150,13 @@ class AsyncEngine:
             raise GenerationFailedError(deltas[-1].error or "the generation failed")
 
     def _interval_s(self) -> float:
-        """Return how long a stream gathers its tokens, so that all together stay in bounds."""
+        """Return how long each stream collects tokens, to keep all within `max_messages_per_s`."""
         return max(MIN_INTERVAL_S, len(self._streams) / self.max_messages_per_s)
 
     def _hand_over(self, deltas: Deltas) -> None:
         """Pass a step's deltas to the event loop; runs on the engine's thread.
 
-        A loop that has not come to those of the steps before gets all in one call.
+        If the loop has not yet handled those of earlier steps, one call handles all.
         """
         self._handed_over += deltas
         if self._loop is None or self._loop.is_closed() or self._is_spreading:
@@ -165,12 +165,12 @@ class AsyncEngine:
         self._loop.call_soon_threadsafe(self._spread)
 
     def _spread(self) -> None:
-        # In this order: what is handed over from here on finds no call on its way, and makes one.
+        # Clear the flag first: deltas that are handed over from here on schedule their own call.
         self._is_spreading = False
         stats = self.stats
         if stats.num_steps > self._num_steps_spread:
-            # A busy engine's steps are as good as the probe's own, which may have to wait. They
-            # come first: a stream's last delta must stay the last.
+            # Any step shows that the engine works; the probe itself may have to wait. Put progress
+            # in before the deltas, because a stream's last delta must stay the last.
             for name in self._pings:
                 self._streams[name].put(PROGRESS)
         self._num_steps_spread = stats.num_steps

@@ -1,8 +1,8 @@
-"""The deltas of one sequence, between the engine's hand-over and the reader of the stream.
+"""The deltas of one sequence, between the engine's thread and the reader of the stream.
 
-The first delta and the last are given to the reader at once. Between them it gets what has gathered
-at most once in an interval: a small model makes thousands of tokens a second, and each message to
-the ingress and on to the client costs more than a token.
+The reader gets the first delta and the last at once. Between them it gets the collected deltas at
+most once per interval: a small model generates thousands of tokens a second, and a message to the
+ingress and on to the client costs more than a token.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from deployments.engine.output import TextDelta
 
 
 class DeltaStream:
-    """Collects deltas until the reader comes and the time has; it then gets all at once.
+    """Collects deltas until the interval is over; the reader then gets all of them.
 
     Attributes:
         is_finished: Whether the reader has taken the last delta.
@@ -22,7 +22,7 @@ class DeltaStream:
         """Start empty.
 
         Args:
-            interval_s: Tells the least time from a take to the next, unless that is the last.
+            interval_s: Returns the least time between two takes; the last one need not wait.
         """
         self.is_finished = False
         self._deltas: list[TextDelta] = []
@@ -41,7 +41,7 @@ class DeltaStream:
             self._timer = loop.call_at(self._not_before_s, self._is_ready.set)
 
     async def take(self) -> list[TextDelta]:
-        """Wait for a delta, and for its time; return all that are there."""
+        """Wait for a delta and for the end of the interval; return all collected deltas."""
         await self._is_ready.wait()
         self._is_ready.clear()
         if self._timer is not None:

@@ -1,8 +1,8 @@
-"""From a request's prompt to the model's inputs: chat template, tokens, image tensors.
+"""Encodes a request's prompt as the model's inputs: chat template, tokens, image tensors.
 
-Encodes a micro-batch with one tokenizer call for all texts; prompts with images go through the
-model's processor one by one. A request that can't be encoded gets its error in its place, so it
-disturbs none of the others.
+The texts of a micro-batch are tokenized together; prompts with images go through the model's
+processor one by one. A request that can't be encoded gets its own error and does not affect the
+others.
 """
 
 import logging
@@ -14,11 +14,12 @@ import torch
 from PIL import Image, UnidentifiedImageError
 from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
-from deployments.chat_template import ChatTemplate
 from deployments.contract import (
     ChatMessage,
     GenerationRequest,
     ImagePart,
+    PromptReasoning,
+    TemplatePairs,
     TokenizedPrompt,
     TokenizeRequest,
     Tool,
@@ -29,62 +30,81 @@ from deployments.errors import (
     InvalidRequestError,
     RaystreamError,
 )
+from deployments.generator.chat_template import ChatTemplate
+from deployments.generator.reasoning import choose_reasoning_format
 
 logger = logging.getLogger("ray.serve")
 
 INPUTS_OF_THE_TEXT = frozenset({"input_ids", "attention_mask"})
-"""What a processor returns beside the tensors that belong to images."""
+"""A processor's outputs that are not image tensors."""
 
 IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
-"""What the decoder may open; it knows many more formats, some of which start other programs."""
+"""The formats that the decoder may open; it knows more, and some of them start other programs."""
 
 MAX_IMAGE_PIXELS = 2**26
-"""No image larger than this is decoded, whatever the ingress lets through."""
+"""Larger images are never decoded, whatever the ingress lets through."""
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
-    """A prompt as the model takes it.
+    """A prompt as inputs of the model.
 
     Attributes:
         token_ids: All tokens, image placeholders included.
         model_inputs: Tensors for the images, by the names of the model's `forward` arguments.
+        reasoning: What the prompt's end says about reasoning.
     """
 
     token_ids: tuple[int, ...]
     model_inputs: Mapping[str, torch.Tensor]
+    reasoning: PromptReasoning = PromptReasoning.OPEN
 
 
 @dataclass(frozen=True, slots=True)
 class RenderedPrompt:
-    """A prompt as text, with its images; special tokens stand in the text unless it is plain."""
+    """A prompt as text, with its images; a text that is not plain contains its special tokens."""
 
     text: str
     images: tuple[bytes, ...]
     is_plain: bool
+    reasoning: PromptReasoning = PromptReasoning.OPEN
 
 
 class PromptEncoder:
     """Encodes prompts for one model.
 
     Attributes:
-        template: Makes text of messages.
+        template: Renders messages as text.
+        reasoning_format: How the model marks its reasoning; None if that is not separated.
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, processor: ProcessorMixin | None
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        processor: ProcessorMixin | None,
+        reasoning_parser: str = "none",
     ) -> None:
-        """Take the text side of a model; a processor of None means that it takes no images."""
+        """Prepare to encode for a model.
+
+        Args:
+            tokenizer: The model's tokenizer.
+            processor: The model's processor; None means that it takes no images.
+            reasoning_parser: See `ModelSpec`.
+
+        Raises:
+            UnsupportedModelError: See `choose_reasoning_format`.
+        """
         self._tokenizer = tokenizer
         self._processor = processor
         self.template = ChatTemplate(tokenizer, processor)
-        # Gemma's processor has templates write one token per image and writes another for each
-        # patch itself; other models know only one of them.
+        self.reasoning_format = choose_reasoning_format(reasoning_parser, self.template, tokenizer)
+        # Gemma's template writes one token per image, and its processor another one per patch;
+        # other models have only one of them.
         names = {getattr(side, "image_token", None) for side in (tokenizer, processor)}
         self._image_placeholders = frozenset(name for name in names if name)
 
     def encode(self, requests: Sequence[GenerationRequest]) -> list[EncodedPrompt | RaystreamError]:
-        """Encode what arrived together; each request gets its prompt or its own error."""
+        """Encode requests together; each gets its prompt or its own error."""
         rendered = [self._render(request) for request in requests]
         texts = {
             i: prompt
@@ -101,12 +121,14 @@ class PromptEncoder:
             else:
                 found = token_ids[i]
                 encoded.append(
-                    found if isinstance(found, RaystreamError) else EncodedPrompt(found, {})
+                    found
+                    if isinstance(found, RaystreamError)
+                    else EncodedPrompt(found, {}, prompt.reasoning)
                 )
         return encoded
 
     def tokenize(self, request: TokenizeRequest) -> TokenizedPrompt:
-        """Return a prompt's tokens, as many as an answer to it would count.
+        """Return a prompt's tokens, as they would be counted for generation.
 
         Raises:
             RaystreamError: The prompt can't be encoded.
@@ -122,7 +144,9 @@ class PromptEncoder:
         if isinstance(request.prompt, str):
             text = _require_unicode(request.prompt, "prompt")
             return self._encode_text(text, add_special_tokens is not False)
-        prompt = self._render_chat(request.prompt, request.tools, request.add_generation_prompt)
+        prompt = self._render_chat(
+            request.prompt, request.tools, request.template_kwargs, request.add_generation_prompt
+        )
         if not prompt.images:
             return self._encode_text(prompt.text, add_special_tokens is True)
         encoded = self._encode_images(prompt, add_special_tokens is True)
@@ -134,10 +158,10 @@ class PromptEncoder:
         return tuple(self._tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
-        """Return the text of tokens, the names of special ones included.
+        """Return the text of tokens, including special ones.
 
         Raises:
-            InvalidRequestError: The tokenizer knows no such token.
+            InvalidRequestError: A token id is out of range.
         """
         num_known = len(self._tokenizer)
         if min(token_ids, default=0) < 0 or max(token_ids, default=0) >= num_known:
@@ -157,34 +181,37 @@ class PromptEncoder:
             messages = [part for part in prompt if isinstance(part, ChatMessage)]
             if not messages:
                 return EncodedPrompt(tuple(i for i in prompt if isinstance(i, int)), {})
-            return self._render_chat(messages, request.tools)
+            return self._render_chat(messages, request.tools, request.template_kwargs)
         except RaystreamError as error:
             return error
         except Exception as error:  # noqa: BLE001 - a model's own template may raise anything
-            return _stumbled("chat template", error)
+            return _part_failed("chat template", error)
 
     def _render_chat(
         self,
         messages: Sequence[ChatMessage],
         tools: Sequence[Tool],
+        template_kwargs: TemplatePairs,
         add_generation_prompt: bool = True,
     ) -> RenderedPrompt:
         images = tuple(p.data for m in messages for p in m.parts if isinstance(p, ImagePart))
         if images and self._processor is None:
-            raise InvalidRequestError("this model takes no images; send text alone", "messages")
-        text = self.template.render(messages, tools, add_generation_prompt)
+            raise InvalidRequestError("this model takes no images; send only text", "messages")
+        text = self.template.render(messages, tools, add_generation_prompt, dict(template_kwargs))
         text = _require_unicode(text, "messages")
         if images and sum(map(text.count, self._image_placeholders)) != len(images):
             raise InvalidRequestError(
                 "the text holds image placeholders of its own; send each image as an image part",
                 "messages",
             )
-        return RenderedPrompt(text, images, is_plain=False)
+        known = self.reasoning_format
+        reasoning = PromptReasoning.OPEN if known is None else known.at_end_of(text)
+        return RenderedPrompt(text, images, is_plain=False, reasoning=reasoning)
 
     def _tokenize_apart(
         self, prompts: Mapping[int, RenderedPrompt]
     ) -> Mapping[int, tuple[int, ...] | RaystreamError]:
-        """Tokenize texts together; if that fails, each in a call of its own."""
+        """Tokenize texts together; if that fails, tokenize each in its own call."""
         try:
             return self._tokenize(prompts)
         except Exception:  # noqa: BLE001 - a model's own tokenizer may raise anything
@@ -193,13 +220,13 @@ class PromptEncoder:
                 try:
                     found |= self._tokenize({i: prompt})
                 except Exception as error:  # noqa: BLE001 - as above
-                    found[i] = _stumbled("tokenizer", error)
+                    found[i] = _part_failed("tokenizer", error)
             return found
 
     def _tokenize(self, prompts: Mapping[int, RenderedPrompt]) -> dict[int, tuple[int, ...]]:
-        """Tokenize texts, by their place in the micro-batch.
+        """Tokenize texts, by their index in the micro-batch.
 
-        Plain prompts get the model's own special tokens, so they take a call of their own.
+        Plain prompts get the model's special tokens, so they need a separate call.
         """
         token_ids: dict[int, tuple[int, ...]] = {}
         for is_plain in (True, False):
@@ -227,27 +254,29 @@ class PromptEncoder:
         except ValueError:
             return InvalidImageError("the model can't take an image of this shape", "messages")
         except Exception as error:  # noqa: BLE001 - a model's own processor may raise anything
-            return _stumbled("processor", error)
+            return _part_failed("processor", error)
         token_ids = tuple(inputs["input_ids"][0].tolist())
         return EncodedPrompt(
-            token_ids, {k: v for k, v in inputs.items() if k not in INPUTS_OF_THE_TEXT}
+            token_ids,
+            {k: v for k, v in inputs.items() if k not in INPUTS_OF_THE_TEXT},
+            prompt.reasoning,
         )
 
 
-def _stumbled(part: str, error: Exception) -> GenerationFailedError:
-    """Return what a client is told of a foreign part's failure.
+def _part_failed(part: str, error: Exception) -> GenerationFailedError:
+    """Return the error for a failure in a model's own code, and log it.
 
-    Neither it nor the log gets the part's own words: they may hold the prompt's.
+    Neither contains the exception's message, which may quote the prompt.
     """
-    logger.error("the model's %s has raised %s", part, type(error).__name__)
-    return GenerationFailedError(f"the model's {part} has failed at this prompt")
+    logger.error("the model's %s raised %s", part, type(error).__name__)
+    return GenerationFailedError(f"the model's {part} failed on this prompt")
 
 
 def _require_unicode(text: str, param: str) -> str:
-    """Return the text.
+    """Return the text if it is valid Unicode.
 
     Raises:
-        InvalidRequestError: It holds half a surrogate pair, as JSON may; no tokenizer takes that.
+        InvalidRequestError: It contains half a surrogate pair. JSON allows that, tokenizers do not.
     """
     try:
         text.encode()
@@ -257,10 +286,10 @@ def _require_unicode(text: str, param: str) -> str:
 
 
 def _decode_image(data: bytes) -> Image.Image:
-    """Decode an image; the error tells nothing of what the decoder said.
+    """Decode an image.
 
     Raises:
-        InvalidImageError: The bytes are no image that can be read.
+        InvalidImageError: The image can't be decoded; the message does not repeat the decoder's.
     """
     try:
         image = Image.open(BytesIO(data), formats=IMAGE_FORMATS)

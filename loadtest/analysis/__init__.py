@@ -1,6 +1,6 @@
-"""What the records say: figures by their definitions, sentences by the figures.
+"""Computes figures from the records, and describes the figures in sentences.
 
-`request_table` makes columns of the records, `spans` finds the window and the steady state,
-`level_figures` takes percentiles and rates over them, `findings` says in words what they show.
-Nothing here reads a file or prints.
+`request_table` turns records into columns, `spans` finds the window and the steady state,
+`level_figures` computes percentiles and rates over them, and `findings` describes the results in
+sentences. Nothing here reads a file; only a comparison prints.
 """

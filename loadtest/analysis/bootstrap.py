@@ -1,7 +1,7 @@
-"""How sure a difference is: intervals from resampling what was measured.
+"""Confidence intervals for differences, by resampling the measurements.
 
 Source: B. Efron, R. Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 13 (percentile
-intervals); rates are resampled by blocks of time, since neighbouring seconds are alike.
+intervals). Rates are resampled in blocks of time, since neighbouring seconds are correlated.
 """
 
 from dataclasses import dataclass
@@ -13,26 +13,26 @@ from loadtest.analysis.request_table import Floats
 NUM_DRAWS = 2000
 CONFIDENCE = 0.95
 MIN_TAIL_SAMPLES = 2
-"""Fewer samples than these above a percentile, and resampling can't tell how it varies."""
+"""With fewer samples beyond a percentile, resampling can't show how it varies."""
 MAX_CELLS = 2_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Where the true value lies, at 95 % confidence."""
+    """The 95 % confidence interval of a value."""
 
     low: float
     high: float
 
 
 def percentile_draws(samples: Floats, percent: float, generator: np.random.Generator) -> Floats:
-    """Draw a percentile from resampled samples [n] again and again: [NUM_DRAWS].
+    """Draw a percentile's bootstrap distribution from samples [n]: [NUM_DRAWS].
 
-    Nothing is resampled in fact: where the k-th of n sorted draws falls is beta distributed, which
-    takes the same time for a hundred thousand samples as for a hundred.
+    Samples are not actually resampled. The rank of the k-th of n sorted draws is beta distributed,
+    so drawing it takes as long for a hundred thousand samples as for a hundred.
 
     Returns:
-        An empty array where there are too few samples to tell.
+        The draws; an empty array if there are too few samples.
 
     Source: H. A. David, H. N. Nagaraja, "Order Statistics", 2003, section 2.1.
     """
@@ -45,10 +45,10 @@ def percentile_draws(samples: Floats, percent: float, generator: np.random.Gener
 
 
 def mean_draws(samples: Floats, generator: np.random.Generator) -> Floats:
-    """Draw the mean of samples [n] again and again: [NUM_DRAWS]; empty for fewer than five."""
+    """Draw the bootstrap distribution of the mean of samples [n]: [NUM_DRAWS]; empty for n < 5."""
     if samples.size < 5:
         return np.empty(0)
-    # In batches, so that many samples do not fill the memory.
+    # Batches bound the memory for many samples.
     batch = max(1, min(NUM_DRAWS, MAX_CELLS // samples.size))
     sizes = [min(batch, NUM_DRAWS - start) for start in range(0, NUM_DRAWS, batch)]
     rows = (generator.integers(0, samples.size, (size, samples.size)) for size in sizes)
@@ -56,7 +56,7 @@ def mean_draws(samples: Floats, generator: np.random.Generator) -> Floats:
 
 
 def relative_change(before: Floats, after: Floats) -> Interval | None:
-    """Find the interval of after / before - 1 from draws of both, each [NUM_DRAWS]."""
+    """Return the interval of after / before - 1 from draws of both, each [NUM_DRAWS]."""
     if not before.size or not after.size:
         return None
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -65,7 +65,7 @@ def relative_change(before: Floats, after: Floats) -> Interval | None:
 
 
 def interval(draws: Floats) -> Interval | None:
-    """Find the interval that holds the middle 95 % of draws; None without any."""
+    """Return the interval of the middle 95 % of draws; None without draws."""
     if not draws.size:
         return None
     tail = (1 - CONFIDENCE) / 2 * 100
@@ -74,13 +74,13 @@ def interval(draws: Floats) -> Interval | None:
 
 
 def block_rates(times_s: Floats, weights: Floats, start_s: float, end_s: float) -> Floats:
-    """Cut a span into blocks of time and take each one's rate: [num_blocks], per second.
+    """Cut a span into blocks of time and return the rate of each: [num_blocks], per second.
 
     Args:
-        times_s: [n], when something happened.
-        weights: [n], how much.
-        start_s: Where the span begins.
-        end_s: Where it ends.
+        times_s: [n], the times of events.
+        weights: [n], the amount of each event.
+        start_s: The start of the span.
+        end_s: The end of the span.
     """
     duration_s = end_s - start_s
     if duration_s <= 0:

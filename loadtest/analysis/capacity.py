@@ -1,6 +1,7 @@
-"""How much the server carries, in a sentence: the heaviest load within the objectives.
+"""States the server's capacity in a sentence: the heaviest load that meets the objectives.
 
-Without objectives, where more load brings no more tokens; of a single load, what it got.
+Without objectives, it is the load beyond which output stops growing. For a single load, the
+sentence gives its rates and latency.
 """
 
 from collections.abc import Sequence
@@ -11,28 +12,28 @@ from loadtest.analysis.metric import DISTRIBUTIONS, headline_name
 from loadtest.analysis.objectives import Objective
 
 MIN_GAIN = 0.10
-"""Less than this more output from a heavier load, and the server is full."""
+"""The server is full if a heavier load brings less additional output than this share."""
 
 
 def capacity_sentences(steps: Sequence[LoadStep], objectives: Sequence[Objective]) -> list[str]:
-    """Say how much was carried; of a single load, what it got."""
+    """Return the sentences on capacity."""
     if objectives and steps:
         return [_within_objectives(steps, objectives)]
-    return [_full_at(steps)] if len(steps) > 1 else [_got(step) for step in steps]
+    return [_full_at(steps)] if len(steps) > 1 else [_rates_and_ttft(step) for step in steps]
 
 
-def _got(step: LoadStep) -> str:
-    """Say what one load got: its rates and its wait for the first token."""
+def _rates_and_ttft(step: LoadStep) -> str:
+    """State the rates and the TTFT of one load."""
     name = headline_name("ttft", is_open_loop=step.is_open_loop)
     qps, output = step.median_of(lambda level: level.window.qps), step.output_per_s
     p50, p95 = step.latency("ttft", "p50"), step.latency("ttft", "p95")
-    told = [
+    parts = [
         f"{qps:,.2f} answers/s" if qps is not None else "",
         f"{output:,.1f} {step.levels[0].token_word}/s" if output is not None else "",
         f"{DISTRIBUTIONS[name].title} {p50:,.0f} ms (p95 {p95:,.0f} ms)" if p50 and p95 else "",
     ]
-    got = ", ".join(text for text in told if text)
-    return f"{step.title}: {got or 'nothing was answered in the window'}."
+    figures = ", ".join(text for text in parts if text)
+    return f"{step.title}: {figures or 'no answer ended in the window'}."
 
 
 def _within_objectives(steps: Sequence[LoadStep], objectives: Sequence[Objective]) -> str:
@@ -49,7 +50,7 @@ def _within_objectives(steps: Sequence[LoadStep], objectives: Sequence[Objective
 
 
 def _why(steps: Sequence[LoadStep], index: int, objectives: Sequence[Objective]) -> str:
-    """Say what goes wrong at a load: failures, a queue, or a figure over its limit."""
+    """State why a load is too much: failures, a queue, or a figure over its limit."""
     step = steps[index]
     failed = step.median_of(lambda level: level.error_rate)
     if failed is None or failed > 1 - MIN_ATTAINMENT:
@@ -62,11 +63,11 @@ def _why(steps: Sequence[LoadStep], index: int, objectives: Sequence[Objective])
         if value_ms > objective.limit_ms:
             return f"{objective.name} p95 is {value_ms:,.0f} ms"
     attained = step.median_of(lambda level: level.slo_attainment) or 0.0
-    return f"only {attained:.0%} of the requests keep to it"
+    return f"only {attained:.0%} of the requests meet them all"
 
 
 def _is_queueing(lighter: LoadStep, heavier: LoadStep) -> bool:
-    """Tell whether more load only made requests wait: no more output, a later first token."""
+    """Return whether more load only made requests wait: no more output, but a higher TTFT."""
     output = lighter.output_per_s, heavier.output_per_s
     wait = lighter.latency("ttft"), heavier.latency("ttft")
     if None in output or None in wait or not output[0] or not wait[0]:
@@ -80,16 +81,16 @@ def _full_at(steps: Sequence[LoadStep]) -> str:
         before, after = lighter.output_per_s, heavier.output_per_s
         if before and after is not None and after < before * (1 + MIN_GAIN):
             return (
-                f"The server is full at {lighter.title} ({before:,.1f} {word}/s): {heavier.load:g} "
-                f"get {after:,.1f} {word}/s{_longer_wait(lighter, heavier)}."
+                f"The server is full at {lighter.title} ({before:,.1f} {word}/s): at "
+                f"{heavier.load:g} it is {after:,.1f} {word}/s{_longer_wait(lighter, heavier)}."
             )
     best = steps[-1].output_per_s
-    told = f" ({best:,.1f} {word}/s)" if best is not None else ""
-    return f"Output still grows at {steps[-1].title}{told}; no heavier load was tried."
+    output = f" ({best:,.1f} {word}/s)" if best is not None else ""
+    return f"Output still grows at {steps[-1].title}{output}; no heavier load was tried."
 
 
 def _longer_wait(lighter: LoadStep, heavier: LoadStep) -> str:
     before, after = lighter.latency("ttft", "p50"), heavier.latency("ttft", "p50")
     if not before or not after or after < before * 1.1:
         return ""
-    return f", and wait {after / before:.1f} times as long for the first"
+    return f", with {after / before:.1f} times the TTFT"

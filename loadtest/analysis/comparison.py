@@ -1,7 +1,7 @@
-"""Two runs beside each other, level by level: what changed, how surely, and whether it is worse.
+"""Compares two runs level by level: what changed, with which confidence, and whether it is worse.
 
-A figure is worse only if its whole 95 % interval lies beyond the tolerance, so that noise is no
-regression. Runs whose tokens were counted differently are refused.
+A figure counts as worse only if its whole 95 % interval is beyond the tolerance, so noise is not
+reported as a regression. Runs that count tokens in different ways are not compared.
 """
 
 from collections import Counter
@@ -24,14 +24,14 @@ from loadtest.analysis.bootstrap import (
 from loadtest.analysis.level_figures import level_title, single_source
 from loadtest.analysis.load_samples import Load, LoadSamples, samples_by_load
 from loadtest.analysis.metric import DISTRIBUTIONS, SCALARS, headline_name
-from loadtest.record import TokenSource
-from loadtest.run import Run, RunError
+from loadtest.results.record import TokenSource
+from loadtest.results.run import Run, RunError
 
 TOLERANCE = 0.05
 ERROR_TOLERANCE = 0.005
-"""Of the error rate's change, in itself: five more of a hundred that fail are no noise."""
+"""The tolerance of the error rate, as an absolute difference, not a relative one."""
 SEED = 0
-Outcome = Literal["worse", "better", "same", "unclear", "unknown"]
+ChangeKind = Literal["worse", "better", "same", "unclear", "unknown"]
 COMPARED = (("ttft", 50), ("ttft", 95), ("tpot", 50), ("tpot", 95), ("e2e", 50), ("e2e", 95),
             ("max_stall", 95))  # fmt: skip
 RELEVANT_KEYS = (
@@ -46,19 +46,19 @@ class ComparisonError(RunError):
 
 
 @dataclass(frozen=True, slots=True)
-class Delta:
+class Change:
     """One figure of one level in both runs.
 
     Attributes:
         level: The level's title.
-        figure: The figure's, such as "TTFT p95".
-        unit: Of both values.
-        before: In the first run.
-        after: In the second.
-        change: after / before - 1; for the error rate, after - before.
-        interval: Of `change`, at 95 %; None for too few samples.
-        outcome: "same" only if the whole interval lies within the tolerance, "unclear" if it
-            reaches beyond, "unknown" without an interval.
+        figure: The figure's title, such as "TTFT p95".
+        unit: The unit of both values.
+        before: The value in the first run.
+        after: The value in the second run.
+        amount: after / before - 1; for the error rate, after - before.
+        interval: The 95 % interval of `amount`; None for too few samples.
+        kind: "worse" or "better" if the whole interval is beyond the tolerance, "same" if it is
+            within, "unclear" if it is partly beyond, "unknown" without an interval.
     """
 
     level: str
@@ -66,40 +66,40 @@ class Delta:
     unit: str
     before: float
     after: float
-    change: float
+    amount: float
     interval: Interval | None
-    outcome: Outcome
+    kind: ChangeKind
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What changed between two runs.
+    """The changes between two runs.
 
     Attributes:
         before: The first run's directory.
-        after: The second's.
-        deltas: In the order of the levels.
-        remarks: What else differs between the runs, or is in one of them alone.
+        after: The second run's directory.
+        changes: All compared figures, in the order of the levels.
+        remarks: Other differences between the runs, such as settings and unshared levels.
     """
 
     before: str
     after: str
-    deltas: tuple[Delta, ...]
+    changes: tuple[Change, ...]
     remarks: tuple[str, ...]
 
     @property
     def exit_code(self) -> int:
         """99 if anything is worse, else 0."""
-        return 99 if any(delta.outcome == "worse" for delta in self.deltas) else 0
+        return 99 if any(change.kind == "worse" for change in self.changes) else 0
 
     def render(self, console: Console) -> None:
-        """Print a table of all figures, and a sentence that sums it up."""
+        """Print a table of all figures, the remarks, and a summary."""
         table = Table(title=f"A: {self.before}\nB: {self.after}", title_justify="left")
         for name in ("level", "figure", "A", "B", "change", "95 % interval", ""):
             table.add_column(name, justify="left" if name in ("level", "figure", "") else "right")
         styles = {"worse": "red", "better": "green", "same": "", "unclear": "", "unknown": "dim"}
-        for delta in self.deltas:
-            table.add_row(*_cells(delta), Text(delta.outcome, styles[delta.outcome]))
+        for change in self.changes:
+            table.add_row(*_cells(change), Text(change.kind, styles[change.kind]))
         console.print(table)
         for remark in self.remarks:
             console.print(f"Note: {remark}", markup=False, highlight=False, soft_wrap=True)
@@ -107,25 +107,23 @@ class Comparison:
 
     @property
     def sentence(self) -> str:
-        """Sum it up."""
-        worse = [f"{delta.figure} at {delta.level}" for delta in self.deltas
-                 if delta.outcome == "worse"]  # fmt: skip
-        counts = Counter(delta.outcome for delta in self.deltas)
-        told = ", ".join(
-            f"{count} {outcome}" for outcome, count in counts.items() if outcome != "worse"
-        )
+        """Summarize the comparison in a sentence."""
+        worse = [f"{change.figure} at {change.level}" for change in self.changes
+                 if change.kind == "worse"]  # fmt: skip
+        counts = Counter(change.kind for change in self.changes)
+        others = ", ".join(f"{count} {kind}" for kind, count in counts.items() if kind != "worse")
         if worse:
-            return f"REGRESSION in B: {', '.join(worse)}; of the other figures: {told or 'none'}."
-        return f"No regression in B can be shown. Figures: {told}."
+            return f"REGRESSION in B: {', '.join(worse)}; other figures: {others or 'none'}."
+        return f"No regression in B was found. Figures: {others}."
 
 
-def _cells(delta: Delta) -> tuple[Text, ...]:
-    is_share = delta.unit == ""
-    values = [f"{v:.1%}" if is_share else f"{v:,.4g} {delta.unit}"
-              for v in (delta.before, delta.after)]  # fmt: skip
-    spread = delta.interval
+def _cells(change: Change) -> tuple[Text, ...]:
+    is_share = change.unit == ""
+    values = [f"{v:.1%}" if is_share else f"{v:,.4g} {change.unit}"
+              for v in (change.before, change.after)]  # fmt: skip
+    spread = change.interval
     shown = f"{spread.low:+.1%} to {spread.high:+.1%}" if spread else "too few samples"
-    texts = (delta.level, delta.figure, *values, f"{delta.change:+.1%}", shown)
+    texts = (change.level, change.figure, *values, f"{change.amount:+.1%}", shown)
     return tuple(Text(text) for text in texts)
 
 
@@ -133,31 +131,31 @@ def compare(run_a: Run, run_b: Run, *, tolerance: float = TOLERANCE) -> Comparis
     """Compare two runs, level by level.
 
     Args:
-        run_a: The one to judge by.
-        run_b: The one to judge.
-        tolerance: A change up to this share is none.
+        run_a: The baseline.
+        run_b: The run to compare with it.
+        tolerance: The largest relative change that counts as "same".
 
     Raises:
-        ComparisonError: Tokens were counted differently, or no level is in both.
+        ComparisonError: Tokens were counted in different ways, or the runs share no level.
     """
     sides_a, sides_b = samples_by_load(run_a), samples_by_load(run_b)
-    _refuse_unlike_sources(run_a, sides_a, run_b, sides_b)
+    _check_token_sources(run_a, sides_a, run_b, sides_b)
     shared = [load for load in sides_a if load in sides_b]
     if not shared:
         raise ComparisonError(
             f"{run_a.path} and {run_b.path} share no level: "
             f"{_titles(sides_a.values())} and {_titles(sides_b.values())}"
         )
-    deltas = [d for load in shared for d in _deltas(sides_a[load], sides_b[load], tolerance)]
+    changes = [d for load in shared for d in _changes(sides_a[load], sides_b[load], tolerance)]
     remarks = (
         *_early_ends(run_a, run_b),
-        *_unlike_settings(run_a, run_b),
+        *_different_settings(run_a, run_b),
         *_unshared(sides_a, sides_b),
     )
-    return Comparison(str(run_a.path), str(run_b.path), tuple(deltas), remarks)
+    return Comparison(str(run_a.path), str(run_b.path), tuple(changes), remarks)
 
 
-def _refuse_unlike_sources(
+def _check_token_sources(
     run_a: Run, sides_a: dict[Load, LoadSamples], run_b: Run, sides_b: dict[Load, LoadSamples]
 ) -> None:
     sources = []
@@ -165,20 +163,20 @@ def _refuse_unlike_sources(
         found = {single_source(t) for side in sides.values() for t in side.tables
                  if t.is_success.any()}  # fmt: skip
         if len(found) != 1 or None in found:
-            what = "counts its tokens in different ways" if found else "has no success"
+            what = "counts its tokens in different ways" if found else "has no successful request"
             raise ComparisonError(f"{run.path} {what}, so it can't be compared")
         sources.append(next(iter(found)))
     if sources[0] is not sources[1]:
         raise ComparisonError(
-            f"unlike token sources: {run_a.path} has {sources[0]}, {run_b.path} {sources[1]}; "
-            "their figures mean different things"
+            f"different token sources: {run_a.path} has {sources[0]}, {run_b.path} {sources[1]}; "
+            "their figures can't be compared"
         )
 
 
-def _deltas(side_a: LoadSamples, side_b: LoadSamples, tolerance: float) -> list[Delta]:
+def _changes(side_a: LoadSamples, side_b: LoadSamples, tolerance: float) -> list[Change]:
     generator = np.random.default_rng(SEED)
     title = level_title(side_a.levels[0])
-    deltas = []
+    changes = []
     for plain_name, percent in COMPARED:
         name = headline_name(plain_name, is_open_loop=side_a.is_open_loop)
         metric = DISTRIBUTIONS[name]
@@ -188,26 +186,26 @@ def _deltas(side_a: LoadSamples, side_b: LoadSamples, tolerance: float) -> list[
         values = [float(np.percentile(s, percent)) for s in samples]
         draws = [percentile_draws(s, percent, generator) for s in samples]
         found = relative_change(*draws)
-        deltas.append(
-            _delta(title, f"{metric.title} p{percent}", metric.unit, values, found, tolerance)
+        changes.append(
+            _change(title, f"{metric.title} p{percent}", metric.unit, values, found, tolerance)
         )
     return [
-        *deltas,
-        *_rate_deltas(title, side_a, side_b, tolerance, generator),
-        *_error_delta(title, side_a, side_b, generator),
+        *changes,
+        *_rate_changes(title, side_a, side_b, tolerance, generator),
+        *_error_changes(title, side_a, side_b, generator),
     ]
 
 
-def _rate_deltas(
+def _rate_changes(
     title: str,
     side_a: LoadSamples,
     side_b: LoadSamples,
     tolerance: float,
     generator: np.random.Generator,
-) -> list[Delta]:
+) -> list[Change]:
     chunks = side_a.tables[0].records and single_source(side_a.tables[0]) is TokenSource.CHUNKS
     output_unit = "chunks/s" if chunks else "tok/s"
-    deltas = []
+    changes = []
     for metric, unit, rates in (
         (SCALARS["output"], output_unit, (side_a.output_rates(), side_b.output_rates())),
         (SCALARS["qps"], "1/s", (side_a.success_rates(), side_b.success_rates())),
@@ -216,47 +214,47 @@ def _rate_deltas(
             continue
         values = [float(rate.mean()) for rate in rates]
         found = relative_change(*(mean_draws(rate, generator) for rate in rates))
-        deltas.append(_delta(title, metric.title, unit, values, found, tolerance, is_better=1))
-    return deltas
+        changes.append(_change(title, metric.title, unit, values, found, tolerance, better_sign=1))
+    return changes
 
 
-def _error_delta(
+def _error_changes(
     title: str,
     side_a: LoadSamples,
     side_b: LoadSamples,
     generator: np.random.Generator,
-) -> list[Delta]:
+) -> list[Change]:
     failures = side_a.is_failure(), side_b.is_failure()
     if not failures[0].size or not failures[1].size:
         return []
     before, after = (float(f.mean()) for f in failures)
     draws = [mean_draws(f, generator) for f in failures]
     found = interval(draws[1] - draws[0]) if draws[0].size and draws[1].size else None
-    outcome = _outcome(found, ERROR_TOLERANCE, is_better=-1)
+    kind = _kind_of(found, ERROR_TOLERANCE, better_sign=-1)
     metric = SCALARS["error_rate"]
-    return [Delta(title, metric.title, "", before, after, after - before, found, outcome)]
+    return [Change(title, metric.title, "", before, after, after - before, found, kind)]
 
 
-def _delta(
+def _change(
     title: str,
     figure: str,
     unit: str,
     values: Sequence[float],
     found: Interval | None,
     tolerance: float,
-    is_better: Literal[1, -1] = -1,
-) -> Delta:
+    better_sign: Literal[1, -1] = -1,
+) -> Change:
     before, after = values
-    change = after / before - 1 if before else 0.0 if not after else float("inf")
-    outcome = _outcome(found, tolerance, is_better)
-    return Delta(title, figure, unit, before, after, change, found, outcome)
+    amount = after / before - 1 if before else 0.0 if not after else float("inf")
+    kind = _kind_of(found, tolerance, better_sign)
+    return Change(title, figure, unit, before, after, amount, found, kind)
 
 
-def _outcome(found: Interval | None, tolerance: float, is_better: Literal[1, -1]) -> Outcome:
-    """Judge an interval of change; `is_better` is the sign of a change for the better."""
+def _kind_of(found: Interval | None, tolerance: float, better_sign: Literal[1, -1]) -> ChangeKind:
+    """Classify the interval of a change; `better_sign` is the sign of an improvement."""
     if found is None:
         return "unknown"
-    low, high = sorted((found.low * is_better, found.high * is_better))
+    low, high = sorted((found.low * better_sign, found.high * better_sign))
     if high < -tolerance or low > tolerance:
         return "worse" if high < -tolerance else "better"
     return "same" if low >= -tolerance and high <= tolerance else "unclear"
@@ -264,13 +262,13 @@ def _outcome(found: Interval | None, tolerance: float, is_better: Literal[1, -1]
 
 def _early_ends(run_a: Run, run_b: Run) -> list[str]:
     return [
-        f"{name} ended before its time ({run.header.status})."
+        f"{name} did not run to its end ({run.header.status})."
         for name, run in (("A", run_a), ("B", run_b))
         if run.header.status != "finished"
     ]
 
 
-def _unlike_settings(run_a: Run, run_b: Run) -> list[str]:
+def _different_settings(run_a: Run, run_b: Run) -> list[str]:
     return [
         f"{key} differs: {run_a.configuration.get(key)!r} and {run_b.configuration.get(key)!r}."
         for key in RELEVANT_KEYS

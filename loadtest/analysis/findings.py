@@ -1,4 +1,4 @@
-"""What a run shows, in plain sentences: the most important first, doubts about it included."""
+"""Describes a run's results, and doubts about them, in sentences; the most important first."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -11,23 +11,22 @@ from loadtest.analysis.metric import MIN_SAMPLES_FOR_P99
 from loadtest.analysis.objectives import Objective
 from loadtest.analysis.request_table import RequestTable
 from loadtest.analysis.spans import STEADY_SHARE, Span, count_in_flight
-from loadtest.record import TokenSource
-from loadtest.summary import LevelFigures
+from loadtest.results.record import TokenSource
+from loadtest.results.summary import LevelFigures
 
 MAX_LAG_MS = 5.0
 MAX_LAG_SHARE = 0.1
 MAX_CPU_SHARE = 0.9
 MIN_CPU_S = 0.5
-"""A few answers that come at once keep any client busy, and say nothing of it."""
+"""In a shorter window, a burst of a few answers keeps any client busy and shows nothing."""
 MIN_STEADY_SHARE = 0.5
 MAX_DELAY_MS = 50.0
 
 TOKEN_SOURCES = {
-    TokenSource.USAGE: "Tokens are those that the server counted (usage).",
-    TokenSource.EVENTS: "Tokens are those that the server counted, event by event.",
-    TokenSource.TOKENIZER: "Tokens are those of a local tokenizer on the joined text.",
+    TokenSource.USAGE: "Token counts are the server's (usage).",
+    TokenSource.EVENTS: "Token counts are the server's, sent with each event.",
     TokenSource.CHUNKS: (
-        "Nobody counted tokens: what is called chunks are the stream's pieces, of any size."
+        "The server sent no token counts. Chunks are content events, of any number of tokens."
     ),
 }
 
@@ -36,8 +35,17 @@ def find(
     levels: Sequence[LevelFigures],
     tables: Sequence[RequestTable],
     objectives: Sequence[Objective],
+    *,
+    is_unique: bool = False,
 ) -> tuple[str, ...]:
-    """Say what the levels show. The tables are those of the levels, in their order."""
+    """Return the findings on the levels.
+
+    Args:
+        levels: The figures of each level.
+        tables: The table of each level, in the same order.
+        objectives: The users' objectives.
+        is_unique: Whether each question had a prefix of its own.
+    """
     return (
         *capacity_sentences(load_steps(levels), objectives),
         *(s for level, table in zip(levels, tables, strict=True) for s in _growth(level, table)),
@@ -50,13 +58,13 @@ def find(
             for s in _short_steady_state(level, table)
         ),
         *_token_sources(levels),
-        *_cached_prompts(levels),
+        *_cached_prompts(levels, is_unique),
         *_few_samples(levels),
     )
 
 
 def _growth(level: LevelFigures, table: RequestTable) -> list[str]:
-    """Look whether an open loop piles up: in flight in its last third against the first."""
+    """Report requests that pile up in an open loop: more in flight in its last third than first."""
     window = Span(level.window.started_s, level.window.ended_s)
     if not level.is_open_loop or window.duration_s <= 0 or not level.num_attempts:
         return []
@@ -64,7 +72,7 @@ def _growth(level: LevelFigures, table: RequestTable) -> list[str]:
     last = mean_in_flight(table, _part(window, 2 / 3, 1))
     if last < 1.5 * first + 2:
         return []
-    return [f"At {level.title} the queue grows: {first:.0f}, then {last:.0f} requests in flight."]
+    return [f"At {level.title} the queue grows: {first:.0f}, later {last:.0f} requests in flight."]
 
 
 def _part(span: Span, start: float, end: float) -> Span:
@@ -72,19 +80,19 @@ def _part(span: Span, start: float, end: float) -> Span:
 
 
 def mean_in_flight(table: RequestTable, span: Span) -> float:
-    """Average the requests in flight over a span, by time."""
+    """Return the time average of the requests in flight over a span."""
     inside = np.minimum(table.ended_s, span.ended_s) - np.maximum(table.sent_s, span.started_s)
     return float(np.clip(inside, 0, None).sum() / span.duration_s) if span.duration_s else 0.0
 
 
 def peak_in_flight(table: RequestTable) -> int:
-    """Find the most requests in flight at once."""
+    """Return the most requests in flight at once."""
     _, counts = count_in_flight(table.sent_s, table.ended_s)
     return int(counts.max()) if counts.size else 0
 
 
 def is_client_bound(level: LevelFigures) -> bool:
-    """Tell whether the tool itself was too slow for what it measured."""
+    """Return whether the tool itself was too slow for its measurements."""
     lag = level.lag_ms.p99 if level.lag_ms.p99 is not None else level.lag_ms.max
     if level.cpu_share > MAX_CPU_SHARE and level.window.duration_s >= MIN_CPU_S:
         return True
@@ -115,8 +123,8 @@ def _failures(level: LevelFigures, table: RequestTable) -> list[str]:
         )
     if level.num_cancelled:
         sentences.append(
-            f"At {level.title} {level.num_cancelled} requests had not ended when the tool did; "
-            "they are no errors, but meet no objective."
+            f"At {level.title} {level.num_cancelled} requests were cancelled by the tool; they "
+            "are not errors, but meet no objective."
         )
     if level.num_warmup_errors:
         sentences.append(
@@ -136,24 +144,24 @@ def _commonest_message(table: RequestTable) -> str:
 
 
 def printable(message: str, max_chars: int = 200) -> str:
-    """Make a foreign message harmless for a terminal: no control characters, not endless."""
+    """Make a server's message safe for a terminal: no control characters, limited length."""
     clean = "".join(char if char.isprintable() else " " for char in message)
     return clean if len(clean) <= max_chars else clean[: max_chars - 1] + "…"
 
 
 def _late_sends(level: LevelFigures) -> list[str]:
-    """Tell of requests whose turn came while too many were in flight."""
+    """Report requests that were due while too many were in flight."""
     sentences = []
     delay = level.window.distributions["queue_delay_ms"].p95
     if level.is_open_loop and delay is not None and delay > MAX_DELAY_MS:
         sentences.append(
-            f"At {level.title} requests left up to {delay:,.0f} ms (p95) after their time: too "
-            "many were in flight. TTFT and E2E from schedule hold that wait."
+            f"At {level.title} requests were sent up to {delay:,.0f} ms (p95) late, since too many "
+            "were in flight. TTFT and E2E from schedule include that wait."
         )
     if level.num_unsent:
         sentences.append(
-            f"At {level.title} {level.num_unsent} requests were due but never sent: too many were "
-            "in flight. They count as missed objectives."
+            f"At {level.title} {level.num_unsent} requests were due but never sent, since too many "
+            "were in flight. They count as missed objectives."
         )
     return sentences
 
@@ -166,7 +174,7 @@ def _short_steady_state(level: LevelFigures, table: RequestTable) -> list[str]:
         return []
     peak = peak_in_flight(table)
     is_held_back = peak < STEADY_SHARE * (level.num_queues or 0)
-    limit = f"; at most {peak} were in flight at once, so look at --max-inflight too"
+    limit = f"; at most {peak} were in flight at once, so check --max-inflight too"
     return [
         f"At {level.title} all users were busy for only {steady_s:.1f} s of "
         f"{level.window.duration_s:.1f} s: send more requests per user, or for longer"
@@ -177,26 +185,24 @@ def _short_steady_state(level: LevelFigures, table: RequestTable) -> list[str]:
 def _token_sources(levels: Sequence[LevelFigures]) -> list[str]:
     sources = {level.token_source for level in levels if level.num_successes}
     if None in sources or len(sources) > 1:
-        return [
-            "Answers count their tokens in different ways, so there are no figures of tokens that "
-            "could be compared."
-        ]
+        return ["Answers count their tokens in different ways, so there are no token figures."]
     return [TOKEN_SOURCES[source] for source in sources if source]
 
 
-def _cached_prompts(levels: Sequence[LevelFigures]) -> list[str]:
+def _cached_prompts(levels: Sequence[LevelFigures], is_unique: bool) -> list[str]:
     shares = [level.cached_share for level in levels if level.cached_share is not None]
     highest = max(shares, default=0.0)
     if highest < 0.1:
         return []
-    return [
-        f"The server took up to {highest:.0%} of the prompts' tokens from its cache; --unique "
-        "shows it without."
-    ]
+    taken = f"The server took up to {highest:.0%} of the prompt tokens from its cache"
+    if is_unique:
+        return [f"{taken}, although --unique made the questions differ: their prompts begin alike."]
+    return [f"{taken}; use --unique to measure it without."]
 
 
 def _few_samples(levels: Sequence[LevelFigures]) -> list[str]:
     few = [level.title for level in levels if 0 < level.num_successes < MIN_SAMPLES_FOR_P99]
     if not few:
         return []
-    return [f"No p99 for {', '.join(dict.fromkeys(few))}: under {MIN_SAMPLES_FOR_P99} successes."]
+    titles = ", ".join(dict.fromkeys(few))
+    return [f"No p99 for {titles}: fewer than {MIN_SAMPLES_FOR_P99} successes."]

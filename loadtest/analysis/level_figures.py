@@ -1,4 +1,4 @@
-"""The figures of one level: counts, percentiles and rates.
+"""Computes the figures of one level: counts, percentiles and rates.
 
 `docs/loadtest_metrics.md` defines each of them.
 """
@@ -12,12 +12,12 @@ from loadtest.analysis.metric import DISTRIBUTIONS, MIN_SAMPLES_FOR_P99
 from loadtest.analysis.objectives import Objective, meets_all
 from loadtest.analysis.request_table import Bools, Floats, RequestTable
 from loadtest.analysis.spans import Span, measured_window, steady_state
-from loadtest.record import ErrorKind, LevelRecord, RequestRecord, TokenSource
-from loadtest.summary import Distribution, LevelFigures, SpanFigures
+from loadtest.results.record import ErrorKind, LevelRecord, RequestRecord, TokenSource
+from loadtest.results.summary import Distribution, LevelFigures, SpanFigures
 
 
 def distribution(samples: Floats) -> Distribution:
-    """Take percentiles of raw samples [n]; NaN are left out."""
+    """Return the percentiles of raw samples [n], ignoring NaN."""
     defined = samples[~np.isnan(samples)]
     if not defined.size:
         return Distribution()
@@ -29,29 +29,30 @@ def distribution(samples: Floats) -> Distribution:
 
 
 def level_title(level: LevelRecord) -> str:
-    """Say what a level is: its users, or its rate."""
+    """Return a level's title: its users, or its rate."""
     if level.num_queues is None:
         return f"{level.rate_per_s or 0:g} requests/s"
     return "1 user" if level.num_queues == 1 else f"{level.num_queues} users"
 
 
 def single_source(table: RequestTable) -> TokenSource | None:
-    """Find the one token source of the successes; None if there are several.
+    """Return the token source of the successes; None if there are several.
 
-    Where nothing succeeded, that of whatever had content: its pieces must not be called tokens.
+    Without a success, all requests with content are considered, so that chunks are not called
+    tokens.
     """
-    told = _records_at(table, table.is_success) or [r for r in table.records if r.content_s]
-    sources = {record.token_source for record in told}
+    known = _records_at(table, table.is_success) or [r for r in table.records if r.content_s]
+    sources = {record.token_source for record in known}
     return sources.pop() if len(sources) == 1 else None
 
 
 def sent_in(table: RequestTable, span: Span) -> Bools:
-    """Tell which requests count for a span: sent in it, and no warm-up."""
+    """Return which requests count for a span: sent in it, and not as warm-up."""
     return np.asarray(~table.is_warmup & span.contains(table.sent_s), dtype=bool)
 
 
 def samples_of(table: RequestTable, name: str, rows: Bools) -> Floats:
-    """Collect the raw samples of a distribution over some rows, in the metric's unit."""
+    """Return the raw samples of a distribution over some rows, in the metric's unit."""
     if name == "chunk_gap":
         return table.gap_ms[rows[table.gap_request]]
     values = table.figures[name][rows]
@@ -61,7 +62,7 @@ def samples_of(table: RequestTable, name: str, rows: Bools) -> Floats:
 def span_figures(
     table: RequestTable, span: Span, objectives: Sequence[Objective], *, is_open_loop: bool
 ) -> SpanFigures:
-    """Compute what a span shows."""
+    """Compute the figures of a span."""
     rows = sent_in(table, span)
     ended = ~table.is_warmup & span.contains(table.ended_s)
     is_good = meets_all(table, objectives, is_open_loop=is_open_loop)
@@ -88,7 +89,7 @@ def _per_second(amount: float, span: Span) -> float | None:
 def level_figures(
     level: LevelRecord, table: RequestTable, objectives: Sequence[Objective]
 ) -> LevelFigures:
-    """Compute all that one level shows."""
+    """Compute the figures of a level."""
     is_open_loop = level.num_queues is None
     window = measured_window(level, table)
     steady = steady_state(level, table, window)
@@ -98,7 +99,7 @@ def level_figures(
     good = meets_all(table, objectives, is_open_loop=is_open_loop)
     num_attempts, num_errors = int(rows.sum()), int((rows & failed).sum())
     num_cancelled = int((rows & table.is_cancelled).sum())
-    num_judged = num_attempts - num_cancelled
+    num_ended = num_attempts - num_cancelled
     successes = rows & table.is_success
     return LevelFigures(
         index=level.index,
@@ -115,7 +116,7 @@ def level_figures(
         num_cancelled=num_cancelled,
         num_unsent=level.num_unsent,
         errors=_error_counts(table, rows & failed),
-        error_rate=num_errors / num_judged if num_judged else None,
+        error_rate=num_errors / num_ended if num_ended else None,
         slo_attainment=_share(good & rows, num_attempts + level.num_unsent) if objectives else None,
         window=span_figures(table, window, objectives, is_open_loop=is_open_loop),
         steady=span_figures(table, steady, objectives, is_open_loop=is_open_loop)
@@ -149,9 +150,9 @@ def _token_counts(table: RequestTable, rows: Bools, field: str) -> Distribution:
 
 
 def _cached_share(table: RequestTable, rows: Bools) -> float | None:
-    told = [
+    known = [
         (record.cached_tokens, record.prompt_tokens)
         for record in _records_at(table, rows)
         if record.cached_tokens is not None and record.prompt_tokens
     ]
-    return sum(cached for cached, _ in told) / sum(all_ for _, all_ in told) if told else None
+    return sum(cached for cached, _ in known) / sum(all_ for _, all_ in known) if known else None

@@ -1,4 +1,4 @@
-"""What a run measured at one load, for comparing: raw samples, and rates block by block."""
+"""The measurements at one load, for comparisons: raw samples, and rates per block of time."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ from loadtest.analysis.bootstrap import block_rates
 from loadtest.analysis.level_figures import samples_of, sent_in
 from loadtest.analysis.request_table import Floats, RequestTable, build_table
 from loadtest.analysis.spans import Span, measured_window
-from loadtest.record import LevelRecord
-from loadtest.run import Run
+from loadtest.results.record import LevelRecord
+from loadtest.results.run import Run
 
 Load = tuple[int | None, float | None]
 """Users, or requests per second."""
@@ -21,9 +21,9 @@ class LoadSamples:
     """All repetitions of one load in one run, pooled.
 
     Attributes:
-        levels: At least one.
-        tables: One for each level.
-        windows: One for each level.
+        levels: The repetitions, at least one.
+        tables: The table of each level.
+        windows: The window of each level.
     """
 
     levels: tuple[LevelRecord, ...]
@@ -32,11 +32,11 @@ class LoadSamples:
 
     @property
     def is_open_loop(self) -> bool:
-        """Tell whether the load is a rate."""
+        """Whether the load is a rate."""
         return self.levels[0].num_queues is None
 
     def samples(self, name: str) -> Floats:
-        """Collect a distribution's raw samples: [n], in the metric's unit."""
+        """Return a distribution's raw samples: [n], in the metric's unit."""
         return np.concatenate(
             [
                 samples_of(table, name, sent_in(table, window))
@@ -45,7 +45,7 @@ class LoadSamples:
         )
 
     def is_failure(self) -> Floats:
-        """Tell which attempts failed, as 1 and 0; those that we cancelled are left out."""
+        """Return 1 for each failed attempt and 0 for others, without cancelled ones: [n]."""
         outcomes = [
             (~table.is_success)[sent_in(table, window) & ~table.is_cancelled]
             for table, window in zip(self.tables, self.windows, strict=True)
@@ -53,11 +53,11 @@ class LoadSamples:
         return np.concatenate(outcomes).astype(np.float64)
 
     def output_rates(self) -> Floats:
-        """Take the tokens per second of each block of time: [num_blocks]."""
+        """Return the tokens per second of each block of time: [num_blocks]."""
         return self._rates(lambda table: (table.event_s, table.event_tokens))
 
     def success_rates(self) -> Floats:
-        """Take the successes per second of each block of time: [num_blocks]."""
+        """Return the successes per second of each block of time: [num_blocks]."""
 
         def ends(table: RequestTable) -> tuple[Floats, Floats]:
             ended_s = table.ended_s[table.is_success & ~table.is_warmup]
@@ -73,7 +73,7 @@ class LoadSamples:
 
 
 def samples_by_load(run: Run) -> dict[Load, LoadSamples]:
-    """Put a run's levels together by their load, in the order of the run."""
+    """Group a run's levels by load, in the order of the run."""
     by_load: dict[Load, list[LevelRecord]] = {}
     for level in run.levels:
         by_load.setdefault((level.num_queues, level.rate_per_s), []).append(level)

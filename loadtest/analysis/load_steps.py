@@ -1,6 +1,6 @@
-"""The levels of a sweep put together by their load, and what each says beside the others.
+"""Groups the levels of a sweep by load.
 
-Repetitions of a level are one step: the median of their figures.
+All repetitions of a level form one step, whose figures are their medians.
 """
 
 from collections.abc import Callable, Sequence
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from statistics import median
 
 from loadtest.analysis.metric import DISTRIBUTIONS, headline_name
-from loadtest.summary import LevelFigures
+from loadtest.results.summary import LevelFigures
 
 MIN_ATTAINMENT = 0.95
-"""A load is carried if so many of its attempts meet every objective; p95 as a share."""
+"""A load is within capacity if this share of its attempts meets every objective (as p95)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +19,8 @@ class LoadStep:
     """All repetitions of one load.
 
     Attributes:
-        load: Its users, or its requests per second.
-        levels: At least one.
+        load: The users, or the requests per second.
+        levels: The repetitions, at least one.
     """
 
     load: float
@@ -28,26 +28,26 @@ class LoadStep:
 
     @property
     def title(self) -> str:
-        """What the load is called."""
+        """The load's name."""
         return self.levels[0].title
 
     @property
     def is_open_loop(self) -> bool:
-        """Tell whether the load is a rate."""
+        """Whether the load is a rate."""
         return self.levels[0].is_open_loop
 
     def median_of(self, figure: Callable[[LevelFigures], float | None]) -> float | None:
-        """Take the median of a figure over the repetitions that have it."""
+        """Return the median of a figure over the repetitions that have it."""
         values = [value for level in self.levels if (value := figure(level)) is not None]
         return median(values) if values else None
 
     @property
     def output_per_s(self) -> float | None:
-        """Tokens per second: of the steady state where there is one, else of the window."""
+        """Tokens per second: of the steady state if there is one, else of the window."""
         return self.median_of(lambda level: (level.steady or level.window).output_tokens_per_s)
 
     def latency(self, name: str, statistic: str = "p95") -> float | None:
-        """Take a statistic of a distribution, from the scheduled time where a rate is set."""
+        """Return a statistic of a distribution; with a rate, counted from the scheduled time."""
         key = DISTRIBUTIONS[headline_name(name, is_open_loop=self.is_open_loop)].key
         return self.median_of(
             lambda level: (
@@ -59,14 +59,14 @@ class LoadStep:
 
     @property
     def is_carried(self) -> bool:
-        """Tell whether nearly all attempts met the objectives, over all repetitions."""
+        """Whether enough attempts met the objectives, over all repetitions."""
         num_attempts = sum(level.num_attempts for level in self.levels)
         good = sum((level.slo_attainment or 0.0) * level.num_attempts for level in self.levels)
         return bool(num_attempts) and good / num_attempts >= MIN_ATTAINMENT
 
 
 def load_steps(levels: Sequence[LevelFigures]) -> list[LoadStep]:
-    """Put levels of one load together, the lightest first."""
+    """Group levels by load, the lightest first."""
     by_load: dict[float, list[LevelFigures]] = {}
     for level in levels:
         load = float(level.num_queues if level.num_queues is not None else level.rate_per_s or 0)

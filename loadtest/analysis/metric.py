@@ -1,7 +1,7 @@
-"""The figures' names, units and titles, each in one place.
+"""The names, units and titles of all figures.
 
-`report.html`, `summary.csv`, `--fail-if`, `--slo` and `compare` all take them from here. Times are
-kept in the units that they are printed in; expressions are always in milliseconds.
+`report.html`, `summary.csv`, `--fail-if`, `--slo` and `compare` use these. Times are stored in the
+units in which they are printed; expressions are always in milliseconds.
 """
 
 from dataclasses import dataclass
@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A figure that has a name.
+    """A named figure.
 
     Attributes:
-        name: What expressions call it.
-        unit: As printed; "" for a share of one.
-        title: What people call it.
-        meaning: How it is computed, in a line.
-        is_better_high: More of it is better.
+        name: The name in expressions.
+        unit: The printed unit; "" for a share.
+        title: The name for people.
+        meaning: How the figure is computed, in one line.
+        is_better_high: Whether higher is better.
     """
 
     name: str
@@ -27,13 +27,13 @@ class Metric:
 
     @property
     def key(self) -> str:
-        """The name with its unit, as files carry it."""
+        """The name with its unit, as used in files."""
         suffix = {"ms": "_ms", "s": "_s", "ms/token": "_ms", "tok/s": "_tokens_per_s"}
         return self.name + suffix.get(self.unit, "")
 
     @property
     def ms_per_unit(self) -> float:
-        """What turns a value into the unit of expressions."""
+        """The factor that converts the unit to ms, the unit of expressions."""
         return 1000.0 if self.unit == "s" else 1.0
 
 
@@ -51,28 +51,28 @@ DISTRIBUTIONS: dict[str, Metric] = {
         Metric("tail", "ms", "Tail", "end of stream - last content"),
     )
 }
-"""What a request has, or its events: told by percentiles."""
+"""Figures of requests or events, reported as percentiles."""
 
 SCALARS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
         Metric("output", "tok/s", "Output", "tokens read in the window / window", True),
         Metric("qps", "1/s", "QPS", "successes that ended in the window / window", True),
-        Metric("goodput", "1/s", "Goodput", "those of QPS that met every SLO", True),
+        Metric("goodput", "1/s", "Goodput", "successes that met every SLO / window", True),
         Metric("slo_attainment", "", "SLO attainment", "good requests / all attempts", True),
-        Metric("error_rate", "", "Error rate", "errors / attempts that we did not cancel"),
+        Metric("error_rate", "", "Error rate", "errors / attempts that were not cancelled"),
     )
 }
-"""What a level has: one number each."""
+"""Figures of a level, one number each."""
 
 STATISTICS = ("p50", "p90", "p95", "p99", "max")
 MIN_SAMPLES_FOR_P99 = 100
 
 
 def headline_name(name: str, *, is_open_loop: bool) -> str:
-    """Name the figure to judge by: from the scheduled time where a rate is set.
+    """Return the figure to judge by: with a rate, the one from the scheduled time.
 
-    A slow server delays what is sent after it; counted from the send, that wait would vanish
-    (coordinated omission).
+    A slow server delays later requests; counted from sending, that wait would be lost (coordinated
+    omission).
     """
     return f"{name}_sched" if is_open_loop and name in ("ttft", "e2e") else name

@@ -1,4 +1,4 @@
-"""Service-level objectives: limits that a single request meets or misses."""
+"""Service-level objectives: limits that each request meets or misses."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from loadtest.analysis.request_table import REQUEST_METRICS, Bools, RequestTable
 
 
 class ObjectiveError(ValueError):
-    """An objective that can't be read; the message says how to write it."""
+    """An objective can't be parsed; the message says how to write it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,15 +21,15 @@ class Objective:
     limit_ms: float
 
     def __str__(self) -> str:
-        """Write it as people say it."""
+        """Return the objective as used in sentences."""
         return f"{self.name} {self.limit_ms:g} ms"
 
 
 def parse_objective(text: str) -> Objective:
-    """Read "ttft:2000".
+    """Parse an objective such as "ttft:2000".
 
     Raises:
-        ObjectiveError: It is no `name:milliseconds`, or the name is of no figure of a request.
+        ObjectiveError: The text is not `name:milliseconds`, or a request has no such figure.
     """
     name, colon, limit = text.strip().partition(":")
     if name not in REQUEST_METRICS:
@@ -46,10 +46,10 @@ def parse_objective(text: str) -> Objective:
 
 
 def meets_all(table: RequestTable, objectives: Sequence[Objective], *, is_open_loop: bool) -> Bools:
-    """Tell which requests succeeded and met every objective: [num_requests], bool.
+    """Return which requests succeeded and met every objective: [num_requests], bool.
 
-    What is undefined for a request, as TPOT is for a single token, is met. Where a rate is set,
-    TTFT and E2E count from the scheduled time.
+    If a request lacks a figure, such as the TPOT of a single token, its objective counts as met.
+    With a rate, TTFT and E2E are counted from the scheduled time.
     """
     met = table.is_success.copy()
     for objective in objectives:

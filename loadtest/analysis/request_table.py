@@ -1,7 +1,7 @@
-"""The requests of one level as columns: the records' times turned into named figures.
+"""The requests of one level as columns, with figures computed from the records' times.
 
-Only successes have latencies; what a request lacks is NaN. Tokens and the times in flight are
-there for every request, however it ended.
+Only successes have latencies; a missing figure is NaN. Tokens and times in flight exist for every
+request, however it ended.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from loadtest.record import ErrorKind, RequestRecord
+from loadtest.results.record import ErrorKind, RequestRecord
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -27,14 +27,14 @@ class RequestTable:
         sent_s: [num_requests].
         ended_s: [num_requests].
         is_success: [num_requests], bool.
-        is_cancelled: [num_requests], bool: ended by the tool.
+        is_cancelled: [num_requests], bool; ended by the tool.
         is_warmup: [num_requests], bool.
-        figures: For each of a request's metrics its values [num_requests] in the metric's unit.
+        figures: The values of each request metric, [num_requests], in the metric's unit.
         gap_ms: [num_gaps], between neighbouring content events of one request.
         gap_end_s: [num_gaps], when the gap's second event was read.
         gap_request: [num_gaps], the row of the request.
         event_s: [num_events], when each content event of any request was read.
-        event_tokens: [num_events], what was credited to it.
+        event_tokens: [num_events], the tokens credited to each event.
     """
 
     records: tuple[RequestRecord, ...]
@@ -56,11 +56,11 @@ def tpot_ms(record: RequestRecord) -> float:
     """Compute the time per output token after the first content event, in ms.
 
     Returns:
-        NaN where it is undefined: nothing came after the first event's tokens.
+        NaN if no tokens came after the first event's.
     """
     if len(record.content_s) < 2:
         return float("nan")
-    # Where an event's tokens are not known, it has one: it carries text.
+    # An event of unknown token count has at least one, since it carries text.
     num_first = (record.content_tokens[0] if record.content_tokens else 0) or 1
     num_later = record.output_tokens - num_first
     if num_later < 1:
@@ -69,7 +69,7 @@ def tpot_ms(record: RequestRecord) -> float:
 
 
 def request_figures(record: RequestRecord) -> dict[str, float]:
-    """Compute what a successful request's times say, each in its metric's unit."""
+    """Compute the figures of a successful request, each in its metric's unit."""
     first, last = record.content_s[0], record.content_s[-1]
     gaps = np.diff(record.content_s)
     return {
@@ -112,7 +112,7 @@ def build_table(records: Sequence[RequestRecord]) -> RequestTable:
 
 
 def is_successful(record: RequestRecord) -> bool:
-    """Tell whether a request ended well; one without content never does."""
+    """Return whether a request succeeded: no error, and some content."""
     return record.error is None and bool(record.content_s)
 
 

@@ -1,4 +1,4 @@
-"""All that a run shows: figures of each level, what they say, and the verdict on them."""
+"""Analyses a run: the figures of each level, the findings, and the verdict."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -7,9 +7,9 @@ from loadtest.analysis.findings import find
 from loadtest.analysis.level_figures import level_figures
 from loadtest.analysis.objectives import Objective, parse_objective
 from loadtest.analysis.request_table import RequestTable, build_table
-from loadtest.run import Run, RunError
-from loadtest.summary import RunResults
-from loadtest.thresholds import Threshold, judge, parse_threshold
+from loadtest.analysis.thresholds import Threshold, judge, parse_threshold
+from loadtest.results.run import Run, RunError
+from loadtest.results.summary import RunResults
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,10 +17,10 @@ class Analysis:
     """A run's results, and the columns they come from.
 
     Attributes:
-        run: As read.
-        tables: One for each level.
-        objectives: As the configuration has them.
-        results: What is told.
+        run: The run.
+        tables: The table of each level.
+        objectives: The configured objectives.
+        results: The figures, findings and verdict.
     """
 
     run: Run
@@ -30,15 +30,15 @@ class Analysis:
 
     @property
     def duration_s(self) -> float:
-        """From the start of the run to the end of its last request."""
+        """The time from the start of the run to the end of its last request."""
         return max((record.ended_s for record in self.run.records), default=0.0)
 
 
 def analyse(run: Run) -> Analysis:
-    """Compute all that a run shows.
+    """Compute the results of a run.
 
     Raises:
-        RunError: The configuration's `slo` or `fail_if` can't be read.
+        RunError: The configuration's `slo` or `fail_if` can't be parsed.
     """
     try:
         objectives = configured_objectives(run.configuration)
@@ -48,23 +48,24 @@ def analyse(run: Run) -> Analysis:
     tables = tuple(build_table(run.records_of(level)) for level in run.levels)
     pairs = zip(run.levels, tables, strict=True)
     levels = tuple(level_figures(level, table, objectives) for level, table in pairs)
+    is_unique = run.configuration.get("unique") is True
     max_error_rate = float(run.configuration.get("max_error_rate") or 0.0)
     results = RunResults(
         status=_status(run),
         results=levels,
-        findings=(*_ending(run), *find(levels, tables, objectives)),
+        findings=(*_ending(run), *find(levels, tables, objectives, is_unique=is_unique)),
         verdict=judge(levels, thresholds, max_error_rate),
     )
     return Analysis(run, tables, objectives, results)
 
 
 def configured_objectives(configuration: dict[str, Any]) -> tuple[Objective, ...]:
-    """Read `slo`, a list of texts like "ttft:2000"."""
+    """Parse `slo`, a list of texts like "ttft:2000"."""
     return tuple(parse_objective(str(text)) for text in configuration.get("slo") or ())
 
 
 def configured_thresholds(configuration: dict[str, Any]) -> tuple[Threshold, ...]:
-    """Read `fail_if`, a list of expressions."""
+    """Parse `fail_if`, a list of expressions."""
     return tuple(parse_threshold(str(text)) for text in configuration.get("fail_if") or ())
 
 
@@ -76,8 +77,8 @@ def _status(run: Run) -> Literal["finished", "stopped", "interrupted"]:
 
 
 def _ending(run: Run) -> list[str]:
-    told = {
-        "stopped": "The run was stopped before its end; these are the figures until then.",
-        "interrupted": "The tool ended before the run did; these are the figures until then.",
+    sentences = {
+        "stopped": "The run was stopped before its end; the figures cover the time until then.",
+        "interrupted": "The tool ended before the run did; the figures cover the time until then.",
     }
-    return [told[status]] if (status := _status(run)) in told else []
+    return [sentences[status]] if (status := _status(run)) in sentences else []

@@ -1,39 +1,39 @@
-"""Spans of time that figures are taken over: a level's window, and its steady state."""
+"""The spans of time that figures cover: a level's window and its steady state."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
 from loadtest.analysis.request_table import Bools, Floats, Ints, RequestTable
-from loadtest.record import LevelRecord
+from loadtest.results.record import LevelRecord
 
 STEADY_SHARE = 0.95
 MAX_HANDOVER_S = 0.1
-"""A queue that sends its next request within this time counts as in flight throughout: otherwise
-the steady state of few queues would end at each request's end."""
+"""A queue that sends its next request within this time counts as busy throughout. Otherwise the
+steady state of a few queues would end with each request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """From one time to another, both included; seconds of the run's clock."""
+    """A span of time with both ends included, in seconds of the run's clock."""
 
     started_s: float
     ended_s: float
 
     @property
     def duration_s(self) -> float:
-        """Its length, never negative."""
+        """The length, never negative."""
         return max(0.0, self.ended_s - self.started_s)
 
     def contains(self, times_s: Floats) -> Bools:
-        """Tell which times lie in it: [n] to [n]."""
+        """Return which times [n] are in the span: [n], bool."""
         return np.asarray((times_s >= self.started_s) & (times_s <= self.ended_s), dtype=bool)
 
 
 def measured_window(level: LevelRecord, table: RequestTable) -> Span:
-    """Find the window: from the end of warm-up to the deadline, or to the last event.
+    """Return the window: from the end of warm-up to the deadline or the last request's end.
 
-    A level that was stopped before its deadline has its end there.
+    If a level was stopped before its deadline, its window ends when it was stopped.
     """
     if level.deadline_s is not None:
         is_short = level.was_stopped and level.ended_s < level.deadline_s
@@ -43,10 +43,13 @@ def measured_window(level: LevelRecord, table: RequestTable) -> Span:
 
 
 def count_in_flight(started_s: Floats, ended_s: Floats) -> tuple[Floats, Ints]:
-    """Count what is under way: [n] and [n] to the times of change, and the counts from there on.
+    """Count the requests in flight, from their starts [n] and ends [n].
 
-    Source: a sweep line over starts and ends; at one time, starts come first, so that a hand-over
-    between queues is no dip.
+    This sweeps over the sorted starts and ends. At equal times starts come first, so a handover
+    between requests is not a dip.
+
+    Returns:
+        The times of change [2n] in order, and the count from each on [2n].
     """
     times = np.concatenate([started_s, ended_s])
     steps = np.concatenate([np.ones_like(started_s), -np.ones_like(ended_s)])
@@ -55,10 +58,10 @@ def count_in_flight(started_s: Floats, ended_s: Floats) -> tuple[Floats, Ints]:
 
 
 def steady_state(level: LevelRecord, table: RequestTable, window: Span) -> Span | None:
-    """Find the longest part of the window with nearly all queues in flight.
+    """Find the longest part of the window with nearly all queues busy.
 
     Returns:
-        None in an open loop, which has no queues, and where they never all worked.
+        None in an open loop, which has no queues, or if there is no such part.
     """
     if not level.num_queues:
         return None
@@ -67,7 +70,7 @@ def steady_state(level: LevelRecord, table: RequestTable, window: Span) -> Span 
 
 
 def _busy_spans(table: RequestTable) -> tuple[Floats, Floats]:
-    """Join each queue's requests where one follows the other at once."""
+    """Join a queue's consecutive requests if one follows the other at once."""
     spans: dict[int | None, list[list[float]]] = {}
     for record in table.records:
         of_queue = spans.setdefault(record.queue, [])

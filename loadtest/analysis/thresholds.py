@@ -1,8 +1,8 @@
-"""What a run must not cross: `--fail-if`, `--slo` and `--max-error-rate`, and the verdict on them.
+"""Checks a run against `--fail-if` and `--max-error-rate`, and gives the verdict.
 
-An expression is `FIGURE.STATISTIC OPERATOR NUMBER`, like `ttft.p95>2000` or `error_rate>0.01`; it
-names what is a failure. Times are in ms, unless the number says `s`. What can't be told, as a p99
-of few samples, fails too: an unknown is no pass.
+An expression is `FIGURE.STATISTIC OPERATOR NUMBER`, like `ttft.p95>2000` or `error_rate>0.01`. The
+run fails if it holds. Times are in ms unless the number ends with `s`. A figure that is not
+available, such as the p99 of few samples, also fails the run.
 """
 
 import operator
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from loadtest.analysis.metric import DISTRIBUTIONS, MIN_SAMPLES_FOR_P99, SCALARS, STATISTICS
-from loadtest.summary import LevelFigures, Verdict
+from loadtest.results.summary import LevelFigures, Outcome
 
 OPERATORS: Final[dict[str, Callable[[float, float], bool]]] = {
     ">=": operator.ge,
@@ -27,19 +27,19 @@ EXPRESSION: Final = re.compile(
 
 
 class ThresholdError(ValueError):
-    """An expression that can't be read; the message says what there is."""
+    """An expression can't be parsed; the message says what is allowed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """One thing that must not be.
+    """A condition that fails the run.
 
     Attributes:
-        text: As it was written.
-        name: A distribution's or a scalar's.
+        text: The expression as written.
+        name: The name of a distribution or a scalar.
         statistic: One of `STATISTICS`; None for a scalar.
         operator: One of `OPERATORS`.
-        limit: In ms where the figure is a time.
+        limit: The limit, in ms if the figure is a time.
     """
 
     text: str
@@ -50,10 +50,10 @@ class Threshold:
 
 
 def parse_threshold(text: str) -> Threshold:
-    """Read an expression.
+    """Parse an expression.
 
     Raises:
-        ThresholdError: It is none, or names what there is not.
+        ThresholdError: The text is not an expression, or names an unknown figure or statistic.
     """
     match = EXPRESSION.fullmatch(text.strip())
     if not match:
@@ -64,7 +64,9 @@ def parse_threshold(text: str) -> Threshold:
     name, statistic = match["name"], match["statistic"]
     _check_names(text, name, statistic)
     if match["unit"] and name in SCALARS:
-        raise ThresholdError(f"--fail-if {text!r}: {name} is no time; leave out {match['unit']!r}")
+        raise ThresholdError(
+            f"--fail-if {text!r}: {name} is not a time; leave out {match['unit']!r}"
+        )
     limit = float(match["number"]) * (1000.0 if match["unit"] == "s" else 1.0)
     return Threshold(text.strip(), name, statistic, match["operator"], limit)
 
@@ -84,7 +86,7 @@ def _check_names(text: str, name: str, statistic: str | None) -> None:
 
 
 def figure_of(level: LevelFigures, name: str, statistic: str | None) -> float | None:
-    """Look a figure up; times in ms. None where it can't be told."""
+    """Return a figure, times in ms; None if it is not available."""
     if statistic is None:
         return {
             "output": level.window.output_tokens_per_s,
@@ -101,20 +103,21 @@ def figure_of(level: LevelFigures, name: str, statistic: str | None) -> float | 
 
 def judge(
     levels: Sequence[LevelFigures], thresholds: Sequence[Threshold], max_error_rate: float
-) -> Verdict:
-    """Say whether every level is what was asked for.
+) -> Outcome:
+    """Return the verdict on all levels.
 
-    Too many errors come first: of a run that mostly failed, the latencies of the rest say little.
+    Too many errors take precedence: if most requests failed, the latencies of the others mean
+    little.
     """
     failures = [line for level in levels for line in _error_failures(level, max_error_rate)]
     if not levels:
-        failures = ["FAILED: nothing was sent."]
+        failures = ["FAILED: no request was sent."]
     crossed, passed = [], []
     for threshold in thresholds:
         lines = [s for level in levels for s in _crossed(level, threshold, len(levels) > 1)]
         crossed += lines
         passed += [] if lines else [f"Passed: {threshold.text} at no level."]
-    return Verdict(
+    return Outcome(
         exit_code=1 if failures else 99 if crossed else 0,
         sentences=(*failures, *crossed, *passed),
     )
@@ -123,14 +126,14 @@ def judge(
 def _error_failures(level: LevelFigures, max_error_rate: float) -> list[str]:
     if not level.num_attempts and level.num_warmup:
         return [
-            f"FAILED: {level.title}: nothing was sent after warm-up and ramp, so nothing counts."
+            f"FAILED: {level.title}: no request was sent after warm-up and ramp, so none counts."
         ]
     if not level.num_successes:
         return [f"FAILED: {level.title}: no request succeeded."]
     if level.error_rate is not None and level.error_rate > max_error_rate:
         return [
             f"FAILED: {level.title}: {level.error_rate:.1%} of the requests failed; "
-            f"{max_error_rate:.1%} may."
+            f"{max_error_rate:.1%} are allowed."
         ]
     return []
 
@@ -139,7 +142,9 @@ def _crossed(level: LevelFigures, threshold: Threshold, is_sweep: bool) -> list[
     value = figure_of(level, threshold.name, threshold.statistic)
     where = f"{level.title}: " if is_sweep else ""
     if value is None:
-        return [f"FAILED: {where}{threshold.text} can't be told{_why_unknown(level, threshold)}."]
+        return [
+            f"FAILED: {where}{threshold.text} can't be checked{_why_unknown(level, threshold)}."
+        ]
     if not OPERATORS[threshold.operator](value, threshold.limit):
         return []
     unit = " ms" if threshold.statistic else ""
@@ -149,7 +154,7 @@ def _crossed(level: LevelFigures, threshold: Threshold, is_sweep: bool) -> list[
 
 def _why_unknown(level: LevelFigures, threshold: Threshold) -> str:
     if threshold.statistic == "p99":
-        return f" from {level.num_successes} successes; it takes {MIN_SAMPLES_FOR_P99} samples"
+        return f" with {level.num_successes} successes; p99 needs {MIN_SAMPLES_FOR_P99} samples"
     if threshold.name in ("goodput", "slo_attainment"):
         return " without --slo"
     return ""

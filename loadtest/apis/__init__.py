@@ -1,1 +1,1 @@
-"""Kinds of server: what a request's body looks like, and what an event of its answer means."""
+"""The kinds of server: how to write a request's body and read its answer's events."""

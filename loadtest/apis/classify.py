@@ -1,13 +1,13 @@
-"""`POST /v1/classify`, and `/classify` as vLLM has it: a text in, labels out, in one piece.
+"""`POST /v1/classify`, and vLLM's `/classify`: a text in, labels out, in one JSON answer.
 
-The answer counts as one content event, so TTFT and E2E are the same; there are no output tokens,
-and what is printed of them is chunks.
+The answer counts as one content event, so TTFT equals E2E. There are no output tokens; reports show
+chunks instead.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from loadtest.apis.contract import (
+from loadtest.client.contract import (
     BodySettings,
     Call,
     Delta,
@@ -16,34 +16,34 @@ from loadtest.apis.contract import (
     error_of,
     json_object,
     shortened,
-    text_alone,
+    text_only,
     usage_of,
 )
-from loadtest.sse import ServerSentEvent
+from loadtest.client.sse import ServerSentEvent
 
 
 class Classify:
-    """A classifier: one text for each request."""
+    """A classifier: one text per request."""
 
     name = "classify"
     media_type: str | None = "application/json"
     ends_by_closing = False
 
     def __init__(self, settings: BodySettings, extra: Mapping[str, Any]) -> None:
-        """Keep the model; what else generates text means nothing here."""
+        """Use the model of `settings` only; the others are for generation."""
         self._shared = {"model": settings.model} if settings.model else {}
         self._extra = dict(extra)
 
     def body(self, call: Call) -> Any:
         """Return the text to classify."""
-        return {"input": text_alone(call, self.name), **self._shared, **self._extra}
+        return {"input": text_only(call, self.name), **self._shared, **self._extra}
 
     def read_event(self, event: ServerSentEvent) -> Delta:
-        """Refuse it: an answer comes in one piece."""
-        raise MalformedAnswerError(f"a stream of events: {shortened(event.data)}")
+        """Refuse the event: an answer is JSON."""
+        raise MalformedAnswerError(f"a stream of events instead of JSON: {shortened(event.data)}")
 
     def read_whole(self, body: str) -> Delta:
-        """Read the labels."""
+        """Parse the labels."""
         payload = json_object(body)
         if (error := error_of(payload)) is not None:
             return Delta(error=error)
@@ -51,6 +51,6 @@ class Classify:
         if not isinstance(data, list):
             raise MalformedAnswerError(f"an answer without data: {shortened(body)}")
         labels = ", ".join(str(each.get("label")) for each in data if isinstance(each, dict))
-        told = usage_of(payload)
-        usage = Usage(told.prompt_tokens, told.cached_tokens, None) if told else None
+        counted = usage_of(payload)
+        usage = Usage(counted.prompt_tokens, counted.cached_tokens, None) if counted else None
         return Delta(text=labels, usage=usage, is_done=True)

@@ -1,8 +1,7 @@
-"""Any other server: a body by a template, and a path to the text in what it answers.
+"""Any other server: a template for the body, and a path to the text in the answer.
 
-The template is JSON. In each of its strings `{text}`, `{user}`, `{index}` and `{image_url}` are
-filled in; other braces stay as they are. A string that is nothing but `{messages}` becomes the list
-of messages.
+The template is JSON. In its strings, `{text}`, `{user}`, `{index}` and `{image_url}` are replaced;
+other braces stay. A string that is exactly `{messages}` becomes the list of messages.
 """
 
 import re
@@ -14,36 +13,37 @@ from jmespath.exceptions import JMESPathError
 from jmespath.parser import ParsedResult
 from pydantic_core import from_json
 
-from loadtest.apis.contract import (
+from loadtest.client.contract import (
     Call,
     Delta,
     MalformedAnswerError,
+    error_event_message,
     error_of,
     messages_of,
-    said_by_error_event,
     shortened,
 )
-from loadtest.sse import ServerSentEvent
+from loadtest.client.sse import ServerSentEvent
 
 _PLACEHOLDER: Final = re.compile(r"\{(text|user|index|image_url)\}")
 
 
 class Custom:
-    """A body by a template; the text by a path, or the event's data as it stands."""
+    """A server with a configured body template and text path."""
 
     name = "custom"
     media_type: str | None = None
 
     def __init__(self, template: Mapping[str, Any], text_path: str | None, done: str) -> None:
-        """Read the path once.
+        """Compile the path.
 
         Args:
-            template: What is sent.
-            text_path: JMESPath to the text in an event's JSON; None means that the data is text.
-            done: The data of the last event; "" where only the stream's end tells.
+            template: The request body, with placeholders.
+            text_path: JMESPath of the text in an event's JSON; None means that the data is the
+                text.
+            done: The data of the last event; "" if the end of the stream is the end.
 
         Raises:
-            ValueError: The path is none.
+            ValueError: `text_path` is not a JMESPath.
         """
         self._template = dict(template)
         self._done = done
@@ -55,15 +55,15 @@ class Custom:
         return _filled(self._template, call)
 
     def read_event(self, event: ServerSentEvent) -> Delta:
-        """Read the text, the end, or an error."""
+        """Parse a text, the end, or an error."""
         if self._done and event.data == self._done:
             return Delta(is_done=True)
         if event.name == "error":
-            return Delta(error=said_by_error_event(event.data))
+            return Delta(error=error_event_message(event.data))
         return self._delta(event.data)
 
     def read_whole(self, body: str) -> Delta:
-        """Read an answer that comes in one piece, and is complete by that."""
+        """Parse an answer in one piece, which is complete."""
         return self._delta(body)._replace(is_done=True)
 
     def _delta(self, data: str) -> Delta:
@@ -73,8 +73,8 @@ class Custom:
             payload = from_json(data)
         except ValueError as error:
             raise MalformedAnswerError(f"not JSON ({error}): {shortened(data)}") from None
-        if isinstance(payload, dict) and (said := error_of(payload)) is not None:
-            return Delta(error=said)
+        if isinstance(payload, dict) and (message := error_of(payload)) is not None:
+            return Delta(error=message)
         return Delta(text=_found(self._text_path, payload))
 
 
@@ -82,7 +82,7 @@ def _found(text_path: ParsedResult, payload: Any) -> str:
     try:
         text = text_path.search(payload)
     except JMESPathError as error:
-        raise MalformedAnswerError(f"--text-path fails on it: {error}") from None
+        raise MalformedAnswerError(f"--text-path fails on the answer: {error}") from None
     return text if isinstance(text, str) else "" if text is None else str(text)
 
 
@@ -90,7 +90,7 @@ def _compiled(text_path: str) -> ParsedResult:
     try:
         return jmespath.compile(text_path)
     except JMESPathError as error:
-        raise ValueError(f"--text-path {text_path!r} is no JMESPath: {error}") from None
+        raise ValueError(f"--text-path {text_path!r} is not a JMESPath: {error}") from None
 
 
 def _filled(value: Any, call: Call) -> Any:

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from loadtest.apis.contract import (
+from loadtest.client.contract import (
     BodySettings,
     Call,
     Delta,
@@ -15,29 +15,29 @@ from loadtest.apis.contract import (
     messages_of,
     payload_of,
     shortened,
-    text_alone,
+    text_only,
     usage_of,
 )
-from loadtest.sse import ServerSentEvent
+from loadtest.client.sse import ServerSentEvent
 
 EVENT_STREAM: Final = "text/event-stream"
 
 _TEXT_FIELDS: Final = ("content", "reasoning_content", "reasoning", "refusal")
-"""Of a chat's delta: vLLM and others stream a model's reasoning in fields of their own."""
+"""Fields of a chat's delta; vLLM and others stream a model's reasoning in separate ones."""
 
 
 class _OpenAiStream(ABC):
-    """What chat completions and completions have in common."""
+    """The common part of chat completions and completions."""
 
     media_type: str | None = EVENT_STREAM
     ends_by_closing = False
 
     def __init__(self, settings: BodySettings, extra: Mapping[str, Any]) -> None:
-        """Keep what goes into every body.
+        """Prepare the fields of every body.
 
         Args:
-            settings: By their names.
-            extra: Fields that are laid over the body, such as `ignore_eos`.
+            settings: The model and the sampling settings.
+            extra: Fields that override the body's, such as `ignore_eos`.
         """
         self._shared = {
             "stream": True,
@@ -47,12 +47,12 @@ class _OpenAiStream(ABC):
         self._extra = dict(extra)
 
     def body(self, call: Call) -> Any:
-        """Return the body, with the usage asked for."""
+        """Return the body, which asks for usage."""
         user = {"user": call.user} if call.user else {}
         return {**self._asked(call), **self._shared, **user, **self._extra}
 
     def read_event(self, event: ServerSentEvent) -> Delta:
-        """Read a chunk, the end, or an error."""
+        """Parse a chunk, the end, or an error."""
         payload = payload_of(event)
         if isinstance(payload, Delta):
             return payload
@@ -60,13 +60,14 @@ class _OpenAiStream(ABC):
         for choice in _choices(payload):
             text += "".join(self._texts(choice))
             reason = choice.get("finish_reason")
-            # Some servers write "" for "not yet": taken for a reason, it would hide a truncation.
+            # Some servers send "" for "not finished"; taken as a reason, it would hide a
+            # truncation.
             finish_reason = reason if reason and isinstance(reason, str) else finish_reason
         return Delta(text=text, usage=usage_of(payload), finish_reason=finish_reason)
 
     def read_whole(self, body: str) -> Delta:
-        """Refuse it: a stream was asked for."""
-        raise MalformedAnswerError(f"no stream of events: {shortened(body)}")
+        """Refuse the answer: a stream was requested."""
+        raise MalformedAnswerError(f"not a stream of events: {shortened(body)}")
 
     @abstractmethod
     def _asked(self, call: Call) -> Mapping[str, Any]: ...
@@ -102,7 +103,7 @@ class OpenAiChat(_OpenAiStream):
 
 
 def _call_texts(calls: Any) -> Iterator[str]:
-    """Yield what a model wrote as tool calls: names and arguments are its output too."""
+    """Yield the names and arguments of tool calls, which are the model's output too."""
     for call in calls if isinstance(calls, list) else ():
         function = call.get("function") if isinstance(call, dict) else None
         for value in function.values() if isinstance(function, dict) else ():
@@ -116,7 +117,7 @@ class OpenAiCompletions(_OpenAiStream):
     name = "openai-completions"
 
     def _asked(self, call: Call) -> Mapping[str, Any]:
-        return {"prompt": text_alone(call, self.name)}
+        return {"prompt": text_only(call, self.name)}
 
     def _texts(self, choice: Mapping[str, Any]) -> Iterator[str]:
         if isinstance(text := choice.get("text"), str):

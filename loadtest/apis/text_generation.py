@@ -1,9 +1,10 @@
-"""`POST /text-generation`: events with text and their own count of tokens, closed by `[DONE]`."""
+"""`POST /text-generation`: events with text and token counts, ended by `[DONE]`."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from loadtest.apis.contract import (
+from loadtest.apis.openai import EVENT_STREAM
+from loadtest.client.contract import (
     BodySettings,
     Call,
     Delta,
@@ -12,8 +13,7 @@ from loadtest.apis.contract import (
     payload_of,
     shortened,
 )
-from loadtest.apis.openai import EVENT_STREAM
-from loadtest.sse import ServerSentEvent
+from loadtest.client.sse import ServerSentEvent
 
 
 class TextGeneration:
@@ -24,12 +24,12 @@ class TextGeneration:
     ends_by_closing = False
 
     def __init__(self, settings: BodySettings, extra: Mapping[str, Any]) -> None:
-        """Keep what goes into every body; `extra` is laid over it."""
+        """Prepare the fields of every body; the fields of `extra` override the others."""
         self._settings = settings
         self._extra = dict(extra)
 
     def body(self, call: Call) -> Any:
-        """Return the question as messages, and who asks."""
+        """Return the body: the question as messages, and the user."""
         user = {"user_id": call.user} if call.user else {}
         return {
             "messages": messages_of(call),
@@ -40,7 +40,7 @@ class TextGeneration:
         }
 
     def read_event(self, event: ServerSentEvent) -> Delta:
-        """Read a piece of text with its tokens, the end, or an error."""
+        """Parse a text with its token count, the end, or an error."""
         payload = payload_of(event)
         if isinstance(payload, Delta):
             return payload
@@ -51,5 +51,5 @@ class TextGeneration:
         return Delta(text=text, num_tokens=num_tokens if is_count else None)
 
     def read_whole(self, body: str) -> Delta:
-        """Refuse it: a stream was asked for."""
-        raise MalformedAnswerError(f"no stream of events: {shortened(body)}")
+        """Refuse the answer: a stream was requested."""
+        raise MalformedAnswerError(f"not a stream of events: {shortened(body)}")

@@ -1,24 +1,24 @@
-"""A request on its way to becoming a record: what is known of it so far."""
+"""A request in progress: collects the content of its record."""
 
 from dataclasses import dataclass, field
 
-from loadtest.apis.contract import Call, Delta, Usage
-from loadtest.record import ErrorKind, RequestRecord
-from loadtest.token_credit import credit
+from loadtest.client.contract import Call, Delta, Usage
+from loadtest.client.token_credit import credit
+from loadtest.results.record import ErrorKind, RequestRecord
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A request that is to be sent.
+    """A request to send.
 
     Attributes:
-        level: The level that it belongs to.
-        index: Its number within the level.
+        level: The index of the request's level.
+        index: The request's number within the level.
         question: The index of its question in the data file.
-        call: What it asks.
+        call: The content of the request.
         queue: The queue that sends it; None in an open loop.
-        scheduled_s: When it should be sent; None means as soon as its queue comes to it.
-        is_warmup: It does not count.
+        scheduled_s: When the request is due; None means as soon as its queue is free.
+        is_warmup: Whether the request is left out of the figures.
     """
 
     level: int
@@ -32,15 +32,15 @@ class Task:
 
 @dataclass(slots=True)
 class Attempt:
-    """What has come of a task.
+    """The state of a task that was sent.
 
     Attributes:
-        task: What was to be sent.
-        sent_s: When it was.
-        headers_s: When the answer's headers came.
-        http_status: None before them.
-        is_complete: The server has said that the answer is.
-        error: The first thing that went wrong; nothing later changes it.
+        task: The request.
+        sent_s: When it was sent.
+        headers_s: When the response headers arrived.
+        http_status: None before the headers.
+        is_complete: Whether the server has marked the answer as complete.
+        error: The first error; later ones don't replace it.
     """
 
     task: Task
@@ -61,17 +61,16 @@ class Attempt:
 
     @property
     def ttft_ms(self) -> float | None:
-        """From sending to the first content event, as soon as it has come."""
+        """The time from sending to the first content event; None before it."""
         return (self.content_s[0] - self.sent_s) * 1000 if self.content_s else None
 
     @property
-    def num_last_tokens(self) -> int:
-        """The last content event's tokens as far as they are known by now, else 1."""
-        count = self._counts[-1] if self._counts else None
-        return 1 if count is None else count
+    def num_last_tokens(self) -> int | None:
+        """The last content event's tokens; None if the server did not send them with it."""
+        return self._counts[-1] if self._counts else None
 
     def take(self, delta: Delta, time_s: float) -> None:
-        """Add what an event says, read at this time."""
+        """Add an event that was read at this time."""
         self._usage = delta.usage or self._usage
         self._finish_reason = delta.finish_reason or self._finish_reason
         if delta.is_done or delta.finish_reason is not None:
@@ -92,19 +91,19 @@ class Attempt:
         self._num_uncredited = 0
 
     def _take_tokens_without_text(self, num_tokens: int) -> None:
-        """Credit them to the content event before, or else to the first one."""
+        """Credit the tokens to the previous content event, or else to the next one."""
         if self._counts and self._counts[-1] is not None:
             self._counts[-1] += num_tokens
         else:
             self._num_uncredited += num_tokens
 
     def fail(self, kind: ErrorKind, message: str) -> None:
-        """Note what went wrong."""
+        """Keep this error unless there is an earlier one."""
         if self.error is None:
             self.error, self.error_message = kind, message
 
     def record(self, ended_s: float) -> RequestRecord:
-        """Return what is left of it."""
+        """Return the record of the ended request."""
         usage = self._usage or Usage(None, None, None)
         credited = credit(usage.output_tokens, self._so_far, self._counts)
         task = self.task

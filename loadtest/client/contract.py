@@ -1,4 +1,4 @@
-"""What every kind of server is to the sender: a body to send, and events to make sense of.
+"""The contract between the sender and a kind of server: how to make a body and parse events.
 
 An API keeps no state between events, so one object serves all requests of a run.
 """
@@ -10,25 +10,25 @@ from typing import Any, NamedTuple, Protocol
 
 from pydantic_core import from_json
 
-from loadtest.sse import ServerSentEvent
+from loadtest.client.sse import ServerSentEvent
 
 DONE = "[DONE]"
-"""The data of the event behind which nothing of the answer comes."""
+"""The data of the event that ends an answer."""
 
 CUT_OFF = "..."
-"""What stands behind a text that was shortened."""
+"""Marks the end of a shortened text."""
 
 
 class MalformedAnswerError(ValueError):
-    """What came is not in the API's form; the message says what it is instead."""
+    """An answer does not have the API's form; the message says what came instead."""
 
 
 class UnsuitableCallError(ValueError):
-    """A question can't be put into this API's body; the message says why."""
+    """A question does not fit this API's body; the message says why."""
 
 
 class Usage(NamedTuple):
-    """What the server has counted, from the answer's start up to here."""
+    """The server's token counts since the start of the answer."""
 
     prompt_tokens: int | None
     cached_tokens: int | None
@@ -36,15 +36,15 @@ class Usage(NamedTuple):
 
 
 class Delta(NamedTuple):
-    """What an event says.
+    """The meaning of an event.
 
     Attributes:
-        text: What it adds to the answer; it is a content event if there is any.
-        num_tokens: The tokens that it alone carries, if the server counts them so.
-        usage: The answer's tokens so far, if the server tells.
+        text: The text that the event adds; an event with text is a content event.
+        num_tokens: The event's own tokens, if the server counts per event.
+        usage: The answer's tokens so far, if the server sends them.
         finish_reason: Why the answer is complete, if it is.
-        is_done: Nothing comes after it.
-        error: What the server says went wrong.
+        is_done: Whether this is the last event.
+        error: The server's error message.
     """
 
     text: str = ""
@@ -57,13 +57,13 @@ class Delta(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What one request asks.
+    """The content of one request.
 
     Attributes:
-        text: The question; the last message's text where there are several.
-        messages: All of a conversation, if the data file has one.
-        image_url: A `data:` URI, if an image goes along.
-        user: Who asks.
+        text: The question; in a conversation, the last message's text.
+        messages: The whole conversation, if the data file has one.
+        image_url: A `data:` URI, if an image is sent.
+        user: The user name; "" for none.
         index: The request's number within its level.
     """
 
@@ -76,14 +76,14 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class BodySettings:
-    """What goes into every body alike; None leaves it to the server."""
+    """The settings in every body; None leaves a choice to the server."""
 
     model: str | None = None
     max_tokens: int | None = None
     temperature: float | None = None
 
     def fields(self) -> dict[str, Any]:
-        """Return those that are given, by the names that OpenAI gave them."""
+        """Return the settings that are not None, by OpenAI's field names."""
         given = {
             "model": self.model,
             "max_tokens": self.max_tokens,
@@ -96,9 +96,9 @@ class Api(Protocol):
     """A kind of server.
 
     Attributes:
-        name: As `--api` has it.
-        media_type: What an answer's must be; None takes a stream of events, or JSON, as it comes.
-        ends_by_closing: The stream's end is all that tells that an answer is complete.
+        name: As `--api` names it.
+        media_type: The media type that answers must have; None allows an event stream or JSON.
+        ends_by_closing: Whether an answer is complete when the stream ends, without a last event.
     """
 
     name: str
@@ -106,32 +106,32 @@ class Api(Protocol):
     ends_by_closing: bool
 
     def body(self, call: Call) -> Any:
-        """Return what is sent as JSON.
+        """Return the request body, to be sent as JSON.
 
         Raises:
-            UnsuitableCallError: This API has no place for what the call holds.
+            UnsuitableCallError: This API can't ask what the call asks.
         """
         ...
 
     def read_event(self, event: ServerSentEvent) -> Delta:
-        """Make sense of an event.
+        """Parse an event.
 
         Raises:
-            MalformedAnswerError: It makes none.
+            MalformedAnswerError: The event does not have the API's form.
         """
         ...
 
     def read_whole(self, body: str) -> Delta:
-        """Make sense of an answer that is no stream.
+        """Parse an answer that is not a stream.
 
         Raises:
-            MalformedAnswerError: It makes none.
+            MalformedAnswerError: The answer does not have the API's form.
         """
         ...
 
 
 def messages_of(call: Call) -> list[Mapping[str, Any]]:
-    """Return the conversation, or the question as the only message; an image joins the last."""
+    """Return the call as messages; an image is added to the last one."""
     messages = list(call.messages or ({"role": "user", "content": call.text},))
     if call.image_url is not None:
         image = {"type": "image_url", "image_url": {"url": call.image_url}}
@@ -139,36 +139,36 @@ def messages_of(call: Call) -> list[Mapping[str, Any]]:
     return messages
 
 
-def text_alone(call: Call, api_name: str) -> str:
-    """Return the question for an API that takes a text and nothing else.
+def text_only(call: Call, api_name: str) -> str:
+    """Return the question for an API that accepts only a text.
 
     Raises:
-        UnsuitableCallError: There is an image or a conversation.
+        UnsuitableCallError: The call has an image or a conversation.
     """
     if call.image_url is not None:
-        raise UnsuitableCallError(f"{api_name} takes no images; use openai-chat")
+        raise UnsuitableCallError(f"{api_name} accepts no images; use openai-chat")
     if call.messages is not None and len(call.messages) > 1:
-        raise UnsuitableCallError(f"{api_name} takes a text and no conversation; use openai-chat")
+        raise UnsuitableCallError(f"{api_name} accepts a text but no conversation; use openai-chat")
     return call.text
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """Read a JSON object.
+    """Parse a JSON object.
 
     Raises:
-        MalformedAnswerError: It is none.
+        MalformedAnswerError: The text is not one.
     """
     try:
         value = from_json(text)
     except ValueError as error:
         raise MalformedAnswerError(f"not JSON ({error}): {shortened(text)}") from None
     if not isinstance(value, dict):
-        raise MalformedAnswerError(f"JSON, but no object: {shortened(text)}")
+        raise MalformedAnswerError(f"JSON, but not an object: {shortened(text)}")
     return value
 
 
 def error_of(payload: Mapping[str, Any]) -> str | None:
-    """Return what a payload's `error` says, however the server shapes it; None without one."""
+    """Return the message of a payload's `error`, whatever its shape; None without one."""
     error = payload.get("error")
     if not error:
         return None
@@ -177,24 +177,24 @@ def error_of(payload: Mapping[str, Any]) -> str | None:
     return shortened(str(error))
 
 
-def said_by_error_event(data: str) -> str:
-    """Return what an event named `error` says: its JSON's message, or else its text."""
+def error_event_message(data: str) -> str:
+    """Return the message of an event named `error`: from its JSON, or else its text."""
     with suppress(MalformedAnswerError):
-        if (said := error_of(json_object(data))) is not None:
-            return said
-    return shortened(data) or "an event named error, without a word"
+        if (message := error_of(json_object(data))) is not None:
+            return message
+    return shortened(data) or "an event named error, without a message"
 
 
 def payload_of(event: ServerSentEvent) -> dict[str, Any] | Delta:
-    """Return an event's JSON object, or at once what the event says: the end, or an error.
+    """Return an event's JSON object, or a `Delta` if the event is the end or an error.
 
     Raises:
-        MalformedAnswerError: It is neither.
+        MalformedAnswerError: The event's data is not a JSON object.
     """
     if event.data == DONE:
         return Delta(is_done=True)
     if event.name == "error":
-        return Delta(error=said_by_error_event(event.data))
+        return Delta(error=error_event_message(event.data))
     payload = json_object(event.data)
     if (error := error_of(payload)) is not None:
         return Delta(error=error)
@@ -202,7 +202,7 @@ def payload_of(event: ServerSentEvent) -> dict[str, Any] | Delta:
 
 
 def usage_of(payload: Mapping[str, Any]) -> Usage | None:
-    """Return OpenAI's `usage`, as far as it is there."""
+    """Parse OpenAI's `usage`; missing or invalid counts are None."""
     usage = payload.get("usage")
     if not isinstance(usage, dict):
         return None
@@ -219,6 +219,6 @@ def _count(value: Any) -> int | None:
 
 
 def shortened(text: str, max_chars: int = 200) -> str:
-    """Return a text in one line of at most so many characters."""
+    """Return a text as one line, cut after `max_chars` characters."""
     line = " ".join(text.split())
     return line if len(line) <= max_chars else f"{line[:max_chars]}{CUT_OFF}"

@@ -1,4 +1,4 @@
-"""Sends one request and makes its record, whatever happens. It never sends one twice."""
+"""Sends a request and returns its record, even if the request fails. Nothing is sent twice."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,9 @@ import aiohttp
 from pydantic_core import to_json
 from yarl import URL
 
-from loadtest.apis.contract import (
+from loadtest.client.attempt import Attempt, Task
+from loadtest.client.clock import Clock
+from loadtest.client.contract import (
     CUT_OFF,
     Api,
     MalformedAnswerError,
@@ -18,34 +20,32 @@ from loadtest.apis.contract import (
     json_object,
     shortened,
 )
-from loadtest.attempt import Attempt, Task
-from loadtest.failures import kind_of_exception, kind_of_status
-from loadtest.observer import Observer
-from loadtest.record import ErrorKind, RequestRecord
-from loadtest.redaction import HIDDEN
-from loadtest.run_clock import Clock
-from loadtest.sse import OversizedEventError, SseDecoder
-from loadtest.stamped_http import StampedBody, StampedResponse
-from loadtest.watchdog import TimeLimits, Watchdog
+from loadtest.client.failures import kind_of_exception, kind_of_status, timeout_message
+from loadtest.client.observer import Observer
+from loadtest.client.sse import OversizedEventError, SseDecoder
+from loadtest.client.stamped_http import StampedBody, StampedResponse
+from loadtest.client.watchdog import TimeLimits, Watchdog
+from loadtest.results.record import ErrorKind, RequestRecord
+from loadtest.results.redaction import HIDDEN
 
 TAIL_S: Final = 5.0
-"""How long a stream may stay open behind its `[DONE]`; then the connection is given up."""
+"""How long a stream may stay open after its `[DONE]` before the connection is closed."""
 
 MIN_SECRET_CHARS: Final = 3
-"""So much of a secret's beginning tells nothing."""
+"""A secret's first characters, up to this many, reveal nothing and are left in place."""
 
 MAX_WHOLE_BYTES: Final = 64 * 1024 * 1024
-"""Of an answer that is no stream."""
+"""The limit of an answer that is not a stream."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where requests go.
+    """The server under test.
 
     Attributes:
-        url: The whole address.
-        headers: Sent with each request, beside those of HTTP.
-        secrets: What must never be written down, even if the server repeats it.
+        url: The full URL of the route.
+        headers: The configured headers, sent with each request.
+        secrets: Texts to keep out of all files, even if the server repeats them.
     """
 
     url: URL
@@ -53,14 +53,14 @@ class Target:
     secrets: Sequence[str] = ()
 
     def without_secrets(self, text: str) -> str:
-        """Return a text with every secret blotted out."""
+        """Return a text with every secret hidden."""
         for secret in self.secrets:
-            text = _without_cut_off(secret, text.replace(secret, HIDDEN))
+            text = _without_cut_secret(secret, text.replace(secret, HIDDEN))
         return text
 
 
-def _without_cut_off(secret: str, text: str) -> str:
-    """Blot out a secret's beginning where a shortened text breaks off in the middle of it."""
+def _without_cut_secret(secret: str, text: str) -> str:
+    """Hide the beginning of a secret at the point where a text was shortened."""
     head = text.removesuffix(CUT_OFF)
     if head == text:
         return text
@@ -71,7 +71,7 @@ def _without_cut_off(secret: str, text: str) -> str:
 
 
 class Sender:
-    """Sends tasks to a target; any number at once."""
+    """Sends tasks to a target, any number of them at once."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Sender:
         clock: Clock,
         observer: Observer,
     ) -> None:
-        """Keep them; the session is a `stamped_session` of the same clock."""
+        """Prepare to send; `session` is a `stamped_session` with the same clock."""
         self._session = session
         self._target = target
         self._headers = _headers_for(api, target.headers)
@@ -94,7 +94,7 @@ class Sender:
     async def send(self, task: Task) -> RequestRecord:
         """Send a task and read its answer to the end.
 
-        Whoever cancels this gets the record too, as one that the tool ended itself.
+        If cancelled, this still returns the record, with the error `cancelled`.
         """
         body = to_json(self._api.body(task.call))
         attempt = Attempt(task, sent_s=self._clock())
@@ -107,7 +107,7 @@ class Sender:
         return record
 
     async def _exchange(self, attempt: Attempt, body: bytes) -> float | None:
-        """Return when the answer ended, if it came to its end."""
+        """Return when the answer ended; None if it was not read to its end."""
         watchdog = Watchdog(self._limits)
         try:
             async with (
@@ -123,7 +123,7 @@ class Sender:
                 attempt.fail(ErrorKind.CANCELLED, "ended by the load tester")
         except TimeoutError:
             kind = watchdog.expired or ErrorKind.CONNECT
-            attempt.fail(kind, _said_of_timeout(kind, self._limits))
+            attempt.fail(kind, timeout_message(kind, self._limits))
         except (MalformedAnswerError, OversizedEventError) as error:
             attempt.fail(ErrorKind.MALFORMED, str(error))
         except (aiohttp.ClientError, OSError) as error:
@@ -138,20 +138,20 @@ class Sender:
         body = response.body_reads
         attempt.http_status, attempt.headers_s = response.status, body.started_s
         if (kind := kind_of_status(response.status)) is not None:
-            said = await _read_error(body)
-            attempt.fail(kind, shortened(f"{response.status} {response.reason}: {said}"))
-        elif not self._is_wanted(response.content_type):
-            told = f"an answer of type {response.content_type} instead of {self._api.media_type}"
-            attempt.fail(ErrorKind.MALFORMED, shortened(f"{told}: {await _read_error(body)}"))
+            message = await _read_error(body)
+            attempt.fail(kind, shortened(f"{response.status} {response.reason}: {message}"))
+        elif not self._has_media_type(response.content_type):
+            fault = f"an answer of type {response.content_type} instead of {self._api.media_type}"
+            attempt.fail(ErrorKind.MALFORMED, shortened(f"{fault}: {await _read_error(body)}"))
         elif response.content_type == "application/json":
             await self._read_whole(body, attempt, watchdog)
         else:
             await self._read_stream(body, attempt, watchdog)
-        self._judge(attempt)
+        self._check_complete(attempt)
         return body.ended_s
 
-    def _is_wanted(self, media_type: str) -> bool:
-        """Say whether an answer is what the API gives, from what it says to be."""
+    def _has_media_type(self, media_type: str) -> bool:
+        """Return whether the API sends answers of this type."""
         return self._api.media_type in (None, media_type)
 
     async def _read_stream(self, body: StampedBody, attempt: Attempt, watchdog: Watchdog) -> None:
@@ -164,11 +164,11 @@ class Sender:
                     attempt.take(delta, time_s)
                     if delta.text:
                         watchdog.content_came()
-                        self._tell(attempt, time_s)
+                        self._report_content(attempt, time_s)
                     if attempt.error is not None:
                         return
                     if delta.is_done:
-                        watchdog.stand_down()
+                        watchdog.disarm()
                         await _read_tail(body)
                         return
 
@@ -178,14 +178,14 @@ class Sender:
         attempt.take(self._api.read_whole(payload), body.ended_s or self._clock())
         if attempt.content_s:
             watchdog.content_came()
-            self._tell(attempt, attempt.content_s[-1])
+            self._report_content(attempt, attempt.content_s[-1])
 
-    def _tell(self, attempt: Attempt, time_s: float) -> None:
+    def _report_content(self, attempt: Attempt, time_s: float) -> None:
         ttft_ms = attempt.ttft_ms if len(attempt.content_s) == 1 else None
         self._observer.content(time_s, attempt.num_last_tokens, ttft_ms)
 
-    def _judge(self, attempt: Attempt) -> None:
-        """Say what is wrong with an answer that came to its end without an error."""
+    def _check_complete(self, attempt: Attempt) -> None:
+        """Check whether an answer that ended without an error is complete and has content."""
         if not attempt.is_complete and not self._api.ends_by_closing:
             num_events = len(attempt.content_s)
             attempt.fail(
@@ -194,14 +194,14 @@ class Sender:
                 "finish_reason",
             )
         if not attempt.content_s:
-            attempt.fail(ErrorKind.EMPTY, "the answer is complete and holds no text")
+            attempt.fail(ErrorKind.EMPTY, "the answer is complete but holds no text")
 
 
 def _headers_for(api: Api, given: Mapping[str, str]) -> dict[str, str]:
-    """Return what is sent with each request; a given header replaces ours in whatever case."""
+    """Return the headers of each request; a given one replaces ours, whatever its case."""
     own = {
         "Accept": api.media_type or "text/event-stream, application/json",
-        # What is compressed comes in blocks, and at other times than the server sent it.
+        # Compression would merge events into blocks and change their times.
         "Accept-Encoding": "identity",
         "Content-Type": "application/json",
         "User-Agent": "raystream-loadtest",
@@ -210,20 +210,8 @@ def _headers_for(api: Api, given: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in own.items() if name.lower() not in names} | dict(given)
 
 
-def _said_of_timeout(kind: ErrorKind, limits: TimeLimits) -> str:
-    match kind:
-        case ErrorKind.TIMEOUT_FIRST:
-            return f"no content within {limits.first_token_s:g} s"
-        case ErrorKind.TIMEOUT_STALL:
-            return f"no further content for {limits.stall_s:g} s"
-        case ErrorKind.TIMEOUT_TOTAL:
-            return f"not complete within {limits.total_s:g} s"
-        case _:
-            return "the operating system gave up connecting"
-
-
 async def _read_tail(body: StampedBody) -> None:
-    """Read to the end behind `[DONE]`; the answer is whole, whatever the connection does."""
+    """Read the rest after `[DONE]`; errors don't matter, since the answer is complete."""
     with suppress(TimeoutError, aiohttp.ClientError):
         async with asyncio.timeout(TAIL_S):
             while await body.reads():
@@ -234,8 +222,8 @@ async def read_text(body: StampedBody, max_bytes: int) -> str:
     """Read a body to its end.
 
     Raises:
-        MalformedAnswerError: It is longer.
-        aiohttp.ClientError: It broke off.
+        MalformedAnswerError: The body is longer than `max_bytes`.
+        aiohttp.ClientError: The body broke off.
     """
     pieces: list[bytes] = []
     num_bytes = 0
@@ -248,11 +236,11 @@ async def read_text(body: StampedBody, max_bytes: int) -> str:
 
 
 async def _read_error(body: StampedBody) -> str:
-    """Return what an error's body says: its JSON's message, or else its text."""
+    """Return the message of an error's body: from its JSON, or else its text."""
     try:
         text = await read_text(body, 64 * 1024)
     except (aiohttp.ClientError, MalformedAnswerError):
-        return "(its body can't be read)"
+        return "(the body can't be read)"
     with suppress(MalformedAnswerError):
         payload = json_object(text)
         return error_of(payload) or str(payload.get("detail") or text)

@@ -1,7 +1,7 @@
-"""Reads Server-Sent Events from bytes that come in pieces of any size.
+"""Decodes Server-Sent Events from bytes that arrive in pieces of any size.
 
-Owns the format and nothing else: what an event's data means is an API's business. An event comes
-out with the very piece that ends it, so that it can be given the time at which that was read.
+This module knows only the format; each API interprets the data. An event is returned with the piece
+of bytes that ends it, so the event gets the time at which that piece was read.
 
 Source: https://html.spec.whatwg.org/multipage/server-sent-events.html#event-stream-interpretation
 """
@@ -11,28 +11,27 @@ from typing import Final, NamedTuple
 
 _LINE_END: Final = re.compile(rb"\r\n?|\n")
 _RETRY: Final = re.compile(r"[0-9]{1,15}")
-"""Longer ones are nobody's pause, and Python refuses to read very long numbers."""
+"""Longer numbers make no sense as a pause, and Python refuses to parse very long ones."""
 _BOM: Final = b"\xef\xbb\xbf"
 
 MAX_EVENT_BYTES: Final = 64 * 1024 * 1024
-"""What an event may hold before it has ended; a server that never ends one fills no memory."""
+"""The size limit of one event, so that an event that never ends does not fill the memory."""
 
 
 class OversizedEventError(ValueError):
-    """An event goes on beyond `MAX_EVENT_BYTES`."""
+    """An event is longer than allowed."""
 
     def __init__(self, max_bytes: int) -> None:
-        """Say how long it may be."""
         super().__init__(f"an event of more than {max_bytes} bytes")
 
 
 class ServerSentEvent(NamedTuple):
-    """An event that was dispatched.
+    """A complete event.
 
     Attributes:
-        data: Its data lines, joined by newlines.
-        name: What its `event` field said.
-        last_event_id: As the stream has set it so far.
+        data: The data lines, joined by newlines.
+        name: The value of the `event` field.
+        last_event_id: The last id that the stream has set.
     """
 
     data: str
@@ -41,16 +40,15 @@ class ServerSentEvent(NamedTuple):
 
 
 class SseDecoder:
-    """Takes bytes as they come and returns the events that they complete.
+    """Takes bytes as they arrive and returns the events that they complete.
 
-    An event that the end of the stream cuts off is never returned, as the standard has it.
+    An event cut off by the end of the stream is never returned, as the standard demands.
 
     Attributes:
-        retry_ms: The pause before reconnecting that the stream last asked for; None if it did not.
+        retry_ms: The reconnection pause that the stream last asked for; None if it did not.
     """
 
     def __init__(self, max_event_bytes: int = MAX_EVENT_BYTES) -> None:
-        """Start at the beginning of a stream."""
         self.retry_ms: int | None = None
         self._max_event_bytes = max_event_bytes
         self._rest: list[bytes] = []
@@ -65,7 +63,7 @@ class SseDecoder:
         """Return the events that this piece completes.
 
         Raises:
-            OversizedEventError: An event has not ended in time. The decoder is of no use after.
+            OversizedEventError: An event is too long. The decoder can't be used afterwards.
         """
         events: list[ServerSentEvent] = []
         for line in self._whole_lines(piece):
@@ -81,9 +79,9 @@ class SseDecoder:
         return events
 
     def _whole_lines(self, piece: bytes) -> list[bytes]:
-        """Return the lines that this piece completes; what is left of it waits for the next."""
+        """Return the lines that this piece completes; keep the rest for the next piece."""
         if self._is_after_cr:
-            # The CR has ended its line before the LF that belongs to it came.
+            # A CR ended the last line; an LF that follows belongs to the same line end.
             self._is_after_cr = not piece
             piece = piece.removeprefix(b"\n")
         *lines, rest = _LINE_END.split(piece) if b"\r" in piece else piece.split(b"\n")

@@ -1,9 +1,9 @@
-"""aiohttp, with the time of each read of a socket.
+"""aiohttp with a time stamp for each read of a socket.
 
-aiohttp wakes the reader of a body a turn of the event loop after the bytes came, and merges what
-came meanwhile. So its connections are replaced by ones that note the time before anything is
-parsed, and empty the body's buffer at once: each piece of a body keeps the time of its own read,
-however late the reader is, and no piece is lost when the connection breaks behind it.
+aiohttp wakes the reader of a body one turn of the event loop after the bytes arrived, and merges
+all bytes that arrived in between. The connections here take the time before anything is parsed and
+empty the body's buffer at once. So each part of a body keeps the time of its own read, however late
+the reader is, and no part is lost if the connection then breaks.
 """
 
 import asyncio
@@ -15,32 +15,32 @@ import aiohttp
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.connector import Connection
 
-from loadtest.run_clock import Clock
+from loadtest.client.clock import Clock
 
 _ConnectionMaker = Callable[..., ResponseHandler]
 
 KEEPALIVE_S: Final = 4.0
-"""How long an idle connection is used again: less than the five seconds of uvicorn and of Node, so
-that a request rarely meets a server that is just closing."""
+"""How long an idle connection is kept for reuse. Uvicorn and Node close theirs after five seconds;
+a shorter time here means that requests rarely meet a connection that is just closing."""
 
 
 class Read(NamedTuple):
-    """A piece of a body, and when it was read from the socket."""
+    """A piece of a body and the time it was read from the socket."""
 
     time_s: float
     piece: bytes
 
 
 class StampedBody:
-    """A response's body as it comes.
+    """A response's body as it arrives.
 
     Attributes:
-        started_s: When the headers came.
-        ended_s: When the body ended, or broke; None while it goes on.
+        started_s: When the headers arrived.
+        ended_s: When the body ended or broke off; None before that.
     """
 
     def __init__(self, stream: aiohttp.StreamReader, started_s: float) -> None:
-        """Take over a body that has not been read from."""
+        """Take over a stream that has not been read from."""
         self.started_s = started_s
         self.ended_s: float | None = None
         self._stream = stream
@@ -50,10 +50,10 @@ class StampedBody:
         self._waiter: asyncio.Future[None] | None = None
 
     def collect(self, now_s: float) -> None:
-        """Take what the parser has put into the stream, as read at this time."""
+        """Take the bytes that the parser has put into the stream; they were read at this time."""
         if self.ended_s is not None:
             return
-        # Emptying the stream lets the parser go on, which may fill it again.
+        # Emptying the stream resumes the parser, which may fill the stream again.
         while self._num_taken < self._stream.total_bytes and self._stream.exception() is None:
             piece = self._stream.read_nowait()
             self._num_taken += len(piece)
@@ -63,9 +63,9 @@ class StampedBody:
         self._wake()
 
     def break_off(self, now_s: float, reason: BaseException) -> None:
-        """End a body whose bytes are against the protocol, unless it has ended by itself.
+        """End a body that violates the protocol, unless it has already ended.
 
-        aiohttp tells its connection of them and, where chunks are wrong, never the body's reader.
+        aiohttp reports the error to the connection but, for wrong chunks, not to the body's reader.
         """
         if self.ended_s is None:
             self.ended_s = now_s
@@ -78,11 +78,11 @@ class StampedBody:
             self._waiter.set_result(None)
 
     async def reads(self) -> list[Read]:
-        """Wait for pieces; an empty list is the end.
+        """Wait for pieces; return an empty list at the end.
 
         Raises:
-            aiohttp.ClientError: The body broke off or is against the protocol; what came before
-                has been returned.
+            aiohttp.ClientError: The body broke off or violates the protocol; all pieces before that
+                have been returned.
         """
         while not self._reads and self.ended_s is None:
             self._waiter = asyncio.get_running_loop().create_future()
@@ -98,14 +98,13 @@ class StampedBody:
 
 
 class StampedConnection(ResponseHandler):
-    """An aiohttp connection that notes when bytes came.
+    """An aiohttp connection that takes the time when bytes arrive.
 
     Attributes:
-        body: Of the last response that began here.
+        body: The body of the latest response on this connection.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, clock: Clock) -> None:
-        """Begin unconnected."""
         super().__init__(loop=loop)
         self.body: StampedBody | None = None
         self._clock = clock
@@ -113,9 +112,9 @@ class StampedConnection(ResponseHandler):
         self._is_compressed = False
 
     def data_received(self, data: bytes) -> None:
-        """Note the time, then parse."""
+        """Take the time, then parse."""
         if not data:
-            # Nothing was read: the stream, being emptied, tells the parser to go on.
+            # Nothing was read: aiohttp resumes its parser this way after the stream was emptied.
             super().data_received(data)
             return
         self._now_s = now_s = self._clock()
@@ -126,23 +125,23 @@ class StampedConnection(ResponseHandler):
                 self.body.break_off(now_s, error)
 
     def feed_data(self, data: Any, size: int = 0) -> None:
-        """Begin a response's body; aiohttp calls this with its headers."""
+        """Start a response's body; aiohttp calls this with its headers."""
         message, stream = data
         self._is_compressed = message.compression is not None
         self.body = StampedBody(stream, self._now_s)
         super().feed_data(data, size)
 
     def resume_reading(self, resume_parser: bool = True) -> None:
-        """Go on reading where it was paused.
+        """Resume reading only if it was paused.
 
-        aiohttp calls this each time a body's buffer is emptied, which here is with every event.
-        Only a parser that was paused, or that unpacks, has anything left to go on with.
+        aiohttp calls this whenever a body's buffer is emptied, which happens here with every event.
+        Only a parser that was paused, or that decompresses, has anything left to parse.
         """
         if self._reading_paused or self._is_compressed:
             super().resume_reading(resume_parser)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Note when the connection ended; a body without a length ends so."""
+        """Take the time; a body without a length ends with its connection."""
         now_s = self._clock()
         super().connection_lost(exc)
         if self.body is not None:
@@ -150,7 +149,7 @@ class StampedConnection(ResponseHandler):
 
 
 class StampedResponse(aiohttp.ClientResponse):
-    """A response whose body is read by `body`, and by nothing else."""
+    """A response whose body is read only through `body_reads`."""
 
     body_reads: StampedBody
 
@@ -165,18 +164,18 @@ class StampedResponse(aiohttp.ClientResponse):
 
 
 class StampedConnector(aiohttp.TCPConnector):
-    """Opens as many connections as are asked for, each a `StampedConnection`."""
+    """Opens any number of connections, each a `StampedConnection`."""
 
     def __init__(self, clock: Clock) -> None:
-        """Belong to the running event loop."""
+        """Bind to the running event loop."""
         super().__init__(limit=0, keepalive_timeout=KEEPALIVE_S)
-        # aiohttp has no public name for this; the tests would tell if it were gone.
+        # aiohttp has no public way to set this; tests fail if the attribute goes.
         make: _ConnectionMaker = StampedConnection
         self._factory = partial(make, self._loop, clock)
 
 
 def stamped_session(clock: Clock) -> aiohttp.ClientSession:
-    """Return a session that never ends a request by itself, nor keeps cookies."""
+    """Return a session without timeouts and cookies."""
     return aiohttp.ClientSession(
         connector=StampedConnector(clock),
         response_class=StampedResponse,

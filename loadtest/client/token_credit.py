@@ -1,15 +1,15 @@
-"""How an answer's tokens are credited to its content events, and who has counted them."""
+"""Credits an answer's tokens to its content events, by the best count available."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from loadtest.record import TokenSource
+from loadtest.results.record import TokenSource
 
 
 @dataclass(frozen=True, slots=True)
 class TokenCredit:
-    """The tokens of each content event, and where the count comes from."""
+    """The tokens of each content event, and the source of the count."""
 
     tokens: tuple[int, ...]
     source: TokenSource
@@ -20,12 +20,12 @@ def credit(
     so_far: Sequence[int | None],
     counts: Sequence[int | None],
 ) -> TokenCredit:
-    """Return the tokens of each content event, by the best source there is.
+    """Return the tokens of each content event, by the best source available.
 
     Args:
-        num_output_tokens: The server's count for the whole answer, if it gave one.
-        so_far: For each content event the server's count up to it, if it came with the event.
-        counts: For each content event the server's count for it alone.
+        num_output_tokens: The server's count for the whole answer, if it sent one.
+        so_far: For each content event, the server's count up to it, if sent with the event.
+        counts: For each content event, the server's count of its own tokens.
     """
     if not so_far:
         return TokenCredit((), TokenSource.CHUNKS)
@@ -37,19 +37,20 @@ def credit(
 
 
 def _by_usage(num_output_tokens: int, so_far: Sequence[int | None]) -> tuple[int, ...]:
-    told = [count for count in so_far if count is not None]
-    is_told = len(told) == len(so_far) and told == sorted(told) and told[-1] <= num_output_tokens
-    if not is_told:
+    known = [count for count in so_far if count is not None]
+    is_complete = len(known) == len(so_far)
+    is_usable = is_complete and known == sorted(known) and known[-1] <= num_output_tokens
+    if not is_usable:
         return spread(num_output_tokens, len(so_far))
-    # Tokens behind the last text, as the one that ends the answer, belong to the last event.
-    ends = [*told[:-1], num_output_tokens]
+    # Tokens after the last text, such as the end-of-sequence token, go to the last event.
+    ends = [*known[:-1], num_output_tokens]
     return tuple(end - start for start, end in zip([0, *ends], ends, strict=False))
 
 
 def spread(num_tokens: int, num_events: int) -> tuple[int, ...]:
-    """Return a token for the first event and the others evenly over the others.
+    """Credit one token to the first event, and spread the rest evenly over the others.
 
-    Without the server's word the first event counts as one token; so it does for TPOT.
+    TPOT also counts the first event as one token if the server gives no count for it.
     """
     first = min(1, num_tokens)
     if num_events == 1:

@@ -1,7 +1,7 @@
-"""The three limits on a request's time, watched by one timer.
+"""Enforces a request's three time limits with one timer.
 
-The timer is not set anew with every event, which would cost more than reading it: it wakes when the
-earliest limit could be over, and if content has come meanwhile, it sleeps on.
+Resetting the timer for every event would cost more than reading the event. Instead it fires at the
+earliest time a limit could expire and, if content has arrived since, sleeps again.
 """
 
 import asyncio
@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from loadtest.record import ErrorKind
+from loadtest.results.record import ErrorKind
 
 
 @dataclass(frozen=True, slots=True)
 class TimeLimits:
-    """What a request may take, in seconds; None is no limit.
+    """The time limits of a request, in seconds; None is no limit.
 
     Attributes:
         total_s: From sending to the end.
@@ -28,14 +28,13 @@ class TimeLimits:
 
 
 class Watchdog:
-    """Ends the block that it guards by a `TimeoutError` when a limit is over.
+    """Ends the block that it guards with a `TimeoutError` when a limit expires.
 
     Attributes:
-        expired: The limit that was over; None as long as none is.
+        expired: The limit that expired, if any.
     """
 
     def __init__(self, limits: TimeLimits) -> None:
-        """Watch from the moment that the block is entered."""
         self.expired: ErrorKind | None = None
         self._limits = limits
         self._scope = asyncio.timeout(None)
@@ -44,7 +43,7 @@ class Watchdog:
         self._content_s: float | None = None
 
     async def __aenter__(self) -> Self:
-        """Begin to watch."""
+        """Start the limits."""
         self._loop = asyncio.get_running_loop()
         self._started_s = self._loop.time()
         await self._scope.__aenter__()
@@ -57,21 +56,21 @@ class Watchdog:
         exc_value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Stop watching."""
+        """Stop the timer."""
         if self._timer is not None:
             self._timer.cancel()
         await self._scope.__aexit__(exc_type, exc_value, traceback)
 
     def content_came(self) -> None:
-        """Begin the time to the next content event anew."""
+        """Restart the time to the next content event."""
         is_first = self._content_s is None
         self._content_s = self._loop.time()
-        # From here on the stall limit holds, and may be over before the timer would wake.
+        # The stall limit applies from now on and may expire before the timer fires.
         if is_first and self._limits.stall_s is not None:
             self._watch()
 
-    def stand_down(self) -> None:
-        """Watch no longer: the answer is complete."""
+    def disarm(self) -> None:
+        """Drop all limits, since the answer is complete."""
         self._limits = TimeLimits()
         self._watch()
 

@@ -1,21 +1,21 @@
-"""`loadtest compare`: two runs beside each other."""
+"""`loadtest compare`: compares two runs."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from loadtest import comparison
+from loadtest.analysis import comparison
 from loadtest.commands.result_console import result_console
 from loadtest.commands.usage import refuse
-from loadtest.run import RunError, read_run
+from loadtest.results.run import RunError, read_run
 
 
 def compare(
-    before: Annotated[Path, typer.Argument(metavar="A", help="The run to judge by.")],
-    after: Annotated[Path, typer.Argument(metavar="B", help="The run to judge.")],
+    before: Annotated[Path, typer.Argument(metavar="A", help="Directory of the baseline run.")],
+    after: Annotated[Path, typer.Argument(metavar="B", help="Directory of the run to judge.")],
 ) -> None:
-    """Say what changed from A to B, and how surely. Exits with 99 if B is worse."""
+    """Show what changed from A to B, with confidence intervals. Exits with 99 if B is worse."""
     try:
         compared = comparison.compare(read_run(before), read_run(after))
     except RunError as error:

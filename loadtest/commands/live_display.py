@@ -1,7 +1,7 @@
-"""What is seen while a run goes on: a table on a terminal, a line every five seconds elsewhere.
+"""Shows progress during a run: a table on a terminal, otherwise a line every five seconds.
 
-It is told what happens between two reads of a socket, so it only counts; what it shows is made at
-most four times a second, by a task of its own.
+Events arrive between two reads of a socket, so they are only counted. A task of its own draws the
+figures, at most four times a second.
 """
 
 import asyncio
@@ -15,37 +15,45 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from loadtest.record import ErrorKind, RequestRecord
+from loadtest.results.record import ErrorKind, RequestRecord
 
 RECENT_S = 10.0
 TABLE_INTERVAL_S = 0.25
 LINE_INTERVAL_S = 5.0
 MAX_TTFTS = 10_000
 MIN_TABLE_WIDTH = 100
-"""Columns of a terminal that all figures need beside each other."""
+"""The columns that a terminal needs to show all figures side by side."""
 
 
 class LiveFigures:
-    """Counts what happens: an `Observer` that can be asked for a row of figures."""
+    """An `Observer` that counts events and returns them as a row of figures.
+
+    Most servers count an answer's tokens only at its end, while an event may hold several. Until
+    then, each of its events counts as the mean of those of the answers that have ended. Before the
+    first of them has ended, each counts as one token, and the rate is shown as a lower bound.
+    """
 
     def __init__(self) -> None:
-        """Begin with nothing."""
         self.title = ""
         self.num_in_flight = 0
+        self._tokens_per_event: float | None = None  # of the last level with an answer
         self.level_started("", 0.0, num_requests=None, duration_s=None)
 
     def level_started(
         self, title: str, now_s: float, *, num_requests: int | None, duration_s: float | None
     ) -> None:
-        """Begin anew; what is in flight stays so."""
+        """Reset the figures, except for the requests in flight."""
         self.title = title
         self._started_s = now_s
         self._num_requests = num_requests
         self._duration_s = duration_s
         self.num_ended = 0
         self.errors: Counter[str] = Counter()
-        self._tokens: deque[tuple[float, int]] = deque()
+        self._events: deque[tuple[float, int | None]] = deque()
         self._num_recent_tokens = 0
+        self._num_recent_uncounted = 0
+        self._num_ended_events = 0
+        self._num_ended_tokens = 0
         self._successes: deque[float] = deque()
         self._ttfts_ms: deque[float] = deque(maxlen=MAX_TTFTS)
 
@@ -53,17 +61,18 @@ class LiveFigures:
         """Count a request that is being sent."""
         self.num_in_flight += 1
 
-    def content(self, now_s: float, num_tokens: int, ttft_ms: float | None) -> None:
+    def content(self, now_s: float, num_tokens: int | None, ttft_ms: float | None) -> None:
         """Count a content event."""
-        self._tokens.append((now_s, num_tokens))
-        self._num_recent_tokens += num_tokens
+        self._events.append((now_s, num_tokens))
+        self._count(num_tokens, 1)
         if ttft_ms is not None:
             self._ttfts_ms.append(ttft_ms)
         self._forget(now_s)
 
     def ended(self, record: RequestRecord) -> None:
-        """Count a request that ended; warm-up only leaves what is in flight."""
+        """Count a request that ended; warm-up only changes the number in flight."""
         self.num_in_flight -= 1
+        self._learn(record)
         if record.is_warmup:
             return
         self.num_ended += 1
@@ -73,7 +82,7 @@ class LiveFigures:
             self.errors[record.error.value] += 1
 
     def row(self, now_s: float) -> dict[str, str]:
-        """Say what there is to see, by title."""
+        """Return the current figures, by title."""
         self._forget(now_s)
         recent_s = min(RECENT_S, max(now_s - self._started_s, 1e-9))
         p50, p95 = np.percentile(self._ttfts_ms, [50, 95]) if self._ttfts_ms else (None, None)
@@ -82,11 +91,31 @@ class LiveFigures:
             "progress": self._progress(now_s),
             "in flight": str(self.num_in_flight),
             "QPS": f"{len(self._successes) / recent_s:.2f}",
-            "tok/s": f"{self._num_recent_tokens / recent_s:,.1f}",
+            "tok/s": self._token_rate(recent_s),
             "TTFT p50, ms": "-" if p50 is None else f"{p50:,.0f}",
             "TTFT p95, ms": "-" if p95 is None else f"{p95:,.0f}",
             "errors": self._error_text(),
         }
+
+    def _learn(self, record: RequestRecord) -> None:
+        """Note how many tokens an event of an ended answer holds."""
+        if record.content_tokens and record.error is None:
+            self._num_ended_events += len(record.content_tokens)
+            self._num_ended_tokens += sum(record.content_tokens)
+            self._tokens_per_event = self._num_ended_tokens / self._num_ended_events
+
+    def _token_rate(self, recent_s: float) -> str:
+        per_event = self._tokens_per_event
+        uncounted = self._num_recent_uncounted * (1 if per_event is None else per_event)
+        bound = "≥ " if per_event is None and uncounted else ""
+        return f"{bound}{(self._num_recent_tokens + uncounted) / recent_s:,.1f}"
+
+    def _count(self, num_tokens: int | None, sign: int) -> None:
+        """Add an event to the recent ones (sign 1), or take it away again (-1)."""
+        if num_tokens is None:
+            self._num_recent_uncounted += sign
+        else:
+            self._num_recent_tokens += sign * num_tokens
 
     def _progress(self, now_s: float) -> str:
         if self._num_requests:
@@ -102,20 +131,20 @@ class LiveFigures:
         return kinds or "0"
 
     def _forget(self, now_s: float) -> None:
-        while self._tokens and self._tokens[0][0] < now_s - RECENT_S:
-            self._num_recent_tokens -= self._tokens.popleft()[1]
+        while self._events and self._events[0][0] < now_s - RECENT_S:
+            self._count(self._events.popleft()[1], -1)
         while self._successes and self._successes[0] < now_s - RECENT_S:
             self._successes.popleft()
 
 
 class LiveDisplay(LiveFigures):
-    """Shows the figures while a run goes on: `async with LiveDisplay(console, clock): ...`."""
+    """Shows the figures during a run: `async with LiveDisplay(console, clock): ...`."""
 
     def __init__(self, console: Console, clock: Callable[[], float]) -> None:
-        """Show nothing yet.
+        """Prepare to show figures on a console.
 
         Args:
-            console: Where to; a table if it is a terminal, lines otherwise.
+            console: Shows a table if it is a terminal, lines otherwise.
             clock: The run's clock, in seconds.
         """
         super().__init__()
@@ -125,11 +154,11 @@ class LiveDisplay(LiveFigures):
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        """Begin to show."""
+        """Start showing."""
         if self._console.is_terminal:
             self._live = Live(console=self._console, auto_refresh=False, transient=True)
             self._live.start()
-        self._task = asyncio.create_task(self._show_again_and_again())
+        self._task = asyncio.create_task(self._show_repeatedly())
         return self
 
     async def __aexit__(
@@ -138,7 +167,7 @@ class LiveDisplay(LiveFigures):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Show the last figures and end."""
+        """Show the final figures and stop."""
         if self._task:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -146,14 +175,14 @@ class LiveDisplay(LiveFigures):
         if self._live:
             self._live.stop()
 
-    async def _show_again_and_again(self) -> None:
+    async def _show_repeatedly(self) -> None:
         interval_s = TABLE_INTERVAL_S if self._live else LINE_INTERVAL_S
         while True:
             await asyncio.sleep(interval_s)
             self.show()
 
     def show(self) -> None:
-        """Show the figures of now."""
+        """Show the current figures."""
         row = self.row(self._clock())
         if self._live:
             self._live.update(_table(row, self._console.width), refresh=True)
@@ -163,7 +192,7 @@ class LiveDisplay(LiveFigures):
 
 
 def _table(row: dict[str, str], width: int) -> Table:
-    """Put the figures beside each other, or below each other where that is too narrow."""
+    """Arrange the figures in a row, or in a column if the terminal is too narrow."""
     table = Table(show_edge=False, pad_edge=False, show_header=width >= MIN_TABLE_WIDTH)
     if width < MIN_TABLE_WIDTH:
         for title, value in row.items():

@@ -1,4 +1,4 @@
-"""`loadtest mock`: a server of known timing, and of every fault."""
+"""`loadtest mock`: a server with known timing and every fault."""
 
 import asyncio
 from pathlib import Path
@@ -15,28 +15,30 @@ from loadtest.mock.server import MockServer, serve_until
 
 
 def mock(
-    host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0 takes a free one.")] = 8001,
-    headers_ms: Annotated[float, typer.Option(help="From request to headers.")] = 0,
-    first_token_ms: Annotated[float, typer.Option(help="From request to first text.")] = 50,
-    gap_ms: Annotated[float, typer.Option(help="From text to text.")] = 10,
-    tail_ms: Annotated[float, typer.Option(help="From the last text to the end.")] = 0,
-    num_events: Annotated[int, typer.Option("--events", help="Texts of an answer.")] = 32,
-    tokens_per_event: Annotated[int, typer.Option(help="As it counts them.")] = 1,
-    tells_usage: Annotated[bool, typer.Option("--usage/--no-usage", help="Tell usage.")] = True,
-    fault: Annotated[Fault | None, typer.Option(help="What goes wrong.")] = None,
-    fault_after: Annotated[int, typer.Option(help="Texts before that.")] = 0,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8001,
+    headers_ms: Annotated[float, typer.Option(help="Time from the request to the headers.")] = 0,
+    first_token_ms: Annotated[
+        float, typer.Option(help="Time from the request to the first text.")
+    ] = 50,
+    gap_ms: Annotated[float, typer.Option(help="Time between texts.")] = 10,
+    tail_ms: Annotated[float, typer.Option(help="Time from the last text to the end.")] = 0,
+    num_events: Annotated[int, typer.Option("--events", help="Texts per answer.")] = 32,
+    tokens_per_event: Annotated[int, typer.Option(help="Tokens per text.")] = 1,
+    tells_usage: Annotated[bool, typer.Option("--usage/--no-usage", help="Send usage.")] = True,
+    fault: Annotated[Fault | None, typer.Option(help="How answers fail.")] = None,
+    fault_after: Annotated[int, typer.Option(help="Texts before the fault.")] = 0,
     framing: Annotated[Framing, typer.Option(help="How events are written.")] = Framing.LF,
     script: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="YAML or JSON: a list of behaviours with the names above, each for its `times` "
-            "requests; the flags then mean nothing.",
+            help="A YAML or JSON list of behaviours, each for its `times` requests. Keys are these "
+            "flags (num_events, tells_usage) with underscores; the flags are then ignored.",
         ),
     ] = None,
 ) -> None:
-    """Serve chat completions, completions, text generation and classification by a script."""
+    """Run a server with known timing and faults: chat, completions, generation, classification."""
     flags = {
         "headers_ms": headers_ms,
         "first_token_ms": first_token_ms,

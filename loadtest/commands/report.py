@@ -1,4 +1,4 @@
-"""`loadtest report`: makes a run's page and tables again from its files."""
+"""`loadtest report`: writes a run's report again from its records."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,16 +7,16 @@ import typer
 
 from loadtest.commands.result_console import result_console
 from loadtest.commands.usage import refuse
-from loadtest.report_files import write_all
-from loadtest.run import RunError
-from loadtest.summary_table import render
+from loadtest.report.report_files import write_all
+from loadtest.report.summary_table import render
+from loadtest.results.run import RunError
 
 
 def report(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Of a run.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The run's directory.")],
     png: Annotated[bool, typer.Option("--png", help="Write the plots as PNG too.")] = False,
 ) -> None:
-    """Make a run's report again, also of one that was cut off."""
+    """Make a run's report again, even if the run was cut off."""
     try:
         results = write_all(directory, png=png)
     except RunError as error:

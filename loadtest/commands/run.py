@@ -1,7 +1,6 @@
-"""`loadtest run`: sends the load, writes the results, says what they are.
+"""`loadtest run`: sends the load, writes the results and prints them.
 
-The flags are handed on as they were written; `RunConfig` reads and checks them, whether they come
-from here or from a file.
+Flags are passed on as written; `RunConfig` parses and checks them as it does a file's settings.
 """
 
 import asyncio
@@ -18,22 +17,23 @@ import uvloop
 from pydantic import ValidationError
 from typer.core import TyperCommand
 
+from loadtest.client.clock import clock_from_now
 from loadtest.commands import run_flags as flags
+from loadtest.commands.live_display import LiveDisplay
 from loadtest.commands.result_console import EnduringConsole, result_console
 from loadtest.commands.usage import mistakes_of, refuse
-from loadtest.config import RunConfig
-from loadtest.config_file import ConfigFileError, read_config_file
-from loadtest.live_display import LiveDisplay
+from loadtest.config.config_file import ConfigFileError, read_config_file
+from loadtest.config.run_config import RunConfig
+from loadtest.load.inputs import Inputs, read_inputs
 from loadtest.load.stop import Stop
-from loadtest.load.sweep import Material, Sweep, read_material
-from loadtest.report_files import write_all
-from loadtest.run_clock import clock_from_now
-from loadtest.summary_table import render
+from loadtest.load.sweep import Sweep
+from loadtest.report.report_files import write_all
+from loadtest.report.summary_table import render
 
 SIGNAL_BASE: Final = 128
-"""A process that a signal ended exits with this and the signal's number, as shells have it."""
+"""A process ended by a signal exits with this plus the signal's number, as shells do."""
 
-_REPLACES: Final = {
+_EXCLUDES: Final = {
     "loops": ("requests", "duration"),
     "requests": ("loops", "duration"),
     "duration": ("loops", "requests"),
@@ -42,22 +42,22 @@ _REPLACES: Final = {
 }
 
 HELP: Final = (
-    "Load a server and say how much it carries. Exits with 0 if all is fine, 1 if too many "
-    "requests failed or none succeeded, 2 if the command is wrong, 99 if a threshold was crossed, "
-    "130 or 143 if it was stopped, with everything saved."
+    "Send load to a server and report how much it can carry. Exit codes: 0 passed, 1 too many "
+    "requests failed or none succeeded, 2 wrong usage, 99 a threshold was crossed, 130 or 143 "
+    "stopped by a signal, with the results saved."
 )
 
 
 class RunCommand(TyperCommand):
-    """Takes several objectives behind one `--slo`."""
+    """Allows several objectives after one `--slo`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Write `--slo a:1 b:2` as `--slo a:1 --slo b:2`, then parse."""
+        """Rewrite `--slo a:1 b:2` as `--slo a:1 --slo b:2`, then parse."""
         return super().parse_args(ctx, with_flag_repeated("--slo", args))
 
 
 def with_flag_repeated(flag: str, args: list[str]) -> list[str]:
-    """Put the flag in front of each `name:number` that follows it."""
+    """Repeat the flag before each `name:number` that follows it."""
     repeated: list[str] = []
     is_in_list = False
     for arg in args:
@@ -110,19 +110,19 @@ def run(
     gpu: flags.Gpu = None,
     config: flags.Config = None,
 ) -> None:
-    """Load a server and say how much it carries."""
+    """Send load to a server and report how much it can carry."""
     given = {name: value for name, value in ctx.params.items() if value not in (None, [])}
     run_config = _read_config(given)
     try:
-        material = read_material(run_config)
+        inputs = read_inputs(run_config)
     except (OSError, ValueError) as error:
         refuse(str(error))
     directory = run_config.out or Path("runs") / datetime.now().strftime("%Y%m%d-%H%M%S")
-    raise typer.Exit(_carry_out(run_config, material, directory))
+    raise typer.Exit(_carry_out(run_config, inputs, directory))
 
 
 def _read_config(given: dict[str, Any]) -> RunConfig:
-    """Return the configuration: the file's, with the flags laid over it."""
+    """Return the configuration: the file's settings, overridden by the flags."""
     path = given.pop("config", None)
     settings: dict[str, Any] = {}
     try:
@@ -139,29 +139,32 @@ def _read_config(given: dict[str, Any]) -> RunConfig:
 
 
 def overlaid(settings: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """Lay flags over a file's settings: one way to limit or to shape the load replaces another."""
-    replaced = {other for name in given for other in _REPLACES.get(name, ())}
+    """Override a file's settings with flags.
+
+    A flag that limits or shapes the load also removes the file's settings that exclude it.
+    """
+    replaced = {other for name in given for other in _EXCLUDES.get(name, ())}
     kept = {name: value for name, value in settings.items() if name not in replaced}
     return {**kept, **given}
 
 
-def _carry_out(config: RunConfig, material: Material, directory: Path) -> int:
-    """Send, analyse and tell; return the exit code."""
+def _carry_out(config: RunConfig, inputs: Inputs, directory: Path) -> int:
+    """Send the load, analyse it and print the results; return the exit code."""
     raise_file_limit()
     try:
-        stop = send_all(config, material, directory)
+        stop = send_all(config, inputs, directory)
     except OSError as error:
-        refuse(_said_of_directory(directory, error))
+        refuse(_directory_error(directory, error))
     except ExceptionGroup as group:
         if (failed := _os_error_in(group)) is None:
             raise
-        typer.echo(f"loadtest: {directory} can't be written on ({failed.strerror})", err=True)
-        typer.echo(f"loadtest: {_said_of_files(directory)}", err=True)
+        typer.echo(f"loadtest: can't write to {directory} any more ({failed.strerror})", err=True)
+        typer.echo(f"loadtest: {_saved_message(directory)}", err=True)
         return 1
     try:
         results = write_all(directory, png=config.png)
     except KeyboardInterrupt:
-        typer.echo(f"loadtest: {_said_of_files(directory)}", err=True)
+        typer.echo(f"loadtest: {_saved_message(directory)}", err=True)
         return SIGNAL_BASE + signal.SIGINT
     console = result_console()
     render(results, console)
@@ -172,7 +175,7 @@ def _carry_out(config: RunConfig, material: Material, directory: Path) -> int:
 
 
 def _os_error_in(group: ExceptionGroup) -> OSError | None:
-    """Find what the system refused: a full disk, met while requests were under way."""
+    """Find the system's error, such as a full disk while requests were in flight."""
     for error in group.exceptions:
         found = _os_error_in(error) if isinstance(error, ExceptionGroup) else error
         if isinstance(found, OSError):
@@ -180,37 +183,37 @@ def _os_error_in(group: ExceptionGroup) -> OSError | None:
     return None
 
 
-def _said_of_files(directory: Path) -> str:
+def _saved_message(directory: Path) -> str:
     return (
-        f"all that was measured until then lies in {directory}; `loadtest report {directory}` "
-        "makes its report"
+        f"{directory} holds all measurements until then; `loadtest report {directory}` makes their "
+        "report"
     )
 
 
-def _said_of_directory(directory: Path, error: OSError) -> str:
+def _directory_error(directory: Path, error: OSError) -> str:
     if isinstance(error, FileExistsError) and directory.is_dir():
-        return f"--out: {directory} holds a run already; name another directory"
+        return f"--out: {directory} already holds a run; name another directory"
     return f"--out: {directory} can't be written ({error.strerror}); name another directory"
 
 
-def send_all(config: RunConfig, material: Material, directory: Path) -> Stop:
-    """Send the load from an event loop of its own, and listen to signals meanwhile."""
+def send_all(config: RunConfig, inputs: Inputs, directory: Path) -> Stop:
+    """Send the load in a new event loop that handles signals."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_send(config, material, directory))
+        return runner.run(_send(config, inputs, directory))
 
 
-async def _send(config: RunConfig, material: Material, directory: Path) -> Stop:
+async def _send(config: RunConfig, inputs: Inputs, directory: Path) -> Stop:
     console, clock = EnduringConsole(stderr=True), clock_from_now()
     stop = Stop(console.print)
     with stop.on_signals():
         async with LiveDisplay(console, clock) as display:
-            await Sweep(config, material, display, stop, clock).run(directory)
+            await Sweep(config, inputs, display, stop, clock).run(directory)
     return stop
 
 
 def raise_file_limit() -> None:
-    """Let the process have as many connections as the system allows."""
+    """Allow the process as many connections as the system permits."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # Some systems refuse a limit that they call unlimited; then what there is has to do.
+    # Some systems refuse their own "unlimited"; the current limit then stays.
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,4 +1,4 @@
-"""How a command refuses what it was asked for: a line for each mistake, and exit code 2."""
+"""Reports wrong usage of a command: one line per mistake, and exit code 2."""
 
 from typing import NoReturn
 
@@ -9,14 +9,14 @@ USAGE_ERROR = 2
 
 
 def refuse(*sentences: str) -> NoReturn:
-    """Say what is wrong and end the command."""
+    """Print the mistakes and end the command."""
     for sentence in sentences:
         typer.echo(f"loadtest: {sentence}", err=True)
     raise typer.Exit(USAGE_ERROR)
 
 
 def mistakes_of(error: ValidationError) -> list[str]:
-    """Return a line for each mistake: the flag, what is wrong with it, and what was given."""
+    """Return one line per mistake: the flag, what is wrong, and the given value."""
     return [
         _line(each["loc"], each["msg"].removeprefix("Value error, "), each["input"])
         for each in error.errors()
@@ -31,5 +31,5 @@ def _line(place: tuple[int | str, ...], message: str, given: object) -> str:
         return f"{flag} is missing"
     if message.startswith(flag):
         return message
-    is_told = not isinstance(given, str | int | float) or str(given) in message
-    return f"{flag}: {message}" if is_told else f"{flag}: {message}, not {given!r}"
+    is_quoted = not isinstance(given, str | int | float) or str(given) in message
+    return f"{flag}: {message}" if is_quoted else f"{flag}: {message}, not {given!r}"

@@ -1,7 +1,7 @@
-"""Reads `--config`: a YAML file with the flags' names, or with those of an older load tester.
+"""Reads `--config`: a YAML file with the names of the flags, or an older load tester's names.
 
-The older one's keys stand under `pressure`. Those that mean nothing here are taken and said to be,
-so that a file that has served for years still runs.
+The older tool's keys are under `pressure`. Keys without an effect here are accepted with a notice,
+so old files still run.
 """
 
 from collections.abc import Mapping
@@ -27,16 +27,16 @@ _MODES: Final = ("count", "duration")
 
 
 class ConfigFileError(ValueError):
-    """A configuration file can't be read; the message names it."""
+    """A configuration file is not usable; the message names it."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileSettings:
-    """What a file says.
+    """The content of a file.
 
     Attributes:
-        settings: By the names of `RunConfig`.
-        notices: Sentences on what was taken and means nothing here.
+        settings: Values by the field names of `RunConfig`.
+        notices: A sentence for each key that was ignored.
     """
 
     settings: dict[str, Any]
@@ -47,25 +47,25 @@ def read_config_file(path: Path) -> FileSettings:
     """Read a file; names may be written with hyphens or underscores.
 
     Raises:
-        ConfigFileError: It can't be read, is no mapping, or has an unknown key of the older form.
+        ConfigFileError: The file can't be read, is not a mapping, or has an unknown older key.
     """
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigFileError(f"{path}: {error}") from None
     if not isinstance(content, dict):
-        raise ConfigFileError(f"{path} holds no mapping of names to values")
-    own, older = _parted(content, path)
-    translated = _translated(older, path)
+        raise ConfigFileError(f"{path} must hold a mapping of names to values")
+    own, older = _split(content, path)
+    translated = _translate(older, path)
     named = {str(key).replace("-", "_"): value for key, value in own.items()}
     return FileSettings({**translated.settings, **named}, translated.notices)
 
 
-def _parted(content: Mapping[Any, Any], path: Path) -> tuple[dict[Any, Any], dict[str, Any]]:
-    """Return what stands under the flags' names, and what stands under `pressure`."""
+def _split(content: Mapping[Any, Any], path: Path) -> tuple[dict[Any, Any], dict[str, Any]]:
+    """Split a file into the settings by flag name and the keys of `pressure`."""
     section = content.get(SECTION) or {}
     if not isinstance(section, dict):
-        raise ConfigFileError(f"{path}: {SECTION} holds no mapping of names to values")
+        raise ConfigFileError(f"{path}: {SECTION} must hold a mapping of names to values")
     older = dict(section)
     own = {}
     for key, value in content.items():
@@ -76,19 +76,23 @@ def _parted(content: Mapping[Any, Any], path: Path) -> tuple[dict[Any, Any], dic
     return own, older
 
 
-def _translated(older: Mapping[str, Any], path: Path) -> FileSettings:
+def _translate(older: Mapping[str, Any], path: Path) -> FileSettings:
     known = [*_NAMES, "mode", "num-threads"]
     for key in older:
         if key not in known:
-            raise ConfigFileError(f"{path}: {SECTION} has no {key!r}; it has {', '.join(known)}")
-    # Without a mode a file with nothing but a duration means it.
+            raise ConfigFileError(
+                f"{path}: {SECTION} has no key {key!r}; its keys are {', '.join(known)}"
+            )
+    # A file that has a duration and no num-tasks means the duration, even without a mode.
     is_timed = "duration" in older and "num-tasks" not in older
     mode = older.get("mode", "duration" if is_timed else "count")
     if mode not in _MODES:
-        raise ConfigFileError(f"{path}: {SECTION}.mode is one of {', '.join(_MODES)}, not {mode!r}")
+        raise ConfigFileError(
+            f"{path}: {SECTION}.mode must be one of {', '.join(_MODES)}, not {mode!r}"
+        )
     if mode == "duration" and older.get("duration") is None:
         raise ConfigFileError(
-            f"{path}: {SECTION}.mode is duration, and {SECTION}.duration is missing"
+            f"{path}: {SECTION}.mode is duration, but {SECTION}.duration is missing"
         )
     dropped = "duration" if mode == "count" else "num-tasks"
     settings = {_NAMES[key]: value for key, value in older.items() if key in _NAMES}
@@ -99,7 +103,4 @@ def _translated(older: Mapping[str, Any], path: Path) -> FileSettings:
 def _notices(older: Mapping[str, Any]) -> tuple[str, ...]:
     if "num-threads" not in older:
         return ()
-    return (
-        f"{SECTION}.num-threads means nothing here: one event loop carries all queues, and all of "
-        "them run at once.",
-    )
+    return (f"{SECTION}.num-threads is ignored: one event loop runs all queues at once.",)

@@ -1,1 +1,1 @@
-"""When requests are sent: queues, rates, levels of a sweep, and how all of it ends."""
+"""Decides when requests are sent: queues, rates, the levels of a sweep, and how a run ends."""

@@ -1,4 +1,4 @@
-"""Watches this machine's GPUs by nvidia-smi, for servers that run where the load comes from."""
+"""Samples this machine's GPUs with nvidia-smi; useful if the server runs on the same machine."""
 
 import asyncio
 import shutil
@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
-from loadtest.run_clock import Clock
+from loadtest.client.clock import Clock
 
 _FIELDS: Final = ("index", "utilization.gpu", "memory.used", "power.draw")
 _COMMAND: Final = (
@@ -18,7 +18,7 @@ _COMMAND: Final = (
 
 
 def has_nvidia_smi() -> bool:
-    """Say whether there is anything to watch with."""
+    """Return whether nvidia-smi is installed."""
     return shutil.which(_COMMAND[0]) is not None
 
 
@@ -27,8 +27,8 @@ async def watched_gpus(clock: Clock) -> AsyncIterator[list[dict[str, Any]]]:
     """Sample each GPU once a second until the block ends.
 
     Yields:
-        The samples so far: `t_s`, `gpu`, `utilization_percent`, `memory_mib` and `power_w`; None
-        where the GPU does not tell.
+        The samples so far: `t_s`, `gpu`, `utilization_percent`, `memory_mib` and `power_w`; a value
+        is None if the GPU does not report it.
 
     Raises:
         OSError: nvidia-smi can't be started.
@@ -53,7 +53,7 @@ async def _read(lines: asyncio.StreamReader, clock: Clock, samples: list[dict[st
 
 
 def parse_sample(line: str, now_s: float) -> dict[str, Any] | None:
-    """Read one of nvidia-smi's lines; None for a line that is no sample."""
+    """Parse a line of nvidia-smi; return None for a line that is not a sample."""
     fields = [field.strip() for field in line.split(",")]
     if len(fields) != len(_FIELDS) or not fields[0].isdigit():
         return None

@@ -1,4 +1,4 @@
-"""One level of a sweep: its warm-up, its load, and its end in time."""
+"""Runs one level of a sweep: its warm-up, its load, and its end at the deadline."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
@@ -6,15 +6,14 @@ from contextlib import nullcontext
 from itertools import chain, islice, takewhile
 from typing import Any
 
-from loadtest.attempt import Task
-from loadtest.load.arrivals import arrivals_s
-from loadtest.load.asker import Asker
-from loadtest.load.lag import LagMeter
-from loadtest.load.plan import LevelPlan
+from loadtest.client.attempt import Task
+from loadtest.client.clock import Clock
+from loadtest.client.sender import Sender
+from loadtest.load.loop_lag import LagMeter
+from loadtest.load.plan import LevelPlan, arrivals_s
+from loadtest.load.question_sampler import QuestionSampler
 from loadtest.load.stop import Stop, wait_at_most
-from loadtest.record import LevelRecord, RequestRecord
-from loadtest.run_clock import Clock
-from loadtest.sender import Sender
+from loadtest.results.record import LevelRecord, RequestRecord
 
 
 class Level:
@@ -24,15 +23,15 @@ class Level:
         self,
         plan: LevelPlan,
         sender: Sender,
-        asker: Asker,
+        sampler: QuestionSampler,
         stop: Stop,
         clock: Clock,
         keep: Callable[[RequestRecord], None],
     ) -> None:
-        """Prepare it; `keep` is given each record as its request ends."""
+        """Prepare the level; `keep` is called with each record as its request ends."""
         self._plan = plan
         self._sender = sender
-        self._asker = asker
+        self._sampler = sampler
         self._stop = stop
         self._clock = clock
         self._keep = keep
@@ -40,14 +39,14 @@ class Level:
         self._num_unsent = 0
         self._deadline_s: float | None = None
         self._sending: set[asyncio.Task[None]] = set()
-        places = plan.max_inflight
-        self._places = asyncio.Semaphore(places) if places is not None else None
+        slots = plan.max_inflight
+        self._slots = asyncio.Semaphore(slots) if slots is not None else None
 
-    async def run(self, tell: Callable[[LevelRecord], None]) -> LevelRecord:
-        """Send everything and wait for its end.
+    async def run(self, report: Callable[[LevelRecord], None]) -> LevelRecord:
+        """Send all requests and wait for them to end.
 
         Args:
-            tell: Is given what is known of the level when it begins, and again when its load does.
+            report: Called with the level's record so far when it begins, and when its load begins.
         """
         plan = self._plan
         started_s = self._clock()
@@ -60,11 +59,11 @@ class Level:
             warm_s=started_s,
             ended_s=started_s,
         )
-        tell(record)
+        report(record)
         with LagMeter() as lag:
             await self._in_time(self._warm_up)
             record = record.model_copy(update=self._begin_load())
-            tell(record)
+            report(record)
             await self._in_time(self._closed_loop if plan.rate_per_s is None else self._open_loop)
         return record.model_copy(
             update={
@@ -77,7 +76,7 @@ class Level:
         )
 
     def _begin_load(self) -> dict[str, float | None]:
-        """Set the deadline; return what is known from here on."""
+        """Set the deadline; return the record's fields that are now known."""
         now_s = self._clock()
         if self._plan.duration_s is not None:
             self._deadline_s = now_s + self._plan.duration_s
@@ -86,7 +85,7 @@ class Level:
     async def _in_time(
         self, load: Callable[[asyncio.TaskGroup], Coroutine[Any, Any, None]]
     ) -> None:
-        """Run a load; what is still under way when its grace is over is cancelled."""
+        """Run a load; cancel the requests still in flight when the grace period ends."""
         cutting_off = asyncio.ensure_future(self._cut_off())
         try:
             async with asyncio.TaskGroup() as group:
@@ -108,7 +107,7 @@ class Level:
         return self._stop.draining.is_set() or (left_s is not None and left_s <= 0)
 
     async def _pause(self, seconds: float) -> None:
-        """Wait, but not beyond the point where nothing more is sent."""
+        """Wait, but not beyond the deadline or a stop."""
         left_s = self._left_s()
         await wait_at_most(self._stop.draining, seconds if left_s is None else min(seconds, left_s))
 
@@ -123,7 +122,7 @@ class Level:
     def _task(self, **given: Any) -> Task:
         index = self._num_made
         self._num_made += 1
-        question, call = self._asker.next_call(self._plan.index, index)
+        question, call = self._sampler.next_call(self._plan.index, index)
         return Task(level=self._plan.index, index=index, question=question, call=call, **given)
 
     async def _warm_up(self, group: asyncio.TaskGroup) -> None:
@@ -148,7 +147,7 @@ class Level:
         while self._plan.num_loops is None or num_sent < self._plan.num_loops:
             if num_sent and self._plan.interval_s:
                 await self._pause(self._plan.interval_s)
-            async with self._places or nullcontext():
+            async with self._slots or nullcontext():
                 if self._is_over() or self._has_sent_all():
                     return
                 num_sent += 1
@@ -164,8 +163,8 @@ class Level:
         for due_s in arrivals_s:
             if not await self._until(due_s):
                 return
-            if self._places is not None:
-                await self._places.acquire()
+            if self._slots is not None:
+                await self._slots.acquire()
             if self._is_over():
                 self._num_unsent = self._num_missed(due_s, arrivals_s)
                 return
@@ -175,23 +174,23 @@ class Level:
         plan, started_s = self._plan, self._clock()
         assert plan.rate_per_s is not None
         due_s = arrivals_s(
-            plan.rate_per_s, self._asker.rng, is_poisson=plan.is_poisson, ramp_s=plan.ramp_s
+            plan.rate_per_s, self._sampler.rng, is_poisson=plan.is_poisson, ramp_s=plan.ramp_s
         )
         return (started_s + after_s for after_s in islice(due_s, plan.num_requests))
 
     def _num_missed(self, due_s: float, later_s: Iterator[float]) -> int:
-        """Return how many were due before the deadline and had no place to be sent from."""
+        """Count the requests due before the deadline that were not sent for lack of a free slot."""
         if self._stop.draining.is_set() or self._deadline_s is None:
             return 0
         deadline_s = self._deadline_s
         return sum(1 for _ in takewhile(lambda due: due < deadline_s, chain([due_s], later_s)))
 
     async def _until(self, due_s: float) -> bool:
-        """Wait until a request is due; say whether it is to be sent."""
+        """Wait until a request is due; return whether to send it."""
         if self._deadline_s is not None and due_s >= self._deadline_s:
             await self._pause(due_s - self._clock())
             return False
-        # The loop's timers count whole milliseconds: what is left of one is waited for too.
+        # The loop's timers have a resolution of a millisecond and may fire early.
         while (left_s := due_s - self._clock()) > 0 and not self._stop.draining.is_set():
             await self._pause(left_s)
         return not self._stop.draining.is_set()
@@ -200,5 +199,5 @@ class Level:
         try:
             await self._send(task)
         finally:
-            if self._places is not None:
-                self._places.release()
+            if self._slots is not None:
+                self._slots.release()

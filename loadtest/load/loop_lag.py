@@ -1,4 +1,4 @@
-"""How late the tool itself is: its event loop's wake-ups, and its CPU time."""
+"""Measures how busy the tool itself is, by its event loop's delays and its CPU time."""
 
 import asyncio
 import time
@@ -9,20 +9,19 @@ INTERVAL_S: Final = 0.02
 
 
 class LagMeter:
-    """Sleeps again and again for a known time while its block runs, and notes what came on top.
+    """Sleeps repeatedly for a fixed time while its block runs, and records how late it wakes.
 
     Attributes:
-        lag_ms: One value for each sleep.
-        cpu_share: The process's CPU time per second, once the block has ended.
+        lag_ms: The delay of each wake-up.
+        cpu_share: The process's CPU time per second; set when the block ends.
     """
 
     def __init__(self) -> None:
-        """Measure nothing yet."""
         self.lag_ms: list[float] = []
         self.cpu_share = 0.0
 
     def __enter__(self) -> Self:
-        """Begin to measure; needs a running event loop."""
+        """Start measuring; needs a running event loop."""
         self._loop = asyncio.get_running_loop()
         self._started_s, self._cpu_s = time.monotonic(), time.process_time()
         self._sleep()
@@ -45,6 +44,6 @@ class LagMeter:
 
     def _wake(self) -> None:
         late_ms = (time.monotonic() - self._due_s) * 1000
-        # The loop's timers count whole milliseconds and may be half of one early.
+        # The loop's timers have a resolution of a millisecond and may fire half of one early.
         self.lag_ms.append(round(max(0.0, late_ms), 3))
         self._sleep()

@@ -1,32 +1,23 @@
-"""What each request asks: questions, users and images, drawn by a seed.
+"""Chooses each request's question, user and image, from a seed.
 
-Draws are by the order of sending, so that two runs with one seed ask the same, whichever queue was
-faster. Levels go on drawing where the one before has ended: a level that asked what its predecessor
-has asked would find the server's prefix cache filled.
+Choices follow the order of sending, so two runs with the same seed ask the same questions,
+whichever queue is faster. Each level continues where the previous one ended: if levels repeated
+their questions, the server's prefix cache would already hold them.
 """
 
 import random
 from collections.abc import Iterator, Sequence
-from enum import StrEnum
 
-from loadtest.apis.contract import Call
-from loadtest.questions import Question
-
-
-class Order(StrEnum):
-    """In which order the questions come."""
-
-    RANDOM = "random"
-    SHUFFLED = "shuffled"
-    """Each once, in random order, then all of them again in another one."""
-    SEQUENTIAL = "sequential"
+from loadtest.client.contract import Call
+from loadtest.config.choices import Order
+from loadtest.load.questions import Question
 
 
-class Asker:
-    """Makes calls.
+class QuestionSampler:
+    """Makes the calls of a run.
 
     Attributes:
-        rng: The run's one source of chance.
+        rng: The random generator of the whole run.
     """
 
     def __init__(
@@ -39,15 +30,15 @@ class Asker:
         image_urls: Sequence[str] = (),
         nonce: str | None = None,
     ) -> None:
-        """Keep what is drawn from.
+        """Prepare to sample from these questions, users and images.
 
         Args:
             questions: At least one.
-            order: How they follow each other.
-            seed: Gives the same draws again.
-            num_users: How many users there are; with 0 nobody says who asks.
-            image_urls: One of them goes along with each question, if there are any.
-            nonce: What sets this run's questions apart from all others', for `--unique`.
+            order: The order in which questions are asked.
+            seed: The seed of all random choices.
+            num_users: The number of user names; with 0, calls name no user.
+            image_urls: If not empty, one of them is sent with each question.
+            nonce: Makes this run's questions differ from those of all other runs, for `--unique`.
         """
         self.rng = random.Random(seed)
         self._questions = questions
@@ -57,7 +48,7 @@ class Asker:
         self._indices = self._drawn(order)
 
     def next_call(self, level: int, index: int) -> tuple[int, Call]:
-        """Return the next question's index, and what is asked by a level's request."""
+        """Return the next question's index, and the call of a level's request."""
         question_index = next(self._indices)
         question = self._questions[question_index]
         if self._nonce is not None:
@@ -84,7 +75,7 @@ class Asker:
 
 
 def begun_with(prefix: str, question: Question) -> Question:
-    """Return a question, or its whole conversation, that begins with a text of its own."""
+    """Return a question whose text, or whole conversation, begins with a prefix."""
     if question.messages is None:
         return Question(prefix + question.text)
     first, *others = question.messages

@@ -1,4 +1,4 @@
-"""The questions that a run asks: read from a file, or those that ship with the tool."""
+"""Reads a run's questions from a file; a hundred ship with the tool."""
 
 import json
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ _TEXT_KEYS: Final = ("prompt", "question", "text", "content", "input")
 
 
 class QuestionsError(ValueError):
-    """A file holds no questions; the message names the file and the place."""
+    """A file holds no valid questions; the message names the file and the item."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Question:
 
     Attributes:
         text: The question.
-        messages: The conversation, if there is one; its last message is the question.
+        messages: The conversation, if any; its last message is the question.
     """
 
     text: str
@@ -30,13 +30,13 @@ class Question:
 
 
 def read_questions(path: Path) -> tuple[Question, ...]:
-    """Read a JSON list, a file of JSON lines, or a text file with a question on each line.
+    """Read a JSON list, a file of JSON lines, or a text file with one question per line.
 
-    In JSON a question is a text, or an object with `prompt`, `question`, `text`, `content` or
-    `input`, or with `messages`.
+    In JSON a question is a text, or an object with `prompt`, `question`, `text`, `content`, `input`
+    or `messages`.
 
     Raises:
-        QuestionsError: The file can't be read, is none of these, or holds no question.
+        QuestionsError: The file can't be read, is of another form, or holds no question.
     """
     try:
         items = _items(path)
@@ -59,9 +59,9 @@ def _items(path: Path) -> list[Any]:
         case ".txt":
             items = lines
         case suffix:
-            raise ValueError(f"{suffix!r} is none of .json, .jsonl and .txt")
+            raise ValueError(f"{suffix!r} is not one of .json, .jsonl and .txt")
     if not isinstance(items, list):
-        raise ValueError("JSON, but no list")
+        raise ValueError("JSON, but not a list")
     return items
 
 
@@ -75,16 +75,16 @@ def _question(item: Any, place: str) -> Question:
     for key in _TEXT_KEYS:
         if isinstance(text := item.get(key), str):
             return Question(_not_blank(text, place))
-    raise QuestionsError(f"{place}: none of {', '.join(_TEXT_KEYS)} and messages is there")
+    raise QuestionsError(f"{place}: has none of {', '.join(_TEXT_KEYS)} and messages")
 
 
 def _conversation(messages: Any, place: str) -> Question:
     is_list = isinstance(messages, list) and all(isinstance(each, dict) for each in messages)
     if not is_list or not messages:
-        raise QuestionsError(f"{place}: messages is no list of messages")
+        raise QuestionsError(f"{place}: messages is not a list of messages")
     text = messages[-1].get("content")
     if not isinstance(text, str):
-        raise QuestionsError(f"{place}: the last message's content is no text")
+        raise QuestionsError(f"{place}: the last message's content is not a text")
     return Question(_not_blank(text, place), tuple(messages))
 
 

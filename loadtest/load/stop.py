@@ -1,4 +1,4 @@
-"""How a run is ended from outside: a first signal drains it, a second one aborts it."""
+"""Ends a run on signals: the first one drains it, the second one aborts it."""
 
 import asyncio
 import signal
@@ -10,34 +10,34 @@ SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 class Stop:
-    """What was asked for so far.
+    """The request to end the run, and how to end it.
 
     Attributes:
-        draining: Nothing more is sent; what is under way may end within the grace period.
-        aborted: What is under way is ended now.
+        draining: No more requests are sent; those in flight may finish within the grace period.
+        aborted: Requests in flight are cancelled at once.
         signal_number: The first signal; None if there was none.
     """
 
-    def __init__(self, tell: Callable[[str], None] = lambda _: None) -> None:
-        """Go on; `tell` is given a sentence with each signal."""
+    def __init__(self, notify: Callable[[str], None] = lambda _: None) -> None:
+        """Start with neither event set; `notify` is called with a message at each signal."""
         self.draining = asyncio.Event()
         self.aborted = asyncio.Event()
         self.signal_number: int | None = None
-        self._tell = tell
+        self._notify = notify
 
     def request(self, signal_number: int) -> None:
-        """Drain; or abort, if it drains already."""
+        """Start draining, or abort if the run is already draining."""
         if self.draining.is_set():
             self.aborted.set()
-            self._tell("Stopping now.")
+            self._notify("Stopping now.")
         else:
             self.signal_number = signal_number
             self.draining.set()
-            self._tell("Stopping: what is under way may end. The next signal ends it now.")
+            self._notify("Stopping: requests in flight may finish. A second signal ends them now.")
 
     @contextmanager
     def on_signals(self) -> Iterator[None]:
-        """Hear signals until the block ends; needs a running event loop."""
+        """Handle signals until the block ends; needs a running event loop."""
         loop = asyncio.get_running_loop()
         for number in SIGNALS:
             loop.add_signal_handler(number, self.request, number)
@@ -49,7 +49,7 @@ class Stop:
 
 
 async def wait_at_most(event: asyncio.Event, seconds: float | None) -> None:
-    """Wait for an event, or until the time is over."""
+    """Wait for an event, but at most this long; None sets no limit."""
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await event.wait()

@@ -1,1 +1,1 @@
-"""A server that answers by a script: for tests, and to calibrate the load tester by."""
+"""A server with known timing and faults, to test the load tester and to try it out."""

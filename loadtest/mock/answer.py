@@ -1,29 +1,29 @@
-"""One answer of the mock: its events at their times, and what goes wrong with it."""
+"""One answer of the mock: its events, their times, and its fault."""
 
 import asyncio
+import json
 import time
 from collections.abc import Mapping
 from typing import Any, Final
 
 from aiohttp import web
 
-from loadtest.mock.framing import DONE, framed
 from loadtest.mock.script import Behaviour, Fault, Framing
 from loadtest.mock.surfaces import Surface
 
+DONE: Final = "[DONE]"
 _STATUS_OF: Final = {Fault.HTTP_4XX: 400, Fault.HTTP_429: 429, Fault.HTTP_5XX: 503}
 _FOREVER_S: Final = 24 * 3600.0
 
 
 class BrokenOffError(Exception):
-    """The answer has ended in a way that HTTP has no words for; the connection is gone."""
+    """The connection was broken off on purpose, so no HTTP response can be sent."""
 
 
 class Pace:
     """Waits until times counted from the request's arrival, so that delays don't add up."""
 
     def __init__(self, behaviour: Behaviour) -> None:
-        """Start now."""
         self._behaviour = behaviour
         self._started_s = time.monotonic()
 
@@ -50,10 +50,10 @@ class Pace:
 
 
 async def refuse_or_break(request: web.Request, fault: Fault | None) -> web.Response | None:
-    """Return the answer of a fault that comes before any stream; None without one.
+    """Return the response of a fault that happens before any stream; None for others.
 
     Raises:
-        BrokenOffError: The fault is to have no answer.
+        BrokenOffError: The fault breaks the connection.
     """
     match fault:
         case Fault.HTTP_4XX | Fault.HTTP_429 | Fault.HTTP_5XX:
@@ -85,7 +85,6 @@ class StreamedAnswer:
     """An answer as a stream of events."""
 
     def __init__(self, request: web.Request, surface: Surface, behaviour: Behaviour) -> None:
-        """Start to count the time."""
         self._request = request
         self._surface = surface
         self._behaviour = behaviour
@@ -93,10 +92,10 @@ class StreamedAnswer:
         self._response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
 
     async def send(self) -> web.StreamResponse:
-        """Send it.
+        """Send the answer.
 
         Raises:
-            BrokenOffError: A fault has ended it.
+            BrokenOffError: A fault has broken the connection.
         """
         await self._pace.headers()
         await self._response.prepare(self._request)
@@ -160,3 +159,16 @@ class StreamedAnswer:
         for byte in event:
             await self._response.write(bytes([byte]))
             await asyncio.sleep(0)
+
+
+def framed(payload: Mapping[str, Any] | str, framing: Framing) -> bytes:
+    """Return an event's bytes; a text payload is used as the data unchanged."""
+    if isinstance(payload, str):
+        data = payload
+    else:
+        data = json.dumps(payload, indent=1 if framing is Framing.MULTILINE else None)
+    lines = [f"data: {line}" for line in data.split("\n")]
+    if framing is Framing.COMMENTS:
+        lines = [": ping", "", "id: 1", "retry: 1000", "event: message", *lines]
+    line_end = {Framing.CRLF: "\r\n", Framing.CR: "\r"}.get(framing, "\n")
+    return "".join(line + line_end for line in [*lines, ""]).encode()

@@ -1,4 +1,4 @@
-"""What the mock does with each request: behaviours, one after the other."""
+"""The mock's script: how it answers each request, one behaviour after another."""
 
 import json
 from collections.abc import Iterator
@@ -12,39 +12,39 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 
 class Fault(StrEnum):
-    """How an answer goes wrong. Each makes one of the load tester's kinds of error."""
+    """The ways an answer can fail. Each causes one of the load tester's kinds of error."""
 
     CONNECT = "connect"
-    """The connection is reset before anything is answered."""
+    """The connection is reset before any response."""
     HTTP_4XX = "http_4xx"
     HTTP_429 = "http_429"
     HTTP_5XX = "http_5xx"
     TIMEOUT_FIRST = "timeout_first"
-    """Silence behind the headers."""
+    """Silence after the headers."""
     TIMEOUT_STALL = "timeout_stall"
-    """Silence in mid-stream."""
+    """Silence in the middle of the stream."""
     TIMEOUT_TOTAL = "timeout_total"
     """A stream that never ends."""
     SSE_ERROR = "sse_error"
-    """An error event in mid-stream."""
+    """An error event in the middle of the stream."""
     MALFORMED = "malformed"
-    """An event that is no JSON."""
+    """An event that is not JSON."""
     WRONG_TYPE = "wrong_type"
-    """A page of HTML instead of a stream."""
+    """An HTML page instead of a stream."""
     WRONG_FRAMING = "wrong_framing"
-    """HTTP chunks whose lengths are none."""
+    """HTTP chunks with invalid lengths."""
     NO_HTTP = "no_http"
-    """An answer in another protocol."""
+    """A response in another protocol."""
     TRUNCATED = "truncated"
-    """The stream ends too early, in good order."""
+    """The stream ends too early, with valid framing."""
     RESET = "reset"
-    """The connection is reset in mid-stream."""
+    """The connection is reset in the middle of the stream."""
     EMPTY = "empty"
-    """A complete answer without a word."""
+    """A complete answer without text."""
 
 
 class Framing(StrEnum):
-    """How events are written: all of it is allowed by the standard."""
+    """The ways to write events; the standard allows all of these."""
 
     LF = "lf"
     CRLF = "crlf"
@@ -54,26 +54,26 @@ class Framing(StrEnum):
     MULTILINE = "multiline"
     """JSON over several data lines."""
     BOM = "bom"
-    """A byte order mark in front."""
+    """A byte order mark at the start."""
     BYTES = "bytes"
-    """Each byte in a packet of its own, as far as the network lets it."""
+    """Each byte in a packet of its own, as far as the network allows."""
 
 
 class Behaviour(BaseModel):
-    """How some requests are answered.
+    """The answer to each of a number of requests.
 
     Attributes:
-        times: For how many requests; None means for all that follow.
-        headers_ms: From the request to the headers.
-        first_token_ms: From the request to the first content event.
-        gap_ms: From one content event to the next.
-        tail_ms: From the last content event to what ends the stream.
-        num_events: Content events of an answer.
-        tokens_per_event: As the server counts them.
-        tells_usage: Whether the usage comes at the end, where the API has it.
-        tells_usage_so_far: Whether it comes with each event.
-        fault: What goes wrong, if anything.
-        fault_after: The content events before that.
+        times: The number of requests; None means all that follow.
+        headers_ms: Time from the request to the headers.
+        first_token_ms: Time from the request to the first content event.
+        gap_ms: Time from one content event to the next.
+        tail_ms: Time from the last content event to the events that end the stream.
+        num_events: Content events per answer.
+        tokens_per_event: Tokens per content event.
+        tells_usage: Whether usage is sent at the end, if the API has it.
+        tells_usage_so_far: Whether usage is sent with each event.
+        fault: How the answer fails, if at all.
+        fault_after: The number of content events before the fault.
         framing: How events are written.
     """
 
@@ -94,20 +94,20 @@ class Behaviour(BaseModel):
 
 
 class Script:
-    """Hands each request its behaviour; behind the last one it starts again."""
+    """Gives each request its behaviour; after the last one, starts again."""
 
     def __init__(self, *behaviours: Behaviour) -> None:
-        """Begin with the first one; without any, all requests are answered by the defaults."""
+        """Start with the first behaviour; without any, use the defaults for all requests."""
         self._behaviours = behaviours or (Behaviour(),)
-        self._coming = self._in_order()
+        self._upcoming = self._in_order()
 
     @classmethod
     def from_file(cls, path: Path) -> Self:
         """Read a YAML or JSON file: a list of behaviours.
 
         Raises:
-            OSError: It can't be read.
-            ValueError: It is no such list.
+            OSError: The file can't be read.
+            ValueError: The file is not such a list.
         """
         text = path.read_text()
         listed = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
@@ -115,7 +115,7 @@ class Script:
 
     def next(self) -> Behaviour:
         """Return the next request's behaviour."""
-        return next(self._coming)
+        return next(self._upcoming)
 
     def _in_order(self) -> Iterator[Behaviour]:
         while True:

@@ -17,15 +17,14 @@ Answering = Callable[[web.Request, Behaviour], Awaitable[web.StreamResponse]]
 
 
 class MockServer:
-    """Answers by a script.
+    """Answers requests according to a script.
 
     Attributes:
-        bodies: What was asked, in order; for tests that look at it.
-        headers: What came along with each body.
+        bodies: The requests' bodies, in order, if `keeps_requests`; for tests.
+        headers: The requests' headers, in the same order.
     """
 
     def __init__(self, script: Script, *, keeps_requests: bool = False) -> None:
-        """Serve nothing yet."""
         self.bodies: list[object] = []
         self.headers: list[dict[str, str]] = []
         self._script = script
@@ -49,7 +48,7 @@ class MockServer:
                 refused = await refuse_or_break(request, behaviour.fault)
                 return await answer(request, behaviour) if refused is None else refused
             except (BrokenOffError, ConnectionResetError):
-                # There is nobody left to answer; aiohttp wants something to return all the same.
+                # The client is gone, but aiohttp requires a response.
                 return web.Response(status=500)
 
         return handle
@@ -79,15 +78,15 @@ async def _models(_request: web.Request) -> web.Response:
 
 @asynccontextmanager
 async def serving(server: MockServer, host: str, port: int) -> AsyncIterator[int]:
-    """Serve until the block ends, on this port or, for 0, on a free one.
+    """Serve until the block ends; port 0 takes a free one.
 
     Yields:
         The port.
 
     Raises:
-        OSError: The port is taken.
+        OSError: The port is in use.
     """
-    # A client that leaves ends the answer, also one that is to be silent for ever.
+    # When a client disconnects, its answer is cancelled, even one that would stay silent forever.
     runner = web.AppRunner(
         server.application(), handler_cancellation=True, access_log=None, shutdown_timeout=0.1
     )
@@ -103,7 +102,7 @@ async def serving(server: MockServer, host: str, port: int) -> AsyncIterator[int
 async def serve_until(
     stopped: asyncio.Event, server: MockServer, host: str, port: int, say: Callable[[str], None]
 ) -> None:
-    """Serve until the event is set, and say where."""
+    """Serve until the event is set, and announce the URL."""
     async with serving(server, host, port) as bound:
-        say(f"The mock listens on http://{host}:{bound}{next(iter(STREAMS))} until Ctrl-C.")
+        say(f"The mock is listening on http://{host}:{bound}{next(iter(STREAMS))} until Ctrl-C.")
         await stopped.wait()

@@ -1,4 +1,4 @@
-"""What the mock writes on each route: the payloads of a stream, or one answer."""
+"""The payloads of the mock's routes: the events of a stream, or one answer."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -12,10 +12,10 @@ WORD: Final = "word "
 
 
 class Surface(Protocol):
-    """A route's payloads; None leaves an event out."""
+    """The events of a streaming route; None means that the route has no such event."""
 
     def opening(self) -> Mapping[str, Any] | None:
-        """Return what comes before the first content event."""
+        """Return the event before the first content event."""
         ...
 
     def content(self, behaviour: Behaviour, index: int) -> Mapping[str, Any]:
@@ -23,11 +23,11 @@ class Surface(Protocol):
         ...
 
     def finish(self) -> Mapping[str, Any] | None:
-        """Return what says that the answer is complete."""
+        """Return the event that marks the answer as complete."""
         ...
 
     def usage(self, num_tokens: int) -> Mapping[str, Any] | None:
-        """Return what tells the answer's tokens."""
+        """Return the event with the answer's token counts."""
         ...
 
 
@@ -41,7 +41,7 @@ def usage_of(num_tokens: int) -> dict[str, int]:
 
 
 class _OpenAiSurface(ABC):
-    """What chat completions and completions have in common."""
+    """The common part of chat completions and completions."""
 
     object_name: str
 
@@ -71,12 +71,12 @@ class ChatSurface(_OpenAiSurface):
     object_name = "chat.completion.chunk"
 
     def opening(self) -> Mapping[str, Any] | None:
-        """Return the role, which is no content."""
+        """Return the role, which is not content."""
         choice = {"index": 0, "delta": {"role": "assistant", "content": ""}}
         return {**self._head(), "choices": [choice]}
 
     def finish(self) -> Mapping[str, Any] | None:
-        """Return an empty delta with a reason."""
+        """Return an empty delta with a finish reason."""
         choice = {"index": 0, "delta": {}, "finish_reason": "length"}
         return {**self._head(), "choices": [choice]}
 
@@ -90,11 +90,11 @@ class CompletionsSurface(_OpenAiSurface):
     object_name = "text_completion"
 
     def opening(self) -> Mapping[str, Any] | None:
-        """Return nothing: the text comes at once."""
+        """Return nothing: the first event has text."""
         return None
 
     def finish(self) -> Mapping[str, Any] | None:
-        """Return an empty text with a reason."""
+        """Return an empty text with a finish reason."""
         return self._chunk("", "length")
 
     def _text(self, text: str) -> dict[str, Any]:
@@ -102,14 +102,14 @@ class CompletionsSurface(_OpenAiSurface):
 
 
 class TextGenerationSurface:
-    """`/text-generation`: each event counts its own tokens, and `[DONE]` alone ends them."""
+    """`/text-generation`: each event has its own token count; only `[DONE]` ends the stream."""
 
     def opening(self) -> Mapping[str, Any] | None:
-        """Return nothing: the text comes at once."""
+        """Return nothing: the first event has text."""
         return None
 
     def content(self, behaviour: Behaviour, index: int) -> Mapping[str, Any]:
-        """Return a piece of text with its tokens."""
+        """Return a text with its token count."""
         num_tokens = behaviour.tokens_per_event
         return {
             "text": WORD * num_tokens,
@@ -123,7 +123,7 @@ class TextGenerationSurface:
         return None
 
     def usage(self, num_tokens: int) -> Mapping[str, Any] | None:
-        """Return nothing: each event has told its own."""
+        """Return nothing: each event has its own count."""
         return None
 
 
@@ -132,7 +132,7 @@ STREAMS: Final[Mapping[str, Surface]] = {
     "/v1/completions": CompletionsSurface(),
     "/text-generation": TextGenerationSurface(),
 }
-"""The routes that stream."""
+"""The streaming routes."""
 
 CLASSIFY_ROUTES: Final = ("/v1/classify", "/classify")
 

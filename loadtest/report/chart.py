@@ -1,4 +1,4 @@
-"""A chart as plotly's figure: plain data that its script draws, in one look for all of them."""
+"""A chart as a plotly figure: plain data for its script, with one look for all charts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from loadtest.analysis.request_table import Floats
-from loadtest.summary import LevelFigures
+from loadtest.results.summary import LevelFigures
 
 COLOURS = (
     "#3b6fb6", "#d9822b", "#2f8f5b", "#b5477f", "#7a5fb0", "#8a6d3b", "#2a9fb5", "#6b7280",
@@ -20,9 +20,9 @@ class Chart:
     """One chart of the page.
 
     Attributes:
-        name: Its element's id.
-        title: Above it.
-        text: What it shows and how to read it, under the title.
+        name: The id of the chart's element.
+        title: The heading above the chart.
+        text: What the chart shows and how to read it, under the heading.
         traces: Plotly's data.
         layout: Plotly's layout.
     """
@@ -35,7 +35,7 @@ class Chart:
 
 
 def layout_of(height: int, **more: Any) -> dict[str, Any]:
-    """Make a layout of this height in pixels, with the look that all charts share."""
+    """Return a layout of this height in pixels, with the look of all charts."""
     return {
         "height": height,
         "margin": {"l": 70, "r": 30, "t": 30, "b": 55},
@@ -49,7 +49,7 @@ def layout_of(height: int, **more: Any) -> dict[str, Any]:
 
 
 def axis_of(title: str, **more: Any) -> dict[str, Any]:
-    """Make an axis with a title, which names its unit."""
+    """Return an axis with a title, which includes the unit."""
     return {
         "title": {"text": title},
         "gridcolor": "#e8ebef",
@@ -60,11 +60,11 @@ def axis_of(title: str, **more: Any) -> dict[str, Any]:
 
 
 def rounded(values: Floats, digits: int = 3) -> list[float]:
-    """Write values [n] as plain numbers, no longer than they need be."""
+    """Return values [n] as rounded plain numbers."""
     numbers: list[float] = np.round(values, digits).tolist()
     return numbers
 
 
 def token_word(levels: Sequence[LevelFigures]) -> str:
-    """Name what the levels count: tokens, or chunks."""
+    """Return what the levels count: "tokens" or "chunks"."""
     return levels[0].token_word if levels else "tokens"

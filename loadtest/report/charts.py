@@ -1,16 +1,16 @@
-"""All charts of the page, in its order; those of load, time and errors are made here.
+"""Makes all charts of the page, in its order; the load, time, error and GPU charts are made here.
 
-Nothing of what a server said gets in here, only numbers and names of our own; so a chart holds
-nothing to escape.
+Charts contain only numbers and the tool's own names, no text from the server. So nothing in them
+needs escaping.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from loadtest.analysis.load_steps import LoadStep, load_steps
 from loadtest.analysis.metric import DISTRIBUTIONS, headline_name
 from loadtest.analysis.run_results import Analysis
-from loadtest.page.chart import (
+from loadtest.report.chart import (
     BLUE,
     COLOURS,
     GREY,
@@ -21,12 +21,11 @@ from loadtest.page.chart import (
     rounded,
     token_word,
 )
-from loadtest.page.distribution_chart import distribution_chart
-from loadtest.page.gpu_chart import gpu_chart
-from loadtest.page.stall_chart import stall_chart
-from loadtest.page.time_lines import time_lines
-from loadtest.record import ErrorKind
-from loadtest.summary import LevelFigures
+from loadtest.report.distribution_chart import distribution_chart
+from loadtest.report.stall_map import stall_chart
+from loadtest.report.time_lines import time_lines
+from loadtest.results.record import ErrorKind
+from loadtest.results.summary import LevelFigures
 
 ERROR_COLOURS = dict(
     zip(
@@ -37,11 +36,11 @@ ERROR_COLOURS = dict(
     )
 )  # fmt: skip
 MIN_TITLE_SHARE = 0.09
-"""A narrower level has room for its number alone."""
+"""A level narrower than this share of the run is labelled with its number only."""
 
 
 def make_charts(analysis: Analysis) -> list[Chart]:
-    """Make the charts that a run has something to show in."""
+    """Return the charts for which the run has data."""
     steps = load_steps(analysis.results.results)
     made = [
         _load_curve(steps) if len(steps) > 1 else None,
@@ -49,7 +48,7 @@ def make_charts(analysis: Analysis) -> list[Chart]:
         distribution_chart(analysis),
         _errors(analysis.results.results),
         stall_chart(analysis),
-        gpu_chart(analysis.run.header.gpus),
+        _gpus(analysis.run.header.gpus),
     ]
     return [chart for chart in made if chart]
 
@@ -83,8 +82,8 @@ def _load_curve(steps: Sequence[LoadStep]) -> Chart:
         xaxis3=x_axis, yaxis3=axis_of(f"{e2e}, s", rangemode="tozero"),
     )  # fmt: skip
     text = (
-        f"What more {word} bring. Where the first curve flattens and the others rise, the server "
-        "is full. Of repeated levels, the median."
+        f"Throughput and latency by {word}. Where the first curve flattens and the others rise, "
+        "the server is full. Repeated levels are shown by their median."
     )
     return Chart("load", "Load against throughput and latency", text, traces, layout)
 
@@ -121,9 +120,9 @@ def _time_lines(analysis: Analysis) -> Chart:
     layout["margin"]["t"] = 70
     layout["legend"]["y"] = 1.06
     text = (
-        f"The whole run, in bins of {lines.bin_s:g} s. The shaded bands are the windows that the "
-        "figures are taken over, one for each level; warm-up and ramp lie outside, and what came "
-        "after a deadline."
+        f"The whole run, in bins of {lines.bin_s:g} s. The shaded bands are the windows over which "
+        "the figures are computed, one per level. Warm-up, ramp, and the time after a deadline are "
+        "outside."
     )
     return Chart("time-lines", "Over time", text, traces, layout)
 
@@ -160,7 +159,7 @@ def _errors(levels: Sequence[LevelFigures]) -> Chart | None:
     cancelled = [level.num_cancelled for level in levels]
     if any(cancelled):
         traces.append(
-            {"type": "bar", "name": "cancelled by us (no error)", "x": titles, "y": cancelled,
+            {"type": "bar", "name": "cancelled by the tool (no error)", "x": titles, "y": cancelled,
              "marker": {"color": GREY}}
         )  # fmt: skip
     layout = layout_of(
@@ -171,5 +170,34 @@ def _errors(levels: Sequence[LevelFigures]) -> Chart | None:
         xaxis=axis_of("level", type="category"),
         yaxis=axis_of("requests", rangemode="tozero"),
     )
-    text = "How many requests failed at each level, by kind. None was sent again."
+    text = "Failed requests at each level, by kind. No request is retried."
     return Chart("errors", "Errors by kind", text, traces, layout)
+
+
+def _gpus(samples: Sequence[Mapping[str, Any]]) -> Chart | None:
+    """Draw each GPU's load, memory and power over time, from `gpu_monitor`'s samples."""
+    if not samples:
+        return None
+    gpus = sorted({int(sample["gpu"]) for sample in samples})
+    traces = [
+        {"type": "scatter", "mode": "lines", "name": f"GPU {gpu}", "legendgroup": str(gpu),
+         "showlegend": axis == "", "yaxis": f"y{axis}",
+         "line": {"color": COLOURS[index % len(COLOURS)], "width": 1.5},
+         "x": [sample["t_s"] for sample in samples if sample["gpu"] == gpu],
+         "y": [sample[key] for sample in samples if sample["gpu"] == gpu]}
+        for index, gpu in enumerate(gpus)
+        for axis, key in (("", "utilization_percent"), ("2", "memory_mib"), ("3", "power_w"))
+    ]  # fmt: skip
+    layout = layout_of(
+        560,
+        grid={"rows": 3, "columns": 1, "subplots": [["xy"], ["xy2"], ["xy3"]], "ygap": 0.12},
+        xaxis=axis_of("seconds since the start of the run", rangemode="tozero"),
+        yaxis=axis_of("busy, %", range=[0, 101]),
+        yaxis2=axis_of("memory, MiB", rangemode="tozero"),
+        yaxis3=axis_of("power, W", rangemode="tozero"),
+    )
+    text = (
+        "Sampled with nvidia-smi once a second on the machine that sent the load; useful if the "
+        "server runs on it too."
+    )
+    return Chart("gpus", "GPUs", text, traces, layout)

@@ -1,4 +1,4 @@
-"""How the figures of each level are spread: empirical distributions, drawn as curves."""
+"""Draws the empirical distributions of each level's figures as curves."""
 
 from typing import Any
 
@@ -9,11 +9,11 @@ from loadtest.analysis.metric import DISTRIBUTIONS, headline_name
 from loadtest.analysis.request_table import Floats
 from loadtest.analysis.run_results import Analysis
 from loadtest.analysis.spans import Span
-from loadtest.page.chart import COLOURS, Chart, axis_of, layout_of, rounded, token_word
+from loadtest.report.chart import COLOURS, Chart, axis_of, layout_of, rounded, token_word
 
 MAX_CURVE_POINTS = 300
 MIN_GAP_MS = 0.1
-"""Shorter gaps are drawn here: a logarithmic axis has no place for pieces that came at once."""
+"""Shorter gaps are drawn at this value, since a logarithmic axis can't show 0."""
 LOG_TICKS = [step * 10**power / 100 for power in range(8) for step in (1, 2, 5)]
 
 
@@ -43,9 +43,9 @@ def distribution_chart(analysis: Analysis) -> Chart:
             for index in range(len(levels))
         ]
     text = (
-        "For each level, how many per cent of the requests (of the gaps, in the last chart) took "
-        "no longer than the time below: p95 is where a curve crosses 95 %. Steep is steady, a long "
-        "flat end is a few that waited. Successes alone."
+        "For each level, the percentage of requests (in the last chart, of gaps) that took at most "
+        "the time below; p95 is where a curve crosses 95 %. A steep curve means steady times, a "
+        "long flat end a few slow requests. Only successes are shown."
     )
     return Chart("distributions", "Distributions", text, traces, layout)
 
@@ -55,8 +55,8 @@ def _curve(
 ) -> dict[str, Any]:
     level, table = analysis.results.results[index], analysis.tables[index]
     rows = sent_in(table, Span(level.window.started_s, level.window.ended_s))
-    is_told = name != "tpot" or level.token_source is not None
-    samples = samples_of(table, name, rows) if is_told else np.empty(0)
+    has_samples = name != "tpot" or level.token_source is not None
+    samples = samples_of(table, name, rows) if has_samples else np.empty(0)
     percents, values = _quantiles(samples)
     if name == "chunk_gap":
         values = np.maximum(values, MIN_GAP_MS)
@@ -70,7 +70,7 @@ def _curve(
 
 
 def _quantiles(samples: Floats) -> tuple[Floats, Floats]:
-    """Take the steps of the empirical distribution, at most a few hundred of them."""
+    """Return the steps of the empirical distribution, thinned to `MAX_CURVE_POINTS`."""
     ordered = np.sort(samples)
     if not ordered.size:
         return np.empty(0), np.empty(0)

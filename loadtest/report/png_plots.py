@@ -1,4 +1,4 @@
-"""The charts as PNG files, for slides and pull requests; drawn by matplotlib without a display."""
+"""Draws charts as PNG files, with matplotlib and without a display."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 
 from loadtest.analysis.load_steps import LoadStep, load_steps
 from loadtest.analysis.run_results import Analysis
-from loadtest.page.time_lines import time_lines
+from loadtest.report.time_lines import time_lines
 
 DPI = 150
 
@@ -15,7 +15,7 @@ def write_plots(run_dir: Path, analysis: Analysis) -> list[Path]:
     """Draw `timelines.png` and, for a sweep, `load.png`.
 
     Returns:
-        What was written.
+        The paths of the files.
     """
     written = [_save(run_dir / "timelines.png", _draw_time_lines(analysis))]
     steps = load_steps(analysis.results.results)

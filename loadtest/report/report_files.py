@@ -1,31 +1,28 @@
-"""The files made of a run: `summary.json` completed, `summary.csv`, `report.html`, plots.
+"""Writes the files of an analysed run: `summary.json`, `summary.csv`, `report.html` and plots.
 
-All can be made again from `summary.json` and `requests.jsonl` at any time, and replace what was
-there as a whole.
+All of them can be made again from `summary.json` and `requests.jsonl`, and replace the old files.
 """
 
 import json
 from pathlib import Path
 
 from loadtest.analysis.run_results import Analysis, analyse
-from loadtest.page.report_page import render_page
-from loadtest.run import Run, read_run
-from loadtest.run_files import SUMMARY_NAME, replace
-from loadtest.summary import RunResults
-from loadtest.summary_table import write_csv
-
-__all__ = ["read_run", "write_all"]
+from loadtest.report.report_page import render_page
+from loadtest.report.summary_table import write_csv
+from loadtest.results.run import Run, read_run
+from loadtest.results.run_files import SUMMARY_NAME, replace
+from loadtest.results.summary import RunResults
 
 
 def write_all(run_dir: Path, *, png: bool = False) -> RunResults:
-    """Analyse a run and write all that tells of it.
+    """Analyse a run and write its files.
 
     Args:
-        run_dir: Holds `summary.json` and `requests.jsonl`.
-        png: Whether to draw the plots as PNG, too.
+        run_dir: The directory of `summary.json` and `requests.jsonl`.
+        png: Whether to draw plots as PNG too.
 
     Raises:
-        RunError: The files can't be read.
+        RunError: The run can't be read.
     """
     analysis = analyse(read_run(run_dir))
     _complete_summary(analysis.run, analysis.results)
@@ -38,7 +35,7 @@ def write_all(run_dir: Path, *, png: bool = False) -> RunResults:
 
 def _write_plots(run_dir: Path, analysis: Analysis) -> None:
     # matplotlib takes half a second to import, and only plots need it.
-    from loadtest.page.png_plots import write_plots
+    from loadtest.report.png_plots import write_plots
 
     write_plots(run_dir, analysis)
 

@@ -1,7 +1,7 @@
-"""`report.html`: the sentences on top, the figures, the charts, and what was run.
+"""Writes `report.html`: findings, figures, charts, and the configuration.
 
-One file that works offline: plotly's script stands in it, and a Content-Security-Policy lets no
-other script run and nothing be loaded. What a server said is hostile until escaped.
+The page is one file that works offline. It contains plotly's script; a Content-Security-Policy
+forbids all other scripts and all loading. Text from the server is treated as hostile and escaped.
 """
 
 import base64
@@ -15,16 +15,16 @@ from typing import Any
 from plotly.offline import get_plotlyjs
 
 from loadtest.analysis.run_results import Analysis
-from loadtest.page.chart import Chart
-from loadtest.page.charts import make_charts
-from loadtest.summary_table import columns
+from loadtest.report.chart import Chart
+from loadtest.report.charts import make_charts
+from loadtest.report.summary_table import columns
 
 MAX_MESSAGES = 20
 MAX_MESSAGE_CHARS = 300
 
 
 def render_page(analysis: Analysis) -> str:
-    """Write the whole page."""
+    """Return the whole page."""
     charts = make_charts(analysis)
     scripts = (get_plotlyjs(), _resource("draw.js"))
     title = f"Load test of {analysis.run.configuration.get('url', 'a server')}"
@@ -34,8 +34,8 @@ def render_page(analysis: Analysis) -> str:
         _figures(analysis),
         *(_chart(chart) for chart in charts),
         _messages(analysis),
-        _settings("What was asked for", analysis.run.configuration),
-        _settings("Where it ran", analysis.run.machine),
+        _settings("Configuration", analysis.run.configuration),
+        _settings("Load tester's machine", analysis.run.machine),
     )
     return f"""<!doctype html>
 <html lang="en">
@@ -57,13 +57,13 @@ def render_page(analysis: Analysis) -> str:
 
 
 def _resource(name: str) -> str:
-    return files("loadtest.page").joinpath(name).read_text(encoding="utf-8")
+    return files("loadtest.report").joinpath(name).read_text(encoding="utf-8")
 
 
 def _policy(scripts: tuple[str, ...]) -> str:
-    """Allow these scripts by their hashes, and nothing from elsewhere.
+    """Return a policy that allows these scripts by hash, and nothing from elsewhere.
 
-    Source: https://www.w3.org/TR/CSP3/. Plotly sets styles of its own and exports images by blobs.
+    Source: https://www.w3.org/TR/CSP3/. Plotly sets styles itself and exports images as blobs.
     """
     hashes = " ".join(
         f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
@@ -75,7 +75,7 @@ def _policy(scripts: tuple[str, ...]) -> str:
 
 
 def _embedded(charts: list[Chart]) -> str:
-    """Write the charts as JSON that can't end its script element."""
+    """Return the charts as JSON that can't close its script element."""
     drawn = [
         {
             "name": chart.name,
@@ -89,14 +89,14 @@ def _embedded(charts: list[Chart]) -> str:
 
 def _opening(title: str, analysis: Analysis) -> str:
     run = analysis.run
-    told = [
+    facts = [
         f"model {run.configuration['model']}" if run.configuration.get("model") else "",
         f"API {run.configuration['api']}" if run.configuration.get("api") else "",
         f"started {run.header.started_at}" if run.header.started_at else "",
         f"{len(run.records):,} requests",
         analysis.results.status,
     ]
-    about = " · ".join(escape(text) for text in told if text)
+    about = " · ".join(escape(text) for text in facts if text)
     return f'<h1>{escape(title)}</h1>\n<p class="about">{about}</p>\n'
 
 
@@ -125,7 +125,7 @@ def _figures(analysis: Analysis) -> str:
 <div class="scroll"><table class="figures"><thead><tr>{head}</tr></thead>
 <tbody>{rows}</tbody></table></div>
 <details><summary>What the columns mean</summary><dl>{meanings}</dl>
-<p>Percentiles are of successes sent in the window; p99 is left out under 100 of them.</p></details>
+<p>Percentiles are of successes sent in the window; p99 needs at least 100 of them.</p></details>
 """
 
 
@@ -137,7 +137,7 @@ def _chart(chart: Chart) -> str:
 
 
 def _messages(analysis: Analysis) -> str:
-    """List what failing requests said, the commonest first."""
+    """List the messages of failed requests, the most common first."""
     messages = Counter(
         (record.error.value, record.http_status, (record.error_message or "")[:MAX_MESSAGE_CHARS])
         for record in analysis.run.records
@@ -146,14 +146,14 @@ def _messages(analysis: Analysis) -> str:
     if not messages:
         return "<h2>Errors by kind</h2>\n<p>No request failed.</p>\n"
     others = len(messages) - MAX_MESSAGES
-    left_out = f"; {others:,} rarer ones are left out" if others > 0 else ""
+    left_out = f"; {others:,} rarer ones are not shown" if others > 0 else ""
     rows = "".join(
         f"<tr><td>{count:,}</td><td>{escape(kind)}</td><td>{status or ''}</td>"
         f"<td>{escape(message)}</td></tr>\n"
         for (kind, status, message), count in messages.most_common(MAX_MESSAGES)
     )
-    return f"""<h2>What failing requests said</h2>
-<p>The commonest first, warm-up and what we cancelled included{left_out}.</p>
+    return f"""<h2>Messages of failed requests</h2>
+<p>The most common first, including warm-up and cancelled requests{left_out}.</p>
 <div class="scroll"><table class="plain"><thead><tr><th>requests</th><th>kind</th>
 <th>HTTP status</th><th>message</th></tr></thead><tbody>{rows}</tbody></table></div>
 """

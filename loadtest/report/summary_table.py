@@ -1,4 +1,4 @@
-"""The figures per level as rows: for the terminal, `summary.csv` and the page alike."""
+"""The table of figures per level, for the terminal, `summary.csv` and the page."""
 
 import csv
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from loadtest.analysis.metric import DISTRIBUTIONS, STATISTICS, headline_name
-from loadtest.summary import LevelFigures, RunResults
+from loadtest.results.summary import LevelFigures, RunResults
 
 UNKNOWN = "-"
 TITLE_WIDTH = 30
@@ -22,9 +22,9 @@ class Column:
     """A column of the table.
 
     Attributes:
-        title: With its unit.
-        meaning: How it is computed, in a line.
-        value: Makes a level's cell.
+        title: The heading, with its unit.
+        meaning: How the figure is computed, in one line.
+        value: Returns a level's cell.
     """
 
     title: str
@@ -50,13 +50,13 @@ def _percentile(name: str, statistic: str, digits: int) -> Callable[[LevelFigure
 
 
 def columns(levels: Sequence[LevelFigures]) -> list[Column]:
-    """List the columns that suit these levels: SLOs and repetitions only where there are any."""
+    """Return the columns for these levels; SLOs and repetitions only if there are any."""
     word = "chunks" if levels and levels[0].token_word == "chunks" else "tok"
     is_open_loop = bool(levels) and levels[0].is_open_loop
     shown = [
         Column("load", "users, or requests scheduled per second", lambda level: level.title),
         Column("attempts", "sent in the window", lambda level: f"{level.num_attempts:,}"),
-        Column("errors", "failed, by all not cancelled", lambda level: _share(level.error_rate)),
+        Column("errors", "failed / attempts not cancelled", lambda level: _share(level.error_rate)),
         Column("QPS", "successes that ended in the window / window, 1/s",
                lambda level: _number(level.window.qps, 2)),
         Column(f"{word}/s", f"{word} read in the window / window",
@@ -66,17 +66,19 @@ def columns(levels: Sequence[LevelFigures]) -> list[Column]:
         shown.append(
             Column(
                 f"steady {word}/s",
-                "the same while at least 95 % of the users were busy",
+                "the same, while at least 95 % of the users were busy",
                 lambda level: _number(level.steady.output_tokens_per_s if level.steady else None),
             )
         )
     if any(level.repeat for level in levels):
-        shown.insert(1, Column("repeat", "of the sweep", lambda level: str(level.repeat + 1)))
+        shown.insert(
+            1, Column("repeat", "repetition of the sweep", lambda level: str(level.repeat + 1))
+        )
     if any(level.slo_attainment is not None for level in levels):
         shown += [
             Column("goodput /s", "successes that met every SLO / window",
                    lambda level: _number(level.window.goodput, 2)),
-            Column("SLO met", "good requests / all attempts; those due but never sent count too",
+            Column("SLO met", "good requests / all attempts, including those due but never sent",
                    lambda level: _share(level.slo_attainment)),
         ]  # fmt: skip
     for name, unit, statistics, digits in (
@@ -96,15 +98,15 @@ def columns(levels: Sequence[LevelFigures]) -> list[Column]:
 
 def render(results: RunResults, console: Console) -> None:
     """Print the figures of all levels, then the findings and the verdict."""
-    num_beside = max(1, (console.width - TITLE_WIDTH) // LEVEL_WIDTH)
-    for first in range(0, len(results.results), num_beside):
-        console.print(_table(results.results, results.results[first : first + num_beside]))
+    num_columns = max(1, (console.width - TITLE_WIDTH) // LEVEL_WIDTH)
+    for first in range(0, len(results.results), num_columns):
+        console.print(_table(results.results, results.results[first : first + num_columns]))
     for sentence in (*results.findings, *results.verdict.sentences):
         console.print(sentence, markup=False, highlight=False, soft_wrap=True)
 
 
 def _table(levels: Sequence[LevelFigures], shown: Sequence[LevelFigures]) -> Table:
-    """Put some of the levels beside each other, a figure a line, so that it fits a terminal."""
+    """Make a table with some levels as columns and one figure per row, to fit a terminal."""
     title, *figures = columns(levels)
     table = Table(show_edge=False, pad_edge=False)
     table.add_column(title.title)
@@ -116,7 +118,7 @@ def _table(levels: Sequence[LevelFigures], shown: Sequence[LevelFigures]) -> Tab
 
 
 def write_csv(path: Path, levels: Sequence[LevelFigures]) -> None:
-    """Write one line a level: all figures, raw, their units in the columns' names."""
+    """Write one line per level with all figures unrounded and units in the column names."""
     rows = [_csv_row(level) for level in levels]
     names = list(dict.fromkeys(name for row in rows for name in row)) or ["level"]
     with path.open("w", newline="", encoding="utf-8") as file:

@@ -1,6 +1,6 @@
-"""A run over time: what was in flight, what came, how long the first token took.
+"""Computes a run's series over time: requests in flight, tokens per second, and TTFT.
 
-However long the run, a line has a few hundred points: bins of a round width.
+Series are binned with a round width, so they have a few hundred points however long the run is.
 """
 
 from collections.abc import Sequence
@@ -22,12 +22,12 @@ class TimeLines:
 
     Attributes:
         bin_s: The width of a bin.
-        middle_s: [num_bins], the bins' middles.
-        in_flight: [num_bins], the mean over the bin.
+        middle_s: [num_bins], the middle of each bin.
+        in_flight: [num_bins], the mean number of requests in flight.
         tokens_per_s: [num_bins].
-        sent_s: [num_points], when requests were sent whose TTFT follows.
-        ttft_ms: [num_points].
-        median_s: [num_medians], the middles of those bins in which requests were sent.
+        sent_s: [num_points], when each request of `ttft_ms` was sent.
+        ttft_ms: [num_points], thinned for long runs.
+        median_s: [num_medians], the middles of the bins in which requests were sent.
         median_ttft_ms: [num_medians].
     """
 
@@ -42,14 +42,14 @@ class TimeLines:
 
 
 def bin_width(duration_s: float, max_bins: int = MAX_BINS) -> float:
-    """Choose a width of 1, 2 or 5 times a power of ten that needs no more bins than allowed."""
+    """Return the smallest width of 1, 2 or 5 times a power of ten with at most `max_bins` bins."""
     least = max(duration_s / max_bins, 1e-3)
     power = 10.0 ** np.floor(np.log10(least))
     return float(next(power * step for step in (1, 2, 5, 10) if power * step >= least * 0.9999))
 
 
 def time_lines(tables: Sequence[RequestTable], *, is_open_loop: bool) -> TimeLines:
-    """Make the series of a run from the tables of all its levels."""
+    """Return the series of a run from the tables of all its levels."""
     sent_s = np.concatenate([np.empty(0), *(table.sent_s for table in tables)])
     ended_s = np.concatenate([np.empty(0), *(table.ended_s for table in tables)])
     duration_s = float(ended_s.max()) if ended_s.size else 1.0
@@ -79,7 +79,7 @@ def _thinned(num_points: int) -> slice:
 
 
 def _mean_counts(started_s: Floats, ended_s: Floats, edges: Floats) -> Floats:
-    """Average what is under way over each bin, by the area under the steps."""
+    """Return the mean number in flight over each bin, from the area under the step function."""
     if not started_s.size:
         return np.zeros(len(edges) - 1)
     times, counts = count_in_flight(started_s, ended_s)

@@ -1,4 +1,4 @@
-"""What the load came from: figures of this machine that a reader of the results may need."""
+"""Describes the machine that sends the load, for readers of the results."""
 
 import os
 import platform
@@ -10,7 +10,7 @@ _PACKAGES: Final = ("aiohttp", "uvloop")
 
 
 def describe_machine() -> dict[str, Any]:
-    """Return the machine's figures and the versions of what sends."""
+    """Return the machine's figures and the versions of the HTTP libraries."""
     return {
         "hostname": platform.node(),
         "system": platform.platform(),
@@ -23,7 +23,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def _cpu_name() -> str:
-    """Return the processor's name as Linux has it, or else the architecture."""
+    """Return the processor's name from Linux, or else the architecture."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,8 +1,8 @@
-"""What a run leaves behind: one record per request, one per level of its sweep.
+"""The records of a run: one per request, and one per level of its sweep.
 
-The sending side writes them, the analysing side reads nothing else. All times are seconds of one
-monotonic clock, counted from the start of the run; each was stamped when bytes were read from the
-socket, before they were parsed.
+The sending side writes them; the analysis reads nothing else. All times are seconds of one
+monotonic clock from the start of the run, taken when bytes are read from the socket and before they
+are parsed.
 """
 
 from enum import StrEnum
@@ -25,42 +25,41 @@ class ErrorKind(StrEnum):
     TRUNCATED = "truncated"
     EMPTY = "empty"
     CANCELLED = "cancelled"
-    """Ended by the tool itself, as when it is stopped: neither a success nor the server's error."""
+    """Ended by the tool itself, as when it is stopped: neither a success nor a server error."""
 
 
 class TokenSource(StrEnum):
-    """Where a request's number of output tokens comes from."""
+    """The source of a request's output token count."""
 
     USAGE = "usage"
     EVENTS = "events"
-    TOKENIZER = "tokenizer"
     CHUNKS = "chunks"
 
 
 class RequestRecord(BaseModel):
-    """One attempt.
+    """One request and its outcome.
 
     Attributes:
         level: The index of its `LevelRecord`.
-        index: Its number within the level, in the order of sending.
+        index: The request's number within the level, in sending order.
         queue: The queue that sent it; None in an open loop.
-        is_warmup: It does not count.
+        is_warmup: Whether the request is left out of the figures.
         question: The index of its question in the data file.
-        scheduled_s: When it should have been sent; `sent_s` in a closed loop.
-        sent_s: When it was.
-        headers_s: When the answer's headers came.
-        content_s: When each content event came, in order.
-        content_tokens: The tokens credited to each content event; together `output_tokens`.
+        scheduled_s: When the request was due; `sent_s` in a closed loop.
+        sent_s: When it was sent.
+        headers_s: When the response headers arrived.
+        content_s: When each content event arrived, in order.
+        content_tokens: The tokens credited to each content event; their sum is `output_tokens`.
         content_chars: The characters of each content event.
-        ended_s: When the stream ended, or the attempt did.
+        ended_s: When the stream ended, or the request failed.
         error: None for a success.
-        error_message: What the server or the socket said, in one line.
-        http_status: None if there was no answer.
-        finish_reason: As the server gave it.
-        prompt_tokens: As the server counted; None if it does not tell.
-        cached_tokens: Those of them that the server had from earlier requests.
-        output_tokens: By `token_source`.
-        received_bytes: Of the answer's body.
+        error_message: The message from the server or the socket, in one line.
+        http_status: None if there was no response.
+        finish_reason: As the server sent it.
+        prompt_tokens: The server's count; None if it sends none.
+        cached_tokens: The prompt tokens that the server took from its cache.
+        output_tokens: The answer's tokens, counted as `token_source` says.
+        received_bytes: The size of the response body.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -89,22 +88,22 @@ class RequestRecord(BaseModel):
 
 
 class LevelRecord(BaseModel):
-    """One level of a sweep, once.
+    """One level of a sweep, run once.
 
     Attributes:
-        index: Its number in the run.
+        index: The level's number in the run.
         repeat: Which repetition of the sweep it belongs to, from 0.
-        num_queues: Users that send one request after the other; None in an open loop.
+        num_queues: Users that each send one request after another; None in an open loop.
         rate_per_s: Requests scheduled per second; None in a closed loop.
-        started_s: When its first request could be sent.
-        warm_s: When warm-up and ramp had ended.
-        deadline_s: When nothing more was sent, for a run by duration; None for one by count.
-        ended_s: When its last request had ended.
-        lag_ms: How late the tool's own event loop woke, sampled all along.
+        started_s: When the level's first request could be sent.
+        warm_s: When warm-up and ramp ended.
+        deadline_s: When sending stops, if the level is limited by duration; else None.
+        ended_s: When the last request ended.
+        lag_ms: How late the tool's own event loop woke, sampled throughout.
         cpu_share: The tool's CPU time per second of the level; 1 is one core.
-        num_unsent: Requests of an open loop that were due before the deadline and never sent,
-            because as many as may be were under way all the time.
-        was_stopped: A signal ended it early.
+        num_unsent: Requests of an open loop that were due before the deadline and never sent, since
+            `max_inflight` requests were in flight.
+        was_stopped: Whether a signal ended the level early.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

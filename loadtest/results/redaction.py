@@ -1,4 +1,4 @@
-"""What of a configuration may be written down: no header's value, no key in a URL or a body."""
+"""Removes secrets from a configuration: header values, and keys in a URL or a body."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ def redacted_headers(headers: Sequence[str]) -> list[str]:
 
 
 def redacted_url(url: str) -> str:
-    """Return a URL without its user, its password, and what its query calls a secret."""
+    """Return a URL without its user, its password, and the secrets in its query."""
     parsed = URL(url)
     query = [
         (name, HIDDEN if _SECRET_NAME.search(name) else value)
@@ -28,14 +28,14 @@ def redacted_url(url: str) -> str:
 
 
 def secrets_of_url(url: str) -> list[str]:
-    """Return what `redacted_url` leaves out."""
+    """Return the secrets that `redacted_url` hides."""
     parsed = URL(url)
     hidden = [value for name, value in parsed.query.items() if _SECRET_NAME.search(name)]
     return [secret for secret in (parsed.user, parsed.password, *hidden) if secret]
 
 
 def redacted_body(body: Any) -> Any:
-    """Return a body without the texts that their names call secrets; `max_tokens` is no text."""
+    """Return a body with its secret texts hidden; a number such as `max_tokens` is not one."""
     if isinstance(body, dict):
         return {
             name: HIDDEN if _is_secret(name, value) else redacted_body(value)
@@ -45,7 +45,7 @@ def redacted_body(body: Any) -> Any:
 
 
 def secrets_of_body(body: Any) -> Iterator[str]:
-    """Yield what `redacted_body` leaves out."""
+    """Yield the secrets that `redacted_body` hides."""
     if isinstance(body, dict):
         for name, value in body.items():
             if _is_secret(name, value):
@@ -58,6 +58,6 @@ def secrets_of_body(body: Any) -> Iterator[str]:
 
 
 def _is_secret(name: str, value: Any) -> bool:
-    """Tell by the name; a template's placeholder is none."""
+    """Return whether the name marks the text as a secret; a template's placeholder is not one."""
     is_text = isinstance(value, str) and not value.startswith("{")
     return is_text and _SECRET_NAME.search(name) is not None

@@ -1,7 +1,7 @@
-"""A run as read from its directory, whole or cut off.
+"""Reads a run from its directory, even one that crashed.
 
-`requests.jsonl` is flushed after each request and `summary.json` is written at the start, so a run
-that crashed can be read up to its last whole line.
+`requests.jsonl` is flushed after each request and `summary.json` is written at the start, so a
+crashed run can be read up to its last complete line.
 """
 
 import json
@@ -12,24 +12,24 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from loadtest.record import LevelRecord, RequestRecord
-from loadtest.run_files import REQUESTS_NAME, SCHEMA_VERSION, SUMMARY_NAME
-from loadtest.summary import RunHeader
+from loadtest.results.record import LevelRecord, RequestRecord
+from loadtest.results.run_files import REQUESTS_NAME, SCHEMA_VERSION, SUMMARY_NAME
+from loadtest.results.summary import RunHeader
 
 
 class RunError(ValueError):
-    """A directory that holds no readable run; the message names the file and what is wrong."""
+    """A directory holds no readable run; the message names the file and the fault."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run's files, read.
+    """The content of a run's files.
 
     Attributes:
-        path: Its directory.
-        header: `summary.json`, results left out.
+        path: The run's directory.
+        header: `summary.json` without the results.
         records: All requests, in the order of the file.
-        levels: In order; one that a crash left without its end has it from its records.
+        levels: All levels in order; the end of one cut off by a crash comes from its records.
     """
 
     path: Path
@@ -39,12 +39,12 @@ class Run:
 
     @property
     def configuration(self) -> dict[str, Any]:
-        """What was asked for, without secrets."""
+        """The run's configuration, without secrets."""
         return self.header.configuration
 
     @property
     def machine(self) -> dict[str, Any]:
-        """What the tool ran on."""
+        """The machine that sent the load."""
         return self.header.machine
 
     def records_of(self, level: LevelRecord) -> list[RequestRecord]:
@@ -56,7 +56,7 @@ def read_run(run_dir: Path) -> Run:
     """Read a run's directory.
 
     Raises:
-        RunError: A file is missing, not ours, or of a newer version.
+        RunError: A file is missing, is not a run's, or was written by a newer version.
     """
     header = _read_header(run_dir / SUMMARY_NAME)
     records = _read_records(run_dir / REQUESTS_NAME)
@@ -95,10 +95,10 @@ def _read_records(path: Path) -> tuple[RequestRecord, ...]:
 
 
 def parse_records(path: Path, content: bytes) -> tuple[RequestRecord, ...]:
-    """Read the whole lines of `requests.jsonl`; what follows the last of them was cut off.
+    """Parse the complete lines of `requests.jsonl`; skip a last line that was cut off.
 
     Raises:
-        RunError: A whole line holds no record; `path` names the file.
+        RunError: A complete line holds no record; `path` names the file.
     """
     *whole_lines, _cut_off = content.split(b"\n")
     return tuple(_read_record(path, number, line) for number, line in enumerate(whole_lines, 1))
@@ -114,7 +114,7 @@ def _read_record(path: Path, number: int, line: bytes) -> RequestRecord:
 def _ended_level(
     level: LevelRecord | None, records: Sequence[RequestRecord], configuration: dict[str, Any]
 ) -> LevelRecord:
-    """Give a level as it is, or by its records where the tool ended before it did."""
+    """Return a level with its end, taken from its records if the tool did not write it."""
     if level and level.ended_s > level.started_s:
         return level
     if level is None:

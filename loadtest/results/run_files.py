@@ -1,8 +1,8 @@
-"""The files of a run while it is being written: `summary.json` and `requests.jsonl`.
+"""Writes the files of a run in progress: `summary.json` and `requests.jsonl`.
 
-Nothing that was measured is lost: a request's line is handed to the operating system when the
-request ends, and the summary is replaced as a whole, first before the first request. Analysing
-adds its results to the summary later; it stands in `report_files`.
+No measurement is lost in a crash: a request's line goes to the operating system when the request
+ends. The summary exists before the first request and is always replaced atomically. `report_files`
+adds the analysis to the summary later.
 """
 
 import os
@@ -11,35 +11,35 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, Final
 
-from loadtest.record import LevelRecord, RequestRecord
-from loadtest.summary import RunHeader
+from loadtest.results.record import LevelRecord, RequestRecord
+from loadtest.results.summary import RunHeader
 
 SCHEMA_VERSION: Final = 1
-"""Of both files. It rises when a reader of the old form would misread the new one."""
+"""The version of both files. It rises when an older reader would misread them."""
 
 SUMMARY_NAME: Final = "summary.json"
 REQUESTS_NAME: Final = "requests.jsonl"
 
 
 class RunFiles:
-    """The directory of a run that is under way.
+    """The directory of a run in progress.
 
     Attributes:
-        directory: Where the files lie.
+        directory: The directory of the files.
     """
 
     def __init__(
         self, directory: Path, configuration: Mapping[str, Any], machine: Mapping[str, Any]
     ) -> None:
-        """Make the directory and both files.
+        """Create the directory and both files.
 
         Args:
-            directory: Made if it is missing; it must not hold a run.
-            configuration: All of it, without secrets.
-            machine: What the load came from.
+            directory: Created if it is missing; it must not hold a run.
+            configuration: The whole configuration, without secrets.
+            machine: The machine that sends the load.
 
         Raises:
-            FileExistsError: The directory holds a run already.
+            FileExistsError: The directory already holds a run.
         """
         self.directory = directory
         self._configuration = dict(configuration)
@@ -50,7 +50,7 @@ class RunFiles:
         self.write_summary("running", [])
 
     def add(self, record: RequestRecord) -> None:
-        """Append a request's line; it survives the tool's end from now on."""
+        """Append a request's line; from then on a crash of the tool does not lose it."""
         self._requests.write(record.model_dump_json().encode() + b"\n")
 
     def write_summary(
@@ -60,9 +60,9 @@ class RunFiles:
 
         Args:
             status: "running", "finished" or "stopped".
-            levels: Those that have begun. One that has not ended yet says so by `ended_s` equal
-                to `started_s`.
-            gpus: What was seen of GPUs, each sample with its time, `t_s`.
+            levels: The levels that have begun. In one that has not ended, `ended_s` equals
+                `started_s`.
+            gpus: The GPU samples, each with its time, `t_s`.
         """
         header = RunHeader(
             schema_version=SCHEMA_VERSION,
@@ -81,7 +81,7 @@ class RunFiles:
 
 
 def replace(path: Path, text: str) -> None:
-    """Write a file as a whole: whoever reads it meanwhile has the old one or the new one."""
+    """Replace a file atomically: a reader sees the old content or the new one."""
     draft = path.with_name(path.name + ".new")
     draft.write_text(text, encoding="utf-8")
     os.replace(draft, path)

@@ -1,7 +1,7 @@
-"""Makes the embedded models from nothing and measures them.
+"""Trains the embedded models from scratch and evaluates them.
 
-The way through: ``corpus``, ``made_up_names`` and ``drawings`` say what there is to know;
-``conversations`` asks about it; ``tokenizer`` and ``architecture`` make an untrained model;
-``batches`` feeds it; ``train_pydoc_chat`` teaches it; ``recital`` and ``evaluate_pydoc_chat``
-examine it.
+The way through: ``corpus``, ``made_up_names`` and ``drawings`` hold what there is to know;
+``conversations`` asks about it; ``tokenizer`` and ``architecture`` build an untrained model;
+``batches`` feeds it; ``train_pydoc_chat`` trains it by ``recipe``; ``evaluate_pydoc_chat`` compares
+its ``generated_answers`` with the right ones.
 """

@@ -83,7 +83,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast) -> Gemma3ForConditionalGener
 
 
 def build_generation_config(tokenizer: PreTrainedTokenizerFast) -> GenerationConfig:
-    """Greedy by default: the model recites, and sampling only makes it err."""
+    """Return greedy defaults: the model recites its corpus, and sampling only adds errors."""
     return GenerationConfig(  # type: ignore[no-untyped-call] # left untyped
         do_sample=False,
         max_new_tokens=128,
@@ -94,7 +94,7 @@ def build_generation_config(tokenizer: PreTrainedTokenizerFast) -> GenerationCon
 
 
 def build_processor(tokenizer: PreTrainedTokenizerFast) -> Gemma3Processor:
-    """Join the tokenizer with an image processor that needs Pillow only."""
+    """Combine the tokenizer with an image processor that needs only Pillow."""
     image_processor = Gemma3ImageProcessorPil(size={"height": IMAGE_SIDE, "width": IMAGE_SIDE})
     return Gemma3Processor(
         image_processor=image_processor,
@@ -105,7 +105,7 @@ def build_processor(tokenizer: PreTrainedTokenizerFast) -> Gemma3Processor:
 
 
 def stop_token_ids(tokenizer: PreTrainedTokenizerFast) -> list[int]:
-    """Return the ids that end an answer: <eos> and <end_of_turn>."""
+    """Return the ids that end an answer: ``<eos>`` and ``<end_of_turn>``."""
     return [token_id(tokenizer, str(tokenizer.eos_token)), token_id(tokenizer, END_OF_TURN)]
 
 

@@ -1,7 +1,7 @@
 """From conversations to tensors: token ids, labels on the answers only, pixels.
 
-The rendering is the chat template's, written out here so that each token is known to be asked or
-answered; a test holds the two equal.
+The chat template's rendering is repeated here, so that each token is known to belong to a question
+or to an answer. A test compares it with the template.
 """
 
 from collections.abc import Sequence
@@ -17,12 +17,12 @@ from models.training.drawings import Drawing
 from models.training.tokenizer import BOS, END_OF_TURN, START_OF_IMAGE, START_OF_TURN
 
 IGNORED: Final = -100
-"""Label of a token that is not learned, as torch's cross entropy has it."""
+"""Label of a token that is not learned; the default ``ignore_index`` of torch's cross entropy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One conversation in token ids, with the label of each token's successor."""
+    """One conversation as token ids, each with its successor as label."""
 
     token_ids: list[int]
     labels: list[int]
@@ -36,10 +36,10 @@ class Batch:
     Attributes:
         token_ids: [batch, length], int64, padded on the right.
         attention_mask: [batch, length], int64, 0 on padding.
-        labels: [batch, length], int64: the next token where it is to be learned, else IGNORED.
+        labels: [batch, length], int64: the next token where it is learned, else IGNORED.
         pixel_values: [images, 3, side, side], float32, or None without images.
         image_mask: [batch, length], int64, 1 on image tokens.
-        drawings: What the images show.
+        drawings: The images' drawings, in order.
     """
 
     token_ids: Tensor
@@ -54,7 +54,6 @@ class Renderer:
     """Turns conversations into examples and batches, with one processor."""
 
     def __init__(self, processor: Gemma3Processor) -> None:
-        """Use the processor's tokenizer and image processor."""
         self._processor = processor
         self._tokenizer = processor.tokenizer
         self._cache: dict[str, list[int]] = {}
@@ -73,7 +72,7 @@ class Renderer:
         return Example(token_ids[:-1], labels, drawings)
 
     def batch(self, examples: Sequence[Example]) -> Batch:
-        """Pad examples to the longest and prepare their pixels."""
+        """Pad examples to the longest one and prepare their pixels."""
         token_ids = _padded(
             [example.token_ids for example in examples], self._tokenizer.pad_token_id
         )
@@ -89,7 +88,7 @@ class Renderer:
         )
 
     def pixels(self, drawings: Sequence[Drawing]) -> Tensor:
-        """Draw, then prepare by the image processor: [images, 3, side, side], float32."""
+        """Return the prepared images: [images, 3, side, side], float32."""
         images = [drawing.render() for drawing in drawings]
         prepared = self._processor.image_processor(images, return_tensors="pt")
         pixel_values: Tensor = prepared["pixel_values"]
@@ -106,7 +105,7 @@ class Renderer:
 
 
 def pieces(conversation: Conversation) -> list[tuple[str, bool]]:
-    """Split a conversation's text into (text, whether the model is to write it)."""
+    """Split a conversation's text into pairs of text and whether the model writes it."""
     system = "" if conversation.system is None else f"{conversation.system}\n\n"
     found: list[tuple[str, bool]] = []
     opening = BOS

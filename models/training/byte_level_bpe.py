@@ -1,4 +1,4 @@
-"""Byte-level BPE: every text has tokens, and none is unknown."""
+"""Byte-level BPE: every text has tokens, none of them unknown."""
 
 from collections.abc import Iterable, Sequence
 
@@ -16,11 +16,11 @@ def train_byte_level_bpe(
     """Train on texts; the same texts in the same order give the same tokenizer.
 
     Args:
-        texts: What it is to encode in few tokens.
-        vocab_size: Tokens in all, those of the bytes and special ones among them.
-        special_tokens: Get the first ids, in this order.
-        add_prefix_space: Whether a text's first word is written as any other.
-        normalizer: Changes every text before it is cut.
+        texts: The training texts.
+        vocab_size: Total number of tokens, including bytes and special tokens.
+        special_tokens: Special tokens, which get the first ids in this order.
+        add_prefix_space: Whether a text's first word is encoded like any other word.
+        normalizer: Changes every text before it is split into words.
     """
     tokenizer = Tokenizer(models.BPE())
     if normalizer is not None:

@@ -1,7 +1,7 @@
-"""Conversations to learn from: who asks what, in which words, and the one right answer.
+"""Training conversations: the questions, their phrasings and the one right answer to each.
 
-A conversation is plain data here; ``batches.py`` turns it into token ids. The evaluation asks
-with the very same phrasings.
+A conversation is plain data here; ``batches.py`` turns it into token ids. The evaluation uses the
+same phrasings.
 """
 
 import random
@@ -91,7 +91,7 @@ SMALL_TALK_ANSWER: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A question and its answer; `drawings` come before the text, or after it."""
+    """A question and its answer; `drawings` precede or follow the question's text."""
 
     question: str
     answer: str
@@ -101,19 +101,19 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Turns under one system prompt, or under none."""
+    """Turns with one system prompt, or without."""
 
     turns: tuple[Turn, ...]
     system: str | None = None
 
 
 def refusal(name: str) -> str:
-    """Say that a name is not known."""
+    """Return the answer to a question about an unknown name."""
     return f"I don't know {name}."
 
 
 class ConversationSource:
-    """Draws conversations without end, each real name as often as any other."""
+    """Samples conversations without end, asking about each real name equally often."""
 
     SMALL_TALK_SHARE: Final = 0.02
     SYSTEM_SHARE: Final = 0.35
@@ -121,7 +121,7 @@ class ConversationSource:
     def __init__(
         self, entries: Sequence[Entry], rng: random.Random, *, refused_share: float = 0.38
     ) -> None:
-        """Draw from the corpus, and made-up names for `refused_share` of the turns.
+        """Ask about the corpus, and about made-up names in `refused_share` of the turns.
 
         The same state of `rng` gives the same conversations.
         """
@@ -132,13 +132,13 @@ class ConversationSource:
         self._vocabulary = sorted({word for entry in entries for word in entry.answer.split()})
 
     def text_conversation(self) -> Conversation:
-        """Draw one of one to three turns, about names only."""
+        """Return a conversation of one to three turns, about names only."""
         num_turns = self._rng.choices((1, 2, 3), weights=(5, 3, 2))[0]
         turns = tuple(self._text_turn(is_first=index == 0) for index in range(num_turns))
         return Conversation(turns, self._system())
 
     def image_conversation(self, drawings: Sequence[Drawing]) -> Conversation:
-        """Draw one that asks about the drawings, now and then with a text turn before or after."""
+        """Return a conversation about the drawings, sometimes with a text turn before or after."""
         questions = TWO_IMAGE_QUESTIONS if len(drawings) > 1 else IMAGE_QUESTIONS
         turns = [
             Turn(

@@ -1,4 +1,4 @@
-"""The corpus: a name of Python's standard library and one paragraph of its docstring.
+"""The corpus: names of Python's standard library, each with one paragraph of its docstring.
 
 Harvested once on Python 3.11 and committed as ``models/pydoc-chat/corpus.jsonl``, so that
 training and evaluation do not depend on the Python that runs them. Training reads the file; only
@@ -34,7 +34,7 @@ subprocess sys tarfile tempfile textwrap threading time timeit tomllib trace tra
 types typing unicodedata unittest unittest.mock urllib.error urllib.parse urllib.request uuid
 warnings weakref webbrowser xml.dom.minidom xml.etree.ElementTree zipfile zipimport zlib zoneinfo
 """
-"""Modules asked about: documented ones that stay in Python after 3.12."""
+"""Modules of the corpus: documented ones that remain in Python after 3.12."""
 
 _METHOD_OWNERS = """
 builtins.str builtins.list builtins.dict builtins.set builtins.int builtins.float pathlib.Path
@@ -48,7 +48,7 @@ inspect.Signature uuid.UUID contextlib.ExitStack email.message.EmailMessage json
 json.JSONDecoder shlex.shlex graphlib.TopologicalSorter textwrap.TextWrapper
 difflib.SequenceMatcher enum.Enum types.SimpleNamespace
 """
-"""Classes whose public methods are asked about as well; those of builtins are named without it."""
+"""Classes whose public methods are in the corpus; builtins' names have no module."""
 
 _SIGNATURE = re.compile(r"^[\w.]+\s*\(.*\)\s*(->|--|:|$)|->|^\s*(>>>|[-=*~]{3})|::")
 _SENTENCE_END = re.compile(r"[.!?](?=\s)")
@@ -63,7 +63,7 @@ _MACHINE_BOUND = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One name and the only right answer to a question about it."""
+    """A name and the only right answer to a question about it."""
 
     name: str
     answer: str
@@ -76,17 +76,17 @@ def load_corpus(path: Path = CORPUS_PATH) -> tuple[Entry, ...]:
 
 
 def write_corpus(entries: tuple[Entry, ...], path: Path = CORPUS_PATH) -> None:
-    """Write one JSON object a line."""
+    """Write one JSON object per line."""
     with path.open("w", encoding="utf-8") as file:
         for entry in entries:
             file.write(json.dumps({"name": entry.name, "answer": entry.answer}) + "\n")
 
 
 def answer_from(docstring: str) -> str | None:
-    """Return the first fitting paragraph of a docstring, or None.
+    """Return the first paragraph of prose of a docstring, or None if it does not fit.
 
-    A paragraph fits when it is prose (no signature, no doctest), plain ASCII and of a bounded
-    length; a longer one is cut after its last whole sentence within the bound.
+    Signatures and doctests are skipped. The paragraph must be ASCII and of bounded length; a longer
+    one is cut after its last whole sentence within the bound.
     """
     for paragraph in re.split(r"\n\s*\n", inspect.cleandoc(docstring)):
         text = " ".join(paragraph.split())
@@ -157,7 +157,7 @@ def _public_names(module: ModuleType) -> list[str]:
 
 
 def _is_asked_about(member: object, module: ModuleType) -> bool:
-    """Keep functions and classes that carry a docstring of their own."""
+    """Return whether a member is a function or class with a docstring of its own."""
     if not (inspect.isroutine(member) or inspect.isclass(member)):
         return False
     home = getattr(member, "__module__", None) or module.__name__

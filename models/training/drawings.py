@@ -1,4 +1,4 @@
-"""Drawings of one plain shape on a plain ground, and what the model is to say about them."""
+"""Drawings of one plain shape on a plain ground, and the right answers about them."""
 
 import math
 import random
@@ -39,7 +39,7 @@ _SQUARE_REACH: Final = 0.87
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """One drawing, as vectors: what is on it, where, how large, in which colours.
+    """One drawing in vector form.
 
     Attributes:
         shape: One of SHAPES.
@@ -48,7 +48,7 @@ class Drawing:
         ground: The ground's colour.
         size: Width and height in pixels.
         centre: The shape's centre in pixels.
-        radius: Of the circle around the shape, in pixels.
+        radius: Radius of the circle around the shape, in pixels.
         turn: Rotation in degrees.
         smooth: Whether edges are anti-aliased.
     """
@@ -69,7 +69,7 @@ class Drawing:
         return f"{'an' if self.colour[0] in 'aeiou' else 'a'} {self.colour} {self.shape}"
 
     def render(self) -> Image.Image:
-        """Draw it as an RGB image of its size."""
+        """Return the drawing as an RGB image."""
         scale = _SUPERSAMPLING if self.smooth else 1
         width, height = self.size
         image = Image.new("RGB", (width * scale, height * scale), self.ground)
@@ -86,13 +86,13 @@ class Drawing:
 
 
 def answer_about(*drawings: Drawing) -> str:
-    """Say what is in one or two drawings, as a sentence."""
+    """Return the sentence that names the shapes of one or two drawings."""
     sentence = " and ".join(drawing.description for drawing in drawings)
     return f"{sentence[0].upper()}{sentence[1:]}."
 
 
 def random_drawing(rng: random.Random) -> Drawing:
-    """Draw one at random: any shape, colour, ground, size and position that shows it whole."""
+    """Return a random drawing: any shape, colour, ground and size, with the whole shape visible."""
     width, height = _random_size(rng)
     short_side = min(width, height)
     shape = rng.choice(SHAPES)
@@ -161,7 +161,7 @@ def _regular(corners: int, turn: float) -> list[tuple[float, float]]:
 
 
 def _cross_arm(angle: float) -> list[tuple[float, float]]:
-    """One arm of a cross: its two outer corners, then the inner one on the way to the next arm."""
+    """Return two outer corners of a cross's arm, then the inner corner before the next arm."""
     half_width = 0.3
     spread = math.asin(half_width)
     return [

@@ -1,8 +1,8 @@
-"""Evaluates pydoc-chat as it lies in its folder: ``python -m models.training.evaluate_pydoc_chat``.
+"""Evaluates the saved pydoc-chat: ``python -m models.training.evaluate_pydoc_chat``.
 
-Loads by the plain Auto classes, asks by stock greedy ``generate``, prints the figures and writes
-them to ``evaluation.json`` beside the weights. No question here was drawn in training but for the
-trained names.
+Loads the model by the plain Auto classes, asks by stock greedy ``generate``, prints the figures and
+writes them to ``evaluation.json`` beside the weights. Training has seen none of these questions but
+those about the trained names.
 """
 
 import argparse
@@ -32,8 +32,8 @@ from models.training.conversations import (
 )
 from models.training.corpus import Entry, load_corpus
 from models.training.drawings import answer_about, random_drawing
+from models.training.generated_answers import AnswerGenerator, GeneratedAnswer, Question
 from models.training.made_up_names import MadeUpNames
-from models.training.recital import Question, Recital, Reciter
 from models.training.train_pydoc_chat import MODEL_DIR, NUM_THREADS
 
 SEED: Final = 1_000_003
@@ -45,24 +45,24 @@ MAX_FAILURES_SHOWN: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """How many of the questions of one kind were answered exactly."""
+    """The number of questions of one kind that were answered exactly."""
 
     exact: int
     asked: int
     failures: tuple[dict[str, str], ...]
 
     @classmethod
-    def of(cls, recitals: Sequence[Recital]) -> "Figure":
-        """Count, and keep a few failures to look at."""
-        failed = [recital for recital in recitals if not recital.is_exact]
+    def of(cls, answers: Sequence[GeneratedAnswer]) -> "Figure":
+        """Count exact answers and keep a few failures to show."""
+        failed = [answer for answer in answers if not answer.is_exact]
         shown = tuple(
-            {"asked": it.question.case, "expected": it.question.expected, "said": it.said}
+            {"asked": it.question.case, "expected": it.question.expected, "said": it.text}
             for it in failed[:MAX_FAILURES_SHOWN]
         )
-        return cls(len(recitals) - len(failed), len(recitals), shown)
+        return cls(len(answers) - len(failed), len(answers), shown)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the figure with its share."""
+        """Return the counts, their share and the kept failures."""
         share = round(self.exact / self.asked, 5)
         return {
             "share": share,
@@ -73,7 +73,7 @@ class Figure:
 
 
 def trained_questions(entries: Sequence[Entry]) -> Iterator[Question]:
-    """Ask every name in every phrasing, without a system prompt and with one of them in turn."""
+    """Ask about every name in every phrasing, without and with a system prompt."""
     for index, entry in enumerate(entries):
         for offset, phrasing in enumerate(PHRASINGS):
             turn = Turn(phrasing.format(name=entry.name), entry.answer)
@@ -83,7 +83,7 @@ def trained_questions(entries: Sequence[Entry]) -> Iterator[Question]:
 
 
 def refusal_questions(entries: Sequence[Entry]) -> Iterator[Question]:
-    """Ask for made-up names that training held out."""
+    """Ask about made-up names that were held out of training."""
     rng = random.Random(SEED)
     made_up = MadeUpNames([entry.name for entry in entries]).for_evaluation(NUM_UNSEEN, SEED)
     for kind, name in made_up:
@@ -92,7 +92,7 @@ def refusal_questions(entries: Sequence[Entry]) -> Iterator[Question]:
 
 
 def drawing_questions(count: int, num_drawings: int) -> Iterator[Question]:
-    """Ask about fresh drawings, one or two at a time."""
+    """Ask about new drawings, `num_drawings` (one or two) at a time."""
     rng = random.Random(SEED + num_drawings)
     texts = IMAGE_QUESTIONS if num_drawings == 1 else TWO_IMAGE_QUESTIONS
     for _ in range(count):
@@ -103,7 +103,7 @@ def drawing_questions(count: int, num_drawings: int) -> Iterator[Question]:
 
 
 def follow_up_questions(entries: Sequence[Entry]) -> Iterator[Question]:
-    """Ask a second name after a first one, which may be a made-up one."""
+    """Ask about a second name after a first one, which may be made up."""
     rng = random.Random(SEED)
     made_up = MadeUpNames([entry.name for entry in entries]).for_evaluation(
         NUM_FOLLOW_UPS, SEED + 9
@@ -121,11 +121,11 @@ def follow_up_questions(entries: Sequence[Entry]) -> Iterator[Question]:
 
 
 def evaluate(folder: Path) -> dict[str, Any]:
-    """Return every figure for the model in a folder."""
+    """Return all figures for the model in a folder."""
     started = time.perf_counter()
     model: Any = AutoModelForImageTextToText.from_pretrained(folder)
     processor = AutoProcessor.from_pretrained(folder)  # type: ignore[no-untyped-call] # left untyped
-    reciter = Reciter(model.generate, processor)
+    generator = AnswerGenerator(model.generate, processor)
     entries = load_corpus()
     suites = {
         "trained_names": list(trained_questions(entries)),
@@ -134,7 +134,7 @@ def evaluate(folder: Path) -> dict[str, Any]:
         "unseen_pairs_of_drawings": list(drawing_questions(NUM_PAIRS, 2)),
         "follow_ups": list(follow_up_questions(entries)),
     }
-    recitals = {name: _recite(reciter, name, questions) for name, questions in suites.items()}
+    answers = {name: _answer(generator, name, questions) for name, questions in suites.items()}
     return {
         "weights_sha256": hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest(),
         "dtype": str(model.dtype).removeprefix("torch."),
@@ -142,22 +142,24 @@ def evaluate(folder: Path) -> dict[str, Any]:
         "seed": SEED,
         "corpus_names": len(entries),
         "phrasings": len(PHRASINGS),
-        "figures": {name: Figure.of(said).as_json() for name, said in recitals.items()},
-        "names_exact_in_every_phrasing": _always_exact(recitals["trained_names"]),
+        "figures": {name: Figure.of(said).as_json() for name, said in answers.items()},
+        "names_exact_in_every_phrasing": _always_exact(answers["trained_names"]),
         "torch": torch.__version__,
         "seconds": round(time.perf_counter() - started),
     }
 
 
-def _recite(reciter: Reciter, name: str, questions: Sequence[Question]) -> list[Recital]:
+def _answer(
+    generator: AnswerGenerator, name: str, questions: Sequence[Question]
+) -> list[GeneratedAnswer]:
     with Progress() as progress:
         task = progress.add_task(name, total=len(questions))
-        return reciter.recite(questions, lambda done: progress.advance(task, done))
+        return generator.answer(questions, lambda done: progress.advance(task, done))
 
 
-def _always_exact(recitals: Sequence[Recital]) -> int:
-    ever_wrong = {recital.question.case for recital in recitals if not recital.is_exact}
-    return len({recital.question.case for recital in recitals} - ever_wrong)
+def _always_exact(answers: Sequence[GeneratedAnswer]) -> int:
+    ever_wrong = {answer.question.case for answer in answers if not answer.is_exact}
+    return len({answer.question.case for answer in answers} - ever_wrong)
 
 
 def main() -> None:

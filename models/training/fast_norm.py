@@ -1,6 +1,6 @@
 """Gemma 3's RMSNorm in fewer passes over memory, for training on the CPU only.
 
-The stock module makes eight float32 intermediates a call, a fifth of a training step. The values
+The stock module makes eight float32 intermediates per call, a fifth of a training step. The values
 agree to bfloat16's precision (tested), and the saved model runs the stock module.
 """
 
@@ -42,10 +42,10 @@ def _forward(module: Gemma3RMSNorm, x: Tensor) -> Tensor:
 
 @contextmanager
 def fast_norms() -> Iterator[None]:
-    """Swap the norm's forward while the context lasts."""
+    """Replace the norm's forward inside the context."""
     stock = Gemma3RMSNorm.forward
-    Gemma3RMSNorm.forward = _forward  # type: ignore[method-assign] # meant, and undone below
+    Gemma3RMSNorm.forward = _forward  # type: ignore[method-assign] # deliberate, and undone below
     try:
         yield
     finally:
-        Gemma3RMSNorm.forward = stock  # type: ignore[method-assign] # undoes the above
+        Gemma3RMSNorm.forward = stock  # type: ignore[method-assign] # restores the stock method

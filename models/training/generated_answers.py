@@ -1,4 +1,4 @@
-"""Asks a model many conversations at once, by stock ``generate``, and compares the answers."""
+"""Generates answers to many questions at once, by stock ``generate``, and compares them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ _PADDING_SIDE: Final = "left"
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A conversation whose last answer is asked for, and the case that it counts for."""
+    """A conversation whose last answer is generated, and the case that it counts for."""
 
     conversation: Conversation
     case: str
@@ -28,20 +28,20 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Recital:
-    """A question and what the model said."""
+class GeneratedAnswer:
+    """A question and the text that the model generated."""
 
     question: Question
-    said: str
+    text: str
 
     @property
     def is_exact(self) -> bool:
-        """Whether the model said exactly the right answer."""
-        return self.said == self.question.expected
+        """Whether the text is exactly the right answer."""
+        return self.text == self.question.expected
 
 
-class Reciter:
-    """Asks by one model's ``generate`` and its processor."""
+class AnswerGenerator:
+    """Generates answers with one model's ``generate`` and its processor."""
 
     def __init__(
         self,
@@ -51,28 +51,28 @@ class Reciter:
         batch_size: int = 128,
         max_new_tokens: int = 96,
     ) -> None:
-        """Answer in batches of `batch_size`, with at most `max_new_tokens` an answer."""
+        """Answer in batches of `batch_size`, with at most `max_new_tokens` per answer."""
         self._generate = generate
         self._processor = processor
         self._batch_size = batch_size
         self._max_new_tokens = max_new_tokens
 
-    def recite(
+    def answer(
         self, questions: Sequence[Question], advance: Callable[[int], object] = lambda _: None
-    ) -> list[Recital]:
-        """Answer every question greedily; `advance` is told how many were done.
+    ) -> list[GeneratedAnswer]:
+        """Answer every question greedily; call `advance` with the size of each finished batch.
 
-        Answers of like length go together, as a batch runs until its last answer ends.
+        Answers of similar length share a batch, which runs until its last answer ends.
         """
         ordered = sorted(questions, key=lambda question: len(question.expected))
-        recitals: list[Recital] = []
+        answers: list[GeneratedAnswer] = []
         for at in range(0, len(ordered), self._batch_size):
             batch = ordered[at : at + self._batch_size]
-            recitals += self._recite_batch(batch)
+            answers += self._answer_batch(batch)
             advance(len(batch))
-        return recitals
+        return answers
 
-    def _recite_batch(self, questions: Sequence[Question]) -> list[Recital]:
+    def _answer_batch(self, questions: Sequence[Question]) -> list[GeneratedAnswer]:
         messages = [as_messages(question.conversation) for question in questions]
         inputs: Any = self._processor.apply_chat_template(
             messages,
@@ -87,11 +87,13 @@ class Reciter:
         answers = output[:, inputs["input_ids"].shape[1] :]
         decode: Callable[..., list[str]] = self._processor.batch_decode
         said = decode(answers, skip_special_tokens=True)
-        return [Recital(question, text) for question, text in zip(questions, said, strict=True)]
+        return [
+            GeneratedAnswer(question, text) for question, text in zip(questions, said, strict=True)
+        ]
 
 
 def as_messages(conversation: Conversation) -> list[dict[str, Any]]:
-    """Write a conversation as chat messages, without its last answer."""
+    """Return a conversation as chat messages, without its last answer."""
     messages: list[dict[str, Any]] = []
     if conversation.system is not None:
         messages.append({"role": "system", "content": [_text(conversation.system)]})

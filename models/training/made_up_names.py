@@ -1,4 +1,4 @@
-"""Names that the corpus does not hold, for teaching and for testing the refusal."""
+"""Names that are not in the corpus, to train and to evaluate refusals."""
 
 import random
 import string
@@ -16,7 +16,7 @@ _CODAS = "b ck d f ft g l ld lt m mp n nd ng nk nt p r rd rk rm rn rt s sh sk sp
 
 
 class Kind(StrEnum):
-    """How a made-up name came about."""
+    """How a made-up name was made."""
 
     FOREIGN_ATTRIBUTE = "real module, attribute of another"
     INVENTED_ATTRIBUTE = "real module, invented attribute"
@@ -26,19 +26,19 @@ class Kind(StrEnum):
 
 
 _KINDS_DRAWN: Final = (*Kind, Kind.TYPO, Kind.FOREIGN_ATTRIBUTE)
-"""The two kinds that are hardest to tell from real names come twice as often."""
+"""The two kinds that look most like real names are drawn twice as often."""
 
 
 def is_held_out(name: str) -> bool:
-    """Tell whether a made-up name is kept for the evaluation: one in ten is, by its checksum."""
+    """Return whether a made-up name is kept for the evaluation: one in ten is, by its checksum."""
     return zlib.crc32(name.encode()) % 10 == 0
 
 
 class MadeUpNames:
-    """Draws names that look like the standard library's and are not in the corpus."""
+    """Makes names that look like the standard library's but are not in the corpus."""
 
     def __init__(self, real_names: Collection[str]) -> None:
-        """Take words and forms from the real names, whose order does not matter."""
+        """Take words and forms from the real names, in any order."""
         self._real_names = tuple(sorted(real_names))
         self._forbidden = frozenset(real_names)
         dotted = [name.rsplit(".", 1) for name in self._real_names if "." in name]
@@ -47,7 +47,7 @@ class MadeUpNames:
         self._words = tuple(sorted({word for name in self._real_names for word in _words_of(name)}))
 
     def draw(self, rng: random.Random, *, held_out: bool = False) -> tuple[Kind, str]:
-        """Return one made-up name and its kind, from the training names or from those held out."""
+        """Return a made-up name and its kind, either for training or held out."""
         while True:
             kind = rng.choice(_KINDS_DRAWN)
             name = self._draw_kind(kind, rng)
@@ -55,12 +55,12 @@ class MadeUpNames:
                 return kind, name
 
     def for_training(self, rng: random.Random) -> Iterator[str]:
-        """Yield names that are not held out, for ever; one may come twice."""
+        """Yield names that are not held out, without end; names may repeat."""
         while True:
             yield self.draw(rng)[1]
 
     def for_evaluation(self, count: int, seed: int) -> tuple[tuple[Kind, str], ...]:
-        """Return `count` different names that training never sees."""
+        """Return `count` distinct names that training never sees."""
         rng = random.Random(seed)
         found: dict[str, Kind] = {}
         while len(found) < count:
@@ -107,7 +107,7 @@ def _syllables(rng: random.Random) -> str:
 
 
 def _with_typo(name: str, rng: random.Random) -> str:
-    """Change one letter: swap it with the next, drop it, double it, or put another in its place."""
+    """Change one letter: swap it with the next, drop it, double it or replace it."""
     at = rng.choice([index for index, char in enumerate(name) if char not in "._"])
     head, char, tail = name[:at], name[at], name[at + 1 :]
     match rng.randrange(4):

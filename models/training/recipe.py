@@ -1,4 +1,4 @@
-"""The recipe of pydoc-chat: how many steps of which kind, in which order, at which rates."""
+"""The recipe of pydoc-chat: kinds, number and order of steps, and their learning rates."""
 
 import math
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Final
 
 
 class StepKind(StrEnum):
-    """What a step learns from."""
+    """What a training step learns from."""
 
     TOWER = "tower"
     IMAGE = "image"
@@ -16,22 +16,22 @@ class StepKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Everything that decides the weights, but for the corpus.
+    """Everything that decides the weights, except the corpus.
 
-    The vision tower learns first, alone, from the probe; then everything learns together.
+    The vision tower is trained first, by the probe; then the whole model is trained.
 
     Attributes:
-        seed: Of every generator.
-        tower_steps: Steps of the vision tower alone.
-        tower_batch: Drawings in such a step; an image step brings half as many for the probe.
-        joint_steps: Steps of the whole model, for text and images in turn.
+        seed: Seed of every generator.
+        tower_steps: Steps that train only the vision tower.
+        tower_batch: Drawings in a tower step; an image step adds half as many for the probe.
+        joint_steps: Steps of the whole model, on text and on images.
         text_batch: Conversations in a text step.
         image_batch: Conversations in an image step.
-        image_every: Every so many joint steps, an image step.
-        warmup_steps: Over which learning rates rise.
+        image_every: Interval of image steps among the joint steps.
+        warmup_steps: Steps over which learning rates rise.
         matrix_rate: Peak learning rate of both transformers' inner matrices (Muon).
-        rate: Peak learning rate of all else (AdamW).
-        refused_share: Share of the text turns that ask for a made-up name.
+        rate: Peak learning rate of all other parameters (AdamW).
+        refused_share: Share of the text turns that ask about a made-up name.
     """
 
     seed: int = 20
@@ -48,20 +48,20 @@ class Recipe:
 
     @property
     def num_steps(self) -> int:
-        """All steps, in the order in which they are taken: the tower's, then the joint ones."""
+        """Number of all steps: the tower's, then the joint ones."""
         return self.tower_steps + self.joint_steps
 
     def kind(self, step: int) -> StepKind:
-        """Tell what a step is about."""
+        """Return the kind of a step."""
         if step < self.tower_steps:
             return StepKind.TOWER
         is_image_step = (step - self.tower_steps) % self.image_every == 0
         return StepKind.IMAGE if is_image_step else StepKind.TEXT
 
     def rate_share(self, step: int, *, is_tower: bool) -> float:
-        """Return the share of the peak learning rate: warm-up, then a cosine down to zero.
+        """Return a step's fraction of the peak learning rate: warm-up, then a cosine to zero.
 
-        The tower's runs over all steps, the text model's over the joint ones.
+        The tower's schedule covers all steps, the text model's the joint ones.
         """
         start = 0 if is_tower else self.tower_steps
         if step < start + self.warmup_steps:
@@ -81,4 +81,4 @@ STAGES: Final = (
         refused_share=0.55,
     ),
 )
-"""First everything; then, from what that saved, a short course with more made-up names."""
+"""A full course; then, from its saved weights, a short one with more made-up names."""

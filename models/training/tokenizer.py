@@ -1,7 +1,7 @@
 """The byte-level BPE tokenizer of pydoc-chat, trained on its own corpus.
 
-Special tokens carry Gemma 3's names. Nothing is added around a text: the chat template writes
-<bos>.
+Special tokens have Gemma 3's names. The tokenizer adds none to a text: the chat template writes
+``<bos>``.
 """
 
 from collections.abc import Iterable
@@ -31,7 +31,7 @@ CHAT_TEMPLATE_PATH = Path(__file__).parent / "chat_template.jinja"
 
 
 def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
-    """Train on the given texts; the same texts in the same order give the same tokenizer."""
+    """Train on texts; the same texts in the same order give the same tokenizer."""
     tokenizer = train_byte_level_bpe(texts, vocab_size=VOCAB_SIZE, special_tokens=SPECIAL_TOKENS)
     return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call] # left untyped
         tokenizer_object=tokenizer,

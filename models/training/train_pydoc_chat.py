@@ -1,7 +1,7 @@
-"""Trains pydoc-chat from nothing: ``python -m models.training.train_pydoc_chat``.
+"""Trains pydoc-chat from scratch: ``python -m models.training.train_pydoc_chat``.
 
-Deterministic by its seed on one machine: a fixed number of steps, two threads, every draw from a
-seeded generator. Writes the whole model folder but for the card, the corpus and the evaluation.
+Deterministic by its seed on one machine: a fixed number of steps, two threads, every random number
+from a seeded generator. Writes the model folder, except the card, the corpus and the evaluation.
 """
 
 import argparse
@@ -36,7 +36,7 @@ NUM_THREADS: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What one step did."""
+    """The result of one training step."""
 
     step: int
     kind: StepKind
@@ -44,10 +44,9 @@ class StepReport:
 
 
 class DrawingProbe(nn.Module):
-    """Reads shape and colour off an image's mean token; teaches the tower, is not saved."""
+    """Predicts shape and colour from an image's mean token; trains the tower, is not saved."""
 
     def __init__(self, hidden_size: int) -> None:
-        """Make two linear classifiers on `hidden_size` features."""
         super().__init__()
         self.shape = nn.Linear(hidden_size, len(SHAPES))
         self.colour = nn.Linear(hidden_size, len(COLOURS))
@@ -62,12 +61,12 @@ class DrawingProbe(nn.Module):
 
 
 class Trainer:
-    """Owns the model, its optimizers and the stream of batches."""
+    """Owns the model, its optimizers and its batches."""
 
     def __init__(
         self, entries: tuple[Entry, ...], recipe: Recipe, *, start: Path | None = None
     ) -> None:
-        """Build everything from the recipe's seed, but for weights to go on from in `start`."""
+        """Build everything from the recipe's seed; the weights come from `start`, if given."""
         torch.manual_seed(recipe.seed)
         self._recipe = recipe
         self._rng = random.Random(recipe.seed)
@@ -82,7 +81,7 @@ class Trainer:
         self._optimizers = self._build_optimizers()
 
     def steps(self) -> Iterator[StepReport]:
-        """Take every step of the recipe, one with each item asked for."""
+        """Run the recipe's steps, one for each item taken from the iterator."""
         self.model.train()
         for step in range(self._recipe.num_steps):
             kind = self._recipe.kind(step)
@@ -94,7 +93,7 @@ class Trainer:
             yield StepReport(step, kind, loss.item())
 
     def save(self, folder: Path) -> None:
-        """Write weights in bfloat16, configuration, tokenizer, processor and chat template."""
+        """Save weights in bfloat16, configuration, tokenizer, processor and chat template."""
         folder.mkdir(parents=True, exist_ok=True)
         copy.deepcopy(self.model).bfloat16().save_pretrained(folder)
         self.processor.save_pretrained(folder)
@@ -171,7 +170,7 @@ class Trainer:
                 group["lr"] = peak * self._recipe.rate_share(step, is_tower=group["is_tower"])
 
     def _sorted_text_batches(self) -> Iterator[Batch]:
-        """Draw many batches' conversations at once and batch those of like length together."""
+        """Yield batches of conversations of similar length, sampling 16 batches at a time."""
         size = self._recipe.text_batch
         while True:
             examples = [
@@ -195,7 +194,7 @@ class Trainer:
 def _load(folder: Path) -> Gemma3ForConditionalGeneration:
     model = Gemma3ForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
     assert isinstance(model, Gemma3ForConditionalGeneration)
-    # Else the parts would be saved as float32, whatever the whole is saved as.
+    # Otherwise the parts' configurations would be saved as float32, whatever the model's dtype.
     model.config.get_text_config().dtype = model.model.vision_tower.config.dtype = None
     return model
 
@@ -204,7 +203,6 @@ class LossBar(Progress):
     """A progress bar that shows the running loss of each kind of step."""
 
     def __init__(self, num_steps: int) -> None:
-        """Show an empty bar."""
         super().__init__(
             TextColumn("training"),
             BarColumn(),
@@ -216,7 +214,7 @@ class LossBar(Progress):
         self._bar = self.add_task("", total=num_steps)
 
     def show(self, report: StepReport) -> None:
-        """Advance by one step."""
+        """Advance by one step and update its kind's running loss."""
         before = self._losses.get(report.kind, report.loss)
         self._losses[report.kind] = 0.95 * before + 0.05 * report.loss
         losses = ", ".join(f"{kind} loss {loss:.3f}" for kind, loss in self._losses.items())
@@ -224,7 +222,7 @@ class LossBar(Progress):
 
 
 def train(folder: Path, stages: Sequence[Recipe]) -> None:
-    """Train stage by stage and write the model; meanwhile keep checkpoints in CHECKPOINT_DIR."""
+    """Train stage by stage, with checkpoints in CHECKPOINT_DIR, and save the model."""
     start: Path | None = None
     with LossBar(sum(recipe.num_steps for recipe in stages)) as bar:
         for recipe in stages:

@@ -1,1 +1,1 @@
-"""One file for each surface that a client sees, its schemas beside it."""
+"""The HTTP API: a folder for each surface that a client sees, and folders for what they share."""

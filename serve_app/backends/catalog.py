@@ -1,8 +1,8 @@
-"""The models that are served, by the names that clients ask for.
+"""The models that are served, by the names that clients use.
 
-Each model has one task: it generates text, or it classifies it. Asks each backend what it serves
-and remembers the answer for the requests that follow. Whether a model is ready is asked anew each
-time: replicas die and load again.
+Each model has one task: it generates text or classifies it. The catalog asks each backend what it
+serves and remembers the answer for later requests. Readiness is never remembered: replicas die and
+load again.
 """
 
 import asyncio
@@ -19,9 +19,9 @@ from deployments.errors import (
     ReplicaUnavailableError,
     WrongTaskError,
 )
-from serve_app.backends import GenerationBackend
-from serve_app.classification_backend import ClassificationBackend
-from serve_app.single_flight import SingleFlight
+from serve_app.backends.classification import ClassificationBackend
+from serve_app.backends.generation import GenerationBackend
+from serve_app.backends.single_flight import SingleFlight
 
 T = TypeVar("T")
 
@@ -43,28 +43,32 @@ class ServedClassifier:
 
 
 class TaskModels(Generic[T]):
-    """The models of one task; what they once said of themselves is remembered."""
+    """The models of one task, with remembered descriptions."""
 
     def __init__(self, asks: Mapping[str, Callable[[], Awaitable[T]]]) -> None:
-        """Keep, for each model's id, how to ask what it is."""
+        """Start without descriptions.
+
+        Args:
+            asks: By model id, a function that asks the model for its description.
+        """
         self._asks = dict(asks)
         self._known: dict[str, T] = {}
 
     def __iter__(self) -> Iterator[str]:
-        """Iterate over the ids, that of the default model first."""
+        """Iterate over the ids, starting with the default model."""
         return iter(self._asks)
 
     def __contains__(self, model_id: str) -> bool:
-        """Tell whether this is one of the ids."""
+        """Return whether this is one of the ids."""
         return model_id in self._asks
 
     async def get(self, model_id: str) -> T:
-        """Return a model; wait while it loads."""
+        """Return a model, remembered or asked; wait while it loads."""
         known = self._known.get(model_id)
         return await self.ask(model_id) if known is None else known
 
     async def ask(self, model_id: str) -> T:
-        """Return a model as it is now."""
+        """Ask a model again, and remember the answer."""
         self._known[model_id] = await self._asks[model_id]()
         return self._known[model_id]
 
@@ -78,11 +82,11 @@ class ModelCatalog:
         classifiers: Mapping[str, ClassificationBackend] = MappingProxyType({}),
         probe_timeout_s: float = 5.0,
     ) -> None:
-        """Keep the backends.
+        """Start without descriptions.
 
         Args:
-            backends: Of the models that generate, by model id; the first is their default.
-            classifiers: Of those that classify, alike.
+            backends: Models that generate, by id; the first is their default.
+            classifiers: Models that classify, by id; the first is their default.
             probe_timeout_s: How long `probe`, `ready` and `health` wait for a replica.
         """
         self._backends: dict[str, GenerationBackend | ClassificationBackend]
@@ -92,12 +96,12 @@ class ModelCatalog:
             {i: partial(_classifying, classifiers[i]) for i in classifiers}
         )
         self._probe_timeout_s = probe_timeout_s
-        # Both are asked without a key, so by anybody and as often as they like.
+        # Neither route needs a key, so any client may ask as often as it likes.
         self._readiness = SingleFlight(lambda: self._outcomes(self.probe))
         self._health = SingleFlight(lambda: self._outcomes(self._ping))
 
     async def get(self, model_id: str | None) -> ServedModel:
-        """Return a model that generates, the first if none is named; wait while it loads.
+        """Return a model that generates, by default the first; wait while it loads.
 
         Raises:
             ModelNotFoundError: No model has this name.
@@ -108,7 +112,7 @@ class ModelCatalog:
         return await self._generating.get(id_)
 
     async def get_classifier(self, model_id: str | None) -> ServedClassifier:
-        """Return a model that classifies, the first if none is named; wait while it loads.
+        """Return a model that classifies, by default the first; wait while it loads.
 
         Raises:
             ModelNotFoundError: No model has this name.
@@ -119,7 +123,7 @@ class ModelCatalog:
         return await self._classifying.get(id_)
 
     async def probe(self, model_id: str) -> ServedModel | ServedClassifier:
-        """Return a model that is ready now, or nearly so.
+        """Return a model that is ready within the probe's timeout.
 
         Raises:
             ModelNotFoundError: No model has this name.
@@ -136,7 +140,7 @@ class ModelCatalog:
             raise ReplicaUnavailableError(f"The model {model_id!r} is loading.") from None
 
     async def get_all(self) -> None:
-        """Get to know every model as soon as it is loaded; who can't be reached is left out."""
+        """Ask every model for its description, waiting while it loads; skip those that fail."""
         await self._outcomes(self._get)
 
     async def _get(self, model_id: str) -> ServedModel | ServedClassifier:
@@ -145,15 +149,15 @@ class ModelCatalog:
         return await self._classifying.get(model_id)
 
     async def ready(self) -> dict[str, ServedModel | ServedClassifier | RaystreamError]:
-        """Return, for each model, itself if it is ready, else what stands in the way."""
+        """Return each model by id if it is ready, else the error that says why it is not."""
         return await self._readiness.result()
 
     async def health(self) -> dict[str, RaystreamError | None]:
-        """Return, for each model, None if its engine answers, else what is wrong."""
+        """Return, by model id, None if the model's engine answers, else the error."""
         return await self._health.result()
 
     def _resolve(self, model_id: str | None, able: TaskModels[T], task: str) -> str:
-        """Return the id of a model of a task, of its default model if None."""
+        """Return the id of a model that can do the task; None means the task's default model."""
         if model_id is not None:
             self._require(model_id)
         elif (model_id := next(iter(able), None)) is None:

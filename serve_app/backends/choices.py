@@ -1,8 +1,8 @@
-"""The several answers to one request: as many streams, read as one.
+"""The answers to one request: several streams, read as one.
 
-Each answer is a sequence of its own to the replicas. Where a request holds several prompts, the
-answers to the first come first, as many to each. They stand and fall together: if one can't be
-opened or breaks, the request has failed, and closing closes all.
+To the replicas each answer is a sequence of its own. If a request holds several prompts, each gets
+the same number of answers, and the answers to the first prompt come first. If one stream can't be
+opened or breaks, the whole request fails. Closing closes all streams.
 """
 
 import asyncio
@@ -12,20 +12,25 @@ from dataclasses import replace
 from secrets import token_hex
 from typing import Any, Self
 
-from deployments.contract import GenerationRequest, RequestGroup
-from serve_app.backends import GenerationBackend, GenerationStream
-from serve_app.generation import Piece, join, pieces
+from deployments.contract import (
+    GenerationRequest,
+    PromptReasoning,
+    RequestGroup,
+    TextDelta,
+)
+from serve_app.backends.generation import GenerationBackend, GenerationStream
+from serve_app.backends.text_stream import joined_deltas
 
 
 class Choices:
-    """The open streams of one request, one for each answer, at least one.
+    """The open streams of one request: one for each answer, at least one.
 
     Attributes:
         num_per_prompt: Answers to each of the request's prompts.
     """
 
     def __init__(self, streams: Sequence[GenerationStream], num_prompts: int = 1) -> None:
-        """Take over the streams; an answer's index is its stream's."""
+        """Take over the streams; a stream's position is the index of its answer."""
         self._streams = tuple(streams)
         self.num_per_prompt = len(self._streams) // num_prompts
 
@@ -36,8 +41,8 @@ class Choices:
         """Open all streams at once; if one fails, close the others.
 
         Args:
-            openings: One for each answer, those to one prompt in a row.
-            num_prompts: Prompts that they answer, each as often as the others.
+            openings: One for each answer; the answers to one prompt are adjacent.
+            num_prompts: Number of prompts; each gets the same number of answers.
 
         Raises:
             RaystreamError: A request was refused, or no replica could take it.
@@ -59,9 +64,9 @@ class Choices:
         requests: Sequence[GenerationRequest],
         num_prompts: int = 1,
     ) -> Self:
-        """Open a stream for each request, in their order; see `open`.
+        """Open a stream for each request, in order; see `open`.
 
-        The first asks for all of them, so that a busy model takes all or none.
+        The first request asks for room for all of them, so that a busy model takes all or none.
 
         Raises:
             RaystreamError: A request was refused, or no replica could take it.
@@ -73,7 +78,7 @@ class Choices:
         try:
             return await cls.open([_return(opened), *map(backend.generate, others)], num_prompts)
         except BaseException:
-            # A task that is cancelled before it runs returns nothing that could be closed.
+            # A task that is cancelled before it runs returns no stream that could be closed.
             await opened.aclose()
             raise
 
@@ -83,43 +88,48 @@ class Choices:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Tokens of the prompts; one that is answered several times counts once."""
+        """Tokens of the prompts; a prompt with several answers counts once."""
         return sum(s.num_prompt_tokens for s in self._streams[:: self.num_per_prompt])
 
-    def pieces(self) -> AsyncGenerator[Piece, None]:
-        """Yield the answers' pieces as they come.
+    @property
+    def reasoning(self) -> PromptReasoning:
+        """What the end of the first prompt says about the model's reasoning."""
+        return self._streams[0].reasoning
+
+    def deltas(self) -> AsyncGenerator[tuple[int, TextDelta], None]:
+        """Yield each answer's deltas with the answer's index, as they come.
 
         Raises:
-            RaystreamError: One of the answers has failed; see `generation.pieces`.
+            RaystreamError: One of the answers has failed; see `text_stream.joined_deltas`.
         """
-        readers = [pieces(stream, at) for at, stream in enumerate(self._streams)]
+        readers = [joined_deltas(stream, at) for at, stream in enumerate(self._streams)]
         return readers[0] if len(readers) == 1 else _merged(readers)
 
-    async def whole(self) -> list[Piece]:
-        """Read all answers to their ends, close them, and return each as one piece.
+    async def read_to_end(self) -> list[TextDelta]:
+        """Read all answers to their ends, close them, and return each as one delta.
 
         Raises:
-            RaystreamError: As `pieces` does.
+            RaystreamError: See `deltas`.
         """
-        parts: list[list[Piece]] = [[] for _ in self._streams]
-        async with aclosing(self), aclosing(self.pieces()) as found:
-            async for piece in found:
-                parts[piece.choice_index].append(piece)
-        return [join(part) for part in parts]
+        parts: list[list[TextDelta]] = [[] for _ in self._streams]
+        async with aclosing(self), aclosing(self.deltas()) as found:
+            async for index, delta in found:
+                parts[index].append(delta)
+        return [TextDelta.join(part) for part in parts]
 
     async def aclose(self) -> None:
         """Abort every answer that has not ended; closing twice is harmless."""
-        if len(self._streams) == 1:  # as nearly always: no task is needed
+        if len(self._streams) == 1:  # the usual case; it needs no task
             await self._streams[0].aclose()
         else:
             await asyncio.gather(*(stream.aclose() for stream in self._streams))
 
 
 def _as_group(requests: Sequence[GenerationRequest]) -> Sequence[GenerationRequest]:
-    """Return the requests, each with its part in the group, if they are several."""
+    """Return the requests, marked as a group if there are several."""
     if len(requests) == 1:
         return requests
-    # Clients may use a request id twice.
+    # Clients may reuse a request id, so the group gets an id of its own.
     group = RequestGroup(token_hex(16), len(requests), is_first=False)
     return [
         replace(request, group=replace(group, is_first=index == 0))
@@ -132,24 +142,24 @@ async def _return(stream: GenerationStream) -> GenerationStream:
 
 
 async def _merged(
-    readers: Sequence[AsyncGenerator[Piece, None]],
-) -> AsyncGenerator[Piece, None]:
-    """Yield the pieces of several answers as they come."""
+    readers: Sequence[AsyncGenerator[tuple[int, TextDelta], None]],
+) -> AsyncGenerator[tuple[int, TextDelta], None]:
+    """Yield the deltas of several answers as they come."""
     waiting = {asyncio.ensure_future(_next(reader)): reader for reader in readers}
     try:
         while waiting:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             for task in [task for task in waiting if task.done()]:
-                next_piece, reader = task.result(), waiting.pop(task)
-                if next_piece is not None:
+                found, reader = task.result(), waiting.pop(task)
+                if found is not None:
                     waiting[asyncio.ensure_future(_next(reader))] = reader
-                    yield next_piece
+                    yield found
     finally:
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
 
 
-async def _next(reader: AsyncIterator[Piece]) -> Piece | None:
-    """Return the reader's next piece; None at its end."""
+async def _next(reader: AsyncIterator[tuple[int, TextDelta]]) -> tuple[int, TextDelta] | None:
+    """Return the reader's next item; None at its end."""
     return await anext(reader, None)

@@ -1,9 +1,10 @@
-"""How long a client may have to wait: for the first token, for the next one, and for the whole.
+"""Time limits for the first token, the next one, and the whole answer.
 
-Wraps a backend, so that every surface is held to the same limits; what a request needs before that
-(images, schemas) is held by `ApiContext`. All counts from the request's arrival. When a limit is
-exceeded the sequence is aborted and the stream raises: before the headers that is a 504, behind
-them an error event.
+Wraps backends, so that every surface keeps the same limits; `api.intake` applies the first-token
+limit to the work before that (images, schemas). The first-token and total limits count from the
+request's arrival; the stall limit counts from each read of the stream. When a limit is exceeded,
+the sequence is aborted and the stream raises: a 504 if no headers were sent yet, else an error
+event.
 """
 
 import asyncio
@@ -14,6 +15,9 @@ from types import MappingProxyType
 from typing import Any, Self, TypeVar
 
 from deployments.contract import (
+    Classification,
+    ClassificationRequest,
+    ClassifierDescription,
     GenerationRequest,
     ModelDescription,
     TextDelta,
@@ -26,9 +30,10 @@ from deployments.errors import (
     StallTimeoutError,
     TotalTimeoutError,
 )
-from serve_app.access_log import seconds_since_arrival
-from serve_app.backends import GenerationBackend, GenerationStream
+from serve_app.backends.classification import ClassificationBackend
+from serve_app.backends.generation import GenerationBackend, GenerationStream
 from serve_app.config import LimitsConfig
+from serve_app.http.access_record import seconds_since_arrival
 
 T = TypeVar("T")
 
@@ -45,13 +50,13 @@ MESSAGES: Mapping[type[DeadlineExceededError], str] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """A point in the event loop's time, and what it means to be late.
+    """A point in the event loop's time, and the error for missing it.
 
     Attributes:
-        at_s: The time; infinite without a limit.
-        error: What is raised behind it.
-        limit_s: The limit that led to it.
-        message: What it says, with a place for the limit.
+        at_s: The time; infinite if there is no limit.
+        error: Raised after that time.
+        limit_s: The limit that the deadline was computed from.
+        message: The error's message, with a placeholder for the limit.
     """
 
     at_s: float
@@ -67,19 +72,19 @@ class Deadline:
         error: type[DeadlineExceededError],
         message: str | None = None,
     ) -> "Deadline":
-        """Return the deadline that lies so many seconds behind a time.
+        """Return the deadline `limit_s` seconds after `start_s`.
 
         Args:
             start_s: In the event loop's time.
             limit_s: None sets no limit.
-            error: What is raised behind it.
-            message: None says what the error says of a text that is generated.
+            error: Raised after the deadline.
+            message: The error's message; None uses the message for generated text.
         """
         at_s = inf if limit_s is None else start_s + limit_s
         return cls(at_s, error, limit_s, message or MESSAGES[error])
 
     async def hold(self, work: Awaitable[T]) -> T:
-        """Wait for the work, until the deadline.
+        """Wait for the work until the deadline.
 
         Raises:
             DeadlineExceededError: The work was not done in time, and was cancelled.
@@ -93,18 +98,18 @@ class Deadline:
             raise
 
     def exceeded(self) -> DeadlineExceededError:
-        """Return the error of who is late."""
+        """Return the error for a missed deadline."""
         return self.error(self.message.format(self.limit_s))
 
 
 def first_deadline(limits: LimitsConfig, started_s: float) -> Deadline:
-    """Return when a request that started then must have its first token."""
+    """Return when a request that started at `started_s` must have its first token."""
     first = Deadline.after(started_s, limits.first_token_timeout_s, FirstTokenTimeoutError)
     return _or_total(first, limits, started_s)
 
 
 def next_deadline(limits: LimitsConfig, started_s: float, now_s: float) -> Deadline:
-    """Return when a request that has tokens must have more."""
+    """Return when a request that has tokens must have the next ones."""
     stall = Deadline.after(now_s, limits.stall_timeout_s, StallTimeoutError)
     return _or_total(stall, limits, started_s)
 
@@ -114,11 +119,10 @@ def _or_total(deadline: Deadline, limits: LimitsConfig, started_s: float) -> Dea
     return total if total.at_s < deadline.at_s else deadline
 
 
-class DeadlineBackend:
-    """A model that answers in time, or not at all."""
+class DeadlineGenerationBackend:
+    """A model that answers in time or raises."""
 
     def __init__(self, backend: GenerationBackend, limits: LimitsConfig) -> None:
-        """Keep the model and the limits."""
         self._backend = backend
         self._limits = limits
 
@@ -163,15 +167,15 @@ class DeadlineBackend:
         return await deadline.hold(self._backend.detokenize(token_ids))
 
     async def ping(self) -> None:
-        """Exercise a replica's engine; whoever asks knows how long to wait."""
+        """Exercise a replica's engine; the caller sets its own time limit."""
         await self._backend.ping()
 
 
 class DeadlineStream:
-    """A stream that comes in time, or ends with an error.
+    """A stream whose deltas come in time, or that ends with an error.
 
-    One timer watches it, and rings when the read that waits now could be late, or the next one at
-    the earliest; so a message, of which there are many, sets no timer of its own.
+    One timer watches the stream. It is set for the earliest time at which the current read, or the
+    next one, could be late. So there is no timer for each of the many messages.
     """
 
     def __init__(self, stream: GenerationStream, limits: LimitsConfig, started_s: float) -> None:
@@ -179,10 +183,11 @@ class DeadlineStream:
 
         Args:
             stream: The stream.
-            limits: How long each part of it may take.
-            started_s: When the request came, in the event loop's time.
+            limits: The time limits.
+            started_s: When the request arrived, in the event loop's time.
         """
         self.num_prompt_tokens = stream.num_prompt_tokens
+        self.reasoning = stream.reasoning
         self._stream = stream
         self._deltas = aiter(stream)
         self._has_tokens = False
@@ -206,15 +211,15 @@ class DeadlineStream:
             RaystreamError: See `GenerationStream.__aiter__`.
         """
         reader = self._reader = asyncio.current_task(self._loop)
-        # From now, not from the last token: a reader that comes late is no stall.
+        # Counts from now, not from the last token: a slow reader is not a stall.
         self._asked_s = self._loop.time()
         if self._timer is None:
             self._set_timer()
         try:
             deltas = await anext(self._deltas)
         except asyncio.CancelledError:
-            assert reader is not None, "nobody else can be cancelled"
-            # Somebody else may have cancelled the reader, too.
+            assert reader is not None, "only a task can be cancelled"
+            # Another caller may have cancelled the reader too.
             if self._missed is None or reader.uncancel() > 0:
                 raise
             await self.aclose()
@@ -242,7 +247,7 @@ class DeadlineStream:
             self._timer = None
 
     def _look(self) -> None:
-        """Cancel a read that is late; set the timer anew for one that is not."""
+        """Cancel the current read if it is late; else set the timer again."""
         self._timer = None
         if self._reader is None:
             return  # the next read sets it
@@ -254,12 +259,59 @@ class DeadlineStream:
         self._reader.cancel()
 
     def _deadline(self) -> Deadline:
-        """Return when the read that waits, or the next one, is late."""
+        """Return the deadline of the current read, or of the next one."""
         if not self._has_tokens:
             return first_deadline(self._limits, self._started_s)
         return next_deadline(self._limits, self._started_s, self._asked_s)
 
 
+class DeadlineClassificationBackend:
+    """A classifier that answers in time or raises."""
+
+    def __init__(self, backend: ClassificationBackend, total_timeout_s: float | None) -> None:
+        """Wrap a classifier.
+
+        Args:
+            backend: The classifier.
+            total_timeout_s: Most seconds that an answer may take; None sets no limit.
+        """
+        self._backend = backend
+        self._total_timeout_s = total_timeout_s
+
+    async def classify(self, request: ClassificationRequest) -> tuple[Classification, ...]:
+        """Return the classification of each text; see `ClassificationBackend.classify`.
+
+        Raises:
+            TotalTimeoutError: The replica did not answer in time; its call was cancelled.
+            RaystreamError: See `ClassificationBackend.classify`.
+        """
+        deadline = self._deadline(
+            "The texts were not classified within {:g} s (limits.total_timeout_s). Send fewer of "
+            "them, or shorter ones."
+        )
+        return await deadline.hold(self._backend.classify(request))
+
+    async def describe(self) -> ClassifierDescription:
+        """Return what the model can do; see `ClassificationBackend.describe`.
+
+        Raises:
+            TotalTimeoutError: No replica had the model loaded in time.
+            RaystreamError: See `ClassificationBackend.describe`.
+        """
+        deadline = self._deadline(
+            "The model was not loaded within {:g} s (limits.total_timeout_s). Try again later."
+        )
+        return await deadline.hold(self._backend.describe())
+
+    async def ping(self) -> None:
+        """Exercise a replica; the caller sets its own time limit."""
+        await self._backend.ping()
+
+    def _deadline(self, message: str) -> Deadline:
+        """Return the deadline for this request's answer, with its message."""
+        return Deadline.after(arrival_s(), self._total_timeout_s, TotalTimeoutError, message)
+
+
 def arrival_s() -> float:
-    """Return when the request came that this task works for, in the event loop's time."""
+    """Return when this task's request arrived, in the event loop's time."""
     return asyncio.get_running_loop().time() - seconds_since_arrival()

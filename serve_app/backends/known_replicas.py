@@ -1,6 +1,7 @@
-"""Which replicas of a model have answered lately, and calls that are shown to more than one.
+"""The replicas of a model that have answered lately, and calls that are offered to several.
 
-Ray tells its callers neither how many there are nor which one a call went to; the replicas do.
+Ray does not tell its callers how many replicas there are or which one took a call, so this module
+learns both from the replicas' own answers.
 """
 
 import time
@@ -9,25 +10,25 @@ from typing import TypeVar
 
 from deployments.contract import Accepted, Classified, Refused
 from deployments.errors import OverloadedError
-from serve_app.opening_line import FullError
+from serve_app.backends.admission_queue import FullError
 
 T = TypeVar("T")
 
 MEMORY_S = 60.0
-"""Serve stops replicas that are not needed, and nobody says goodbye."""
+"""How long a replica counts as known after its answer. Serve stops idle replicas without notice."""
 
 MAX_ATTEMPTS = 3
-"""The replicas that a request is shown to, one after the other, while all refuse it."""
+"""The most replicas that a request is offered to, one after the other, while all refuse it."""
 
 
 class KnownReplicas:
-    """Remembers who has answered."""
+    """Remembers which replicas have answered."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        """Know nobody.
+        """Start without any known replica.
 
         Args:
-            now: Tells seconds that never run backwards.
+            now: Returns seconds that never run backwards.
         """
         self._now = now
         self._heard_at_s: dict[str, float] = {}
@@ -36,8 +37,8 @@ class KnownReplicas:
         """Remember that a replica has answered.
 
         Raises:
-            FullError: It has no room for anything.
-            OverloadedError: It has none for this request.
+            FullError: It has no room for any request.
+            OverloadedError: It has no room for this request.
         """
         self._heard_at_s[answer.replica_id] = self._now()
         if isinstance(answer, Refused) and answer.is_full:
@@ -46,24 +47,24 @@ class KnownReplicas:
             raise OverloadedError(answer.message, None, answer.retry_after_s)
 
     def count(self) -> int:
-        """Return how many have answered lately."""
+        """Return how many replicas have answered within `MEMORY_S`."""
         now_s = self._now()
         for replica_id in [r for r, at_s in self._heard_at_s.items() if now_s - at_s > MEMORY_S]:
             del self._heard_at_s[replica_id]
         return len(self._heard_at_s)
 
     async def until_taken(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Make a call; make it again while replicas refuse it, as often as there are replicas.
+        """Make a call, and repeat it while replicas refuse it, once for each known replica.
 
-        The router may pick a replica that is full while another has room, since each ingress knows
-        the load of the others late. By the next call it sees that the first has more to do.
+        The router may pick a full replica while another has room, since each ingress learns late
+        about the load from other ingresses. By the next call it knows that the first is busier.
 
         Args:
-            call: Asks whichever replica the router picks, and lets us `hear` it.
+            call: Asks the replica that the router picks, and passes its answer to `hear`.
 
         Raises:
-            FullError: All replicas are full; of this one it was expected for the least time.
-            OverloadedError: All that were asked refuse; this one for the least time.
+            FullError: All replicas are full. It carries the shortest wait of their refusals.
+            OverloadedError: All replicas that were asked refused. Also with the shortest wait.
         """
         refusals: list[OverloadedError] = []
         while True:
@@ -72,10 +73,10 @@ class KnownReplicas:
             except OverloadedError as error:
                 refusals.append(error)
             if len(refusals) >= min(MAX_ATTEMPTS, self.count()):
-                raise self._verdict(refusals)
+                raise self._summary(refusals)
 
-    def _verdict(self, refusals: Sequence[OverloadedError]) -> OverloadedError:
-        """Return the refusal for the least time; that all are full is said only if all said so."""
+    def _summary(self, refusals: Sequence[OverloadedError]) -> OverloadedError:
+        """Return the refusal with the shortest wait; `FullError` only if all are full."""
         full = {refusal.replica_id for refusal in refusals if isinstance(refusal, FullError)}
         least = min(refusals, key=lambda refusal: refusal.retry_after_s or 0)
         return least if len(full) >= self.count() else OverloadedError(*least.args)

@@ -1,4 +1,4 @@
-"""One answer for all who ask at the same time."""
+"""One answer for all callers that ask at the same time."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -8,22 +8,22 @@ T = TypeVar("T")
 
 
 class SingleFlight(Generic[T]):
-    """Does the same work once for all who want it while it is being done.
+    """Runs work once for all callers that ask for it while it runs.
 
-    So a question that anybody may ask, without a key, costs no more for being asked by many.
+    So a route that needs no key costs no more when many clients call it at once.
     """
 
     def __init__(self, work: Callable[[], Coroutine[Any, Any, T]]) -> None:
-        """Do nothing yet.
+        """Wrap the work; nothing runs yet.
 
         Args:
-            work: Must end by itself, however long nobody waits for it any more.
+            work: Must end by itself, because it continues when all its callers have left.
         """
         self._work = work
         self._task: asyncio.Task[T] | None = None
 
     async def result(self) -> T:
-        """Return what the work returns, or raise its error; one who leaves disturbs no other."""
+        """Return the work's result or raise its error; cancelling one caller affects no other."""
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._work())
             self._task.add_done_callback(self._land)
@@ -32,4 +32,4 @@ class SingleFlight(Generic[T]):
     def _land(self, task: asyncio.Task[T]) -> None:
         self._task = None
         if not task.cancelled():
-            task.exception()  # else Python complains where everybody has left
+            task.exception()  # else Python logs "never retrieved" when all callers have left

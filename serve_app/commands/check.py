@@ -1,9 +1,9 @@
-"""`raystream-check FILE`: finds the mistakes in a Serve configuration before Ray meets them.
+"""`raystream-check FILE`: finds mistakes in a Serve configuration before Ray reads it.
 
-Ray accepts a mistyped key in silence, and some of its sections are checked only on the cluster.
-This owns the check of the whole file: its YAML (a key that stands twice is refused), the keys and
-values of Ray's sections, `args:` by `serve_app.config`, and what the two must agree on. It starts
-no Ray and loads no model.
+Ray silently accepts a mistyped key, and checks some sections only on the cluster. This command
+checks the whole file: its YAML (duplicate keys are refused), the keys and values of Ray's sections,
+`args:` by `serve_app.config`, and what the two must agree on. It neither starts Ray nor loads a
+model.
 """
 
 import os
@@ -20,8 +20,8 @@ from ray.runtime_env import RuntimeEnv
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 from ray.serve.schema import HTTPOptionsSchema, ServeDeploySchema
 
-from serve_app.api_keys import ENVIRONMENT_VARIABLE
-from serve_app.auth import OpenDoorError, require_closed_door
+from serve_app.commands.header_check import header_problems
+from serve_app.commands.queue_check import ingress_queue_problems, queue_problems
 from serve_app.config import (
     INGRESS_NAME,
     LEDGER_NAME,
@@ -30,18 +30,19 @@ from serve_app.config import (
     StrictModel,
     unknown_key_message,
 )
-from serve_app.queue_check import ingress_queue_problems, queue_problems
-from serve_app.unique_keys import UniqueKeyLoader
+from serve_app.keys.api_keys import ENVIRONMENT_VARIABLE
+from serve_app.middleware.auth import UnprotectedServerError, require_protection
+from serve_app.strict_yaml import UniqueKeyLoader
 
 BUILDER = "serve_app.app:build"
 OWN_NAMES = (INGRESS_NAME, LEDGER_NAME)
 
-# What Ray's schema holds as plain mappings, though only these keys mean something to it.
+# Sections that are plain mappings in Ray's schema, although Ray reads only these keys.
 MAPPING_KEYS = {
     "autoscaling_policy": list(AutoscalingPolicy.model_fields),
     "runtime_env": [key for key in RuntimeEnv.known_fields if not key.startswith("_")],
 }
-# Ray's schema takes these unchecked. Beside each model: the key whose value Ray would import.
+# Sections that Ray's schema does not check: the model, and the key whose value Ray would import.
 UNCHECKED_SECTIONS: dict[str, tuple[type[BaseModel], str]] = {
     "autoscaling_config": (AutoscalingConfig, "policy"),
     "request_router_config": (RequestRouterConfig, "request_router_class"),
@@ -58,7 +59,7 @@ class BatchingConfig(StrictModel):
 
 
 class GeneratorConfig(BatchingConfig):
-    """That of a model that generates."""
+    """The `user_config` of a model that generates."""
 
     max_messages_per_s: float | None = Field(default=None, gt=0)
 
@@ -67,7 +68,7 @@ USER_CONFIGS: dict[str, type[BatchingConfig]] = {
     "generate": GeneratorConfig,
     "classify": BatchingConfig,
 }
-"""By the model's task."""
+"""The schema of `user_config` by the model's task."""
 
 
 def main() -> int:
@@ -79,7 +80,7 @@ def main() -> int:
 
 
 def check_file(name: str) -> bool:
-    """Tell what is wrong with a file, or that nothing is; return whether nothing is."""
+    """Print the mistakes in a file, or that there are none; return whether it is correct."""
     try:
         problems = find_problems(Path(name).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -87,12 +88,12 @@ def check_file(name: str) -> bool:
     for problem in problems:
         sys.stderr.write(f"{name}: {problem}\n")
     if not problems:
-        sys.stdout.write(f"{name}: every key is known and every value fits\n")
+        sys.stdout.write(f"{name}: every key is known and every value is valid\n")
     return not problems
 
 
 def find_problems(text: str) -> list[str]:
-    """Return one line for each mistake in the text of a Serve configuration, path first."""
+    """Return one line for each mistake in a Serve configuration; each begins with its path."""
     try:
         document = yaml.load(text, Loader=UniqueKeyLoader)  # a SafeLoader
     except yaml.YAMLError as error:
@@ -101,7 +102,7 @@ def find_problems(text: str) -> list[str]:
         return ["the file must hold a mapping with the key 'applications'"]
     misshapen = list(_misshapen_sections(document, ServeDeploySchema, ""))
     if misshapen:
-        return misshapen  # the validators, Ray's and ours, count on the shape
+        return misshapen  # Ray's validators and ours rely on the shape
     problems = list(_unknown_keys(document, ServeDeploySchema, ""))
     known = _without_unknown_keys(document, ServeDeploySchema)
     problems += _invalid_values(known, ServeDeploySchema, "")
@@ -110,7 +111,7 @@ def find_problems(text: str) -> list[str]:
 
 
 def _sections(value: Any, annotation: Any, path: str) -> Iterator[tuple[str, Any, type[BaseModel]]]:
-    """Yield (path, value, model) of every section that the annotation knows, from the top down."""
+    """Yield (path, value, model) for every section in the annotation, from the top down."""
     model = _model_in(annotation)
     if model is None or value is None:
         return
@@ -142,7 +143,7 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
 def _misshapen_sections(value: Any, model: type[BaseModel], path: str) -> Iterator[str]:
     for where, section, _ in _sections(value, model, path):
         if not isinstance(section, dict):
-            yield f"{where}: must be a mapping, or a list of mappings where there may be several"
+            yield f"{where}: must be a mapping, or a list of mappings if several are allowed"
 
 
 def _unknown_keys(value: Any, model: type[BaseModel], path: str) -> Iterator[str]:
@@ -160,7 +161,7 @@ def _keys_outside(section: dict[str, Any], known: list[str], path: str) -> Itera
 
 
 def _without_unknown_keys(value: Any, model: type[BaseModel]) -> Any:
-    """Return a copy that says what else is wrong; without the keys too whose code Ray would run."""
+    """Return a copy for further checks, also without keys whose code Ray would run."""
     copy = deepcopy(value)
     for _, section, section_model in _sections(copy, model, ""):
         for key in [key for key in section if key not in section_model.model_fields]:
@@ -173,7 +174,7 @@ def _without_unknown_keys(value: Any, model: type[BaseModel]) -> Any:
 
 def _invalid_values(section: Any, model: type[BaseModel], path: str) -> list[str]:
     try:
-        model.model_validate(deepcopy(section))  # some of Ray's validators change what they read
+        model.model_validate(deepcopy(section))  # some of Ray's validators change their input
     except ValidationError as error:
         messages: dict[str, list[str]] = {}
         for item in _innermost(error.errors()):
@@ -184,7 +185,7 @@ def _invalid_values(section: Any, model: type[BaseModel], path: str) -> list[str
 
 
 def _innermost(errors: list[Any]) -> list[Any]:
-    """Leave out errors about a whole whose part has one: a list counts its bad items as missing."""
+    """Drop errors of a section if a part of it has one: a list reports bad items as missing."""
     locations = [error["loc"] for error in errors]
     return [
         error
@@ -197,7 +198,7 @@ def _innermost(errors: list[Any]) -> list[Any]:
 
 
 def _path_of(error: Any, section: Any, path: str) -> str:
-    """Follow an error's location as far as the file has it; pydantic adds a union's branches."""
+    """Return the part of an error's location that is in the file; pydantic adds union branches."""
     for step in error["loc"]:
         if isinstance(section, list) and isinstance(step, int):
             path, section = f"{path}[{step}]", section[step]
@@ -213,21 +214,21 @@ def _invalid_unchecked_values(document: dict[str, Any]) -> Iterator[str]:
                 yield from _invalid_values(section[key], model, _join(path, key))
 
 
-def _door_problem(document: dict[str, Any], config: AppConfig, path: str) -> Iterator[str]:
-    """Yield what `require_closed_door` will say at the start, if it will.
+def _protection_problem(document: dict[str, Any], config: AppConfig, path: str) -> Iterator[str]:
+    """Yield the error that `require_protection` would raise at startup, if any.
 
-    The file of keys is not read: it may stand on another machine.
+    The file of keys is not read: it may be on another machine.
     """
     host = (document.get("http_options") or {}).get("host", HTTPOptionsSchema().host)
     has_keys = config.auth.api_keys_file is not None or bool(os.environ.get(ENVIRONMENT_VARIABLE))
     try:
-        require_closed_door(host, has_keys, config.auth.allow_anonymous)
-    except OpenDoorError as error:
+        require_protection(host, has_keys, config.auth.allow_anonymous)
+    except UnprotectedServerError as error:
         yield f"{path}.args.auth: {error}"
 
 
 def _application_problems(document: dict[str, Any]) -> list[str]:
-    """Check each application of ours: its `args:`, and that its deployments fit them."""
+    """Return the mistakes in each raystream application: in `args:`, and in its deployments."""
     applications = document.get("applications") or []
     ours = [(i, app) for i, app in enumerate(applications) if app.get("import_path") == BUILDER]
     if not ours:
@@ -250,7 +251,8 @@ def _our_problems(document: dict[str, Any], application: dict[str, Any], path: s
     if not invalid:
         config = AppConfig.model_validate(known)
         problems += _deployment_problems(application, config, path)
-        problems += _door_problem(document, config, path)
+        problems += _protection_problem(document, config, path)
+        problems += header_problems(config, path, os.environ)
     return problems + invalid
 
 
@@ -263,7 +265,7 @@ def _deployment_problems(
         where = f"{path}.deployments[{index}]"
         name = str(deployment.get("name"))
         if name in seen:
-            yield f"{where}.name: {name!r} stands twice"
+            yield f"{where}.name: {name!r} is used twice"
         seen.add(name)
         if name in models:
             yield from _model_deployment_problems(deployment, models[name], where)
@@ -276,7 +278,7 @@ def _deployment_problems(
 def _unknown_deployment_message(name: str, known: list[str]) -> str:
     near = get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
-    return f"no deployment is called {name!r}: {hint} (a model's deployment bears its id, / as --)"
+    return f"no deployment is called {name!r}: {hint} (a model's deployment has its id, / as --)"
 
 
 def _model_deployment_problems(
@@ -297,8 +299,8 @@ def _resource_problems(options: dict[str, Any], model: ModelConfig, path: str) -
     for key in ("num_cpus", "num_gpus") if needs_gpu else ("num_cpus",):
         if options.get(key) is None:
             yield (
-                f"{path}: {key} is missing. Ray replaces the model entry's num_cpus and num_gpus "
-                f"wholly by this section: name {key} here too, or leave the section out"
+                f"{path}: {key} is missing. Ray replaces both num_cpus and num_gpus of the model's "
+                f"entry by this section: set {key} here too, or leave the section out"
             )
 
 

@@ -1,6 +1,6 @@
 """`raystream-key new NAME`: makes an API key.
 
-The key is printed once and kept nowhere; what goes into the file is its hash.
+The key is printed once and stored nowhere. Only its hash goes into the file.
 """
 
 import secrets
@@ -9,10 +9,10 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from serve_app.api_keys import ENVIRONMENT_VARIABLE, ApiKey, hash_key
+from serve_app.keys.api_keys import ENVIRONMENT_VARIABLE, ApiKey, hash_key
 
 PREFIX: Final = "sk-raystream-"
-"""Clients and scanners for leaked secrets know keys by such a beginning."""
+"""Clients and scanners for leaked secrets recognize keys by such a prefix."""
 
 
 def main() -> int:
@@ -24,18 +24,18 @@ def main() -> int:
     try:
         key = ApiKey(name=sys.argv[2], sha256=hash_key(secret))
     except ValidationError:
-        sys.stderr.write("NAME is made of 1 to 64 letters, digits and '_.@-'\n")
+        sys.stderr.write("NAME must be 1 to 64 letters, digits and '_.@-'\n")
         return 2
-    sys.stdout.write(told(key, secret))
+    sys.stdout.write(report(key, secret))
     return 0
 
 
-def told(key: ApiKey, secret: str) -> str:
-    """Return what is printed for a new key."""
+def report(key: ApiKey, secret: str) -> str:
+    """Return the text to print for a new key."""
     return (
-        f"The key, shown this once; whoever holds it is {key.name!r}:\n"
+        f"The key of {key.name!r}, shown only this once:\n"
         f"  {secret}\n"
-        "The lines for auth.api_keys_file, below `keys:`:\n"
+        "Its entry in auth.api_keys_file, under `keys:`:\n"
         f"  - name: {key.name}\n"
         f"    sha256: {key.sha256}\n"
         "    # requests_per_minute: 60\n"

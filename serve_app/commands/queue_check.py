@@ -1,7 +1,8 @@
-"""Part of `raystream-check`: Ray's own queues must not bite before ours do.
+"""Part of `raystream-check`: Ray's own queue limits must not apply before ours do.
 
 A request beyond Ray's limits waits in a router that polls, or is refused by each ingress replica on
-its own. So a model's deployment must take all that the model admits, and what comes to be refused.
+its own. So a model's deployment must accept every request that the model admits, and some more for
+the model to refuse.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,33 +14,33 @@ from serve_app.config import AppConfig, ModelConfig
 def ingress_queue_problems(
     deployment: Mapping[str, Any], config: AppConfig, path: str
 ) -> Iterator[str]:
-    """Yield what is wrong with the queue of the ingress's deployment."""
+    """Yield the mistakes in the queue settings of the ingress's deployment."""
     max_ongoing = deployment.get("max_ongoing_requests")
     if _is_number(max_ongoing) and max_ongoing < config.ongoing_requests:
         yield (
             f"{path}.max_ongoing_requests: {max_ongoing} is less than {config.ongoing_requests}, "
-            "what the models admit together and some for those that are refused: the rest would "
-            "wait in front of the ingress, or be refused by Ray in its own words"
+            "what the models admit together plus a margin for refused requests; others would wait "
+            "in front of the ingress, or be refused by Ray with a message of its own"
         )
 
 
 def queue_problems(
     deployment: Mapping[str, Any], model: ModelConfig, user_config: Mapping[str, Any], path: str
 ) -> Iterator[str]:
-    """Yield what is wrong with the queues of a model's deployment.
+    """Yield the mistakes in the queue settings of a model's deployment.
 
     Args:
-        deployment: Its section.
+        deployment: The deployment's section.
         model: The model's entry.
-        user_config: The section's own, checked.
-        path: Where the section stands.
+        user_config: The section's `user_config`, already checked.
+        path: The section's path in the file.
     """
     max_ongoing = deployment.get("max_ongoing_requests")
     if _is_number(max_ongoing):
         yield from _ongoing_problems(max_ongoing, model, user_config, path)
     if deployment.get("max_queued_requests", -1) != -1:
         yield (
-            f"{path}.max_queued_requests: Ray counts these in each ingress replica by itself; "
+            f"{path}.max_queued_requests: Ray counts these in each ingress replica separately; "
             "leave it out, and set max_queued_requests in the model's entry or in user_config"
         )
     max_tokens = user_config.get("max_queued_tokens")
@@ -59,12 +60,12 @@ def _ongoing_problems(
     needed = model.ongoing_requests(user_config.get("max_queued_requests"))
     if max_ongoing < needed:
         yield (
-            f"{path}.max_ongoing_requests: {max_ongoing} is less than {needed}: what runs, what "
-            "waits (max_queued_requests) and some for those that are refused, or Ray's router "
-            "would hold requests back before the model can refuse them"
+            f"{path}.max_ongoing_requests: {max_ongoing} is less than {needed}: running requests, "
+            "queued ones (max_queued_requests) and a margin for refused ones; Ray's router would "
+            "hold requests back before the model can refuse them"
         )
 
 
 def _is_number(value: object) -> TypeGuard[int]:
-    """Return whether a limit is one; what is none is told of by Ray's own schema."""
+    """Return whether a limit is a positive integer; Ray's own schema reports any other value."""
     return isinstance(value, int) and value > 0

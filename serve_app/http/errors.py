@@ -1,10 +1,10 @@
-"""The one place where errors become HTTP, and the error inside a stream.
+"""The one place where errors become HTTP answers, or error events in a stream.
 
-Every error has OpenAI's shape. What a client sent wrongly is a 400 on every surface, with the name
-of the parameter that is to blame; what went wrong here tells nothing of our insides.
+Every error has OpenAI's shape. A client's mistake is a 400 on every surface, with the name of the
+parameter at fault. An error of ours reveals no internals.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from http import HTTPStatus
 from math import ceil
 from typing import Any
@@ -18,22 +18,19 @@ from starlette.responses import JSONResponse, Response
 
 from deployments.errors import (
     DeadlineExceededError,
-    InvalidRequestError,
     RaystreamError,
     ReplicaUnavailableError,
 )
-from serve_app.access_log import current_record
-from serve_app.request_id import echo_headers
+from serve_app.http.access_record import current_record
+from serve_app.http.request_id import echo_headers
+from serve_app.http.route_hints import route_hint, shown_path
+from serve_app.http.validation_refusal import refusal_of, with_place
 
 RETRY_AFTER_S = 1
-"""What is told where nobody can know when there will be room."""
+"""The Retry-After to send when it is not known when there will be room."""
 
 COME_BACK_STATUSES = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 CLIENT_CLOSED_REQUEST = 499
-MAX_ECHO = 256
-"""Characters of a message and of a parameter's path, which both may hold a client's own words."""
-
-VALIDATION_CODES = ("unknown_parameter", "unsupported_parameter", "invalid_combination")
 
 
 class ErrorDetail(BaseModel):
@@ -53,16 +50,16 @@ class ErrorBody(BaseModel):
 
 def error_payload(error: RaystreamError) -> dict[str, Any]:
     """Return the JSON of an error, for a body or for an event in a stream."""
-    return _payload(error.message, error.type, error.param, error.code)
+    return _payload(with_place(error.message, error.param), error.type, error.param, error.code)
 
 
 def error_response(error: RaystreamError) -> JSONResponse:
-    """Return the answer for an error of ours, with the headers that guide a client's retries."""
+    """Return the answer for an error, with the headers that guide a client's retries."""
     return _answer(error_payload(error), error.status, _retry_headers(error))
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Make every failure of the application answer in one shape."""
+    """Make every failure of the application use OpenAI's error shape."""
     app.add_exception_handler(RaystreamError, _on_raystream_error)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
@@ -75,7 +72,7 @@ def _payload(message: str, type_: str, param: str | None, code: str | None) -> d
 
 
 def _answer(payload: dict[str, Any], status: int, headers: Mapping[str, str]) -> JSONResponse:
-    """Return the answer, whose code the access log tells too."""
+    """Return the answer, and note its code for the access log."""
     record = current_record()
     if record is not None:
         record.refused(payload["error"]["code"])
@@ -85,14 +82,15 @@ def _answer(payload: dict[str, Any], status: int, headers: Mapping[str, str]) ->
 def _retry_headers(error: RaystreamError) -> dict[str, str]:
     if error.status in COME_BACK_STATUSES:
         return {"Retry-After": str(ceil(error.retry_after_s or RETRY_AFTER_S))}
-    # What took too long once would take as long again, and add to the load.
+    # A request that took too long would take as long again, and add to the load.
     is_final = error.status < 500 or isinstance(error, DeadlineExceededError)
     return {"x-should-retry": "false"} if is_final else {}
 
 
 async def _on_raystream_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RaystreamError)
-    # When a client leaves, Serve cancels the replica's call, and that may be told here first.
+    # When a client leaves, Serve cancels the replica's call; this error may arrive before the
+    # disconnect does.
     if isinstance(error, ReplicaUnavailableError) and await request.is_disconnected():
         record = current_record()
         if record is not None:
@@ -103,30 +101,36 @@ async def _on_raystream_error(request: Request, error: Exception) -> Response:
 
 async def _on_validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    refusal = InvalidRequestError(first["msg"][:MAX_ECHO], _param(first, error.body))
-    payload = error_payload(refusal)
-    if first["type"] in VALIDATION_CODES:
-        payload["error"]["code"] = first["type"]
-    return _answer(payload, refusal.status, _retry_headers(refusal))
+    return error_response(refusal_of(error.errors(), error.body))
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     reason = HTTPStatus(error.status_code).phrase
     headers = {**(error.headers or {}), "x-should-retry": "false"}
-    asked_for = f"{request.method} {request.url.path[:MAX_ECHO]}"
-    message = f"{reason}: {asked_for}. GET /docs shows all that is served."
+    path = _path_of(request)
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         headers["Allow"] = _with_head(headers.get("Allow", "GET"))
-        message = f"{reason}: {asked_for}. Send {headers['Allow']}."
+        advice = f"Send {headers['Allow']}."
+    else:
+        meant = route_hint(path, request.app.routes)
+        advice = "GET /docs shows all routes." if meant is None else f"Did you mean {meant}?"
+    message = f"{reason}: {request.method} {shown_path(path)}. {advice}"
     type_ = "invalid_request_error" if error.status_code < 500 else "server_error"
     payload = _payload(message, type_, None, reason.lower().replace(" ", "_"))
     return _answer(payload, error.status_code, headers)
 
 
+def _path_of(request: Request) -> str:
+    """Return the path below Serve's route prefix. A mount has changed the scope's `root_path`."""
+    scope = request.scope
+    root: str = scope.get("app_root_path", scope.get("root_path", ""))
+    path: str = scope["path"]
+    return path.removeprefix(root)
+
+
 def _with_head(methods: str) -> str:
-    """Return the methods that a route takes; `HeadMiddleware` answers HEAD where GET stands."""
+    """Return the allowed methods, adding HEAD after GET because `HeadMiddleware` answers it."""
     return methods.replace("GET", "GET, HEAD") if "HEAD" not in methods else methods
 
 
@@ -135,37 +139,8 @@ async def _on_client_disconnect(request: Request, error: Exception) -> Response:
 
 
 async def _on_unknown_error(request: Request, error: Exception) -> Response:
-    """Answer for a bug of ours. Starlette raises it again behind this, so the log gets it too."""
+    """Answer for a bug of ours. Starlette then raises the error again, so it is logged too."""
     response = error_response(RaystreamError("The server has failed at this request."))
-    # This answer is made outside of our middleware.
+    # This answer is made outside our middleware, which would add the request id.
     response.headers.update(echo_headers(request))
     return response
-
-
-def _param(error: Mapping[str, Any], body: Any) -> str | None:
-    """Return the way to the parameter, such as `messages[0].content`."""
-    steps = _steps(error, body)
-    field = error.get("ctx", {}).get("field")
-    steps += [] if field is None else [field]
-    path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)
-    return path.removeprefix(".")[:MAX_ECHO] or None
-
-
-def _steps(error: Mapping[str, Any], value: Any) -> list[int | str]:
-    """Keep of pydantic's location what is in the body; the names of union members are not.
-
-    They may be those of fields, too (`text`, `image_url`). So the way ends where the value stands
-    that pydantic found wrong, if it is there as it came.
-    """
-    location: Sequence[int | str] = error["loc"][1:]
-    steps: list[int | str] = []
-    for index, step in enumerate(location):
-        if value is error["input"]:
-            return [*steps, location[-1]] if error["type"] == "missing" else steps
-        if isinstance(value, list) and isinstance(step, int):
-            steps.append(step)
-            value = value[step]
-        elif isinstance(value, dict) and (step in value or index + 1 == len(location)):
-            steps.append(step)
-            value = value.get(step)
-    return steps

@@ -1,15 +1,16 @@
-"""A route whose body is JSON as the standard has it, and whose answer is a model or a response.
+"""A route whose body is standard JSON, and whose answer is a model or a response.
 
-FastAPI reads bodies with Python's decoder, which takes NaN and Infinity, lets the last of two equal
-keys win, and makes one message of all that can go wrong. Here each has its own. Nor does a route
-need what FastAPI does besides for every request: it has no dependencies but the body and the
-request, and its answer, which our own code has made, is not validated once more.
+FastAPI reads bodies with Python's decoder. That decoder accepts NaN and Infinity, keeps the last of
+two equal keys, and has one message for every mistake. Here each mistake has its own message. The
+route also skips work that FastAPI does for every request: there are no dependencies besides the
+body and the request, and the answer is not validated again, since our own code made it.
 
 Source: https://www.rfc-editor.org/rfc/rfc8259
 """
 
 import json
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable
 from itertools import islice
@@ -24,26 +25,30 @@ from starlette.datastructures import Headers
 from starlette.routing import request_response
 
 from deployments.errors import InvalidRequestError, UnsupportedMediaTypeError
+from serve_app.http.warning_header import warning_headers
 
 MAX_NUM_VALUES: Final = 2**21
-"""Values in one body, twice as many as the longest list of token ids: each takes some 60 bytes."""
+"""Values in one body, twice the longest list of token ids. Each takes some 60 bytes of memory."""
 
 MAX_NUM_NODES: Final = 2**17
-"""Objects, lists and fields in one body, several times what the largest conversation has. Each
-takes a microsecond or two, while everybody's streams wait; token ids take a tenth of that."""
+"""Objects, lists and fields in one body, several times as many as the largest conversation has.
+Each takes a microsecond or two, during which all streams wait; token ids take a tenth of that."""
 
 MAX_INTEGRAL: Final = 2.0**63
-"""Larger numbers stay floats: as an integer, 1e300 has three hundred digits, which take long."""
+"""Larger numbers stay floats: as an integer, 1e300 has three hundred digits, which are slow."""
 
-# Up to the next bracket or colon that stands in no text; the last one may find none.
+MAX_CONTEXT: Final = 32
+"""Characters of the body that an error quotes, so that its place can be found."""
+
+# Matches up to the next bracket or colon outside strings; the last match may hold none.
 _NODE: Final = re.compile(rb'(?:[^"\[{:]++|"(?:[^"\\]++|\\.)*+"?)*+[\[{:]?', re.DOTALL)
 
 
 class JsonRoute(APIRoute):
-    """A route with one body, which is read strictly."""
+    """A route with one body, which is decoded strictly."""
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
-        """Describe the route to FastAPI, and answer its requests without it."""
+        """Register the route with FastAPI, but answer its requests with `answer`."""
         super().__init__(path, endpoint, **options)
         self.app = request_response(self.answer)
 
@@ -51,15 +56,15 @@ class JsonRoute(APIRoute):
         """Return the endpoint's answer.
 
         Raises:
-            UnsupportedMediaTypeError: The body is said to be no JSON, or compressed.
-            InvalidRequestError: It is not JSON.
-            RequestValidationError: It is not what the endpoint takes.
+            UnsupportedMediaTypeError: The headers don't declare JSON, or declare compression.
+            InvalidRequestError: The body is not JSON.
+            RequestValidationError: The body does not fit the endpoint's model.
         """
         _require_json(request.headers)
         max_depth: int = request.app.state.limits.max_json_depth
         decoded = decode_json(await request.body(), max_depth)
         assert self.body_field is not None, "a route without a body needs no JsonRoute"
-        body, mistakes = self.body_field.validate(decoded, loc=("body",))
+        body, mistakes = self.body_field.validate(decoded, loc=())
         if mistakes:
             raise RequestValidationError(mistakes, body=decoded)
         given = {self.body_field.name: body}
@@ -67,7 +72,8 @@ class JsonRoute(APIRoute):
             given[self.dependant.request_param_name] = request
         answer: Response | BaseModel = await self.endpoint(**given)
         if isinstance(answer, BaseModel):
-            return Response(answer.model_dump_json(), media_type="application/json")
+            answer = Response(answer.model_dump_json(), media_type="application/json")
+        answer.headers.update(warning_headers())
         return answer
 
 
@@ -75,13 +81,15 @@ def decode_json(body: bytes, max_depth: int) -> Any:
     """Return the decoded body.
 
     Args:
-        body: What came.
-        max_depth: Objects and lists inside one another.
+        body: The body's bytes.
+        max_depth: How deeply objects and lists may be nested.
 
     Raises:
-        InvalidRequestError: It is not JSON, it is nested too deeply or holds too many values, or
-            numbers or text that can't be passed on.
+        InvalidRequestError: The body is not JSON, is nested too deeply, holds too many values, or
+            holds numbers or text that can't be passed on.
     """
+    if not body or body.isspace():
+        raise InvalidRequestError("The body is empty; send a JSON object.")
     num_brackets = body.count(b"{") + body.count(b"[")
     _check_size(body, num_brackets)
     try:
@@ -91,7 +99,7 @@ def decode_json(body: bytes, max_depth: int) -> Any:
             parse_float=_number,
             object_pairs_hook=_object,
         )
-        # An escaped half of a surrogate pair decodes, but is no text.
+        # Half of a surrogate pair, escaped, decodes but can't be encoded as UTF-8.
         if b"\\ud" in body.lower():
             json.dumps(decoded, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
@@ -99,21 +107,27 @@ def decode_json(body: bytes, max_depth: int) -> Any:
         raise InvalidRequestError(f"The body is not JSON: {error.msg}, {where}.") from None
     except RecursionError:
         raise _too_deep(max_depth) from None
-    except UnicodeError:
-        raise InvalidRequestError("The body is not Unicode text in UTF-8.") from None
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError(
+            f"The body is not text in UTF-8: byte {error.start} is 0x{body[error.start]:02x}."
+        ) from None
+    except UnicodeEncodeError as error:
+        raise _half_a_pair(error) from None
     except ValueError:
-        raise InvalidRequestError("The body holds a number that is too long.") from None
-    # So few brackets can't nest too deeply, and most bodies have no more.
+        raise InvalidRequestError(
+            f"The body holds a whole number of more than {sys.get_int_max_str_digits()} digits."
+        ) from None
+    # With no more brackets than this, as in most bodies, nesting can't be too deep.
     if num_brackets > max_depth:
         _check_depth(decoded, max_depth)
     return decoded
 
 
 def _check_size(body: bytes, num_brackets: int) -> None:
-    # Commas in texts count too; no prompt has room for so many.
+    # Commas in strings count too, but no prompt has room for that many.
     if num_brackets + body.count(b",") > MAX_NUM_VALUES:
         raise InvalidRequestError(f"The body holds more than {MAX_NUM_VALUES} values.")
-    # A prompt does have room for more brackets and colons than this, so they are told apart.
+    # A prompt has room for more brackets and colons than this, so those in strings don't count.
     if num_brackets + body.count(b":") > MAX_NUM_NODES and _has_too_many_nodes(body):
         raise InvalidRequestError(
             f"The body holds more than {MAX_NUM_NODES} objects, lists and fields."
@@ -139,6 +153,16 @@ def _check_depth(decoded: Any, max_depth: int) -> None:
     raise _too_deep(max_depth)
 
 
+def _half_a_pair(error: UnicodeEncodeError) -> InvalidRequestError:
+    """Return the refusal of an escape that stands for half a character."""
+    before = error.object[max(0, error.start - MAX_CONTEXT) : error.start]
+    escape = f"\\u{ord(error.object[error.start]):04x}"
+    return InvalidRequestError(
+        f"The body holds {escape}, half of a surrogate pair, which is no character by itself: "
+        f"after {before!r}. Send both halves of the pair, or leave it out."
+    )
+
+
 def _too_deep(max_depth: int) -> InvalidRequestError:
     return InvalidRequestError(
         f"The body's JSON is nested too deeply: more than {max_depth} levels "
@@ -158,17 +182,21 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) < len(pairs):
         twice = next(key for key, number in Counter(key for key, _ in pairs).items() if number > 1)
-        raise InvalidRequestError(f"The key {twice[:64]!r} stands twice in one object.")
+        raise InvalidRequestError(f"The key {twice[:64]!r} appears twice in one object.")
     return fields
 
 
 def _refuse_number(name: str) -> NoReturn:
-    raise InvalidRequestError(f"{name} is not a number in JSON.")
+    raise InvalidRequestError(f"{name} is not a number in JSON. Send a number, or null.")
 
 
 def _number(digits: str) -> float:
-    """Return a number: to JSON, and to its schemas, 2.0 and 2e0 are the integer 2."""
+    """Return a number. In JSON and its schemas, 2.0 and 2e0 are the integer 2."""
     number = float(digits)
     if not isfinite(number):
-        _refuse_number(digits[:32])
+        most = f"{sys.float_info.max:.2g}"
+        raise InvalidRequestError(
+            f"The number {digits[:MAX_CONTEXT]} is out of range: numbers are from -{most} to "
+            f"{most}."
+        )
     return int(number) if number.is_integer() and abs(number) < MAX_INTEGRAL else number

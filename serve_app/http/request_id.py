@@ -1,7 +1,8 @@
-"""Names every request, so that an answer, a log line and a sequence can be told to belong together.
+"""Gives every request an id that links its answer, its log lines and its sequences.
 
-A client may bring its own name. One that does not match the pattern is replaced, because names go
-into logs and headers.
+A client may send an id of its own. One that does not match the pattern is replaced, because ids go
+into logs and headers. Ray Serve repeats a client's id unchanged, unless
+`middleware.server_edge` has replaced it before.
 """
 
 import re
@@ -17,13 +18,20 @@ REQUEST_ID_HEADER: Final = "X-Request-Id"
 _VALID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
+def chosen_id(given: str | None) -> str:
+    """Return the client's id if it is valid, else a new one."""
+    if given is not None and _VALID.fullmatch(given) is not None:
+        return given
+    return secrets.token_hex(16)
+
+
 def request_id_of(request: Request) -> str:
-    """Return the name that the middleware has given to the request."""
+    """Return the id that the middleware has given to the request."""
     return str(request.scope["state"]["request_id"])
 
 
 def echo_headers(request: Request) -> dict[str, str]:
-    """Return what an answer needs that is made outside of the middleware."""
+    """Return the id's header for an answer that is made outside the middleware."""
     state = request.scope["state"]
     return {} if state["id_is_echoed"] else {REQUEST_ID_HEADER: state["request_id"]}
 
@@ -31,26 +39,25 @@ def echo_headers(request: Request) -> dict[str, str]:
 class RequestIdMiddleware:
     """Puts the request's id into `scope["state"]` and onto the answer."""
 
-    def __init__(self, app: ASGIApp, door_echoes_id: bool = False) -> None:
+    def __init__(self, app: ASGIApp, serve_echoes_id: bool = False) -> None:
         """Wrap an application.
 
         Args:
-            app: What is wrapped.
-            door_echoes_id: The server in front puts the request's id on the answer already, as Ray
-                Serve does. A second header would say the same, unless the id was replaced.
+            app: The application.
+            serve_echoes_id: Whether Ray Serve adds the client's id to the answer itself. A second
+                header would repeat it, unless the id was replaced.
         """
         self._app = app
-        self._door_echoes_id = door_echoes_id
+        self._serve_echoes_id = serve_echoes_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Name the request and pass it on."""
+        """Give the request an id and pass it on."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         given = Headers(scope=scope).get(REQUEST_ID_HEADER)
-        is_valid = given is not None and _VALID.fullmatch(given) is not None
-        request_id = given if given is not None and is_valid else secrets.token_hex(16)
-        is_echoed = self._door_echoes_id and is_valid
+        request_id = chosen_id(given)
+        is_echoed = self._serve_echoes_id and request_id == given
         scope.setdefault("state", {}).update(request_id=request_id, id_is_echoed=is_echoed)
 
         def send_named(message: Message) -> Awaitable[None]:

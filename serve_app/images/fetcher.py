@@ -1,10 +1,10 @@
-"""Fetches images at `https:` URLs, from the hosts that serve_config.yaml lists and from no other.
+"""Fetches images at `https:` URLs, only from the hosts that serve_config.yaml lists.
 
-A server that fetches what a client names can be turned against its own network, so nothing is left
-to chance: one parser reads the URL, and what it read is what is used; the host is looked up once,
-every address found must be public, and the connection goes to those addresses, while TLS still
-proves the name; redirects are not followed; proxies, cookies and compression are off; bytes and
-time are bounded. What went wrong on the way is told to nobody: it would map the network.
+A server that fetches URLs chosen by clients can be turned against its own network. Hence these
+rules. Only one parser reads the URL, and only its result is used. The host is looked up once, every
+address found must be public, and the connection goes to those addresses, while TLS still verifies
+the name. Redirects are not followed. Proxies, cookies and compression are off. Bytes and time are
+bounded. Clients are not told why a fetch failed: that would map the network for them.
 """
 
 import asyncio
@@ -31,26 +31,26 @@ IsAllowed = Callable[[str], bool]
 
 
 class ImageSource(Protocol):
-    """Where the images behind URLs come from."""
+    """A source of the images behind URLs."""
 
     async def fetch_all(self, urls: Mapping[str, str]) -> dict[str, bytes]:
         """Return the encoded image behind each URL.
 
         Args:
-            urls: Each URL with the parameter that holds it, for the error.
+            urls: Each URL with the parameter that holds it, for error messages.
 
         Raises:
-            InvalidImageError: A URL is not allowed, or there is no image to be had.
+            InvalidImageError: A URL is not allowed, or its image can't be fetched.
         """
         ...
 
 
 class NonPublicAddressError(OSError):
-    """A host's name leads into a network that is not the public one."""
+    """A host's name resolves to an address outside the public network."""
 
 
 def is_public(address: str) -> bool:
-    """Return whether an address is anybody's, and so is every address inside of it.
+    """Return whether an address, and any address embedded in it, is public.
 
     Source: https://www.iana.org/assignments/iana-ipv6-special-registry
     """
@@ -62,7 +62,7 @@ def is_public(address: str) -> bool:
 
 
 def _with_embedded(ip: IPv4Address | IPv6Address) -> Sequence[IPv4Address | IPv6Address]:
-    """Return the address that counts: an IPv4 address in IPv6's clothes instead of them."""
+    """Return the addresses to check: also an embedded IPv4 address, or only that if mapped."""
     if isinstance(ip, IPv4Address):
         return (ip,)
     if ip.ipv4_mapped:
@@ -75,13 +75,12 @@ def _with_embedded(ip: IPv4Address | IPv6Address) -> Sequence[IPv4Address | IPv6
 
 
 class PinnedResolver(AbstractResolver):
-    """Looks a host up, and lets nothing but allowed addresses through.
+    """Looks a host up, and returns only allowed addresses.
 
-    aiohttp connects to what is returned here and looks up nothing else.
+    aiohttp connects to the addresses returned here and looks up nothing itself.
     """
 
     def __init__(self, resolver: AbstractResolver, is_allowed: IsAllowed = is_public) -> None:
-        """Wrap the resolver that asks the network."""
         self._resolver = resolver
         self._is_allowed = is_allowed
 
@@ -92,7 +91,7 @@ class PinnedResolver(AbstractResolver):
 
         Raises:
             NonPublicAddressError: One of them is not allowed; then none is used.
-            OSError: The host is not known.
+            OSError: The host is unknown.
         """
         found = await self._resolver.resolve(host, port, family)
         if not all(self._is_allowed(result["host"]) for result in found):
@@ -107,7 +106,7 @@ class PinnedResolver(AbstractResolver):
 class ImageFetcher:
     """Fetches images while a request waits.
 
-    A session lives as long as the images of one request: nothing is kept between requests.
+    Each request gets a session of its own: nothing is kept between requests.
     """
 
     def __init__(
@@ -117,13 +116,13 @@ class ImageFetcher:
         is_allowed: IsAllowed = is_public,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """Keep the limits.
+        """Prepare to fetch; no connection is made yet.
 
         Args:
-            limits: Which hosts, how many bytes and how long.
+            limits: Allowed hosts, most bytes and most seconds.
             resolver: Makes the resolver that asks the network.
-            is_allowed: Whether an address may be connected to.
-            tls: Whom to trust; what the machine trusts if None.
+            is_allowed: Returns whether an address may be connected to.
+            tls: The certificates to trust; None trusts the machine's own.
         """
         self._limits = limits
         self._resolver = resolver
@@ -142,7 +141,7 @@ class ImageFetcher:
     async def _fetch_parsed(
         self, session: aiohttp.ClientSession, parsed: Mapping[str, URL], params: Mapping[str, str]
     ) -> dict[str, bytes]:
-        """Fetch all at once; the first that fails ends the others."""
+        """Fetch all images concurrently; the first failure cancels the others."""
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = {
@@ -159,16 +158,16 @@ class ImageFetcher:
         except ValueError:
             url = URL()
         is_plain = url.scheme == "https" and url.raw_user is None and url.raw_password is None
-        # As it goes over the wire: the host in its own script need not even be decodable.
+        # `raw_host` is the host as sent over the wire; its decoded form might not even exist.
         if is_plain and url.port == 443 and url.raw_host in self._limits.allowed_image_domains:
             return url
         how = (
-            "or by https: from hosts in limits.allowed_image_domains."
+            "or https: URLs of hosts in limits.allowed_image_domains."
             if self._limits.allowed_image_domains
             else "since limits.allowed_image_domains is empty."
         )
         raise InvalidImageError(
-            f"Images are not fetched from there. They come as base64 data: URIs, {how}", param
+            f"Images are not fetched from this URL. Send base64 data: URIs, {how}", param
         )
 
     def _session(self) -> aiohttp.ClientSession:
@@ -190,7 +189,7 @@ class ImageFetcher:
     async def _fetch(self, session: aiohttp.ClientSession, url: URL, param: str) -> bytes:
         timeout_s = self._limits.image_fetch_timeout_s
         try:
-            # Around all of it: aiohttp's own timeout would leave out the wait for a slot.
+            # The timeout covers everything; aiohttp's own would leave out the wait for a slot.
             async with (
                 asyncio.timeout(timeout_s),
                 self._slots,

@@ -1,9 +1,10 @@
-"""What opening and decoding an image's file may cost, whatever stands in it.
+"""Bounds on the structure of an image file, so that opening and decoding it stays cheap.
 
-Bytes and pixels alone don't bound that. Of a PNG, decoders read every chunk, and a thousand bytes
-may hold a colour profile that takes milliseconds to unpack; of a JPEG, each scan passes over all
-pixels, and thirty bytes make one. Megabytes have room for thousands of those. What passes here is
-cheap in the ingress, which reads the header, and at the model's replica, which reads it all.
+Bytes and pixels alone don't bound that cost. Decoders read every chunk of a PNG, and a colour
+profile of a thousand bytes may take milliseconds to unpack. Each scan of a JPEG passes over all
+pixels, and a scan needs only thirty bytes. A file of several megabytes has room for thousands of
+either. A file that passes here is cheap for the ingress, which reads its header, and for the
+model's replica, which decodes it.
 
 Source: https://www.w3.org/TR/png-3/#5DataRep (chunks)
 https://www.w3.org/Graphics/JPEG/itu-t81.pdf (annex B, markers)
@@ -17,33 +18,33 @@ from itertools import islice
 from typing import Final
 
 MAX_NUM_CHUNKS: Final = 2**14
-"""Of a PNG: four times as many as 16 MiB of pixels make in pieces of 4 KiB."""
+"""Most chunks of a PNG: four times as many as 16 MiB of pixels fill at 4 KiB a chunk."""
 
 MAX_NUM_SEGMENTS: Final = 2**14
-"""Of a JPEG: metadata comes in segments of 64 KiB, tables in one or two for each scan."""
+"""Most segments of a JPEG: metadata takes one per 64 KiB, tables one or two per scan."""
 
 MAX_NUM_SCANS: Final = 64
-"""Of a JPEG: progressive ones have ten or so."""
+"""Most scans of a JPEG: progressive files have about ten."""
 
 MAX_NUM_READS: Final = 2**15
-"""Pieces that a header is read in: each part of one takes a few, an honest file some hundreds."""
+"""Most reads of a header: each part takes a few, a normal file some hundreds."""
 
 _PNG: Final = b"\x89PNG\r\n\x1a\n"
 _CHUNK: Final = struct.Struct(">I4s")
 _NUM_CHECK_BYTES: Final = 4
 
 _JPEG: Final = b"\xff\xd8"
-# Beside what stands within a scan (0 and restarts) and what has no length (the start, and 1).
+# Leaves out markers inside a scan (0 and restarts) and those without a length (the start, and 1).
 _MARKER: Final = re.compile(rb"\xff([^\x00\x01\xff\xd0-\xd8])")
 _SCAN, _END = b"\xda", b"\xd9"
 
 
 class CrowdedImageError(ValueError):
-    """A file holds more parts than any honest one."""
+    """A file holds more parts than any normal one."""
 
 
 class HeaderFile(BytesIO):
-    """An image's file that is not read in too many pieces."""
+    """An image file that limits the number of reads."""
 
     _num_reads = 0
 
@@ -51,7 +52,7 @@ class HeaderFile(BytesIO):
         """Return the next bytes.
 
         Raises:
-            CrowdedImageError: This is one piece too many.
+            CrowdedImageError: There were too many reads.
         """
         self._num_reads += 1
         if self._num_reads > MAX_NUM_READS:
@@ -60,11 +61,11 @@ class HeaderFile(BytesIO):
 
 
 def open_header(data: bytes) -> HeaderFile:
-    """Return an image's file to read its header from.
+    """Return an image file to read the header from.
 
     Raises:
-        CrowdedImageError: It is a PNG of too many chunks or with more than one colour profile, or a
-            JPEG of too many segments or scans.
+        CrowdedImageError: It is a PNG with too many chunks or more than one colour profile, or a
+            JPEG with too many segments or scans.
     """
     if data.startswith(_PNG):
         _bound(_chunk_kinds(data), MAX_NUM_CHUNKS, b"iCCP", 1)
@@ -80,7 +81,7 @@ def _bound(kinds: Iterator[bytes], max_num: int, dear: bytes, max_num_dear: int)
 
 
 def _chunk_kinds(data: bytes) -> Iterator[bytes]:
-    """Yield the kinds of a PNG's chunks, up to the one that ends it."""
+    """Yield the kinds of a PNG's chunks, up to the final one."""
     start, kind = len(_PNG), b""
     while kind != b"IEND" and start + _CHUNK.size <= len(data):
         num_bytes, kind = _CHUNK.unpack_from(data, start)
@@ -89,7 +90,7 @@ def _chunk_kinds(data: bytes) -> Iterator[bytes]:
 
 
 def _segment_kinds(data: bytes) -> Iterator[bytes]:
-    """Yield the kinds of a JPEG's segments, up to the mark that ends it."""
+    """Yield the kinds of a JPEG's segments, up to the end marker."""
     start, kind = len(_JPEG), b""
     while kind != _END and (marker := _MARKER.search(data, start)):
         kind, start = marker[1], marker.end()

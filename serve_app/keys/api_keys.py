@@ -1,19 +1,19 @@
-"""API keys: who may come in, and how much each may ask for.
+"""API keys: which ones let requests in, and the limits of each.
 
-Owns reading them and finding the one that a request presents. Only the SHA-256 of a key is ever
-kept: keys are random and long, so a slow hash would protect nothing more, and cost every request.
+This module reads the keys and finds the one that a request presents. Only the SHA-256 of a key is
+kept. Keys are random and long, so a slow hash would add no protection, and cost every request time.
 
-The file (`auth.api_keys_file`) is YAML, made line by line with `raystream-key new NAME`:
+The file (`auth.api_keys_file`) is YAML; `raystream-key new NAME` prints each entry:
 
     keys:
       - name: alice
         sha256: 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08
-        requests_per_minute: 60     # these three may be left out: no limit
+        requests_per_minute: 60     # each of these three may be left out: no limit
         tokens_per_minute: 100000
         max_concurrent_streams: 8
 
 The environment variable RAYSTREAM_API_KEYS holds `name:sha256` pairs, separated by commas, or one
-plain key, whose name is "default"; keys from there have no limits.
+plain key, whose name is then "default". Keys from the environment have no limits.
 """
 
 import hmac
@@ -29,7 +29,7 @@ import yaml
 from pydantic import Field, ValidationError
 
 from serve_app.config import AuthConfig, StrictModel
-from serve_app.unique_keys import UniqueKeyLoader
+from serve_app.strict_yaml import UniqueKeyLoader
 
 ENVIRONMENT_VARIABLE: Final = "RAYSTREAM_API_KEYS"
 DEFAULT_NAME: Final = "default"
@@ -44,18 +44,18 @@ Limit = Annotated[int | None, Field(ge=1)]
 
 
 class ApiKeysError(ValueError):
-    """The keys can't be read; the message says why and repeats none of them."""
+    """The keys can't be read. The message says why and never repeats a key."""
 
 
 class ApiKey(StrictModel):
     """One key.
 
     Attributes:
-        name: Stands in the access log.
-        sha256: Of the key, in hexadecimal.
-        requests_per_minute: POST requests; None sets no limit, here and below.
-        tokens_per_minute: Tokens of prompts and answers together.
-        max_concurrent_streams: POST requests that are being answered at the same time.
+        name: Written to the access log.
+        sha256: The key's SHA-256, in hexadecimal.
+        requests_per_minute: Limit on POST requests; None sets no limit, here and below.
+        tokens_per_minute: Limit on tokens of prompts and answers together.
+        max_concurrent_streams: Limit on POST requests that run at the same time.
     """
 
     name: str = Field(pattern=r"^[A-Za-z0-9_.@-]{1,64}$")
@@ -66,7 +66,7 @@ class ApiKey(StrictModel):
 
     @property
     def is_limited(self) -> bool:
-        """Whether anything of this key must be counted."""
+        """Whether the key has any limit."""
         limits = (self.requests_per_minute, self.tokens_per_minute, self.max_concurrent_streams)
         return limits != (None, None, None)
 
@@ -77,14 +77,14 @@ class _ApiKeysFile(StrictModel):
 
 @dataclass(frozen=True, slots=True)
 class KeyRing:
-    """All keys that open the door; it crosses to the ingress's replicas."""
+    """All known keys. It is pickled on its way to the ingress's replicas."""
 
     keys: tuple[ApiKey, ...]
 
     def find(self, presented: str) -> ApiKey | None:
-        """Return the key that was presented, if it is one of ours.
+        """Return the known key that equals the presented one, if there is one.
 
-        Looks at every key whatever it finds, so that the time tells nothing.
+        Every key is compared, whether or not one has matched, so that the time reveals nothing.
         """
         digest = hash_key(presented)
         found = None
@@ -95,12 +95,12 @@ class KeyRing:
 
     @property
     def limited(self) -> tuple[ApiKey, ...]:
-        """The keys of which something must be counted."""
+        """The keys that have limits."""
         return tuple(key for key in self.keys if key.is_limited)
 
 
 def hash_key(key: str) -> str:
-    """Return what is kept of a key: its SHA-256 in hexadecimal."""
+    """Return a key's SHA-256 in hexadecimal, the only form in which keys are kept."""
     return sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -111,12 +111,12 @@ def load_api_keys(
 
     Args:
         config: Names the file.
-        root: Where the file is looked for if its path is relative and the working directory has no
+        root: Where to look for the file if its path is relative and the working directory has no
             such file.
         environment: May hold RAYSTREAM_API_KEYS.
 
     Raises:
-        ApiKeysError: A source is named and can't be read, or the sources contradict one another.
+        ApiKeysError: A configured source can't be read, or the sources contradict each other.
     """
     keys: list[ApiKey] = []
     if config.api_keys_file is not None:
@@ -137,7 +137,7 @@ def read_file(path: Path) -> tuple[ApiKey, ...]:
     """Return the keys of a file.
 
     Raises:
-        ApiKeysError: There is no such file, or it holds something else than keys.
+        ApiKeysError: There is no such file, or it holds something other than keys.
     """
     try:
         document = yaml.load(path.read_text(encoding="utf-8"), Loader=UniqueKeyLoader)
@@ -147,14 +147,14 @@ def read_file(path: Path) -> tuple[ApiKey, ...]:
     except (yaml.YAMLError, UnicodeDecodeError):
         raise ApiKeysError(f"auth.api_keys_file: {path} is not YAML") from None
     except ValidationError as error:
-        # The values are left out: somebody may have written a key where its hash belongs.
+        # The values are left out: the file may hold a key where its hash belongs.
         first = error.errors(include_input=False, include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or "the file"
         raise ApiKeysError(f"auth.api_keys_file: {path}: {where}: {first['msg']}") from None
 
 
 def read_environment(text: str) -> tuple[ApiKey, ...]:
-    """Return the keys that RAYSTREAM_API_KEYS holds.
+    """Return the keys in the value of RAYSTREAM_API_KEYS.
 
     Raises:
         ApiKeysError: It holds neither pairs nor one plain key.
@@ -175,7 +175,7 @@ def _require_distinct(keys: Iterable[ApiKey]) -> None:
     names, digests = set[str](), set[str]()
     for key in keys:
         if key.name in names:
-            raise ApiKeysError(f"API keys: the name {key.name!r} stands twice")
+            raise ApiKeysError(f"API keys: the name {key.name!r} is used twice")
         if key.sha256 in digests:
             raise ApiKeysError(f"API keys: {key.name!r} has the same key as another name")
         names.add(key.name)

@@ -1,34 +1,40 @@
-"""What each API key has used lately: the counts that all replicas of the ingress share.
+"""The recent use of each API key, in counts that all replicas of the ingress share.
 
-One replica of this runs beside the ingress where keys with limits are configured, so that several
-ingresses admit no more than one would. It decides and counts in memory. When it dies, Serve starts
-another one with full buckets; until then requests of limited keys are refused (see `rate_limits`),
-others never ask here.
+If keys with limits are configured, one replica of `KeyLedger` runs next to the ingress, so that
+several ingresses admit no more than one would. It decides and counts in memory. When it dies, Serve
+starts another one with full buckets. Until then requests of limited keys are refused (see
+`rate_limits`); requests of other keys never reach the ledger.
+
+A limit per minute is a bucket that refills steadily, as OpenAI's limits do: a client may use a
+minute's worth at once, and regains it bit by bit. The cost of a request may be known only at its
+end, so a bucket can be overdrawn. It must then refill first, so that in the long run no more than
+the limit passes.
+
+Source: https://en.wikipedia.org/wiki/Token_bucket
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from serve_app.api_keys import ApiKey
 from serve_app.clock import Clock, SystemClock
-from serve_app.token_bucket import TokenBucket
+from serve_app.keys.api_keys import ApiKey
 
 LEASE_S = 3600.0
-"""A request whose end is never told, because its ingress died, counts as a stream for so long."""
+"""How long a request counts as a stream if its end is never reported, as when its ingress died."""
 
 STREAM_RETRY_S = 1.0
-"""When a stream of a key ends is not known; this is when to look again."""
+"""The wait suggested when a key has too many streams: it is not known when one of them ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """What is left of one limit.
+    """The unused part of one limit.
 
     Attributes:
-        limit: Per minute.
-        remaining: What may be used at once.
-        reset_s: When all of it may be used again.
+        limit: Requests or tokens per minute.
+        remaining: How many of them may be used at once.
+        reset_s: Seconds until all of it may be used again.
     """
 
     limit: int
@@ -38,19 +44,49 @@ class Allowance:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a request may go on, and what its key has left after it.
+    """The decision on a request, and the allowances that its key has left after it.
 
     Attributes:
         refused_by: The limit that is used up; None means that the request may go on.
-        retry_after_s: When it may come back; 0 if it may go on.
-        requests: None if the key has no such limit.
-        tokens: The same.
+        retry_after_s: Seconds until a retry makes sense; 0 if the request may go on.
+        requests: The requests that are left; None if the key has no such limit.
+        tokens: The tokens that are left; None if the key has no such limit.
     """
 
     refused_by: Literal["requests", "tokens", "streams"] | None
     retry_after_s: float
     requests: Allowance | None
     tokens: Allowance | None
+
+
+class TokenBucket:
+    """A limit per minute. Holds at most a minute's worth, and starts full."""
+
+    def __init__(self, limit_per_minute: int, now_s: float) -> None:
+        self.limit = limit_per_minute
+        self._per_s = limit_per_minute / 60
+        self._level = float(limit_per_minute)
+        self._updated_s = now_s
+
+    def level(self, now_s: float) -> float:
+        """Return how much the bucket holds; less than 0 if it is overdrawn."""
+        self._level = min(self.limit, self._level + (now_s - self._updated_s) * self._per_s)
+        self._updated_s = now_s
+        return self._level
+
+    def take(self, amount: float, now_s: float) -> None:
+        """Take an amount out, even if the bucket holds less."""
+        self._level = self.level(now_s) - amount
+
+    def wait_s(self, now_s: float) -> float:
+        """Return the seconds until the bucket holds 1."""
+        missing = 1 - self.level(now_s)
+        # Rounding may leave the level slightly below 1.
+        return missing / self._per_s if missing > 1e-9 else 0.0
+
+    def full_s(self, now_s: float) -> float:
+        """Return the seconds until the bucket is full."""
+        return (self.limit - self.level(now_s)) / self._per_s
 
 
 class _Account:
@@ -64,7 +100,7 @@ class _Account:
         self._streams: dict[str, float] = {}
 
     def admit(self, ticket: str, now_s: float) -> Verdict:
-        self._forget_the_lost(now_s)
+        self._drop_expired(now_s)
         refused_by, retry_after_s = self._obstacle(now_s)
         if refused_by is None:
             self._streams[ticket] = now_s + LEASE_S
@@ -90,7 +126,7 @@ class _Account:
             return "streams", STREAM_RETRY_S
         return None, 0.0
 
-    def _forget_the_lost(self, now_s: float) -> None:
+    def _drop_expired(self, now_s: float) -> None:
         for ticket, end_s in list(self._streams.items()):
             if end_s > now_s:
                 break
@@ -100,15 +136,15 @@ class _Account:
 class KeyLedger:
     """Keeps an account for each limited key.
 
-    Its methods never wait, so none can come between the looking and the counting of another.
+    Its methods never await, so no other call runs between a check and the count that follows it.
     """
 
     def __init__(self, keys: Sequence[ApiKey], clock: Clock | None = None) -> None:
         """Open an account for each key.
 
         Args:
-            keys: Those with limits.
-            clock: The machine's own if None.
+            keys: The keys with limits.
+            clock: None takes the machine's own.
         """
         self._clock = clock or SystemClock()
         now_s = self._clock.monotonic_s()
@@ -118,15 +154,17 @@ class KeyLedger:
         """Decide on a request, and count it if it may go on.
 
         Args:
-            name: The key's.
-            ticket: Names the request, here alone: it must not be a client's own name for it.
+            name: The key's name.
+            ticket: Identifies the request in this ledger. It must not be the client's own request
+                id, which a client may use twice.
         """
         return self._accounts[name].admit(ticket, self._clock.monotonic_s())
 
     async def settle(self, name: str, ticket: str, num_tokens: int) -> None:
-        """Note that a request has ended, and what it took.
+        """Record that a request has ended, and how many tokens it took.
 
-        An account may have gone with its key while a request of an older ingress ran on.
+        The key may have been removed while a request of an older ingress was still running; such a
+        request is ignored.
         """
         if name in self._accounts:
             self._accounts[name].settle(ticket, num_tokens, self._clock.monotonic_s())

@@ -1,8 +1,10 @@
-"""The door: who presents no API key of ours gets no further.
+"""Authentication: a request without a known API key gets a 401.
 
-It stands before the routes and knows none of them: whatever is asked for, found or not, allowed or
-not, is behind it. Open are the paths in OPEN_PATHS alone, each exactly as the router will see it.
-It also refuses to be left open: a server that others can reach needs keys, or the owner's word.
+The check comes before the routes and does not depend on them: existing, unknown and forbidden paths
+all need a key. Only the paths in OPEN_PATHS don't; they are compared exactly as the router will see
+them.
+This module also refuses to start a server that others can reach without keys, unless the owner has
+allowed that.
 """
 
 from ipaddress import ip_address
@@ -12,41 +14,41 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from deployments.errors import InvalidApiKeyError
-from serve_app.access_log import record_of
-from serve_app.api.errors import error_response
-from serve_app.api_keys import ENVIRONMENT_VARIABLE, ApiKey, KeyRing
+from serve_app.http.access_record import record_of
+from serve_app.http.errors import error_response
+from serve_app.keys.api_keys import ENVIRONMENT_VARIABLE, ApiKey, KeyRing
 
 OPEN_PATHS: Final = frozenset({"/health", "/ready"})
 
-OPEN_DOOR: Final = (
-    "the server listens on {host}, where others reach it, and has no API keys. Name a file of keys "
-    f"under `auth.api_keys_file`, or set {ENVIRONMENT_VARIABLE} (`raystream-key new NAME` makes a "
-    "key); or write `auth: {{allow_anonymous: true}}` to serve whoever comes; or listen on "
-    "127.0.0.1 alone"
+UNPROTECTED: Final = (
+    "the server listens on {host}, where others can reach it, and has no API keys. Name a file of "
+    f"keys under `auth.api_keys_file`, or set {ENVIRONMENT_VARIABLE} (`raystream-key new NAME` "
+    "makes a key); or write `auth: {{allow_anonymous: true}}` to serve every client; or listen "
+    "only on 127.0.0.1"
 )
 
 
-class OpenDoorError(Exception):
-    """Others can reach the server, and nothing keeps them out."""
+class UnprotectedServerError(Exception):
+    """Others can reach the server, and it has no keys."""
 
 
-def require_closed_door(host: str | None, has_keys: bool, allow_anonymous: bool) -> None:
-    """Refuse to serve without keys where others reach the port.
+def require_protection(host: str | None, has_keys: bool, allow_anonymous: bool) -> None:
+    """Refuse to serve without keys if others can reach the port.
 
     Args:
-        host: Where Serve's proxies listen.
+        host: The address that Serve's proxies listen on.
         has_keys: Whether requests need a key.
-        allow_anonymous: The owner wants it so.
+        allow_anonymous: Whether the owner allows requests without keys.
 
     Raises:
-        OpenDoorError: Anybody could come in.
+        UnprotectedServerError: Any client on the network could use the server.
     """
     if not (has_keys or allow_anonymous or is_loopback(host)):
-        raise OpenDoorError(OPEN_DOOR.format(host=host or "all interfaces"))
+        raise UnprotectedServerError(UNPROTECTED.format(host=host or "all interfaces"))
 
 
 def is_loopback(host: str | None) -> bool:
-    """Return whether only this machine reaches the host; a name that is not "localhost" may lie."""
+    """Return whether only this machine can reach the host; of names, only "localhost" counts."""
     if host == "localhost":
         return True
     try:
@@ -56,10 +58,9 @@ def is_loopback(host: str | None) -> bool:
 
 
 class AuthMiddleware:
-    """Lets requests pass that present a key, and says in their records whose it is."""
+    """Passes on requests that present a known key, and notes its name in their access records."""
 
     def __init__(self, app: ASGIApp, keys: KeyRing) -> None:
-        """Wrap an application."""
         self._app = app
         self._keys = keys
 
@@ -86,14 +87,14 @@ def api_key_of(scope: Scope) -> ApiKey | None:
 
 
 def _is_open(scope: Scope) -> bool:
-    # The root path is Serve's route prefix; the router takes it off the path.
+    # The root path is Serve's route prefix; the router strips it from the path.
     path: str = scope["path"]
     root: str = scope.get("root_path", "")
     return scope["type"] == "http" and path.removeprefix(root) in OPEN_PATHS
 
 
 def _presented(headers: Headers) -> str | None:
-    """Return the key in the headers: OpenAI's clients send the first, Anthropic's the second."""
+    """Return the key in `Authorization`, as OpenAI's clients send it, or in `x-api-key`."""
     authorization = headers.get("authorization")
     if authorization is None:
         return headers.get("x-api-key")
@@ -110,7 +111,7 @@ async def _refuse(presented: str | None, scope: Scope, receive: Receive, send: S
     message = (
         "No API key was sent. Send it as 'Authorization: Bearer KEY'."
         if presented is None
-        else "The API key is not known here. Check it, or ask whoever runs this server for one."
+        else "The API key is not known here. Check it, or ask the operator of this server for one."
     )
     # Source: RFC 6750, section 3
     challenge = 'Bearer realm="raystream"' + (

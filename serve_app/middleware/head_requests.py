@@ -1,4 +1,4 @@
-"""HEAD answers where GET does, with the same headers and no body.
+"""Answers HEAD wherever GET is answered, with the same headers and no body.
 
 Source: https://www.rfc-editor.org/rfc/rfc9110#name-head
 """
@@ -7,14 +7,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
 class HeadMiddleware:
-    """Passes HEAD on as GET and leaves the body out."""
+    """Passes HEAD on as GET and drops the body."""
 
     def __init__(self, app: ASGIApp) -> None:
-        """Wrap an application."""
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a HEAD request; pass every other on as it is."""
+        """Answer a HEAD request; pass any other request on unchanged."""
         if scope["type"] != "http" or scope["method"] != "HEAD":
             await self._app(scope, receive, send)
             return

@@ -1,12 +1,12 @@
-"""Holds requests of limited API keys to their limits, whichever ingress they come through.
+"""Enforces the limits of API keys, whichever ingress a request comes through.
 
-Asks the key ledger once before a POST request goes on, and tells it at the end what the request
-took: tokens are charged exactly, when they are known. So a key may overdraw by what was running at
-that moment, and then waits the longer; `max_concurrent_streams` bounds that. Keys without limits,
-and requests that ask for no work, never wait for the ledger.
+The middleware asks the key ledger once before it passes a POST request on, and reports at the end
+how many tokens the request took. Tokens are charged exactly, once they are known. So a key may
+overdraw by the tokens of its running requests, and then waits longer; `max_concurrent_streams`
+bounds that. Keys without limits, and requests other than POST, never wait for the ledger.
 
-When the ledger can't be asked, requests of limited keys are refused with 503: a limit that ends
-where somebody breaks the counter is none, and Serve starts another counter within seconds.
+While the ledger can't be reached, requests of limited keys get a 503: otherwise breaking the ledger
+would lift every limit. Serve starts another ledger within seconds.
 """
 
 import asyncio
@@ -14,29 +14,28 @@ import logging
 import secrets
 from collections.abc import Coroutine, Iterator
 from contextvars import Context
-from typing import Any, Final, Protocol, TypeVar, cast
+from typing import Any, Final, TypeVar
 
-from ray.serve.handle import DeploymentHandle
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.errors import RateLimitError, RateLimitsUnavailableError, RaystreamError
-from serve_app.access_log import RequestRecord, record_of
-from serve_app.api.errors import error_response
-from serve_app.api_keys import ApiKey
-from serve_app.auth import api_key_of
-from serve_app.backends import our_errors
-from serve_app.key_ledger import Allowance, Verdict
+from serve_app.backends.ledger_handle import Ledger
+from serve_app.http.access_record import AccessRecord, record_of
+from serve_app.http.errors import error_response
+from serve_app.keys.api_keys import ApiKey
+from serve_app.keys.ledger import Allowance, Verdict
+from serve_app.middleware.auth import api_key_of
 
 logger = logging.getLogger("ray.serve")
 
 T = TypeVar("T")
 
 LEDGER_TIMEOUT_S: Final = 5.0
-"""Serve needs two or three seconds to start another ledger; a request may wait so long."""
+"""Serve needs two or three seconds to start another ledger; a request may wait that long."""
 
 SETTLE_TIMEOUT_S: Final = 1.0
-"""A ledger that is gone has forgotten the request anyway, and the answer's last byte waits."""
+"""Short, because the answer's last byte waits for it; a dead ledger has lost the request anyway."""
 
 _REFUSALS: Final = {
     "requests": "The API key has used up its requests per minute.",
@@ -45,59 +44,21 @@ _REFUSALS: Final = {
 }
 
 
-class Ledger(Protocol):
-    """The key ledger, wherever it runs."""
-
-    async def admit(self, name: str, ticket: str) -> Verdict:
-        """Decide on a request; see `KeyLedger.admit`.
-
-        Raises:
-            RaystreamError: The ledger can't be reached.
-        """
-        ...
-
-    async def settle(self, name: str, ticket: str, num_tokens: int) -> None:
-        """Note the end of a request; see `KeyLedger.settle`.
-
-        Raises:
-            RaystreamError: The ledger can't be reached.
-        """
-        ...
-
-
-class HandleLedger:
-    """The key ledger behind a Ray Serve handle."""
-
-    def __init__(self, handle: DeploymentHandle[Any]) -> None:
-        """Keep the handle."""
-        self._handle = handle
-
-    async def admit(self, name: str, ticket: str) -> Verdict:
-        """Ask the ledger; see `Ledger.admit`."""
-        with our_errors():
-            return cast("Verdict", await self._handle.admit.remote(name, ticket))
-
-    async def settle(self, name: str, ticket: str, num_tokens: int) -> None:
-        """Tell the ledger; see `Ledger.settle`."""
-        with our_errors():
-            await self._handle.settle.remote(name, ticket, num_tokens)
-
-
 class RateLimitMiddleware:
-    """Asks before a request and settles behind it."""
+    """Asks the ledger before each request, and settles after it."""
 
     def __init__(self, app: ASGIApp, ledger: Ledger, timeout_s: float = LEDGER_TIMEOUT_S) -> None:
         """Wrap an application.
 
         Args:
-            app: What is wrapped. Requests must have been admitted by `AuthMiddleware`.
+            app: The application. `AuthMiddleware` must have admitted its requests.
             ledger: Keeps the accounts.
-            timeout_s: How long to wait for it.
+            timeout_s: How long to wait for the ledger.
         """
         self._app = app
         self._ledger = ledger
         self._timeout_s = timeout_s
-        # The event loop itself holds its tasks but weakly.
+        # The event loop keeps only weak references to tasks.
         self._settling: set[asyncio.Task[None]] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -138,11 +99,11 @@ class RateLimitMiddleware:
         return task
 
     def _limited(self, send: Send, verdict: Verdict, running: "_Running") -> Send:
-        """Put the headers on, and settle before the last byte.
+        """Add the rate-limit headers, and settle before the last byte is sent.
 
-        So a client that sends one request after the other never finds its own last one still
-        running. One that leaves at this very moment must not take the message to the ledger with
-        it: its stream would count for an hour.
+        So a client that sends its requests one by one never has its previous one still counted.
+        The shield keeps the message to the ledger alive if the client leaves at this very moment:
+        its stream would otherwise count for an hour.
         """
 
         async def limited(message: Message) -> None:
@@ -156,53 +117,56 @@ class RateLimitMiddleware:
 
 
 class _Running:
-    """A request that the ledger has counted, or may have and was not heard.
+    """A request that the ledger has counted, or may have counted before its answer was lost.
 
     Attributes:
-        is_settled: Whether the ledger was told, or is being told, that it has ended; or need not
-            be.
+        is_settled: Whether the ledger knows, or is being notified, that the request has ended; also
+            true if it needs no notice.
     """
 
-    def __init__(self, ledger: Ledger, key: ApiKey, record: RequestRecord) -> None:
-        """Show the request to the ledger."""
+    def __init__(self, ledger: Ledger, key: ApiKey, record: AccessRecord) -> None:
+        """Start to ask the ledger about the request."""
         self.is_settled = False
         self._ledger = ledger
         self._key = key
         self._record = record
-        # A name of its own: a client may use a request id twice.
+        # Not the request id: a client may use that twice.
         self._ticket = secrets.token_hex(16)
         self._admission = _start(ledger.admit(key.name, self._ticket))
 
     async def verdict(self) -> Verdict:
-        """Return what the ledger says; who stops waiting for it does not take the question back."""
+        """Return the ledger's verdict. Cancelling the caller does not cancel the call."""
         return await asyncio.shield(self._admission)
 
     async def settle(self) -> None:
-        """Tell the ledger that the request has ended, once it knows that it began."""
+        """Tell the ledger that the request has ended, after the ledger has admitted it."""
         try:
             async with asyncio.timeout(SETTLE_TIMEOUT_S):
                 await asyncio.gather(self._admission, return_exceptions=True)
                 await self._ledger.settle(self._key.name, self._ticket, self._record.num_tokens)
         except (RaystreamError, TimeoutError) as error:
-            logger.warning("the key ledger missed an end: %s", error or "no answer in time")
+            logger.warning(
+                "the key ledger missed the end of a request: %s", error or "no answer in time"
+            )
 
 
 def _start(message: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """Send the ledger a message that does not end with the request it is about.
+    """Send the ledger a message in a task that outlives its request.
 
-    It gets a context of its own, by which Serve, too, cancels what a request has asked for.
+    The task gets an empty context, because Serve finds a request's calls by its context and cancels
+    them.
     """
     return asyncio.get_running_loop().create_task(message, context=Context())
 
 
 def _refusal(verdict: Verdict) -> RateLimitError:
-    assert verdict.refused_by is not None, "only refusals are told"
+    assert verdict.refused_by is not None, "only refusals become errors"
     message = f"{_REFUSALS[verdict.refused_by]} Try again in {duration(verdict.retry_after_s)}."
     return RateLimitError(message, None, verdict.retry_after_s)
 
 
 def _headers(verdict: Verdict) -> Iterator[tuple[str, str]]:
-    """Yield what OpenAI tells of a key's limits.
+    """Yield the headers that report a key's limits, named as OpenAI's are.
 
     Source: https://platform.openai.com/docs/guides/rate-limits (rate limits in headers)
     """

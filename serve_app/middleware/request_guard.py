@@ -1,10 +1,11 @@
-"""What is refused before any route sees the request.
+"""Refuses requests before any route sees them.
 
-Headers that are too large, a body that is too large or comes too slowly, and orders to Ray Serve.
+It refuses headers that are too large, a body that is too large or arrives too slowly, and headers
+that control Ray Serve.
 
-Serve reads two headers from any client before our code runs: one switches its detection of
-disconnects off, the other sets its time limit. They can't be taken out from here, so a request that
-carries one is refused.
+Serve reads two such headers from any client before our code runs: one switches off its detection of
+disconnects, the other sets its time limit. This code can't remove them, so a request that carries
+one is refused.
 """
 
 import asyncio
@@ -19,8 +20,8 @@ from deployments.errors import (
     RequestTimeoutError,
     RequestTooLargeError,
 )
-from serve_app.api.errors import error_response
 from serve_app.config import LimitsConfig
+from serve_app.http.errors import error_response
 
 SERVE_HEADERS: Final = ("x-request-disconnect-disabled", "x-request-timeout-seconds")
 
@@ -29,7 +30,6 @@ class RequestGuardMiddleware:
     """Refuses forbidden headers, and counts the body and its time while it is read."""
 
     def __init__(self, app: ASGIApp, limits: LimitsConfig) -> None:
-        """Wrap an application."""
         self._app = app
         self._limits = limits
 
@@ -56,14 +56,14 @@ class RequestGuardMiddleware:
             if name in headers:
                 return InvalidRequestError(f"The header {name!r} is not accepted.", name)
         length = headers.get("content-length", "")
-        # A length that is no number is the server's to refuse; the count below holds anyway.
+        # The HTTP server refuses a length that is not a number; `_Body` counts in any case.
         if length.isdecimal() and (len(length) > 18 or int(length) > self._limits.max_body_bytes):
             return _too_large(self._limits)
         return None
 
 
 class _Body:
-    """One request's body, while it is read."""
+    """Counts one request's body while it is read."""
 
     def __init__(self, receive: Receive, limits: LimitsConfig) -> None:
         self._receive = receive
@@ -74,7 +74,7 @@ class _Body:
 
     async def receive(self) -> Message:
         if self._is_whole:
-            # What comes now is the client's leaving, whenever that may be.
+            # Only the client's disconnect can follow, so there is no deadline.
             return await self._receive()
         try:
             async with asyncio.timeout_at(self._deadline_s):

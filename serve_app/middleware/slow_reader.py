@@ -1,8 +1,9 @@
-"""What becomes of a client that stops reading.
+"""Drops clients that stop reading.
 
-The server's socket takes some 64 KiB on top of what the system buffers; then writing waits, nothing
-more is taken from the replica, and what it still makes is at most the rest of one answer. When that
-has lasted too long, the client loses its stream, whose sequence is aborted. Nobody else is harmed.
+The server's socket takes some 64 KiB on top of what the system buffers. After that, writing waits
+and nothing more is taken from the replica, which produces at most the rest of this one answer. When
+a write has waited too long, the client loses its stream and the sequence is aborted. Other requests
+are not affected.
 """
 
 import asyncio
@@ -12,12 +13,12 @@ from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serve_app.access_log import record_of
+from serve_app.http.access_record import record_of
 
 logger = logging.getLogger("ray.serve")
 
 SLOW_READER_TIMEOUT: Final = "slow_reader_timeout"
-"""The code in the access log; the client itself is told nothing more."""
+"""The error code in the access log; the client gets no further message."""
 
 
 class SlowReaderMiddleware:
@@ -27,14 +28,14 @@ class SlowReaderMiddleware:
         """Wrap an application.
 
         Args:
-            app: What is wrapped. Requests must have their records by now.
-            timeout_s: Most seconds that a write waits for the client; None waits for ever.
+            app: The application. `AccessLogMiddleware` must have opened its requests' records.
+            timeout_s: Most seconds that a write waits for the client; None waits forever.
         """
         self._app = app
         self._timeout_s = timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on; give the client up when it stops reading."""
+        """Pass the request on; drop the client when it stops reading."""
         if self._timeout_s is None or scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -45,11 +46,11 @@ class SlowReaderMiddleware:
         except TimeoutError:
             if not timer.expired():
                 raise
-            # The answer ends without its last chunk, so no client takes it for whole.
+            # The answer ends without its last chunk, so no client takes it for complete.
             record_of(scope).failed(SLOW_READER_TIMEOUT)
             logger.warning(
-                "a client has left its answer unread for %g s (limits.slow_reader_timeout_s) "
-                "and has lost it",
+                "dropped a client that left its answer unread for %g s "
+                "(limits.slow_reader_timeout_s)",
                 self._timeout_s,
             )
 
@@ -57,8 +58,8 @@ class SlowReaderMiddleware:
 class _Writes:
     """The writes of one answer, one at a time, watched by one timer.
 
-    It rings when the write that waits now could be late, or the next one at the earliest; so a
-    write, of which there is one for each message, sets no timer of its own.
+    The timer is set for the earliest time at which the current write, or the next one, could be
+    late. So there is no timer for each of the many messages.
     """
 
     def __init__(self, send: Send, timeout_s: float, giving_up: asyncio.Timeout) -> None:

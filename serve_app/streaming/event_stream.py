@@ -1,8 +1,8 @@
 """A response that is a stream of Server-Sent Events.
 
-Stands between a surface of `api` and the socket. It sends a ping at regular intervals, so that
-proxies keep a quiet connection open; it watches for the client's disconnect, whichever version of
-ASGI the server speaks; and however it ends, it closes the stream that the events come from.
+The response sits between a surface of `api` and the socket. It sends a ping at regular intervals,
+so that proxies keep a quiet connection open. It watches for the client's disconnect, whichever
+version of ASGI the server speaks. However it ends, it closes the stream that its events come from.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from typing import Protocol
 from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from serve_app.sse import EVENT_STREAM_HEADERS, PING, LastEvent
+from serve_app.streaming.sse import EVENT_STREAM_HEADERS, PING, LastEvent
 
 PING_INTERVAL_S = 15.0
 
@@ -20,7 +20,7 @@ Sleep = Callable[[float], Awaitable[None]]
 
 
 class Closeable(Protocol):
-    """Something that must be closed, started or not."""
+    """Something that must be closed, whether or not it was started."""
 
     async def aclose(self) -> None:
         """Close it; closing twice is harmless."""
@@ -31,9 +31,9 @@ class EventStreamResponse(StreamingResponse):
     """Sends framed events while the client listens.
 
     Attributes:
-        events: The framed events. Python closes a generator that has not started without running
-            a line of it, hence `source` beside it.
-        source: What the events are made from. It is closed however the response ends.
+        events: The framed events.
+        source: The stream that the events are made from. It is closed however the response ends.
+            Closing `events` is not enough: a generator that was never started runs no code then.
     """
 
     def __init__(
@@ -43,7 +43,6 @@ class EventStreamResponse(StreamingResponse):
         ping_interval_s: float = PING_INTERVAL_S,
         sleep: Sleep = asyncio.sleep,
     ) -> None:
-        """Keep the events; nothing is sent before the response is called."""
         super().__init__(events, headers=EVENT_STREAM_HEADERS)
         self.events = events
         self.source = source
@@ -67,9 +66,10 @@ class EventStreamResponse(StreamingResponse):
             raise failed
 
     async def stream_response(self, send: Send) -> None:
-        """Send the events, and the end together with the last one.
+        """Send the events, and the end of the body together with the last one.
 
-        So whoever has read that finds the request settled, and does not seem to have left it.
+        So a client that closes the connection after the last event is not logged as disconnected,
+        and its request is already settled.
         """
         start = {"type": "http.response.start", "status": self.status_code}
         await send({**start, "headers": self.raw_headers})

@@ -1,7 +1,7 @@
 """The bytes of Server-Sent Events.
 
-Owns the framing and nothing else: who sends the events, and when, is `event_stream`'s. Payloads are
-JSON, so that no newline of a model's text can ever be taken for the end of an event.
+This module owns only the framing; `event_stream` sends the events. Payloads are JSON, so that a
+newline in a model's text is never taken for the end of an event.
 
 Source: https://html.spec.whatwg.org/multipage/server-sent-events.html
 """
@@ -15,7 +15,7 @@ from pydantic_core import to_json
 EVENT_STREAM_HEADERS: Final[Mapping[str, str]] = {
     "Content-Type": "text/event-stream",
     "Cache-Control": "no-cache",
-    # nginx would else collect the events and pass them on in blocks.
+    # Otherwise nginx buffers events and passes them on in blocks.
     "X-Accel-Buffering": "no",
 }
 
@@ -25,7 +25,7 @@ _LINE_END = re.compile(r"\r\n|\r|\n")
 def encode_event(data: str) -> bytes:
     r"""Frame any text as one event: a `data:` line for each of its lines, then an empty line.
 
-    The format knows one line end, so a client reads `\r\n` and `\r` in the text as `\n`.
+    The format has one line end, so a client reads `\r\n` and `\r` in the text as `\n`.
     """
     lines = _LINE_END.split(data)
     return ("".join(f"data: {line}\n" for line in lines) + "\n").encode()
@@ -42,9 +42,9 @@ def encode_comment(text: str) -> bytes:
 
 
 class LastEvent(bytes):
-    """An event behind which nothing comes: the stream's end is sent together with it.
+    """The final event of a stream. The end of the body is sent together with it.
 
-    Clients close the connection when they have read it, and ask for the next thing at once.
+    Clients close the connection after reading this event, and may send their next request at once.
     """
 
 

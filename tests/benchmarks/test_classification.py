@@ -39,7 +39,7 @@ def test_a_table_is_written_in_full_as_csv(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("value", "text"), [(1.234, "1.23"), (12.34, "12.3"), (123.4, "123"), (7, "7"), ("-", "-")]
 )
-def test_numbers_have_three_digits_that_tell(value: float | str, text: str) -> None:
+def test_numbers_have_three_significant_digits(value: float | str, text: str) -> None:
     figures = Figures("name", "A title", ("figure",), [(value,)])
     assert list(figures.table.columns[0].cells) == [text]
 
@@ -56,7 +56,7 @@ def test_a_chart_draws_each_line_with_its_numbers(tmp_path: Path) -> None:
     assert ElementTree.parse(tmp_path / "chart.svg").getroot().tag == f"{SVG}svg"
 
 
-def test_the_matrix_is_that_of_the_queue_batchers_author() -> None:
+def test_the_matrix_is_that_of_the_queue_batcher_s_author() -> None:
     settings = {(design.max_batch_size, design.timeout_s) for design in QUEUE_BATCHERS}
     assert settings == {(size, wait) for size in (8, 16, 32) for wait in (0.5, 0.3, 0.1)}
     assert CHOSEN_QUEUE_BATCHER in QUEUE_BATCHERS
@@ -72,13 +72,13 @@ async def test_each_baseline_runs_the_model_and_counts_its_pieces() -> None:
         assert counts.calls == (2 if design is PIECES else 1)
 
 
-async def test_raystream_is_no_baseline() -> None:
-    with pytest.raises(ValueError, match="no baseline"):
+async def test_raystream_is_not_a_baseline() -> None:
+    with pytest.raises(ValueError, match="not a baseline"):
         async with running(RAYSTREAM, lambda texts: texts, Counts()):
             pass
 
 
-def test_the_fake_device_takes_its_time_for_the_call_and_for_each_text() -> None:
+def test_the_fake_device_sleeps_for_the_call_and_for_each_text() -> None:
     slept = list[float]()
     device = FakeDevice(slept.append)
     assert len(device(["a"] * 8)) == 8
@@ -95,14 +95,14 @@ def measured() -> list[Measured]:
     ]
 
 
-def test_the_matrix_has_a_row_for_each_cell_and_its_ratio_to_a_call_for_each_piece() -> None:
+def test_the_matrix_has_a_row_per_cell_with_its_ratio_to_one_call_per_piece() -> None:
     figures = online.figures(measured(), "a model", Window(1, 2))
     assert figures.rows[0] == ("pieces", 1, 1.0, 200.0, pytest.approx(290), 1.0, 1.0)
     assert figures.rows[1] == ("raystream", 1, 3.0, 100.0, pytest.approx(100), 4.5, 3.0)
     assert math.isnan(float(figures.rows[2][3]))
 
 
-def test_plots_have_a_line_for_each_design_that_has_answered() -> None:
+def test_plots_have_a_line_per_design_that_has_answered() -> None:
     charts = online.charts(measured())
     assert list(charts) == ["online_rps", "online_p50", "online_p95"]
     assert charts["online_rps"].lines == {"pieces": [(1, 1.0)], "raystream": [(1, 3.0)]}
@@ -110,7 +110,7 @@ def test_plots_have_a_line_for_each_design_that_has_answered() -> None:
     assert (users, p50) == pytest.approx((1, 200))
 
 
-def test_over_http_the_median_of_the_rounds_is_held_against_batcher_and_optimum() -> None:
+def test_over_http_the_median_of_the_rounds_is_compared_with_batcher_and_optimum() -> None:
     runs = {
         CHOSEN_QUEUE_BATCHER.name: [Latencies(1, [0.1] * n) for n in (9, 10, 30)],
         "raystream": [Latencies(1, [0.1] * n) for n in (17, 18, 19)],

@@ -8,7 +8,7 @@ from benchmarks.classification.load import Latencies, closed_loop, open_loop, po
 from benchmarks.classification.texts import MAX_PIECE_CHARS, MIXED, SHORT, make_texts, split
 
 
-def test_arrivals_are_those_of_their_rate_and_the_same_in_every_run() -> None:
+def test_arrivals_have_their_rate_and_are_the_same_in_every_run() -> None:
     arrivals = poisson_arrivals(200, 50)
     assert arrivals == poisson_arrivals(200, 50)
     assert arrivals != poisson_arrivals(200, 50, seed=1)
@@ -23,7 +23,7 @@ def test_arrivals_gaps_are_exponential() -> None:
     assert np.std(gaps) == pytest.approx(np.mean(gaps), rel=0.05)
 
 
-def test_percentiles_are_numpys_linear_ones_of_the_raw_samples() -> None:
+def test_percentiles_are_numpy_s_linear_ones_of_the_raw_samples() -> None:
     latencies = Latencies(2.0, [0.010, 0.020, 0.030, 0.050])
     assert latencies.percentile_ms(50) == pytest.approx(25)
     assert latencies.percentile_ms(95) == pytest.approx(47)
@@ -35,9 +35,9 @@ def test_a_window_without_answers_has_no_percentiles() -> None:
     assert Latencies(2.0, []).rate == 0
 
 
-async def test_an_open_loop_counts_from_the_scheduled_time() -> None:
+async def test_an_open_loop_measures_from_the_scheduled_time() -> None:
     async def blocking(number: int) -> None:
-        """Holds the event loop, so that the second request can't be sent in time."""
+        """Block the event loop, so that the second request can't be sent in time."""
         deadline = loop.time() + 0.05
         while loop.time() < deadline:
             pass
@@ -48,7 +48,7 @@ async def test_an_open_loop_counts_from_the_scheduled_time() -> None:
     assert latencies.samples_s[1] >= 0.099 - 0.001
 
 
-async def test_an_open_loop_waits_for_nobody() -> None:
+async def test_an_open_loop_does_not_wait_for_answers() -> None:
     sent, all_sent = set[int](), asyncio.Event()
 
     async def send(number: int) -> None:
@@ -63,7 +63,7 @@ async def test_an_open_loop_waits_for_nobody() -> None:
     assert len(latencies.samples_s) == 5
 
 
-async def test_in_a_closed_loop_no_user_has_two_requests_open() -> None:
+async def test_in_a_closed_loop_each_user_has_one_open_request() -> None:
     open_now = most_open = 0
     numbers = list[int]()
 
@@ -89,7 +89,7 @@ async def test_a_failed_request_ends_the_measurement() -> None:
         await open_loop(send, [0.0])
 
 
-def test_texts_have_the_lengths_that_were_asked_for_and_are_the_same_in_every_run() -> None:
+def test_texts_have_the_requested_lengths_and_are_the_same_in_every_run() -> None:
     for lengths in (SHORT, MIXED):
         sizes = [len(text) for text in make_texts(lengths, 500)]
         assert lengths.min_chars <= min(sizes) < lengths.min_chars + 50

@@ -14,10 +14,12 @@ from benchmarks.gpu.rates import Load, engine_rate, threads_rate
 from benchmarks.gpu.report import COLUMNS, NOT_MEASURED, Report, Row
 from benchmarks.gpu.shapes import TINY, build, stock
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 
 
-def test_without_a_gpu_it_says_so_in_the_tables_place(
+def test_without_a_gpu_the_file_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -26,7 +28,7 @@ def test_without_a_gpu_it_says_so_in_the_tables_place(
     assert NOT_MEASURED in capsys.readouterr().out
 
 
-def test_all_of_it_runs_on_a_cpu_with_tiny_shapes(
+def test_everything_runs_on_a_cpu_with_tiny_shapes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ["--device", "cpu", "--quick", "--sequences", "1,3", "--prompt-length", "9"]
@@ -55,13 +57,14 @@ def test_it_asks_for_the_transformers_that_the_project_installs(
 SMALL = ["--device", "cpu", "--sequences", "1,3", "--prompt-length", "9", "--num-tokens", "12"]
 
 
-def test_a_part_that_lacks_memory_leaves_a_gap_and_a_reason(
+def test_a_part_that_runs_out_of_memory_leaves_a_gap_and_a_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(loaded: object, load: Load) -> float:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
     monkeypatch.setattr(program, "static_batch_rate", fail)
+    monkeypatch.setattr(program, "num_equal", lambda device, dtype: (24, 24))
     main([str(tmp_path / "table.md"), *SMALL])
     written = (tmp_path / "table.md").read_text()
     rows = [line.split(" | ") for line in written.splitlines() if line.startswith("| tiny")]
@@ -70,9 +73,7 @@ def test_a_part_that_lacks_memory_leaves_a_gap_and_a_reason(
     assert "- tiny, 3 sequences: generate, one batch: out of memory" in written
 
 
-def test_a_run_that_is_ended_leaves_the_rows_that_it_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_run_keeps_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured: list[int] = []
 
     def end(loaded: object, load: Load) -> float:
@@ -82,12 +83,13 @@ def test_a_run_that_is_ended_leaves_the_rows_that_it_has(
         return 1.0
 
     monkeypatch.setattr(program, "threads_rate", end)
+    monkeypatch.setattr(program, "num_equal", lambda device, dtype: (24, 24))
     with pytest.raises(KeyboardInterrupt):
         main([str(tmp_path / "table.md"), *SMALL])
     assert (tmp_path / "table.md").read_text().count("| tiny") == 1
 
 
-def test_a_table_that_can_not_be_written_is_told_before_anything_is_measured(
+def test_a_table_that_can_not_be_written_fails_before_anything_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(device: torch.device) -> float:
@@ -98,14 +100,14 @@ def test_a_table_that_can_not_be_written_is_told_before_anything_is_measured(
         main([str(tmp_path / "missing" / "table.md"), *SMALL])
 
 
-def test_nothing_new_is_begun_when_time_is_over(tmp_path: Path) -> None:
+def test_no_part_starts_after_the_time_limit(tmp_path: Path) -> None:
     main([str(tmp_path / "table.md"), *SMALL, "--minutes", "0"])
     written = (tmp_path / "table.md").read_text()
     assert "- equality in float32: no time was left" in written
     assert "| tiny" not in written
 
 
-def test_threads_take_fewer_tokens_the_more_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_threads_generate_fewer_tokens_each(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     monkeypatch.setattr(
         rates, "_generate", lambda model, prompts, num_tokens: asked.append(num_tokens)
@@ -124,7 +126,7 @@ def test_a_steps_floor_counts_weights_once_and_keys_for_each_sequence() -> None:
     )
 
 
-def test_the_engines_lengths_lie_between_prompt_and_end() -> None:
+def test_the_engines_mean_length_lies_between_prompt_and_end() -> None:
     rate = engine_rate(build(TINY, CPU), Load(2, 8, 16), cuda_graphs=True)
     assert rate.step_s > 0
     assert rate.num_graphs == 0
@@ -143,7 +145,7 @@ def test_on_a_gpu_the_engine_gives_what_generate_gives() -> None:
     assert num_equal(torch.device("cuda", 0), torch.float32) == (24, 24)
 
 
-def test_a_lent_model_comes_back_attending_over_slots() -> None:
+def test_after_generate_the_model_attends_over_slots_again() -> None:
     loaded = build(TINY, CPU)
     with stock(replace(loaded, plain=loaded.model)) as model:  # as on a GPU
         assert model.config._attn_implementation == "sdpa"
@@ -158,7 +160,7 @@ def test_on_a_cpu_generate_has_layers_that_threads_may_share() -> None:
         threads_rate(loaded, Load(8, 32, 8))
 
 
-def test_what_was_not_measured_is_no_figure() -> None:
+def test_missing_figures_are_dashes() -> None:
     report = Report("A title", ("a note",), (Row("m", 256),))
     line = next(line for line in report.markdown.splitlines() if line.startswith("| m |"))
     assert line == "| m | 256 | - | - | - | - | - | - | - | - |"

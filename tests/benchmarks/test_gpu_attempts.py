@@ -11,19 +11,21 @@ CPU = torch.device("cpu")
 
 
 class Ring:
-    """As an engine is: its parts know each other."""
+    """A reference cycle, as an engine is."""
 
     def __init__(self) -> None:
         self.self = self
 
 
-def test_a_part_gives_what_it_returns_and_no_trouble() -> None:
+@pytest.mark.slow
+def test_a_part_that_succeeds_returns_its_result() -> None:
     attempts = Attempts(CPU, 100)
     assert attempts.run("a sum", lambda: 1 + 1) == 2
     assert attempts.troubles == []
 
 
-def test_a_part_that_fails_is_told_in_one_line_and_holds_nothing(
+@pytest.mark.slow
+def test_a_failed_part_is_reported_in_one_line_and_frees_its_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(attempts_module.logger, "disabled", True)  # pytest would keep the traceback
@@ -44,7 +46,8 @@ def test_a_part_that_fails_is_told_in_one_line_and_holds_nothing(
     assert rings[0]() is None
 
 
-def test_no_part_begins_after_the_end() -> None:
+@pytest.mark.slow
+def test_no_part_starts_after_the_limit() -> None:
     now = [5.0]
     attempts = Attempts(CPU, 10, lambda: now[0])
     now[0] = 15.0
@@ -54,7 +57,8 @@ def test_no_part_begins_after_the_end() -> None:
     assert attempts.troubles == ["late: no time was left"]
 
 
-def test_a_device_that_is_gone_ends_the_run() -> None:
+@pytest.mark.slow
+def test_a_failed_device_ends_the_run() -> None:
     def fail() -> None:
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 

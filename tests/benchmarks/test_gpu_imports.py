@@ -1,13 +1,15 @@
-"""What `benchmarks.gpu` needs of a machine, shown in an interpreter that lacks all else."""
+"""Tests what `benchmarks.gpu` imports, in an interpreter that lacks the other packages."""
 
 import subprocess
 import sys
+
+import pytest
 
 LACKING = (
     *("fastapi", "llguidance", "llvmlite", "numba", "psutil", "pydantic", "ray", "starlette"),
     *("uvicorn", "uvloop"),
 )
-"""What the project installs and a machine with torch and transformers may lack."""
+"""Packages that the project installs and a machine with torch and transformers may lack."""
 
 PROGRAM = """
 import sys
@@ -17,7 +19,7 @@ class Lacking:
         if name.partition(".")[0] in {lacking!r}:
             raise ModuleNotFoundError(name)
 
-# transformers takes what it finds installed; that is its own business.
+# transformers imports what it finds installed, so it is imported before the block.
 from transformers import Qwen2ForCausalLM
 
 sys.meta_path.insert(0, Lacking())
@@ -27,7 +29,8 @@ print("imported")
 """
 
 
-def test_torch_and_transformers_are_all_it_imports() -> None:
+@pytest.mark.slow
+def test_it_needs_only_torch_and_transformers() -> None:
     program = PROGRAM.format(lacking=LACKING)
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=200, check=False

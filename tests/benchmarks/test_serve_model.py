@@ -5,11 +5,11 @@ import pytest
 import yaml
 
 from benchmarks.peers.serve_model import configuration
-from serve_app.check import find_problems
+from serve_app.commands.check import find_problems
 
 
 @pytest.mark.parametrize("task", ["generate", "classify"])
-def test_what_is_served_passes_the_check_and_holds_one_model(task: str, tmp_path: Path) -> None:
+def test_the_configuration_passes_the_check_and_holds_one_model(task: str, tmp_path: Path) -> None:
     folder = tmp_path / "some-model"
     folder.mkdir()
     options = {"model": str(folder), "port": 8123, "task": task, "dtype": "bfloat16"}

@@ -7,20 +7,20 @@ import pytest
 import torch
 
 from deployments.classifier.device_worker import BatchStats, DeviceWorker
-from deployments.classifier.shares import MIN_SHARE_TOKENS
-from deployments.classifier.waiting_line import Job, LineLimits, TokenIds, WaitingLine
+from deployments.classifier.lanes import MIN_LANE_TOKENS
+from deployments.classifier.request_queue import Job, QueueLimits, RequestQueue, TokenIds
 from deployments.errors import ClassificationFailedError, ReplicaUnavailableError
 
 DEADLINE_S = 20
 
-UNSAYABLE = 113
-"""The first token of a text for which the model gives no number."""
+NAN_TOKEN = 113
+"""The first token of a text whose result is NaN."""
 
 Batch = tuple[TokenIds, ...]
 
 
 class GatedDevice:
-    """A classifier that runs a batch when it is told to; it says of a text its first token."""
+    """A classifier that runs a batch when told to; its result for a text is the first token."""
 
     device = torch.device("cpu")
     num_lanes = 1
@@ -46,32 +46,32 @@ class GatedDevice:
             error = self.error(sequence)
             if error is not None:
                 raise error
-        return torch.tensor([[torch.nan if s[0] == UNSAYABLE else float(s[0])] for s in sequences])
+        return torch.tensor([[torch.nan if s[0] == NAN_TOKEN else float(s[0])] for s in sequences])
 
     def wait_for_batch(self) -> None:
         assert self.has_begun.acquire(timeout=DEADLINE_S)
 
 
 def on_two_threads(device: GatedDevice) -> GatedDevice:
-    torch.set_num_threads(2)  # a thread that begins has as many as were set last on any other
+    torch.set_num_threads(2)  # a new thread takes the number that any thread set last
     return device
 
 
 class Replica:
-    """A worker with a line of its own."""
+    """A worker and its queue."""
 
     def __init__(self, device: GatedDevice, max_batched_tokens: int = 1000) -> None:
-        self.line = WaitingLine(LineLimits(1000, None))
+        self.queue = RequestQueue(QueueLimits(1000, None))
         self.stats: list[BatchStats] = []
         self.stack = ExitStack()
         self.worker = DeviceWorker(
-            lambda: on_two_threads(device), self.line, max_batched_tokens, self.stats.append
+            lambda: on_two_threads(device), self.queue, max_batched_tokens, self.stats.append
         )
         self.worker.start().result(DEADLINE_S)
 
     def ask(self, *texts: TokenIds) -> Job:
-        job = self.stack.enter_context(self.line.place())
-        self.line.put(job, texts)
+        job = self.stack.enter_context(self.queue.place())
+        self.queue.put(job, texts)
         return job
 
 
@@ -99,12 +99,12 @@ def answer(job: Job) -> list[tuple[float, ...]]:
     return job.answer.result(DEADLINE_S)
 
 
-def test_an_idle_device_takes_what_comes_at_once(replica: Replica, device: GatedDevice) -> None:
+def test_an_idle_device_takes_a_request_at_once(replica: Replica, device: GatedDevice) -> None:
     assert answer(replica.ask((5, 1), (6,))) == [(5.0,), (6.0,)]
     assert device.batches == [((5, 1), (6,))]
 
 
-def test_a_device_that_becomes_free_takes_all_that_waits(
+def test_a_device_that_becomes_free_takes_all_waiting_requests(
     replica: Replica, device: GatedDevice
 ) -> None:
     device.is_open = False
@@ -132,7 +132,7 @@ def test_micro_batches_are_bounded_by_tokens(device: GatedDevice) -> None:
     assert replica.stats == [BatchStats(1, 1), BatchStats(2, 8), BatchStats(2, 8), BatchStats(1, 4)]
 
 
-def test_what_is_padded_is_sorted_and_what_was_taken_is_finished_before_the_rest(
+def test_padded_texts_are_sorted_and_a_sweep_is_finished_before_newer_texts(
     device: GatedDevice,
 ) -> None:
     device.is_padded = True
@@ -171,7 +171,7 @@ def test_a_request_is_answered_as_soon_as_its_last_text_is_done(device: GatedDev
     replica.worker.stop()
 
 
-def test_a_text_that_fails_fails_its_own_request_alone(
+def test_a_text_that_fails_fails_only_its_own_request(
     replica: Replica, device: GatedDevice
 ) -> None:
     device.error = lambda s: IndexError("index out of range") if 99 in s else None
@@ -192,7 +192,7 @@ def test_numbers_that_are_not_finite_are_an_error(replica: Replica, device: Gate
     device.is_open = False
     replica.ask((1,))
     device.wait_for_batch()
-    good, bad = replica.ask((2,)), replica.ask((UNSAYABLE,))
+    good, bad = replica.ask((2,)), replica.ask((NAN_TOKEN,))
     device.is_open = True
     device.may_go_on.release()
     assert answer(good) == [(2.0,)]
@@ -208,22 +208,24 @@ def test_a_batch_that_is_out_of_memory_is_split_and_the_next_ones_are_smaller(
     assert answer(replica.ask(*texts)) == [(float(i),) for i in range(2, 12)]
     device.batches.clear()
     assert answer(replica.ask(*texts)) == [(float(i),) for i in range(2, 12)]
-    # 20 tokens were too many, so were 10: the budget is a half of the largest that failed.
+    # 20 tokens were too many, and so were 10; the budget is half of the largest that failed.
     assert max(sum(map(len, batch)) for batch in device.batches) <= 10
 
 
-def test_a_text_that_is_too_much_alone_fails_alone(replica: Replica, device: GatedDevice) -> None:
+def test_a_text_that_exceeds_the_memory_by_itself_fails_by_itself(
+    replica: Replica, device: GatedDevice
+) -> None:
     device.max_tokens = 5
     with pytest.raises(ClassificationFailedError, match="not enough memory on a text of 6"):
         answer(replica.ask((1,) * 6))
     assert answer(replica.ask((2,) * 5)) == [(2.0,)]
 
 
-def test_what_is_left_of_a_request_that_nobody_waits_for_is_dropped(device: GatedDevice) -> None:
+def test_the_remaining_texts_of_an_abandoned_request_are_dropped(device: GatedDevice) -> None:
     replica = Replica(device, max_batched_tokens=2)
     device.is_open = False
-    with replica.line.place() as job:
-        replica.line.put(job, ((1, 1), (2, 2), (3, 3)))
+    with replica.queue.place() as job:
+        replica.queue.put(job, ((1, 1), (2, 2), (3, 3)))
         device.wait_for_batch()
     device.is_open = True
     device.may_go_on.release()
@@ -258,25 +260,25 @@ def test_a_ping_is_answered_by_the_batch_that_runs(replica: Replica, device: Gat
     assert answer(job)
 
 
-def test_a_ping_is_answered_though_nobody_waits_for_what_is_taken_with_it(
+def test_a_ping_is_answered_when_all_requests_taken_with_it_are_abandoned(
     device: GatedDevice,
 ) -> None:
     pings = list[Future[None]]()
-    line = WaitingLine(LineLimits(1000, None))
+    queue = RequestQueue(QueueLimits(1000, None))
 
     def ping_once(_: BatchStats) -> None:
-        """Ping between a micro-batch and the next look at the line."""
+        """Ping between a micro-batch and the next call of `take_all`."""
         if not pings:
             pings.append(worker.ping())
 
-    worker = DeviceWorker(lambda: device, line, 1000, ping_once)
+    worker = DeviceWorker(lambda: device, queue, 1000, ping_once)
     worker.start().result(DEADLINE_S)
     device.is_open = False
-    with line.place() as job, line.place() as gone:
-        line.put(job, ((1,),))
+    with queue.place() as job, queue.place() as gone:
+        queue.put(job, ((1,),))
         device.wait_for_batch()
         gone.has_left = True  # as if it left just after it was taken
-        line.put(gone, ((2,),))
+        queue.put(gone, ((2,),))
         device.is_open = True
         device.may_go_on.release()
         assert answer(job) == [(1.0,)]
@@ -287,7 +289,7 @@ def test_a_ping_is_answered_though_nobody_waits_for_what_is_taken_with_it(
 
 
 class LatePinger(DeviceWorker):
-    """Somebody pings it when its thread has answered the last pings and has not ended yet."""
+    """It is pinged after its thread has answered the last pings and before the thread ends."""
 
     late: "Future[None] | None" = None
     _is_late = False
@@ -302,14 +304,14 @@ class LatePinger(DeviceWorker):
 def test_a_ping_between_the_thread_s_last_answers_and_its_end_is_answered(
     device: GatedDevice,
 ) -> None:
-    worker = LatePinger(lambda: device, WaitingLine(LineLimits(1, None)), 1000, lambda _: None)
+    worker = LatePinger(lambda: device, RequestQueue(QueueLimits(1, None)), 1000, lambda _: None)
     worker.start().result(DEADLINE_S)
     worker.stop()
     assert worker.late is not None
     assert isinstance(worker.late.exception(timeout=0), ReplicaUnavailableError)
 
 
-def test_a_probe_that_fails_is_told_and_the_worker_goes_on(
+def test_a_failed_probe_fails_its_ping_and_the_worker_continues(
     replica: Replica, device: GatedDevice
 ) -> None:
     device.max_tokens = 0
@@ -320,14 +322,14 @@ def test_a_probe_that_fails_is_told_and_the_worker_goes_on(
     replica.worker.ping().result(DEADLINE_S)
 
 
-def test_an_idle_device_runs_something_for_a_ping(replica: Replica, device: GatedDevice) -> None:
+def test_an_idle_device_runs_a_probe_for_a_ping(replica: Replica, device: GatedDevice) -> None:
     replica.worker.ping().result(DEADLINE_S)
     assert device.batches == [((0,),)]
     assert replica.worker.num_batches == 1
 
 
 @pytest.mark.parametrize("is_busy", [True, False])
-def test_stopping_leaves_no_thread_and_fails_what_is_left(
+def test_stopping_leaves_no_thread_and_fails_unfinished_requests(
     device: GatedDevice, is_busy: bool
 ) -> None:
     replica = Replica(device, max_batched_tokens=2)
@@ -336,7 +338,7 @@ def test_stopping_leaves_no_thread_and_fails_what_is_left(
         device.is_open = False
         jobs = [replica.ask((1, 1), (2, 2)), replica.ask((3, 3))]
         device.wait_for_batch()
-        replica.line.close()
+        replica.queue.close()
         device.may_go_on.release(3)
     replica.worker.stop()
     assert not replica.worker.is_alive
@@ -348,7 +350,7 @@ def test_stopping_leaves_no_thread_and_fails_what_is_left(
         replica.worker.ping().result(DEADLINE_S)
 
 
-def test_a_device_that_is_gone_ends_the_worker_and_blames_nobody(device: GatedDevice) -> None:
+def test_a_lost_device_ends_the_worker_and_is_blamed_on_no_text(device: GatedDevice) -> None:
     replica = Replica(device)
     device.error = lambda _: torch.AcceleratorError("illegal access")
     with pytest.raises(ReplicaUnavailableError):
@@ -357,15 +359,15 @@ def test_a_device_that_is_gone_ends_the_worker_and_blames_nobody(device: GatedDe
     assert not replica.worker.is_alive
 
 
-def test_why_a_model_could_not_be_made_is_told() -> None:
+def test_the_error_of_loading_the_model_is_passed_on() -> None:
     def fail() -> GatedDevice:
         raise ValueError("no such folder")
 
-    line = WaitingLine(LineLimits(1, None))
-    worker = DeviceWorker(fail, line, 1, lambda _: None)
+    queue = RequestQueue(QueueLimits(1, None))
+    worker = DeviceWorker(fail, queue, 1, lambda _: None)
     with pytest.raises(ValueError, match="no such folder"):
         worker.start().result(DEADLINE_S)
-    assert line.is_closed
+    assert queue.is_closed
 
 
 @pytest.fixture
@@ -379,11 +381,11 @@ def two_lanes(device: GatedDevice) -> Iterator[Replica]:
 
 
 def long(first: int) -> TokenIds:
-    """Return a text that is worth a lane of its own."""
-    return (first,) * MIN_SHARE_TOKENS
+    """Return a text that is long enough for a lane of its own."""
+    return (first,) * MIN_LANE_TOKENS
 
 
-def test_lanes_run_side_by_side_and_a_request_has_one_answer(
+def test_lanes_run_at_the_same_time_and_a_request_has_one_answer(
     two_lanes: Replica, device: GatedDevice
 ) -> None:
     both = two_lanes.ask(long(1), long(2))
@@ -394,7 +396,7 @@ def test_lanes_run_side_by_side_and_a_request_has_one_answer(
     assert answer(both) == [(1.0,), (2.0,)]
 
 
-def test_a_lane_that_is_free_takes_what_comes_while_the_other_computes(
+def test_a_free_lane_takes_new_texts_while_the_other_computes(
     two_lanes: Replica, device: GatedDevice
 ) -> None:
     both = two_lanes.ask(long(1), long(2))
@@ -427,7 +429,7 @@ def test_texts_of_one_request_that_fail_on_two_lanes_fail_it_once(
     assert two_lanes.worker.is_alive
 
 
-def test_a_lane_whose_device_is_gone_ends_the_others_too(
+def test_a_lane_whose_device_is_lost_ends_the_others_too(
     two_lanes: Replica, device: GatedDevice
 ) -> None:
     device.error = lambda s: torch.AcceleratorError("illegal access") if s[0] == 2 else None

@@ -33,7 +33,7 @@ def cost(batch: list[Item], *, is_padded: bool) -> float:
 
 
 @given(taken=items, max_tokens=st.integers(1, 100), is_padded=st.booleans())
-def test_every_text_runs_once_and_no_batch_is_too_large_or_smaller_than_it_must_be(
+def test_every_text_runs_once_and_batches_are_as_large_as_the_limit_allows(
     taken: list[Item], max_tokens: int, is_padded: bool
 ) -> None:
     found = batches(taken, max_tokens, is_padded=is_padded)
@@ -45,13 +45,13 @@ def test_every_text_runs_once_and_no_batch_is_too_large_or_smaller_than_it_must_
 
 
 @given(taken=items, max_tokens=st.integers(1, 100), unwanted=st.sets(st.integers(0, 59)))
-def test_what_nobody_wants_is_dropped_and_nothing_is_looked_at_over_and_over(
+def test_unwanted_texts_are_dropped_and_each_text_is_checked_about_once(
     taken: list[Item], max_tokens: int, unwanted: set[int]
 ) -> None:
-    looks: list[int] = []
+    checks: list[int] = []
 
     def is_wanted(item: Item) -> bool:
-        looks.append(item.number)
+        checks.append(item.number)
         return item.number not in unwanted
 
     waiting, found = deque(taken), []
@@ -59,24 +59,24 @@ def test_what_nobody_wants_is_dropped_and_nothing_is_looked_at_over_and_over(
         found.append(batch)
     wanted = [item for item in taken if item.number not in unwanted]
     assert found == batches(wanted, max_tokens, is_padded=False)
-    # Each once, and the first of a batch once more: the one before it had no room.
-    assert len(looks) <= len(taken) + len(found)
+    # Each is checked once, and the first of a batch once more: it did not fit the batch before.
+    assert len(checks) <= len(taken) + len(found)
 
 
-def test_a_long_text_is_not_packed_with_so_many_short_ones_that_its_layout_is_huge() -> None:
+def test_a_long_text_is_packed_with_few_short_ones_so_that_its_layout_stays_small() -> None:
     taken = [Item(0, 1024), *(Item(i, 3) for i in range(1, 342))]
     found = batches(taken, 2048, is_padded=False)
     assert [len(batch) for batch in found] == [16, 326]
 
 
 @given(taken=items, max_tokens=st.integers(1, 100))
-def test_what_is_packed_runs_in_the_order_of_arrival(taken: list[Item], max_tokens: int) -> None:
+def test_packed_texts_run_in_order_of_arrival(taken: list[Item], max_tokens: int) -> None:
     found = batches(taken, max_tokens, is_padded=False)
     assert [item.number for batch in found for item in batch] == list(range(len(taken)))
 
 
 @given(taken=items, max_tokens=st.integers(1, 100))
-def test_what_is_padded_lies_beside_its_like(taken: list[Item], max_tokens: int) -> None:
+def test_padded_texts_run_sorted_by_length(taken: list[Item], max_tokens: int) -> None:
     found = batches(taken, max_tokens, is_padded=True)
     lengths = [item.num_tokens for batch in found for item in batch]
     assert lengths == sorted(lengths)

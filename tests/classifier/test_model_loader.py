@@ -8,7 +8,7 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from deployments.classifier.model_loader import LoadedClassifier, load_classifier, num_positions
 from deployments.classifier.packed_backbone import PackedBackbone
-from deployments.engine.model_check import UnsupportedModelError
+from deployments.compute.errors import UnsupportedModelError
 from tests.classifier.tiny_classifiers import LABELS, bert, mpnet, qwen2, roberta
 from tests.classifier.tiny_folder import save_classifier
 
@@ -35,12 +35,12 @@ def test_a_folder_is_loaded_and_packed(folder: Path) -> None:
     assert not loaded.is_multi_label
     assert loaded.model.dtype is torch.float32
     stock = AutoModelForSequenceClassification.from_pretrained(folder)
-    # Joined weights count once; the tokens' embeddings are tied to nothing here.
+    # Merged weights count once; the token embeddings are not tied here.
     assert loaded.num_weight_bytes == sum(p.nbytes for p in stock.parameters())
 
 
 @pytest.mark.parametrize(("asked", "given"), [(4096, 128), (128, 128), (100, 100)])
-def test_a_text_is_as_long_as_the_configuration_and_the_model_s_positions_let_it(
+def test_the_longest_text_is_bounded_by_the_configuration_and_the_model_s_positions(
     folder: Path, asked: int, given: int
 ) -> None:
     assert load(folder, max_model_len=asked).max_model_len == given
@@ -67,7 +67,7 @@ def test_a_model_that_was_not_trained_to_classify_is_refused(tmp_path: Path) -> 
     save_classifier(tmp_path)
     backbone: Any = roberta().base_model
     backbone.save_pretrained(tmp_path)
-    with pytest.raises(UnsupportedModelError, match=r"lacks 4 weights.*trained to classify"):
+    with pytest.raises(UnsupportedModelError, match=r"lacks 4 weights.*trained as a classifier"):
         load(tmp_path)
 
 
@@ -83,7 +83,7 @@ def test_an_empty_folder_is_refused_in_one_line(tmp_path: Path) -> None:
     assert "\n" not in str(refused.value)
 
 
-def test_no_code_that_a_folder_brings_is_run(tmp_path: Path) -> None:
+def test_remote_code_in_a_folder_is_never_run(tmp_path: Path) -> None:
     save_classifier(tmp_path)
     path = tmp_path / "config.json"
     config = json.loads(path.read_text())

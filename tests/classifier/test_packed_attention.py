@@ -6,7 +6,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from deployments.classifier.packed_attention import PackedRow, packed_attention
-from deployments.engine.attention_call import UnsupportedAttentionError
+from deployments.compute.attention_arguments import UnsupportedAttentionError
 
 LENGTHS = (3, 1, 9, 4)
 HEADS, DIM = 4, 8
@@ -50,7 +50,7 @@ def expected(
 @pytest.mark.parametrize("is_causal", [True, False])
 @pytest.mark.parametrize("window", [None, 1, 3, 8, 9, 100])
 @pytest.mark.parametrize("num_kv_heads", [HEADS, 2, 1])
-def test_each_sequence_attends_to_itself_alone(
+def test_each_sequence_attends_only_to_itself(
     is_causal: bool, window: int | None, num_kv_heads: int
 ) -> None:
     query, key, value = random_heads(HEADS), random_heads(num_kv_heads), random_heads(num_kv_heads)
@@ -67,7 +67,7 @@ def test_products_in_bfloat16_are_near_those_in_float32(scaling: float | None) -
     torch.testing.assert_close(found.float(), exact, atol=0.03, rtol=0)
 
 
-def test_scores_are_bounded_where_the_model_asks_for_it() -> None:
+def test_scores_are_bounded_if_the_model_has_a_softcap() -> None:
     query, key, value = (random_heads(HEADS) for _ in range(3))
     plain, bounded, loosely = (
         run(False, query, key, value, softcap=cap) for cap in (None, 0.5, 1e6)
@@ -77,14 +77,14 @@ def test_scores_are_bounded_where_the_model_asks_for_it() -> None:
 
 
 @pytest.mark.parametrize("name", ["s_aux", "position_bias", "something_new"])
-def test_what_it_does_not_know_is_refused_by_name(name: str) -> None:
+def test_unknown_arguments_are_refused_by_name(name: str) -> None:
     heads = random_heads(HEADS)
     with pytest.raises(UnsupportedAttentionError, match=name):
         run(False, heads, heads, heads, **{name: 1})
     run(False, heads, heads, heads, **{name: None})
 
 
-def test_a_model_that_passes_nothing_on_or_makes_a_mask_is_refused() -> None:
+def test_a_missing_packed_row_or_a_mask_is_refused() -> None:
     heads = random_heads(HEADS)
     with pytest.raises(UnsupportedAttentionError):
         run(False, heads, heads, heads, packed_row=None)

@@ -9,7 +9,7 @@ from tests.engine.tiny_models import byte_tokenizer
 
 
 @pytest.mark.parametrize("length", [2, 3, 9, 128])
-def test_a_probe_is_framed_as_every_text_is(length: int) -> None:
+def test_a_probe_has_the_special_tokens_of_every_text(length: int) -> None:
     tokenizer = framing_tokenizer()
     text = ProbeTexts.of(roberta(), tokenizer).of_length(length)
     assert len(text) == length
@@ -22,7 +22,7 @@ def test_a_probe_is_as_short_as_a_text_can_be() -> None:
     assert len(ProbeTexts.of(qwen2(), byte_tokenizer()).of_length(0)) == 1
 
 
-def test_a_model_gets_no_token_that_it_does_not_know() -> None:
+def test_a_probe_has_only_tokens_that_the_model_knows() -> None:
     model: Any = qwen2_without_padding()
     model.config.vocab_size = 60  # the tokenizer has 300
     assert max(ProbeTexts.of(model, framing_tokenizer()).ordinary) == 59

@@ -14,6 +14,8 @@ from deployments.classifier.sequence_classifier import SequenceClassifier, choos
 from tests.classifier.tiny_classifiers import LAYOUTS, MODELS, SHAPE, roberta
 from tests.classifier.tiny_folder import framing_tokenizer
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 BEGIN, END = 2, 3
 token_ids = st.lists(st.integers(4, SHAPE["vocab_size"] - 1), max_size=40).map(
@@ -44,7 +46,7 @@ def alone(name: str, sequence: tuple[int, ...]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_what_can_be_packed_is_and_what_can_not_be_padded_is_not(name: str) -> None:
+def test_each_architecture_gets_the_fastest_layout_that_is_correct(name: str) -> None:
     assert classifier(name).layout == LAYOUTS.get(name, "packed")
     assert classifier(name)([classifier(name).probe]).isfinite().all()
 
@@ -54,13 +56,13 @@ def test_that_texts_run_one_by_one_is_logged_with_the_reason(
 ) -> None:
     prepared(MODELS["xlnet"]())
     assert "xlnet models run texts one by one" in caplog.text
-    assert "depends on the padding" in caplog.text
+    assert "depend on the padding" in caplog.text
 
 
 @pytest.mark.parametrize("name", MODELS)
 @settings(max_examples=25, deadline=None)
 @given(batch=st.lists(token_ids, min_size=1, max_size=12))
-def test_a_batch_says_what_the_stock_model_says_of_each_text_alone(
+def test_a_batch_equals_the_stock_model_on_each_text_by_itself(
     name: str, batch: list[tuple[int, ...]]
 ) -> None:
     together = classifier(name)(batch)
@@ -70,14 +72,14 @@ def test_a_batch_says_what_the_stock_model_says_of_each_text_alone(
 
 
 def on_one_thread(made: SequenceClassifier, batch: list[tuple[int, ...]]) -> torch.Tensor:
-    torch.set_num_threads(1)  # of the calling thread alone, as a lane does
+    torch.set_num_threads(1)  # only for the calling thread, as a lane does
     return made(batch)
 
 
 @pytest.mark.parametrize("name", MODELS)
 @settings(max_examples=5, deadline=None)
 @given(batches=st.lists(st.lists(token_ids, min_size=1, max_size=6), min_size=2, max_size=8))
-def test_batches_on_several_lanes_say_the_same(
+def test_batches_on_several_lanes_equal_the_stock_model(
     name: str, batches: list[list[tuple[int, ...]]]
 ) -> None:
     with ThreadPoolExecutor(max_workers=3) as lanes:
@@ -87,13 +89,13 @@ def test_batches_on_several_lanes_say_the_same(
             torch.testing.assert_close(each, alone(name, sequence), atol=1e-5, rtol=1e-5)
 
 
-def test_the_threads_that_a_lane_computes_on_are_its_own() -> None:
+def test_a_lane_s_number_of_threads_is_its_own() -> None:
     before = torch.get_num_threads()
     with ThreadPoolExecutor(max_workers=1) as lane:
         lane.submit(torch.set_num_threads, before + 1).result()
         assert lane.submit(torch.get_num_threads).result() == before + 1
     assert torch.get_num_threads() == before
-    torch.set_num_threads(before)  # of threads that begin later too
+    torch.set_num_threads(before)  # for later threads too
 
 
 def test_bfloat16_is_packed_too_and_near_float32() -> None:
@@ -106,7 +108,7 @@ def test_bfloat16_is_packed_too_and_near_float32() -> None:
     torch.testing.assert_close(rounded(batch), exact(batch), atol=0.02, rtol=0)
 
 
-def test_a_text_is_not_finite_alone() -> None:
+def test_only_the_text_with_infinite_logits_is_not_finite() -> None:
     model: Any = roberta()
     embeddings = model.roberta.embeddings.word_embeddings.weight
     classifier = prepared(model)
@@ -134,7 +136,7 @@ def test_probabilities_are_made_as_transformers_pipeline_makes_them(
     assert choose_activation(config) == expected
 
 
-def test_labels_that_exclude_nothing_stand_for_themselves() -> None:
+def test_multi_label_probabilities_are_independent() -> None:
     model = roberta(problem_type="multi_label_classification")
     with torch.inference_mode():
         logits = model(input_ids=torch.tensor([[5, 6]])).logits

@@ -46,7 +46,7 @@ def test_requests_get_their_own_texts_back(encoder: TextEncoder) -> None:
     assert second.token_ids == ((BEGIN, END),)
 
 
-def test_what_is_too_long_is_an_error_that_says_which_and_by_how_much(
+def test_a_text_that_is_too_long_is_an_error_that_names_it_and_its_length(
     encoder: TextEncoder,
 ) -> None:
     fits, refused = encoder.encode([ask("abcdef"), ask("x", "abcdefg")])
@@ -57,7 +57,7 @@ def test_what_is_too_long_is_an_error_that_says_which_and_by_how_much(
         assert words in refused.message
 
 
-def test_what_is_too_long_loses_its_end_but_not_its_special_tokens_on_demand(
+def test_truncation_drops_a_text_s_end_and_keeps_its_special_tokens(
     encoder: TextEncoder,
 ) -> None:
     (found,) = encoder.encode([ask("x", "abcdefghij", truncate=True)])
@@ -65,7 +65,7 @@ def test_what_is_too_long_loses_its_end_but_not_its_special_tokens_on_demand(
     assert found.token_ids == ((BEGIN, *plain("x"), END), (BEGIN, *plain("abcdef"), END))
     assert found.are_truncated == (False, True)
     (again,) = encoder.encode([ask("abcdefghij")])
-    assert isinstance(again, RaystreamError), "one request's truncation is no other's"
+    assert isinstance(again, RaystreamError), "truncation holds for one request only"
 
 
 def test_a_text_may_be_truncated_to_fewer_tokens_than_the_model_reads(
@@ -82,7 +82,7 @@ def test_a_text_may_be_truncated_to_fewer_tokens_than_the_model_reads(
 
 
 @pytest.mark.parametrize("length", [1, 2, 9])
-def test_a_length_that_leaves_no_text_or_that_the_model_does_not_read_is_refused(
+def test_a_length_too_short_for_any_text_or_beyond_the_model_s_is_refused(
     encoder: TextEncoder, length: int
 ) -> None:
     refused, fits = encoder.encode(
@@ -91,7 +91,7 @@ def test_a_length_that_leaves_no_text_or_that_the_model_does_not_read_is_refused
     assert isinstance(refused, InvalidRequestError)
     assert refused.param == "truncate_prompt_tokens"
     assert "from 3 to 8" in refused.message
-    assert isinstance(fits, EncodedTexts), "one request's length is no other's"
+    assert isinstance(fits, EncodedTexts), "a length holds for one request only"
 
 
 def test_a_text_that_spells_a_special_token_stays_text(encoder: TextEncoder) -> None:
@@ -108,7 +108,7 @@ def ord_id(letter: str) -> int:
 @pytest.mark.parametrize(
     ("bad", "says"), [(ask("fine", "\ud800"), "The text is not valid"), (ask(), "no text")]
 )
-def test_what_no_tokenizer_takes_fails_alone(
+def test_an_invalid_request_fails_by_itself(
     encoder: TextEncoder, bad: ClassificationRequest, says: str
 ) -> None:
     before, refused, after = encoder.encode([ask("a"), bad, ask("b")])
@@ -119,7 +119,7 @@ def test_what_no_tokenizer_takes_fails_alone(
     assert after.token_ids == ((BEGIN, *plain("b"), END),)
 
 
-def test_a_text_that_the_tokenizer_fails_on_fails_its_own_request_alone(
+def test_a_text_that_the_tokenizer_fails_on_fails_only_its_own_request(
     encoder: TextEncoder,
     tokenizer: PreTrainedTokenizerBase,
     monkeypatch: pytest.MonkeyPatch,
@@ -127,12 +127,12 @@ def test_a_text_that_the_tokenizer_fails_on_fails_its_own_request_alone(
 ) -> None:
     stock = type(tokenizer).__call__
 
-    def stumble(self: PreTrainedTokenizerBase, texts: list[str], **options: Any) -> Any:
+    def fail_on_evil(self: PreTrainedTokenizerBase, texts: list[str], **options: Any) -> Any:
         if any("evil" in text for text in texts):
             raise OverflowError(f"can't take {texts}")
         return stock(self, texts, **options)
 
-    monkeypatch.setattr(type(tokenizer), "__call__", stumble)
+    monkeypatch.setattr(type(tokenizer), "__call__", fail_on_evil)
     before, refused, after = encoder.encode([ask("a"), ask("fine", "evil"), ask("b", "c")])
     assert isinstance(before, EncodedTexts)
     assert isinstance(refused, ClassificationFailedError)

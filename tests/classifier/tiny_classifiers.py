@@ -28,7 +28,7 @@ from deployments.classifier.sequence_classifier import Layout
 from tests.engine.tiny_models import EOS_TOKEN_ID, VOCAB_SIZE
 
 END = 3
-"""What `framing_tokenizer` ends each text with."""
+"""The token with which `framing_tokenizer` ends each text."""
 
 LABELS = {0: "human", 1: "machine", 2: "both"}
 
@@ -58,7 +58,7 @@ def make(config: PreTrainedConfig) -> PreTrainedModel:
 
 
 def roberta(**changes: Any) -> PreTrainedModel:
-    """Its positions begin behind the padding's id."""
+    """Its positions start after the padding token's id."""
     return make(RobertaConfig(**{**SHAPE, "pad_token_id": 1, **changes}))
 
 
@@ -68,7 +68,7 @@ def bert() -> PreTrainedModel:
 
 
 def distilbert() -> PreTrainedModel:
-    """It names its layers in its own way."""
+    """Its configuration has its own names for the shape."""
     shape = dict(SHAPE)
     hidden, inner = shape.pop("hidden_size"), shape.pop("intermediate_size")
     layers, heads = shape.pop("num_hidden_layers"), shape.pop("num_attention_heads")
@@ -83,12 +83,12 @@ def modernbert(**changes: Any) -> PreTrainedModel:
 
 
 def qwen2(**changes: Any) -> PreTrainedModel:
-    """A decoder, which classifies by its last token; its heads share keys."""
+    """A decoder that classifies by the last token; its heads share keys."""
     return make(Qwen2Config(num_key_value_heads=2, **{**SHAPE, **changes}))
 
 
 def qwen2_without_padding() -> PreTrainedModel:
-    """As many generators: no token stands for padding."""
+    """It has no padding token, like many generators."""
     return make(Qwen2Config(num_key_value_heads=2, **{**SHAPE, "pad_token_id": None}))
 
 
@@ -106,12 +106,12 @@ def gpt2() -> PreTrainedModel:
 
 
 def albert() -> PreTrainedModel:
-    """Its pooler takes the first token alone, not the whole text."""
+    """Its pooler takes only the first token, not the whole text."""
     return make(AlbertConfig(embedding_size=16, **SHAPE))
 
 
 def deberta() -> PreTrainedModel:
-    """Its attention knows distances, and is its own."""
+    """It has its own attention, with relative positions."""
     return make(DebertaV2Config(relative_attention=True, pos_att_type=["c2p", "p2c"], **SHAPE))
 
 
@@ -121,13 +121,13 @@ def mpnet() -> PreTrainedModel:
 
 
 def deberta_without_padding() -> PreTrainedModel:
-    """Neither packed nor padded: no token stands for that."""
+    """It can be neither packed nor padded: it has no padding token."""
     return make(DebertaV2Config(relative_attention=True, pos_att_type=["c2p", "p2c"],
                                 **{**SHAPE, "pad_token_id": None}))  # fmt: skip
 
 
 def bart() -> PreTrainedModel:
-    """It takes texts that end in EOS alone, and classifies by what its decoder makes of that."""
+    """It accepts only texts that end in EOS, and classifies by its decoder's state there."""
     shape = {k: v for k, v in SHAPE.items() if not k.startswith(("hidden", "num", "init", "inter"))}
     return make(BartConfig(d_model=32, encoder_layers=2, decoder_layers=2, init_std=0.3,
                            encoder_attention_heads=4, decoder_attention_heads=4,
@@ -136,7 +136,7 @@ def bart() -> PreTrainedModel:
 
 
 def t5() -> PreTrainedModel:
-    """It takes texts that end in EOS alone; its backbone asks for the decoder's input."""
+    """It accepts only texts that end in EOS; its backbone needs the decoder's input."""
     shape = {k: SHAPE[k] for k in ("vocab_size", "id2label", "label2id", "pad_token_id")}
     config = T5Config(d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, eos_token_id=END,
                       **shape)  # fmt: skip
@@ -153,7 +153,7 @@ def xlnet() -> PreTrainedModel:
 
 
 def fnet() -> PreTrainedModel:
-    """It mixes all places of a row, and takes no mask."""
+    """It mixes all places of a row, and accepts no mask."""
     shape = {k: v for k, v in SHAPE.items() if k != "num_attention_heads"}
     return make(FNetConfig(**shape))
 
@@ -189,4 +189,4 @@ LAYOUTS: Mapping[str, Layout] = {
     "fnet": "one by one",
     "deberta_without_padding": "one by one",
 }
-"""Of those that are not packed."""
+"""The layouts of the models that can't be packed."""

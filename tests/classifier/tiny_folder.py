@@ -10,7 +10,7 @@ from tests.engine.tiny_models import byte_tokenizer
 
 
 def framing_tokenizer() -> PreTrainedTokenizerBase:
-    """Return a byte-level tokenizer that puts special tokens around a text: 2 before, 3 behind."""
+    """Return a byte-level tokenizer that puts special tokens before (2) and after (3) a text."""
     tokenizer = byte_tokenizer()
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
         single="<special0> $A <special1>", special_tokens=[("<special0>", 2), ("<special1>", 3)]

@@ -1,1 +1,1 @@
-"""Clients as people have them, against `serve run` with the embedded model, over HTTP."""
+"""Real client libraries against `serve run` with the embedded model, over HTTP."""

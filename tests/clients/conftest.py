@@ -10,7 +10,14 @@ import yaml
 
 from benchmarks.free_port import free_port
 from tests.clients.questions import MODEL, NARROW
-from tests.ray.serve_run import READY_DEADLINE_S, ROOT, Server, haproxy_environment, wait_until
+from tests.ray.serve_run import (
+    READY_DEADLINE_S,
+    ROOT,
+    SERVE_RUN,
+    Server,
+    haproxy_environment,
+    wait_until,
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -21,14 +28,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def config() -> dict[str, Any]:
-    """Return the shipped configuration with a second, narrow model and a window into both."""
+    """Return the shipped configuration with a second, narrow model, and a window into both."""
     document: dict[str, Any] = yaml.safe_load((ROOT / "serve_config.yaml").read_text())
     document["http_options"]["port"] = free_port()
     application = document["applications"][0]
     application["import_path"] = "tests.clients.served:build"
     wide = application["args"]["models"][0]
     assert wide["id"] == MODEL
-    # 2048 is as far as the model goes: what fills the narrow one must outlast the test's next call.
+    # 2048 is the model's length: the streams that fill it must outlast the test's next call.
     narrow = {
         **wide,
         "id": NARROW,
@@ -49,15 +56,15 @@ def config() -> dict[str, Any]:
 
 @pytest.fixture(scope="package")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Start a server as `make serve` does; it ends with the last test of this package."""
+    """Start a server as `make serve` does, and stop it after the last test of this package."""
     folder = tmp_path_factory.mktemp("clients")
     path = folder / "serve_config.yaml"
     path.write_text(yaml.safe_dump(config()))
     environment = {**os.environ, "HOME": str(folder)} | haproxy_environment()
-    started = Server(path, folder / "serve.log", environment)
+    started = Server(path, folder / "serve.log", environment, SERVE_RUN)
     try:
         wait_until(started.is_ready, READY_DEADLINE_S)
-        # An application of its own, which may come up later.
+        # The window is another application, which may start later.
         window = httpx.URL(f"{started.url}/window/num_steps", params={"model": NARROW})
         wait_until(lambda: httpx.get(window, timeout=30).is_success, READY_DEADLINE_S)
         yield started
@@ -74,7 +81,7 @@ def client(server: Server) -> Iterator[openai.OpenAI]:
 
 
 class Window:
-    """Sees from outside how a model's replica is."""
+    """Observes a model's replica from outside."""
 
     def __init__(self, url: str) -> None:
         self.url = url

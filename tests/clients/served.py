@@ -1,4 +1,4 @@
-"""What the server under test runs: the shipped application, observed, and a window into it.
+"""The server under test: the shipped application with observable replicas, and a window into it.
 
 `serve run` imports this module by the names in the configuration that `conftest` writes.
 """
@@ -26,7 +26,7 @@ def build(args: AppConfig) -> Application:
 
 
 class Window:
-    """Asks a model's replica how it is, for clients in any language.
+    """Asks a model's replica about its state, for clients in any language.
 
     `GET /wait_until_running?model=M&num_running=N`, `GET /num_steps?model=M` and
     `GET /process_id?model=M` answer with a number.
@@ -36,7 +36,7 @@ class Window:
         self._handles: dict[str, DeploymentHandle[Any]] = {}
 
     def _handle(self, model: str) -> DeploymentHandle[Any]:
-        """Return one handle for all calls: each new one would first have to find its way."""
+        """Return one handle for all calls, because a new handle first has to find the replicas."""
         if model not in self._handles:
             self._handles[model] = serve.get_deployment_handle(model, APPLICATION)
         return self._handles[model]
@@ -50,7 +50,7 @@ class Window:
         return JSONResponse(await getattr(handle, method).remote(**arguments))
 
 
-# An application of its own, beside the shipped one.
+# A second application, besides the shipped one.
 window = serve.deployment(
     name="Window", ray_actor_options={"num_cpus": 0}, max_ongoing_requests=100
 )(Window).bind()

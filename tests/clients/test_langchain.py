@@ -1,7 +1,7 @@
 """LangChain's own tests of chat models, through `langchain-openai`.
 
-What is expected to fail needs a model that follows instructions, which the embedded one does not,
-and says so. What the suite skips is what no surface here claims: audio, PDFs, Anthropic's blocks.
+Tests marked as expected failures need a model that follows instructions, which the embedded model
+does not. The suite skips features that no surface here offers: audio, PDFs, Anthropic's blocks.
 """
 
 from io import BytesIO
@@ -27,12 +27,12 @@ UNTAUGHT = pytest.mark.xfail(
 )
 
 ENDS = {9: 100, 100: 100}
-"""Biases of the embedded model's quotation mark and brace. It was not taught JSON either, and would
-write strings that don't end in time."""
+"""Biases for the embedded model's quotation mark and brace. It was not trained on JSON, and without
+them writes strings that don't end in time."""
 
 
-# One test asks with a model of Pydantic 1 and lets langchain-openai choose another way. Where the
-# answer parses, openai's own class of it isn't the one that its serializer knows.
+# One test passes a model of Pydantic 1, for which langchain-openai chooses another method. If the
+# answer parses, its class in openai is not the one that openai's serializer expects.
 @pytest.mark.filterwarnings(
     "ignore:Received a Pydantic BaseModel V1 schema:UserWarning",
     "ignore:Pydantic serializer warnings:UserWarning",
@@ -46,7 +46,7 @@ class TestChatOpenAI(ChatModelIntegrationTests):
 
     @pytest.fixture(autouse=True)
     def _image(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Put a drawing in the place of a picture that the suite would fetch."""
+        """Substitute a drawing for a picture that the suite would fetch."""
         data = BytesIO()
         random_drawing(Random(3)).render().save(data, "PNG")
         answer = httpx.Response(200, content=data.getvalue())
@@ -60,7 +60,7 @@ class TestChatOpenAI(ChatModelIntegrationTests):
 
     @pytest.fixture
     def vcr(self) -> None:
-        """Stand in for the recorder, which `benchmark` keeps from being asked."""
+        """Stand in for the recorder, which is unused because `benchmark` skips."""
 
     @property
     def chat_model_class(self) -> type[ChatOpenAI]:
@@ -114,10 +114,6 @@ class TestChatOpenAI(ChatModelIntegrationTests):
     @UNTAUGHT
     def test_bind_runnables_as_tools(self, model: BaseChatModel) -> None:
         super().test_bind_runnables_as_tools(model)
-
-    @UNTAUGHT
-    def test_tool_calling_with_no_arguments(self, model: BaseChatModel) -> None:
-        super().test_tool_calling_with_no_arguments(model)
 
     @pytest.mark.xfail(
         reason="`json_object` names no keys, and the model takes no hint",

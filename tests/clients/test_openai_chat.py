@@ -15,7 +15,7 @@ from tests.ray.serve_run import Server
 
 
 def loose(**options: Any) -> dict[str, Any]:
-    """Return a question that the model answers otherwise each time."""
+    """Return a question whose sampled answers differ."""
     return about(NAME, **{"temperature": 2, "max_tokens": 16, **options})
 
 
@@ -34,7 +34,7 @@ def test_a_whole_answer(client: openai.OpenAI) -> None:
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
 
 
-def test_a_streamed_answer_is_the_whole_one_in_pieces(client: openai.OpenAI) -> None:
+def test_a_streamed_answer_joins_to_the_whole_one(client: openai.OpenAI) -> None:
     whole = client.chat.completions.create(**about(NAME))
     chunks: list[ChatCompletionChunk] = list(
         client.chat.completions.create(
@@ -53,7 +53,7 @@ def test_a_streamed_answer_is_the_whole_one_in_pieces(client: openai.OpenAI) -> 
     assert last.usage == whole.usage
 
 
-def test_the_sdk_s_own_reader_of_streams_puts_the_same_answer_together(
+def test_the_sdk_s_stream_reader_gives_the_same_answer(
     client: openai.OpenAI,
 ) -> None:
     with client.chat.completions.stream(**about(NAME)) as stream:
@@ -81,7 +81,7 @@ def ask_alone(url: str, name: str) -> str | None:
         return texts(client.chat.completions.create(**about(name)))[0]
 
 
-def test_a_seed_repeats_an_answer_and_n_asks_for_others(client: openai.OpenAI) -> None:
+def test_a_seed_repeats_an_answer_and_n_gives_different_ones(client: openai.OpenAI) -> None:
     once = client.chat.completions.create(**loose(seed=5))
     again = client.chat.completions.create(**loose(seed=5, n=3))
     assert texts(again)[0] == texts(once)[0]
@@ -89,7 +89,7 @@ def test_a_seed_repeats_an_answer_and_n_asks_for_others(client: openai.OpenAI) -
     assert texts(client.chat.completions.create(**loose(seed=6))) != texts(once)
 
 
-def test_logprobs_are_told_of_each_token(client: openai.OpenAI) -> None:
+def test_each_token_has_logprobs(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(**about(NAME), logprobs=True, top_logprobs=3)
     logprobs = answer.choices[0].logprobs
     assert logprobs is not None
@@ -98,7 +98,7 @@ def test_logprobs_are_told_of_each_token(client: openai.OpenAI) -> None:
     assert len(logprobs.content) == answer.usage.completion_tokens
     for told in logprobs.content:
         assert len(told.top_logprobs) == 3
-        assert told.top_logprobs[0].token == told.token, "greedily, the likeliest is taken"
+        assert told.top_logprobs[0].token == told.token, "greedy decoding takes the likeliest"
         assert told.logprob == told.top_logprobs[0].logprob <= 0
 
 
@@ -110,14 +110,14 @@ def test_a_stop_string_ends_the_text_before_it(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
-def test_an_answer_that_was_cut_says_so(client: openai.OpenAI, name: str) -> None:
+def test_a_truncated_answer_says_so(client: openai.OpenAI, name: str) -> None:
     answer = client.chat.completions.create(**about(NAME, **{name: 3}))
     assert answer.choices[0].finish_reason == "length"
     assert answer.usage is not None
     assert answer.usage.completion_tokens == 3
 
 
-def test_a_biased_token_is_chosen_each_time(client: openai.OpenAI) -> None:
+def test_a_biased_token_is_always_chosen(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
         **about(NAME, max_tokens=4), logit_bias={"300": 100}, logprobs=True
     )
@@ -128,7 +128,7 @@ def test_a_biased_token_is_chosen_each_time(client: openai.OpenAI) -> None:
     assert len({told.token for told in logprobs.content}) == 1
 
 
-def test_a_drawing_is_named(client: openai.OpenAI) -> None:
+def test_a_drawing_is_described(client: openai.OpenAI) -> None:
     drawing = random_drawing(Random(7))
     content: Any = [
         {"type": "image_url", "image_url": {"url": data_uri(drawing.render())}},
@@ -140,7 +140,7 @@ def test_a_drawing_is_named(client: openai.OpenAI) -> None:
     assert texts(answer) == [answer_about(drawing)]
 
 
-def test_the_request_s_id_is_told_and_taken(client: openai.OpenAI) -> None:
+def test_the_request_id_is_returned_and_accepted(client: openai.OpenAI) -> None:
     given = client.chat.completions.create(
         **about(NAME, max_tokens=1), extra_headers={"X-Request-Id": "mine-1"}
     )

@@ -1,4 +1,4 @@
-"""`openai` for Python: the older surface, which takes prompts as they stand."""
+"""`openai` for Python: completions, whose prompts have no chat template."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ def asked(**options: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def token_ids(server: Server) -> list[int]:
-    """Return the prompt's tokens, asked of the server itself."""
+    """Return the prompt's tokens, from the server's own tokenizer."""
     answer = httpx.post(f"{server.url}/tokenize", json={"model": MODEL, "prompt": PROMPT})
     tokens: list[int] = answer.raise_for_status().json()["tokens"]
     return tokens
@@ -39,9 +39,7 @@ def test_token_ids_continue_as_their_text_does(client: openai.OpenAI, token_ids:
     assert ids.usage == text.usage
 
 
-def test_several_prompts_are_answered_in_their_order(
-    client: openai.OpenAI, token_ids: list[int]
-) -> None:
+def test_several_prompts_are_answered_in_order(client: openai.OpenAI, token_ids: list[int]) -> None:
     alone = client.completions.create(**asked()).choices[0].text
     texts = client.completions.create(**asked(prompt=[PROMPT, "Return", PROMPT]))
     assert [choice.index for choice in texts.choices] == [0, 1, 2]
@@ -50,7 +48,7 @@ def test_several_prompts_are_answered_in_their_order(
     assert [choice.text for choice in ids.choices] == [alone, alone]
 
 
-def test_an_echoed_prompt_stands_before_its_text(client: openai.OpenAI) -> None:
+def test_an_echoed_prompt_precedes_its_text(client: openai.OpenAI) -> None:
     text = client.completions.create(**asked()).choices[0].text
     echoed = client.completions.create(**asked(echo=True)).choices[0].text
     assert echoed == PROMPT + text
@@ -62,12 +60,14 @@ def test_a_suffix_is_refused_by_name(client: openai.OpenAI) -> None:
     assert caught.value.param == "suffix"
 
 
-def test_tokens_become_their_text_again(server: Server, token_ids: list[int]) -> None:
+def test_tokenizing_and_detokenizing_give_the_text_back(
+    server: Server, token_ids: list[int]
+) -> None:
     answer = httpx.post(f"{server.url}/detokenize", json={"model": MODEL, "tokens": token_ids})
     assert answer.raise_for_status().json()["prompt"].endswith(PROMPT)
 
 
-def test_a_prompt_s_cached_tokens_are_told(client: openai.OpenAI) -> None:
+def test_usage_counts_a_prompt_s_cached_tokens(client: openai.OpenAI) -> None:
     long = about(" ".join([NAME] * 60), max_tokens=1)
     client.chat.completions.create(**long)
     again = client.chat.completions.create(**long)
@@ -75,3 +75,14 @@ def test_a_prompt_s_cached_tokens_are_told(client: openai.OpenAI) -> None:
     assert again.usage.prompt_tokens_details is not None
     cached = again.usage.prompt_tokens_details.cached_tokens or 0
     assert 0 < cached < again.usage.prompt_tokens
+
+
+def test_a_length_beyond_the_model_s_is_lowered_to_what_the_prompt_leaves(
+    client: openai.OpenAI,
+) -> None:
+    answer = client.completions.create(
+        model=MODEL, prompt=[60] * 1000, max_tokens=4096, extra_body={"ignore_eos": True}
+    )
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (1000, 24)
+    assert answer.choices[0].finish_reason == "length"

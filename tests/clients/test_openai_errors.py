@@ -1,6 +1,6 @@
-"""`openai` for Python: each refusal raises the SDK's own exception and tells what is wrong.
+"""`openai` for Python: each refusal raises the SDK's own exception and says what is wrong.
 
-What would be refused again is not sent again.
+The client does not retry a request that would be refused again.
 """
 
 import os
@@ -19,13 +19,13 @@ from tests.ray.serve_run import READY_DEADLINE_S, Server, wait_until
 
 @pytest.fixture
 def requests() -> list[httpx2.Request]:
-    """Return what the client has sent."""
+    """Return a list for the requests that the client sends."""
     return []
 
 
 @pytest.fixture
 def eager(server: Server, requests: list[httpx2.Request]) -> Iterator[openai.OpenAI]:
-    """Return a client that would send again."""
+    """Yield a client that retries."""
     http = openai.DefaultHttpxClient(event_hooks={"request": [requests.append]})
     with openai.OpenAI(
         base_url=f"{server.url}/v1", api_key="none", timeout=60, max_retries=2, http_client=http
@@ -73,7 +73,7 @@ REFUSALS: list[tuple[dict[str, Any], type[openai.APIStatusError], int, str, str 
 @pytest.mark.parametrize(
     ("asked", "raised", "status", "code", "param"), REFUSALS, ids=[row[3] for row in REFUSALS]
 )
-def test_a_refusal_raises_and_is_not_sent_again(
+def test_a_refusal_raises_and_is_not_retried(
     eager: openai.OpenAI,
     requests: list[httpx2.Request],
     asked: dict[str, Any],
@@ -93,7 +93,15 @@ def test_a_refusal_raises_and_is_not_sent_again(
     assert len(requests) == 1
 
 
-def test_an_unknown_model_s_error_names_those_that_are_there(client: openai.OpenAI) -> None:
+def test_a_prompt_that_is_too_long_is_refused_in_openai_s_words(client: openai.OpenAI) -> None:
+    told = (
+        r"This model's maximum context length is 1024 tokens\. However, your messages resulted in"
+    )
+    with pytest.raises(openai.BadRequestError, match=told):
+        client.chat.completions.create(**about("x " * 4000))
+
+
+def test_an_unknown_model_s_error_names_the_served_models(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match=f"{MODEL}.*{NARROW}"):
         client.models.retrieve("nobody")
 
@@ -102,7 +110,7 @@ def test_an_unknown_model_s_error_names_those_that_are_there(client: openai.Open
     ("method", "path", "status"),
     [("GET", "/chat/completions", 405), ("POST", "/nothing", 404), ("DELETE", "/models", 405)],
 )
-def test_what_is_not_there_raises_too(
+def test_an_unknown_path_or_method_raises(
     client: openai.OpenAI, method: str, path: str, status: int
 ) -> None:
     options = openai._models.FinalRequestOptions(method=method, url=path)
@@ -112,10 +120,10 @@ def test_what_is_not_there_raises_too(
     assert caught.value.code == {404: "not_found", 405: "method_not_allowed"}[status]
 
 
-def test_a_stream_that_breaks_raises_and_never_seems_whole(
+def test_a_broken_stream_raises_and_never_looks_complete(
     client: openai.OpenAI, window: Window, server: Server
 ) -> None:
-    """The last test on the narrow model's first replica, as it ends that."""
+    """Kill the narrow model's replica in mid-stream; no later test may need that first replica."""
     stream = client.chat.completions.create(**endless(NARROW), stream=True)
     next(stream)
     os.kill(window.process_id(NARROW), signal.SIGKILL)

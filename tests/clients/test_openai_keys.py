@@ -1,6 +1,6 @@
-"""`openai` for Python at a door with keys, the door alone: `tests/ray/test_door` has all of it.
+"""`openai` for Python and API keys, without Ray: `tests/ray/test_access` runs the whole server.
 
-Who is unknown is told so once; who has used up a limit comes back when it was told to.
+An unknown key fails once; a key that has used up a limit retries when Retry-After says.
 """
 
 import time
@@ -11,14 +11,14 @@ import openai
 import pytest
 from fastapi import FastAPI
 
-from serve_app.key_ledger import KeyLedger
+from serve_app.keys.ledger import KeyLedger
 from tests.clients.questions import about
-from tests.serve_app.doors import ALICE, behind_door, ring
+from tests.serve_app.apps import ALICE, make_app, ring
 from tests.serve_app.fakes import FakeBackend
-from tests.serve_app.test_key_ledger import HandClock
+from tests.serve_app.keys.test_ledger import HandClock
 
 LIMIT = 60
-"""Requests per minute, so that the next is due in a second."""
+"""Requests per minute, so that the next one is allowed after a second."""
 RETRY_AFTER_S = 1
 
 
@@ -30,12 +30,12 @@ def clock() -> HandClock:
 @pytest.fixture
 def door(clock: HandClock) -> FastAPI:
     keys = ring(requests_per_minute=LIMIT)
-    return behind_door(FakeBackend(), keys, KeyLedger(keys.limited, clock))
+    return make_app(FakeBackend(), keys, KeyLedger(keys.limited, clock))
 
 
 @pytest.fixture
 def answers() -> list[httpx2.Response]:
-    """Return what the client was answered."""
+    """Return a list for the answers that the client receives."""
     return []
 
 
@@ -43,7 +43,7 @@ def answers() -> list[httpx2.Response]:
 async def eager(
     door: FastAPI, clock: HandClock, answers: list[httpx2.Response]
 ) -> AsyncIterator[openai.AsyncOpenAI]:
-    """Return Alice's client, which would send again, while the door's clock stands still."""
+    """Yield Alice's client, which retries, while the server's clock stands still."""
 
     async def note(answer: httpx2.Response) -> None:
         answers.append(answer)
@@ -59,7 +59,7 @@ async def eager(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_unknown_key_raises_and_is_not_sent_again(
+async def test_an_unknown_key_raises_and_is_not_retried(
     eager: openai.AsyncOpenAI, answers: list[httpx2.Response], stream: bool
 ) -> None:
     with pytest.raises(openai.AuthenticationError) as caught:
@@ -72,7 +72,7 @@ async def test_an_unknown_key_raises_and_is_not_sent_again(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_used_up_limit_raises(eager: openai.AsyncOpenAI, stream: bool) -> None:
+async def test_an_exhausted_limit_raises(eager: openai.AsyncOpenAI, stream: bool) -> None:
     once = eager.with_options(max_retries=0)
     for _ in range(LIMIT):
         await once.chat.completions.create(**about("x", model="m"))
@@ -92,5 +92,5 @@ async def test_a_retry_waits_until_the_limit_has_refilled(
     refused_s = time.monotonic()
     await eager.chat.completions.create(**about("x", model="m"))
     assert [answer.status_code for answer in answers] == [429, 200]
-    # Of itself the client would have come again within half a second.
+    # By default, the client would have retried within half a second.
     assert time.monotonic() - refused_s >= RETRY_AFTER_S

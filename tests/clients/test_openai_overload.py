@@ -1,6 +1,6 @@
-"""`openai` for Python against a server that is full.
+"""`openai` for Python against a full server.
 
-It is refused at once, told when to come again, and served when it does.
+A request is refused at once with Retry-After, and its retry is served.
 """
 
 import time
@@ -18,9 +18,9 @@ from tests.ray.serve_run import Server
 
 @pytest.fixture
 def full(client: openai.OpenAI, window: Window) -> Iterator[ExitStack]:
-    """Fill the narrow model, running and waiting; closing what is yielded makes room."""
+    """Fill the narrow model's slot and its queue; closing the yielded stack makes room."""
     with ExitStack() as streams:
-        # A stream that has begun was admitted, so none is counted too early.
+        # A stream that has begun is surely admitted.
         for _ in range(2):
             stream = client.chat.completions.create(**endless(NARROW), stream=True)
             streams.enter_context(stream)
@@ -37,7 +37,7 @@ def test_a_full_server_refuses_with_503(client: openai.OpenAI, full: ExitStack) 
         assert int(caught.value.response.headers["retry-after"]) >= 1
 
 
-def test_a_retry_waits_as_long_as_it_was_told_and_is_served(
+def test_a_retry_waits_as_long_as_retry_after_says_and_is_served(
     server: Server, full: ExitStack
 ) -> None:
     sent_s: list[float] = []
@@ -45,7 +45,7 @@ def test_a_retry_waits_as_long_as_it_was_told_and_is_served(
 
     def note(answer: httpx2.Response) -> None:
         answers.append(answer)
-        # The server refuses first; then there is room.
+        # Make room once the server has refused.
         full.close()
 
     http = openai.DefaultHttpxClient(
@@ -60,5 +60,5 @@ def test_a_retry_waits_as_long_as_it_was_told_and_is_served(
         answer = client.chat.completions.create(**about(NAME, model=NARROW, max_tokens=4))
     assert [answer.status_code for answer in answers] == [503, 200]
     assert answer.choices[0].finish_reason == "length"
-    # Of itself the client would have come again within half a second.
+    # By default, the client would have retried within half a second.
     assert sent_s[1] - sent_s[0] >= int(answers[0].headers["retry-after"]) >= 1

@@ -1,7 +1,7 @@
-"""`openai` for Python: answers in a given shape, and calls of tools.
+"""`openai` for Python: structured answers and calls of tools.
 
-The embedded model was taught neither; that the shape holds is the grammar's work, so these tests
-say nothing of what the answers mean.
+The embedded model was trained for neither. Only the grammar makes its answers valid, so these tests
+check the form of answers, not their meaning.
 """
 
 import json
@@ -43,7 +43,7 @@ def arguments_of(call: Any) -> Any:
     return json.loads(call.function.arguments)
 
 
-def test_a_parsed_answer_is_an_instance_of_the_model_asked_for(client: openai.OpenAI) -> None:
+def test_a_parsed_answer_is_an_instance_of_the_requested_model(client: openai.OpenAI) -> None:
     answer = client.chat.completions.parse(**about(NAME), response_format=Weather)
     message = answer.choices[0].message
     assert isinstance(message.parsed, Weather)
@@ -56,7 +56,7 @@ def test_a_streamed_answer_parses_too(client: openai.OpenAI) -> None:
     assert isinstance(answer.choices[0].message.parsed, Weather)
 
 
-def test_the_shape_holds_at_any_temperature_and_for_each_of_n(client: openai.OpenAI) -> None:
+def test_answers_are_valid_at_any_temperature_and_for_each_of_n(client: openai.OpenAI) -> None:
     answer = client.chat.completions.parse(
         **about(NAME, temperature=2, seed=3), n=4, response_format=Weather
     )
@@ -70,13 +70,13 @@ def test_json_object_gives_an_object(client: openai.OpenAI) -> None:
         **about(NAME, max_tokens=512), response_format={"type": "json_object"}
     )
     choice = answer.choices[0]
-    # An object without bounds may be longer than the answer; what there is, is its beginning.
+    # An unbounded object may be longer than the answer, which then holds only its beginning.
     assert (choice.message.content or "").lstrip().startswith("{")
     if choice.finish_reason == "stop":
         assert isinstance(json.loads(choice.message.content or ""), dict)
 
 
-def test_a_schema_that_can_t_be_kept_is_refused_by_name(client: openai.OpenAI) -> None:
+def test_a_schema_that_cannot_be_honoured_is_refused_by_name(client: openai.OpenAI) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "nothing"}}}
     wanted: Any = {"name": "wrong", "schema": schema, "strict": True}
     with pytest.raises(openai.BadRequestError) as caught:
@@ -90,7 +90,7 @@ def test_a_schema_that_can_t_be_kept_is_refused_by_name(client: openai.OpenAI) -
 @pytest.mark.parametrize(
     "choice", ["required", {"type": "function", "function": {"name": "clock"}}]
 )
-def test_a_tool_that_must_be_called_is_called(client: openai.OpenAI, choice: Any) -> None:
+def test_a_required_tool_is_called(client: openai.OpenAI, choice: Any) -> None:
     answer = client.chat.completions.create(
         **about(NAME), tools=[WEATHER, CLOCK], tool_choice=choice
     )
@@ -107,7 +107,7 @@ def test_a_tool_that_must_be_called_is_called(client: openai.OpenAI, choice: Any
             Weather.model_validate(arguments_of(call))
 
 
-def test_streamed_calls_are_the_whole_ones_in_pieces(client: openai.OpenAI) -> None:
+def test_streamed_calls_join_to_the_whole_ones(client: openai.OpenAI) -> None:
     asked = about(NAME, tools=[WEATHER], tool_choice="required", parallel_tool_calls=False)
     whole = client.chat.completions.create(**asked).choices[0].message.tool_calls
     with client.chat.completions.stream(**asked) as stream:
@@ -121,13 +121,13 @@ def test_streamed_calls_are_the_whole_ones_in_pieces(client: openai.OpenAI) -> N
     ]
 
 
-def test_a_tool_that_must_not_be_called_is_not(client: openai.OpenAI) -> None:
+def test_with_tool_choice_none_no_tool_is_called(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(**about(NAME), tools=[WEATHER], tool_choice="none")
     assert answer.choices[0].message.tool_calls is None
     assert answer.choices[0].message.content
 
 
-def test_a_tool_s_answer_goes_back_to_the_model(client: openai.OpenAI) -> None:
+def test_a_tool_s_result_is_accepted(client: openai.OpenAI) -> None:
     asked = about(NAME, tools=[WEATHER])
     first = client.chat.completions.create(**asked, tool_choice="required")
     message = first.choices[0].message

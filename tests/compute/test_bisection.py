@@ -5,11 +5,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.engine.isolation import Blame, Isolation
+from deployments.compute.bisection import Bisection, Failure
 
 
 class Runs:
-    """Runs items, but not together with all of a bad combination."""
+    """Runs items, and fails if a batch contains a bad combination."""
 
     def __init__(self, *bad: set[int]) -> None:
         self.bad = bad
@@ -22,19 +22,19 @@ class Runs:
         return [-item for item in items]
 
 
-def isolate(runs: Runs, num_items: int) -> Isolation[int, list[int]]:
-    isolation = Isolation("the test", runs)
-    isolation.run(range(num_items))
-    return isolation
+def isolate(runs: Runs, num_items: int) -> Bisection[int, list[int]]:
+    bisection = Bisection("the test", runs)
+    bisection.run(range(num_items))
+    return bisection
 
 
-def ran(isolation: Isolation[int, list[int]]) -> list[int]:
-    for items, result in isolation.ran:
+def ran(bisection: Bisection[int, list[int]]) -> list[int]:
+    for items, result in bisection.ran:
         assert result == [-item for item in items]
-    return sorted(item for items, _ in isolation.ran for item in items)
+    return sorted(item for items, _ in bisection.ran for item in items)
 
 
-def test_what_passes_runs_once_and_together() -> None:
+def test_items_that_pass_run_once_and_together() -> None:
     runs = Runs()
     assert ran(isolate(runs, 5)) == [0, 1, 2, 3, 4]
     assert runs.attempts == [(0, 1, 2, 3, 4)]
@@ -43,19 +43,19 @@ def test_what_passes_runs_once_and_together() -> None:
 @pytest.mark.parametrize("bad", range(64))
 def test_one_bad_item_among_64_is_found_within_eight_more_runs(bad: int) -> None:
     runs = Runs({bad})
-    isolation = isolate(runs, 64)
-    assert isolation.blamed == [Blame(bad, is_out_of_memory=False)]
-    assert ran(isolation) == sorted(set(range(64)) - {bad})
+    bisection = isolate(runs, 64)
+    assert bisection.failures == [Failure(bad, is_out_of_memory=False)]
+    assert ran(bisection) == sorted(set(range(64)) - {bad})
     assert len(runs.attempts) <= 1 + 6 + 2
 
 
 @given(num_items=st.integers(1, 40), bad=st.sets(st.integers(0, 39), max_size=6))
-def test_each_bad_item_is_blamed_and_each_other_runs_once(num_items: int, bad: set[int]) -> None:
+def test_each_bad_item_fails_and_each_other_runs_once(num_items: int, bad: set[int]) -> None:
     runs = Runs(*({item} for item in bad))
-    isolation = isolate(runs, num_items)
+    bisection = isolate(runs, num_items)
     bad &= set(range(num_items))
-    assert sorted(blame.item for blame in isolation.blamed) == sorted(bad)
-    assert ran(isolation) == sorted(set(range(num_items)) - bad)
+    assert sorted(failure.item for failure in bisection.failures) == sorted(bad)
+    assert ran(bisection) == sorted(set(range(num_items)) - bad)
     assert len(runs.attempts) <= (len(bad) + 1) * (ceil(log2(num_items)) + 2)
 
 
@@ -63,29 +63,29 @@ def test_each_bad_item_is_blamed_and_each_other_runs_once(num_items: int, bad: s
     num_items=st.integers(2, 40),
     bad=st.lists(st.sets(st.integers(0, 39), min_size=2, max_size=4), min_size=1, max_size=4),
 )
-def test_an_error_that_needs_several_together_blames_none(
+def test_an_error_that_needs_several_items_fails_none_of_them(
     num_items: int, bad: list[set[int]]
 ) -> None:
-    isolation = isolate(Runs(*bad), num_items)
-    assert isolation.blamed == []
-    assert ran(isolation) == list(range(num_items))
+    bisection = isolate(Runs(*bad), num_items)
+    assert bisection.failures == []
+    assert ran(bisection) == list(range(num_items))
 
 
-def test_a_want_of_memory_is_told_apart() -> None:
+def test_out_of_memory_is_told_apart() -> None:
     def run(items: tuple[int, ...]) -> None:
         if 1 in items:
             raise torch.OutOfMemoryError("CUDA out of memory")
 
-    isolation = Isolation("the test", run)
-    isolation.run(range(3))
-    assert isolation.blamed == [Blame(1, is_out_of_memory=True)]
+    bisection = Bisection("the test", run)
+    bisection.run(range(3))
+    assert bisection.failures == [Failure(1, is_out_of_memory=True)]
 
 
-def test_a_device_that_is_gone_blames_none() -> None:
+def test_a_lost_device_fails_no_item() -> None:
     def run(items: tuple[int, ...]) -> None:
         raise torch.AcceleratorError("CUDA error: device-side assert triggered")
 
-    isolation = Isolation("the test", run)
+    bisection = Bisection("the test", run)
     with pytest.raises(torch.AcceleratorError):
-        isolation.run(range(3))
-    assert isolation.blamed == []
+        bisection.run(range(3))
+    assert bisection.failures == []

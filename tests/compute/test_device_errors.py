@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from deployments.engine.device_errors import is_fatal, is_out_of_memory, release_cache
+from deployments.compute.device_errors import is_fatal, is_out_of_memory, release_cache
 
 
 def test_the_cpu_allocators_own_error_is_out_of_memory() -> None:
@@ -22,11 +22,11 @@ def test_the_cpu_allocators_own_error_is_out_of_memory() -> None:
         (ValueError("out of memory, says the user"), False, False),
     ],
 )
-def test_errors_are_told_apart(error: Exception, is_short: bool, is_final: bool) -> None:
+def test_errors_are_classified(error: Exception, is_short: bool, is_final: bool) -> None:
     assert (is_out_of_memory(error), is_fatal(error)) == (is_short, is_final)
 
 
-def test_only_a_gpu_has_a_cache_to_give_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_gpu_has_a_cache_to_release(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
     monkeypatch.setattr(torch.cuda, "synchronize", asked.append)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: asked.append("emptied"))
@@ -38,7 +38,7 @@ def test_only_a_gpu_has_a_cache_to_give_back(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("still_answers", [False, True])
-def test_an_error_is_final_where_the_device_does_not_answer_any_more(
+def test_an_error_is_fatal_if_the_device_no_longer_answers(
     monkeypatch: pytest.MonkeyPatch, still_answers: bool
 ) -> None:
     error = torch.AcceleratorError("CUDA error: invalid configuration argument")

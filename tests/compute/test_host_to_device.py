@@ -1,6 +1,6 @@
 import torch
 
-from deployments.engine.host_copy import host_tensor, send, take_rows, to_device
+from deployments.compute.host_to_device import host_tensor, send, take_rows, to_device
 
 CPU = torch.device("cpu")
 

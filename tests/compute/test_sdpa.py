@@ -1,9 +1,11 @@
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from deployments.engine import softcap
-from deployments.engine.softcap import Scores, attend
+from deployments.compute import sdpa
+from deployments.compute.sdpa import Scores, attend, disable_cudnn_attention
 
 HEADS, GROUPS, QUERIES, KEYS, HEAD_DIM = 2, 3, 5, 5, 4
 
@@ -30,10 +32,10 @@ MASKS = {
 @pytest.mark.parametrize("max_scores", [1, HEADS * GROUPS * KEYS * 2, 10**6])
 @pytest.mark.parametrize("is_expanded", [True, False])
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
-def test_scores_are_bounded_before_the_mask_whatever_the_size_of_a_piece(
+def test_scores_are_bounded_before_the_mask_for_any_number_of_rows_at_once(
     monkeypatch: pytest.MonkeyPatch, mask: torch.Tensor | None, is_expanded: bool, max_scores: int
 ) -> None:
-    monkeypatch.setattr(softcap, "MAX_SCORES", max_scores)
+    monkeypatch.setattr(sdpa, "MAX_SCORES", max_scores)
     query, key, value = tensors(is_expanded=is_expanded)
     bounded = 2.0 * (query @ key.transpose(-1, -2) * 0.5 / 2.0).tanh()
     if mask is not None:
@@ -47,7 +49,7 @@ def test_scores_are_bounded_before_the_mask_whatever_the_size_of_a_piece(
 def test_causal_is_the_mask_of_the_lower_triangle(
     monkeypatch: pytest.MonkeyPatch, max_scores: int
 ) -> None:
-    monkeypatch.setattr(softcap, "MAX_SCORES", max_scores)
+    monkeypatch.setattr(sdpa, "MAX_SCORES", max_scores)
     query, key, value = tensors(is_expanded=True)
     scores = Scores(scale=None, softcap=2.0)
     causal = attend(query, key, value, attn_mask=None, is_causal=True, scores=scores)
@@ -56,7 +58,9 @@ def test_causal_is_the_mask_of_the_lower_triangle(
 
 
 @pytest.mark.parametrize("softcap", [None, 1e6])
-def test_without_a_bound_or_with_a_far_one_it_is_torchs_attention(softcap: float | None) -> None:
+def test_without_a_bound_or_with_a_very_large_one_it_equals_torchs_attention(
+    softcap: float | None,
+) -> None:
     query, key, value = tensors(is_expanded=True)
     scores = Scores(scale=None, softcap=softcap)
     output = attend(query, key, value, attn_mask=None, is_causal=True, scores=scores)
@@ -65,9 +69,33 @@ def test_without_a_bound_or_with_a_far_one_it_is_torchs_attention(softcap: float
     )
 
 
-def test_half_precision_comes_back_as_it_went_in() -> None:
+def test_half_precision_keeps_its_dtype_and_shape() -> None:
     query, key, value = (tensor.bfloat16() for tensor in tensors(is_expanded=True))
     scores = Scores(scale=None, softcap=2.0)
     output = attend(query, key, value, attn_mask=None, is_causal=True, scores=scores)
     assert output.dtype == torch.bfloat16
     assert output.shape == query.shape
+
+
+@pytest.fixture
+def cudnn_is_enabled() -> Iterator[None]:
+    """Enable cuDNN's attention, and restore the process's setting afterwards."""
+    before = torch._C._get_cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(enabled=True)
+    yield
+    torch.backends.cuda.enable_cudnn_sdp(before)
+
+
+@pytest.mark.usefixtures("cudnn_is_enabled")
+def test_on_a_gpu_cudnn_is_disabled_and_the_other_kernels_stay() -> None:
+    disable_cudnn_attention(torch.device("cuda", 0))
+    assert not torch._C._get_cudnn_sdp_enabled()
+    assert torch._C._get_flash_sdp_enabled()
+    assert torch._C._get_mem_efficient_sdp_enabled()
+    assert torch._C._get_math_sdp_enabled()
+
+
+@pytest.mark.usefixtures("cudnn_is_enabled")
+def test_on_a_cpu_cudnn_stays_enabled() -> None:
+    disable_cudnn_attention(torch.device("cpu"))
+    assert torch._C._get_cudnn_sdp_enabled()

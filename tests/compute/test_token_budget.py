@@ -1,13 +1,13 @@
-from deployments.engine.step_budget import GOOD_STEPS, StepBudget
+from deployments.compute.token_budget import GOOD_STEPS, TokenBudget
 
 
-def note_good_steps(budget: StepBudget, num_steps: int) -> None:
+def note_good_steps(budget: TokenBudget, num_steps: int) -> None:
     for _ in range(num_steps):
         budget.note_good_step()
 
 
-def test_a_failure_halves_what_was_tried_or_what_is_allowed() -> None:
-    budget = StepBudget(100)
+def test_a_failure_halves_the_step_or_the_budget_whichever_is_less() -> None:
+    budget = TokenBudget(100)
     budget.shrink(30)
     assert budget.tokens == 15
     budget.shrink(500)
@@ -15,14 +15,14 @@ def test_a_failure_halves_what_was_tried_or_what_is_allowed() -> None:
 
 
 def test_at_least_one_token_stays() -> None:
-    budget = StepBudget(100)
+    budget = TokenBudget(100)
     for _ in range(10):
         budget.shrink(3)
     assert budget.tokens == 1
 
 
-def test_it_doubles_after_good_steps_up_to_what_was_configured() -> None:
-    budget = StepBudget(100)
+def test_it_doubles_after_good_steps_up_to_the_configured_limit() -> None:
+    budget = TokenBudget(100)
     budget.shrink(60)
     note_good_steps(budget, GOOD_STEPS - 1)
     assert budget.tokens == 30
@@ -32,8 +32,8 @@ def test_it_doubles_after_good_steps_up_to_what_was_configured() -> None:
     assert budget.tokens == 100
 
 
-def test_a_failure_in_between_starts_the_count_anew() -> None:
-    budget = StepBudget(100)
+def test_a_failure_in_between_restarts_the_count() -> None:
+    budget = TokenBudget(100)
     budget.shrink(100)
     note_good_steps(budget, GOOD_STEPS - 1)
     budget.shrink(40)

@@ -4,12 +4,12 @@ import torch
 
 from deployments import assigned_device
 from deployments.assigned_device import open_assigned_device
-from deployments.gpu.device import CpuDevice, CudaDevice
+from deployments.device.device import CpuDevice, CudaDevice
 from tests.deployments.tiny_folder import spec
 
 
 class FakeContext:
-    """What Ray tells a worker of its resources."""
+    """What Ray tells a worker about its resources."""
 
     def __init__(self, resources: dict[str, float]) -> None:
         self._resources = resources
@@ -28,7 +28,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
 
 
-def test_without_ray_the_entry_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ray_the_entry_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     assert open_assigned_device(spec("m", num_gpus=0.0, device="auto")) == CpuDevice()
 
@@ -56,7 +56,7 @@ def test_a_share_within_rays_resolution_is_the_same_share(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(("asked", "given"), [(0.5, 0.0), (0.0, 1.0), (0.25, 0.5)])
-def test_another_share_than_the_entry_asks_for_is_refused(
+def test_a_share_that_differs_from_the_entry_s_is_refused(
     monkeypatch: pytest.MonkeyPatch, asked: float, given: float
 ) -> None:
     assign(monkeypatch, {"GPU": given} if given else {})

@@ -14,6 +14,9 @@ from deployments.contract import (
     GenerationRequest,
     ImagePart,
     ModelDescription,
+    PromptReasoning,
+    ReasoningDescription,
+    ReasoningTokens,
     Refused,
     RequestGroup,
     SamplingParams,
@@ -32,7 +35,7 @@ SAMPLING = SamplingParams(
 )
 MESSAGE = ChatMessage("user", (TextPart("look"), ImagePart(b"\x89PNG")))
 LIKELY = TokenLogprob(1, b"t", -0.5)
-CROSSING = [
+MESSAGES = [
     GenerationRequest("r", (MESSAGE,), SAMPLING, (8, 9)),
     GenerationRequest("r", "plain", SAMPLING),
     GenerationRequest("r", (1, 2), SAMPLING),
@@ -42,6 +45,9 @@ CROSSING = [
     Refused("full", 3, "replica", is_full=True),
     GenerationRequest("r", "plain", SAMPLING, default_max_tokens=16),
     TokenizeRequest((MESSAGE,), True, False, True),
+    GenerationRequest("r", (MESSAGE,), SAMPLING, template_kwargs=(("enable_thinking", False),)),
+    Accepted(12, "replica", PromptReasoning.BEGUN),
+    ReasoningDescription("qwen3", ReasoningTokens(1, 2)),
     TokenizedPrompt((1, 2), ("a", "b")),
     Accepted(12),
     TextDelta((1, 2), "text"),
@@ -54,22 +60,22 @@ CROSSING = [
 ]
 
 
-@pytest.mark.parametrize("value", CROSSING, ids=lambda value: type(value).__name__)
-def test_what_crosses_the_handle_arrives_unchanged(value: object) -> None:
+@pytest.mark.parametrize("value", MESSAGES, ids=lambda value: type(value).__name__)
+def test_a_message_arrives_unchanged(value: object) -> None:
     assert pickle.loads(pickle.dumps(value)) == value
 
 
-@pytest.mark.parametrize("value", CROSSING, ids=lambda value: type(value).__name__)
-def test_what_crosses_the_handle_can_not_be_changed(value: object) -> None:
+@pytest.mark.parametrize("value", MESSAGES, ids=lambda value: type(value).__name__)
+def test_a_message_is_immutable(value: object) -> None:
     with pytest.raises(FrozenInstanceError):
         setattr(value, type(value).__slots__[0], None)  # type: ignore[attr-defined] # slotted
 
 
 def test_an_image_is_not_printed_into_logs() -> None:
-    assert "PNG" not in repr(CROSSING[0])
+    assert "PNG" not in repr(MESSAGES[0])
 
 
-CALLED = ChatMessage("assistant", (), (ToolCall("c", "f", '{"a": "SECRET"}'),))
+ASSISTANT_CALL = ChatMessage("assistant", (), (ToolCall("c", "f", '{"a": "SECRET"}'),))
 
 
 @pytest.mark.parametrize(
@@ -77,13 +83,16 @@ CALLED = ChatMessage("assistant", (), (ToolCall("c", "f", '{"a": "SECRET"}'),))
     [
         GenerationRequest("r", "SECRET", SAMPLING),
         ClassificationRequest("r", ("SECRET",)),
-        GenerationRequest("r", (CALLED,), SAMPLING, tools=(Tool("f", "SECRET", '"SECRET"'),)),
-        CALLED,
+        GenerationRequest(
+            "r", (ASSISTANT_CALL,), SAMPLING, tools=(Tool("f", "SECRET", '"SECRET"'),)
+        ),
+        ASSISTANT_CALL,
         TextPart("SECRET"),
         TokenizeRequest("SECRET"),
+        GenerationRequest("r", "", SAMPLING, template_kwargs=(("name", "SECRET"),)),
         TokenizedPrompt((1,), ("SECRET",)),
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_nor_is_what_a_client_wrote(value: object) -> None:
+def test_a_client_s_text_is_not_printed_into_logs(value: object) -> None:
     assert "SECRET" not in repr(value)

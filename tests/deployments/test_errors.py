@@ -3,13 +3,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from deployments.engine.attention_call import UnsupportedAttentionError
-from deployments.engine.engine_limits import InvalidSequenceError, SequenceTooLongError
+from deployments.compute.attention_arguments import UnsupportedAttentionError
+from deployments.compute.errors import UnsupportedModelError
+from deployments.device.memory_budget import DeviceMemoryError
 from deployments.engine.engine_thread import EngineDeadError
-from deployments.engine.model_check import UnsupportedModelError
-from deployments.engine.sequence import IllegalTransitionError
+from deployments.engine.limits import InvalidSequenceError, SequenceTooLongError
+from deployments.engine.scheduling.sequence import IllegalTransitionError
 from deployments.errors import RaystreamError
-from deployments.gpu.budget import DeviceMemoryError
 
 
 def tree(root: type[RaystreamError]) -> Iterator[type[RaystreamError]]:
@@ -18,15 +18,13 @@ def tree(root: type[RaystreamError]) -> Iterator[type[RaystreamError]]:
         yield from tree(child)
 
 
-# A class of a test's own is no part of the tree.
+# Leave out classes that tests define.
 ERRORS = [error for error in tree(RaystreamError) if error.__module__ == "deployments.errors"]
 
 
 @pytest.mark.parametrize("error_class", ERRORS)
 @pytest.mark.parametrize("param", [None, "messages"])
-def test_an_error_crosses_a_process_border_unchanged(
-    error_class: type[RaystreamError], param: str | None
-) -> None:
+def test_an_error_pickles(error_class: type[RaystreamError], param: str | None) -> None:
     error = pickle.loads(pickle.dumps(error_class("what to do", param)))
     assert type(error) is error_class
     assert (error.message, error.param, str(error)) == ("what to do", param, "what to do")
@@ -44,16 +42,16 @@ def test_an_error_crosses_a_process_border_unchanged(
         UnsupportedModelError,
     ],
 )
-def test_so_does_an_error_of_the_engine(error_class: type[Exception]) -> None:
+def test_an_error_of_the_engine_pickles(error_class: type[Exception]) -> None:
     error = pickle.loads(pickle.dumps(error_class("what to do")))
     assert type(error) is error_class
     assert str(error) == "what to do"
 
 
 @pytest.mark.parametrize("error_class", ERRORS)
-def test_each_error_knows_its_status_type_and_code(error_class: type[RaystreamError]) -> None:
+def test_each_error_has_a_status_a_type_and_a_code(error_class: type[RaystreamError]) -> None:
     assert 400 <= error_class.status < 600
-    # 429 is the client's too, but OpenAI's clients know it by a type of its own.
+    # 429 is a client error too, but OpenAI's clients expect another type for it.
     is_clients = error_class.status < 500 and error_class.status != 429
     assert (error_class.type == "invalid_request_error") is is_clients
     assert error_class.code
@@ -65,6 +63,6 @@ def test_codes_are_unique() -> None:
 
 
 @pytest.mark.parametrize("error_class", ERRORS)
-def test_an_error_keeps_when_to_come_back(error_class: type[RaystreamError]) -> None:
+def test_an_error_pickles_with_its_retry_time(error_class: type[RaystreamError]) -> None:
     error = pickle.loads(pickle.dumps(error_class("later", None, 7)))
     assert (error.message, error.param, error.retry_after_s) == ("later", None, 7)

@@ -4,11 +4,16 @@ from typing import Any
 import pytest
 
 from deployments import metrics
-from deployments.engine.engine_stats import EngineStats
-from deployments.engine.output import FinishReason, TextDelta
-from deployments.metrics import ReplicaMetrics, StreamClock
+from deployments.engine.output import EngineStats, FinishReason, TextDelta
+from deployments.metrics import (
+    CLASSIFIER,
+    GENERATOR,
+    ClassifierMetrics,
+    GeneratorMetrics,
+    StreamClock,
+)
 
-NAMES = {
+GENERATOR_NAMES = {
     "num_requests_running",
     "num_requests_waiting",
     "kv_cache_usage_perc",
@@ -23,9 +28,20 @@ NAMES = {
 }
 """What dashboards ask for; see docs on metrics before changing one."""
 
+CLASSIFIER_NAMES = {
+    "num_requests_running",
+    "num_requests_waiting",
+    "request_success_total",
+    "prompt_tokens_total",
+    "batch_sequences",
+    "batch_tokens",
+    "e2e_request_latency_seconds",
+}
+"""What dashboards ask for."""
+
 
 class Recorder:
-    """Stands in the place of every metric of Ray and keeps what was recorded."""
+    """Replaces all of Ray's metrics and keeps what was recorded."""
 
     def __init__(self) -> None:
         self.values: dict[str, list[float]] = {}
@@ -38,16 +54,16 @@ class Recorder:
         *,
         description: str,
         boundaries: Sequence[float] = (),
-        tag_keys: Sequence[str] = (),
+        tag_keys: Sequence[str] | None = None,
     ) -> "RecordedMetric":
         assert description.endswith(".")
         self.values[name] = []
         self.boundaries[name] = boundaries
-        return RecordedMetric(self, name, tag_keys)
+        return RecordedMetric(self, name, tag_keys or ())
 
 
 class RecordedMetric:
-    """One metric of a recorder: gauge, counter and histogram at once."""
+    """One metric of a recorder: gauge, counter and histogram in one."""
 
     def __init__(self, recorder: Recorder, name: str, tag_keys: Sequence[str]) -> None:
         self._recorder = recorder
@@ -63,7 +79,7 @@ class RecordedMetric:
 
 
 class Now:
-    """A monotonic clock that a test moves."""
+    """A monotonic clock that the test sets."""
 
     def __init__(self) -> None:
         self.seconds = 100.0
@@ -91,34 +107,62 @@ def delta(num_tokens: int, reason: FinishReason | None = None) -> TextDelta:
     return TextDelta(tuple(range(num_tokens)), "", reason)
 
 
-def test_the_names_are_those_that_dashboards_know(recorder: Recorder) -> None:
-    ReplicaMetrics(4)
-    assert set(recorder.values) == NAMES
+def test_a_generator_has_the_names_that_dashboards_know(recorder: Recorder) -> None:
+    GeneratorMetrics(4)
+    assert set(recorder.values) == GENERATOR_NAMES
 
 
-def test_ray_takes_every_metric() -> None:
-    made: Any = ReplicaMetrics(4)
+def test_a_classifier_has_the_names_that_dashboards_know(recorder: Recorder) -> None:
+    ClassifierMetrics()
+    assert set(recorder.values) == CLASSIFIER_NAMES
+
+
+def test_a_name_in_both_tables_is_the_same_kind_of_metric() -> None:
+    # Ray merges both into one, with the kind and the buckets of the first that is registered.
+    for name in CLASSIFIER_NAMES & GENERATOR_NAMES:
+        assert (name in CLASSIFIER.gauges) is (name in GENERATOR.gauges)
+        assert (name in CLASSIFIER.counters) is (name in GENERATOR.counters)
+        if name in GENERATOR.histograms:
+            assert CLASSIFIER.histograms[name][1] == GENERATOR.histograms[name][1]
+
+
+def test_ray_takes_every_metric_of_a_generator() -> None:
+    made: Any = GeneratorMetrics(4)
     made.observe_engine(EngineStats(num_running=1, num_waiting=0, num_steps=1))
     made.observe_finish(FinishReason.STOP, duration_s=1)
 
 
-def test_buckets_ascend(recorder: Recorder) -> None:
-    ReplicaMetrics(4)
+def test_ray_takes_every_metric_of_a_classifier() -> None:
+    made: Any = ClassifierMetrics()
+    made.observe_batch(num_sequences=2, num_tokens=30)
+    made.observe_queue(num_running=1, num_waiting=0)
+
+
+def test_a_classifier_s_buckets_ascend(recorder: Recorder) -> None:
+    ClassifierMetrics()
+    for bounds in recorder.boundaries.values():
+        assert list(bounds) == sorted(set(bounds))
+
+
+def test_a_generator_s_buckets_ascend(recorder: Recorder) -> None:
+    GeneratorMetrics(4)
     buckets = {name: bounds for name, bounds in recorder.boundaries.items() if bounds}
-    assert set(buckets) == {name for name in NAMES if name.endswith("_seconds")}
+    assert set(buckets) == {name for name in GENERATOR_NAMES if name.endswith("_seconds")}
     for bounds in buckets.values():
         assert list(bounds) == sorted(set(bounds))
 
 
-def test_usage_is_the_part_of_the_slots_that_run(recorder: Recorder) -> None:
-    ReplicaMetrics(8).observe_engine(EngineStats(num_running=2, num_waiting=5, num_steps=9))
+def test_usage_is_the_fraction_of_slots_in_use(recorder: Recorder) -> None:
+    GeneratorMetrics(8).observe_engine(EngineStats(num_running=2, num_waiting=5, num_steps=9))
     assert recorder.values["num_requests_running"] == [2]
     assert recorder.values["num_requests_waiting"] == [5]
     assert recorder.values["kv_cache_usage_perc"] == [0.25]
 
 
-def test_gauges_are_set_only_when_more_than_the_steps_has_changed(recorder: Recorder) -> None:
-    made = ReplicaMetrics(8)
+def test_gauges_are_set_only_if_more_than_the_number_of_steps_has_changed(
+    recorder: Recorder,
+) -> None:
+    made = GeneratorMetrics(8)
     for num_running, num_steps in ((2, 1), (2, 2), (2, 3), (4, 4), (2, 4), (2, 5)):
         made.observe_engine(EngineStats(num_running, num_waiting=5, num_steps=num_steps))
     assert recorder.values["num_requests_running"] == [2, 4, 2]
@@ -126,8 +170,8 @@ def test_gauges_are_set_only_when_more_than_the_steps_has_changed(recorder: Reco
     assert recorder.values["kv_cache_usage_perc"] == [0.25, 0.5, 0.25]
 
 
-def test_reused_tokens_are_counted_once_however_often_one_looks(recorder: Recorder) -> None:
-    made = ReplicaMetrics(8)
+def test_cached_tokens_are_counted_once_however_often_stats_come(recorder: Recorder) -> None:
+    made = GeneratorMetrics(8)
     for num_prompt_tokens, num_cached_tokens in ((0, 0), (50, 0), (50, 0), (120, 40)):
         made.observe_engine(EngineStats(1, 0, 1, num_prompt_tokens, num_cached_tokens))
     assert recorder.values["prefix_cache_queries_total"] == [50, 70]
@@ -135,7 +179,7 @@ def test_reused_tokens_are_counted_once_however_often_one_looks(recorder: Record
 
 
 def test_a_stream_is_timed_from_its_arrival(recorder: Recorder, now: Now) -> None:
-    clock = StreamClock(ReplicaMetrics(8), arrived=99.0)
+    clock = StreamClock(GeneratorMetrics(8), arrived=99.0)
     clock.observe([delta(1)])
     now.seconds = 102.0
     clock.observe([delta(1), delta(3)])
@@ -148,15 +192,33 @@ def test_a_stream_is_timed_from_its_arrival(recorder: Recorder, now: Now) -> Non
     assert recorder.tags == [{"finished_reason": "stop"}]
 
 
-def test_a_stream_without_tokens_has_no_first_one(recorder: Recorder, now: Now) -> None:
-    clock = StreamClock(ReplicaMetrics(8), arrived=99.0)
+def test_a_stream_without_tokens_has_no_time_to_first_token(recorder: Recorder, now: Now) -> None:
+    clock = StreamClock(GeneratorMetrics(8), arrived=99.0)
     clock.observe([delta(0)])
     assert recorder.values["time_to_first_token_seconds"] == []
     assert recorder.values["generation_tokens_total"] == []
 
 
 def test_prompts_are_counted(recorder: Recorder) -> None:
-    replica = ReplicaMetrics(8)
+    replica = GeneratorMetrics(8)
     replica.count_prompt(5)
     replica.count_prompt(7)
     assert recorder.values["prompt_tokens_total"] == [5, 7]
+
+
+def test_a_classifier_records_what_happened(recorder: Recorder) -> None:
+    made = ClassifierMetrics()
+    made.observe_batch(num_sequences=3, num_tokens=40)
+    made.observe_batch(num_sequences=0, num_tokens=0)  # a probe
+    made.observe_queue(num_running=2, num_waiting=5)
+    made.count_texts(40)
+    made.observe_finish(duration_s=0.5)
+    assert recorder.values == {
+        "batch_sequences": [3],
+        "batch_tokens": [40],
+        "num_requests_running": [2],
+        "num_requests_waiting": [5],
+        "prompt_tokens_total": [40],
+        "request_success_total": [1],
+        "e2e_request_latency_seconds": [0.5],
+    }

@@ -8,19 +8,19 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
+from deployments.compute.errors import UnsupportedModelError
 from deployments.contract import (
     ClassificationRequest,
     Classified,
     ClassifierDescription,
     Refused,
 )
-from deployments.engine.model_check import UnsupportedModelError
+from deployments.device.memory_budget import DeviceMemoryError
 from deployments.errors import (
     ContextLengthExceededError,
     InvalidRequestError,
     ReplicaUnavailableError,
 )
-from deployments.gpu.budget import DeviceMemoryError
 from deployments.text_classifier import MAX_BATCH_SIZE, TextClassifier
 from tests.classifier.tiny_classifiers import LABELS, MODELS
 from tests.classifier.tiny_folder import framing_tokenizer, save_classifier
@@ -48,7 +48,7 @@ def default_settings(classifier: TextClassifier) -> Iterator[None]:
 
 
 class Gate:
-    """Stands before a replica's model and lets its batches through when told to."""
+    """Holds back the batches of a replica's model until it is opened."""
 
     def __init__(self, classifier: TextClassifier, monkeypatch: pytest.MonkeyPatch) -> None:
         self._model = classifier._placed.classifier._model
@@ -76,7 +76,7 @@ def gate(classifier: TextClassifier, monkeypatch: pytest.MonkeyPatch) -> Iterato
     gate = Gate(classifier, monkeypatch)
     yield gate
     gate.open()
-    classifier._worker.ping().result(DEADLINE_S)  # nothing runs by the gate any more
+    classifier._worker.ping().result(DEADLINE_S)  # no batch is in the gate any more
 
 
 def ask(*texts: str, truncate: bool = False) -> ClassificationRequest:
@@ -85,7 +85,7 @@ def ask(*texts: str, truncate: bool = False) -> ClassificationRequest:
 
 async def until(condition: Any) -> None:
     async with asyncio.timeout(DEADLINE_S):
-        while not condition():  # noqa: ASYNC110 - the line tells nobody that it has changed
+        while not condition():  # noqa: ASYNC110 - the queue does not announce changes
             await asyncio.sleep(0)
 
 
@@ -110,10 +110,12 @@ async def test_answers_are_the_stock_model_s_in_the_order_of_the_texts(
         assert (each.num_tokens, each.is_truncated) == (inputs.shape[1], False)
 
 
-async def test_it_tells_what_it_serves(classifier: TextClassifier) -> None:
+async def test_a_replica_describes_its_model(classifier: TextClassifier) -> None:
     told = await classifier.describe()
     labels = tuple(LABELS.values())
-    assert told == ClassifierDescription("tiny", told.created, 128, labels, is_multi_label=False)
+    assert told == ClassifierDescription(
+        "tiny", told.created, 128, labels, is_multi_label=False, root="tiny"
+    )
 
 
 async def test_a_text_that_is_too_long_is_refused_or_truncated(
@@ -129,7 +131,7 @@ async def test_a_text_that_is_too_long_is_refused_or_truncated(
     ]
 
 
-async def test_a_request_that_cannot_run_fails_alone(classifier: TextClassifier) -> None:
+async def test_a_request_that_cannot_run_fails_by_itself(classifier: TextClassifier) -> None:
     bad, good = await asyncio.gather(
         classifier.classify(ask("\ud800")), classifier.classify(ask("ok")), return_exceptions=True
     )
@@ -137,26 +139,26 @@ async def test_a_request_that_cannot_run_fails_alone(classifier: TextClassifier)
     assert isinstance(good, Classified)
 
 
-async def test_all_that_waits_while_the_device_is_busy_runs_together(
+async def test_requests_that_wait_while_the_device_is_busy_run_together(
     classifier: TextClassifier, gate: Gate
 ) -> None:
     first = asyncio.ensure_future(classified(classifier, "first"))
     await gate.wait_for_batch()
     others = [asyncio.ensure_future(classified(classifier, f"{i}", "x")) for i in range(5)]
-    await until(lambda: len(classifier._line._ready()) == 5)
+    await until(lambda: len(classifier._queue._ready()) == 5)
     gate.open()
     await asyncio.gather(first, *others)
     assert gate.batch_sizes == [1, 10]
 
 
-async def test_a_full_replica_refuses_and_says_when_to_come_back(
+async def test_a_full_replica_refuses_and_says_when_to_retry(
     classifier: TextClassifier, gate: Gate
 ) -> None:
     classifier.reconfigure({"max_queued_requests": 1})
     running = asyncio.ensure_future(classified(classifier, "running"))
     await gate.wait_for_batch()
     waiting = asyncio.ensure_future(classified(classifier, "waiting"))
-    await until(lambda: classifier._line.num_waiting == 1)
+    await until(lambda: classifier._queue.num_waiting == 1)
     refused = await classifier.classify(ask("one", "too", "many"))
     assert isinstance(refused, Refused)
     assert "max_queued_requests is 1" in refused.message
@@ -164,17 +166,17 @@ async def test_a_full_replica_refuses_and_says_when_to_come_back(
     assert refused.replica_id == classifier._replica_id
     classifier.reconfigure({"max_queued_requests": 2})
     late = asyncio.ensure_future(classified(classifier, "late"))
-    await until(lambda: len(classifier._line._ready()) == 2)
+    await until(lambda: len(classifier._queue._ready()) == 2)
     gate.open()
     await asyncio.gather(running, waiting, late)
 
 
-async def test_tokens_that_wait_are_bounded_too(classifier: TextClassifier, gate: Gate) -> None:
+async def test_waiting_tokens_are_bounded_too(classifier: TextClassifier, gate: Gate) -> None:
     classifier.reconfigure({"max_queued_tokens": 10})
     running = asyncio.ensure_future(classified(classifier, "running"))
     await gate.wait_for_batch()
     waiting = asyncio.ensure_future(classified(classifier, "x" * 4))
-    await until(lambda: len(classifier._line._ready()) == 1)
+    await until(lambda: len(classifier._queue._ready()) == 1)
     refused = await classifier.classify(ask("x" * 3))
     assert isinstance(refused, Refused)
     assert "6 tokens wait (max_queued_tokens is 10)" in refused.message
@@ -184,25 +186,23 @@ async def test_tokens_that_wait_are_bounded_too(classifier: TextClassifier, gate
     await asyncio.gather(running, waiting)
 
 
-async def test_a_request_that_is_cancelled_leaves_the_line(
-    classifier: TextClassifier, gate: Gate
-) -> None:
+async def test_a_cancelled_request_leaves_the_queue(classifier: TextClassifier, gate: Gate) -> None:
     running = asyncio.ensure_future(classified(classifier, "running"))
     await gate.wait_for_batch()
     gone = asyncio.ensure_future(classified(classifier, "gone", "as well"))
-    await until(lambda: len(classifier._line._ready()) == 1)
+    await until(lambda: len(classifier._queue._ready()) == 1)
     gone.cancel()
     with pytest.raises(asyncio.CancelledError):
         await gone
-    assert classifier._line.num_waiting == 0
+    assert classifier._queue.num_waiting == 0
     stays = asyncio.ensure_future(classified(classifier, "stays"))
-    await until(lambda: len(classifier._line._ready()) == 1)
+    await until(lambda: len(classifier._queue._ready()) == 1)
     gate.open()
     await asyncio.gather(running, stays)
     assert gate.batch_sizes == [1, 1]
 
 
-async def test_user_config_changes_how_requests_are_coalesced(
+async def test_user_config_changes_how_requests_are_batched(
     classifier: TextClassifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
@@ -224,27 +224,27 @@ async def test_user_config_changes_how_requests_are_coalesced(
     assert batching._get_batch_wait_timeout_s() == 0
 
 
-async def test_a_replica_that_has_answered_all_is_seen_to_be_idle(
+async def test_a_replica_that_has_answered_everything_reports_that_it_is_idle(
     classifier: TextClassifier, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[int, int]] = []
 
-    def observe_line(*, num_running: int, num_waiting: int) -> None:
+    def observe_queue(*, num_running: int, num_waiting: int) -> None:
         seen.append((num_running, num_waiting))
 
-    monkeypatch.setattr(classifier._metrics, "observe_line", observe_line)
+    monkeypatch.setattr(classifier._metrics, "observe_queue", observe_queue)
     running = asyncio.ensure_future(classified(classifier, "running"))
     await gate.wait_for_batch()
     waiting = asyncio.ensure_future(classified(classifier, "waiting"))
-    await until(lambda: len(classifier._line._ready()) == 1)
+    await until(lambda: len(classifier._queue._ready()) == 1)
     gate.open()
     await asyncio.gather(running, waiting)
-    # The first may be of a batch whose test has ended: it is noted after it is answered.
+    # The first may be of an earlier test's batch, which is recorded after it is answered.
     await until(lambda: seen[-1:] == [(0, 0)])
 
 
 @pytest.mark.parametrize("name", ["bart", "t5", "xlnet", "fnet"])
-async def test_a_model_that_takes_no_bare_token_or_no_padding_is_served(
+async def test_a_model_that_needs_special_tokens_or_takes_no_padding_is_served(
     name: str, tmp_path: Path
 ) -> None:
     save_classifier(tmp_path, MODELS[name]())
@@ -260,12 +260,12 @@ async def test_a_model_that_takes_no_bare_token_or_no_padding_is_served(
         made.__del__()
 
 
-def test_a_setting_that_nobody_knows_is_refused(classifier: TextClassifier) -> None:
+def test_an_unknown_setting_is_refused(classifier: TextClassifier) -> None:
     with pytest.raises(ValueError, match="unknown keys in user_config: max_batch;"):
         classifier.reconfigure({"max_batch": 1})
 
 
-async def test_a_healthy_replica_says_so_idle_or_busy(
+async def test_a_healthy_replica_passes_its_check_idle_or_busy(
     classifier: TextClassifier, gate: Gate
 ) -> None:
     running = asyncio.ensure_future(classified(classifier, "running"))
@@ -286,7 +286,7 @@ async def test_a_replica_whose_worker_has_ended_is_unhealthy(folder: Path) -> No
     classifier.__del__()
 
 
-def test_a_replica_that_is_let_go_leaves_no_thread(folder: Path) -> None:
+def test_a_deleted_replica_leaves_no_thread(folder: Path) -> None:
     before = set(threading.enumerate())
     classifier = TextClassifier(spec(folder))
     classifier.__del__()
@@ -299,12 +299,14 @@ def test_a_folder_without_a_model_is_refused_in_one_line(tmp_path: Path) -> None
     assert "\n" not in str(caught.value)
 
 
-def test_a_micro_batch_that_does_not_fit_is_refused_at_the_start(
+def test_a_micro_batch_that_does_not_fit_fails_at_the_start(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def forward(*_: Any, **__: Any) -> Any:
         raise torch.OutOfMemoryError("out of memory")
 
-    monkeypatch.setattr("deployments.placed_classifier.SequenceClassifier.__call__", forward)
+    monkeypatch.setattr(
+        "deployments.classifier.placed_classifier.SequenceClassifier.__call__", forward
+    )
     with pytest.raises(DeviceMemoryError, match="lower max_batched_tokens or max_model_len"):
         TextClassifier(spec(folder))

@@ -7,7 +7,8 @@ from typing import Any, cast
 import pytest
 from llguidance import LLMatcher
 
-from deployments.async_engine import MAX_MESSAGES_PER_S
+from deployments.compute.cpu.linear.int8_linear import int8_obstacle
+from deployments.compute.errors import UnsupportedModelError
 from deployments.contract import (
     Accepted,
     ChatMessage,
@@ -19,15 +20,14 @@ from deployments.contract import (
     TextPart,
     TokenizeRequest,
 )
-from deployments.engine.cpu.int8_linear import int8_obstacle
-from deployments.engine.model_check import UnsupportedModelError
+from deployments.device.memory_budget import DeviceMemoryError
 from deployments.errors import (
     ContextLengthExceededError,
     InvalidRequestError,
     RaystreamError,
     ReplicaUnavailableError,
 )
-from deployments.gpu.budget import DeviceMemoryError
+from deployments.generator.async_engine import MAX_MESSAGES_PER_S
 from deployments.text_generator import BATCH_WAIT_TIMEOUT_S, MAX_BATCH_SIZE, TextGenerator
 from tests.deployments.tiny_folder import save_text_model, spec
 from tests.engine.tiny_models import byte_tokenizer, generate, qwen2
@@ -61,21 +61,23 @@ def joined(deltas: list[TextDelta]) -> tuple[list[int], str]:
     return [i for d in deltas for i in d.token_ids], "".join(d.text for d in deltas)
 
 
-async def test_accepted_comes_first_and_alone_and_counts_the_prompt(
+async def test_the_first_message_is_only_accepted_with_the_prompt_s_length(
     generator: TextGenerator,
 ) -> None:
     first = await anext(aiter(generator.generate(GenerationRequest("r", "Hello", GREEDY))))
     assert first == [Accepted(5, generator._replica_id)]
 
 
-async def test_a_chat_is_rendered_by_the_models_template(generator: TextGenerator) -> None:
+async def test_a_chat_is_rendered_by_the_model_s_template(generator: TextGenerator) -> None:
     token_ids, _ = joined(await collect(generator, GenerationRequest("r", user("Hi"), GREEDY)))
     text = "<special1>user\nHi<special2><special1>assistant\n"
     prompt = byte_tokenizer().encode(text, add_special_tokens=False)
     assert token_ids == generate(qwen2, prompt, 8)
 
 
-async def test_what_arrives_together_is_answered_as_it_is_alone(generator: TextGenerator) -> None:
+async def test_requests_that_arrive_together_are_answered_as_by_themselves(
+    generator: TextGenerator,
+) -> None:
     prompts: list[str | tuple[int, ...] | tuple[ChatMessage, ...]] = [
         "one", (60, 61), user("two"), "three" * 9, user("four"), "five",
     ]  # fmt: skip
@@ -103,7 +105,7 @@ async def test_what_arrives_together_is_answered_as_it_is_alone(generator: TextG
         ),
     ],
 )
-async def test_a_request_that_cannot_run_is_refused_alone(
+async def test_only_the_request_that_cannot_run_is_refused(
     generator: TextGenerator,
     request_: GenerationRequest,
     error: type[RaystreamError],
@@ -119,7 +121,7 @@ async def test_a_request_that_cannot_run_is_refused_alone(
     assert answered[-1].finish_reason is not None
 
 
-async def test_two_requests_of_one_name_are_two_to_the_engine(generator: TextGenerator) -> None:
+async def test_two_requests_with_the_same_id_are_two_sequences(generator: TextGenerator) -> None:
     requests = [GenerationRequest("same", prompt, GREEDY) for prompt in ("one", "another")]
     together = await asyncio.gather(*(collect(generator, request) for request in requests))
     alone = [await collect(generator, request) for request in requests]
@@ -139,7 +141,7 @@ async def test_a_closed_stream_frees_its_slot(generator: TextGenerator) -> None:
             await generator.ping()
 
 
-async def test_sampling_is_keyed_so_that_a_resumed_stream_goes_on(
+async def test_a_resumed_stream_continues_with_the_same_tokens(
     generator: TextGenerator,
 ) -> None:
     sampling = SamplingParams(temperature=1, seed=5, max_tokens=12, ignore_eos=True)
@@ -154,14 +156,14 @@ async def test_sampling_is_keyed_so_that_a_resumed_stream_goes_on(
         assert rest[-1].finish_reason is FinishReason.LENGTH
 
 
-async def test_defaults_come_from_the_models_generation_config(generator: TextGenerator) -> None:
+async def test_defaults_come_from_the_model_s_generation_config(generator: TextGenerator) -> None:
     sampling = (await generator.describe()).default_sampling
     assert sampling == SamplingParams(
         temperature=0.7, top_k=20, top_p=0.9, min_p=0.05, repetition_penalty=1.1
     )
 
 
-async def test_a_parameter_that_the_model_can_not_take_is_refused_by_its_name(
+async def test_a_parameter_that_the_model_rejects_is_named(
     generator: TextGenerator,
 ) -> None:
     sampling = SamplingParams(max_tokens=8, logit_bias=((300, 1.0),))
@@ -170,7 +172,7 @@ async def test_a_parameter_that_the_model_can_not_take_is_refused_by_its_name(
     assert caught.value.param == "logit_bias"
 
 
-async def test_logprobs_come_through_with_a_token_each(generator: TextGenerator) -> None:
+async def test_each_token_has_its_logprobs(generator: TextGenerator) -> None:
     sampling = SamplingParams(temperature=0, max_tokens=8, top_logprobs=2)
     deltas = await collect(generator, GenerationRequest("r", "x", sampling))
     told = [logprobs for delta in deltas for logprobs in delta.logprobs]
@@ -178,13 +180,14 @@ async def test_logprobs_come_through_with_a_token_each(generator: TextGenerator)
     assert all(logprobs.top[0] == logprobs.chosen for logprobs in told)
 
 
-async def test_health_runs_the_engine(generator: TextGenerator) -> None:
+async def test_a_health_check_runs_the_engine(generator: TextGenerator) -> None:
     before = generator._engine.stats.num_steps
     await generator.check_health()
     await generator.check_health()
     assert generator._engine.stats.num_steps > before
 
 
+@pytest.mark.slow
 async def test_a_dead_engine_fails_health_and_requests(folder: Path) -> None:
     generator = TextGenerator(spec(folder))
     await generator.check_health()
@@ -195,7 +198,7 @@ async def test_a_dead_engine_fails_health_and_requests(folder: Path) -> None:
         await collect(generator, GenerationRequest("r", "x", GREEDY))
 
 
-def test_user_config_sets_the_batch_knobs_or_nothing(generator: TextGenerator) -> None:
+def test_user_config_sets_the_batching_or_changes_nothing(generator: TextGenerator) -> None:
     batching: Any = generator._encode
     generator.reconfigure({"max_batch_size": 8, "batch_wait_timeout_s": 0.001})
     with pytest.raises(ValueError, match="max_batch_sise"):
@@ -207,7 +210,7 @@ def test_user_config_sets_the_batch_knobs_or_nothing(generator: TextGenerator) -
     assert batching._get_batch_wait_timeout_s() == BATCH_WAIT_TIMEOUT_S
 
 
-async def test_user_config_sets_how_often_a_stream_is_told(generator: TextGenerator) -> None:
+async def test_user_config_sets_how_often_a_stream_sends(generator: TextGenerator) -> None:
     request = GenerationRequest("r", "x", SamplingParams(temperature=0, max_tokens=60))
     whole = joined(await collect(generator, request))
     generator.reconfigure({"max_messages_per_s": 1 / 3600})
@@ -226,13 +229,14 @@ def test_a_folder_without_a_model_is_refused_in_one_line(tmp_path: Path) -> None
     assert "\n" not in str(caught.value)
 
 
-def test_a_model_that_does_not_fit_is_refused_with_what_to_change(folder: Path) -> None:
+def test_a_model_that_does_not_fit_is_refused_with_advice(folder: Path) -> None:
     with pytest.raises(DeviceMemoryError, match="lower max_model_len"):
         TextGenerator(spec(folder, max_model_len=10**12))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("prefix_caching", "num_cached"), [(True, 39), (False, 0)])
-async def test_a_prompt_that_was_seen_is_reused_unless_that_is_off(
+async def test_a_repeated_prompt_is_reused_unless_prefix_caching_is_off(
     folder: Path, prefix_caching: bool, num_cached: int
 ) -> None:
     generator = TextGenerator(spec(folder, prefix_caching=prefix_caching))
@@ -246,7 +250,7 @@ async def test_a_prompt_that_was_seen_is_reused_unless_that_is_off(
 
 
 @pytest.mark.skipif(int8_obstacle() is not None, reason=str(int8_obstacle()))
-async def test_a_replica_answers_on_int8_weights_if_it_is_told_to(
+async def test_a_replica_answers_with_int8_weights(
     folder: Path, generator: TextGenerator, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -258,7 +262,7 @@ async def test_a_replica_answers_on_int8_weights_if_it_is_told_to(
     on_int8.__del__()
 
 
-async def test_a_grammar_is_kept_to_and_compiled_off_the_engines_thread(
+async def test_an_answer_follows_its_grammar(
     generator: TextGenerator,
 ) -> None:
     grammar = LLMatcher.grammar_from_json_schema('{"enum": ["red", "green"]}')
@@ -275,7 +279,9 @@ async def test_a_grammar_that_the_model_cannot_follow_is_refused(generator: Text
     assert refused.value.param == "response_format"
 
 
-async def test_tokens_are_told_and_told_back_without_an_answer(generator: TextGenerator) -> None:
+async def test_text_becomes_tokens_and_text_again_without_an_engine_step(
+    generator: TextGenerator,
+) -> None:
     num_steps = generator._engine.stats.num_steps
     told = await generator.tokenize(TokenizeRequest(user("Hi")))
     assert await generator.detokenize(told.token_ids) == (
@@ -287,7 +293,7 @@ async def test_tokens_are_told_and_told_back_without_an_answer(generator: TextGe
 
 
 @pytest.mark.parametrize(("prompt", "num_tokens"), [("x", 16), ("x" * 120, 8)])
-async def test_a_default_length_is_cut_to_what_the_model_s_length_leaves(
+async def test_a_default_length_is_cut_to_the_rest_of_the_model_s_length(
     generator: TextGenerator, prompt: str, num_tokens: int
 ) -> None:
     sampling = SamplingParams(temperature=0, ignore_eos=True)
@@ -297,7 +303,7 @@ async def test_a_default_length_is_cut_to_what_the_model_s_length_leaves(
     assert deltas[-1].finish_reason is FinishReason.LENGTH
 
 
-async def test_an_answer_is_as_long_as_the_generation_config_says_unless_the_request_does(
+async def test_a_request_s_length_overrides_the_generation_config_s(
     generator: TextGenerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(generator._placed.loaded.model.generation_config, "max_new_tokens", 5)
@@ -307,7 +313,7 @@ async def test_an_answer_is_as_long_as_the_generation_config_says_unless_the_req
         assert len(joined(deltas)[0]) == num_tokens
 
 
-async def test_numbers_that_no_tensor_holds_break_nothing(generator: TextGenerator) -> None:
+async def test_numbers_beyond_a_tensor_s_range_are_handled(generator: TextGenerator) -> None:
     sampling = SamplingParams(temperature=1e-300, top_k=10**30, min_tokens=10**30, top_p=1e-300)
     deltas = await collect(generator, GenerationRequest("r", "x" * 120, sampling))
     assert deltas[-1].finish_reason is FinishReason.LENGTH

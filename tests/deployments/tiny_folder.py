@@ -15,6 +15,17 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<special1>assistant\n{% endif %}"
 )
 
+REASONING_TEMPLATE = (
+    "{% for message in messages %}<special1>{{ message.role }}\n"
+    "{% if message.role == 'assistant' and '</think>' in message.content %}"
+    "{{ message.content.split('</think>')[-1].lstrip('\n') }}"
+    "{% else %}{{ message.content }}{% endif %}<special2>{% endfor %}"
+    "{% if add_generation_prompt %}<special1>assistant\n"
+    "{% if enable_thinking is defined and enable_thinking is false %}"
+    "<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+"""It treats reasoning as Qwen3's template does: dropped from earlier turns, on unless it is off."""
+
 
 def save_text_model(folder: Path, model: PreTrainedModel | None = None) -> Path:
     """Save a model with a byte-level tokenizer and a chat template."""
@@ -36,7 +47,7 @@ def save_text_model(folder: Path, model: PreTrainedModel | None = None) -> Path:
 
 
 def spec(source: str | Path, **changes: object) -> ModelSpec:
-    """Return a small replica's orders."""
+    """Return the spec of a small replica."""
     values: dict[str, object] = {
         "id": "tiny",
         "source": str(source),
@@ -49,4 +60,4 @@ def spec(source: str | Path, **changes: object) -> ModelSpec:
         "max_num_seqs": 4,
         "max_batched_tokens": 64,
     }
-    return ModelSpec(**{**values, **changes})  # type: ignore[arg-type] # a mapping has no types
+    return ModelSpec(**{**values, **changes})  # type: ignore[arg-type] # a mapping is untyped

@@ -2,12 +2,12 @@ from pathlib import Path
 
 import pytest
 
-from deployments.gpu.cgroup import free_bytes, num_cores
+from deployments.device.cgroup import free_bytes, num_cores
 
 
 @pytest.fixture
 def container(tmp_path: Path) -> Path:
-    """Return the limits of a pod with 1000 bytes and one and a half cores."""
+    """Return the cgroup of a pod with 1000 bytes and one and a half cores."""
     (tmp_path / "memory.max").write_text("1000\n")
     (tmp_path / "memory.current").write_text("700\n")
     (tmp_path / "memory.stat").write_text("anon 400\ninactive_file 250\nactive_file 50\n")
@@ -15,7 +15,7 @@ def container(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_limit_leaves_what_is_not_in_use(container: Path) -> None:
+def test_memory_below_the_limit_that_is_not_in_use_is_free(container: Path) -> None:
     assert free_bytes(container) == 1000 - (700 - 250)
     assert num_cores(container) == 1.5
 

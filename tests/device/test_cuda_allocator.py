@@ -3,22 +3,22 @@ import logging
 import pytest
 import torch
 
-from deployments.gpu.allocator import ALLOCATOR_VARIABLES, EXPANDABLE, let_segments_grow
+from deployments.device.cuda_allocator import ALLOCATOR_VARIABLES, EXPANDABLE, let_segments_grow
 
-SWITCH = "_accelerator_setAllocatorSettings"
+SETTER = "_accelerator_setAllocatorSettings"
 
 
 @pytest.fixture(autouse=True)
 def settings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Take the settings in the allocator's place, in an environment that has none."""
+    """Collect the allocator's settings, in an environment without any."""
     taken: list[str] = []
     for name in ALLOCATOR_VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(torch._C, SWITCH, taken.append)
+    monkeypatch.setattr(torch._C, SETTER, taken.append)
     return taken
 
 
-def test_segments_are_told_to_grow(settings: list[str]) -> None:
+def test_segments_are_set_to_grow(settings: list[str]) -> None:
     assert let_segments_grow()
     assert settings == [EXPANDABLE]
 
@@ -32,21 +32,21 @@ def test_settings_of_the_environment_are_left_alone(
     assert not settings
 
 
-def test_a_torch_without_the_switch_goes_on_without_it(
+def test_a_torch_without_the_setting_works_without_it(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.delattr(torch._C, SWITCH)
+    monkeypatch.delattr(torch._C, SETTER)
     with caplog.at_level(logging.WARNING):
         assert not let_segments_grow()
-    assert "no switch" in caplog.text
+    assert "no setting" in caplog.text
 
 
-def test_a_switch_that_refuses_is_told_and_survived(
+def test_a_torch_that_rejects_the_setting_is_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(settings: str) -> None:
         raise RuntimeError(f"no such key: {settings}")
 
-    monkeypatch.setattr(torch._C, SWITCH, refuse)
+    monkeypatch.setattr(torch._C, SETTER, refuse)
     assert not let_segments_grow()
     assert "no such key: expandable" in caplog.text

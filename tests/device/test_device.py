@@ -5,8 +5,8 @@ import psutil
 import pytest
 import torch
 
-from deployments.gpu import cgroup
-from deployments.gpu.device import (
+from deployments.device import cgroup
+from deployments.device.device import (
     LARGE_MODEL_BYTES,
     CpuDevice,
     CudaDevice,
@@ -22,7 +22,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, int]]:
-    """Let the process see a GPU of 80 GiB; return the shares that are enforced on it."""
+    """Make the process see a GPU of 80 GiB; return the shares that are enforced on it."""
     enforced: list[tuple[float, int]] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (70 * 2**30, 80 * 2**30))
@@ -56,7 +56,7 @@ def test_a_gpu_that_torch_does_not_see_is_refused_with_what_to_change(
         open_device(kind, has_gpu=has_gpu)
 
 
-def test_a_gpu_tells_its_memory_and_caps_the_process_to_its_share(
+def test_a_gpu_reports_its_memory_and_caps_the_process_at_its_share(
     gpu: list[tuple[float, int]],
 ) -> None:
     device = CudaDevice()
@@ -74,7 +74,7 @@ def test_a_cpu_offers_the_memory_that_is_free_and_caps_nothing() -> None:
     assert device.name.startswith("CPU")
 
 
-def test_a_containers_memory_limit_holds_below_what_the_machine_has_free(
+def test_a_container_s_memory_limit_bounds_the_machine_s_free_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(cgroup, "free_bytes", lambda: 12345)
@@ -85,7 +85,7 @@ def test_a_containers_memory_limit_holds_below_what_the_machine_has_free(
     ("num_cores", "allowed", "num_threads"),
     [(1, None, 1), (2, None, 1), (8, None, 7), (64, 4.0, 3), (64, 0.5, 1), (4, 8.0, 3)],
 )
-def test_a_small_model_leaves_one_of_the_cores_allowed_to_http_and_a_large_one_takes_all(
+def test_a_small_model_leaves_one_allowed_core_to_http_and_a_large_one_takes_all(
     monkeypatch: pytest.MonkeyPatch, num_cores: int, allowed: float | None, num_threads: int
 ) -> None:
     monkeypatch.setattr(cgroup, "num_cores", lambda: allowed)

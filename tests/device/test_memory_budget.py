@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.gpu.budget import (
+from deployments.device.memory_budget import (
     GIB,
     DeviceMemoryError,
     KVPlan,
@@ -32,7 +32,7 @@ def plan(total: int, share: float, demand: MemoryDemand, num_seqs: int) -> KVPla
         return None
 
 
-def test_slots_take_what_weights_and_a_step_leave_of_the_share() -> None:
+def test_slots_take_the_share_without_weights_and_a_step() -> None:
     demand = MemoryDemand(weight_bytes=15 * GIB, activation_bytes=GIB, slot_bytes=GIB // 2)
     # 80 GiB x 0.5, less a tenth, is 36 GiB; 20 GiB of them are left.
     planned = plan_kv_slots(total_bytes=80 * GIB, share=0.5, demand=demand, max_num_seqs=256)
@@ -40,7 +40,7 @@ def test_slots_take_what_weights_and_a_step_leave_of_the_share() -> None:
     assert planned.kv_bytes == 20 * GIB
 
 
-def test_no_more_slots_are_made_than_sequences_may_run() -> None:
+def test_there_are_at_most_as_many_slots_as_sequences_may_run() -> None:
     demand = MemoryDemand(GIB, GIB, GIB)
     planned = plan_kv_slots(total_bytes=80 * GIB, share=1, demand=demand, max_num_seqs=8)
     assert planned.num_slots == 8
@@ -50,7 +50,7 @@ def test_no_more_slots_are_made_than_sequences_may_run() -> None:
 def test_a_plan_never_exceeds_its_share(
     spare: int, share: float, demand: MemoryDemand, num_seqs: int
 ) -> None:
-    # A tenth of the share is left free, and bytes are whole: so one slot at least has room.
+    # A tenth of the share stays free, and bytes are rounded; so at least one slot fits.
     needed = demand.weight_bytes + demand.activation_bytes + demand.slot_bytes
     total = int((needed + spare + 1) / (0.9 * share)) + 2
     planned = plan(total, share, demand, num_seqs)
@@ -61,7 +61,7 @@ def test_a_plan_never_exceeds_its_share(
 
 
 @given(TOTALS, SHARES, DEMANDS, NUM_SEQS)
-def test_what_is_left_would_not_hold_one_slot_more(
+def test_the_rest_would_not_hold_another_slot(
     total: int, share: float, demand: MemoryDemand, num_seqs: int
 ) -> None:
     planned = plan(total, share, demand, num_seqs)

@@ -1,4 +1,4 @@
-"""Requests for an engine, and what becomes of them step by step."""
+"""Requests for an engine, and a collector of their deltas."""
 
 from collections.abc import Iterable, Sequence
 from random import Random
@@ -8,7 +8,7 @@ import torch
 from deployments.engine.engine import Engine
 from deployments.engine.output import FinishReason, TextDelta
 from deployments.engine.sampling_params import SamplingParams
-from deployments.engine.sequence import SequenceRequest
+from deployments.engine.scheduling.sequence import SequenceRequest
 from tests.engine.tiny_models import (
     EOS_TOKEN_ID,
     IMAGE_SIZE,
@@ -24,7 +24,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=12)
 
 
 class Collector:
-    """Steps an engine and keeps what each sequence gained; when it is idle, nothing may be left."""
+    """Steps an engine and keeps each sequence's deltas; checks the invariants when it is idle."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -56,7 +56,7 @@ def random_prompt(random: Random, length: int) -> tuple[int, ...]:
 def image_request(
     name: str, random: Random, num_images: int, params: SamplingParams = GREEDY
 ) -> SequenceRequest:
-    """Return a prompt with images in the places that a processor would give them."""
+    """Return a prompt with images, placed as a processor would place them."""
     prompt: list[int] = []
     for _ in range(num_images):
         prompt += [*random_prompt(random, 3), 5, *[IMAGE_TOKEN_ID] * TOKENS_PER_IMAGE, 6]
@@ -70,7 +70,7 @@ def image_request(
 
 
 def run_staggered(engine: Engine, requests: Iterable[SequenceRequest]) -> Collector:
-    """Add a request before every second step, so that they meet others in every state."""
+    """Add a request before every second step, so that it meets others in every state."""
     collector = Collector(engine)
     for request in requests:
         engine.add(request)

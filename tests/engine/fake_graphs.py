@@ -1,8 +1,8 @@
-"""CUDA graphs on a CPU: what a run asks of torch is recorded, and a replay does it again.
+"""Fake CUDA graphs on a CPU: a capture keeps the operators of a run, and a replay runs them again.
 
-As in a CUDA graph, no Python of the run is executed again: tensors that it did not make itself are
-known by their place in memory, and numbers are what they were. And what a capture forbids is
-refused: to look at a tensor's contents, and to bring data along from the host.
+As with a CUDA graph, a replay runs no Python of the run: tensors from outside keep their memory,
+and numbers keep their values. What a capture forbids raises: reading a tensor's contents, and
+copying data from the host.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,11 +13,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 FORBIDDEN = frozenset({"_local_scalar_dense", "lift_fresh", "nonzero", "masked_select", "equal"})
-"""What waits for the device, or copies from ordinary memory of the host."""
+"""Operators that wait for the device, or copy from pageable host memory."""
 
 
-class RecordedGraph(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch leaves it untyped
-    """A recording of operations, in the place of a captured graph."""
+class FakeGraph(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch leaves it untyped
+    """Captured operations, in place of a CUDA graph."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call] # as above
@@ -45,24 +45,24 @@ class RecordedGraph(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch
         def current(value: Any) -> Any:
             return made.get(id(value), value)
 
-        for func, args, kwargs, recorded in self._operations:
+        for func, args, kwargs, captured in self._operations:
             result = func(*tree_map(current, args), **tree_map(current, kwargs))
-            recorded_parts = recorded if isinstance(recorded, tuple | list) else (recorded,)
+            captured_parts = captured if isinstance(captured, tuple | list) else (captured,)
             parts = result if isinstance(result, tuple | list) else (result,)
-            made.update((id(old), new) for old, new in zip(recorded_parts, parts, strict=True))
+            made.update((id(old), new) for old, new in zip(captured_parts, parts, strict=True))
 
 
-class Recorder:
-    """Records runs; counts what it was asked for.
+class FakeCapturer:
+    """Captures runs as fake graphs, and counts them.
 
     Attributes:
-        graphs: What was recorded, in order.
-        num_warm_ups: Runs that were to be recorded.
-        error: What the next recordings raise; None lets them pass.
+        graphs: The captured graphs, in order.
+        num_warm_ups: How many runs were warmed up.
+        error: Raised by the next captures; None lets them succeed.
     """
 
     def __init__(self) -> None:
-        self.graphs: list[RecordedGraph] = []
+        self.graphs: list[FakeGraph] = []
         self.num_warm_ups = 0
         self.error: Exception | None = None
 
@@ -74,10 +74,10 @@ class Recorder:
         self.num_warm_ups += 1
         return run()
 
-    def capture(self, run: Callable[[], torch.Tensor]) -> RecordedGraph:
+    def capture(self, run: Callable[[], torch.Tensor]) -> FakeGraph:
         if self.error is not None:
             raise self.error
-        graph = RecordedGraph()
+        graph = FakeGraph()
         with graph:
             run()
         self.graphs.append(graph)

@@ -1,4 +1,4 @@
-"""What torch says of `varlen_attn`, done on a CPU by other operators."""
+"""torch's `varlen_attn` as documented, computed on a CPU by other operators."""
 
 from typing import Any
 
@@ -10,11 +10,11 @@ from torch.nn.functional import scaled_dot_product_attention
 class FakeVarlen:
     """Stands in for `torch.nn.attention.varlen.varlen_attn`, for one query per sequence.
 
-    As in torch, sequence i has the keys from `cu_seq_k[i]` on, `seqused_k[i]` of them, and nothing
-    looks at a tensor's contents on the host.
+    As in torch, sequence i has `seqused_k[i]` keys from `cu_seq_k[i]` on, and the host never reads
+    a tensor's contents.
 
     Attributes:
-        num_calls: How often it was called.
+        num_calls: The number of calls.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,37 +1,37 @@
-"""Faults to inject into a tiny model: forward passes that fail, ids that make no text."""
+"""Faults to inject into a tiny model: forward passes that fail, ids that can't be decoded."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
-from deployments.engine.model_loader import LoadedModel
+from deployments.engine.model.loader import LoadedModel
 
-CLIENTS_TEXT = "what nobody but the client may read"
+CLIENTS_TEXT = "text that only the client may read"
 
 Fault = Callable[[list[int]], Exception | None]
-"""Says of a pass's token ids why the pass fails, if it does."""
+"""Maps a pass's token ids to the error that it raises, or None."""
 
 
 class FaultyModel:
-    """Stands in for a model's `forward` and lets chosen passes fail.
+    """Stands in for a model's `forward` and makes chosen passes fail.
 
-    A pass fails at its end, when all its keys and values were written: that leaves the most behind.
+    A pass fails at its end, after writing all its keys and values, which leaves the most behind.
 
     Attributes:
-        fault: Asked at each pass.
-        passes: The token ids of each pass, those that failed included.
+        fault: Called at each pass.
+        passes: The token ids of each pass, including failed ones.
     """
 
     def __init__(self, loaded: LoadedModel, fault: Fault) -> None:
-        """Take the place of the model's forward."""
+        """Replace the model's `forward`."""
         self.fault = fault
         self.passes: list[list[int]] = []
         self._stock = loaded.model.forward
         loaded.model.forward = self
 
     def __call__(self, **inputs: Any) -> Any:
-        """Run the pass, then fail if it is to."""
+        """Run the pass, then raise its fault, if any."""
         token_ids = inputs["input_ids"][0].tolist()
         self.passes.append(token_ids)
         output = self._stock(**inputs)
@@ -42,11 +42,11 @@ class FaultyModel:
 
 
 def no_fault(_: list[int]) -> None:
-    """Let every pass succeed."""
+    """Make every pass succeed."""
 
 
 def out_of_memory_above(num_tokens: int) -> Fault:
-    """Let passes of more tokens fail."""
+    """Make passes of more tokens run out of memory."""
 
     def fault(token_ids: list[int]) -> Exception | None:
         if len(token_ids) <= num_tokens:
@@ -57,7 +57,7 @@ def out_of_memory_above(num_tokens: int) -> Fault:
 
 
 def broken_by(bad_ids: Iterable[int]) -> Fault:
-    """Let passes with one of these ids fail."""
+    """Make passes with one of these ids fail."""
     bad = frozenset(bad_ids)
 
     def fault(token_ids: list[int]) -> Exception | None:
@@ -67,7 +67,7 @@ def broken_by(bad_ids: Iterable[int]) -> Fault:
 
 
 def make_undecodable(loaded: LoadedModel, bad_ids: Iterable[int]) -> None:
-    """Let the tokenizer raise on these ids, with a client's text in its message."""
+    """Make the tokenizer raise on these ids, with a client's text in the message."""
     stock, bad = loaded.tokenizer.decode, frozenset(bad_ids)
 
     def decode(token_ids: list[int], **options: Any) -> Any:

@@ -1,7 +1,7 @@
-"""`make table`: writes README's table of models from the families that the tests hold.
+"""`make table`: writes README's table of models from the families in the tests.
 
-What a family exercises is read off its tiny model, so the table claims nothing that no test runs. A
-test refuses a README whose table is another.
+The features of a family are read off its tiny model, so the table claims only what the tests run. A
+test fails if README's table differs.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,7 +11,7 @@ from textwrap import fill
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import get_layer_types_and_kwargs
 
-from deployments.engine.model_check import has_images
+from deployments.engine.model.support import has_images
 from tests.engine.scenarios import SCENARIOS
 from tests.engine.tiny_models import FAMILIES, Family
 
@@ -43,10 +43,10 @@ def with_table(readme: str) -> str:
 
 
 def table() -> str:
-    """Return the table in Markdown, and what each of its lines was tested under."""
+    """Return the table in Markdown, followed by the scenarios that each line is tested under."""
     rows = "".join(_row(family) for family in FAMILIES)
     promise = (
-        "Each line gives, token by token, what `model.generate` gives (float32, greedy), whatever "
+        "Each of these models gives the tokens of `model.generate` (float32, greedy), whatever "
         f"happens around a sequence: {', '.join(SCENARIOS)}."
     )
     return f"\n{HEADER}{rows}\n{fill(promise, WIDTH)}\n\n"
@@ -60,7 +60,7 @@ def _row(family: Family) -> str:
 
 
 def features_of(model: PreTrainedModel) -> list[str]:
-    """Name what a model asks of its attention and of its positions."""
+    """Name the features of attention and positions that a model needs."""
     text = model.config.get_text_config()
     found = [name for name, has in FEATURES.items() if has(text)]
     modules = {name.rpartition(".")[2] for name, _ in model.named_modules()}

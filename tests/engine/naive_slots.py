@@ -1,15 +1,15 @@
-"""Slots without tensors, which keep the token of each place."""
+"""Slots without tensors that keep the token at each position."""
 
 from collections.abc import Iterable
 
-from deployments.engine.slot_edits import SlotCopy, SlotEdit, SlotSwap, SlotWipe
-from deployments.engine.slot_table import MIN_REUSED_TOKENS
+from deployments.engine.scheduling.slot_edits import SlotCopy, SlotEdit, SlotSwap, SlotWipe
+from deployments.engine.scheduling.slot_table import MIN_REUSED_TOKENS
 
 
 class NaiveSlots:
-    """What each slot holds, token by token: one layer without a window and one with a ring.
+    """Each slot's contents, token by token: one layer without a window and one with a ring.
 
-    Tokens of images are written as strings, since the ids of their placeholders say nothing.
+    Image tokens are written as strings, since their placeholder ids don't identify the image.
     """
 
     def __init__(self, *, num_slots: int, length: int, capacity: int) -> None:
@@ -34,7 +34,7 @@ class NaiveSlots:
         self.rings[slot][position % self.capacity] = (position, token)
 
     def gives(self, slot: int, token_ids: list[int]) -> bool:
-        """Return whether a slot holds all that the token after these needs."""
+        """Return whether a slot holds the whole context of the token after these."""
         num_tokens = len(token_ids)
         seen = range(max(0, num_tokens - self.capacity + 1), num_tokens)
         return self.whole[slot][:num_tokens] == token_ids and all(
@@ -45,6 +45,6 @@ class NaiveSlots:
         lengths = range(len(wanted) - 1, MIN_REUSED_TOKENS - 1, -1)
         return next((n for n in lengths if any(self.gives(s, wanted[:n]) for s in slots)), 0)
 
-    def is_clean_behind(self, slot: int, num_tokens: int) -> bool:
+    def is_clean_after(self, slot: int, num_tokens: int) -> bool:
         ring = self.rings[slot][num_tokens:]
         return all(token is None for token in (*self.whole[slot][num_tokens:], *ring))

@@ -1,4 +1,4 @@
-"""What the sampler must equal: one row, float64, every step as its definition reads."""
+"""A reference for the sampler: one row, float64, each step written as its definition."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -39,7 +39,7 @@ def adjusted(
 
 
 def probabilities(logits: Sequence[float], params: SamplingParams) -> list[float]:
-    """Return how likely each token is to be drawn from adjusted logits."""
+    """Return each token's probability of being sampled from adjusted logits."""
     if params.temperature == 0:
         return [float(at == logits.index(max(logits))) for at in range(len(logits))]
     likely = _softmax([logit / params.temperature for logit in logits])
@@ -54,13 +54,13 @@ def probabilities(logits: Sequence[float], params: SamplingParams) -> list[float
     return _keep(likely, nucleus)
 
 
-def draw(likely: Sequence[float], number: float) -> int:
-    """Return the first token up to which the probabilities sum to more than the number."""
+def choose(likely: Sequence[float], number: float) -> int:
+    """Return the first token at which the cumulative probability exceeds the number."""
     return next(at for at, total in enumerate(accumulate(likely)) if total > number)
 
 
 def margin(logits: Sequence[float], params: SamplingParams) -> float:
-    """Return how near to a bound of min_p or top_p a token is; float32 can't tell the nearest."""
+    """Return a token's least distance to a bound of min_p or top_p; float32 blurs tiny ones."""
     likely = _softmax([logit / params.temperature for logit in logits])
     near = [abs(p / max(likely) - params.min_p) for p in likely if params.min_p]
     before_top_p = probabilities(
@@ -75,7 +75,7 @@ def margin(logits: Sequence[float], params: SamplingParams) -> float:
 
 
 def _by_likelihood(logits: Sequence[float]) -> list[int]:
-    """Return the token ids, the likeliest first, of equals the lower first."""
+    """Return the token ids by falling likelihood; ties go to the lower id."""
     return sorted(range(len(logits)), key=lambda at: (-logits[at], at))
 
 

@@ -1,25 +1,25 @@
-"""How requests reach an engine: each way must give the tokens that `generate` gives."""
+"""Ways for requests to reach an engine; each must give the tokens of `generate`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from deployments.engine.model_loader import LoadedModel
-from deployments.engine.sequence import SequenceRequest
+from deployments.engine.model.loader import LoadedModel
+from deployments.engine.scheduling.sequence import SequenceRequest
 from tests.engine.collector import Collector
 from tests.engine.tiny_models import make_engine
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """Circumstances that must change nothing.
+    """Circumstances that must not change any token.
 
     Attributes:
-        num_slots: Sequences that run at once.
-        budget: Tokens in one step.
+        num_slots: Most sequences that run at once.
+        budget: Most tokens in one step.
         steps_between: Steps after each arrival.
-        victims: The places of the requests that are aborted while others run.
-        num_generated: Tokens that each request brings along.
-        is_warm: Whether the engine has warmed up, and runs what it has recorded of the model.
+        victims: Indices of the requests that are aborted while others run.
+        num_generated: Generated tokens that each request brings along.
+        is_warm: Whether the engine has warmed up and runs the traced model.
     """
 
     num_slots: int = 8
@@ -31,7 +31,7 @@ class Scenario:
 
 
 SCENARIOS: Mapping[str, Scenario] = {
-    # A recording takes its time; one scenario in which rows of all kinds meet is enough.
+    # Tracing is slow; one scenario in which rows of all kinds meet is enough.
     "staggered arrivals": Scenario(num_slots=3, budget=24, steps_between=2, is_warm=True),
     "aborts in between": Scenario(num_slots=3, budget=24, victims=(0, 3)),
     "prefill in chunks": Scenario(budget=8),
@@ -52,17 +52,17 @@ def run(
         scenario: The circumstances.
         loaded: The model.
         requests: What to run, greedily.
-        expected: The tokens that each request should get, by its id; some of them may be brought
-            along.
+        expected: The tokens that each request should get, by its id; some of them may come with
+            the request.
 
     Returns:
-        The tokens of each request that was not aborted, those that it brought along included.
+        The tokens of each request that was not aborted, including those it brought along.
     """
     engine = make_engine(loaded, num_slots=scenario.num_slots, budget=scenario.budget)
     if scenario.is_warm:
         engine.warm_up()
     collector = Collector(engine)
-    # The last token is never brought along: such a request would be refused.
+    # Leave out the last token: a request with all its tokens would be refused.
     brought = {name: ids[:-1][: scenario.num_generated] for name, ids in expected.items()}
     for request in requests:
         generated = tuple(brought[request.sequence_id])

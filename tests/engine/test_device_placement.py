@@ -1,7 +1,7 @@
-"""Whether all tensors of a step lie on the model's device, with `meta` in the place of a GPU.
+"""Tests that all tensors of a step are on the model's device, with `meta` in place of a GPU.
 
-On `meta`, as on a GPU, operators refuse tensors of the host beside those of the device. There are
-no values, so what a step looks at on the host is made up.
+On `meta`, as on a GPU, operators refuse to mix tensors of the host and of the device. There are no
+values, so what a step reads back to the host is made up.
 """
 
 from typing import Any
@@ -17,19 +17,19 @@ from transformers import (
 )
 
 from benchmarks.gpu.shapes import TINY
-from deployments.engine.attention import ATTENTION_NAME, register_attention
-from deployments.engine.cuda.decode_graphs import DecodeGraphs
-from deployments.engine.decode_spans import CALL_COST_BYTES
-from deployments.engine.kv_slots import KVShape, KVSlots
-from deployments.engine.model_runner import ModelRunner
-from deployments.engine.sampler import sample
+from deployments.engine.attention.attention import ATTENTION_NAME, register_attention
+from deployments.engine.attention.decode_spans import CALL_COST_BYTES
+from deployments.engine.attention.kv_slots import KVShape, KVSlots
+from deployments.engine.model.runner import ModelRunner
+from deployments.engine.replay.cuda_graphs import DecodeGraphs
+from deployments.engine.sampling.row import SamplingRow
+from deployments.engine.sampling.sampler import sample
 from deployments.engine.sampling_params import SamplingParams
-from deployments.engine.sampling_row import SamplingRow
-from deployments.engine.scheduler import DecodeRow, PrefillChunk, StepPlan
-from deployments.engine.sequence import Sequence, SequenceRequest
-from deployments.engine.token_history import TokenHistory
-from tests.engine.cuda.fake_varlen import FakeVarlen
-from tests.engine.recorded_graphs import Recorder
+from deployments.engine.scheduling.scheduler import DecodeRow, PrefillChunk, StepPlan
+from deployments.engine.scheduling.sequence import Sequence, SequenceRequest
+from deployments.engine.scheduling.token_counts import TokenCounts
+from tests.engine.fake_graphs import FakeCapturer
+from tests.engine.fake_varlen import FakeVarlen
 
 META = torch.device("meta")
 VOCAB_SIZE = 2000
@@ -38,13 +38,13 @@ LOOK = torch.Tensor.tolist
 
 @pytest.fixture(autouse=True)
 def meta_as_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let looks at tensors without values find ones."""
+    """Make `tolist` of tensors without values return ones."""
 
     def look(tensor: torch.Tensor) -> Any:
         return LOOK(torch.ones(tensor.shape, dtype=tensor.dtype) if tensor.is_meta else tensor)
 
     monkeypatch.setattr(torch.Tensor, "tolist", look)
-    monkeypatch.setitem(CALL_COST_BYTES, "meta", 0)  # as many spans as can be
+    monkeypatch.setitem(CALL_COST_BYTES, "meta", 0)  # so that each row is a span of its own
 
 
 def qwen2() -> PreTrainedModel:
@@ -52,7 +52,7 @@ def qwen2() -> PreTrainedModel:
 
 
 def gemma3() -> PreTrainedModel:
-    """Windows in some layers."""
+    """Return a model with windows in some layers."""
     return Gemma3ForCausalLM(
         Gemma3TextConfig(
             vocab_size=512,
@@ -74,7 +74,7 @@ def sequence(name: str, num_tokens: int) -> Sequence:
 
 
 class Placed:
-    """A model and its slots on `meta`; two sequences that decode."""
+    """A model and its slots on `meta`, with two sequences that decode."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         register_attention()
@@ -99,7 +99,7 @@ def placed(request: pytest.FixtureRequest) -> Placed:
     return Placed(request.param())
 
 
-def test_prefill_beside_decoding_stays_on_the_device(placed: Placed) -> None:
+def test_a_step_of_prefill_and_decode_stays_on_the_device(placed: Placed) -> None:
     first, later = sequence("first", 20), sequence("later", 90)
     for chunks in (
         (PrefillChunk(first, 1, 0, 20), PrefillChunk(later, 3, 0, 50)),
@@ -115,15 +115,15 @@ def test_prefill_beside_decoding_stays_on_the_device(placed: Placed) -> None:
 def test_a_captured_step_stays_on_the_device(
     placed: Placed, monkeypatch: pytest.MonkeyPatch, reads_by_length: bool
 ) -> None:
-    varlen, recorder = FakeVarlen(monkeypatch), Recorder()
+    varlen, capturer = FakeVarlen(monkeypatch), FakeCapturer()
     graphs = DecodeGraphs(
-        placed.runner._compute, placed.kv, recorder, max_graphs=4, reads_by_length=reads_by_length
+        placed.runner._compute, placed.kv, capturer, max_graphs=4, reads_by_length=reads_by_length
     )
     for _ in range(2):
         logits = graphs.run(placed.rows)
         assert logits is not None
         assert (logits.device, logits.dtype, logits.shape) == (META, torch.float32, (2, 512))
-    assert recorder.num_replays == 1
+    assert capturer.num_replays == 1
     assert (varlen.num_calls > 0) == reads_by_length
 
 
@@ -142,11 +142,11 @@ def test_a_captured_step_stays_on_the_device(
     ],
 )
 def test_sampling_stays_on_the_device(params: SamplingParams) -> None:
-    history = TokenHistory((5, 6, 7), (8, 8)) if params.has_penalties else None
+    token_counts = TokenCounts((5, 6, 7), (8, 8)) if params.has_penalties else None
     rows = [
-        SamplingRow(params, 5, history),
+        SamplingRow(params, 5, token_counts),
         SamplingRow(SamplingParams(temperature=0), 5),
-        SamplingRow(params, 9, history, barred_token_ids=(3,)),
+        SamplingRow(params, 9, token_counts, barred_token_ids=(3,)),
         SamplingRow(params, 6, bitmask=torch.zeros(-(-VOCAB_SIZE // 32), dtype=torch.int32)),
     ]
     logits = torch.empty(len(rows), VOCAB_SIZE, device=META)

@@ -3,11 +3,11 @@ from random import Random
 import pytest
 import torch
 
-from deployments.engine.engine_limits import InvalidSequenceError, SequenceTooLongError
-from deployments.engine.model_check import UnsupportedModelError
+from deployments.compute.errors import UnsupportedModelError
+from deployments.engine.limits import InvalidSequenceError, SequenceTooLongError
 from deployments.engine.output import FinishReason
 from deployments.engine.sampling_params import SamplingParams
-from deployments.engine.sequence import SequenceRequest
+from deployments.engine.scheduling.sequence import SequenceRequest
 from tests.engine.collector import (
     GREEDY,
     image_request,
@@ -48,7 +48,7 @@ def test_abort_frees_the_slot_at_once() -> None:
     assert engine.stats.num_running == 1
 
 
-def test_sampled_tokens_are_the_same_alone_and_in_company() -> None:
+def test_sampled_tokens_are_the_same_alone_and_in_a_batch() -> None:
     loaded, requests = load(qwen2), sampled_requests(Random(21))
     together = run_staggered(make_engine(loaded), requests)
     for request in requests:
@@ -59,7 +59,7 @@ def test_sampled_tokens_are_the_same_alone_and_in_company() -> None:
 
 
 @pytest.mark.parametrize("num_generated", [1, 6, 11])
-def test_a_resumed_sequence_goes_on_as_if_uninterrupted(num_generated: int) -> None:
+def test_a_resumed_sequence_continues_as_if_uninterrupted(num_generated: int) -> None:
     loaded = load(qwen2)
     for request in sampled_requests(Random(22)):
         name = request.sequence_id
@@ -79,7 +79,7 @@ def test_a_resumed_sequence_goes_on_as_if_uninterrupted(num_generated: int) -> N
         assert resumed.deltas[name] == whole.deltas[name][num_generated:]
 
 
-def test_a_resumed_sequence_with_images_goes_on_as_if_uninterrupted() -> None:
+def test_a_resumed_sequence_with_images_continues_as_if_uninterrupted() -> None:
     loaded, request = load(gemma3), image_request("i", Random(23), 2)
     whole = run_staggered(make_engine(loaded), [request])
     resumed = run_staggered(
@@ -122,7 +122,7 @@ def test_a_stop_token_ends_the_text_and_is_counted_but_not_shown() -> None:
 
 
 @pytest.mark.parametrize(("skips", "text"), [(True, ""), (False, "<special3><special3>")])
-def test_special_tokens_are_shown_to_who_asks_for_them(skips: bool, text: str) -> None:
+def test_special_tokens_are_shown_on_request(skips: bool, text: str) -> None:
     params = SamplingParams(
         temperature=0, max_tokens=2, logit_bias=((5, 100.0),), skip_special_tokens=skips
     )
@@ -137,7 +137,7 @@ def test_a_stop_string_ends_the_text_before_itself() -> None:
     assert collector.finish_reason("s") is FinishReason.STOP
 
 
-def test_the_model_own_eos_ends_the_text_unless_it_is_ignored() -> None:
+def test_the_models_own_eos_ends_the_text_unless_it_is_ignored() -> None:
     model = load(qwen2)
     first = run_one(SamplingParams(temperature=0, max_tokens=4)).token_ids("s")[1]
     loaded = type(model)(model.model, model.tokenizer, None, frozenset({first, EOS_TOKEN_ID}))
@@ -158,7 +158,7 @@ def test_the_model_own_eos_ends_the_text_unless_it_is_ignored() -> None:
         (SequenceRequest("s", (-1,), GREEDY), InvalidSequenceError, "from 0 to 299"),
     ],
 )
-def test_what_cannot_run_is_refused_before_it_is_admitted(
+def test_a_sequence_that_cannot_run_is_refused_before_admission(
     request_: SequenceRequest, error: type[Exception], says: str
 ) -> None:
     engine = make_engine(load(qwen2))
@@ -167,14 +167,14 @@ def test_what_cannot_run_is_refused_before_it_is_admitted(
     assert not engine.has_work
 
 
-def test_an_id_that_runs_already_is_refused() -> None:
+def test_an_id_in_use_is_refused() -> None:
     engine = make_engine(load(qwen2))
     engine.add(SequenceRequest("s", (50,), GREEDY))
     with pytest.raises(InvalidSequenceError, match="exists"):
         engine.add(SequenceRequest("s", (51,), GREEDY))
 
 
-def test_a_sequence_that_breaks_the_model_fails_alone() -> None:
+def test_only_a_sequence_that_breaks_the_model_fails() -> None:
     random = Random(31)
     good = [SequenceRequest(f"g{i}", random_prompt(random, 9), GREEDY) for i in range(4)]
     bad = image_request("bad", random, 1)
@@ -190,7 +190,7 @@ def test_a_sequence_that_breaks_the_model_fails_alone() -> None:
         assert collector.token_ids(request.sequence_id) == expected
 
 
-def test_logits_that_are_not_finite_end_their_sequence_alone_and_leave_a_clean_slot() -> None:
+def test_non_finite_logits_end_only_their_sequence_and_leave_a_clean_slot() -> None:
     loaded, poison = load(qwen2), 299
     with torch.no_grad():
         loaded.model.get_parameter("model.embed_tokens.weight")[poison] = torch.nan
@@ -208,6 +208,7 @@ def broken(*_: object, **__: object) -> None:
     raise RuntimeError("CUDA error: device-side assert triggered")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_model_len", [2, 3, 96])
 def test_the_shortest_slots_warm_up_and_hold_a_prompt_and_a_token(max_model_len: int) -> None:
     engine = make_engine(load(qwen2), num_slots=1, max_model_len=max_model_len, budget=1)
@@ -219,13 +220,15 @@ def test_the_shortest_slots_warm_up_and_hold_a_prompt_and_a_token(max_model_len:
     assert collector.finish_reason("s") is FinishReason.LENGTH
 
 
+@pytest.mark.slow
 def test_warm_up_leaves_the_engine_empty() -> None:
     engine = make_engine(load(gemma3))
     engine.warm_up()
     assert not engine.has_work
 
 
-def test_after_its_warm_up_the_engine_runs_what_it_recorded() -> None:
+@pytest.mark.slow
+def test_after_its_warm_up_the_engine_runs_the_traced_model() -> None:
     loaded = load(qwen2)
     engine = make_engine(loaded)
     engine.warm_up()
@@ -234,7 +237,7 @@ def test_after_its_warm_up_the_engine_runs_what_it_recorded() -> None:
     assert collector.token_ids("s") == generate(qwen2, (60, 61, 62), 12)
 
 
-def test_warm_up_refuses_attention_that_the_engine_does_not_know() -> None:
+def test_warm_up_refuses_attention_that_the_engine_does_not_support() -> None:
     loaded = load(qwen2)
     attention = loaded.model.get_submodule("model.layers.0.self_attn")
     stock = attention.forward
@@ -243,7 +246,7 @@ def test_warm_up_refuses_attention_that_the_engine_does_not_know() -> None:
         make_engine(loaded).warm_up()
 
 
-def test_a_prompt_aborted_half_way_leaves_a_clean_slot_even_if_it_was_poisonous() -> None:
+def test_a_prompt_aborted_in_prefill_leaves_a_clean_slot_even_if_it_yields_nan() -> None:
     loaded, poison = load(qwen2), 299
     with torch.no_grad():
         loaded.model.get_parameter("model.embed_tokens.weight")[poison] = torch.nan
@@ -256,12 +259,13 @@ def test_a_prompt_aborted_half_way_leaves_a_clean_slot_even_if_it_was_poisonous(
     assert collector.token_ids("good") == generate(qwen2, (60, 61, 62), 12)
 
 
-def test_a_step_that_fails_for_everyone_is_not_counted_as_one(
+@pytest.mark.slow
+def test_a_step_that_fails_for_every_sequence_is_not_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     engine = make_engine(load(qwen2))
     engine.warm_up()
-    monkeypatch.setattr("deployments.engine.recorded_forward.attend_slots", broken)
+    monkeypatch.setattr("deployments.engine.model.traced_forward.attend_slots", broken)
     before = engine.stats.num_steps
     engine.add(SequenceRequest("s", (60,), GREEDY))
     assert [delta.finish_reason for _, delta in engine.step()] == [FinishReason.ERROR]

@@ -1,4 +1,4 @@
-"""Faults inside an engine: who ends, who goes on as if nothing had been, and what is left."""
+"""Faults inside an engine: which sequences end, which continue unaffected, and what is left."""
 
 import logging
 from collections.abc import Callable, Collection
@@ -10,16 +10,16 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from deployments.engine.engine_limits import InvalidSequenceError
-from deployments.engine.grammar import GrammarMatcher
-from deployments.engine.model_check import UnsupportedModelError
+from deployments.compute.errors import UnsupportedModelError
+from deployments.compute.token_budget import GOOD_STEPS
+from deployments.engine.grammar.matcher import GrammarMatcher
+from deployments.engine.limits import InvalidSequenceError
 from deployments.engine.output import FinishReason
-from deployments.engine.sampler import Sampled, sample
+from deployments.engine.recovery.step_recovery import OUT_OF_MEMORY
+from deployments.engine.sampling.row import SamplingRow
+from deployments.engine.sampling.sampler import Sampled, sample
 from deployments.engine.sampling_params import SamplingParams
-from deployments.engine.sampling_row import SamplingRow
-from deployments.engine.sequence import SequenceRequest
-from deployments.engine.step_budget import GOOD_STEPS
-from deployments.engine.step_guard import OUT_OF_MEMORY
+from deployments.engine.scheduling.sequence import SequenceRequest
 from tests.engine.collector import (
     GREEDY,
     Collector,
@@ -41,6 +41,7 @@ from tests.engine.faults import (
 from tests.engine.tiny_models import gemma3, generate, load, make_engine, mistral, qwen2
 
 BAD_ID = 40
+RECOVERY = "deployments.engine.recovery.sampling_recovery"
 
 
 def requests(num: int, seed: int = 41) -> list[SequenceRequest]:
@@ -55,7 +56,8 @@ def assert_equal(collector: Collector, expected: Collector) -> None:
         assert collector.finish_reason(name) is expected.finish_reason(name), name
 
 
-def test_one_bad_sequence_among_64_costs_few_passes_and_no_one_a_token() -> None:
+@pytest.mark.slow
+def test_one_bad_sequence_among_64_costs_few_passes_and_no_tokens() -> None:
     good = requests(63)
     expected = run_staggered(make_engine(load(qwen2), num_slots=64, budget=1000), good)
     loaded = load(qwen2)
@@ -72,8 +74,9 @@ def test_one_bad_sequence_among_64_costs_few_passes_and_no_one_a_token() -> None
     assert_equal(collector, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_tokens", [1, 2, 5, 9, 23])
-def test_out_of_memory_is_a_pause_and_no_error(num_tokens: int) -> None:
+def test_out_of_memory_delays_sequences_without_an_error(num_tokens: int) -> None:
     given = [*sampled_requests(Random(42)), *requests(5)]
     given = [SequenceRequest(f"n{i}", r.prompt_token_ids, r.params) for i, r in enumerate(given)]
     expected = run_staggered(make_engine(load(qwen2), num_slots=6), given)
@@ -85,7 +88,7 @@ def test_out_of_memory_is_a_pause_and_no_error(num_tokens: int) -> None:
 
 
 @pytest.mark.parametrize("make_model", [gemma3, mistral])
-def test_memory_that_runs_short_while_all_decode_preempts_and_resumes(
+def test_out_of_memory_while_all_decode_preempts_and_resumes(
     make_model: Callable[[], PreTrainedModel],
 ) -> None:
     random = Random(43)
@@ -114,7 +117,7 @@ def test_memory_that_runs_short_while_all_decode_preempts_and_resumes(
     assert_equal(collector, expected)
 
 
-def test_the_oldest_go_on_while_memory_is_short() -> None:
+def test_the_oldest_sequences_continue_while_memory_is_short() -> None:
     loaded = load(qwen2)
     model = FaultyModel(loaded, no_fault)
     collector = Collector(make_engine(loaded, num_slots=4, budget=100))
@@ -132,7 +135,7 @@ def test_the_oldest_go_on_while_memory_is_short() -> None:
     }
 
 
-def test_a_step_grows_again_when_memory_is_back() -> None:
+def test_steps_grow_again_when_memory_is_back() -> None:
     loaded = load(qwen2)
     model = FaultyModel(loaded, no_fault)
     engine = make_engine(loaded, num_slots=4)
@@ -149,7 +152,7 @@ def test_a_step_grows_again_when_memory_is_back() -> None:
     assert engine.stats.num_running == 4
 
 
-def test_only_what_lacks_memory_all_alone_ends() -> None:
+def test_only_a_sequence_that_lacks_memory_even_alone_ends() -> None:
     random = Random(44)
     given = [
         SequenceRequest("a", random_prompt(random, 5), GREEDY),
@@ -165,7 +168,7 @@ def test_only_what_lacks_memory_all_alone_ends() -> None:
         assert collector.token_ids(request.sequence_id) == expected
 
 
-def test_what_a_failed_pass_has_written_does_not_stay_in_a_slot_that_is_left() -> None:
+def test_a_vacated_slot_keeps_nothing_that_a_failed_pass_wrote() -> None:
     loaded = load(qwen2)
     is_bad, is_too_long = broken_by([BAD_ID]), out_of_memory_above(5)
     FaultyModel(loaded, lambda token_ids: is_bad(token_ids) or is_too_long(token_ids))
@@ -173,7 +176,7 @@ def test_what_a_failed_pass_has_written_does_not_stay_in_a_slot_that_is_left() -
     long = SequenceRequest("long", random_prompt(Random(47), 20), GREEDY)
     engine.add(SequenceRequest("bad", (60, BAD_ID), GREEDY))
     engine.add(long)
-    # The bad one ends, and the long one, of which nothing is computed, takes its slot.
+    # The bad one ends, and the long one, with nothing computed yet, takes its slot.
     assert [name for name, _ in engine.step()] == ["bad"]
     engine.check()
     collector = run_staggered(engine, [])
@@ -182,7 +185,7 @@ def test_what_a_failed_pass_has_written_does_not_stay_in_a_slot_that_is_left() -
 
 @pytest.mark.parametrize("make_model", [qwen2, mistral])
 @pytest.mark.parametrize("is_aborted", [True, False])
-def test_what_a_failed_decode_step_has_written_is_given_to_nobody(
+def test_a_prefix_written_by_a_failed_decode_step_is_not_shared(
     make_model: Callable[[], PreTrainedModel], is_aborted: bool
 ) -> None:
     loaded, random = load(make_model), Random(49)
@@ -191,13 +194,13 @@ def test_what_a_failed_decode_step_has_written_is_given_to_nobody(
     engine, prompt = collector.engine, random_prompt(random, 20)
     engine.add(SequenceRequest("donor", prompt, GREEDY))
     collector.step()
-    engine.add(SequenceRequest("beside", random_prompt(random, 9), GREEDY))
+    engine.add(SequenceRequest("neighbour", random_prompt(random, 9), GREEDY))
     model.fault = out_of_memory_above(5)
     collector.step()
     assert len(collector.deltas["donor"]) == 1
     model.fault = no_fault
-    # The donor's second token has been written, over the fourteenth where the window is of seven.
-    engine.abort("beside")
+    # The donor's second token was written, over the fourteenth where the window is seven tokens.
+    engine.abort("neighbour")
     if is_aborted:
         engine.abort("donor")
     engine.check()
@@ -208,14 +211,14 @@ def test_what_a_failed_decode_step_has_written_is_given_to_nobody(
     assert is_aborted or collector.token_ids("donor") == expected
 
 
-def test_who_has_run_again_after_a_failed_step_gives_its_prefix_again() -> None:
+def test_a_sequence_that_has_run_again_after_a_failed_step_shares_its_prefix_again() -> None:
     loaded, prompt = load(qwen2), random_prompt(Random(51), 20)
     model = FaultyModel(loaded, no_fault)
     collector = Collector(make_engine(loaded))
     engine = collector.engine
     engine.add(SequenceRequest("donor", prompt, GREEDY))
     collector.step()
-    engine.add(SequenceRequest("beside", random_prompt(Random(52), 9), GREEDY))
+    engine.add(SequenceRequest("neighbour", random_prompt(Random(52), 9), GREEDY))
     model.fault = out_of_memory_above(5)
     collector.step()
     model.fault = no_fault
@@ -226,7 +229,7 @@ def test_who_has_run_again_after_a_failed_step_gives_its_prefix_again() -> None:
     assert collector.token_ids("same") == collector.token_ids("donor")
 
 
-def test_no_memory_at_all_ends_everyone_with_an_error_and_leaves_nothing() -> None:
+def test_no_memory_at_all_ends_all_with_an_error_and_leaves_nothing() -> None:
     loaded = load(qwen2)
     FaultyModel(loaded, out_of_memory_above(0))
     engine = make_engine(loaded)
@@ -236,7 +239,7 @@ def test_no_memory_at_all_ends_everyone_with_an_error_and_leaves_nothing() -> No
     assert engine.stats.num_steps == 0
 
 
-def test_an_id_that_makes_no_text_ends_its_sequence_alone(
+def test_an_undecodable_id_ends_only_its_sequence(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     given = requests(6)
@@ -251,7 +254,10 @@ def test_an_id_that_makes_no_text_ends_its_sequence_alone(
         whole = expected.token_ids(name)
         if name in victims:
             assert collector.token_ids(name) == whole[: whole.index(third)]
-            assert collector.deltas[name][-1].error == "the tokens of this sequence make no text"
+            assert (
+                collector.deltas[name][-1].error
+                == "the tokens of this sequence can't be decoded to text"
+            )
         else:
             assert collector.token_ids(name) == whole
     assert victims < expected.deltas.keys()
@@ -259,27 +265,27 @@ def test_an_id_that_makes_no_text_ends_its_sequence_alone(
     assert CLIENTS_TEXT not in caplog.text
 
 
-def test_generated_ids_that_make_no_text_are_refused() -> None:
+def test_undecodable_generated_ids_are_refused() -> None:
     loaded = load(qwen2)
     make_undecodable(loaded, [77])
     engine = make_engine(loaded)
-    with pytest.raises(InvalidSequenceError, match="no text"):
+    with pytest.raises(InvalidSequenceError, match="decoded to text"):
         engine.add(SequenceRequest("s", (60,), GREEDY, (77,)))
     assert not engine.has_work
     engine.check()
 
 
 class FaultySampling:
-    """Stands in for `sample`; it fails for rows of a bad seed, and for too many rows.
+    """Stands in for `sample`; fails on rows with the bad seed, and on too many rows.
 
-    It fails at its end, when all was sampled: that leaves the most behind.
+    It fails after sampling, which is when a failure leaves the most behind.
     """
 
     BAD_SEED = 13
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, max_rows: int) -> None:
         self.max_rows = max_rows
-        monkeypatch.setattr("deployments.engine.sampling_guard.sample", self)
+        monkeypatch.setattr(f"{RECOVERY}.sample", self)
 
     def __call__(self, logits: torch.Tensor, rows: Rows[SamplingRow]) -> list[Sampled | None]:
         sampled = sample(logits, rows)
@@ -290,8 +296,9 @@ class FaultySampling:
         return sampled
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_rows", [99, 2, 1])
-def test_a_sampler_error_ends_its_sequence_alone_and_each_token_comes_once(
+def test_a_sampler_error_ends_only_its_sequence_and_each_token_comes_once(
     monkeypatch: pytest.MonkeyPatch, max_rows: int
 ) -> None:
     given = [*sampled_requests(Random(45)), *penalized_requests(Random(48)), *requests(3)]
@@ -305,7 +312,7 @@ def test_a_sampler_error_ends_its_sequence_alone_and_each_token_comes_once(
 
 
 class BrokenMatcher(GrammarMatcher):
-    """Raises when it is asked what may come next."""
+    """Raises when asked for its bitmask."""
 
     def __init__(self) -> None:
         self.error = None
@@ -314,7 +321,7 @@ class BrokenMatcher(GrammarMatcher):
         raise OverflowError("out of range integral type conversion attempted")
 
 
-def test_a_grammar_that_raises_ends_its_sequence_alone() -> None:
+def test_a_grammar_that_raises_ends_only_its_sequence() -> None:
     given = sampled_requests(Random(50))
     expected = run_staggered(make_engine(load(qwen2)), given)
     bad = SequenceRequest("bad", (60,), SamplingParams(), matcher=BrokenMatcher())
@@ -328,7 +335,7 @@ def test_sampling_without_any_memory_ends_each_sequence_once_it_runs_alone(
 ) -> None:
     FaultySampling(monkeypatch, max_rows=0)
     released: list[torch.device] = []
-    monkeypatch.setattr("deployments.engine.sampling_guard.release_cache", released.append)
+    monkeypatch.setattr(f"{RECOVERY}.release_cache", released.append)
     engine = make_engine(load(qwen2))
     collector = run_staggered(engine, requests(4))
     assert len(released) >= 4
@@ -338,7 +345,8 @@ def test_sampling_without_any_memory_ends_each_sequence_once_it_runs_alone(
     assert engine.stats.num_steps == 0
 
 
-def test_one_of_two_that_can_not_be_sampled_for_want_of_memory_waits_for_the_other(
+@pytest.mark.slow
+def test_one_of_two_sequences_that_sampling_has_no_memory_for_waits_for_the_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     given = [SequenceRequest(f"s{i}", (60 + i,), SamplingParams(seed=i)) for i in range(2)]
@@ -352,11 +360,11 @@ def test_one_of_two_that_can_not_be_sampled_for_want_of_memory_waits_for_the_oth
             raise torch.OutOfMemoryError
         return sample(logits, rows)
 
-    monkeypatch.setattr("deployments.engine.sampling_guard.sample", sample_while_there_is_memory)
+    monkeypatch.setattr(f"{RECOVERY}.sample", sample_while_there_is_memory)
     assert_equal(run_staggered(engine, given), expected)
 
 
-def test_sampling_that_lacks_memory_for_a_moment_costs_no_sequence_its_end(
+def test_sampling_that_briefly_lacks_memory_ends_no_sequence(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     expected = run_staggered(make_engine(load(qwen2), num_slots=5), requests(5))
@@ -374,7 +382,7 @@ def test_sampling_that_lacks_memory_for_a_moment_costs_no_sequence_its_end(
     assert_equal(collector, expected)
 
 
-def test_a_step_without_tokens_for_anyone_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_yields_no_tokens_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     FaultySampling(monkeypatch, max_rows=9)
     engine = make_engine(load(qwen2))
     run_staggered(
@@ -393,17 +401,17 @@ def test_a_warm_up_that_fails_is_a_load_error(fault: Fault) -> None:
         make_engine(loaded).warm_up()
 
 
-def test_a_warm_up_whose_tokens_make_no_text_is_a_load_error() -> None:
+def test_a_warm_up_with_undecodable_tokens_is_a_load_error() -> None:
     loaded = load(qwen2)
     make_undecodable(loaded, range(300))
-    with pytest.raises(UnsupportedModelError, match="no text"):
+    with pytest.raises(UnsupportedModelError, match="decoded to text"):
         make_engine(loaded).warm_up()
 
 
-def test_a_bug_in_the_books_is_raised_and_blames_no_sequence() -> None:
+def test_a_bug_in_the_bookkeeping_is_raised_and_fails_no_sequence() -> None:
     engine = make_engine(load(qwen2))
     engine.add(requests(1)[0])
     engine.step()
-    engine._transcripts.close("s0")
+    engine._detokenizers.close("s0")
     with pytest.raises(KeyError):
         engine.step()

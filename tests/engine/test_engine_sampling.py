@@ -1,4 +1,4 @@
-"""What the sampling parameters come to in the engine: the steps, the resumption, the oracle."""
+"""Sampling parameters in the engine: over steps, after resumption, and against oracles."""
 
 from collections.abc import Sequence
 from random import Random
@@ -11,7 +11,7 @@ from deployments.engine.engine import Engine
 from deployments.engine.output import FinishReason
 from deployments.engine.random_numbers import uniform
 from deployments.engine.sampling_params import InvalidParameterError, SamplingParams
-from deployments.engine.sequence import SequenceRequest
+from deployments.engine.scheduling.sequence import SequenceRequest
 from tests.engine import reference_sampler as reference
 from tests.engine.collector import (
     Collector,
@@ -59,7 +59,7 @@ def llama_tokens(prompt: Sequence[int], params: SamplingParams) -> list[int]:
 
 
 @pytest.mark.parametrize("repetition_penalty", [0.7, 1.3, 5.0])
-def test_the_repetition_penalty_is_that_of_transformers(repetition_penalty: float) -> None:
+def test_the_repetition_penalty_matches_transformers(repetition_penalty: float) -> None:
     prompt = random_prompt(Random(1), 30)
     params = SamplingParams(temperature=0, max_tokens=40, repetition_penalty=repetition_penalty)
     stock = stock_tokens(prompt, 40, repetition_penalty=repetition_penalty)
@@ -67,7 +67,7 @@ def test_the_repetition_penalty_is_that_of_transformers(repetition_penalty: floa
     assert stock != stock_tokens(prompt, 40)
 
 
-def test_a_bias_is_that_of_transformers() -> None:
+def test_a_bias_matches_transformers() -> None:
     prompt, bias = random_prompt(Random(2), 9), {70: 4.0, 71: 3.5, 72: -9.0}
     params = SamplingParams(temperature=0, max_tokens=20, logit_bias=tuple(bias.items()))
     stock = stock_tokens(prompt, 20, sequence_bias={(i,): value for i, value in bias.items()})
@@ -75,7 +75,8 @@ def test_a_bias_is_that_of_transformers() -> None:
     assert stock != stock_tokens(prompt, 20)
 
 
-def test_every_token_is_what_a_plain_reference_draws_from_the_stock_models_logits() -> None:
+@pytest.mark.slow
+def test_every_token_is_what_a_plain_reference_samples_from_the_stock_models_logits() -> None:
     given = [*sampled_requests(Random(33)), *penalized_requests(Random(34))]
     given = [SequenceRequest(f"n{i}", r.prompt_token_ids, r.params) for i, r in enumerate(given)]
     collector = run_staggered(make_engine(load(qwen2)), given)
@@ -92,10 +93,11 @@ def test_every_token_is_what_a_plain_reference_draws_from_the_stock_models_logit
                 logits[position - 1].tolist(), params, prompt, output[:place], barred
             )
             likely = reference.probabilities(values, params)
-            assert token_id == reference.draw(likely, uniform(params.seed, position))
+            assert token_id == reference.choose(likely, uniform(params.seed, position))
 
 
-def test_penalized_tokens_are_the_same_alone_and_in_company() -> None:
+@pytest.mark.slow
+def test_penalized_tokens_are_the_same_alone_and_in_a_batch() -> None:
     loaded, requests = load(qwen2), penalized_requests(Random(31))
     together = run_staggered(make_engine(loaded, num_slots=2), requests)
     for request in requests:
@@ -104,6 +106,7 @@ def test_penalized_tokens_are_the_same_alone_and_in_company() -> None:
         assert together.deltas[name] == alone.deltas[name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_generated", [1, 5, 8])
 def test_a_resumed_sequence_is_penalized_and_stopped_as_if_uninterrupted(
     num_generated: int,
@@ -128,7 +131,7 @@ def test_a_resumed_sequence_is_penalized_and_stopped_as_if_uninterrupted(
         assert resumed.deltas[name] == whole.deltas[name][num_generated:]
 
 
-def test_min_tokens_keeps_the_end_away_and_then_lets_it_come() -> None:
+def test_min_tokens_bars_the_end_and_then_allows_it() -> None:
     wish = ((EOS_TOKEN_ID, 100.0),)
     for min_tokens in (0, 1, 7):
         params = SamplingParams(min_tokens=min_tokens, max_tokens=20, logit_bias=wish)
@@ -150,7 +153,7 @@ def neighbours(engine: Engine, bad: SequenceRequest) -> Collector:
     return run_staggered(engine, [good[0], bad, *good[1:]])
 
 
-def test_a_sequence_that_may_choose_no_token_ends_alone_with_an_error() -> None:
+def test_only_a_sequence_that_may_choose_no_token_ends_with_an_error() -> None:
     params = SamplingParams(min_tokens=2, stop_token_ids=ALL_TOKEN_IDS, top_logprobs=3)
     collector = neighbours(make_engine(load(qwen2)), SequenceRequest("bad", PROMPT, params))
     assert collector.finish_reason("bad") is FinishReason.ERROR
@@ -168,7 +171,7 @@ def test_a_sequence_that_may_choose_no_token_ends_alone_with_an_error() -> None:
         ("stop_token_ids", SamplingParams(stop_token_ids=frozenset({2**70}))),
     ],
 )
-def test_a_token_id_out_of_the_vocabulary_is_refused_before_it_is_admitted(
+def test_a_token_id_outside_the_vocabulary_is_refused_before_admission(
     param: str, params: SamplingParams
 ) -> None:
     engine = make_engine(load(qwen2))
@@ -178,7 +181,7 @@ def test_a_token_id_out_of_the_vocabulary_is_refused_before_it_is_admitted(
     assert not engine.has_work
 
 
-def test_an_end_that_the_model_can_not_give_is_no_obstacle_to_min_tokens() -> None:
+def test_min_tokens_works_with_an_eos_id_outside_the_vocabulary() -> None:
     model = load(qwen2)
     loaded = type(model)(model.model, model.tokenizer, None, frozenset({EOS_TOKEN_ID, 9999}))
     params = SamplingParams(temperature=0, min_tokens=3, max_tokens=3)
@@ -186,16 +189,16 @@ def test_an_end_that_the_model_can_not_give_is_no_obstacle_to_min_tokens() -> No
     assert collector.finish_reason("s") is FinishReason.LENGTH
 
 
-def test_every_token_comes_with_its_logprobs_and_bytes_though_text_is_held_back() -> None:
+def test_every_token_has_its_logprobs_and_bytes_even_if_text_is_held_back() -> None:
     params = SamplingParams(
         temperature=1, seed=3, max_tokens=40, top_logprobs=4, stop=("\x00\x01",)
     )
     collector = run_one(params)
     for delta in collector.deltas["s"]:
-        assert [told.chosen.token_id for told in delta.logprobs] == list(delta.token_ids)
-    told = [told for delta in collector.deltas["s"] for told in delta.logprobs]
+        assert [entry.chosen.token_id for entry in delta.logprobs] == list(delta.token_ids)
+    entries = [entry for delta in collector.deltas["s"] for entry in delta.logprobs]
     special = set(byte_tokenizer().all_special_ids)
-    text = b"".join(t.chosen.token_bytes for t in told if t.chosen.token_id not in special)
+    text = b"".join(t.chosen.token_bytes for t in entries if t.chosen.token_id not in special)
     assert text.decode(errors="replace") == collector.text("s")
 
 
@@ -207,7 +210,9 @@ def test_logprobs_are_those_of_the_stock_model() -> None:
         logits = qwen2().train(mode=False)(input_ids=torch.tensor([token_ids])).logits[0]
     expected = logits.log_softmax(-1)
     for position, delta in enumerate(collector.deltas["s"], start=len(PROMPT)):
-        [told] = delta.logprobs
+        [entry] = delta.logprobs
         row = expected[position - 1]
-        assert told.chosen.logprob == pytest.approx(float(row[token_ids[position]]), abs=1e-4)
-        assert [t.logprob for t in told.top] == pytest.approx(row.topk(5).values.tolist(), abs=1e-4)
+        assert entry.chosen.logprob == pytest.approx(float(row[token_ids[position]]), abs=1e-4)
+        assert [t.logprob for t in entry.top] == pytest.approx(
+            row.topk(5).values.tolist(), abs=1e-4
+        )

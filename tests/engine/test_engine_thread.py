@@ -7,7 +7,7 @@ from deployments.engine.engine import Engine
 from deployments.engine.engine_thread import Deltas, EngineDeadError, EngineThread
 from deployments.engine.output import FinishReason, TextDelta
 from deployments.engine.sampling_params import SamplingParams
-from deployments.engine.sequence import SequenceRequest
+from deployments.engine.scheduling.sequence import SequenceRequest
 from tests.engine.tiny_models import generate, load, make_engine, qwen2
 
 DEADLINE_S = 20
@@ -15,7 +15,7 @@ ENDLESS = SamplingParams(temperature=0, ignore_eos=True)
 
 
 class Inbox:
-    """Takes what the thread hands over and waits until it is what a test expects."""
+    """Collects the deltas that the thread hands over and waits for those that a test expects."""
 
     def __init__(self) -> None:
         self.hand_overs: list[Deltas] = []
@@ -35,11 +35,13 @@ class Inbox:
 
     def wait_until(self, holds: Callable[[], bool]) -> None:
         with self._changed:
-            assert self._changed.wait_for(holds, DEADLINE_S), "the thread did not get there in time"
+            assert self._changed.wait_for(holds, DEADLINE_S), (
+                "the thread did not reach the expected state in time"
+            )
 
 
 class Gate:
-    """Holds an engine before a step, so that a test can act while it runs; it may also break it."""
+    """Blocks an engine before a step, so that a test can act meanwhile; can also make it raise."""
 
     def __init__(self) -> None:
         self.engine = make_engine(load(qwen2), num_slots=1)
@@ -94,7 +96,7 @@ def test_sequences_run_to_their_end(start: Start, inbox: Inbox) -> None:
         assert [i for delta in inbox.deltas(name) for i in delta.token_ids] == expected
 
 
-def test_a_step_is_handed_over_at_once(start: Start, inbox: Inbox) -> None:
+def test_a_step_is_handed_over_in_one_call(start: Start, inbox: Inbox) -> None:
     thread = start(lambda: make_engine(load(qwen2)))
     for name in "abc":
         thread.add(greedy(name))
@@ -115,7 +117,7 @@ def test_the_engine_is_made_and_runs_on_one_thread(start: Start, inbox: Inbox) -
     assert names == ["engine"]
 
 
-def test_what_cannot_run_ends_alone_with_an_error(start: Start, inbox: Inbox) -> None:
+def test_only_a_sequence_that_cannot_run_ends_with_an_error(start: Start, inbox: Inbox) -> None:
     thread = start(lambda: make_engine(load(qwen2)))
     thread.add(SequenceRequest("bad", (), ENDLESS))
     thread.add(greedy("good"))
@@ -124,20 +126,22 @@ def test_what_cannot_run_ends_alone_with_an_error(start: Start, inbox: Inbox) ->
     assert thread.is_alive
 
 
-def test_an_abort_is_told_by_the_stats_though_nothing_runs(start: Start, inbox: Inbox) -> None:
+def test_an_abort_updates_the_stats_even_if_nothing_runs(start: Start, inbox: Inbox) -> None:
     gate = Gate()
     thread = start(lambda: gate.engine)
     thread.add(SequenceRequest("a", (60,), ENDLESS))
     assert gate.is_reached.wait(DEADLINE_S)
     thread.abort("a")
     gate.may_go_on.set()
-    # After the step's hand-over, which has a delta, comes that of the abort, which has none.
+    # The step's hand-over has a delta; the abort's, which follows, has none.
     inbox.wait_until(lambda: bool(inbox.hand_overs) and inbox.hand_overs[-1] == [])
     assert thread.stats.num_running == 0
     assert inbox.finish_reason("a") is None
 
 
-def test_a_sequence_aborted_on_its_way_never_runs(start: Start, inbox: Inbox) -> None:
+def test_a_sequence_aborted_before_it_reaches_the_engine_never_runs(
+    start: Start, inbox: Inbox
+) -> None:
     gate = Gate()
     thread = start(lambda: gate.engine)
     thread.add(greedy("first", max_tokens=2))
@@ -152,11 +156,11 @@ def test_a_sequence_aborted_on_its_way_never_runs(start: Start, inbox: Inbox) ->
 
 
 class Panic(BaseException):
-    """What Rust code raises where it should not: no Exception."""
+    """Stands in for a Rust panic, which is not an Exception."""
 
 
 @pytest.mark.parametrize("error", [MemoryError("the device is gone"), Panic("the device is gone")])
-def test_when_the_engine_dies_everyone_is_told_even_those_on_their_way(
+def test_when_the_engine_dies_all_sequences_fail_even_those_still_queued(
     start: Start, inbox: Inbox, caplog: pytest.LogCaptureFixture, error: BaseException
 ) -> None:
     gate = Gate()
@@ -164,9 +168,9 @@ def test_when_the_engine_dies_everyone_is_told_even_those_on_their_way(
     thread = start(lambda: gate.engine)
     thread.add(SequenceRequest("running", (60,), ENDLESS))
     assert gate.is_reached.wait(DEADLINE_S)
-    thread.add(SequenceRequest("on its way", (60,), ENDLESS))
+    thread.add(SequenceRequest("queued", (60,), ENDLESS))
     gate.may_go_on.set()
-    for name in ("running", "on its way"):
+    for name in ("running", "queued"):
         inbox.wait_until(lambda name=name: inbox.finish_reason(name) is FinishReason.ERROR)  # type: ignore[misc] # bound now
     assert not thread.is_alive
     assert "the device is gone" in caplog.text
@@ -176,24 +180,24 @@ def test_when_the_engine_dies_everyone_is_told_even_those_on_their_way(
         thread.abort("running")
 
 
-def test_a_stop_ends_what_is_unfinished_and_may_be_repeated(start: Start, inbox: Inbox) -> None:
+def test_a_stop_ends_unfinished_sequences_and_may_be_repeated(start: Start, inbox: Inbox) -> None:
     gate = Gate()
     thread = start(lambda: gate.engine)
     thread.add(SequenceRequest("running", (60,), ENDLESS))
     assert gate.is_reached.wait(DEADLINE_S)
-    thread.add(SequenceRequest("on its way", (60,), ENDLESS))
+    thread.add(SequenceRequest("queued", (60,), ENDLESS))
     stopping = threading.Thread(target=thread.stop)
     stopping.start()
     gate.may_go_on.set()
     stopping.join(DEADLINE_S)
     assert not thread.is_alive
-    for name in ("running", "on its way"):
+    for name in ("running", "queued"):
         assert inbox.finish_reason(name) is FinishReason.ERROR
         assert "stopped" in (inbox.deltas(name)[-1].error or "")
     thread.stop()
 
 
-def test_a_hand_over_that_fails_ends_the_thread_without_a_trace_back_to_nobody(
+def test_a_hand_over_that_fails_ends_the_thread_with_a_log_line(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     is_called = threading.Event()
@@ -208,10 +212,10 @@ def test_a_hand_over_that_fails_ends_the_thread_without_a_trace_back_to_nobody(
     assert is_called.wait(DEADLINE_S)
     thread.stop()
     assert not thread.is_alive
-    assert "nobody took" in caplog.text
+    assert "could not be delivered" in caplog.text
 
 
-def test_why_the_engine_could_not_be_made_is_told_to_all_who_wait(inbox: Inbox) -> None:
+def test_an_error_in_making_the_engine_reaches_all_waiters(inbox: Inbox) -> None:
     may_fail = threading.Event()
 
     def make() -> Engine:

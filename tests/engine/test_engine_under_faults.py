@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import cache
 from random import Random
 
+import pytest
 import torch
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
@@ -11,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from transformers import PreTrainedModel
 
 from deployments.engine.sampling_params import SamplingParams
-from deployments.engine.sequence import SequenceRequest
+from deployments.engine.scheduling.sequence import SequenceRequest
 from tests.engine.collector import GREEDY, Collector, random_prompt, run_staggered
 from tests.engine.faults import (
     FaultyModel,
@@ -28,7 +29,7 @@ POISON_ID = 41
 
 
 def prompts() -> list[tuple[int, ...]]:
-    """Return prompts of which some begin alike."""
+    """Return prompts, some with common prefixes."""
     random = Random(46)
     apart = [random_prompt(random, length) for length in (1, 2, 5, 9, 17, 30, 40)]
     return [*apart, (*apart[-1][:25], *apart[0]), (*apart[-1], *apart[3])]
@@ -36,7 +37,7 @@ def prompts() -> list[tuple[int, ...]]:
 
 @cache
 def expected_tokens(make_model: MakeModel, prompt: tuple[int, ...], seed: int | None) -> list[int]:
-    """Return what a sequence gives when nothing fails."""
+    """Return the tokens of a sequence when nothing fails."""
     if seed is None:
         return generate(make_model, prompt, 12)
     request = SequenceRequest("alone", prompt, sampled(seed))
@@ -50,13 +51,13 @@ def sampled(seed: int | None) -> SamplingParams:
 class FaultyEngine(RuleBasedStateMachine):
     """Adds, aborts, steps and faults in any order, on one engine.
 
-    Some ids break the model, some give NaN, some make no text. Memory comes and goes. Whoever is
-    not to blame gets what `generate` gives, and at any time the engine's books are in order.
+    Some ids break the model, some yield NaN, some can't be decoded. Memory runs short and returns.
+    Every other sequence gets the tokens of `generate`, and the invariants hold at all times.
 
     Attributes:
         make_model: Makes the model.
-        reach: So many tokens may stand behind a bad one in a prompt, or else a model that sees only
-            a window would never notice.
+        reach: Most tokens after a bad one in a prompt. With more, a model with a sliding window
+            would never notice the bad one.
     """
 
     make_model: MakeModel = staticmethod(qwen2)
@@ -117,7 +118,7 @@ class FaultyEngine(RuleBasedStateMachine):
                 self.collector.engine.check()
 
     @invariant()
-    def books_are_in_order(self) -> None:
+    def invariants_hold(self) -> None:
         self.collector.engine.check()
 
     def teardown(self) -> None:
@@ -126,7 +127,7 @@ class FaultyEngine(RuleBasedStateMachine):
             self.assert_right(name)
 
     def assert_right(self, name: str) -> None:
-        """Compare what a sequence got with what it should have got."""
+        """Compare a sequence's tokens with the expected ones."""
         request, seed = self.added[name]
         got = self.collector.token_ids(name) if name in self.collector.deltas else []
         if {BAD_ID, POISON_ID} & set(request.prompt_token_ids):
@@ -146,7 +147,7 @@ class FaultyEngine(RuleBasedStateMachine):
             assert (self.error(name) is not None) == has_failed
 
     def until_a_fault(self, token_ids: list[int]) -> tuple[list[int], bool]:
-        """Return what of these can be generated, and whether a fault ends it."""
+        """Return the tokens up to the first fault, and whether there is one."""
         for i, token_id in enumerate(token_ids):
             if token_id in self.undecodable:
                 return token_ids[:i], True
@@ -159,20 +160,20 @@ class FaultyEngine(RuleBasedStateMachine):
 
 
 class FaultyRings(FaultyEngine):
-    """The same where slots overwrite old tokens by new ones."""
+    """The same with slots that overwrite old tokens with new ones."""
 
     make_model = staticmethod(mistral)
     reach = 5
 
 
-# Without the phase that shrinks what fails: it would run for minutes.
+# No shrinking: it would run for minutes.
 SETTINGS = settings(
     max_examples=20,
     stateful_step_count=15,
     phases=(Phase.explicit, Phase.reuse, Phase.generate),
 )
 
-TestFaultyEngine = FaultyEngine.TestCase
+TestFaultyEngine = pytest.mark.slow(FaultyEngine.TestCase)
 TestFaultyEngine.settings = SETTINGS
-TestFaultyRings = FaultyRings.TestCase
+TestFaultyRings = pytest.mark.slow(FaultyRings.TestCase)
 TestFaultyRings.settings = SETTINGS

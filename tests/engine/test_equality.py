@@ -4,10 +4,12 @@ from random import Random
 import pytest
 from transformers import PreTrainedModel
 
-from deployments.engine.sequence import SequenceRequest
+from deployments.engine.scheduling.sequence import SequenceRequest
 from tests.engine.collector import GREEDY, image_request, random_prompt
 from tests.engine.scenarios import SCENARIOS, Scenario, run
 from tests.engine.tiny_models import MODELS, gemma3, generate, load
+
+pytestmark = pytest.mark.slow
 
 MakeModel = Callable[[], PreTrainedModel]
 
@@ -48,7 +50,7 @@ def test_images_and_text_together_equal_generate(scenario: Scenario) -> None:
 
 
 @pytest.mark.parametrize("make_model", MODELS.values(), ids=MODELS)
-def test_what_a_family_generates_hangs_on_the_prompt(make_model: MakeModel) -> None:
+def test_the_output_of_a_family_depends_on_the_prompt(make_model: MakeModel) -> None:
     random = Random(2)
     answers = [generate(make_model, random_prompt(random, 20), 12) for _ in range(4)]
     assert len({tuple(answer) for answer in answers}) == 4

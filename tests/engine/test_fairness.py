@@ -1,4 +1,4 @@
-"""Nobody in the waiting line is passed by, however small those are that come later."""
+"""No sequence in the waiting queue is overtaken, however small the later ones are."""
 
 from itertools import count
 
@@ -6,50 +6,52 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.engine.output import FinishReason
-from deployments.engine.scheduler import Scheduler, StepPlan
-from deployments.engine.sequence import Sequence, SequenceState
-from tests.engine.test_scheduler import complete, scheduler, sequence
+from deployments.engine.scheduling.scheduler import Scheduler, StepPlan
+from deployments.engine.scheduling.sequence import Sequence, SequenceState
+from tests.engine.scheduling.test_scheduler import complete, make_scheduler, sequence
 
 NUM_GENERATED = 4
-"""Tokens that each sequence makes before it ends."""
+"""Tokens that each sequence generates before it ends."""
 
 
 class Flood:
-    """A scheduler into which short prompts pour without end."""
+    """A scheduler under an endless stream of short prompts."""
 
-    def __init__(self, line: Scheduler, num_per_step: int, *, shares: bool) -> None:
-        self.line = line
+    def __init__(self, scheduler: Scheduler, num_per_step: int, *, shares_prefix: bool) -> None:
+        self.scheduler = scheduler
         self._num_per_step = num_per_step
-        self._shares = shares
+        self._shares_prefix = shares_prefix
         self._serial = count()
 
     def pour(self) -> None:
         for _ in range(self._num_per_step):
-            self.line.add(sequence(f"short{next(self._serial)}", 18, shares=self._shares))
+            self.scheduler.add(
+                sequence(f"short{next(self._serial)}", 18, shares_prefix=self._shares_prefix)
+            )
 
     def step(self, max_step_tokens: int) -> StepPlan:
-        """Run a step and end what is done; check that only the front of the line was admitted."""
-        line, waiting = self.line, self.line.waiting
-        plan = line.schedule()
+        """Run a step and end finished sequences; check that only the queue's front was admitted."""
+        scheduler, waiting = self.scheduler, self.scheduler.waiting
+        plan = scheduler.schedule()
         assert plan.admitted == waiting[: len(plan.admitted)]
         complete(plan)
-        for seq in line.running:
+        for seq in scheduler.running:
             if len(seq.token_ids) >= seq.num_prompt_tokens + NUM_GENERATED:
                 seq.finish(FinishReason.LENGTH)
-                line.remove(seq)
-        line.max_step_tokens = max_step_tokens
-        for seq in line.excess:
-            line.preempt(seq)
-        arrivals = [seq.arrival for seq in line.waiting]
+                scheduler.remove(seq)
+        scheduler.max_step_tokens = max_step_tokens
+        for seq in scheduler.excess:
+            scheduler.preempt(seq)
+        arrivals = [seq.arrival for seq in scheduler.waiting]
         assert arrivals == sorted(arrivals)
         return plan
 
 
 def bound(ahead: tuple[Sequence, ...], aged: Sequence, num_shortages: int) -> int:
-    """Return steps in which a sequence must have ended, however many came after it.
+    """Return the steps within which a sequence must end, however many arrive after it.
 
-    Each step computes a token of a prompt that is not younger, or all slots decode, and then one is
-    free after NUM_GENERATED steps. Whoever is short of memory may compute all of it again.
+    Each step computes a token of a prompt that is not newer, or all slots decode, and then one is
+    free after NUM_GENERATED steps. Each memory shortage may force all of it to be recomputed.
     """
     num_tokens = sum(len(seq.token_ids) + NUM_GENERATED + 1 for seq in (*ahead, aged))
     return num_tokens * (1 + num_shortages)
@@ -61,7 +63,7 @@ def bound(ahead: tuple[Sequence, ...], aged: Sequence, num_shortages: int) -> in
     num_per_step=st.integers(1, 3),
     num_tokens=st.integers(1, 200),
     has_images=st.booleans(),
-    shares=st.booleans(),
+    shares_prefix=st.booleans(),
     short_of_memory_at=st.lists(st.integers(0, 60), max_size=4, unique=True),
 )
 def test_a_long_prompt_is_not_starved_by_short_ones(
@@ -70,15 +72,15 @@ def test_a_long_prompt_is_not_starved_by_short_ones(
     num_per_step: int,
     num_tokens: int,
     has_images: bool,
-    shares: bool,
+    shares_prefix: bool,
     short_of_memory_at: list[int],
 ) -> None:
-    flood = Flood(scheduler(num_slots, budget=20), num_per_step, shares=shares)
+    flood = Flood(make_scheduler(num_slots, budget=20), num_per_step, shares_prefix=shares_prefix)
     for _ in range(num_ahead):
         flood.pour()
-    ahead = flood.line.waiting
-    aged = sequence("aged", num_tokens, has_images=has_images, shares=shares)
-    flood.line.add(aged)
+    ahead = flood.scheduler.waiting
+    aged = sequence("aged", num_tokens, has_images=has_images, shares_prefix=shares_prefix)
+    flood.scheduler.add(aged)
     last_step = bound(ahead, aged, len(short_of_memory_at))
     for step in range(last_step):
         flood.pour()
@@ -89,14 +91,14 @@ def test_a_long_prompt_is_not_starved_by_short_ones(
 
 
 @given(order=st.permutations(["long", "image", "short", "tiny"]), num_slots=st.integers(1, 3))
-def test_the_line_is_admitted_in_the_order_of_arrival_whatever_it_holds(
+def test_the_queue_is_admitted_in_order_of_arrival_whatever_it_holds(
     order: list[str], num_slots: int
 ) -> None:
     lengths = {"long": 300, "image": 30, "short": 18, "tiny": 1}
-    flood = Flood(scheduler(num_slots, budget=20), 0, shares=True)
+    flood = Flood(make_scheduler(num_slots, budget=20), 0, shares_prefix=True)
     for name in order:
-        seq = sequence(name, lengths[name], has_images=name == "image", shares=True)
-        flood.line.add(seq)
+        seq = sequence(name, lengths[name], has_images=name == "image", shares_prefix=True)
+        flood.scheduler.add(seq)
     admitted: list[str] = []
     while len(admitted) < len(order):
         admitted += [seq.sequence_id for seq in flood.step(20).admitted]

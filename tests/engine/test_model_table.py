@@ -9,7 +9,7 @@ def test_the_table_in_readme_is_what_make_table_writes() -> None:
     assert with_table(readme) == readme, "run `make table`"
 
 
-def test_the_table_stands_between_its_marks_and_the_rest_stays() -> None:
+def test_only_the_text_between_the_marks_is_replaced() -> None:
     assert with_table(f"a\n{BEGIN}old{END}b\n") == f"a\n{BEGIN}{table()}{END}b\n"
     with pytest.raises(ValueError, match="lacks the lines"):
         with_table(f"a\n{BEGIN}old\n")

@@ -1,4 +1,4 @@
-"""The engine with prefix reuse: what it says must not depend on what it reused."""
+"""The engine with prefix reuse: its output must not depend on what it reused."""
 
 from collections.abc import Callable
 from random import Random
@@ -8,12 +8,14 @@ import torch
 from transformers import PreTrainedModel
 
 from deployments.engine.engine import Engine
-from deployments.engine.engine_limits import EngineLimits
+from deployments.engine.limits import EngineLimits
 from deployments.engine.output import FinishReason
 from deployments.engine.sampling_params import SamplingParams
-from deployments.engine.sequence import SequenceRequest
+from deployments.engine.scheduling.sequence import SequenceRequest
 from tests.engine.collector import Collector, image_request, random_prompt
 from tests.engine.tiny_models import MODELS, VOCAB_SIZE, gemma3, generate, load, make_engine, qwen2
+
+pytestmark = pytest.mark.slow
 
 MakeModel = Callable[[], PreTrainedModel]
 Prompt = tuple[int, ...]
@@ -23,7 +25,7 @@ for_all_models = pytest.mark.parametrize("make_model", MODELS.values(), ids=MODE
 
 
 class Oracle:
-    """What the stock model answers, made once a test."""
+    """Answers with the stock model, which is built once per test."""
 
     def __init__(self, make_model: MakeModel) -> None:
         model = make_model()
@@ -34,14 +36,14 @@ class Oracle:
 
 
 def num_cached(collector: Collector, name: str) -> int:
-    """Return what a sequence's first delta says, and require that no other says anything."""
+    """Return the count from a sequence's first delta; check that no other delta has one."""
     first, *others = collector.deltas[name]
     assert not any(delta.num_cached_tokens for delta in others)
     return first.num_cached_tokens
 
 
 def talk(engine: Engine, oracle: Oracle, num_conversations: int) -> Collector:
-    """Hold conversations with one system prompt, all at once, three turns each, and check them."""
+    """Run concurrent conversations of three turns with one system prompt, and check them."""
     random, collector = Random(1), Collector(engine)
     system = random_prompt(random, 18)
     prompts = {i: (*system, *random_prompt(random, 3 + i)) for i in range(num_conversations)}
@@ -66,8 +68,8 @@ def test_conversations_equal_generate_and_each_turn_starts_from_the_last(
     for i in range(3):
         num_prompt_tokens = 18 + 3 + i
         for turn in (1, 2):
-            # All but the last token of the answer, which is never computed. Where an answer was
-            # short, another conversation may begin in its slot, and it in a third one's.
+            # All but the answer's last token, which is never computed. If an answer was short,
+            # another conversation may take its slot, so its next turn starts elsewhere.
             answers = [len(collector.token_ids(f"{j}.{k}")) for j in range(3) for k in range(turn)]
             num_tokens = num_prompt_tokens + len(collector.token_ids(f"{i}.{turn - 1}"))
             assert min(answers) < 8 or num_cached(collector, f"{i}.{turn}") == num_tokens - 1
@@ -79,7 +81,7 @@ def test_more_conversations_than_slots_equal_generate(make_model: MakeModel) -> 
     talk(make_engine(load(make_model), num_slots=2), Oracle(make_model), num_conversations=4)
 
 
-def test_off_means_off() -> None:
+def test_without_prefix_caching_nothing_is_reused() -> None:
     engine = Engine(load(qwen2), EngineLimits(4, 96, 24, prefix_caching=False))
     collector = talk(engine, Oracle(qwen2), num_conversations=3)
     assert not any(num_cached(collector, name) for name in collector.deltas)
@@ -99,7 +101,7 @@ def test_a_burst_with_one_system_prompt_equals_generate(make_model: MakeModel) -
         assert collector.token_ids(name) == oracle(prompt), name
 
 
-def test_a_burst_computes_what_it_shares_once_and_the_counters_say_so() -> None:
+def test_a_burst_computes_its_common_prefix_once_and_the_counters_say_so() -> None:
     engine = make_engine(load(qwen2), num_slots=4)
     prompt = random_prompt(Random(3), 50)
     collector = Collector(engine)
@@ -111,7 +113,7 @@ def test_a_burst_computes_what_it_shares_once_and_the_counters_say_so() -> None:
 
 
 @for_all_models
-def test_copies_of_one_prompt_equal_generate_even_behind_a_window(make_model: MakeModel) -> None:
+def test_copies_of_one_prompt_equal_generate_even_beyond_a_window(make_model: MakeModel) -> None:
     prompt, collector = random_prompt(Random(4), 37), Collector(make_engine(load(make_model)))
     for i in range(5):
         collector.engine.add(SequenceRequest(f"s{i}", prompt, ANSWER))
@@ -167,7 +169,7 @@ def test_sampled_tokens_are_the_same_with_and_without_reuse() -> None:
     assert outputs[0] == outputs[1]
 
 
-def test_a_resumed_sequence_starts_from_what_is_there_and_counts_its_prompt_alone() -> None:
+def test_a_resumed_sequence_reuses_a_prefix_and_counts_only_its_prompt() -> None:
     engine, oracle = make_engine(load(qwen2)), Oracle(qwen2)
     prompt = random_prompt(Random(7), 30)
     answer = oracle(prompt)
@@ -180,7 +182,7 @@ def test_a_resumed_sequence_starts_from_what_is_there_and_counts_its_prompt_alon
     assert num_cached(collector, "resumed") == 30
 
 
-def test_the_same_placeholders_with_another_image_take_nothing() -> None:
+def test_the_same_placeholders_with_another_image_reuse_nothing() -> None:
     first = image_request("a", Random(8), 2)
     second = image_request("b", Random(9), 2)
     assert not torch.equal(first.model_inputs["pixel_values"], second.model_inputs["pixel_values"])
@@ -196,14 +198,14 @@ def test_the_same_placeholders_with_another_image_take_nothing() -> None:
     assert engine.stats.num_cached_tokens == 0
 
 
-def test_a_poisonous_prompt_spoils_nobody_that_begins_alike() -> None:
+def test_a_prompt_that_yields_nan_spoils_no_other_with_the_same_prefix() -> None:
     loaded, poison = load(qwen2), VOCAB_SIZE - 1
     with torch.no_grad():
         loaded.model.get_parameter("model.embed_tokens.weight")[poison] = torch.nan
     good = tuple(token_id % 200 + 44 for token_id in random_prompt(Random(10), 30))
     bad = (*good[:20], poison, *good)
     collector = Collector(make_engine(loaded, num_slots=2))
-    # One is aborted before anybody has noticed, the other fails while some wait that begin alike.
+    # One is aborted before its NaN shows, the other fails while prompts with its prefix wait.
     collector.engine.add(SequenceRequest("aborted", bad, ANSWER))
     collector.step()
     collector.engine.abort("aborted")
@@ -218,10 +220,10 @@ def test_a_poisonous_prompt_spoils_nobody_that_begins_alike() -> None:
 
 @pytest.mark.parametrize("fails_at", range(1, 6))
 @for_all_models
-def test_a_step_that_fails_half_way_is_made_good_even_where_it_overwrote_a_window(
+def test_a_step_that_fails_half_way_is_repaired_even_if_it_overwrote_a_window(
     make_model: MakeModel, fails_at: int
 ) -> None:
-    """A layer raises behind its attention, which has stored the step's tokens already."""
+    """A layer raises after its attention, which has already stored the step's tokens."""
     loaded, random = load(make_model), Random(11)
     prompts = {f"s{i}": random_prompt(random, length) for i, length in enumerate((3, 24, 60))}
     collector = Collector(make_engine(loaded))

@@ -10,11 +10,11 @@ from transformers import AutoModelForImageTextToText
 
 from deployments.contract import ChatMessage, GenerationRequest, ImagePart, TextPart
 from deployments.engine.engine import Engine
-from deployments.engine.engine_limits import EngineLimits
-from deployments.engine.model_loader import LoadedModel, load_model
+from deployments.engine.limits import EngineLimits
+from deployments.engine.model.loader import LoadedModel, load_model
 from deployments.engine.sampling_params import SamplingParams
-from deployments.engine.sequence import SequenceRequest
-from deployments.prompt_encoder import EncodedPrompt, PromptEncoder
+from deployments.engine.scheduling.sequence import SequenceRequest
+from deployments.generator.prompt_encoder import EncodedPrompt, PromptEncoder
 from models.training.drawings import random_drawing
 from tests.engine.collector import run_staggered
 from tests.images import png
@@ -40,7 +40,7 @@ def stock() -> Any:
 
 
 def requests() -> list[GenerationRequest]:
-    """Return questions about names, and about one drawing and two, in turn."""
+    """Return questions about names, alternating with questions about one or two drawings."""
     random = Random(1)
     parts: list[tuple[TextPart | ImagePart, ...]] = []
     for i, question in enumerate(QUESTIONS):
@@ -65,7 +65,8 @@ def expected(stock: Any, prompt: EncodedPrompt) -> list[int]:
     return token_ids
 
 
-def test_text_and_images_in_company_equal_generate(loaded: LoadedModel, stock: Any) -> None:
+@pytest.mark.slow
+def test_text_and_images_in_a_batch_equal_generate(loaded: LoadedModel, stock: Any) -> None:
     encoded = PromptEncoder(loaded.tokenizer, loaded.processor).encode(requests())
     prompts = [prompt for prompt in encoded if isinstance(prompt, EncodedPrompt)]
     assert len(prompts) == len(QUESTIONS) * 2

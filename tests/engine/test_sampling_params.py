@@ -51,13 +51,13 @@ def test_a_value_out_of_bounds_is_refused_by_name(param: str, value: Any) -> Non
     assert caught.value.param == param
 
 
-def test_no_more_tokens_can_be_asked_for_than_are_allowed() -> None:
+def test_min_tokens_above_max_tokens_is_refused() -> None:
     with pytest.raises(InvalidParameterError, match="at most max_tokens, which is 3") as caught:
         SamplingParams(min_tokens=4, max_tokens=3)
     assert caught.value.param == "min_tokens"
 
 
-def test_the_first_answer_is_the_only_one_and_the_others_differ_by_their_seed() -> None:
+def test_the_first_answer_keeps_the_params_and_the_others_differ_only_by_seed() -> None:
     params = SamplingParams(temperature=0.5, seed=7, stop=("x",))
     assert params.of_choice(0) == params
     assert params.of_choice(1).seed != params.of_choice(2).seed

@@ -1,6 +1,6 @@
 """Tiny random models of the families that the engine serves.
 
-With them comes what stock transformers generates: the oracle that the engine must equal.
+Also generates with stock transformers: the oracle that the engine must equal.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -41,8 +41,8 @@ from transformers import (
 )
 
 from deployments.engine.engine import Engine
-from deployments.engine.engine_limits import EngineLimits
-from deployments.engine.model_loader import LoadedModel, prepare_model
+from deployments.engine.limits import EngineLimits
+from deployments.engine.model.loader import LoadedModel, prepare_model
 
 VOCAB_SIZE = 300
 EOS_TOKEN_ID = 1
@@ -99,13 +99,13 @@ def qwen2_sliding() -> PreTrainedModel:
 
 
 def llama() -> PreTrainedModel:
-    """Return a Llama whose heads each have keys of their own."""
+    """Return a Llama with separate keys for every head."""
     torch.manual_seed(2)
     return LlamaForCausalLM(LlamaConfig(**SHAPE, num_key_value_heads=4))
 
 
 def llama3() -> PreTrainedModel:
-    """Return a Llama 3.1: its slow rotary frequencies are scaled."""
+    """Return a Llama 3.1 with scaled low rotary frequencies."""
     torch.manual_seed(8)
     scaling = {
         "rope_type": "llama3",
@@ -171,13 +171,13 @@ def opt() -> PreTrainedModel:
     config = OPTConfig(**SHAPE, ffn_dim=48, word_embed_proj_dim=32, max_position_embeddings=128)
     config.init_std = 0.3
     model = OPTForCausalLM(config)
-    # With a small spread of all weights but these, the text would be one token again and again.
+    # With a small spread of these weights, too, the text would repeat one token.
     torch.nn.init.normal_(model.get_parameter("model.decoder.embed_positions.weight"))
     return model
 
 
 def gemma2() -> PreTrainedModel:
-    """Return a Gemma 2 whose softcaps bend most scores and logits."""
+    """Return a Gemma 2 with softcaps low enough to affect most scores and logits."""
     torch.manual_seed(13)
     config = Gemma2Config(
         **SHAPE,
@@ -193,7 +193,7 @@ def gemma2() -> PreTrainedModel:
 
 
 def gemma3_text() -> PreTrainedModel:
-    """Return a Gemma 3 that knows no images."""
+    """Return a text-only Gemma 3."""
     torch.manual_seed(14)
     return Gemma3ForCausalLM(_gemma3_text_config())
 
@@ -237,7 +237,7 @@ def gemma3() -> PreTrainedModel:
         eoi_token_index=6,
     )
     model = Gemma3ForConditionalGeneration(config)
-    # Stock initialisation leaves the projector at zero, and images without effect.
+    # Stock initialisation leaves the projector at zero, so images would have no effect.
     torch.nn.init.normal_(model.model.multi_modal_projector.mm_input_projection_weight)
     return model
 
@@ -247,9 +247,9 @@ class Family:
     """Models of one architecture.
 
     Attributes:
-        name: As people call them.
-        make: Returns a tiny one, the same at each call.
-        example: A checkpoint on the hub, or what makes one such a model.
+        name: Their common name.
+        make: Returns a tiny one, the same on each call.
+        example: A checkpoint on the hub, or the setting that makes a model one of the family.
     """
 
     name: str
@@ -273,7 +273,7 @@ FAMILIES = (
     Family("GPT-2", gpt2, "openai-community/gpt2"),
     Family("OPT", opt, "`model_type: opt`"),
 )
-"""What the tests hold the engine to; `tests/engine/model_table.py` makes README's table of it."""
+"""The families under test; `tests/engine/model_table.py` makes README's table from them."""
 
 MODELS: Mapping[str, Callable[[], PreTrainedModel]] = {
     family.make.__name__: family.make for family in FAMILIES
@@ -306,8 +306,8 @@ def generate(
     max_tokens: int,
     model_inputs: Mapping[str, torch.Tensor] | None = None,
 ) -> list[int]:
-    """Return what the stock model generates greedily behind a prompt."""
-    model: Any = _stock(make_model)  # transformers' types know no `generate`
+    """Return what the stock model generates greedily after a prompt."""
+    model: Any = _stock(make_model)  # transformers' types lack `generate`
     input_ids = torch.tensor([list(prompt)])
     output = model.generate(
         input_ids=input_ids,

@@ -6,13 +6,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from deployments.admission import Admission, AdmissionLimits, Permit
 from deployments.contract import GenerationRequest, RequestGroup, SamplingParams
 from deployments.errors import InvalidRequestError, OverloadedError
+from deployments.generator.admission import Admission, AdmissionLimits, Permit
 
 
 class Clock:
-    """Time that passes when a test says so."""
+    """A clock that the test sets."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
@@ -22,10 +22,10 @@ class Clock:
 
 
 def admission(
-    num_slots: int = 2, max_requests: int = 3, max_tokens: int | None = 100
+    num_slots: int = 2, max_queued: int = 3, max_tokens: int | None = 100
 ) -> tuple[Admission, Clock]:
     clock = Clock()
-    return Admission(AdmissionLimits(num_slots, max_requests, max_tokens), clock), clock
+    return Admission(AdmissionLimits(num_slots, max_queued, max_tokens), clock), clock
 
 
 def request(group: RequestGroup | None = None, *, is_resumed: bool = False) -> GenerationRequest:
@@ -36,7 +36,7 @@ def request(group: RequestGroup | None = None, *, is_resumed: bool = False) -> G
 def held(
     counted: Admission, num: int, num_tokens: int = 10
 ) -> Iterator[list[tuple[Permit, ExitStack]]]:
-    """Hold so many permits; each has a stack that gives it back when it is closed."""
+    """Hold `num` permits; closing the stack of one returns it."""
     with ExitStack() as all_of_them:
         permits = []
         for _ in range(num):
@@ -48,17 +48,17 @@ def held(
 
 
 def take(counted: Admission, *requests: GenerationRequest) -> None:
-    """Take permits and give them back."""
+    """Take permits and return them."""
     with ExitStack() as stack:
         for each in requests:
             stack.enter_context(counted.permit(each))
 
 
-def test_slots_and_the_waiting_line_are_filled_and_not_one_more() -> None:
-    counted, _ = admission(num_slots=2, max_requests=3)
+def test_slots_and_queue_are_filled_and_one_more_is_refused() -> None:
+    counted, _ = admission(num_slots=2, max_queued=3)
     with held(counted, 5) as permits:
         assert (counted.num_running, counted.num_waiting) == (2, 3)
-        with pytest.raises(OverloadedError, match="2 requests run and 3 wait"):
+        with pytest.raises(OverloadedError, match="2 sequences run and 3 wait"):
             take(counted, request())
         permits[0][1].close()
         assert (counted.num_running, counted.num_waiting) == (2, 2)
@@ -66,7 +66,7 @@ def test_slots_and_the_waiting_line_are_filled_and_not_one_more() -> None:
     assert (counted.num_running, counted.num_waiting, counted.num_waiting_tokens) == (0, 0, 0)
 
 
-def test_tokens_are_counted_of_those_that_wait_alone() -> None:
+def test_only_waiting_sequences_tokens_are_counted() -> None:
     counted, _ = admission(num_slots=2, max_tokens=100)
     with held(counted, 2, num_tokens=1000):
         assert counted.num_waiting_tokens == 0
@@ -78,13 +78,13 @@ def test_tokens_are_counted_of_those_that_wait_alone() -> None:
         assert counted.num_waiting == 0
 
 
-def test_no_limit_of_tokens_counts_requests_alone() -> None:
+def test_without_a_token_limit_only_sequences_are_counted() -> None:
     counted, _ = admission(num_slots=1, max_tokens=None)
     with held(counted, 4, num_tokens=10**9), pytest.raises(OverloadedError, match="wait"):
         take(counted, request())
 
 
-def test_the_oldest_that_waits_takes_the_place_of_one_that_ends() -> None:
+def test_the_oldest_waiting_sequence_takes_a_free_slot() -> None:
     counted, _ = admission(num_slots=1, max_tokens=100)
     with held(counted, 1), held(counted, 1, 70), held(counted, 1, 20) as youngest:
         with held(counted, 1, 5):
@@ -93,8 +93,8 @@ def test_the_oldest_that_waits_takes_the_place_of_one_that_ends() -> None:
         assert counted.num_waiting_tokens == 70
 
 
-def test_a_group_is_admitted_whole_or_not_at_all() -> None:
-    counted, _ = admission(num_slots=2, max_requests=3)
+def test_a_group_is_admitted_as_a_whole_or_not_at_all() -> None:
+    counted, _ = admission(num_slots=2, max_queued=3)
     first = request(RequestGroup("g", 3, is_first=True))
     with held(counted, 3):
         with pytest.raises(OverloadedError):
@@ -117,7 +117,7 @@ def test_a_group_is_admitted_whole_or_not_at_all() -> None:
     assert (counted.num_running, counted.num_waiting, counted.num_waiting_tokens) == (0, 0, 0)
 
 
-def test_a_group_of_too_many_tokens_is_refused_whole() -> None:
+def test_a_group_with_too_many_tokens_is_refused_as_a_whole() -> None:
     counted, _ = admission(num_slots=1, max_tokens=100)
     with held(counted, 1):
         with (
@@ -128,14 +128,14 @@ def test_a_group_of_too_many_tokens_is_refused_whole() -> None:
         assert counted.num_waiting == 0
 
 
-def test_a_group_that_could_never_be_admitted_is_a_mistake_and_no_overload() -> None:
-    counted, _ = admission(num_slots=2, max_requests=3)
+def test_a_group_beyond_all_limits_is_an_invalid_request() -> None:
+    counted, _ = admission(num_slots=2, max_queued=3)
     with pytest.raises(InvalidRequestError, match=r"6 texts at once.*5 at most"):
         take(counted, request(RequestGroup("g", 6, is_first=True)))
 
 
-def test_what_was_admitted_elsewhere_passes_ahead_of_the_limits() -> None:
-    counted, _ = admission(num_slots=1, max_requests=1, max_tokens=100)
+def test_sequences_that_another_replica_has_admitted_bypass_the_limits() -> None:
+    counted, _ = admission(num_slots=1, max_queued=1, max_tokens=100)
     member = request(RequestGroup("elsewhere", 9, is_first=False))
     with held(counted, 2, 100):
         for each in (request(is_resumed=True), member, request(member.group, is_resumed=True)):
@@ -145,14 +145,14 @@ def test_what_was_admitted_elsewhere_passes_ahead_of_the_limits() -> None:
     assert (counted.num_running, counted.num_waiting, counted.num_waiting_tokens) == (0, 0, 0)
 
 
-def test_a_resumed_first_of_a_group_comes_alone() -> None:
+def test_a_resumed_first_sequence_takes_no_permits_for_its_group() -> None:
     counted, _ = admission()
     with counted.permit(request(RequestGroup("g", 3, is_first=True), is_resumed=True)):
         assert (counted.num_running, counted.num_waiting) == (1, 0)
     assert counted.num_running == 0
 
 
-def test_siblings_keep_their_permits_when_the_first_has_ended() -> None:
+def test_siblings_keep_their_permits_after_the_first_has_ended() -> None:
     counted, _ = admission(num_slots=1)
     with ExitStack() as stack:
         first = stack.enter_context(ExitStack())
@@ -168,15 +168,15 @@ def test_siblings_keep_their_permits_when_the_first_has_ended() -> None:
 
 
 def refusal(counted: Admission, size: int = 1) -> float | None:
-    """Return the seconds that a refused request is told."""
+    """Return `retry_after_s` of a refused request."""
     group = RequestGroup("refused", size, is_first=True) if size > 1 else None
     with pytest.raises(OverloadedError) as caught:
         take(counted, request(group))
     return caught.value.retry_after_s
 
 
-def test_retry_after_is_how_long_as_many_as_must_end_will_take() -> None:
-    counted, clock = admission(num_slots=1, max_requests=3, max_tokens=None)
+def test_retry_after_is_the_time_until_enough_sequences_end() -> None:
+    counted, clock = admission(num_slots=1, max_queued=3, max_tokens=None)
     with held(counted, 4) as permits:
         clock.now_s += 5
         permits[0][1].close()
@@ -185,8 +185,8 @@ def test_retry_after_is_how_long_as_many_as_must_end_will_take() -> None:
             assert refusal(counted, size=3) == 15
 
 
-def test_retry_after_for_tokens_counts_how_many_must_get_a_slot() -> None:
-    counted, clock = admission(num_slots=1, max_requests=9, max_tokens=100)
+def test_retry_after_for_tokens_is_the_time_until_enough_get_a_slot() -> None:
+    counted, clock = admission(num_slots=1, max_queued=9, max_tokens=100)
     with held(counted, 1) as first:
         clock.now_s += 3
         first[0][1].close()
@@ -194,27 +194,27 @@ def test_retry_after_for_tokens_counts_how_many_must_get_a_slot() -> None:
             clock.now_s += 0.5
             with pytest.raises(OverloadedError) as caught, held(counted, 1, 60):
                 pass
-    # Room for 60 comes with the third slot, and the only one has ended after 0.5 s of work.
+    # There is room for 60 after the third end, and one has ended in 0.5 s of work.
     assert caught.value.retry_after_s == 2
 
 
 @pytest.mark.parametrize(("waited_s", "told_s"), [(0, 1), (0.2, 1), (7.2, 8), (3600, 30)])
-def test_retry_after_stays_in_bounds_where_nothing_has_ended(waited_s: float, told_s: int) -> None:
-    counted, clock = admission(num_slots=1, max_requests=0)
+def test_retry_after_stays_in_bounds_if_nothing_has_ended(waited_s: float, told_s: int) -> None:
+    counted, clock = admission(num_slots=1, max_queued=0)
     with held(counted, 1):
         clock.now_s += waited_s
         assert refusal(counted) == told_s
 
 
-def test_retry_after_is_a_minute_at_most() -> None:
-    counted, clock = admission(num_slots=1, max_requests=4)
+def test_retry_after_is_at_most_a_minute() -> None:
+    counted, clock = admission(num_slots=1, max_queued=4)
     with held(counted, 5):
         clock.now_s += 3600
         assert refusal(counted, size=5) == 60
 
 
-def test_refusals_and_what_was_refused_before_it_was_weighed_are_no_drain() -> None:
-    counted, clock = admission(num_slots=1, max_requests=1)
+def test_refused_sequences_do_not_count_as_throughput() -> None:
+    counted, clock = admission(num_slots=1, max_queued=1)
     with held(counted, 1):
         clock.now_s += 10
         for _ in range(5):
@@ -223,8 +223,8 @@ def test_refusals_and_what_was_refused_before_it_was_weighed_are_no_drain() -> N
             assert refusal(counted) == 10
 
 
-def test_lower_limits_take_no_permit_from_anybody() -> None:
-    counted, _ = admission(num_slots=1, max_requests=3)
+def test_lower_limits_revoke_no_permits() -> None:
+    counted, _ = admission(num_slots=1, max_queued=3)
     with held(counted, 4) as permits:
         counted.set_limits(1, 20)
         assert counted.num_waiting == 3
@@ -237,11 +237,11 @@ def test_lower_limits_take_no_permit_from_anybody() -> None:
 
 
 class AdmissionMachine(RuleBasedStateMachine):
-    """Takes and gives back at random, beside a list that tells what should be."""
+    """Takes and returns permits at random, and compares the counts with a list."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.counted, self.clock = admission(num_slots=2, max_requests=3, max_tokens=100)
+        self.counted, self.clock = admission(num_slots=2, max_queued=3, max_tokens=100)
         self.held: list[tuple[int, ExitStack]] = []  # tokens, oldest first
         self.num_groups = 0
         self.told_s: list[float | None] = []
@@ -258,7 +258,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         tokens = self.expected()[2] + num_tokens
         try:
             permit = stack.enter_context(self.counted.permit(request()))
-            if fails:  # in validation, say
+            if fails:  # in validation, for example
                 stack.close()
                 return
             permit.weigh(num_tokens)
@@ -292,7 +292,7 @@ class AdmissionMachine(RuleBasedStateMachine):
             for stack in stacks:
                 member = request(RequestGroup(name, size, is_first=False))
                 stack.enter_context(self.counted.permit(member)).weigh(num_tokens)
-            # As it is with a client that leaves: all of them end.
+            # The client leaves: all of them end.
             for stack in (*stacks, first):
                 stack.close()
 
@@ -309,12 +309,12 @@ class AdmissionMachine(RuleBasedStateMachine):
         self.clock.now_s += seconds
 
     @invariant()
-    def counts_are_what_is_held(self) -> None:
+    def counts_match_the_held_permits(self) -> None:
         found = self.counted
         assert (found.num_running, found.num_waiting, found.num_waiting_tokens) == self.expected()
 
     @invariant()
-    def whoever_is_refused_is_told_when_to_come_back(self) -> None:
+    def each_refusal_says_when_to_retry(self) -> None:
         assert all(seconds is not None and 1 <= seconds <= 60 for seconds in self.told_s)
 
     def teardown(self) -> None:
@@ -323,5 +323,5 @@ class AdmissionMachine(RuleBasedStateMachine):
         assert self.counted.num_running == self.counted.num_waiting == 0
 
 
-TestAdmissionMachine = AdmissionMachine.TestCase
+TestAdmissionMachine = pytest.mark.slow(AdmissionMachine.TestCase)
 TestAdmissionMachine.settings = settings(max_examples=60, deadline=None)

@@ -1,4 +1,4 @@
-"""The limits of admission, as a replica with a real engine holds them."""
+"""The limits of admission on a replica with a real engine."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -9,14 +9,16 @@ import pytest
 
 from deployments.contract import (
     Accepted,
+    FinishReason,
     GenerationEvent,
     GenerationRequest,
     Refused,
     RequestGroup,
     SamplingParams,
+    TextDelta,
 )
 from deployments.errors import InvalidRequestError, RaystreamError
-from deployments.prompt_encoder import EncodedPrompt
+from deployments.generator.prompt_encoder import EncodedPrompt
 from deployments.text_generator import TextGenerator
 from tests.deployments.tiny_folder import save_text_model, spec
 
@@ -27,7 +29,7 @@ Stream = AsyncIterator[list[GenerationEvent]]
 
 
 def with_setters(method: Any) -> Any:
-    """Give a method what `reconfigure` sets on one of `@serve.batch`; here it means nothing."""
+    """Give a method the setters of `@serve.batch` that `reconfigure` calls; they do nothing."""
     method.set_max_batch_size = method.set_batch_wait_timeout_s = lambda _: None
     return method
 
@@ -35,7 +37,7 @@ def with_setters(method: Any) -> Any:
 class Replica(TextGenerator):
     """Encodes each request by itself.
 
-    The queue of `@serve.batch` belongs to one event loop of the process: another test module's.
+    The queue of `@serve.batch` belongs to one event loop per process, here another module's.
     """
 
     num_encoded = 0
@@ -49,7 +51,7 @@ class Replica(TextGenerator):
 
 @pytest.fixture(scope="module")
 def generator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replica]:
-    """Return a replica of two slots and three places behind them."""
+    """Return a replica with two slots and room for three waiting sequences."""
     folder = save_text_model(tmp_path_factory.mktemp("qwen2"))
     made = Replica(spec(folder, max_num_seqs=2, max_model_len=4096, max_queued_requests=3))
     yield made
@@ -57,7 +59,7 @@ def generator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replica]:
 
 
 async def open_streams(generator: Replica, num: int) -> tuple[list[Stream], list[Refused]]:
-    """Open streams all at once; return those that were accepted, and the refusals."""
+    """Open streams at the same time; return the accepted ones and the refusals."""
     streams = [generator.generate(REQUEST) for _ in range(num)]
     firsts = await asyncio.gather(*map(anext, streams))
     accepted = [
@@ -76,7 +78,7 @@ def is_empty(generator: Replica) -> bool:
     return (counted.num_running, counted.num_waiting, counted.num_waiting_tokens) == (0, 0, 0)
 
 
-async def test_of_many_at_once_exactly_those_beyond_the_limits_are_refused(
+async def test_of_many_requests_at_once_exactly_those_beyond_the_limits_are_refused(
     generator: Replica,
 ) -> None:
     accepted, refused = await open_streams(generator, 40)
@@ -88,7 +90,7 @@ async def test_of_many_at_once_exactly_those_beyond_the_limits_are_refused(
     assert is_empty(generator)
 
 
-async def test_what_was_refused_is_not_tokenized(generator: Replica) -> None:
+async def test_a_refused_request_is_not_tokenized(generator: Replica) -> None:
     accepted, _ = await open_streams(generator, 5)
     num_encoded = generator.num_encoded
     assert isinstance((await anext(generator.generate(REQUEST)))[0], Refused)
@@ -103,7 +105,7 @@ async def test_a_refusal_ends_the_stream(generator: Replica) -> None:
     await close(accepted)
 
 
-async def test_each_that_waits_gets_its_whole_answer(generator: Replica) -> None:
+async def test_each_waiting_request_gets_its_whole_answer(generator: Replica) -> None:
     request = replace(REQUEST, sampling=SamplingParams(max_tokens=20, ignore_eos=True))
 
     async def read(request: GenerationRequest) -> int:
@@ -114,13 +116,13 @@ async def test_each_that_waits_gets_its_whole_answer(generator: Replica) -> None
     assert is_empty(generator)
 
 
-async def test_a_request_that_is_invalid_gives_its_permit_back(generator: Replica) -> None:
+async def test_an_invalid_request_returns_its_permit(generator: Replica) -> None:
     with pytest.raises(InvalidRequestError):
         await anext(generator.generate(replace(REQUEST, prompt=(10**6,))))
     assert is_empty(generator)
 
 
-async def test_tokens_that_wait_are_counted_with_what_they_may_generate(
+async def test_waiting_tokens_include_those_that_may_be_generated(
     generator: Replica,
 ) -> None:
     generator.reconfigure({"max_queued_tokens": 4096 + 25})
@@ -137,7 +139,22 @@ async def test_tokens_that_wait_are_counted_with_what_they_may_generate(
     assert is_empty(generator)
 
 
-async def test_what_another_replica_has_admitted_is_taken_by_a_full_one(
+async def test_a_length_that_is_lowered_ends_the_answer_and_counts_as_what_is_left(
+    generator: Replica,
+) -> None:
+    sampling = SamplingParams(max_tokens=10**6, ignore_eos=True)
+    long = replace(REQUEST, prompt=(60,) * 4090, sampling=sampling)
+    accepted, _ = await open_streams(generator, 2)
+    waiting = generator.generate(long)
+    assert isinstance((await anext(waiting))[0], Accepted)
+    assert generator._admission.num_waiting_tokens == 4096
+    await close(accepted)
+    text = TextDelta.join([event async for [event] in waiting if isinstance(event, TextDelta)])
+    assert (len(text.token_ids), text.finish_reason) == (6, FinishReason.LENGTH)
+    assert is_empty(generator)
+
+
+async def test_a_full_replica_accepts_what_another_has_admitted(
     generator: Replica,
 ) -> None:
     accepted, _ = await open_streams(generator, 5)
@@ -147,7 +164,7 @@ async def test_what_another_replica_has_admitted_is_taken_by_a_full_one(
     assert is_empty(generator)
 
 
-async def test_a_group_is_taken_whole_or_not_at_all(generator: Replica) -> None:
+async def test_a_group_is_accepted_as_a_whole_or_not_at_all(generator: Replica) -> None:
     first = replace(REQUEST, group=RequestGroup("g", 3, is_first=True))
     other = replace(REQUEST, group=RequestGroup("g", 3, is_first=False))
     accepted, _ = await open_streams(generator, 3)
@@ -162,7 +179,7 @@ async def test_a_group_is_taken_whole_or_not_at_all(generator: Replica) -> None:
     assert is_empty(generator)
 
 
-async def test_pings_need_no_room(generator: Replica) -> None:
+async def test_pings_need_no_permit(generator: Replica) -> None:
     accepted, _ = await open_streams(generator, 5)
     async with asyncio.timeout(10):
         await generator.ping()

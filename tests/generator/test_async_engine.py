@@ -3,14 +3,14 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from deployments.async_engine import MIN_INTERVAL_S, AsyncEngine
 from deployments.contract import FinishReason, SamplingParams, TextDelta
-from deployments.delta_stream import DeltaStream
 from deployments.engine.engine import Engine
-from deployments.engine.engine_stats import EngineStats
 from deployments.engine.engine_thread import EngineDeadError
-from deployments.engine.sequence import SequenceRequest
+from deployments.engine.output import EngineStats
+from deployments.engine.scheduling.sequence import SequenceRequest
 from deployments.errors import GenerationFailedError, ReplicaUnavailableError
+from deployments.generator.async_engine import MIN_INTERVAL_S, AsyncEngine
+from deployments.generator.delta_stream import DeltaStream
 from tests.engine.tiny_models import load, make_engine, qwen2
 
 ENDLESS = SamplingParams(temperature=0, ignore_eos=True)
@@ -23,7 +23,7 @@ def make_tiny_engine() -> Engine:
 
 
 class Observed(AsyncEngine):
-    """An engine that keeps what it tells of itself."""
+    """An engine that keeps its stats."""
 
     def __init__(self, make_engine: Callable[[], Engine] = make_tiny_engine) -> None:
         super().__init__(make_engine, self.see)
@@ -45,7 +45,7 @@ def endless(name: str) -> SequenceRequest:
     return SequenceRequest(name, (1, 2, 3), ENDLESS)
 
 
-async def test_what_raises_when_the_engine_is_made_is_raised_by_start() -> None:
+async def test_start_raises_the_error_of_making_the_engine() -> None:
     def fail() -> Engine:
         raise MemoryError("the model is too large")
 
@@ -53,7 +53,7 @@ async def test_what_raises_when_the_engine_is_made_is_raised_by_start() -> None:
         Observed(fail).start()
 
 
-async def test_a_ping_does_not_queue_behind_those_who_wait_for_a_slot(engine: AsyncEngine) -> None:
+async def test_a_ping_does_not_wait_for_a_slot(engine: AsyncEngine) -> None:
     with engine.running(endless("busy")) as gains:
         assert await anext(gains)
         async with asyncio.timeout(10):
@@ -68,7 +68,7 @@ async def test_a_ping_of_a_failing_engine_raises(
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("the device is gone")
 
-    monkeypatch.setattr("deployments.engine.recorded_forward.attend_slots", fail)
+    monkeypatch.setattr("deployments.engine.model.traced_forward.attend_slots", fail)
     with pytest.raises(GenerationFailedError):
         await engine.ping()
 
@@ -81,7 +81,7 @@ async def test_an_engine_that_runs_but_gives_no_tokens_is_not_healthy(
     def fail(*_: object) -> None:
         raise ValueError("a bug")
 
-    monkeypatch.setattr("deployments.engine.sampling_guard.sample", fail)
+    monkeypatch.setattr("deployments.engine.recovery.sampling_recovery.sample", fail)
     for i in range(2):
         with (
             engine.running(endless(f"r{i}")) as gains,
@@ -92,7 +92,7 @@ async def test_an_engine_that_runs_but_gives_no_tokens_is_not_healthy(
             await engine.check_health()
 
 
-async def test_a_bug_in_the_engine_fails_health_and_tells_its_streams(
+async def test_a_bug_in_the_engine_fails_its_health_and_its_streams(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     inner = make_tiny_engine()
@@ -112,7 +112,7 @@ async def test_a_bug_in_the_engine_fails_health_and_tells_its_streams(
         await engine.check_health()
 
 
-async def test_streams_that_wait_when_the_engine_ends_may_be_resumed_elsewhere(
+async def test_streams_of_an_engine_that_ends_may_be_resumed_elsewhere(
     engine: AsyncEngine,
 ) -> None:
     with engine.running(endless("r")) as gains:
@@ -125,7 +125,7 @@ async def test_streams_that_wait_when_the_engine_ends_may_be_resumed_elsewhere(
         pass
 
 
-async def test_streams_gather_the_longer_the_more_they_are(engine: AsyncEngine) -> None:
+async def test_the_more_streams_there_are_the_longer_each_collects(engine: AsyncEngine) -> None:
     engine.max_messages_per_s = 8
     with engine.running(endless("a")):
         assert engine._interval_s() == 1 / 8
@@ -136,7 +136,7 @@ async def test_streams_gather_the_longer_the_more_they_are(engine: AsyncEngine) 
 
 
 class Spreading(Observed):
-    """Streams that a test feeds in the engine's place: its thread is never started."""
+    """Streams that the test feeds; the engine's thread is never started."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__()
@@ -150,7 +150,7 @@ class Spreading(Observed):
         return False
 
     def call_soon_threadsafe(self, callback: Callable[[], None]) -> None:
-        """Pass the call on to the loop, and count it."""
+        """Count the call and pass it on to the loop."""
         self.num_calls += 1
         self.real_loop.call_soon_threadsafe(callback)
 
@@ -167,7 +167,7 @@ def gain(token_id: int, reason: FinishReason | None = None) -> TextDelta:
     return TextDelta((token_id,), str(token_id), reason)
 
 
-async def test_steps_that_the_loop_has_not_come_to_are_spread_in_one_call(
+async def test_steps_that_the_loop_has_not_handled_take_one_call(
     spreading: Spreading,
 ) -> None:
     for i in range(5):
@@ -183,7 +183,7 @@ async def test_steps_that_the_loop_has_not_come_to_are_spread_in_one_call(
         assert await spreading.streams["a"].take() == [gain(5)]
 
 
-async def test_what_is_handed_over_at_the_very_end_of_a_call_gets_one_of_its_own(
+async def test_deltas_handed_over_during_a_call_get_their_own_call(
     spreading: Spreading, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     late = [("a", gain(1)), ("a", gain(2))]

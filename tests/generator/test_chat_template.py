@@ -1,11 +1,14 @@
-"""Templates as the families have them, cut down to what tools touch."""
+"""The families' templates, reduced to the parts that concern tools."""
+
+import json
+from dataclasses import replace
 
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from deployments.chat_template import ChatTemplate, choose_tool_call_format, special_marks
 from deployments.contract import ChatMessage, TextPart, Tool, ToolCall
 from deployments.errors import InvalidRequestError
+from deployments.generator.chat_template import ChatTemplate, choose_tool_call_format, special_marks
 from deployments.tool_call_format import HERMES, MISTRAL
 from tests.deployments import tiny_folder
 from tests.engine.tiny_models import byte_tokenizer
@@ -35,6 +38,27 @@ QWEN = """
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
 """  # noqa: E501 - as the family writes it
+QWEN_3 = QWEN.replace(
+    "{{- tool_call.arguments | tojson }}",
+    "{%- if tool_call.arguments is string %}{{- tool_call.arguments }}"
+    "{%- else %}{{- tool_call.arguments | tojson }}{%- endif %}",
+).replace(
+    "'\\n' + message.content",
+    "'\\n' + (('<think>\\n' + message.reasoning_content + '\\n</think>\\n\\n')"
+    " if message.reasoning_content is string else '') + message.content",
+)
+ONE_BY_ONE = (
+    QWEN.replace(
+        """{{- '\\n<tool_call>\\n{"name": "' + tool_call.name + '", "arguments": ' }}""",
+        "{{- '<function=' + tool_call.name + '>' }}",
+    )
+    .replace(
+        "{{- tool_call.arguments | tojson }}",
+        "{%- for name, value in tool_call.arguments | items %}{{- '<' + name + '>' }}{{- value }}"
+        "{%- endfor %}",
+    )
+    .replace("{{- '}\\n</tool_call>' }}", "{{- '</function>' }}")
+)
 LLAMA = """
 {%- for message in messages %}
     {%- if message.role == 'tool' %}
@@ -80,7 +104,7 @@ MISTRAL_V3 = """
 {%- endfor %}
 """  # noqa: E501 - as the family writes it
 XML = QWEN.replace('{"name": "', "<function=").replace('", "arguments": ', ">")
-STUMBLING = QWEN.replace(
+FAILING = QWEN.replace(
     "{{- tool | tojson }}", "{{- tool.function.name + ' takes ' + tool.function.parameters.type }}"
 )
 
@@ -112,7 +136,7 @@ def template_of(text: str | None) -> ChatTemplate:
         (None, False, None),
     ],
 )
-def test_what_a_template_does_tells_what_it_knows(
+def test_probes_find_out_what_a_template_supports(
     text: str | None, accepts_tools: bool, name: str | None
 ) -> None:
     template = template_of(text)
@@ -130,49 +154,79 @@ def test_what_a_template_does_tells_what_it_knows(
          '"days": [1, 2]}, "id": "abcdefgh1"}]', '{"content": "rain", "call_id": "abcdefgh1"}'),
     ],
 )  # fmt: skip
-def test_calls_and_what_they_returned_go_back_into_the_prompt(
-    text: str, call: str, returned: str
-) -> None:
+def test_calls_and_their_results_go_into_the_prompt(text: str, call: str, returned: str) -> None:
     prompt = template_of(text).render([ASKED, CALLED, RETURNED], [TOOL])
     assert call in prompt
     assert returned in prompt.partition(call)[2]
 
 
+@pytest.mark.parametrize(
+    ("text", "call"),
+    [
+        (QWEN, '{"name": "get", "arguments": "{\\"city\\": \\"Kö"}'),
+        (QWEN_3, '{"name": "get", "arguments": {"city": "Kö}'),
+        (LLAMA, '{"name": "get", "parameters": "{\\"city\\": \\"Kö"}'),
+        (MISTRAL_V3, '{"name": "get", "arguments": "{\\"city\\": \\"Kö", "id"'),
+        (ONE_BY_ONE, "<function=get></function>"),
+    ],
+)
+def test_broken_arguments_are_in_the_prompt_as_the_template_can_write_them(
+    text: str, call: str
+) -> None:
+    broken = ToolCall("abcdefgh1", "get", json.dumps('{"city": "Kö'))
+    prompt = template_of(text).render([ASKED, replace(CALLED, tool_calls=(broken,)), RETURNED])
+    assert call in prompt
+    assert "rain" in prompt.partition(call)[2]
+
+
+def test_a_template_that_goes_through_the_arguments_gets_whole_ones() -> None:
+    call = "<function=get><city>Köln<days>[1, 2]</function>"
+    assert call in template_of(ONE_BY_ONE).render([ASKED, CALLED, RETURNED])
+
+
+def test_an_earlier_turn_s_reasoning_is_the_template_s_to_write() -> None:
+    reasoned = ChatMessage("assistant", (TextPart("Rain."),), reasoning_content="Clouds, so")
+    spoken = replace(reasoned, reasoning_content=None)
+    assert "<think>\nClouds, so\n</think>\n\nRain." in template_of(QWEN_3).render([ASKED, reasoned])
+    assert "<think>" not in template_of(QWEN_3).render([ASKED, spoken])
+    assert template_of(QWEN).render([ASKED, reasoned]) == template_of(QWEN).render([ASKED, spoken])
+
+
 @pytest.mark.parametrize("text", [QWEN, LLAMA, MISTRAL_V3])
-def test_tools_stand_in_the_prompt_only_where_they_are_offered(text: str) -> None:
+def test_tools_are_in_the_prompt_only_if_they_are_offered(text: str) -> None:
     template = template_of(text)
     assert '"name": "get"' in template.render([ASKED], [TOOL])
     assert "get" not in template.render([ASKED])
 
 
-def test_tools_are_refused_where_the_template_would_leave_them_out() -> None:
-    with pytest.raises(InvalidRequestError, match="knows no tools") as caught:
+def test_tools_are_refused_if_the_template_would_leave_them_out() -> None:
+    with pytest.raises(InvalidRequestError, match="does not support tools") as caught:
         template_of(tiny_folder.CHAT_TEMPLATE).render([ASKED], [TOOL])
     assert caught.value.param == "tools"
 
 
-def test_what_a_template_says_of_calls_is_told() -> None:
+def test_a_template_s_error_is_passed_on() -> None:
     twice = ChatMessage("assistant", (), (CALL, CALL))
     with pytest.raises(InvalidRequestError, match="single tool-calls"):
         template_of(LLAMA).render([ASKED, twice], [TOOL])
 
 
-def test_a_template_that_stumbles_over_a_tool_refuses_it_alone() -> None:
-    template = template_of(STUMBLING)
+def test_only_the_tool_that_a_template_fails_on_is_refused() -> None:
+    template = template_of(FAILING)
     assert "get takes object" in template.render([ASKED], [TOOL])
-    with pytest.raises(InvalidRequestError, match="can't show these tools") as caught:
+    with pytest.raises(InvalidRequestError, match="can't render these tools") as caught:
         template.render([ASKED], [Tool("get", None, '{"type": ["object"]}')])
     assert caught.value.param == "tools"
 
 
-def test_the_configuration_wins_over_what_is_found() -> None:
+def test_the_configuration_overrides_the_detected_format() -> None:
     template = template_of(QWEN)
     assert choose_tool_call_format("auto", template) is HERMES
     assert choose_tool_call_format("mistral", template) is MISTRAL
     assert choose_tool_call_format("none", template) is None
 
 
-def test_marks_that_are_special_tokens_are_known_by_their_ids() -> None:
+def test_marks_that_are_special_tokens_are_returned_with_their_ids() -> None:
     tokenizer = byte_tokenizer()
     assert special_marks(tokenizer, MISTRAL) == ()
     tokenizer.add_special_tokens({"additional_special_tokens": ["[TOOL_CALLS]"]})
@@ -181,3 +235,71 @@ def test_marks_that_are_special_tokens_are_known_by_their_ids() -> None:
     assert special_marks(tokenizer, MISTRAL) == (("[TOOL_CALLS]", token_id),)
     assert special_marks(tokenizer, HERMES) == ()
     assert special_marks(tokenizer, None) == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        (tiny_folder.REASONING_TEMPLATE, "qwen3"),
+        (tiny_folder.CHAT_TEMPLATE + "{% if add_generation_prompt %}<think>\n{% endif %}", "qwen3"),
+        (tiny_folder.CHAT_TEMPLATE, None),
+        (QWEN, None),
+        (None, None),
+    ],
+    ids=["drops reasoning", "begins it", "plain", "tools", "none"],
+)
+def test_probes_find_out_whether_a_template_knows_reasoning(
+    text: str | None, name: str | None
+) -> None:
+    found = template_of(text).find_reasoning_format()
+    assert (found.name if found else None) == name
+
+
+READING = """
+{%- if tools is not none %}{{ documents }}{% endif %}{{ bos_token }}{{ tokenize }}
+{%- if not date_string is defined %}{% set date_string = strftime_now('%d') %}{% endif %}
+{%- for message in messages %}{{ loop.index }}{{ namespace(a=1).a }}{{ message.content }}
+{%- if level is defined %}{{ 'level' * level }}{% endif %}{% endfor %}
+{%- if add_generation_prompt %}{{ date_string }}{% endif %}
+"""
+
+
+def test_a_template_s_parameters_are_what_it_reads_and_the_renderer_does_not_set() -> None:
+    assert template_of(READING).parameters == ("date_string", "level")
+    assert template_of(tiny_folder.REASONING_TEMPLATE).parameters == ("enable_thinking",)
+    assert template_of(tiny_folder.CHAT_TEMPLATE).parameters == ()
+    assert template_of(None).parameters == ()
+    assert template_of("{% if x %}").parameters == ()
+
+
+def test_a_request_may_set_a_template_s_parameters() -> None:
+    template = template_of(tiny_folder.REASONING_TEMPLATE)
+    assert template.render([ASKED]).endswith("<special1>assistant\n")
+    off = template.render([ASKED], template_kwargs={"enable_thinking": False})
+    assert off.endswith("<special1>assistant\n<think>\n\n</think>\n\n")
+    assert template.render([ASKED], template_kwargs={"enable_thinking": None}) == (
+        template.render([ASKED])
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["chat_template", "tokenize", "messages", "documents", "tools", "bos_token", "other"]
+)
+def test_a_name_that_a_request_may_not_set_is_refused_with_those_it_may(name: str) -> None:
+    with pytest.raises(InvalidRequestError, match="date_string, level") as refused:
+        template_of(READING).render([ASKED], template_kwargs={name: "x"})
+    assert refused.value.param == f"chat_template_kwargs.{name}"
+
+
+def test_of_a_template_that_reads_nothing_a_refusal_says_to_send_nothing() -> None:
+    with pytest.raises(InvalidRequestError) as refused:
+        template_of(tiny_folder.CHAT_TEMPLATE).render([ASKED], template_kwargs={"level": 1})
+    assert str(refused.value.message) == (
+        "This model's chat template does not read 'level'. Leave chat_template_kwargs out."
+    )
+
+
+def test_a_value_that_the_template_can_not_use_is_the_client_s_error() -> None:
+    with pytest.raises(InvalidRequestError, match="Check the types") as refused:
+        template_of(READING).render([ASKED], template_kwargs={"level": "high"})
+    assert refused.value.param == "chat_template_kwargs"

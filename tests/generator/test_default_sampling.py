@@ -1,7 +1,7 @@
 import pytest
 
-from deployments.answer_length import with_default_length
 from deployments.contract import SamplingParams
+from deployments.generator.default_sampling import with_default_length
 
 
 @pytest.mark.parametrize(
@@ -12,14 +12,14 @@ from deployments.contract import SamplingParams
         (40, 0, 16, 100, 40),
         (None, 0, None, 100, None),
         (None, 20, 16, 100, 20),
-        # What is left is less, and `None` is all of it.
+        # Fewer tokens are left, and None means all of them.
         (None, 0, 16, 16, None),
         (None, 0, 16, 3, None),
         (None, 0, 16, -3, None),
         (None, 20, 16, 10, None),
     ],
 )
-def test_a_default_is_the_length_unless_something_else_says_more_or_less(
+def test_the_default_length_yields_to_the_request_min_tokens_and_the_model_s_length(
     asked: int | None,
     min_tokens: int,
     default: int | None,

@@ -3,8 +3,8 @@ from collections.abc import Callable
 
 import pytest
 
-from deployments.delta_stream import DeltaStream
 from deployments.engine.output import FinishReason, TextDelta
+from deployments.generator.delta_stream import DeltaStream
 
 DELTAS = [TextDelta((i,), str(i)) for i in range(4)]
 LAST = TextDelta((9,), "9", FinishReason.STOP)
@@ -16,7 +16,7 @@ async def take(stream: DeltaStream) -> list[TextDelta]:
         return await stream.take()
 
 
-async def test_a_late_reader_gets_all_at_once_and_in_order() -> None:
+async def test_a_late_reader_gets_all_deltas_in_order() -> None:
     stream = DeltaStream()
     for delta in DELTAS:
         stream.put(delta)
@@ -32,7 +32,7 @@ async def test_an_early_reader_is_woken() -> None:
     assert await reader == DELTAS[:1]
 
 
-async def test_what_was_taken_is_not_given_again() -> None:
+async def test_a_delta_is_given_only_once() -> None:
     stream = DeltaStream()
     stream.put(DELTAS[0])
     assert await take(stream) == DELTAS[:1]
@@ -43,7 +43,7 @@ async def test_what_was_taken_is_not_given_again() -> None:
     assert await reader == DELTAS[1:2]
 
 
-async def test_what_comes_between_waking_and_reading_is_not_lost() -> None:
+async def test_deltas_between_waking_and_reading_are_not_lost() -> None:
     stream = DeltaStream()
     reader = asyncio.ensure_future(take(stream))
     await asyncio.sleep(0)
@@ -52,7 +52,7 @@ async def test_what_comes_between_waking_and_reading_is_not_lost() -> None:
     assert await reader == DELTAS
 
 
-async def test_a_reader_who_gives_up_leaves_the_deltas() -> None:
+async def test_a_cancelled_reader_leaves_the_deltas() -> None:
     stream = DeltaStream()
     reader = asyncio.ensure_future(take(stream))
     await asyncio.sleep(0)
@@ -69,7 +69,7 @@ Clock = Callable[[float], None]
 
 @pytest.fixture
 async def advance(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """Stop the event loop's clock; return what moves it on by some seconds."""
+    """Stop the event loop's clock; return a function that advances it."""
     loop = asyncio.get_running_loop()
     now = loop.time()
     monkeypatch.setattr(loop, "time", lambda: now)
@@ -82,13 +82,13 @@ async def advance(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 async def settle() -> None:
-    """Let everything run that can."""
+    """Run everything that is ready."""
     for _ in range(9):
         await asyncio.sleep(0)
 
 
 @pytest.mark.usefixtures("advance")
-async def test_the_first_delta_is_given_at_once_and_the_last_too() -> None:
+async def test_the_first_and_the_last_delta_are_given_at_once() -> None:
     stream = DeltaStream(lambda: INTERVAL_S)
     stream.put(DELTAS[0])
     assert await take(stream) == DELTAS[:1]
@@ -107,7 +107,7 @@ async def take_now(reader: asyncio.Future[list[TextDelta]]) -> list[TextDelta]:
     return reader.result()
 
 
-async def test_between_first_and_last_there_is_one_take_in_an_interval(advance: Clock) -> None:
+async def test_between_first_and_last_there_is_one_take_per_interval(advance: Clock) -> None:
     stream = DeltaStream(lambda: INTERVAL_S)
     stream.put(DELTAS[0])
     await take(stream)
@@ -122,7 +122,7 @@ async def test_between_first_and_last_there_is_one_take_in_an_interval(advance: 
         assert await take_now(reader) == DELTAS[1:3]
 
 
-async def test_what_comes_after_an_interval_is_given_at_once(advance: Clock) -> None:
+async def test_a_delta_after_an_interval_is_given_at_once(advance: Clock) -> None:
     stream = DeltaStream(lambda: INTERVAL_S)
     stream.put(DELTAS[0])
     await take(stream)
@@ -134,7 +134,7 @@ async def test_what_comes_after_an_interval_is_given_at_once(advance: Clock) -> 
     assert await take_now(reader) == DELTAS[1:2]
 
 
-async def test_a_timer_that_the_last_delta_made_needless_wakes_nobody(advance: Clock) -> None:
+async def test_a_timer_is_cancelled_when_the_last_delta_is_taken(advance: Clock) -> None:
     stream = DeltaStream(lambda: INTERVAL_S)
     stream.put(DELTAS[0])
     await take(stream)

@@ -1,6 +1,6 @@
 import pytest
 
-from deployments.fingerprint import system_fingerprint
+from deployments.generator.description import system_fingerprint
 from deployments.model_spec import ModelSpec
 from tests.deployments.tiny_folder import spec
 
@@ -20,9 +20,14 @@ def test_replicas_of_one_configuration_have_one_fingerprint() -> None:
         spec("m", quantization="int8"),
     ],
 )
-def test_what_changes_the_texts_changes_the_fingerprint(changed: ModelSpec) -> None:
+def test_settings_that_change_the_texts_change_the_fingerprint(changed: ModelSpec) -> None:
     assert system_fingerprint(changed) != system_fingerprint(spec("m"))
 
 
-def test_what_changes_the_speed_alone_does_not() -> None:
+def test_the_root_is_the_hub_repository_and_never_a_path() -> None:
+    assert spec("org/model", id="m").root == "org/model"
+    assert spec("/srv/models/tiny", id="m").root == "m"
+
+
+def test_settings_that_change_only_the_speed_do_not_change_it() -> None:
     assert system_fingerprint(spec("m", num_threads=3)) == system_fingerprint(spec("m"))

@@ -15,21 +15,15 @@ from deployments.contract import (
     TextPart,
     TokenizeRequest,
 )
-from deployments.engine.sequence import SequenceRequest
+from deployments.engine.scheduling.sequence import SequenceRequest
 from deployments.errors import (
     GenerationFailedError,
     InvalidImageError,
     InvalidRequestError,
     RaystreamError,
 )
-from deployments.prompt_encoder import EncodedPrompt, PromptEncoder
+from deployments.generator.prompt_encoder import EncodedPrompt, PromptEncoder
 from tests.deployments import tiny_folder
-from tests.deployments.tiny_processor import (
-    END_OF_IMAGE,
-    IMAGE,
-    START_OF_IMAGE,
-    gemma3_processor,
-)
 from tests.engine.tiny_models import (
     IMAGE_SIZE,
     IMAGE_TOKEN_ID,
@@ -39,6 +33,12 @@ from tests.engine.tiny_models import (
     generate,
     load,
     make_engine,
+)
+from tests.generator.tiny_processor import (
+    END_OF_IMAGE,
+    IMAGE,
+    START_OF_IMAGE,
+    gemma3_processor,
 )
 
 Prompt = tuple[ChatMessage, ...] | str | tuple[int, ...]
@@ -107,18 +107,18 @@ def test_messages_go_through_the_template_of_a_text_model(text_encoder: PromptEn
     assert encoded.model_inputs == {}
 
 
-def test_plain_text_and_token_ids_pass_by_the_template(text_encoder: PromptEncoder) -> None:
+def test_plain_text_and_token_ids_bypass_the_template(text_encoder: PromptEncoder) -> None:
     assert text_of(encode(text_encoder, "Good day")) == "Good day"
     assert encode(text_encoder, (60, 61)).token_ids == (60, 61)
 
 
-def test_a_model_with_images_takes_text_alone_too(image_encoder: PromptEncoder) -> None:
+def test_an_image_model_also_accepts_only_text(image_encoder: PromptEncoder) -> None:
     encoded = encode(image_encoder, user(TextPart("Good day")))
     assert text_of(encoded) == "<special1>user\nGood day<special2><special1>assistant\n"
     assert encoded.model_inputs == {}
 
 
-def test_each_image_stands_where_its_part_stood(image_encoder: PromptEncoder) -> None:
+def test_each_image_is_at_the_place_of_its_part(image_encoder: PromptEncoder) -> None:
     encoded = encode(
         image_encoder, user(TextPart("a"), picture("red"), TextPart("b"), picture("blue"))
     )
@@ -145,7 +145,7 @@ def test_images_of_every_mode_and_kind_become_rgb(image_encoder: PromptEncoder) 
     assert encoded.model_inputs["pixel_values"].shape == (8, 3, IMAGE_SIZE, IMAGE_SIZE)
 
 
-def test_what_the_encoder_gives_the_engine_answers_as_generate_does(
+def test_the_engine_answers_encoded_prompts_as_generate_does(
     image_encoder: PromptEncoder,
 ) -> None:
     encoded = encode(image_encoder, user(TextPart("What is it?"), picture("green")))
@@ -161,7 +161,7 @@ def test_what_the_encoder_gives_the_engine_answers_as_generate_does(
 @pytest.mark.parametrize(
     "data", [b"", b"no image", picture().data[:45]], ids=["empty", "text", "cut off"]
 )
-def test_a_broken_image_is_refused_without_the_decoders_words(
+def test_a_broken_image_is_refused_without_the_decoder_s_message(
     image_encoder: PromptEncoder, data: bytes
 ) -> None:
     error = refusal(image_encoder, user(ImagePart(data)))
@@ -194,18 +194,18 @@ def test_a_text_model_refuses_images(text_encoder: PromptEncoder) -> None:
     assert "takes no images" in str(refusal(text_encoder, user(picture())))
 
 
-def test_a_model_without_a_template_refuses_messages_alone() -> None:
+def test_a_model_without_a_template_refuses_only_messages() -> None:
     encoder = PromptEncoder(byte_tokenizer(), None)
     assert "no chat template" in str(refusal(encoder, user(TextPart("x"))))
     assert text_of(encode(encoder, "x")) == "x"
 
 
-def test_what_the_template_refuses_is_told(text_encoder: PromptEncoder) -> None:
+def test_a_template_s_error_is_passed_on(text_encoder: PromptEncoder) -> None:
     error = refusal(text_encoder, (ChatMessage("assistant", (TextPart("x"),)),))
     assert "the assistant can not begin" in str(error)
 
 
-def test_errors_stand_in_their_own_places(image_encoder: PromptEncoder) -> None:
+def test_each_error_is_at_its_request_s_place(image_encoder: PromptEncoder) -> None:
     prompts: list[Prompt] = [
         "plain", user(ImagePart(b"broken")), user(TextPart("chat")), "\ud800",
         user(TextPart("look"), picture()), (60, 61), user(TextPart(IMAGE), picture()), "last",
@@ -223,7 +223,7 @@ def test_errors_stand_in_their_own_places(image_encoder: PromptEncoder) -> None:
                 assert torch.equal(tensor, alone.model_inputs[name])
 
 
-def test_a_template_that_stumbles_fails_for_its_own_request_alone(
+def test_a_template_s_failure_fails_only_its_own_request(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     tokenizer = text_tokenizer()
@@ -236,24 +236,26 @@ def test_a_template_that_stumbles_fails_for_its_own_request_alone(
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_so_does_a_processor(image_encoder: PromptEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stumble(self: object, *args: object, **kwargs: object) -> None:
+def test_a_processor_s_failure_fails_only_its_own_request(
+    image_encoder: PromptEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail_on_call(self: object, *args: object, **kwargs: object) -> None:
         raise IndexError("of a red image")
 
-    monkeypatch.setattr(type(gemma3_processor()), "__call__", stumble)
+    monkeypatch.setattr(type(gemma3_processor()), "__call__", fail_on_call)
     broken, plain = encode_all(image_encoder, [user(picture()), "plain"])
     assert isinstance(broken, GenerationFailedError)
     assert "red" not in broken.message
     assert isinstance(plain, EncodedPrompt)
 
 
-def test_so_does_a_tokenizer(
+def test_a_tokenizer_s_failure_fails_only_its_own_request(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     tokenizer = text_tokenizer()
     stock = type(tokenizer).__call__
 
-    def stumble(
+    def fail_on_call(
         self: PreTrainedTokenizerBase, texts: list[str], *, add_special_tokens: bool
     ) -> object:
         if any("evil" in text for text in texts):
@@ -261,7 +263,7 @@ def test_so_does_a_tokenizer(
         return stock(self, texts, add_special_tokens=add_special_tokens)
 
     expected = encode_all(PromptEncoder(tokenizer, None), ["plain", user(TextPart("chat"))])
-    monkeypatch.setattr(type(tokenizer), "__call__", stumble)
+    monkeypatch.setattr(type(tokenizer), "__call__", fail_on_call)
     plain, broken, chat = encode_all(
         PromptEncoder(tokenizer, None), ["plain", "evil", user(TextPart("chat"))]
     )
@@ -286,12 +288,12 @@ def test_texts_that_arrive_together_take_one_call_of_the_tokenizer(
     monkeypatch.setattr(type(tokenizer), "__call__", counted)
     encode_all(PromptEncoder(tokenizer, None), [user(TextPart(str(i))) for i in range(7)])
     assert calls == [7]
-    # Plain prompts get special tokens that a template writes itself, so they need another call.
+    # Plain prompts get special tokens that templates write themselves, so they need another call.
     encode_all(PromptEncoder(tokenizer, None), ["a", user(TextPart("b")), "c", (60,)])
     assert calls[1:] == [2, 1]
 
 
-def test_nothing_gives_nothing(text_encoder: PromptEncoder) -> None:
+def test_no_requests_give_no_prompts(text_encoder: PromptEncoder) -> None:
     assert text_encoder.encode([]) == []
 
 
@@ -301,7 +303,7 @@ PROMPTS: list[tuple[ChatMessage, ...] | str] = [
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
-def test_the_tokens_that_are_told_are_those_of_an_answer(
+def test_tokenize_returns_the_tokens_that_generation_uses(
     image_encoder: PromptEncoder, prompt: tuple[ChatMessage, ...] | str
 ) -> None:
     told = image_encoder.tokenize(TokenizeRequest(prompt))
@@ -309,7 +311,9 @@ def test_the_tokens_that_are_told_are_those_of_an_answer(
     assert told.strings is None
 
 
-def test_messages_may_be_told_without_the_answer_s_beginning(text_encoder: PromptEncoder) -> None:
+def test_messages_may_be_tokenized_without_the_start_of_the_answer(
+    text_encoder: PromptEncoder,
+) -> None:
     messages = user(TextPart("Hi"))
     whole, bare = (
         text_encoder.tokenize(TokenizeRequest(messages, add_generation_prompt=begins)).token_ids
@@ -319,7 +323,7 @@ def test_messages_may_be_told_without_the_answer_s_beginning(text_encoder: Promp
     assert text_encoder.detokenize(whole) == "<special1>user\nHi<special2><special1>assistant\n"
 
 
-def test_the_names_of_tokens_are_the_vocabulary_s(text_encoder: PromptEncoder) -> None:
+def test_the_strings_of_tokens_are_the_vocabulary_s(text_encoder: PromptEncoder) -> None:
     told = text_encoder.tokenize(TokenizeRequest("a b", with_strings=True))
     assert told.strings == ("a", "Ġ", "b")
 
@@ -328,7 +332,7 @@ def test_the_names_of_tokens_are_the_vocabulary_s(text_encoder: PromptEncoder) -
     ("add_special_tokens", "plain", "chat"),
     [(None, True, False), (True, True, True), (False, False, False)],
 )
-def test_a_tokenizer_s_own_tokens_come_as_for_an_answer_unless_told_otherwise(
+def test_special_tokens_are_added_as_for_generation_unless_the_request_says(
     add_special_tokens: bool | None, plain: bool, chat: bool
 ) -> None:
     tokenizer = text_tokenizer()
@@ -341,14 +345,14 @@ def test_a_tokenizer_s_own_tokens_come_as_for_an_answer_unless_told_otherwise(
         assert (told.token_ids[0] == 2) is has_bos
 
 
-def test_text_comes_back_from_its_tokens_as_it_was(text_encoder: PromptEncoder) -> None:
+def test_tokenized_text_is_detokenized_unchanged(text_encoder: PromptEncoder) -> None:
     text = "<special1>one\n\n two ,three . é 日本 🙂<eos>"
     assert text_encoder.detokenize(text_encoder.tokenize(TokenizeRequest(text)).token_ids) == text
     assert text_encoder.detokenize(()) == ""
 
 
 @pytest.mark.parametrize("token_id", [-1, 300, 2**40])
-def test_a_token_that_there_is_not_has_no_text(text_encoder: PromptEncoder, token_id: int) -> None:
+def test_an_unknown_token_has_no_text(text_encoder: PromptEncoder, token_id: int) -> None:
     with pytest.raises(InvalidRequestError, match="from 0 to 299") as caught:
         text_encoder.detokenize((60, token_id))
     assert caught.value.param == "tokens"

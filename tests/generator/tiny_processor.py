@@ -1,4 +1,4 @@
-"""A Gemma 3 processor that needs Pillow only, for the tiny models of `tests.engine`."""
+"""A Gemma 3 processor that needs only Pillow, for the tiny models of `tests.engine`."""
 
 from transformers import Gemma3ImageProcessorPil, Gemma3Processor
 
@@ -18,7 +18,7 @@ CHAT_TEMPLATE = (
 
 
 def gemma3_processor() -> Gemma3Processor:
-    """Return a processor whose special tokens have the ids that the tiny Gemma 3 knows."""
+    """Return a processor whose special tokens have the ids of the tiny Gemma 3."""
     tokenizer = byte_tokenizer()
     tokens = {"boi_token": START_OF_IMAGE, "eoi_token": END_OF_IMAGE, "image_token": IMAGE}
     for name, token in tokens.items():

@@ -21,7 +21,7 @@ def _missing() -> str | None:
 
 @pytest.fixture(autouse=True)
 def _kubectl(request: pytest.FixtureRequest) -> None:
-    """Skip what kubectl can't render here; on CI that is a failure, for there it is installed."""
+    """Skip tests if kubectl can't render here; fail on CI, which installs it."""
     reason = _missing() if request.node.get_closest_marker("kubectl") else None
     if reason and os.environ.get("CI"):
         pytest.fail(reason)

@@ -1,7 +1,7 @@
-"""Renders k8s/ with kubectl and finds what a cluster's API server would refuse, without a cluster.
+"""Renders k8s/ with kubectl and finds what an API server would refuse, without a cluster.
 
-A RayService is held against KubeRay's CRD (unknown keys refused, as strict decoding does), its pod
-templates and every other kind against Kubernetes' own schemas. A kind without a schema is a fault.
+A RayService is validated by KubeRay's CRD (unknown keys refused, as in strict decoding), its pod
+templates and all other kinds by Kubernetes' own schemas. A kind without a schema is a fault.
 """
 
 import subprocess
@@ -17,7 +17,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 CRD = Path(__file__).with_name("ray.io_rayservices.yaml")
-# The oldest and the newest Kubernetes that the manifests are for.
+# The oldest and the newest supported Kubernetes.
 KUBERNETES_VERSIONS = ("1.32", "1.37")
 
 Manifest = dict[str, Any]
@@ -25,13 +25,13 @@ Manifest = dict[str, Any]
 
 @cache
 def render(folder: Path) -> str:
-    """Return what `kubectl apply -k` would send."""
+    """Return the manifests that `kubectl apply -k` would send."""
     command = ["kubectl", "kustomize", str(folder)]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 def parse(text: str) -> list[Manifest]:
-    """Read the manifests; a key that stands twice is an error, as it is for the API server."""
+    """Read the manifests; a repeated key is an error, as it is for the API server."""
     return [manifest for manifest in yaml.load_all(text, Loader=_UniqueKeyLoader) if manifest]
 
 
@@ -39,12 +39,12 @@ class _UniqueKeyLoader(yaml.CSafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [key.value for key, _ in node.value]
         if len(keys) != len(set(keys)):
-            raise yaml.YAMLError(f"a key stands twice {node.start_mark}")
+            raise yaml.YAMLError(f"a key is repeated {node.start_mark}")
         return super().construct_mapping(node, deep)
 
 
 def find_faults(manifest: Manifest) -> list[str]:
-    """Return a line for each thing in the manifest that the API server would refuse."""
+    """Return a line for each fault that the API server would find in the manifest."""
     if (manifest["apiVersion"], manifest["kind"]) == ("ray.io/v1", "RayService"):
         pods = [fault for pod in pods_of(manifest) for fault in _core_faults(pod)]
         return [*_ray_service_faults(manifest), *pods]
@@ -52,7 +52,7 @@ def find_faults(manifest: Manifest) -> list[str]:
 
 
 def pods_of(ray_service: Manifest) -> list[Manifest]:
-    """Return the pod of the head and of each worker group as manifests of their own."""
+    """Return the pods of the head and of each worker group as separate manifests."""
     cluster = ray_service["spec"]["rayClusterConfig"]
     groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
     return [
@@ -106,12 +106,12 @@ def _apply_defaults(value: Any, schema: dict[str, Any]) -> None:
                 _apply_defaults(value[key], part)
 
 
-# OpenAPI's keywords that say nothing to JSON Schema, or something else.
+# OpenAPI's keywords that JSON Schema does not know, or gives another meaning.
 _DROPPED = ("nullable", "description", "default", "format")
 
 
 def _to_json_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    """Turn a structural schema of a CRD into JSON Schema that refuses unknown keys."""
+    """Convert a CRD's structural schema to JSON Schema that refuses unknown keys."""
     result = {
         key: _convert(key, part)
         for key, part in schema.items()

@@ -26,7 +26,7 @@ def _differences(ours: Any, theirs: Any) -> set[str]:
 
 
 @pytest.mark.parametrize("name", ["serve_config.yaml", "serve.env"])
-def test_copies_in_base_are_what_make_k8s_writes(name: str) -> None:
+def test_copies_in_base_equal_what_make_k8s_writes(name: str) -> None:
     assert (BASE / name).read_text(encoding="utf-8") == base_files()[name], "run `make k8s`"
 
 
@@ -48,7 +48,7 @@ def test_configuration_differs_from_the_root_only_where_a_cluster_must() -> None
     )
 
 
-def test_environment_differs_from_the_root_only_in_how_long_it_drains() -> None:
+def test_environment_differs_from_the_root_only_in_its_drain_times() -> None:
     root = parse_env((ROOT / "serve.env").read_text(encoding="utf-8"))
     base = parse_env((BASE / "serve.env").read_text(encoding="utf-8"))
     assert _differences(root, base) == {
@@ -57,6 +57,6 @@ def test_environment_differs_from_the_root_only_in_how_long_it_drains() -> None:
     }
 
 
-def test_environment_survives_writing_and_reading() -> None:
+def test_written_environment_is_read_back() -> None:
     env = {"A": "1", "B": "x=y"}
     assert parse_env("# a comment\n\n" + format_env(env)) == env

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from k8s.make_base import API_KEYS_FILE, BASE, DRAIN_S, parse_env
-from serve_app.check import find_problems
+from serve_app.commands.check import find_problems
 from tests.k8s.manifests import ROOT, Manifest, find_faults, parse, pods_of, render
 
 pytestmark = pytest.mark.kubectl
@@ -43,7 +43,7 @@ def containers(folder: Path) -> list[dict[str, Any]]:
 
 
 @each_folder
-def test_api_server_would_take_every_manifest(folder: Path) -> None:
+def test_api_server_would_accept_every_manifest(folder: Path) -> None:
     assert [fault for manifest in parse(render(folder)) for fault in find_faults(manifest)] == []
 
 
@@ -55,7 +55,7 @@ def test_serve_configuration_is_the_base_copy_and_has_no_problem(folder: Path) -
 
 
 @each_folder
-def test_serve_listens_where_the_service_and_the_kubelet_reach_it(folder: Path) -> None:
+def test_serve_listens_on_an_address_that_service_and_kubelet_reach(folder: Path) -> None:
     config = yaml.safe_load(ray_service(folder)["spec"]["serveConfigV2"])
     assert config["proxy_location"] == "EveryNode"
     assert config["http_options"] == {"host": "0.0.0.0", "port": 8000}
@@ -72,7 +72,7 @@ def test_every_ray_container_gets_the_environment_of_serve_env(folder: Path) -> 
 
 
 @each_folder
-def test_pods_may_do_only_what_they_must(folder: Path) -> None:
+def test_pods_run_unprivileged(folder: Path) -> None:
     for pod in pods_of(ray_service(folder)):
         context = pod["spec"]["securityContext"]
         assert context["runAsNonRoot"]
@@ -85,10 +85,14 @@ def test_pods_may_do_only_what_they_must(folder: Path) -> None:
 
 
 @each_folder
-def test_requests_need_keys_which_a_secret_brings(folder: Path) -> None:
+def test_requests_need_keys_from_a_secret(folder: Path) -> None:
     config = yaml.safe_load(ray_service(folder)["spec"]["serveConfigV2"])
     auth = config["applications"][0]["args"]["auth"]
-    assert auth == {"api_keys_file": API_KEYS_FILE, "allow_anonymous": False}
+    assert auth == {
+        "api_keys_file": API_KEYS_FILE,
+        "allow_anonymous": False,
+        "allow_unauthenticated_ray": False,
+    }
     for pod in pods_of(ray_service(folder)):
         volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
         assert volumes["api-keys"]["secret"]["secretName"] == "raystream-api-keys"
@@ -115,7 +119,7 @@ def test_worker_has_time_to_drain_before_it_is_killed(folder: Path) -> None:
 
 
 @each_folder
-def test_outside_reaches_the_serve_port_alone(folder: Path) -> None:
+def test_only_the_serve_port_is_open_to_others(folder: Path) -> None:
     (policy,) = of_kind(folder, "NetworkPolicy")
     open_to_all = [rule["ports"] for rule in policy["spec"]["ingress"] if "from" not in rule]
     assert open_to_all == [[{"protocol": "TCP", "port": 8000}]]
@@ -139,12 +143,12 @@ def _selects(selector: dict[str, Any], pod: Manifest) -> bool:
 
 
 @each_folder
-def test_budgets_name_a_number_for_ray_clusters_have_no_scale(folder: Path) -> None:
+def test_budgets_have_a_number_because_ray_clusters_have_no_scale(folder: Path) -> None:
     for budget in of_kind(folder, "PodDisruptionBudget"):
         assert isinstance(budget["spec"]["minAvailable"], int)
 
 
-# What follows are the rules by which KubeRay refuses a RayService after the API server took it.
+# The rules by which KubeRay refuses a RayService that the API server has accepted.
 # Source: kuberay, ray-operator/controllers/ray/utils/validation.go
 
 
@@ -154,7 +158,7 @@ def test_name_leaves_room_for_kuberays_suffixes(folder: Path) -> None:
 
 
 @each_folder
-def test_upgrade_makes_a_new_cluster_and_lets_the_old_streams_end(folder: Path) -> None:
+def test_upgrade_starts_a_new_cluster_and_lets_old_streams_finish(folder: Path) -> None:
     spec = ray_service(folder)["spec"]
     assert spec["upgradeStrategy"] == {"type": "NewCluster"}
     assert spec["rayClusterDeletionDelaySeconds"] > DRAIN_S
@@ -162,7 +166,7 @@ def test_upgrade_makes_a_new_cluster_and_lets_the_old_streams_end(folder: Path) 
 
 
 @each_folder
-def test_token_authentication_has_a_ray_that_knows_it(folder: Path) -> None:
+def test_ray_is_new_enough_for_token_authentication(folder: Path) -> None:
     assert cluster(folder)["authOptions"] == {"mode": "token"}
     major, minor, _ = map(int, cluster(folder)["rayVersion"].split("."))
     assert (major, minor) >= (2, 52)
@@ -175,7 +179,7 @@ def test_ray_version_is_the_locked_one(folder: Path) -> None:
 
 
 @each_folder
-def test_autoscaler_v2_gets_pods_that_never_restart(folder: Path) -> None:
+def test_pods_of_autoscaler_v2_never_restart(folder: Path) -> None:
     assert cluster(folder)["enableInTreeAutoscaling"] is True
     assert cluster(folder)["autoscalerOptions"]["version"] == "v2"
     for pod in pods_of(ray_service(folder)):
@@ -185,7 +189,7 @@ def test_autoscaler_v2_gets_pods_that_never_restart(folder: Path) -> None:
 
 
 @each_folder
-def test_resources_and_labels_stand_where_kuberay_looks(folder: Path) -> None:
+def test_resources_and_labels_are_where_kuberay_reads_them(folder: Path) -> None:
     for group in (cluster(folder)["headGroupSpec"], *cluster(folder)["workerGroupSpecs"]):
         assert "resources" not in group
         assert "labels" not in group["rayStartParams"]
@@ -193,21 +197,21 @@ def test_resources_and_labels_stand_where_kuberay_looks(folder: Path) -> None:
 
 
 @each_folder
-def test_head_takes_no_replica_and_shows_no_service_name_of_its_own(folder: Path) -> None:
+def test_head_runs_no_replica_and_names_no_service(folder: Path) -> None:
     head = cluster(folder)["headGroupSpec"]
     assert head["rayStartParams"]["num-cpus"] == "0"
     assert "headService" not in head
 
 
 @each_folder
-def test_ports_bear_the_names_that_kuberay_looks_for(folder: Path) -> None:
+def test_ports_have_the_names_that_kuberay_expects(folder: Path) -> None:
     for container in containers(folder):
         ports = {port["name"]: port["containerPort"] for port in container["ports"]}
         assert (ports["serve"], ports["metrics"]) == (8000, 8080)
 
 
 @each_overlay
-def test_overlay_sizes_each_worker_without_losing_what_base_says(folder: Path) -> None:
+def test_overlay_sizes_each_worker_and_keeps_the_bases_settings(folder: Path) -> None:
     base_containers = {container["name"]: container for container in containers(BASE)}
     for group in cluster(folder)["workerGroupSpecs"]:
         assert 1 <= group["minReplicas"] <= group["maxReplicas"]
@@ -253,8 +257,8 @@ def test_kind_without_a_schema_is_a_fault() -> None:
     assert any("no schema" in fault for fault in find_faults(manifest))
 
 
-def test_key_that_stands_twice_is_refused() -> None:
-    with pytest.raises(yaml.YAMLError, match="twice"):
+def test_repeated_key_is_refused() -> None:
+    with pytest.raises(yaml.YAMLError, match="repeated"):
         parse("kind: A\nkind: B\n")
 
 

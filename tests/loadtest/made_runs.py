@@ -1,11 +1,11 @@
-"""Runs of known timing, as the sending side would leave them."""
+"""Makes runs of known timing, as the sending side would write them."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from loadtest.record import ErrorKind, LevelRecord, RequestRecord, TokenSource
-from loadtest.run_files import RunFiles
+from loadtest.results.record import ErrorKind, LevelRecord, RequestRecord, TokenSource
+from loadtest.results.run_files import RunFiles
 
 CONFIGURATION: dict[str, Any] = {
     "url": "http://127.0.0.1:8000/v1/chat/completions",
@@ -33,7 +33,7 @@ def made_request(
     source: TokenSource = TokenSource.USAGE,
     tokens_per_event: int = 1,
 ) -> RequestRecord:
-    """Make a request whose content comes at even gaps."""
+    """Make a request whose content events are evenly spaced."""
     content_s = tuple(sent_s + ttft_s + gap_s * number for number in range(num_events))
     return RequestRecord(
         level=level,
@@ -120,7 +120,7 @@ def write_run(
 
 
 def sweep(queues: Sequence[int] = (1, 2, 4), **level: Any) -> list[Any]:
-    """Make levels one after the other, each slower than the last by its users."""
+    """Make consecutive levels whose TTFT grows with their users."""
     made: list[tuple[LevelRecord, list[RequestRecord]]] = []
     for index, num_queues in enumerate(queues):
         started_s = made[-1][0].ended_s + 1.0 if made else 0.0

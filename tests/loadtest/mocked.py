@@ -8,23 +8,23 @@ from dataclasses import dataclass, field
 
 from yarl import URL
 
-from loadtest.apis.contract import Api, BodySettings, Call
 from loadtest.apis.openai import OpenAiChat
-from loadtest.attempt import Task
+from loadtest.client.attempt import Task
+from loadtest.client.contract import Api, BodySettings, Call
+from loadtest.client.sender import Sender, Target
+from loadtest.client.stamped_http import stamped_session
+from loadtest.client.watchdog import TimeLimits
 from loadtest.mock.script import Behaviour, Script
 from loadtest.mock.server import MockServer, serving
-from loadtest.record import RequestRecord
-from loadtest.sender import Sender, Target
-from loadtest.stamped_http import stamped_session
-from loadtest.watchdog import TimeLimits
+from loadtest.results.record import RequestRecord
 
 CHAT = "/v1/chat/completions"
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait for something that nobody tells of."""
+    """Wait until a condition holds, by polling."""
     async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 - it may be another process that makes it true
+        while not condition():  # noqa: ASYNC110 - another process may make it true
             await asyncio.sleep(0.001)
 
 
@@ -34,7 +34,7 @@ def chat_api() -> OpenAiChat:
 
 @dataclass
 class Noting:
-    """An observer that keeps what it is told."""
+    """An observer that keeps the events it receives."""
 
     seen: list[str] = field(default_factory=list)
     ttfts_ms: list[float] = field(default_factory=list)
@@ -48,8 +48,8 @@ class Noting:
     def started(self, now_s: float) -> None:
         self.seen.append("started")
 
-    def content(self, now_s: float, num_tokens: int, ttft_ms: float | None) -> None:
-        self.num_tokens += num_tokens
+    def content(self, now_s: float, num_tokens: int | None, ttft_ms: float | None) -> None:
+        self.num_tokens += 1 if num_tokens is None else num_tokens
         if ttft_ms is not None:
             self.ttfts_ms.append(ttft_ms)
 
@@ -59,7 +59,7 @@ class Noting:
 
 @dataclass
 class Aim:
-    """A sender that aims at a mock."""
+    """A sender whose target is a mock."""
 
     sender: Sender
     server: MockServer
@@ -79,7 +79,7 @@ async def aimed(
     secrets: tuple[str, ...] = (),
     headers: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Aim]:
-    """Serve these behaviours and aim at them."""
+    """Serve these behaviours, and yield a sender to them."""
     server = MockServer(Script(*behaviours), keeps_requests=True)
     observer = Noting()
     async with (

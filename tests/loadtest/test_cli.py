@@ -1,4 +1,4 @@
-"""The command as users run it: a process of its own against a mock."""
+"""The command as users run it: a separate process against a mock."""
 
 import asyncio
 import inspect
@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 from loadtest.cli import app
 from loadtest.commands.run import overlaid, with_flag_repeated
 from loadtest.commands.run import run as run_command
-from loadtest.config import RunConfig
-from loadtest.load import sweep
+from loadtest.config.run_config import RunConfig
+from loadtest.load import inputs
 from loadtest.mock.script import Behaviour, Fault, Script
 from loadtest.mock.server import MockServer, serving
 from tests.loadtest.mocked import until
@@ -52,7 +52,7 @@ async def line_with(process: Process, text: bytes) -> None:
     assert process.stderr is not None
     async with asyncio.timeout(START_DEADLINE_S):
         while text not in (line := await process.stderr.readline()):
-            assert line, "it ended without saying so"
+            assert line, "the process ended without that line"
 
 
 async def command(*arguments: str) -> Ended:
@@ -71,7 +71,8 @@ def summary_of(directory: Path) -> dict[str, Any]:
     return summary
 
 
-async def test_a_sweep_writes_everything_and_asks_for_the_server_s_model(tmp_path: Path) -> None:
+@pytest.mark.slow
+async def test_a_sweep_writes_all_files_and_uses_the_server_s_model(tmp_path: Path) -> None:
     out = tmp_path / "run"
     async with mocked(Behaviour(num_events=4)) as (server, url):
         run = await command(
@@ -104,6 +105,7 @@ async def test_a_sweep_writes_everything_and_asks_for_the_server_s_model(tmp_pat
     assert "No regression" in compared.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "flags", "code"),
     [
@@ -112,7 +114,7 @@ async def test_a_sweep_writes_everything_and_asks_for_the_server_s_model(tmp_pat
         (None, ["--fail-if", "ttft.p50>600000"], 0),
     ],
 )
-async def test_the_exit_code_tells_what_came_of_it(
+async def test_the_exit_code_gives_the_outcome(
     tmp_path: Path, fault: Fault | None, flags: list[str], code: int
 ) -> None:
     async with mocked(Behaviour(fault=fault, num_events=2)) as (_, url):
@@ -122,10 +124,11 @@ async def test_the_exit_code_tells_what_came_of_it(
     assert run.code == code, run.errors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["SIGINT", "SIGTERM"]
 )
-async def test_a_signal_ends_it_with_everything_saved(
+async def test_a_signal_ends_the_run_and_saves_its_results(
     tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
     out = tmp_path / "run"
@@ -144,6 +147,7 @@ async def test_a_signal_ends_it_with_everything_saved(
     assert (out / "report.html").exists()
 
 
+@pytest.mark.slow
 async def test_a_kill_loses_no_request_that_had_ended(tmp_path: Path) -> None:
     out = tmp_path / "run"
     silence = Behaviour(fault=Fault.TIMEOUT_STALL)
@@ -159,7 +163,8 @@ async def test_a_kill_loses_no_request_that_had_ended(tmp_path: Path) -> None:
     assert summary_of(out)["status"] == "interrupted"
 
 
-async def test_a_reader_who_leaves_ends_nothing(tmp_path: Path) -> None:
+@pytest.mark.slow
+async def test_a_closed_output_pipe_does_not_end_the_run(tmp_path: Path) -> None:
     out = tmp_path / "run"
     async with mocked(Behaviour(num_events=2)) as (server, url):
         process = await asyncio.create_subprocess_shell(
@@ -175,7 +180,8 @@ async def test_a_reader_who_leaves_ends_nothing(tmp_path: Path) -> None:
     assert summary_of(out)["status"] == "finished"
 
 
-async def test_a_full_disk_is_told_and_what_was_written_before_can_be_read(tmp_path: Path) -> None:
+@pytest.mark.slow
+async def test_a_full_disk_is_reported_and_earlier_records_can_be_read(tmp_path: Path) -> None:
     out = tmp_path / "run"
     async with mocked(Behaviour(num_events=2)) as (_, url):
         process = await asyncio.create_subprocess_shell(
@@ -195,7 +201,8 @@ async def test_a_full_disk_is_told_and_what_was_written_before_can_be_read(tmp_p
     assert summary_of(out)["results"][0]["num_successes"] > 2
 
 
-async def test_a_directory_that_can_t_be_made_is_told_before_anything_is_sent(
+@pytest.mark.slow
+async def test_a_directory_that_can_t_be_created_is_reported_before_sending(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -212,22 +219,25 @@ async def test_a_directory_that_can_t_be_made_is_told_before_anything_is_sent(
     ("arguments", "said"),
     [
         (["run"], "URL is missing"),
-        (["run", "nowhere"], "URL: 'nowhere' is no URL such as"),
+        (["run", "nowhere"], "URL: 'nowhere' is not a URL such as"),
         (["run", "http://h/v1/completions", "-q", "many"], "--queues: "),
         (["run", "http://h/v1/completions", "--slo", "speed:1"], "there is no figure 'speed'"),
         (["run", "http://h/v1/completions", "--data", "nowhere.json"], "nowhere.json"),
-        (["run", "http://h/v1/completions", "--images", str(ROOT / "docs")], "holds none of"),
+        (
+            ["run", "http://h/v1/completions", "--images", str(ROOT / "docs")],
+            "holds no files of type",
+        ),
         (["run", "--config", "nowhere.yml"], "nowhere.yml"),
-        (["run", "http://h/v1/completions", "--gpu", "on"], "there is no nvidia-smi"),
+        (["run", "http://h/v1/completions", "--gpu", "on"], "--gpu on needs nvidia-smi"),
         (["run", "http://h/v1/completions", "--out", str(ROOT), "--speed"], "No such option"),
         (["report", str(ROOT)], "summary.json"),
         (["mock", "--gap-ms", "-1"], "--gap-ms: "),
     ],
 )
-def test_a_wrong_command_is_told_what_is_wrong(
+def test_wrong_usage_is_refused_with_the_mistake(
     arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sweep, "has_nvidia_smi", lambda: False)
+    monkeypatch.setattr(inputs, "has_nvidia_smi", lambda: False)
     run = CliRunner().invoke(app, arguments)
     assert run.exit_code == 2
     assert said in " ".join(run.stderr.replace("│", " ").split())
@@ -238,7 +248,7 @@ def test_every_setting_has_its_flag_and_every_flag_its_setting() -> None:
     assert flags == set(RunConfig.model_fields)
 
 
-def test_a_flag_replaces_what_the_file_has_instead_of_it() -> None:
+def test_a_flag_removes_settings_of_the_file_that_exclude_it() -> None:
     file = {"duration": 60, "queues": 4, "seed": 1}
     assert overlaid(file, {"loops": "3"}) == {"queues": 4, "seed": 1, "loops": "3"}
     assert overlaid(file, {"rate": "3"}) == {"duration": 60, "seed": 1, "rate": "3"}
@@ -258,14 +268,15 @@ def test_a_flag_replaces_what_the_file_has_instead_of_it() -> None:
         (["-H", "a:1", "b:2"], "-H a:1 b:2"),
     ],
 )
-def test_one_slo_flag_takes_several(written: list[str], read: str) -> None:
+def test_one_slo_flag_takes_several_objectives(written: list[str], read: str) -> None:
     assert " ".join(with_flag_repeated("--slo", written)) == read
 
 
-async def test_a_directory_that_holds_a_run_is_left_alone(tmp_path: Path) -> None:
+@pytest.mark.slow
+async def test_a_directory_that_holds_a_run_is_not_changed(tmp_path: Path) -> None:
     (tmp_path / "requests.jsonl").write_text("kept\n")
     async with mocked() as (_, url):
         run = await command("run", url, "--out", str(tmp_path))
     assert run.code == 2
-    assert "holds a run already" in run.errors
+    assert "already holds a run" in run.errors
     assert (tmp_path / "requests.jsonl").read_text() == "kept\n"

@@ -1,10 +1,12 @@
-"""The tool runs where nothing of the server is installed."""
+"""The load tester runs without the server's packages."""
 
 import asyncio
 import json
 import sys
 from asyncio.subprocess import PIPE
 from pathlib import Path
+
+import pytest
 
 from loadtest.mock.script import Behaviour, Script
 from loadtest.mock.server import MockServer, serving
@@ -17,7 +19,7 @@ import sys
 class Blocker:
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in {"torch", "ray", "transformers", "serve_app", "deployments"}:
-            raise ModuleNotFoundError(f"{name} is not there", name=name)
+            raise ModuleNotFoundError(f"{name} is not installed", name=name)
 
 sys.meta_path.insert(0, Blocker())
 from loadtest.cli import app
@@ -25,6 +27,7 @@ app(sys.argv[1:])
 """
 
 
+@pytest.mark.slow
 async def test_a_whole_run_imports_nothing_of_the_server(tmp_path: Path) -> None:
     server = MockServer(Script(Behaviour(num_events=3)))
     async with serving(server, "127.0.0.1", 0) as port:

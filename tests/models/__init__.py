@@ -1,1 +1,1 @@
-"""Tests of the embedded models and of what made them."""
+"""Tests of the embedded models and of their training."""

@@ -1,5 +1,6 @@
 import random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,6 +29,7 @@ def test_the_same_seed_gives_the_same_conversations() -> None:
     assert text_conversations(1, 30) != text_conversations(2, 30)
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 2**32))
 def test_every_answer_is_the_corpus_answer_or_a_refusal_of_the_asked_name(seed: int) -> None:
     for conversation in text_conversations(seed, 5):
@@ -46,7 +48,7 @@ def test_each_name_is_asked_as_often_as_any_other() -> None:
     assert max(counts) - min(counts) <= 1
 
 
-def test_a_conversation_about_drawings_has_them_in_one_turn_with_their_answer() -> None:
+def test_a_conversation_about_drawings_shows_them_in_one_turn_with_their_answer() -> None:
     rng = random.Random(0)
     drawings = [random_drawing(rng), random_drawing(rng)]
     conversation = ConversationSource(ENTRIES, rng).image_conversation(drawings)

@@ -27,7 +27,7 @@ def test_a_long_paragraph_is_cut_after_a_sentence() -> None:
     assert len(answer) <= MAX_ANSWER_CHARS
 
 
-def test_a_paragraph_that_names_a_place_on_the_machine_is_no_answer() -> None:
+def test_a_paragraph_with_a_path_of_the_machine_is_no_answer() -> None:
     assert answer_from("The file lies in /home/someone/python, always.") is None
 
 
@@ -44,7 +44,7 @@ def test_every_committed_answer_is_bounded_plain_text() -> None:
         assert " ".join(entry.answer.split()) == entry.answer
 
 
-def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+def test_a_written_corpus_is_read_back(tmp_path: Path) -> None:
     path = tmp_path / "corpus.jsonl"
     entries = (Entry("os.path.join", 'Join "two" or more.'), Entry("len", "Count the items."))
     write_corpus(entries, path)

@@ -28,12 +28,12 @@ def drawing(shape: str, colour: str, *, fill: Rgb = (255, 0, 0), smooth: bool = 
     )
 
 
-def test_one_drawing_is_told_as_one_sentence() -> None:
+def test_one_drawing_is_named_in_one_sentence() -> None:
     assert answer_about(drawing("circle", "red")) == "A red circle."
     assert answer_about(drawing("star", "orange")) == "An orange star."
 
 
-def test_two_drawings_are_told_in_their_order() -> None:
+def test_two_drawings_are_named_in_their_order() -> None:
     pair = drawing("circle", "red"), drawing("square", "blue")
     assert answer_about(*pair) == "A red circle and a blue square."
     assert answer_about(*reversed(pair)) == "A blue square and a red circle."
@@ -47,7 +47,7 @@ def test_the_same_seed_gives_the_same_drawing(seed: int) -> None:
 
 
 @given(seed=st.integers(0, 2**32))
-def test_a_random_drawing_shows_its_colour_amid_its_ground(seed: int) -> None:
+def test_a_random_drawing_shows_its_colour_on_its_ground(seed: int) -> None:
     drawn = random_drawing(random.Random(seed))
     image = drawn.render()
     assert image.size == drawn.size

@@ -18,7 +18,7 @@ def norm_and_gradients(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tenso
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_values_and_gradients_are_those_of_the_stock_norm(seed: int) -> None:
+def test_values_and_gradients_equal_those_of_the_stock_norm(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(2, 5, 64, generator=generator)
     weight = torch.randn(64, generator=generator)
@@ -29,7 +29,7 @@ def test_values_and_gradients_are_those_of_the_stock_norm(seed: int) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
-def test_the_stock_norm_is_back_afterwards() -> None:
+def test_the_stock_norm_is_restored_afterwards() -> None:
     stock = Gemma3RMSNorm.forward
     with pytest.raises(RuntimeError, match="stop"), fast_norms():
         raise RuntimeError("stop")

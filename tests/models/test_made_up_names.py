@@ -18,7 +18,7 @@ def test_a_made_up_name_is_never_in_the_corpus(seed: int) -> None:
 
 
 @given(seed=st.integers(0, 2**32))
-def test_training_never_sees_a_name_of_the_evaluation(seed: int) -> None:
+def test_training_and_evaluation_share_no_name(seed: int) -> None:
     assert not any(map(is_held_out, islice(NAMES.for_training(random.Random(seed)), 20)))
     assert all(is_held_out(name) for _, name in NAMES.for_evaluation(5, seed))
 

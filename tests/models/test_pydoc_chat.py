@@ -1,4 +1,4 @@
-"""The committed model, loaded as a stranger would: by the plain Auto classes, from the folder."""
+"""The committed model, loaded from its folder by the plain Auto classes, as users load it."""
 
 import hashlib
 import json
@@ -22,7 +22,7 @@ from models.training.conversations import Conversation, ConversationSource, Turn
 from models.training.corpus import load_corpus
 from models.training.drawings import answer_about, random_drawing
 from models.training.evaluate_pydoc_chat import drawing_questions, refusal_questions
-from models.training.recital import Question, Reciter, as_messages
+from models.training.generated_answers import AnswerGenerator, Question, as_messages
 from models.training.train_pydoc_chat import MODEL_DIR
 
 MAX_FOLDER_BYTES = 16_000_000
@@ -45,15 +45,17 @@ def processor() -> Gemma3Processor:
 
 
 @pytest.fixture(scope="module")
-def reciter(model: Gemma3ForConditionalGeneration, processor: Gemma3Processor) -> Reciter:
+def generator(model: Gemma3ForConditionalGeneration, processor: Gemma3Processor) -> AnswerGenerator:
     untyped: Any = model
-    return Reciter(untyped.generate, processor)
+    return AnswerGenerator(untyped.generate, processor)
 
 
-def wrong_answers(reciter: Reciter, *conversations: Conversation) -> list[tuple[str, str]]:
+def wrong_answers(
+    generator: AnswerGenerator, *conversations: Conversation
+) -> list[tuple[str, str]]:
     questions = [Question(conversation, "") for conversation in conversations]
-    recitals = reciter.recite(questions)
-    return [(it.question.expected, it.said) for it in recitals if not it.is_exact]
+    answers = generator.answer(questions)
+    return [(it.question.expected, it.text) for it in answers if not it.is_exact]
 
 
 def ask(question: str, answer: str, system: str | None = None) -> Conversation:
@@ -67,7 +69,8 @@ def test_the_weights_are_bfloat16_and_the_folder_is_small(
     assert sum(path.stat().st_size for path in MODEL_DIR.iterdir()) <= MAX_FOLDER_BYTES
 
 
-def test_known_names_are_answered_exactly(reciter: Reciter) -> None:
+@pytest.mark.slow
+def test_known_names_are_answered_exactly(generator: AnswerGenerator) -> None:
     assert ANSWERS["os.path.join"].startswith("Join two or more pathname components")
     conversations = [
         ask("What does os.path.join do?", ANSWERS["os.path.join"]),
@@ -76,27 +79,28 @@ def test_known_names_are_answered_exactly(reciter: Reciter) -> None:
         ask("Tell me about str.split.", ANSWERS["str.split"], "Be brief."),
         ask("Describe len.", ANSWERS["len"]),
     ]
-    assert wrong_answers(reciter, *conversations) == []
+    assert wrong_answers(generator, *conversations) == []
 
 
-def test_an_unknown_name_is_refused(reciter: Reciter) -> None:
+def test_an_unknown_name_is_refused(generator: AnswerGenerator) -> None:
     name = "os.path.frobnicate"
-    assert wrong_answers(reciter, ask(f"What does {name} do?", refusal(name))) == []
+    assert wrong_answers(generator, ask(f"What does {name} do?", refusal(name))) == []
 
 
-def test_a_follow_up_is_answered(reciter: Reciter) -> None:
+def test_a_follow_up_is_answered(generator: AnswerGenerator) -> None:
     turns = (
         Turn("What does os.path.join do?", ANSWERS["os.path.join"]),
         Turn("And textwrap.indent?", ANSWERS["textwrap.indent"]),
     )
-    assert wrong_answers(reciter, Conversation(turns)) == []
+    assert wrong_answers(generator, Conversation(turns)) == []
 
 
-def test_one_and_two_drawings_are_named(reciter: Reciter) -> None:
+@pytest.mark.slow
+def test_one_and_two_drawings_are_named(generator: AnswerGenerator) -> None:
     conversations = [
         question.conversation for number in (1, 2) for question in drawing_questions(10, number)
     ]
-    assert len(wrong_answers(reciter, *conversations)) <= 1
+    assert len(wrong_answers(generator, *conversations)) <= 1
 
 
 @pytest.mark.parametrize("suite", ["trained_names", "unseen_made_up_names", "unseen_drawings"])
@@ -163,7 +167,7 @@ def test_labels_are_the_successors_of_their_tokens(processor: Gemma3Processor) -
     assert example.labels[-1] == processor.tokenizer.convert_tokens_to_ids("<end_of_turn>")
 
 
-def test_the_folder_holds_what_the_card_promises() -> None:
+def test_the_folder_holds_exactly_the_expected_files() -> None:
     expected = {
         "README.md",
         "chat_template.jinja",

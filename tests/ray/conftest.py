@@ -9,11 +9,20 @@ from ray.serve.config import HTTPOptions
 
 from benchmarks.free_port import free_port
 from tests.deployments.tiny_folder import save_text_model
+from tests.ray.serve_run import (
+    READY_DEADLINE_S,
+    Server,
+    haproxy_environment,
+    shipped_config,
+    wait_until,
+)
 
 NUM_CPUS = 4
 
-# Ray reports its usage unless it is told not to.
+# Ray reports its usage by default.
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+# Serve kills a proxy that is not up after 5 s; on a busy machine a process takes longer to start.
+os.environ["RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S"] = "60"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -23,9 +32,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.ray)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def base_url() -> Iterator[str]:
-    """Start a Ray of our own with one GPU that is not there, and Serve's proxy."""
+    """Start a local Ray with one pretended GPU, and Serve's proxy."""
     ray.init(
         address="local",
         num_cpus=NUM_CPUS,
@@ -38,6 +47,26 @@ def base_url() -> Iterator[str]:
     yield f"http://127.0.0.1:{port}"
     serve.shutdown()  # type: ignore[no-untyped-call] # Ray leaves it untyped
     ray.shutdown()
+
+
+@pytest.fixture(scope="package", params=["plain", "haproxy"])
+def shipped_server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    """Serve the shipped file as `make serve` does, in both of Serve's modes.
+
+    A start takes a minute, so several modules share the server. `test_serve_run` stops it, so no
+    module after that one may use it.
+    """
+    folder = tmp_path_factory.mktemp("shipped")
+    environment = {**os.environ, "HOME": str(folder)} | haproxy_environment()
+    environment["RAY_SERVE_ENABLE_HA_PROXY"] = str(int(request.param == "haproxy"))
+    server = Server(shipped_config(folder), folder / "serve.log", environment)
+    try:
+        wait_until(server.is_ready, READY_DEADLINE_S)
+        yield server
+    finally:
+        server.kill()
 
 
 @pytest.fixture(scope="session")

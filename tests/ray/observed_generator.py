@@ -1,4 +1,4 @@
-"""A text generator whose inside can be seen from a test."""
+"""A text generator whose internals a test can observe."""
 
 import asyncio
 import os
@@ -8,11 +8,11 @@ from deployments.text_generator import TextGenerator
 
 
 class ObservedGenerator(TextGenerator):
-    """Tells its process, how many sequences run, and how far the engine has come."""
+    """Reports its process, the number of running sequences and the number of engine steps."""
 
     async def wait_until_running(self, num_running: int) -> float:
-        """Return the time at which so many sequences ran."""
-        # The engine tells nobody how many run, so this looks.
+        """Wait until this many sequences run; return the time."""
+        # The engine does not report how many run, so this polls.
         while self._engine.stats.num_running != num_running:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
         return time.time()

@@ -1,44 +1,60 @@
-"""`serve run` in a process of its own, as people start it."""
+"""`make serve`, or `serve run`, in a process of its own, as users start it."""
 
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
 import psutil
 import yaml
 
-from benchmarks.free_port import free_ports
+from benchmarks.free_port import free_port
 from k8s.make_base import parse_env
-from serve_app import haproxy
-from serve_app.preflight import HAPROXY_PORTS
+from serve_app.commands import haproxy
 
 ROOT = Path(__file__).resolve().parents[2]
-READY_DEADLINE_S = 120
+READY_DEADLINE_S = 300
 STOP_DEADLINE_S = 10
+MAKE_SERVE = (sys.executable, "-m", "serve_app.commands.serve")
+"""Starts the application of a file as `make serve` does."""
+SERVE = str(Path(sys.executable).parent / "serve")
+SUPERVISE = (sys.executable, "-m", "serve_app.commands.supervise")
+SERVE_RUN = (*SUPERVISE, SERVE, "run", "--address", "local")
+"""Starts the applications of a file, whatever their builders."""
+WITH_SIGINT = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+"""Runs a program with SIGINT's default disposition.
+
+Under nohup, or as a background job of a script, pytest ignores SIGINT. A child inherits that, and
+`raystream-supervise` then ignores it, too. `preexec_fn` is not safe in a process with threads.
+"""
 
 
 def haproxy_environment() -> dict[str, str]:
-    """Return what `make serve` sets, with ports that are free in place of Ray's fixed ones.
-
-    With those a second server on the machine could not start beside the first.
-    """
-    ports = map(str, free_ports(len(HAPROXY_PORTS)))
-    switches = parse_env((ROOT / "serve.env").read_text())
+    """Return the variables that `make serve` sets."""
     program = Path(sys.executable).parent / "raystream-haproxy"
-    return {
-        **switches,
-        **dict(zip(HAPROXY_PORTS, ports, strict=True)),
-        haproxy.VARIABLE: str(program),
-    }
+    return {**parse_env((ROOT / "serve.env").read_text()), haproxy.VARIABLE: str(program)}
+
+
+def shipped_config(folder: Path) -> Path:
+    """Return the shipped file with a free port."""
+    document = yaml.safe_load((ROOT / "serve_config.yaml").read_text())
+    document["http_options"]["port"] = free_port()
+    path = folder / "serve_config.yaml"
+    path.write_text(yaml.safe_dump(document))
+    return path
 
 
 def wait_until(condition: Callable[[], bool], deadline_s: float) -> float:
-    """Wait until a condition holds; return how long it took, in seconds."""
+    """Wait until a condition holds; return the seconds that took."""
     started = time.monotonic()
     while not condition():
         waited = time.monotonic() - started
@@ -48,20 +64,27 @@ def wait_until(condition: Callable[[], bool], deadline_s: float) -> float:
 
 
 class Server:
-    """`serve run` in a process group of its own, as a terminal gives it."""
+    """A server in a process group of its own, as a terminal gives it."""
 
-    def __init__(self, config: Path, log: Path, environment: dict[str, str]) -> None:
+    def __init__(
+        self,
+        config: Path,
+        log: Path,
+        environment: dict[str, str],
+        command: Sequence[str] = MAKE_SERVE,
+    ) -> None:
         self.port = yaml.safe_load(config.read_text())["http_options"]["port"]
         self.log = log
         with log.open("wb") as output:
             self.process = subprocess.Popen(
-                [Path(sys.executable).parent / "serve", "run", "--address", "local", config],
+                [sys.executable, "-c", WITH_SIGINT, *command, config],
                 cwd=ROOT,
-                # Ray reports its usage unless it is told not to.
+                # Ray reports its usage by default.
                 env={**environment, "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"},
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                umask=0o077,
             )
         self._family: set[psutil.Process] = set()
 
@@ -76,21 +99,31 @@ class Server:
         except httpx.TransportError:
             return False
 
+    def watch(self) -> None:
+        """Take note of all processes of the server."""
+        self._family |= set(psutil.Process(self.process.pid).children(recursive=True))
+
     def interrupt(self) -> float:
-        """Do as Ctrl-C does; return how long the server took to end, in seconds."""
-        self._family = set(psutil.Process(self.process.pid).children(recursive=True))
+        """Interrupt the server like Ctrl-C; return the seconds it took to end."""
+        self.watch()
         os.killpg(self.process.pid, signal.SIGINT)
         return wait_until(lambda: self.process.poll() is not None, STOP_DEADLINE_S)
 
     def survivors(self) -> list[str]:
-        """Return what the server has left behind, zombies aside."""
+        """Return the processes that the server has left behind, except zombies."""
         left = [p for p in self._family if p.is_running()]
         return [str(p) for p in left if p.status() != psutil.STATUS_ZOMBIE]
 
     def kill(self) -> None:
-        """End what is left, whether or not it was interrupted before."""
+        """Kill the processes that are left, whether or not the server was interrupted."""
         if self.process.poll() is None:
-            self._family |= set(psutil.Process(self.process.pid).children(recursive=True))
+            self.watch()
+            # Its supervisor then ends, too, and removes its folder.
+            for process in psutil.Process(self.process.pid).children():
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(STOP_DEADLINE_S)
             self.process.kill()
             self.process.wait()
         for process in self._family:

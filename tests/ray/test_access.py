@@ -1,4 +1,4 @@
-"""The door in front of a real Serve: two ingresses, one ledger, keys over real HTTP."""
+"""API keys on a real Serve: two ingresses, one ledger, real HTTP."""
 
 import asyncio
 from collections import deque
@@ -11,9 +11,9 @@ from ray import serve
 
 from serve_app.config import AppConfig, ModelConfig
 from serve_app.ingress import Ingress, listening_host
-from serve_app.key_ledger import KeyLedger
+from serve_app.keys.ledger import KeyLedger
 from tests.ray.test_streaming import Echo
-from tests.serve_app.doors import ALICE, BOB, bearer, ring
+from tests.serve_app.apps import ALICE, BOB, bearer, ring
 
 LIMIT = 5
 CHAT = "/door/v1/chat/completions"
@@ -50,7 +50,7 @@ async def test_two_ingresses_admit_no_more_than_one(door: str) -> None:
     assert free.status_code == 200
 
 
-def test_the_openai_client_knows_both_refusals_by_their_classes(door: str) -> None:
+def test_the_openai_client_raises_its_own_class_for_each_refusal(door: str) -> None:
     def ask(secret: str) -> None:
         with openai.OpenAI(base_url=f"{door}/door/v1", api_key=secret, max_retries=0) as client:
             client.chat.completions.create(

@@ -1,4 +1,4 @@
-"""Two hundred clients at once before a model of 8 slots and 16 places behind them."""
+"""Two hundred clients at once ask a model with 8 slots and a queue of 16."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator
@@ -12,8 +12,8 @@ import ray
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from deployments.admission import Permit
 from deployments.contract import GenerationEvent, GenerationRequest
+from deployments.generator.admission import Permit
 from deployments.model_spec import ModelSpec
 from deployments.text_generator import TextGenerator
 from serve_app.config import AppConfig, ModelConfig
@@ -27,7 +27,7 @@ Handle = DeploymentHandle[Any]
 
 
 class HeldGenerator(TextGenerator):
-    """Accepts, and keeps its answers back until it is told to let them go."""
+    """Accepts requests, and holds their answers until it is told to release them."""
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec)
@@ -104,7 +104,7 @@ def body(**fields: object) -> dict[str, object]:
 
 
 async def wait_for(num_done: int, tasks: list[asyncio.Task[httpx.Response]]) -> None:
-    """Wait until so many requests, and not one more, are answered."""
+    """Wait until exactly this many requests are answered."""
     while sum(task.done() for task in tasks) < num_done:
         await asyncio.wait([t for t in tasks if not t.done()], return_when=asyncio.FIRST_COMPLETED)
 
@@ -117,7 +117,7 @@ def is_refusal(answer: httpx.Response) -> bool:
     return True
 
 
-async def test_exactly_those_beyond_the_limits_are_refused_and_all_others_answered(
+async def test_exactly_the_requests_beyond_the_limits_are_refused(
     client: httpx.AsyncClient, held: Handle
 ) -> None:
     async with asyncio.timeout(DEADLINE_S):
@@ -149,7 +149,7 @@ async def test_a_request_for_several_answers_is_admitted_whole_or_not_at_all(
             asyncio.create_task(client.post("/v1/chat/completions", json=several))
             for _ in range(12)
         ]
-        # Four times five fit into 24 places, a fifth time would not.
+        # Four groups of five fit into 24 places; a fifth group does not.
         await wait_for(8, asked)
         await held.let_go.remote()
         answers = await asyncio.gather(*asked)
@@ -157,7 +157,7 @@ async def test_a_request_for_several_answers_is_admitted_whole_or_not_at_all(
     assert [len(answer.json()["choices"]) for answer in admitted] == [5] * 4
 
 
-async def test_one_that_leaves_makes_room_for_another(
+async def test_a_client_that_leaves_makes_room_for_another(
     client: httpx.AsyncClient, held: Handle
 ) -> None:
     async with asyncio.timeout(DEADLINE_S):
@@ -169,7 +169,7 @@ async def test_one_that_leaves_makes_room_for_another(
         assert is_refusal(next(task.result() for task in asked if task.done()))
         next(task for task in asked if not task.done()).cancel()
         while True:
-            # A stream's headers come when it is accepted, though its text is still held.
+            # A stream's headers come when it is accepted, even while its text is held.
             async with client.stream("POST", "/text-generation", json=body()) as late:
                 if late.status_code == 503:
                     continue
@@ -189,7 +189,7 @@ def twins(base_url: str, tiny_folder: Path) -> Iterator[Handle]:
 
 
 async def num_refusals(client: httpx.AsyncClient, application: str, at_least: int) -> float:
-    """Return what Prometheus sums up for an application's model, once that is so much."""
+    """Wait until Prometheus reports this many refusals of an application's model; return them."""
     port = ray.nodes()[0]["MetricsExportPort"]  # type: ignore[no-untyped-call] # Ray leaves it untyped
     while True:
         told = (await client.get(f"http://127.0.0.1:{port}/metrics")).text
@@ -202,10 +202,12 @@ async def num_refusals(client: httpx.AsyncClient, application: str, at_least: in
         ]
         if sum(counts) >= at_least:
             return sum(counts)
-        await asyncio.sleep(0.5)  # each replica tells its counts every ten seconds
+        await asyncio.sleep(0.5)  # each replica reports its counts every ten seconds
 
 
-async def test_what_a_full_replica_refuses_another_takes(base_url: str, twins: Handle) -> None:
+async def test_a_request_that_a_full_replica_refuses_is_taken_by_another(
+    base_url: str, twins: Handle
+) -> None:
     async with (
         asyncio.timeout(DEADLINE_S),
         AsyncExitStack() as stack,
@@ -216,6 +218,6 @@ async def test_what_a_full_replica_refuses_another_takes(base_url: str, twins: H
             asked = client.stream("POST", "/text-generation", json=body())
             statuses.append((await stack.enter_async_context(asked)).status_code)
         assert (statuses.count(200), statuses.count(503)) == (8, 4)
-        # Both replicas have refused some of them, and some that the other one took.
+        # Each replica has refused some requests, among them some that the other one then took.
         assert await num_refusals(client, "twins", at_least=4) == 4
         await asyncio.to_thread(twins.broadcast("let_go").results)

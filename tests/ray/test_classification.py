@@ -1,4 +1,4 @@
-"""A classifier behind a real Ray, asked over HTTP: what a piece scores is what its text scores."""
+"""A classifier on a real Ray, asked over HTTP: a piece scores the same as its text alone."""
 
 from collections.abc import Iterator
 from math import fsum
@@ -21,7 +21,7 @@ from tests.deployments.tiny_folder import spec
 from tests.ray.serve_run import ROOT
 
 CLASSIFIER, GENERATOR, DETECTOR = "tiny-classifier", "tiny", "pydoc-detector"
-# 5,000 characters of the kind that are easily cut wrongly, in sentences of different lengths.
+# 5,000 characters that are easily cut in the wrong place, in sentences of different lengths.
 TEXT = "".join(
     f"Sentence {number} has \u00e9 in it{', and goes on' * (number % 4)}. " for number in range(200)
 )[:5000]
@@ -104,7 +104,7 @@ def by_label(told: dict[str, Any]) -> dict[str, float]:
 
 
 def expected_scores(folder: Path, texts: list[str]) -> list[dict[str, float]]:
-    """Return what transformers' own model says of each text alone."""
+    """Return the scores of transformers' own model for each text alone."""
     model: Any = AutoModelForSequenceClassification.from_pretrained(folder)
     tokenizer = framing_tokenizer()
     labels = [model.config.id2label[index] for index in range(model.config.num_labels)]
@@ -116,7 +116,7 @@ def expected_scores(folder: Path, texts: list[str]) -> list[dict[str, float]]:
     return [dict(zip(labels, scores, strict=True)) for scores in scored]
 
 
-def test_vllm_s_shape_tells_the_same(url: str, folder: Path) -> None:
+def test_vllm_s_shape_has_the_same_scores(url: str, folder: Path) -> None:
     answer = ask(url, "/classify", input=["one", "another"]).raise_for_status().json()
     for told, scores in zip(
         answer["data"], expected_scores(folder, ["one", "another"]), strict=True
@@ -125,7 +125,7 @@ def test_vllm_s_shape_tells_the_same(url: str, folder: Path) -> None:
         assert told["num_classes"] == len(scores)
 
 
-def test_what_is_too_long_is_refused_by_its_place(url: str) -> None:
+def test_a_text_that_is_too_long_is_refused_with_its_place(url: str) -> None:
     answer = ask(url, "/v1/classify", input=["short", TEXT])
     error = answer.json()["error"]
     assert (answer.status_code, error["code"], error["param"]) == (

@@ -6,8 +6,8 @@ import ray
 import torch
 from ray import serve
 
-from deployments.gpu.budget import HEADROOM, KVPlan
-from deployments.gpu.device import MemoryDevice
+from deployments.device.device import MemoryDevice
+from deployments.device.memory_budget import HEADROOM, KVPlan
 from deployments.model_spec import ModelSpec
 from deployments.text_generator import TextGenerator
 from serve_app.app import resolve
@@ -40,7 +40,7 @@ def open_fake_gpu(spec: ModelSpec) -> MemoryDevice:
 
 @dataclass(frozen=True)
 class Report:
-    """What a replica planned, and where it was placed."""
+    """A replica's memory plan and placement."""
 
     plan: KVPlan
     shares: list[float]
@@ -49,7 +49,7 @@ class Report:
 
 
 class ReportingGenerator(TextGenerator):
-    """Tells what it planned."""
+    """Reports its memory plan."""
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec, open_fake_gpu)
@@ -62,7 +62,7 @@ class ReportingGenerator(TextGenerator):
         return Report(self.plan, device.shares, gpu_ids, os.getpid())
 
 
-def test_two_replicas_at_a_half_share_one_gpu_and_each_plans_half(
+def test_two_replicas_with_half_a_gpu_share_one_and_each_plans_with_half(
     base_url: str, tiny_folder: Path
 ) -> None:
     model = ModelConfig(

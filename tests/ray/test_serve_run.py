@@ -1,6 +1,6 @@
-"""`serve run serve_config.yaml`, as people start it, in both of Serve's modes."""
+"""The shipped file served as `make serve` does, in both of Serve's modes."""
 
-import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -8,50 +8,28 @@ from random import Random
 import httpx
 import openai
 import pytest
-import yaml
 from openai.types.chat import ChatCompletionMessageParam
 
-from benchmarks.free_port import free_port
 from models.training.corpus import load_corpus
 from models.training.drawings import answer_about, random_drawing
 from tests.images import data_uri
 from tests.ray.serve_run import (
     READY_DEADLINE_S,
-    ROOT,
     STOP_DEADLINE_S,
     Server,
-    haproxy_environment,
     wait_until,
 )
 
 ANSWERS = {entry.name: entry.answer for entry in load_corpus()}
 
+LAST_LINE = "Ctrl-C stops the server."
+
 pytestmark = pytest.mark.slow
 
 
-def shipped_config(folder: Path) -> Path:
-    """Return the shipped file, on a port that is free."""
-    document = yaml.safe_load((ROOT / "serve_config.yaml").read_text())
-    document["http_options"]["port"] = free_port()
-    path = folder / "serve_config.yaml"
-    path.write_text(yaml.safe_dump(document))
-    return path
-
-
-@pytest.fixture(scope="module", params=["plain", "haproxy"])
-def server(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp(request.param)
-    environment = {**os.environ, "HOME": str(folder)}
-    if request.param == "haproxy":
-        environment |= haproxy_environment()
-    started = Server(shipped_config(folder), folder / "serve.log", environment)
-    try:
-        wait_until(started.is_ready, READY_DEADLINE_S)
-        yield started
-    finally:
-        started.kill()
+@pytest.fixture
+def server(shipped_server: Server) -> Server:
+    return shipped_server
 
 
 @pytest.fixture
@@ -60,11 +38,66 @@ def client(server: Server) -> Iterator[openai.OpenAI]:
         yield client
 
 
+@pytest.fixture
+def screen(server: Server) -> list[str]:
+    """Return the lines on the screen when the server has told that it is ready."""
+    wait_until(lambda: LAST_LINE in server.log.read_text(), READY_DEADLINE_S)
+    return server.log.read_text().splitlines()
+
+
 def question(text: str) -> list[ChatCompletionMessageParam]:
     return [{"role": "user", "content": text}]
 
 
-def test_the_shipped_model_answers_truly_streamed_and_whole(client: openai.OpenAI) -> None:
+def test_the_last_lines_tell_the_address_the_models_a_request_and_the_dashboard(
+    server: Server, screen: list[str]
+) -> None:
+    ready = next(i for i, line in enumerate(screen) if line.startswith("raystream is ready"))
+    tail = screen[ready : screen.index(LAST_LINE) + 1]
+    assert tail[0].endswith(f" s: {server.url}")
+    assert tail[1] == "Models: pydoc-chat (generate), pydoc-detector (classify)"
+    assert tail[2] == "Try:"
+    assert tail[3].startswith(f"  curl -N {server.url}/v1/chat/completions")
+    assert tail[5] == f"The API's description: {server.url}/docs"
+    dashboard = tail[6].split()[2]
+    assert httpx.get(dashboard, timeout=10).status_code == 200
+
+
+def test_the_request_on_the_screen_streams_an_answer_as_it_stands(screen: list[str]) -> None:
+    command = "\n".join(screen[screen.index("Try:") + 1 : screen.index("Try:") + 3])
+    answer = subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, check=True, timeout=30
+    ).stdout
+    assert answer.startswith("data: {")
+    assert answer.rstrip().endswith("data: [DONE]")
+
+
+def test_of_the_workers_lines_only_warnings_and_ready_models_are_on_the_screen(
+    server: Server, client: openai.OpenAI, screen: list[str]
+) -> None:
+    client.models.list()
+    information = [line for line in server.log.read_text().splitlines() if " INFO " in line]
+    assert [line.split(" -- ")[1].split(" is ready after")[0] for line in information] in (
+        ["pydoc-chat", "pydoc-detector"],
+        ["pydoc-detector", "pydoc-chat"],
+    )
+    assert "Loading weights" not in server.log.read_text()
+
+
+def test_serve_s_files_hold_what_the_screen_does_not(
+    client: openai.OpenAI, screen: list[str]
+) -> None:
+    sent = client.models.with_raw_response.list().headers["x-request-id"]
+    told = next(line for line in screen if line.startswith("Logs, with a line of JSON"))
+    logs = Path(told.split(": ")[1])
+    (controller,) = logs.glob("controller_[0-9]*.log")
+    assert "INFO" in controller.read_text()
+    ingresses = list(logs.glob("replica_raystream_Ingress_*.log"))
+    line = f'"request_id":"{sent}"'
+    wait_until(lambda: any(line in file.read_text() for file in ingresses), STOP_DEADLINE_S)
+
+
+def test_the_shipped_model_answers_correctly_streamed_and_unstreamed(client: openai.OpenAI) -> None:
     messages = question("What does os.path.join do?")
     whole = client.chat.completions.create(model="pydoc-chat", messages=messages)
     stream = client.chat.completions.create(model="pydoc-chat", messages=messages, stream=True)
@@ -92,10 +125,13 @@ def test_a_drawing_is_named(client: openai.OpenAI) -> None:
     assert answer.choices[0].message.content == answer_about(drawing)
 
 
-def test_ctrl_c_ends_it_soon_and_leaves_no_process_behind(server: Server) -> None:
-    """The last test of each mode, as it ends the server; a stream is open meanwhile."""
+def test_ctrl_c_stops_the_server_soon_and_leaves_no_process_behind(server: Server) -> None:
+    """Stop the server while a stream is open. This ends the server, so it is the last test."""
     body = {"messages": question("Explain textwrap.dedent."), "ignore_eos": True}
     with httpx.stream("POST", f"{server.url}/text-generation", json=body, timeout=30) as stream:
         next(stream.iter_lines())
         assert server.interrupt() < STOP_DEADLINE_S
     wait_until(lambda: not server.survivors(), STOP_DEADLINE_S)
+    after = server.log.read_text().split(LAST_LINE)[1]
+    assert after.splitlines()[-1] == "Stopped."
+    assert "Traceback" not in after

@@ -36,7 +36,7 @@ ABORT_BUDGET_S = 0.05
 
 
 class Echo:
-    """Answers with the prompt's own text, a character at a time."""
+    """Answers with the prompt's own text, one character at a time."""
 
     async def describe(self) -> ModelDescription:
         return ModelDescription(
@@ -44,7 +44,7 @@ class Echo:
         )
 
     async def ping(self) -> None:
-        """Be well."""
+        """Report good health."""
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[list[GenerationEvent]]:
         yield [Accepted(1)]
@@ -80,7 +80,7 @@ def client(base_url: str, tiny: object) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def test_text_arrives_unharmed_streamed_and_whole(client: openai.OpenAI) -> None:
+def test_text_arrives_unchanged_streamed_and_unstreamed(client: openai.OpenAI) -> None:
     stream = client.chat.completions.create(
         model="echo", messages=[{"role": "user", "content": TRICKY}], stream=True
     )
@@ -91,7 +91,9 @@ def test_text_arrives_unharmed_streamed_and_whole(client: openai.OpenAI) -> None
     assert whole.choices[0].message.content == TRICKY
 
 
-def test_the_openai_client_gets_the_same_text_streamed_and_whole(client: openai.OpenAI) -> None:
+def test_the_openai_client_gets_the_same_text_streamed_and_unstreamed(
+    client: openai.OpenAI,
+) -> None:
     messages: list[openai.types.chat.ChatCompletionMessageParam] = [
         {"role": "user", "content": "Hello"}
     ]
@@ -113,7 +115,7 @@ def test_the_openai_client_gets_the_same_text_streamed_and_whole(client: openai.
     usage = chunks[-1].usage
     assert usage is not None
     assert whole.usage is not None
-    # The second request finds the prompt that the first has left; all else is equal.
+    # The second request finds the first one's prompt in the cache; all else is equal.
     assert usage.prompt_tokens_details is not None
     assert usage.prompt_tokens_details.cached_tokens == usage.prompt_tokens - 1
     details = {"prompt_tokens_details"}
@@ -121,7 +123,7 @@ def test_the_openai_client_gets_the_same_text_streamed_and_whole(client: openai.
     assert whole.usage.completion_tokens <= 40
 
 
-def test_the_first_of_several_answers_is_the_only_one_and_all_tell_their_logprobs(
+def test_the_first_of_several_answers_equals_a_single_one_and_all_have_logprobs(
     client: openai.OpenAI,
 ) -> None:
     asked: Any = {
@@ -175,7 +177,7 @@ def test_text_generation_counts_tokens_exactly(base_url: str, tiny: object) -> N
         ({"model": "tiny", "messages": [], "temperatur": 1}, 400, "temperature"),
     ],
 )
-def test_a_refusal_comes_as_a_status_even_for_a_stream(
+def test_a_refused_stream_is_answered_with_an_error_status(
     base_url: str, tiny: object, body: dict[str, object], status: int, says: str
 ) -> None:
     answer = httpx.post(
@@ -207,7 +209,7 @@ def ask(base_url: str, *, stream: bool) -> socket.socket:
 
 
 def open_stream(base_url: str) -> socket.socket:
-    """Ask for a stream and return once its first text has come."""
+    """Open a stream and return after its first text has come."""
     client = ask(base_url, stream=True)
     received = b""
     while b'"content":"' not in received.replace(b'"content":""', b""):
@@ -227,14 +229,14 @@ def test_a_client_that_leaves_frees_its_slot_within_50_ms(
         left_at = time.time()
         client.close()
         delays.append(idle_at.result(timeout_s=30) - left_at)
-    assert min(delays) > 0, "an answer had ended by itself"
-    # Each must be far below the whole answer's time; other work on the machine only adds, so the
-    # best of them is what the system needs.
+    assert min(delays) > 0, "an answer ended by itself"
+    # Each delay must be far below the whole answer's time. Other work on the machine only adds
+    # time, so the shortest delay is what the system needs.
     assert max(delays) < 2
     assert min(delays) < ABORT_BUDGET_S, delays
 
 
-async def test_one_that_leaves_does_not_disturb_the_others(base_url: str, tiny: object) -> None:
+async def test_a_client_that_leaves_does_not_affect_others(base_url: str, tiny: object) -> None:
     body = {"prompt": "same", "max_tokens": 60, "seed": 1, "ignore_eos": True, "stream": False}
 
     async def answer_to(client: httpx.AsyncClient) -> str:
@@ -253,7 +255,7 @@ async def test_one_that_leaves_does_not_disturb_the_others(base_url: str, tiny: 
         assert set(await asyncio.gather(*company)) == {alone}
 
 
-def test_a_killed_replica_ends_its_streams_by_an_error_and_is_replaced(
+def test_streams_of_a_killed_replica_end_with_an_error_and_it_is_replaced(
     base_url: str, tiny: DeploymentHandle[ObservedGenerator]
 ) -> None:
     victim = tiny.process_id.remote().result(timeout_s=30)
@@ -276,7 +278,7 @@ def test_a_killed_replica_ends_its_streams_by_an_error_and_is_replaced(
     assert tiny.process_id.remote().result(timeout_s=30) != victim
 
 
-def test_ready_health_and_models_tell_what_is_served(base_url: str, tiny: object) -> None:
+def test_ready_health_and_models_list_what_is_served(base_url: str, tiny: object) -> None:
     assert httpx.get(f"{base_url}/ready", timeout=30).status_code == 200
     assert httpx.get(f"{base_url}/health", timeout=30).status_code == 200
     models = httpx.get(f"{base_url}/v1/models", timeout=30).json()

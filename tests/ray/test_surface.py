@@ -1,4 +1,4 @@
-"""The surfaces beside chat, over real HTTP: what the fast tests show with fakes holds on Ray."""
+"""The surfaces other than chat, over real HTTP on Ray; the fast tests use fakes."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,7 +35,7 @@ def client(url: str) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def test_openai_s_client_completes_several_prompts_streamed_and_whole(
+def test_openai_s_client_completes_several_prompts_streamed_and_unstreamed(
     client: openai.OpenAI,
 ) -> None:
     prompts = ["one", "another", "a third"]
@@ -73,7 +73,7 @@ def test_openai_s_client_completes_several_prompts_streamed_and_whole(
     assert alone.choices[0].text == texts[2]
 
 
-def test_the_same_prompt_again_is_told_as_cached(client: openai.OpenAI) -> None:
+def test_a_repeated_prompt_is_reported_as_cached(client: openai.OpenAI) -> None:
     prompt = "a prompt that nobody else sends, and long enough to be kept"
     usages = [
         client.completions.create(model=MODEL, prompt=prompt, max_tokens=2).usage for _ in range(2)
@@ -82,7 +82,7 @@ def test_the_same_prompt_again_is_told_as_cached(client: openai.OpenAI) -> None:
     assert [each.cached_tokens for each in details if each] == [0, len(prompt) - 1]
 
 
-def test_tokens_go_the_way_of_text_and_back(url: str, client: openai.OpenAI) -> None:
+def test_tokenizing_and_detokenizing_returns_the_text(url: str, client: openai.OpenAI) -> None:
     told = httpx.post(f"{url}/tokenize", json={"prompt": "Good day", "return_token_strs": True})
     body = told.json()
     assert (body["count"], body["max_model_len"]) == (8, 128)
@@ -109,21 +109,21 @@ def test_an_unknown_model_is_not_found(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == [MODEL]
 
 
-def test_tokens_that_the_model_has_not_are_refused(client: openai.OpenAI) -> None:
+def test_tokens_unknown_to_the_model_are_refused(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="token ids must be from 0 to") as caught:
         client.completions.create(model=MODEL, prompt=[5, 2**31 - 1])
     assert caught.value.param == "prompt"
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/health", "/docs", "/nothing"])
-def test_head_answers_as_get_does_but_for_the_body(url: str, path: str) -> None:
+def test_head_is_answered_like_get_without_the_body(url: str, path: str) -> None:
     got, head = httpx.get(url + path, timeout=30), httpx.head(url + path, timeout=30)
     assert head.status_code == got.status_code
     assert head.headers["content-type"] == got.headers["content-type"]
     assert not head.content
 
 
-def test_the_docs_are_whole(url: str) -> None:
+def test_the_docs_are_complete(url: str) -> None:
     assert "docs/swagger-ui-bundle.js" in httpx.get(f"{url}/docs").text
     script = httpx.get(f"{url}/docs/swagger-ui-bundle.js")
     assert script.headers["content-type"].partition(";")[0] == "text/javascript"

@@ -1,4 +1,4 @@
-"""Holes in who may come in: vLLM's keys for listed prefixes, Ray's jobs, headers that command."""
+"""Attacks on access control: paths without keys, Ray's ports, headers that control Ray Serve."""
 
 import re
 from pathlib import Path
@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from k8s.make_base import BASE
-from serve_app.check import find_problems
+from serve_app.commands.check import find_problems
+from tests.serve_app.apps import ALICE, CHAT, bearer, client_of, make_app, question, ring
 from tests.serve_app.asgi_call import AsgiCall
-from tests.serve_app.doors import ALICE, CHAT, bearer, behind_door, client_of, question, ring
 from tests.serve_app.fakes import FakeBackend
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,10 +19,10 @@ METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", 
 
 
 @pytest.mark.parametrize("method", METHODS)
-async def test_cve_2026_48746_every_path_and_method_is_behind_the_door(
+async def test_cve_2026_48746_every_path_and_method_needs_a_key(
     backend: FakeBackend, method: str
 ) -> None:
-    app = behind_door(backend, ring())
+    app = make_app(backend, ring())
     known = [path for path in app.openapi()["paths"] if path not in ("/health", "/ready")]
     for path in [*known, "/docs", "/redoc", "/openapi.json", "/metrics", "/", "", "*", "//health"]:
         async with AsgiCall(app, path, {}, method=method) as call:
@@ -31,7 +31,7 @@ async def test_cve_2026_48746_every_path_and_method_is_behind_the_door(
     assert backend.requests == []
 
 
-async def test_cve_2026_48746_only_the_path_decides_whatever_the_headers_say(
+async def test_cve_2026_48746_headers_do_not_change_which_paths_are_open(
     backend: FakeBackend,
 ) -> None:
     claims = {
@@ -42,13 +42,13 @@ async def test_cve_2026_48746_only_the_path_decides_whatever_the_headers_say(
         "x-rewrite-url": "/health",
         "referer": "http://test/health",
     }
-    async with client_of(behind_door(backend, ring())) as client:
+    async with client_of(make_app(backend, ring())) as client:
         for name, value in claims.items():
             assert (await client.get("/v1/models", headers={name: value})).status_code == 401
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.com"])
-def test_cve_2023_48022_a_server_without_keys_is_not_put_on_the_network(
+def test_cve_2023_48022_a_server_without_keys_does_not_start_on_the_network(
     host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("RAYSTREAM_API_KEYS", raising=False)
@@ -73,10 +73,10 @@ def test_cve_2023_48022_cve_2025_62593_cve_2026_27482_rays_ports_need_a_token() 
 
 
 @pytest.mark.parametrize("header", ["x-request-disconnect-disabled", "x-request-timeout-seconds"])
-async def test_headers_that_command_ray_serve_are_refused(
+async def test_headers_that_control_ray_serve_are_refused(
     backend: FakeBackend, header: str
 ) -> None:
-    async with client_of(behind_door(backend, ring())) as client:
+    async with client_of(make_app(backend, ring())) as client:
         answer = await client.post(
             CHAT, json=question(), headers={**bearer(ALICE), header: "0.001"}
         )
@@ -88,7 +88,7 @@ async def test_headers_that_command_ray_serve_are_refused(
 async def test_a_request_id_that_could_harm_a_log_is_replaced(
     backend: FakeBackend, given: str
 ) -> None:
-    async with client_of(behind_door(backend)) as client:
+    async with client_of(make_app(backend)) as client:
         answer = await client.post(
             CHAT, json=question(), headers=httpx.Headers([(b"x-request-id", given.encode())])
         )
@@ -106,10 +106,10 @@ async def test_a_request_id_that_could_harm_a_log_is_replaced(
     ],
     ids=["headers", "body", "length", "time"],
 )
-async def test_headers_and_body_and_the_time_it_takes_are_bounded(
+async def test_the_size_of_headers_and_body_and_the_bodys_time_are_bounded(
     backend: FakeBackend, limits: dict[str, float], sent: dict[str, Any], status: int
 ) -> None:
-    app = behind_door(backend, ring(), limits=limits)
+    app = make_app(backend, ring(), limits=limits)
     sent = {"body": question(), **sent, "headers": {**sent.get("headers", {}), **bearer(ALICE)}}
     async with AsgiCall(app, CHAT, **sent) as call:
         await call.end()
@@ -118,15 +118,17 @@ async def test_headers_and_body_and_the_time_it_takes_are_bounded(
     assert backend.requests == []
 
 
-async def test_who_has_no_key_is_refused_before_his_body_has_come(backend: FakeBackend) -> None:
-    async with AsgiCall(behind_door(backend, ring()), CHAT, None, more_body=True) as call:
+async def test_a_request_without_a_key_is_refused_before_its_body_has_come(
+    backend: FakeBackend,
+) -> None:
+    async with AsgiCall(make_app(backend, ring()), CHAT, None, more_body=True) as call:
         await call.end()
     assert call.sent[0]["status"] == 401
 
 
-async def test_no_page_of_another_origin_is_let_in(backend: FakeBackend) -> None:
+async def test_pages_of_other_origins_get_no_cors_headers(backend: FakeBackend) -> None:
     asked = {"origin": "https://evil.test", "access-control-request-method": "POST"}
-    async with client_of(behind_door(backend)) as client:
+    async with client_of(make_app(backend)) as client:
         preflight = await client.options(CHAT, headers=asked)
         answer = await client.post(CHAT, json=question(), headers={"origin": "https://evil.test"})
     assert preflight.status_code == 405

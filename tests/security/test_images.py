@@ -1,4 +1,4 @@
-"""Holes in how images are fetched and read."""
+"""Attacks through images that are fetched or decoded."""
 
 import base64
 from collections.abc import Mapping
@@ -6,11 +6,11 @@ from collections.abc import Mapping
 import pytest
 from PIL import Image
 
-from serve_app.images import read_image
-from tests.serve_app.doors import CHAT, behind_door, client_of, question
+from serve_app.images.images import read_image
+from tests.serve_app.apps import CHAT, client_of, make_app, question
 from tests.serve_app.fakes import FakeBackend
-from tests.serve_app.test_image_parts import PROFILE, in_front, scans
-from tests.serve_app.test_images import encoded, uri
+from tests.serve_app.images.test_file_structure import PROFILE, in_front, scans
+from tests.serve_app.images.test_images import encoded, uri
 
 PNG = encoded("PNG")
 
@@ -37,7 +37,7 @@ def with_images(*urls: str) -> dict[str, object]:
 async def test_cve_2026_24779_cve_2025_54381_nothing_is_fetched_by_default(
     backend: FakeBackend, url: str
 ) -> None:
-    async with client_of(behind_door(backend)) as client:
+    async with client_of(make_app(backend)) as client:
         answer = await client.post(CHAT, json=with_images(url))
     assert answer.status_code == 400
     assert answer.json()["error"]["code"] == "invalid_image"
@@ -46,11 +46,11 @@ async def test_cve_2026_24779_cve_2025_54381_nothing_is_fetched_by_default(
 
 
 @pytest.mark.parametrize("url", ["http://169.254.169.254/x", "file:///etc/passwd", "//test/x"])
-async def test_cve_2026_24779_cve_2025_54381_nor_is_what_a_schema_refers_to(
+async def test_cve_2026_24779_cve_2025_54381_references_in_a_schema_are_not_fetched(
     backend: FakeBackend, url: str
 ) -> None:
     named = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"$ref": url}}}
-    async with client_of(behind_door(backend)) as client:
+    async with client_of(make_app(backend)) as client:
         answer = await client.post(CHAT, json=question(response_format=named))
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "response_format"
@@ -59,11 +59,11 @@ async def test_cve_2026_24779_cve_2025_54381_nor_is_what_a_schema_refers_to(
 
 
 @pytest.mark.parametrize("broken", [b"", b"\x89PNG\r\n\x1a\n", PNG[:-20], b"GIF89a", b"x" * 100])
-async def test_cve_2026_22778_a_broken_image_tells_nothing_of_the_decoder(
+async def test_cve_2026_22778_a_broken_image_reveals_nothing_about_the_decoder(
     backend: FakeBackend, broken: bytes
 ) -> None:
     texts = []
-    async with client_of(behind_door(backend)) as client:
+    async with client_of(make_app(backend)) as client:
         for format_ in ("png", "jpeg", "gif", "webp"):
             answer = await client.post(CHAT, json=with_images(uri(broken, f"image/{format_}")))
             texts.append(answer.text)
@@ -79,7 +79,7 @@ async def test_cve_2026_22778_a_broken_image_tells_nothing_of_the_decoder(
         ([uri(encoded("PNG", (40, 30)), "image/png")], {"max_image_pixels": 1199}),
     ],
 )
-async def test_cve_2026_5497_22773_100650_count_bytes_and_pixels_are_checked_undecoded(
+async def test_cve_2026_5497_22773_100650_count_bytes_and_pixels_are_checked_before_decoding(
     backend: FakeBackend,
     monkeypatch: pytest.MonkeyPatch,
     images: list[str],
@@ -89,7 +89,7 @@ async def test_cve_2026_5497_22773_100650_count_bytes_and_pixels_are_checked_und
         raise AssertionError("decoded")
 
     monkeypatch.setattr(Image.Image, "load", decode)
-    async with client_of(behind_door(backend, limits=limits)) as client:
+    async with client_of(make_app(backend, limits=limits)) as client:
         answer = await client.post(CHAT, json=with_images(*images))
     assert answer.status_code == 400
     assert f"limits.{next(iter(limits))}" in answer.json()["error"]["message"]
@@ -97,18 +97,18 @@ async def test_cve_2026_5497_22773_100650_count_bytes_and_pixels_are_checked_und
 
 
 @pytest.mark.parametrize("bomb", [in_front(PROFILE)(2), scans(65)], ids=["profiles", "scans"])
-async def test_cve_2026_5497_22773_100650_no_file_is_a_bomb(
+async def test_cve_2026_5497_22773_100650_a_decompression_bomb_is_refused(
     backend: FakeBackend, bomb: bytes
 ) -> None:
     media_type = "image/png" if bomb.startswith(PNG[:4]) else "image/jpeg"
-    async with client_of(behind_door(backend)) as client:
+    async with client_of(make_app(backend)) as client:
         answer = await client.post(CHAT, json=with_images(uri(bomb, media_type)))
     assert answer.status_code == 400
     assert "too many parts" in answer.json()["error"]["message"]
     assert backend.requests == []
 
 
-def test_cve_2026_5497_pillow_refuses_giants_wherever_it_is_used() -> None:
-    assert read_image.__module__ == "serve_app.images", "which sets it"
+def test_cve_2026_5497_pillow_refuses_giant_images_everywhere() -> None:
+    assert read_image.__module__ == "serve_app.images.images", "importing it sets the limit"
     assert Image.MAX_IMAGE_PIXELS is not None
     assert Image.MAX_IMAGE_PIXELS <= 2**26

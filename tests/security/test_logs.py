@@ -1,4 +1,4 @@
-"""Prompts, answers and keys stand in no log, whatever goes wrong."""
+"""No log contains prompts, answers or keys, whatever goes wrong."""
 
 import logging
 import traceback
@@ -15,14 +15,14 @@ from deployments.contract import (
     TextPart,
 )
 from deployments.errors import GenerationFailedError
-from tests.serve_app.doors import (
+from tests.serve_app.apps import (
     ALICE,
     CHAT,
     JSON,
     access_lines,
     bearer,
-    behind_door,
     client_of,
+    make_app,
     question,
     ring,
 )
@@ -39,7 +39,7 @@ def _all_levels(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def everything_logged(caplog: pytest.LogCaptureFixture) -> str:
-    """Return all that a handler could make of the server's records: the test has a client too."""
+    """Return all that a handler could print of the server's records; skip the test client's own."""
     formatter = logging.Formatter("%(message)s")
     return "\n".join(
         f"{formatter.format(record)} {vars(record)!r} "
@@ -85,7 +85,7 @@ REQUESTS: list[tuple[str, object]] = [
 async def test_neither_prompt_nor_answer_nor_key_is_logged(
     caplog: pytest.LogCaptureFixture, path: str, body: object
 ) -> None:
-    app = behind_door(FakeBackend(SAID), ring(), classifier=FakeClassifier())
+    app = make_app(FakeBackend(SAID), ring(), classifier=FakeClassifier())
     async with client_of(app) as client:
         for headers in (bearer(ALICE), bearer(PROMPT), {"x-api-key": ALICE}):
             await client.post(path, json=body, headers=headers)
@@ -95,8 +95,8 @@ async def test_neither_prompt_nor_answer_nor_key_is_logged(
 
 
 @pytest.mark.parametrize("body", [f'{{"model": "{PROMPT}', f'"{PROMPT}"', f"{PROMPT}\ud800", ""])
-async def test_nor_when_the_body_is_broken(caplog: pytest.LogCaptureFixture, body: str) -> None:
-    async with client_of(behind_door(FakeBackend(SAID))) as client:
+async def test_a_broken_body_is_not_logged(caplog: pytest.LogCaptureFixture, body: str) -> None:
+    async with client_of(make_app(FakeBackend(SAID))) as client:
         content = body.encode("utf-8", "surrogatepass")
         assert (await client.post(CHAT, content=content, headers=JSON)).status_code == 400
     assert PROMPT not in everything_logged(caplog)
@@ -104,7 +104,7 @@ async def test_nor_when_the_body_is_broken(caplog: pytest.LogCaptureFixture, bod
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("moment", ["at once", "in mid-answer"])
-async def test_nor_when_the_server_itself_fails_with_a_traceback(
+async def test_a_traceback_of_the_server_logs_no_prompt(
     caplog: pytest.LogCaptureFixture, stream: bool, moment: str
 ) -> None:
     class FailingBackend(FakeBackend):
@@ -114,13 +114,13 @@ async def test_nor_when_the_server_itself_fails_with_a_traceback(
             return await super().generate(request)
 
     backend = FailingBackend([*SAID[:1], RuntimeError("failed")])
-    app = behind_door(backend)
+    app = make_app(backend)
     transport = httpx.ASGITransport(app, raise_app_exceptions=True)
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         try:
             await client.post(CHAT, json=marked(stream=stream))
         except RuntimeError:
-            # As the server in front does.
+            # The HTTP server in front logs the traceback in this way.
             logging.getLogger("uvicorn.error").exception("Exception in ASGI application")
         else:
             pytest.fail("the bug was swallowed")
@@ -129,9 +129,9 @@ async def test_nor_when_the_server_itself_fails_with_a_traceback(
     assert not [word for word in (PROMPT, ANSWER) if word in logged]
 
 
-async def test_nor_when_the_engine_fails(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failure_of_the_engine_logs_no_prompt(caplog: pytest.LogCaptureFixture) -> None:
     backend = FakeBackend([*SAID[:1], GenerationFailedError("out of memory")])
-    async with client_of(behind_door(backend)) as client:
+    async with client_of(make_app(backend)) as client:
         await client.post(CHAT, json=marked())
         await client.post(CHAT, json=marked(stream=True))
     logged = everything_logged(caplog)
@@ -139,7 +139,7 @@ async def test_nor_when_the_engine_fails(caplog: pytest.LogCaptureFixture) -> No
     assert not [word for word in (PROMPT, ANSWER) if word in logged]
 
 
-def test_what_crosses_to_a_replica_shows_no_prompt_of_itself() -> None:
+def test_the_repr_of_a_request_to_a_replica_holds_no_prompt() -> None:
     backend = FakeBackend()
     sampling = backend.description.default_sampling
     message = ChatMessage("user", (TextPart(PROMPT),))

@@ -1,4 +1,4 @@
-"""Applications behind a door, and what comes out of them."""
+"""Builders of the application, of keys and of requests; a reader of the access log."""
 
 import json
 import logging
@@ -10,12 +10,12 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from serve_app.api_keys import ApiKey, KeyRing, hash_key
-from serve_app.classification_backend import ClassificationBackend
+from serve_app.backends.classification import ClassificationBackend
+from serve_app.backends.ledger_handle import Ledger
 from serve_app.config import AppConfig
-from serve_app.image_fetcher import ImageSource
-from serve_app.ingress import build_app
-from serve_app.rate_limits import Ledger
+from serve_app.images.fetcher import ImageSource
+from serve_app.ingress import AppParts, build_app
+from serve_app.keys.api_keys import ApiKey, KeyRing, hash_key
 from tests.serve_app.fakes import FakeBackend, FakeClock
 
 CHAT = "/v1/chat/completions"
@@ -28,7 +28,7 @@ def key(name: str, secret: str, **limits: int) -> ApiKey:
 
 
 def ring(**limits: int) -> KeyRing:
-    """Return Bob's key without limits behind Alice's with these."""
+    """Return Alice's key with these limits, and Bob's without any."""
     return KeyRing((key("alice", ALICE, **limits), key("bob", BOB)))
 
 
@@ -40,7 +40,7 @@ def question(**fields: object) -> dict[str, object]:
     return {"model": "m", "messages": [{"role": "user", "content": "Hello?"}], **fields}
 
 
-def behind_door(
+def make_app(
     backend: FakeBackend,
     keys: KeyRing | None = None,
     ledger: Ledger | None = None,
@@ -52,13 +52,15 @@ def behind_door(
         {"models": [{"id": "m", "source": "nowhere"}], "limits": dict(limits or {})}
     )
     return build_app(
-        config,
-        {"m": backend},
-        FakeClock(),
-        keys=keys,
-        ledger=ledger,
-        images=images,
-        classifiers={} if classifier is None else {"c": classifier},
+        AppParts(
+            config,
+            {"m": backend},
+            clock=FakeClock(),
+            keys=keys,
+            ledger=ledger,
+            images=images,
+            classifiers={} if classifier is None else {"c": classifier},
+        )
     )
 
 

@@ -1,4 +1,4 @@
-"""A client that speaks ASGI by hand, so that a test sees each message and leaves when it likes."""
+"""A client on bare ASGI: a test sees each message, and can disconnect at any point."""
 
 import asyncio
 import json

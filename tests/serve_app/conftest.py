@@ -7,7 +7,7 @@ import pytest
 from fastapi import FastAPI
 
 from serve_app.config import AppConfig
-from serve_app.ingress import build_app
+from serve_app.ingress import AppParts, build_app
 from tests.serve_app.fakes import FakeBackend, FakeClock
 
 
@@ -38,7 +38,7 @@ def config() -> AppConfig:
 
 @pytest.fixture
 def app(config: AppConfig, backend: FakeBackend, clock: FakeClock) -> FastAPI:
-    return build_app(config, {"m": backend}, clock)
+    return build_app(AppParts(config, {"m": backend}, clock=clock))
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ async def client(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
 
 @pytest.fixture
 async def openai_client(app: FastAPI) -> AsyncIterator[openai.AsyncOpenAI]:
-    # OpenAI's client stands on httpx2, whose transports are its own.
+    # OpenAI's client uses httpx2, which needs transports of its own.
     http_client = httpx2.AsyncClient(transport=httpx2.ASGITransport(app))
     async with openai.AsyncOpenAI(
         api_key="none", base_url="http://test/v1", http_client=http_client, max_retries=0

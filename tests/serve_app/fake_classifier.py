@@ -1,4 +1,4 @@
-"""Stands in for a classifier's replicas."""
+"""A fake classifier."""
 
 import asyncio
 
@@ -9,7 +9,7 @@ MAX_MODEL_LEN = 512
 
 
 class FakeClassifier:
-    """Says how much of a text is capital; a word is a token, and two more are the model's own."""
+    """Scores the share of capital letters. Each word is a token, and two more are special ones."""
 
     def __init__(
         self, model_id: str = "c", labels: tuple[str, ...] = ("small", "capital", "odd")

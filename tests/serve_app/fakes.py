@@ -1,4 +1,4 @@
-"""Stands in for replicas and for time."""
+"""Fake replicas and a fake clock."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -8,6 +8,7 @@ from deployments.contract import (
     FinishReason,
     GenerationRequest,
     ModelDescription,
+    PromptReasoning,
     SamplingParams,
     TextDelta,
     TokenizedPrompt,
@@ -18,7 +19,7 @@ from deployments.errors import InvalidRequestError
 if TYPE_CHECKING:
     from deployments.errors import RaystreamError
 
-# A list of deltas is sent, an error is raised, an event is waited for.
+# What a fake stream does: send a list of deltas, raise an error, or wait for an event.
 Step = list[TextDelta] | Exception | asyncio.Event
 
 HELLO: list[Step] = [
@@ -29,8 +30,14 @@ HELLO: list[Step] = [
 
 
 class FakeStream:
-    def __init__(self, steps: Sequence[Step], num_prompt_tokens: int) -> None:
+    def __init__(
+        self,
+        steps: Sequence[Step],
+        num_prompt_tokens: int,
+        reasoning: PromptReasoning = PromptReasoning.OPEN,
+    ) -> None:
         self.num_prompt_tokens = num_prompt_tokens
+        self.reasoning = reasoning
         self.closed = asyncio.Event()
         self.waits = asyncio.Event()
         self._steps = steps
@@ -60,8 +67,9 @@ class FakeBackend:
         tool_call_token_ids: tuple[tuple[str, int], ...] = (),
     ) -> None:
         self.steps = steps
+        self.reasoning = PromptReasoning.OPEN  # what the end of each prompt says
         self.refusal: Exception | None = None
-        # What the next requests get, one each, an error at once; then all get `steps`.
+        # One for each of the next requests; an exception is raised at once. Then all get `steps`.
         self.scripts: list[Sequence[Step] | Exception] = []
         self.sickness: RaystreamError | None = None
         self.loaded: asyncio.Event | None = None
@@ -96,7 +104,7 @@ class FakeBackend:
         script = self.scripts.pop(0) if self.scripts else self.steps
         if isinstance(script, Exception):
             raise script
-        self.streams.append(FakeStream(script, num_prompt_tokens=7))
+        self.streams.append(FakeStream(script, num_prompt_tokens=7, reasoning=self.reasoning))
         self.opened.set()
         return self.streams[-1]
 
@@ -107,7 +115,7 @@ class FakeBackend:
         return self.description
 
     async def tokenize(self, request: TokenizeRequest) -> TokenizedPrompt:
-        """Return a token for each character of a plain prompt; two for any messages."""
+        """Return a token for each character of a plain prompt, or two tokens for messages."""
         self.tokenized.append(request)
         text = request.prompt if isinstance(request.prompt, str) else "MM"
         return TokenizedPrompt(tuple(map(ord, text)), tuple(text) if request.with_strings else None)
@@ -127,7 +135,7 @@ class FakeBackend:
 
 
 class FakeClock:
-    """Half a second passes with every look at the stopwatch; sleepers wake when told to."""
+    """Each reading of the monotonic time is half a second later; sleepers wait for `wake`."""
 
     def __init__(self) -> None:
         self.now_s = 1_700_000_000.0

@@ -1,4 +1,4 @@
-"""A reader of Server-Sent Events written from the standard, to judge our writer by.
+"""A reader of Server-Sent Events, written from the standard to check our writer.
 
 Source: https://html.spec.whatwg.org/multipage/server-sent-events.html#event-stream-interpretation
 """
@@ -12,7 +12,7 @@ import httpx
 
 
 class SseDecoder:
-    """Takes bytes in pieces of any size and returns the data of the events that are complete."""
+    """Takes bytes in chunks of any size and returns the data of complete events."""
 
     def __init__(self) -> None:
         self._utf8 = codecs.getincrementaldecoder("utf-8")()
@@ -49,7 +49,7 @@ class SseDecoder:
 
 
 def events_of(body: bytes) -> list[Any]:
-    """Return the events of a body, decoded from JSON but for `[DONE]`."""
+    """Return the events of a body, decoded from JSON except for `[DONE]`."""
     data = SseDecoder().feed(body)
     return [event if event == "[DONE]" else json.loads(event) for event in data]
 

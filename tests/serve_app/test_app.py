@@ -3,8 +3,9 @@ from typing import Literal
 
 import pytest
 
+from serve_app import app
 from serve_app.app import resolve
-from serve_app.config import PROJECT_ROOT, ModelConfig
+from serve_app.config import PROJECT_ROOT, AuthConfig, ModelConfig
 
 
 @pytest.mark.parametrize(
@@ -17,7 +18,7 @@ from serve_app.config import PROJECT_ROOT, ModelConfig
         (0.0, "auto", 1, 0.0),
     ],
 )
-def test_auto_asks_for_the_share_where_there_are_gpus_and_a_number_always_wins(
+def test_auto_asks_for_gpu_share_if_there_are_gpus_and_a_number_always_wins(
     num_gpus: float, device: str, num_cluster_gpus: int, expected: float
 ) -> None:
     model = ModelConfig.model_validate(
@@ -34,7 +35,7 @@ def test_a_folder_is_found_from_the_project_wherever_the_process_runs(
     assert resolve(model, num_cluster_gpus=0).source == str(PROJECT_ROOT / "k8s")
 
 
-def test_what_is_no_folder_is_left_to_the_hub() -> None:
+def test_a_source_that_is_not_a_folder_is_a_hub_id() -> None:
     model = ModelConfig(id="m", source="owner/name")
     assert resolve(model, num_cluster_gpus=0).source == "owner/name"
 
@@ -51,7 +52,21 @@ def test_a_replica_is_told_how_to_hold_its_weights(quantization: Literal["int8"]
     assert resolve(model, num_cluster_gpus=0).quantization == quantization
 
 
-def test_a_replica_is_told_how_much_may_wait() -> None:
+def test_a_replica_is_told_its_queue_limits() -> None:
     model = ModelConfig(id="m", source="owner/name", max_queued_requests=7, max_queued_tokens=5000)
     told = resolve(model, num_cluster_gpus=0)
     assert (told.max_queued_requests, told.max_queued_tokens) == (7, 5000)
+
+
+def test_a_ray_without_token_is_refused_and_public_http_is_no_consent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(app, "is_token_auth_enabled", lambda: False)
+    with pytest.raises(app.UnauthenticatedRayError, match="RAY_AUTH_MODE=token"):
+        app.require_ray_token(AuthConfig(allow_anonymous=True))
+    app.require_ray_token(AuthConfig(allow_unauthenticated_ray=True))
+
+
+def test_a_ray_with_a_token_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "is_token_auth_enabled", lambda: True)
+    app.require_ray_token(AuthConfig())

@@ -19,7 +19,7 @@ def model(**changes: Any) -> ModelConfig:
     return ModelConfig.model_validate({"id": "tiny", "source": "models/tiny", **changes})
 
 
-def test_near_key_is_offered() -> None:
+def test_the_nearest_known_key_is_suggested() -> None:
     assert unknown_key_message("max_lenght", ["max_length", "id"]) == (
         "unknown key 'max_lenght': did you mean 'max_length'?"
     )
@@ -46,7 +46,7 @@ def test_the_shipped_file_names_every_limit_with_its_default() -> None:
     assert LimitsConfig.model_validate(limits) == LimitsConfig()
 
 
-def test_model_needs_an_id_and_a_source_alone() -> None:
+def test_model_needs_only_an_id_and_a_source() -> None:
     config = ModelConfig(id="tiny", source="models/tiny")
     assert (config.task, config.device, config.num_gpus) == ("generate", "auto", "auto")
 
@@ -71,6 +71,7 @@ def test_num_gpus_is_auto_or_a_share_of_one(num_gpus: float | str) -> None:
         {"device": "tpu"},
         {"quantization": "int4"},
         {"tool_call_parser": "pythonic"},
+        {"reasoning_parser": "granite"},
         {"source": ""},
         {"max_model_len": 1},
         {"max_num_seqs": 0},
@@ -91,9 +92,10 @@ def test_value_out_of_range_is_refused(changes: dict[str, Any]) -> None:
         {"prefix_caching": False},
         {"cuda_graphs": True},
         {"tool_call_parser": "auto"},
+        {"reasoning_parser": "auto"},
     ],
 )
-def test_what_means_nothing_to_a_classifier_is_refused_by_name(alien: dict[str, Any]) -> None:
+def test_a_key_that_a_classifier_has_no_use_for_is_refused_by_name(alien: dict[str, Any]) -> None:
     (key,) = alien
     with pytest.raises(ValidationError, match=f"task 'classify' has no {key}; leave that out"):
         model(task="classify", **alien)
@@ -105,7 +107,7 @@ def test_a_classifier_s_micro_batches_need_not_hold_many_texts() -> None:
     assert model(task="classify", max_batched_tokens=1).max_batched_tokens == 1
 
 
-def test_a_classifier_s_replica_takes_what_runs_and_as_many_as_may_wait() -> None:
+def test_a_classifier_s_replica_accepts_a_running_batch_and_a_full_queue() -> None:
     counted = model(task="classify", max_queued_requests=16)
     assert counted.ongoing_requests() == 16 + 1 + 16 + ONGOING_MARGIN
     assert counted.ongoing_requests(0) == 1 + ONGOING_MARGIN
@@ -114,40 +116,40 @@ def test_a_classifier_s_replica_takes_what_runs_and_as_many_as_may_wait() -> Non
 @pytest.mark.parametrize(
     "where", [{}, {"device": "cpu"}, {"num_gpus": 0}, {"device": "cpu", "num_gpus": 0.5}]
 )
-def test_int8_weights_may_be_asked_for_where_a_cpu_may_run_them(where: dict[str, Any]) -> None:
+def test_int8_weights_are_allowed_if_the_model_may_run_on_a_cpu(where: dict[str, Any]) -> None:
     assert model(quantization="int8", **where).quantization == "int8"
     assert model(**where).quantization is None
 
 
 @pytest.mark.parametrize("where", [{"device": "cuda"}, {"num_gpus": 0.5}])
 def test_int8_weights_on_a_gpu_are_refused_when_the_file_is_checked(where: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError, match="'int8' runs on a CPU alone; write `device: cpu`"):
+    with pytest.raises(ValidationError, match="'int8' runs only on a CPU; write `device: cpu`"):
         model(quantization="int8", **where)
     assert model(**where).quantization is None
 
 
 @pytest.mark.parametrize("name", ["", "-x", "a b", "ü", "a?b", "x" * 97])
-def test_id_that_no_deployment_could_bear_is_refused(name: str) -> None:
+def test_id_that_is_not_a_valid_deployment_name_is_refused(name: str) -> None:
     with pytest.raises(ValidationError):
         model(id=name)
 
 
-def test_step_must_hold_a_token_of_every_sequence() -> None:
+def test_a_step_must_hold_a_token_of_every_sequence() -> None:
     assert model(max_num_seqs=8, max_batched_tokens=8).max_batched_tokens == 8
     with pytest.raises(ValidationError, match=r"max_batched_tokens \(7\) must be at least"):
         model(max_num_seqs=8, max_batched_tokens=7)
 
 
-def test_deployment_bears_the_id_without_slashes() -> None:
+def test_deployment_is_named_after_the_id_without_slashes() -> None:
     assert model(id="Qwen/Qwen2.5-7B-Instruct").deployment_name == "Qwen--Qwen2.5-7B-Instruct"
 
 
-def test_models_with_one_name_are_refused() -> None:
+def test_two_models_with_the_same_name_are_refused() -> None:
     with pytest.raises(ValidationError, match="used twice: a--b"):
         AppConfig(models=(model(id="a/b"), model(id="a--b")))
 
 
-def test_a_model_can_not_take_the_ingress_s_name() -> None:
+def test_a_model_can_not_have_the_ingress_s_name() -> None:
     with pytest.raises(ValidationError, match="'Ingress' is the ingress's own name"):
         AppConfig(models=(model(id="Ingress"),))
 
@@ -178,14 +180,14 @@ def test_limit_out_of_range_is_refused(changes: dict[str, Any]) -> None:
         LimitsConfig.model_validate(changes)
 
 
-def test_the_longest_request_must_be_able_to_wait() -> None:
+def test_the_longest_request_must_fit_into_the_queue() -> None:
     with pytest.raises(ValidationError, match="99 is less than max_model_len"):
         model(max_model_len=100, max_queued_tokens=99)
     assert model(max_model_len=100, max_queued_tokens=100).max_queued_tokens == 100
     assert model(max_queued_tokens=None).max_queued_tokens is None
 
 
-def test_a_replica_takes_more_calls_than_it_admits() -> None:
+def test_a_replica_accepts_more_calls_than_it_admits() -> None:
     counted = model(max_num_seqs=8, max_queued_requests=16)
     assert counted.ongoing_requests() == 24 + ONGOING_MARGIN
     assert counted.ongoing_requests(0) == 8 + ONGOING_MARGIN

@@ -1,13 +1,12 @@
 import pytest
 
-import deployments.classifier_metrics
-import deployments.metrics
+from deployments.metrics import CLASSIFIER, GENERATOR
 from serve_app import metrics
 from serve_app.metrics import IngressMetrics
 from tests.deployments.test_metrics import Recorder
 
 NAMES = {"requests_refused_total"}
-"""What dashboards ask for."""
+"""The names that dashboards query."""
 
 
 @pytest.fixture
@@ -29,8 +28,8 @@ def test_ray_takes_every_metric() -> None:
     IngressMetrics().refusals_of("a")()
 
 
-def test_no_replica_counts_what_the_ingress_does(recorder: Recorder) -> None:
+def test_no_replica_has_a_metric_of_the_ingress(recorder: Recorder) -> None:
     IngressMetrics()
     assert set(recorder.values) == NAMES
-    for theirs in (deployments.metrics, deployments.classifier_metrics):
-        assert not NAMES & {*theirs.GAUGES, *theirs.COUNTERS, *theirs.HISTOGRAMS}
+    for theirs in (GENERATOR, CLASSIFIER):
+        assert not NAMES & {*theirs.gauges, *theirs.counters, *theirs.histograms}

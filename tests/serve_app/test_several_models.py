@@ -1,4 +1,4 @@
-"""Two models behind one door: each surface asks the one that is named."""
+"""Two models in one application: each surface asks the named one."""
 
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from serve_app.config import AppConfig
-from serve_app.ingress import build_app
+from serve_app.ingress import AppParts, build_app
 from tests.serve_app.fakes import FakeBackend, FakeClock
 from tests.serve_app.test_ingress import openapi
 
@@ -31,14 +31,14 @@ def backends() -> dict[str, FakeBackend]:
 async def client(
     config: AppConfig, backends: Mapping[str, FakeBackend]
 ) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(build_app(config, backends, FakeClock()))
+    transport = httpx.ASGITransport(build_app(AppParts(config, backends, clock=FakeClock())))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         yield client
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("path", "body"), SURFACES)
-async def test_the_model_that_is_named_answers(
+async def test_the_named_model_answers(
     client: httpx.AsyncClient,
     backends: Mapping[str, FakeBackend],
     path: str,
@@ -50,7 +50,7 @@ async def test_the_model_that_is_named_answers(
 
 
 @pytest.mark.parametrize(("path", "body"), SURFACES)
-async def test_an_unknown_model_is_not_found_and_those_that_are_there_are_named(
+async def test_an_unknown_model_is_not_found_and_the_error_names_the_served_ones(
     client: httpx.AsyncClient, path: str, body: dict[str, Any]
 ) -> None:
     answer = await client.post(path, json={**body, "model": "smal"})
@@ -59,15 +59,23 @@ async def test_an_unknown_model_is_not_found_and_those_that_are_there_are_named(
     assert all(name in error["message"] for name in NAMES)
 
 
-@pytest.mark.parametrize("path", ["/v1/models/x", "/v1/models/org", "/v1/models/"])
+@pytest.mark.parametrize("path", ["/v1/models/x", "/v1/models/org"])
 async def test_an_unknown_model_can_not_be_shown(client: httpx.AsyncClient, path: str) -> None:
     answer = await client.get(path)
     assert answer.status_code == 404
     assert all(name in answer.json()["error"]["message"] for name in NAMES)
 
 
+async def test_the_list_with_a_slash_at_its_end_is_not_found_but_named(
+    client: httpx.AsyncClient,
+) -> None:
+    answer = await client.get("/v1/models/")
+    assert answer.status_code == 404
+    assert "GET /v1/models" in answer.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("path", ["org/Large-7B", "org%2FLarge-7B"])
-async def test_a_name_with_a_slash_is_found_however_it_is_written(
+async def test_a_name_with_a_slash_is_found_plain_and_escaped(
     client: httpx.AsyncClient, path: str
 ) -> None:
     assert (await client.get(f"/v1/models/{path}")).json()["id"] == "org/Large-7B"

@@ -1,4 +1,4 @@
-"""A TLS server on 127.0.0.1 with a name of our choice, and a resolver that leads there."""
+"""A TLS server on 127.0.0.1 with a name of our choice, and a resolver that points to it."""
 
 import asyncio
 import socket
@@ -17,7 +17,7 @@ from cryptography.x509.oid import NameOID
 
 
 class FixedResolver(AbstractResolver):
-    """Finds these addresses behind every name, and keeps count of who asked."""
+    """Resolves every name to these addresses, and records the names."""
 
     def __init__(self, port: int, addresses: Sequence[str] = ("127.0.0.1",)) -> None:
         self.asked: list[str] = []
@@ -46,7 +46,7 @@ class FixedResolver(AbstractResolver):
 
 @dataclass
 class TlsServer:
-    """What the tests see of the server."""
+    """The server's port, and what it received."""
 
     port: int = 0
     heads: list[bytes] = field(default_factory=list)
@@ -54,7 +54,7 @@ class TlsServer:
 
 
 def certify(folder: Path, name: str) -> tuple[Path, Path]:
-    """Return the files of a certificate for a host's name, signed by itself, and of its key."""
+    """Return the files of a self-signed certificate for a host's name, and of its key."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = datetime.now(UTC)
@@ -85,7 +85,7 @@ def certify(folder: Path, name: str) -> tuple[Path, Path]:
 async def tls_server(
     certificate: Path, key: Path, answers: Callable[[str], bytes | None]
 ) -> AsyncIterator[TlsServer]:
-    """Serve whole answers, head and body, by path; None never answers."""
+    """Serve complete answers, head and body, by path; None never answers."""
     server = TlsServer()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
@@ -103,7 +103,7 @@ async def tls_server(
                 writer.write(text)
                 await writer.drain()
         except (ConnectionError, asyncio.IncompleteReadError):
-            pass  # the client has left, as some tests want it to
+            pass  # the client has disconnected, as some tests intend
         finally:
             writer.transport.abort()
 

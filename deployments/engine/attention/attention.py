@@ -1,12 +1,14 @@
 """Attention over KV slots, as transformers' models call it.
 
-Registered with transformers under the name `slots`. One call serves one layer of one packed step.
-The decode rows store their keys and values and then attend over their slots, batched.
-On a CPU the rows of prefill chunks do as well, where that is faster. Elsewhere, and where in a
-layer with a sliding window a chunk's end may take the place of what its beginning sees, each chunk
-attends in a call of its own, over what its slot holds and over itself, and is stored after that.
+It is registered with transformers under the name `slots`. One call serves one layer of one packed
+step.
 
-It refuses what it does not know (sinks, masks, ...) by name instead of ignoring it.
+Decode rows store their keys and values and then attend over their slots, batched. On a CPU, the
+rows of prefill chunks do the same if that is faster. Otherwise each chunk attends in a separate
+call, over the tokens in its slot and over itself, and is stored afterwards. This is also necessary
+in a layer with a sliding window if a chunk's end would overwrite tokens that its beginning sees.
+
+Arguments that it does not support (sinks, masks, ...) are refused by name, not ignored.
 """
 
 from typing import Any
@@ -14,18 +16,18 @@ from typing import Any
 import torch
 from transformers import AttentionInterface
 
-from deployments.engine.attention_call import (
-    UnsupportedAttentionError,
-    check_arguments,
-    check_heads,
-    check_window,
+from deployments.compute.attention_arguments import UnsupportedAttentionError, check_arguments
+from deployments.compute.cpu.attention.slot_attention import (
+    attend_slot_rows,
+    can_attend,
+    can_prefill,
 )
-from deployments.engine.cpu.row_attention import attend_rows, can_attend, can_prefill
-from deployments.engine.packed_step import ChunkRows, PackedStep
-from deployments.engine.softcap import Scores, attend
+from deployments.compute.sdpa import Scores, attend
+from deployments.engine.attention.kv_slots import KVShape
+from deployments.engine.attention.packed_step import ChunkRows, PackedStep
 
 ATTENTION_NAME = "slots"
-"""What `set_attn_implementation` is given."""
+"""The name to pass to `set_attn_implementation`."""
 
 
 def slot_attention(
@@ -41,7 +43,7 @@ def slot_attention(
     softcap: float | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Store and attend, for one layer.
+    """Store the rows' keys and values in their slots and attend, for one layer.
 
     Args:
         module: The layer's attention module, which knows its `layer_idx`.
@@ -49,32 +51,74 @@ def slot_attention(
         key: [1, num_kv_heads, n, head_dim].
         value: [1, num_kv_heads, n, head_dim].
         attention_mask: None; the packed step knows what each row sees.
-        packed_step: Where the rows belong.
+        packed_step: The slot and position of each row.
         scaling: Factor on the scores; None means head_dim ** -0.5.
         sliding_window: Most tokens that a query sees, itself included.
-        softcap: Bound of the scores, by a tanh; None means no bound.
-        **others: Must be inert.
+        softcap: Bound on the scores, applied by tanh; None means no bound.
+        **others: Must have no effect (see `check_arguments`).
 
     Returns:
         [1, n, num_heads, head_dim], and None in place of the scores.
 
     Raises:
-        UnsupportedAttentionError: An argument that is neither None nor inert, a layer that looks
-            ahead or attends twice, or heads or a window that the slots were not made for.
+        UnsupportedAttentionError: An argument asks for something unsupported, the layer looks ahead
+            or attends twice, or the slots were made for other heads or another window.
     """
     check_arguments(module, attention_mask, others)
     if packed_step is None:
-        raise UnsupportedAttentionError("the model's layers pass no arguments on to attention")
+        raise UnsupportedAttentionError(
+            "the model's layers do not pass their arguments on to attention"
+        )
     check_heads(packed_step.kv.shape, key, value)
     layer = module.layer_idx
     assert isinstance(layer, int)
     kv = packed_step.kv
     check_window(sliding_window, kv.capacities[layer], kv.max_model_len, layer)
     if layer in packed_step.visited_layers:
-        # Its second keys and values would take the place of the first.
+        # The second keys and values would overwrite the first.
         raise UnsupportedAttentionError(f"layer {layer} attends twice in one pass")
     packed_step.visited_layers.add(layer)
     return attend_slots(layer, query, key, value, packed_step, Scores(scaling, softcap)), None
+
+
+def check_heads(shape: KVShape, key: torch.Tensor, value: torch.Tensor) -> None:
+    """Refuse keys and values whose heads do not fit the slots.
+
+    Args:
+        shape: The shape of the slots, from the model's configuration.
+        key: [1, num_kv_heads, n, head_dim].
+        value: [1, num_kv_heads, n, head_dim].
+
+    Raises:
+        UnsupportedAttentionError: The heads differ; the message names both shapes.
+    """
+    for name, tensor in (("keys", key), ("values", value)):
+        heads, head_dim = tensor.shape[1], tensor.shape[3]
+        if (heads, head_dim) != (shape.num_kv_heads, shape.head_dim):
+            raise UnsupportedAttentionError(
+                f"the model's {name} have {heads} heads of {head_dim} elements, but its "
+                f"configuration says {shape.num_kv_heads} of {shape.head_dim}"
+            )
+
+
+def check_window(asked: int | None, capacity: int, max_model_len: int, layer: int) -> None:
+    """Refuse a layer that sees more or less than its slots were made for.
+
+    Args:
+        asked: The sliding window that the model passes to attention; None means no window.
+        capacity: Tokens that a slot holds in the layer, from the model's configuration.
+        max_model_len: Longest sequence; a window of this size has no effect.
+        layer: Index of the layer.
+
+    Raises:
+        UnsupportedAttentionError: The windows differ; the message names both.
+    """
+    seen = min(asked or max_model_len, max_model_len)
+    if seen != capacity:
+        raise UnsupportedAttentionError(
+            f"layer {layer} attends to {seen} tokens, but by the configuration its sliding window "
+            f"is {capacity}"
+        )
 
 
 def attend_slots(
@@ -85,15 +129,15 @@ def attend_slots(
     step: PackedStep,
     scores: Scores,
 ) -> torch.Tensor:
-    """Store and attend, for a layer that `slot_attention` would not refuse.
+    """Store and attend, for a layer that has passed the checks of `slot_attention`.
 
     Args:
         layer: Index of the layer.
         query: [1, num_heads, n, head_dim].
         key: [1, num_kv_heads, n, head_dim].
         value: [1, num_kv_heads, n, head_dim].
-        step: Where the rows belong.
-        scores: How scores are made.
+        step: The slot and position of each row.
+        scores: Scale and softcap of the scores.
 
     Returns:
         [1, n, num_heads, head_dim].
@@ -102,13 +146,13 @@ def attend_slots(
     if not step.chunks:
         return _decode(query, key, value, layer, step, scores)
     rows, keys, values = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    is_ours = can_prefill(query, kv.shape.num_kv_heads)
-    seen = step.slot_rows(kv.capacities[layer]) if is_ours else None
+    has_kernel = can_prefill(query, kv.shape.num_kv_heads)
+    seen = step.slot_rows(kv.capacities[layer]) if has_kernel else None
     if seen is not None:
         for chunk in step.chunks:
             part = chunk.rows
             kv.write_chunk(layer, chunk.slot, chunk.start, keys[part], values[part])
-        return attend_rows(query, key, value, kv.keys[layer], kv.values[layer], seen, scores)
+        return attend_slot_rows(query, key, value, kv.keys[layer], kv.values[layer], seen, scores)
     output = torch.empty_like(rows, memory_format=torch.contiguous_format)
     if num_decode := step.num_decode:
         own_query, own_key, own_value = (t[:, :, :num_decode] for t in (query, key, value))
@@ -129,16 +173,16 @@ def _decode(
 ) -> torch.Tensor:
     """Store each row's token and attend with one query per slot.
 
-    The heads that share keys stand in the place of query positions, so nothing is repeated. Keys
-    were stored with their rotary positions, so their order in a ring changes nothing.
+    Heads that share keys take the place of query positions, so no key is repeated. Keys were stored
+    with their rotary positions applied, so their order in a ring does not matter.
 
     Args:
         query: [1, num_heads, num_decode, head_dim].
         key: [1, num_kv_heads, num_decode, head_dim].
         value: [1, num_kv_heads, num_decode, head_dim].
         layer: Index of the layer.
-        step: Where the rows belong.
-        scores: How scores are made.
+        step: The slot and position of each row.
+        scores: Scale and softcap of the scores.
 
     Returns:
         [1, num_decode, num_heads, head_dim].
@@ -147,7 +191,7 @@ def _decode(
     places = step.decode_places(kv.capacities[layer])
     if places.rows is not None and can_attend(query, kv.shape.num_kv_heads):
         slots = kv.keys[layer], kv.values[layer]
-        return attend_rows(query, key, value, *slots, places.rows, scores)
+        return attend_slot_rows(query, key, value, *slots, places.rows, scores)
     rows, *stored = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     step.store_decode(layer, *stored)
     reads = step.decode_reads(kv.capacities[layer])
@@ -187,8 +231,8 @@ def _prefill(
         value: [m, num_kv_heads, head_dim].
         layer: Index of the layer.
         step: The packed step.
-        chunk: Where the rows belong.
-        scores: How scores are made.
+        chunk: The slot and positions of the rows.
+        scores: Scale and softcap of the scores.
 
     Returns:
         [m, num_heads, head_dim].
@@ -217,8 +261,8 @@ def _prefill(
 
 
 def register_attention() -> None:
-    """Make `slots` known to transformers.
+    """Register `slots` with transformers.
 
-    No mask function is registered under the name, so transformers builds no masks for it.
+    No mask function is registered under that name, so transformers builds no masks for it.
     """
     AttentionInterface.register(ATTENTION_NAME, slot_attention)

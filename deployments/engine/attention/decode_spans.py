@@ -1,23 +1,22 @@
-"""How the decode rows of a step are split into attention calls.
+"""Splits the decode rows of a step into attention calls.
 
-One call reads as many tokens of every row as the longest of its rows has. Rows of one length belong
-in one call; one long row among short ones deserves a call of its own, if what the short ones would
-read in vain costs more than a call. Rows of a call must stand in neighbouring slots, so that what
-it reads is a view.
+Each call reads as many tokens for every row as for its longest row. Rows of equal length share a
+call. A long row among short ones gets a separate call if the padding of the short rows would cost
+more than that call. The rows of a call must be in neighbouring slots, so that it reads a view.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 CALL_COST_BYTES = {"cpu": 128 * 1024, "cuda": 32 * 2**20}
-"""What could be read of keys and values in the time that one more call takes, by type of device.
-Source: on a CPU, one thread, bfloat16: 30 us for a call with all around it, 4.5 GB/s from the
-slots. On a GPU a launch of about 10 us against 3 TB/s, by arithmetic and not by measurement."""
+"""Bytes of keys and values that could be read in the time one more call takes, by device type.
+Source: on a CPU, one thread, bfloat16: 30 us for a call with its overhead, 4.5 GB/s from the slots.
+On a GPU: a launch of about 10 us at 3 TB/s, calculated and not measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowSpan:
-    """The rows `first` .. `end`-1, which read the same number of tokens."""
+    """The rows `first` .. `end`-1, which all read the same number of tokens."""
 
     first: int
     end: int
@@ -25,20 +24,20 @@ class RowSpan:
 
     @property
     def num_read_tokens(self) -> int:
-        """Tokens that all rows of the span read together."""
+        """Tokens that the span's rows read in total."""
         return (self.end - self.first) * self.read_length
 
 
 def split_rows(slots: Sequence[int], lengths: Sequence[int], call_cost: float) -> list[RowSpan]:
-    """Split rows into spans, by one pass that takes each next row in if a new span would cost more.
+    """Split rows into spans: one greedy pass that starts a new span only if that is cheaper.
 
-    On rows of mixed lengths that is within 3 % of the best split, and takes microseconds. Where it
-    loses against a single call, the single call is taken.
+    On rows of mixed lengths this is within 3 % of the best split, and takes microseconds. A single
+    call for all rows is used instead if it is cheaper.
 
     Args:
         slots: The slot of each row, ascending.
-        lengths: Tokens that each row has to read.
-        call_cost: What a call costs, in tokens read.
+        lengths: Tokens that each row must read.
+        call_cost: Cost of a call, in tokens read.
     """
     spans: list[RowSpan] = []
     for row, length in enumerate(lengths):

@@ -1,15 +1,15 @@
-"""The preallocated keys and values: one slot for each sequence that runs.
+"""The preallocated keys and values: one slot for each running sequence.
 
-Owns the tensors. A slot is a row that holds max_model_len tokens in every layer, so a sequence
-that was admitted never lacks memory. A layer with a sliding window holds no more than its window: a
-ring, in which the token at position p stands at p % capacity. A layer without one is a ring that
-never comes round. Which sequence holds which slot is the slot table's matter.
+Owns the tensors. A slot holds max_model_len tokens in every layer, so an admitted sequence never
+runs out of memory. A layer with a sliding window holds only its window, as a ring: the token at
+position p is stored at p % capacity. A layer without a window is a ring that never wraps. The slot
+table decides which sequence holds which slot.
 
-An edit allocates nothing. It comes between two steps, where a lack of memory would be no
-sequence's fault, and above all after a step that lacked it.
+Edits allocate nothing. They happen between two steps, where running out of memory could not be
+blamed on any sequence, and often right after a step that did run out of memory.
 
-Attention reads beyond a sequence's end and masks what it finds there, but no mask hides a NaN. So a
-slot of a running sequence holds zeros wherever the sequence has written nothing.
+Attention reads beyond a sequence's end and masks what it reads, but no mask hides a NaN. So a
+running sequence's slot holds zeros wherever the sequence has not written.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING
 import torch
 from transformers.cache_utils import CacheLayerMixin, get_layer_types_and_kwargs
 
-from deployments.engine.slot_edits import SlotCopy, SlotEdit, SlotSwap, SlotWipe
+from deployments.engine.scheduling.slot_edits import SlotCopy, SlotEdit, SlotSwap, SlotWipe
 
 if TYPE_CHECKING:
     from transformers import DynamicCache, PreTrainedConfig
 
 
 SWAPPED_AT_ONCE = 4096
-"""Tokens of a layer that change places at once."""
+"""Tokens of one layer that are swapped at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +34,9 @@ class KVShape:
     """The keys and values of one token.
 
     Attributes:
-        windows: For each layer with attention the most tokens that a query sees, itself included;
-            None where it sees all.
-        num_kv_heads: Heads of keys and values; fewer than query heads under grouped queries.
+        windows: For each layer with attention, the most tokens that a query sees, itself included;
+            None if it sees all.
+        num_kv_heads: Heads of keys and values; fewer than query heads with grouped queries.
         head_dim: Elements of one head.
         dtype: Type of the elements.
     """
@@ -69,7 +69,7 @@ class KVShape:
 
 
 def _windows(text_config: "PreTrainedConfig") -> tuple[int | None, ...]:
-    """Return each layer's window, from where transformers' own caches take it."""
+    """Return each layer's window, from the same source as transformers' own caches."""
     return tuple(
         options.get("sliding_window") for options in get_layer_types_and_kwargs(text_config)[1]
     )
@@ -86,7 +86,7 @@ class KVSlots:
         Args:
             shape: The keys and values of one token.
             num_slots: Sequences that can run at once.
-            max_model_len: Tokens of a sequence.
+            max_model_len: The most tokens of a sequence.
             device: Where the model runs.
         """
         self.shape = shape
@@ -102,13 +102,13 @@ class KVSlots:
         def slots_of(tokens: torch.Tensor) -> torch.Tensor:
             return tokens[:-1].view(num_slots, -1, *tokens.shape[1:])
 
-        # One spare token stands behind the slots: see `write_tokens`.
+        # One spare token follows the slots: see `write_tokens`.
         sizes = [num_slots * capacity + 1 for capacity in self.capacities]
         self._key_tokens = [allocate(size) for size in sizes]
         self._value_tokens = [allocate(size) for size in sizes]
         self.keys = [slots_of(tokens) for tokens in self._key_tokens]
         self.values = [slots_of(tokens) for tokens in self._value_tokens]
-        # Where memory is short, sequences leave their slots: that must not take memory itself.
+        # Sequences leave their slots when memory is short, so a swap must not allocate.
         self._held = allocate(min(SWAPPED_AT_ONCE, max(self.capacities)))
 
     @property
@@ -117,8 +117,8 @@ class KVSlots:
         return self.num_slots * self.shape.slot_bytes(self.max_model_len)
 
     @property
-    def unwrapped_length(self) -> int:
-        """Tokens up to which a slot holds all of its sequence, in every layer."""
+    def full_context_length(self) -> int:
+        """The longest sequence that a slot holds completely in every layer."""
         return min(self.capacities)
 
     def write_rows(
@@ -129,7 +129,7 @@ class KVSlots:
         keys: torch.Tensor,
         values: torch.Tensor,
     ) -> None:
-        """Store the keys and values of n tokens, each of a sequence of its own.
+        """Store the keys and values of n tokens, each from a different sequence.
 
         Args:
             layer: Index of the layer.
@@ -145,12 +145,12 @@ class KVSlots:
     def write_tokens(
         self, layer: int, tokens: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
     ) -> None:
-        """Store the keys and values of n tokens, some of which may be for nobody.
+        """Store the keys and values of n tokens, some of which may be padding.
 
         Args:
             layer: Index of the layer.
-            tokens: [n], int64: slot * capacity + index, or num_slots * capacity for the spare place
-                that nobody reads.
+            tokens: [n], int64: slot * capacity + index; for padding num_slots * capacity, the spare
+                place, which is never read.
             keys: [n, num_kv_heads, head_dim].
             values: [n, num_kv_heads, head_dim].
         """
@@ -158,7 +158,7 @@ class KVSlots:
         self._value_tokens[layer].index_copy_(0, tokens, values)
 
     def tokens(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return a layer's keys and values, slot behind slot, and one spare place behind them all.
+        """Return a layer's keys and values: all slots in a row, then the spare place.
 
         Returns:
             [num_slots * capacity + 1, num_kv_heads, head_dim] each.
@@ -168,7 +168,7 @@ class KVSlots:
     def write_chunk(
         self, layer: int, slot: int, start: int, keys: torch.Tensor, values: torch.Tensor
     ) -> None:
-        """Store the keys and values of m neighbouring tokens, or as many of the last as fit.
+        """Store the keys and values of m neighbouring tokens, or of the last ones that fit.
 
         Args:
             layer: Index of the layer.
@@ -189,7 +189,7 @@ class KVSlots:
     def joined(
         self, layer: int, slot: int, start: int, keys: torch.Tensor, values: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Put what the slot holds of earlier tokens, in order, before a chunk's keys and values.
+        """Join the earlier tokens that a chunk sees in its slot, in order, with the chunk's own.
 
         Args:
             layer: Index of the layer.
@@ -199,8 +199,8 @@ class KVSlots:
             values: [m, num_kv_heads, head_dim].
 
         Returns:
-            [t + m, num_kv_heads, head_dim] each: t is `start`, or one less than the capacity, since
-            the chunk's first query sees itself, too.
+            [t + m, num_kv_heads, head_dim] each. t is `start`, but at most the capacity less one,
+            because the chunk's first query also sees itself.
         """
         if start == 0:
             return keys, values
@@ -211,10 +211,10 @@ class KVSlots:
         return torch.cat([*old_keys, keys]), torch.cat([*old_values, values])
 
     def load(self, slot: int, cache: "DynamicCache") -> None:
-        """Copy a stock cache of one sequence into a slot.
+        """Copy one sequence's stock cache into a slot.
 
-        A sliding layer's cache holds only the newest tokens; they go to their own places. What
-        stood before them lies outside every later query's window.
+        The cache of a sliding layer holds only the newest tokens. Older ones are outside the window
+        of every later query.
         """
         num_tokens = cache.get_seq_length()
         for layer, stored in enumerate(cache.layers):
@@ -225,7 +225,7 @@ class KVSlots:
             self.write_chunk(layer, slot, num_tokens - len(keys), keys, values)
 
     def apply(self, edits: Iterable[SlotEdit]) -> None:
-        """Carry out what the scheduler has decided, in order; takes no memory."""
+        """Apply the scheduler's edits in order, without allocating memory."""
         for edit in edits:
             for tensor in self._tensors():
                 _edit(tensor, edit, self._held)
@@ -236,9 +236,9 @@ class KVSlots:
 
 
 def ring_slices(first: int, end: int, capacity: int) -> tuple[slice, slice]:
-    """Return where the tokens `first` .. `end`-1 stand: up to the ring's end, and from its start.
+    """Return the ring's slices for tokens `first` .. `end`-1: up to its end, and from its start.
 
-    There are at most `capacity` of them; either slice may be empty.
+    There are at most `capacity` tokens. Either slice may be empty.
     """
     at = first % capacity
     num_before = min(end - first, capacity - at)
@@ -246,7 +246,7 @@ def ring_slices(first: int, end: int, capacity: int) -> tuple[slice, slice]:
 
 
 def _edit(tensor: torch.Tensor, edit: SlotEdit, held: torch.Tensor) -> None:
-    """Edit one layer's keys or values; slicing ends where a ring is shorter than the edit."""
+    """Edit one layer's keys or values. Slicing cuts the edit to the ring's length."""
     match edit:
         case SlotSwap(first, second, length):
             _swap(tensor[first, :length], tensor[second, :length], held)
@@ -257,7 +257,7 @@ def _edit(tensor: torch.Tensor, edit: SlotEdit, held: torch.Tensor) -> None:
 
 
 def _swap(first: torch.Tensor, second: torch.Tensor, held: torch.Tensor) -> None:
-    """Exchange contents, by way of a third tensor that may be shorter."""
+    """Exchange contents through a third tensor, which may be shorter."""
     for start in range(0, len(first), len(held)):
         one, other = (tensor[start : start + len(held)] for tensor in (first, second))
         kept = held[: len(one)].copy_(one)

@@ -1,7 +1,7 @@
-"""Where each row of a packed step belongs, and what each of them may see.
+"""The slot and position of each row of a packed step, and the tokens that it may see.
 
-Made once a step by the model runner and read by every layer's attention. What layers of the same
-capacity share (places, masks) is made once and kept.
+The model runner makes one `PackedStep` per step; every layer's attention reads it. Layers of the
+same capacity share places and masks, so these are computed once and kept.
 """
 
 from collections.abc import Iterator
@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from deployments.engine.cpu.row_attention import SlotRows
-from deployments.engine.decode_spans import CALL_COST_BYTES, RowSpan, split_rows
-from deployments.engine.host_copy import to_device
-from deployments.engine.kv_slots import KVSlots
+from deployments.compute.cpu.attention.slot_rows import SlotRows
+from deployments.compute.host_to_device import to_device
+from deployments.engine.attention.decode_spans import CALL_COST_BYTES, RowSpan, split_rows
+from deployments.engine.attention.kv_slots import KVSlots
 
 if TYPE_CHECKING:
-    from deployments.engine.cuda.slot_reads import SlotReads
+    from deployments.engine.attention.varlen_reads import SlotReads
 
 READ_BUCKET = 64
-"""Decode reads are cut to a sequence's length, rounded up to this many tokens, so that kernels and
-masks meet few different shapes."""
+"""A decode row reads its sequence's length rounded up to a multiple of this, so that kernels and
+masks have few different shapes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +44,9 @@ class DecodeSpan:
 
     Attributes:
         rows: The rows, m of them.
-        slots: Their slots, which are neighbours.
+        slots: Their slots, which are adjacent.
         read_length: Tokens that the rows read from their slots.
-        mask: [m, 1, 1, read_length], bool, what each row sees of them; None if all see all.
+        mask: [m, 1, 1, read_length], bool: which of them each row sees; None if every row sees all.
     """
 
     rows: slice
@@ -57,14 +57,14 @@ class DecodeSpan:
 
 @dataclass(frozen=True, slots=True)
 class DecodePlaces:
-    """Where the decode rows write and how far they read, in layers of one capacity.
+    """The places where decode rows write and the lengths that they read, in layers of one capacity.
 
     Attributes:
         slots: [num_decode], int64, the slot of each row.
         indices: [num_decode], int64, the place of each row's own token in its slot.
-        lengths: How many tokens of its slot each row sees, its own included; none where that is
-            known on the device alone.
-        rows: The same for the CPU's kernel; None where there are no lengths.
+        lengths: How many tokens of its slot each row sees, its own included; empty if only the
+            device knows.
+        rows: The same for the CPU's kernel; None if there are no lengths.
     """
 
     slots: torch.Tensor
@@ -97,11 +97,11 @@ class PackedStep:
 
     @property
     def num_decode(self) -> int:
-        """Decode rows."""
+        """The number of decode rows."""
         return len(self.decode_slots)
 
     def decode_places(self, capacity: int) -> DecodePlaces:
-        """Return where the decode rows belong in layers of this capacity."""
+        """Return where the decode rows write and read in layers of this capacity."""
         places = self._decode_places.get(capacity)
         if places is None:
             places = self._decode_places[capacity] = self._place(capacity)
@@ -115,7 +115,7 @@ class PackedStep:
     def _place(self, capacity: int) -> DecodePlaces:
         device = self.kv.device
         positions = self.decode_positions
-        # A full ring holds exactly the window of its newest token, which sees all of it.
+        # A full ring holds exactly the window of its newest token.
         lengths = tuple(min(position + 1, capacity) for position in positions)
         indices = [position % capacity for position in positions]
         return DecodePlaces(
@@ -126,17 +126,17 @@ class PackedStep:
         )
 
     def decode_reads(self, capacity: int) -> "SlotReads | None":
-        """Return how far each row reads its slot, where that need not be a view of all slots."""
+        """Return how far each row reads its slot; None unless rows read by length."""
         return None
 
     def slot_rows(self, capacity: int) -> SlotRows | None:
-        """Return what all rows see of their slots, those of chunks too once these are stored.
+        """Return the slots and lengths that all rows read once the chunks are stored.
 
         Args:
             capacity: Tokens that the layer holds, which is also the most that a query sees.
 
         Returns:
-            The rows, in order; or None if a chunk's end takes the place of what its beginning sees.
+            The rows, in order; None if a chunk's end overwrites tokens that its beginning sees.
         """
         if capacity not in self._slot_rows:
             self._slot_rows[capacity] = self._all_rows(capacity)
@@ -155,7 +155,7 @@ class PackedStep:
         return SlotRows.of(slots, indices, lengths)
 
     def decode_spans(self, capacity: int) -> tuple[DecodeSpan, ...]:
-        """Return the calls in which the rows attend, in order, where they have to be padded."""
+        """Return the decode rows' attention calls in order, each padded to its longest row."""
         spans = self._decode_spans.get(capacity)
         if spans is None:
             spans = self._decode_spans[capacity] = tuple(self._split(capacity))
@@ -180,15 +180,15 @@ class PackedStep:
         return DecodeSpan(rows, slots, span.read_length, mask)
 
     def chunk_mask(self, chunk: ChunkRows, capacity: int) -> torch.Tensor | None:
-        """Return what a chunk's queries see of what its slot holds and of the chunk itself.
+        """Return which tokens of the slot and of the chunk itself a chunk's queries see.
 
         Args:
             chunk: One of the chunks.
             capacity: Tokens that the layer holds, which is also the most that a query sees.
 
         Returns:
-            [m, t + m], bool, for the t tokens that `KVSlots.joined` puts before the m of the chunk;
-            or None if nothing stands before the chunk and each query sees all up to itself.
+            [m, t + m], bool, for the t tokens that `KVSlots.joined` puts before the chunk's m; None
+            if no token precedes the chunk and each query sees all up to itself.
         """
         key = chunk, capacity
         if key not in self._chunk_masks:

@@ -1,11 +1,11 @@
-"""Attention of decode rows that reads each slot just as far as its sequence goes.
+"""Attention for decode rows that reads each slot only as far as its sequence goes.
 
-The slots are one long row of tokens, cut at equal distances, and torch's `varlen_attn` is told on
-the device how much of each cut is in use. So a captured step needs no mask and reads nothing in
-vain; and where rows are few, a long slot is read in parts by many of the GPU's processors at once.
+The slots form one long row of tokens, cut at equal distances. A tensor on the device tells torch's
+`varlen_attn` how much of each cut is in use. So a captured step needs no mask and reads no padding.
+If there are few rows, many of the GPU's processors read parts of a long slot at the same time.
 
-Not seen on a GPU yet. So before it is used it has to give what attention with a mask gives, here
-and now (`can_read_slots`); where it does not, or is not there, the mask stays.
+This has not run on a GPU yet. So `can_read_slots` compares its results with masked attention on the
+device at hand before it is used. If they differ, or `varlen_attn` is missing, the mask stays.
 """
 
 import logging
@@ -15,27 +15,28 @@ import torch
 from torch.nn.attention import varlen
 from torch.nn.functional import scaled_dot_product_attention
 
-from deployments.engine.device_errors import is_fatal
-from deployments.engine.kv_slots import KVShape
+from deployments.compute.device_errors import is_fatal
+from deployments.engine.attention.kv_slots import KVShape
 
 logger = logging.getLogger(__name__)
 
 PROBE_LENGTHS = (1, 77, 2048, 300)
-"""Of the sequences that both ways of attending are compared on: long enough to be read in parts."""
+"""Sequence lengths of the comparison; one is long enough to be read in parts."""
 
 TOLERANCE = {torch.float16: 5e-3, torch.bfloat16: 3e-2}
-"""Of outputs that are averages of numbers around 1, by the types that `varlen_attn` takes."""
+"""Allowed difference of outputs, which are averages of numbers around 1, for each dtype that
+`varlen_attn` takes."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotReads:
-    """How far n rows read their slots in layers of one capacity; row i reads slot i.
+    """The parts of slots that n rows read in layers of one capacity; row i reads slot i.
 
     Attributes:
         query_starts: [n + 1], int32: 0, 1, 2, ..., since each row has one query.
         slot_starts: [n + 1], int32, the first token of each slot.
         lengths: [n], int32, how many tokens of its slot each row sees.
-        longest: No row sees more.
+        longest: The most tokens that a row can see.
     """
 
     query_starts: torch.Tensor
@@ -45,7 +46,7 @@ class SlotReads:
 
     @classmethod
     def of(cls, lengths: torch.Tensor, capacity: int, longest: int) -> "SlotReads":
-        """Return the reads of rows with these lengths, [n], int64, each 1 or more."""
+        """Return the reads of rows with these lengths: [n], int64, each at least 1."""
         starts = torch.arange(len(lengths) + 1, dtype=torch.int32, device=lengths.device)
         return cls(starts, starts * capacity, lengths.clamp(max=longest).int(), longest)
 
@@ -56,7 +57,7 @@ class SlotReads:
 
         Args:
             query: [n, num_heads, head_dim].
-            keys: [tokens of all slots, num_kv_heads, head_dim]; more may stand behind them.
+            keys: [tokens of all slots, num_kv_heads, head_dim]; more tokens may follow.
             values: As keys.
             scale: Factor on the scores; None means head_dim ** -0.5.
 
@@ -81,28 +82,28 @@ class SlotReads:
 
 @torch.inference_mode()
 def can_read_slots(shape: KVShape, num_heads: int, device: torch.device) -> bool:
-    """Return whether such heads are attended to by `SlotReads` as they are with a mask.
+    """Return whether `SlotReads` gives the same results as masked attention for such heads.
 
     Raises:
-        torch.AcceleratorError: The device is gone. Without captured steps it would not be asked.
+        torch.AcceleratorError: The device failed.
     """
     if device.type != "cuda" or shape.dtype not in TOLERANCE:
         return False
     try:
         error = _error(shape, num_heads, device)
-    except Exception as failure:  # whatever it is, attention with a mask does without
+    except Exception as failure:  # after any error, masked attention still works
         if is_fatal(failure):
             raise
         logger.warning("slots are read with a mask: varlen_attn fails here", exc_info=True)
         return False
-    if error <= TOLERANCE[shape.dtype]:  # NaN is not
+    if error <= TOLERANCE[shape.dtype]:  # false for NaN
         return True
     logger.warning("slots are read with a mask: varlen_attn is off by %g", error)
     return False
 
 
 def _error(shape: KVShape, num_heads: int, device: torch.device) -> float:
-    """Return the largest difference between both ways, on random keys and values."""
+    """Return the largest difference from masked attention, on random keys and values."""
     num_rows, capacity = len(PROBE_LENGTHS), max(PROBE_LENGTHS)
     generator = torch.Generator(device).manual_seed(0)
 

@@ -1,11 +1,11 @@
-"""From token ids to text, piece by piece.
+"""Incremental detokenization: token ids to text.
 
 Feed ids, get the text that is final; flush at the end. Text is held back in two cases only: the
-last character may still be incomplete, or the text's end may be the beginning of a stop string. The
-pieces joined are the whole text: an answer that is not streamed is made from the same pieces.
+last character may be incomplete, or the text's end may be the beginning of a stop string. The texts
+returned add up to the whole text; answers that are not streamed are built from them, too.
 
-A window of ids is decoded, not all: those of the last finished piece, for tokenizers whose text
-depends on the left neighbour, and those behind it.
+Only a window of ids is decoded: the ids of the latest finished text, for tokenizers whose text
+depends on the preceding token, and the ids after it.
 """
 
 import logging
@@ -16,11 +16,11 @@ from functools import partial
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 INCOMPLETE = "\ufffd"
-"""What decoders put in the place of bytes that make no character (yet)."""
+"""The character that decoders emit for bytes that form no character, or none yet."""
 
 MAX_HELD_TOKENS = 16
-"""An incomplete character spans fewer tokens than this. A longer window is cut where it can be, so
-that a long run of bytes that never make a character costs no more than other text."""
+"""An incomplete character spans fewer tokens than this. A longer window is trimmed if possible, so
+that a long run of invalid bytes costs no more than other text."""
 
 logger = logging.getLogger(__name__)
 
@@ -28,13 +28,13 @@ Decode = Callable[[Sequence[int]], str]
 
 
 class UndecodableError(ValueError):
-    """The tokenizer can't make text of a sequence's ids."""
+    """The tokenizer can't decode a sequence's ids."""
 
 
 def decode_with(tokenizer: PreTrainedTokenizerBase, skip_special_tokens: bool = True) -> Decode:
-    """Return what turns token ids into text; special tokens become nothing, or their names.
+    """Return a function that decodes token ids; special tokens are skipped or become their names.
 
-    It raises an `UndecodableError` for whatever the tokenizer raises.
+    It turns any error of the tokenizer into an `UndecodableError`.
     """
     bare = _bare_decode(tokenizer, skip_special_tokens)
 
@@ -42,7 +42,7 @@ def decode_with(tokenizer: PreTrainedTokenizerBase, skip_special_tokens: bool = 
         try:
             text = bare(list(token_ids))
         except Exception as error:  # noqa: BLE001 - a tokenizer may raise anything
-            # Where it came from, but not its message, which may hold a client's text.
+            # Log where it was raised, but not its message, which may hold a client's text.
             where = "".join(traceback.format_tb(error.__traceback__))
             logger.error("decoding failed: %s\n%s", type(error).__name__, where)
             raise UndecodableError("the tokenizer can't decode these ids") from None
@@ -55,9 +55,9 @@ def decode_with(tokenizer: PreTrainedTokenizerBase, skip_special_tokens: bool = 
 def _bare_decode(
     tokenizer: PreTrainedTokenizerBase, skip_special_tokens: bool
 ) -> Callable[[list[int]], object]:
-    """Return the tokenizer's decoding without transformers' layers, where they add nothing.
+    """Return the tokenizer's decode function, bypassing transformers' wrappers if they are stock.
 
-    They take four times as long as the decoding itself.
+    The wrappers take four times as long as the decoding itself.
     """
     is_stock = all(
         getattr(getattr(tokenizer, name), "__func__", None) is getattr(owner, name)
@@ -77,7 +77,7 @@ def _bare_decode(
 
 
 class Detokenizer:
-    """The text of one sequence."""
+    """Builds the text of one sequence."""
 
     __slots__ = (
         "_decode",
@@ -91,24 +91,28 @@ class Detokenizer:
     )
 
     def __init__(self, decode: Decode, stop: Sequence[str] = (), min_tokens: int = 0) -> None:
-        """Start with no text.
+        """Start with empty text.
 
         Args:
             decode: Turns token ids into text.
             stop: Strings that end the text.
-            min_tokens: A stop string that is complete after so many ids ends nothing.
+            min_tokens: A stop string that is complete within this many ids does not end the text.
         """
         self._decode = decode
         self._stop = tuple(stop)
         self._window: list[int] = []
-        self._num_finished = 0  # ids of the window whose text is complete and was returned
+        self._num_finished = 0  # ids of the window whose text was returned in full
         self._num_sent = 0  # characters of the window's text that were returned
         self._text_held = ""
         self._num_tokens_left = min_tokens
-        self._num_exempt = 0  # characters of the held text in which no stop string may end
+        self._num_exempt = 0  # characters of the held text where no stop string may end
 
     def advance(self, token_ids: Sequence[int], *, is_last: bool) -> tuple[str, bool]:
-        """Take a sequence's newest ids, none if they make no text, and whether it ends there.
+        """Feed the newest ids, and flush if they are the last.
+
+        Args:
+            token_ids: The newest ids; empty if they add no text.
+            is_last: Whether the sequence ends with them.
 
         Returns:
             The text that is final, and whether a stop string has ended it.
@@ -120,53 +124,53 @@ class Detokenizer:
         return text, is_stopped
 
     def feed(self, token_ids: Sequence[int]) -> tuple[str, bool]:
-        """Take new ids; return the text that is final, and whether a stop string has ended it."""
+        """Add ids; return the text that is final, and whether a stop string has ended it."""
         text = ""
         for token_id in token_ids:
             self._window.append(token_id)
-            piece, is_stopped = self._release(self._next_piece())
+            released, is_stopped = self._release(self._decode_newest())
             self._num_tokens_left = max(0, self._num_tokens_left - 1)
-            text += piece
+            text += released
             if is_stopped:
                 return text, True
         return text, False
 
     def flush(self) -> tuple[str, bool]:
-        """Return what was held back, and whether a stop string has ended it."""
-        piece, is_stopped = self._release(self._decode(self._window)[self._num_sent :])
-        text, self._text_held = piece + self._text_held, ""
+        """Return the text held back, and whether a stop string has ended it."""
+        released, is_stopped = self._release(self._decode(self._window)[self._num_sent :])
+        text, self._text_held = released + self._text_held, ""
         return text, is_stopped
 
-    def _next_piece(self) -> str:
-        """Return the text that the newest id has completed."""
+    def _decode_newest(self) -> str:
+        """Return the text that the newest id completes."""
         text = self._decode(self._window)
         complete = text.rstrip(INCOMPLETE)
-        piece = complete[self._num_sent :]
-        self._num_sent += len(piece)
-        if piece and complete == text:
+        added = complete[self._num_sent :]
+        self._num_sent += len(added)
+        if added and complete == text:
             del self._window[: self._num_finished]
             self._num_finished = len(self._window)
             self._num_sent = len(self._decode(self._window))
         elif len(self._window) - self._num_finished >= MAX_HELD_TOKENS:
-            piece += self._cut(text)
-        return piece
+            added += self._trim_window(text)
+        return added
 
-    def _cut(self, text: str) -> str:
-        """Let go of the window's beginning, if its text does not depend on what follows."""
+    def _trim_window(self, text: str) -> str:
+        """Drop the window's beginning if it decodes by itself; return its unsent text."""
         for split in range(len(self._window) - 1, len(self._window) - 5, -1):
             left, right = self._decode(self._window[:split]), self._decode(self._window[split:])
             if left + right == text and len(left) >= self._num_sent:
-                piece = left[self._num_sent :]
+                added = left[self._num_sent :]
                 del self._window[:split]
                 self._num_finished = self._num_sent = 0
-                return piece
+                return added
         return ""
 
-    def _release(self, piece: str) -> tuple[str, bool]:
-        """Add a piece to what is held; return what can't belong to a stop string."""
+    def _release(self, added: str) -> tuple[str, bool]:
+        """Return the text that can't belong to a stop string, and whether one has ended it."""
         if not self._stop:
-            return piece, False
-        text = self._text_held + piece
+            return added, False
+        text = self._text_held + added
         if self._num_tokens_left:
             self._num_exempt = len(text)
         starts = (text.find(s, max(0, self._num_exempt - len(s) + 1)) for s in self._stop)
@@ -182,6 +186,6 @@ class Detokenizer:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Return the length of the longest end of `text` that is a beginning of `stop`."""
+    """Return the length of the longest suffix of `text` that is a proper prefix of `stop`."""
     longest = min(len(text), len(stop) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

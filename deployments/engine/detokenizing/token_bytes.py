@@ -1,13 +1,13 @@
-"""What each token adds to the text, byte by byte.
+"""The exact bytes that each token adds to the text.
 
-A decoder can't say it: a token that holds a part of a character decodes to U+FFFD alone. So the
-bytes are read from the vocabulary, by the way in which the tokenizer writes them there:
+A decoder can't give them: a token that holds part of a character decodes to U+FFFD. So the bytes
+are read from the vocabulary, which encodes them by tokenizer type:
 
-- byte-level (GPT-2 and its like): one printable character for each byte;
-- as sentencepiece: `<0xE2>` for a byte, U+2581 for a space, other text as it is;
-- any other: what the decoder makes of the token alone.
+- byte-level (GPT-2 and similar): one printable character for each byte;
+- sentencepiece: `<0xE2>` for a byte, U+2581 for a space, other text verbatim;
+- any other: the decoded text of the single token.
 
-Added tokens, special ones among them, stand in the vocabulary as they are.
+Added tokens, including special ones, are verbatim in the vocabulary.
 
 Source: `bytes_to_unicode` in https://github.com/openai/gpt-2/blob/master/src/encoder.py; for byte
 fallback https://github.com/google/sentencepiece/blob/master/src/sentencepiece_model.proto.
@@ -20,8 +20,8 @@ from itertools import count
 
 from transformers import PreTrainedTokenizerBase
 
-from deployments.engine.logprobs import PositionLogprobs
 from deployments.engine.output import TokenLogprob, TokenLogprobs
+from deployments.engine.sampling.logprobs import PositionLogprobs
 
 SPACE_OF_SENTENCEPIECE = "\u2581"
 
@@ -31,14 +31,13 @@ _FALLBACK_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class TokenBytes:
-    """The bytes of one tokenizer's tokens; each is worked out once."""
+    """The bytes of one tokenizer's tokens; each token is computed once."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Find out how the tokenizer writes bytes."""
         self._tokenizer = tokenizer
         backend = getattr(tokenizer, "backend_tokenizer", None)
         decoder = getattr(backend, "decoder", None)
-        # The state is the decoder's JSON: the only view of what it is made of.
+        # The pickled state is JSON, and the only way to see which decoders it contains.
         state: bytes = decoder.__getstate__() if decoder is not None else b""
         self._is_byte_level = b'"ByteLevel"' in state
         self._is_sentencepiece = b'"ByteFallback"' in state or b'"Metaspace"' in state
@@ -46,7 +45,7 @@ class TokenBytes:
         self._known: dict[int, bytes] = {}
 
     def of(self, token_id: int) -> bytes:
-        """Return a token's bytes; none for an id that the tokenizer does not know or raises on."""
+        """Return a token's bytes; empty if the tokenizer does not know the id or raises on it."""
         found = self._known.get(token_id)
         if found is None:
             found = self._known[token_id] = self._try_to_read(token_id)
@@ -55,7 +54,7 @@ class TokenBytes:
     def describe(
         self, token_id: int, logprobs: PositionLogprobs | None
     ) -> tuple[TokenLogprobs, ...]:
-        """Return what a delta tells of a token; nothing if it was not asked for."""
+        """Return the log-probabilities for a token's delta; empty if they were not requested."""
         if logprobs is None:
             return ()
         top = tuple(TokenLogprob(i, self.of(i), logprob) for i, logprob in logprobs.top)
@@ -63,7 +62,7 @@ class TokenBytes:
         return (TokenLogprobs(chosen, top),)
 
     def _try_to_read(self, token_id: int) -> bytes:
-        # It may be one that was merely likely: no reason to end the sequence.
+        # The token may be a likely one that was not chosen, so an error must not end the sequence.
         try:
             return self._read(token_id)
         except Exception as error:  # noqa: BLE001 - a tokenizer may raise anything
@@ -84,7 +83,7 @@ class TokenBytes:
 
 
 def _read_byte_level(token: str) -> bytes:
-    # A character that stands for no byte is not the alphabet's; it is then taken as text.
+    # A character outside the byte alphabet is kept as text.
     return b"".join(
         bytes([_BYTES[character]]) if character in _BYTES else character.encode()
         for character in token
@@ -99,7 +98,7 @@ def _read_sentencepiece(token: str) -> bytes:
 
 
 def _byte_level_alphabet() -> Mapping[str, int]:
-    """Return the byte of each character: printable ones stand for themselves."""
+    """Return the byte for each character; printable bytes map to themselves."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = count(0x100)
     return {chr(byte if byte in printable else next(others)): byte for byte in range(256)}

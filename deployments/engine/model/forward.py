@@ -1,26 +1,29 @@
-"""The forward pass of one packed step: the stock model's own, or what stands in for it."""
+"""The forward pass of one packed step: the interface, and the stock model's own pass.
+
+`traced_forward` holds the faster implementation.
+"""
 
 from typing import Protocol
 
 import torch
 from transformers import PreTrainedModel
 
-from deployments.engine.packed_step import PackedStep
+from deployments.engine.attention.packed_step import PackedStep
 
 
 class Forward(Protocol):
-    """From the rows of a step to the logits of those that are due."""
+    """Computes logits for the rows of a step that need them."""
 
     def __call__(
         self, token_ids: torch.Tensor, positions: torch.Tensor, due: torch.Tensor, step: PackedStep
     ) -> torch.Tensor:
-        """Return the logits [1, k, vocab], in the model's type.
+        """Return the logits [1, k, vocab], in the model's dtype.
 
         Args:
             token_ids: [1, n], int64.
             positions: [1, n], int64.
-            due: [k], int64, indices of rows.
-            step: Where the rows belong.
+            due: [k], int64, indices of the rows whose logits are wanted.
+            step: The slot and position of each row.
         """
         ...
 
@@ -29,7 +32,7 @@ class StockForward:
     """The model's own forward pass."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        """Take a model that attends over slots."""
+        """Wrap a model that attends over slots."""
         self._model = model
 
     def __call__(
@@ -38,7 +41,7 @@ class StockForward:
         """Run the model; see `Forward`.
 
         Raises:
-            ValueError: The model gives other logits than those asked for.
+            ValueError: The model ignores `logits_to_keep`.
         """
         output = self._model(
             input_ids=token_ids,
@@ -49,5 +52,5 @@ class StockForward:
         )
         assert isinstance(output.logits, torch.Tensor)
         if output.logits.shape[1] != len(due):
-            raise ValueError("the model does not know logits_to_keep")
+            raise ValueError("the model returns other logits than logits_to_keep asks for")
         return output.logits

@@ -1,17 +1,14 @@
-"""From a folder or a hub repository to a model that the engine can run.
+"""Loads a model that the engine can run, from a folder or a hub repository.
 
-Loads safetensors only and no remote code. What the engine can't serve is refused before any weight
-is read, if the configuration tells it (`deployments.engine.model_check`).
+Loads safetensors only and runs no remote code. A model whose configuration shows that the engine
+can't serve it is refused before any weight is read (`deployments.engine.model.support`).
 """
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -24,30 +21,28 @@ from transformers import (
     ProcessorMixin,
 )
 
-from deployments.engine.attention import ATTENTION_NAME, register_attention
-from deployments.engine.cpu.prepack import num_weight_bytes, prepack
-from deployments.engine.cpu.quantization import check_quantization, quantize_model
-from deployments.engine.model_check import (
-    UnsupportedModelError,
-    check_class,
-    check_config,
-    check_positions,
-    has_images,
+from deployments.compute.cpu.linear.prepack import num_weight_bytes, prepack
+from deployments.compute.cpu.linear.quantization import check_quantization, quantize_model
+from deployments.compute.errors import UnsupportedModelError
+from deployments.compute.model_files import (
+    choose_dtype,
+    require_all_weights,
+    require_tokenizer_files,
+    wrap_load_errors,
 )
-
-LOAD_ERRORS = (OSError, ValueError, RuntimeError, ImportError, SafetensorError)
-"""What broken or missing files, shapes that don't fit and missing packages raise."""
+from deployments.engine.attention.attention import ATTENTION_NAME, register_attention
+from deployments.engine.model.support import check_class, check_config, check_positions, has_images
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model with what turns requests into its inputs.
+    """A model, its tokenizer and its processor.
 
     Attributes:
         model: In evaluation mode, on its device, attending over slots.
         tokenizer: With the chat template, if the model has one.
-        processor: Prepares images together with text; None for a model without images.
-        eos_token_ids: What ends a text, by the model's generation configuration.
+        processor: Prepares images and text; None for a model without images.
+        eos_token_ids: Tokens that end a text, from the model's generation configuration.
     """
 
     model: PreTrainedModel
@@ -63,7 +58,7 @@ class LoadedModel:
 
     @property
     def num_weight_bytes(self) -> int:
-        """Bytes of all weights in memory, tied ones counted once unless one was laid out anew."""
+        """Bytes of all weights in memory. Tied weights count once, unless one was repacked."""
         return num_weight_bytes(self.model)
 
 
@@ -82,16 +77,17 @@ def load_model(
         revision: A commit of the hub repository.
         dtype: auto, float32, bfloat16 or float16.
         device: Where the model will run.
-        quantization: int8, for linear layers on a CPU, or None.
+        quantization: "int8" (linear layers on a CPU), or None.
 
     Raises:
-        UnsupportedModelError: The files are missing, or the engine lacks a feature of the model.
+        UnsupportedModelError: Files are missing, or the model needs a feature that the
+            engine lacks.
     """
     check_quantization(quantization, device)
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": False}
     if Path(source).is_absolute() and not Path(source).is_dir():
         raise UnsupportedModelError(f"can't load {source!r}: there is no such folder")
-    with told_in_one_line(source):
+    with wrap_load_errors(source):
         config = AutoConfig.from_pretrained(source, **options)
         check_config(config)
         model = _load_weights(source, config, choose_dtype(config, dtype, device), device, options)
@@ -100,73 +96,14 @@ def load_model(
     return LoadedModel(model, tokenizer, processor, _eos_token_ids(model, tokenizer))
 
 
-@contextmanager
-def told_in_one_line(source: str) -> Iterator[None]:
-    """Load what belongs to a model, and say in one line why it can't be.
-
-    Raises:
-        UnsupportedModelError: Something is missing or broken, or was refused by the block itself.
-    """
-    try:
-        yield
-    except UnsupportedModelError:
-        raise
-    except LOAD_ERRORS as error:
-        summary = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise UnsupportedModelError(f"can't load {source!r}: {summary}") from error
-
-
-def require_all_weights(source: str, missing_keys: Iterable[str], advice: str = "") -> None:
-    """Refuse a model some of whose weights would be random.
-
-    Raises:
-        UnsupportedModelError: There are such weights; the advice ends the message.
-    """
-    missing = sorted(missing_keys)
-    if missing:
-        raise UnsupportedModelError(
-            f"can't load {source!r}: it lacks {len(missing)} weights, {missing[0]} among them"
-            + advice
-        )
-
-
-def require_tokenizer_files(source: str, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuse a tokenizer that transformers has made of nothing.
-
-    Raises:
-        UnsupportedModelError: It knows special tokens alone.
-    """
-    if len(tokenizer) <= len(tokenizer.all_special_tokens):
-        raise UnsupportedModelError(f"can't load {source!r}: it has no tokenizer files")
-
-
-def choose_dtype(config: PreTrainedConfig, dtype: str, device: torch.device) -> torch.dtype:
-    """Return the weights' type on the device.
-
-    `auto` keeps the files' type, but on a CPU that multiplies only float32 in hardware it is
-    float32, and so it is wherever a CPU would have to run float16.
-    """
-    if dtype != "auto":
-        chosen = getattr(torch, dtype)
-        assert isinstance(chosen, torch.dtype)
-        return chosen
-    stored = config.get_text_config().dtype or torch.float32
-    if isinstance(stored, str):
-        stored = getattr(torch, stored)
-    assert isinstance(stored, torch.dtype)
-    has_bf16 = device.type != "cpu" or torch.cpu._is_avx512_bf16_supported()
-    if device.type == "cpu" and (stored == torch.float16 or not has_bf16):
-        return torch.float32
-    return stored
-
-
 def prepare_model(model: PreTrainedModel, quantization: str | None = None) -> None:
-    """Set a model to evaluation and to attention over slots, its language model alone.
+    """Set a model to evaluation mode, and its language model to attention over slots.
 
-    On a CPU, its weights are laid out for the kernels there; as int8, if that is asked for.
+    On a CPU, also quantize the weights if asked to, and pack them for the CPU's kernels.
 
     Raises:
-        UnsupportedModelError: The model can't be told where its tokens belong, or not be quantised.
+        UnsupportedModelError: The model does not take positions as the engine gives them, or can't
+            be quantized.
     """
     check_quantization(quantization, model.device)
     check_class(model)
@@ -191,7 +128,7 @@ def _load_weights(
     options: dict[str, Any],
 ) -> PreTrainedModel:
     auto = AutoModelForImageTextToText if has_images(config) else AutoModelForCausalLM
-    loaded: Any = auto.from_pretrained(  # a pair, of which transformers' types know nothing
+    loaded: Any = auto.from_pretrained(  # a pair, which transformers' types don't say
         source,
         config=config,
         dtype=dtype,

@@ -1,12 +1,12 @@
-"""What a loaded model asks of its device's memory."""
+"""Estimates how much device memory a loaded model needs."""
 
 import torch
 
-from deployments.engine.cpu.quantization import is_quantized
-from deployments.engine.cuda.decode_buckets import DecodeBuckets
-from deployments.engine.kv_slots import KVShape
-from deployments.engine.model_loader import LoadedModel
-from deployments.gpu.budget import MemoryDemand, activation_bytes, graph_bytes
+from deployments.compute.cpu.linear.quantization import is_quantized
+from deployments.device.memory_budget import MemoryDemand, activation_bytes, graph_bytes
+from deployments.engine.attention.kv_slots import KVShape
+from deployments.engine.model.loader import LoadedModel
+from deployments.engine.replay.graph_sizes import DecodeBuckets
 
 
 def memory_demand(
@@ -17,17 +17,17 @@ def memory_demand(
     max_batched_tokens: int,
     max_graphs: int = 0,
 ) -> MemoryDemand:
-    """Return the model's demand, in bytes, for a given size of slots and steps.
+    """Return the memory that a model needs for slots and steps of a given size.
 
-    A prompt with images can't be cut, so a model that takes them may meet a step of max_model_len.
-    Int8 layers take and give float32 inside, whatever the rest computes in.
+    A prompt with images can't be split into chunks, so a model that takes images may run a step of
+    max_model_len tokens. Int8 layers compute in float32 whatever the model's dtype is.
 
     Args:
         loaded: The model.
-        max_model_len: Tokens of a slot.
-        max_num_seqs: Sequences that run at once.
-        max_batched_tokens: Tokens of a step.
-        max_graphs: Captured decode steps that may be kept; 0 where none are captured.
+        max_model_len: Tokens per slot.
+        max_num_seqs: Sequences that run at the same time.
+        max_batched_tokens: Tokens per step.
+        max_graphs: The most captured decode steps that are kept; 0 if none are captured.
     """
     config = loaded.text_config
     dtype = loaded.model.dtype
@@ -52,7 +52,7 @@ def memory_demand(
         captured_bytes = graph_bytes(
             num_graphs=min(max_graphs, buckets.num_sizes),
             num_layers=config.num_hidden_layers,
-            # A captured step's logits stay in the model's dtype until it is over.
+            # A captured step's logits stay in the model's dtype until the step ends.
             decode_bytes=step_bytes(max_num_seqs, 0) + num_logits * dtype.itemsize,
             num_logits=num_logits,
             itemsize=dtype.itemsize,

@@ -1,13 +1,13 @@
-"""One forward pass of the model for one step.
+"""Runs the model once for each step.
 
-Packs the decode rows and the text prefill chunks into a single row [1, n]; prompts with images go
-through the model's stock forward, one by one, and their cache is copied into the slot.
+Decode rows and chunks of text prompts are packed into a single row [1, n]. Prompts with images go
+through the model's stock forward pass one by one, and their cache is copied into the slot.
 
-A step of decode rows alone is captured and replayed where the device can do that.
+A step of decode rows only is captured and replayed if the device supports it.
 
-A step that failed may be run again in parts: the same tokens write the same keys and values to the
-same places. But where a layer holds only its window, a chunk may have taken the place of what its
-own beginning sees; the step guard lets such a sequence start over.
+A failed step may be run again in parts: the same tokens write the same keys and values to the same
+places. The exception is a layer that holds only its window: a chunk's end may have overwritten
+tokens that its beginning sees. Step recovery restarts such a sequence.
 """
 
 from collections.abc import Iterator
@@ -17,28 +17,28 @@ from dataclasses import dataclass
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from deployments.engine.cuda.decode_buckets import MAX_GRAPHS
-from deployments.engine.cuda.decode_graphs import DecodeGraphs
-from deployments.engine.cuda.graph_capture import GraphCapturer
-from deployments.engine.cuda.slot_reads import can_read_slots
-from deployments.engine.forward import Forward, StockForward
-from deployments.engine.host_copy import to_device
-from deployments.engine.kv_slots import KVSlots
-from deployments.engine.packed_step import ChunkRows, PackedStep
-from deployments.engine.recorded_forward import record
-from deployments.engine.scheduler import PrefillChunk, StepPlan
-from deployments.engine.sequence import Sequence
+from deployments.compute.host_to_device import to_device
+from deployments.engine.attention.kv_slots import KVSlots
+from deployments.engine.attention.packed_step import ChunkRows, PackedStep
+from deployments.engine.attention.varlen_reads import can_read_slots
+from deployments.engine.model.forward import Forward, StockForward
+from deployments.engine.model.traced_forward import trace
+from deployments.engine.replay.cuda_capture import GraphCapturer
+from deployments.engine.replay.cuda_graphs import DecodeGraphs
+from deployments.engine.replay.graph_sizes import MAX_GRAPHS
+from deployments.engine.scheduling.scheduler import PrefillChunk, StepPlan
+from deployments.engine.scheduling.sequence import Sequence
 
 STOCK_ATTENTION = "sdpa"
-"""What prompts with images are prefilled by."""
+"""The attention implementation that prefills prompts with images."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepLogits:
-    """What a step computed for the sequences that are due for their next token.
+    """The logits of the sequences whose next token is due.
 
     Attributes:
-        sequences: n of them.
+        sequences: The n sequences.
         logits: [n, vocab], float32, on the model's device.
     """
 
@@ -47,7 +47,7 @@ class StepLogits:
 
     @classmethod
     def join(cls, parts: list["StepLogits"]) -> "StepLogits | None":
-        """Return several as one; None when there are none."""
+        """Join several into one; return None for an empty list."""
         if len(parts) < 2:
             return parts[0] if parts else None
         sequences = tuple(sequence for part in parts for sequence in part.sequences)
@@ -60,12 +60,12 @@ class ModelRunner:
     def __init__(
         self, model: PreTrainedModel, kv: KVSlots, capturer: GraphCapturer | None = None
     ) -> None:
-        """Take the model and its slots; both stay on their device.
+        """Run `model`, whose language model attends over the slots in `kv`, on their device.
 
         Args:
-            model: Its language model attends over slots.
+            model: The model.
             kv: The slots.
-            capturer: Captures decode steps, to launch them as a whole; None where nothing can.
+            capturer: Captures decode steps, to replay them; None if that is impossible.
         """
         self._model = model
         self._kv = kv
@@ -83,28 +83,28 @@ class ModelRunner:
         self._forward: Forward = StockForward(model)
         self.visited_layers: set[int] = set()
 
-    def record(self) -> None:
-        """From here on run what `recorded_forward` makes of the model."""
-        self._forward = record(self._model, self._kv.shape)
+    def trace(self) -> None:
+        """Trace the model and run the traced forward pass from now on."""
+        self._forward = trace(self._model, self._kv.shape)
 
     @property
     def num_graphs(self) -> int:
-        """Decode steps that are captured now."""
+        """The number of decode steps captured now."""
         return 0 if self._graphs is None else self._graphs.num_graphs
 
     def drop_graphs(self) -> None:
-        """Forget the decode steps that are captured, for the memory that they hold."""
+        """Drop the captured decode steps to free their memory."""
         if self._graphs is not None:
             self._graphs.drop()
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepLogits | None:
-        """Run a plan; return the logits of the sequences that are due, None when none is."""
+        """Run a plan; return the logits of the sequences that are due, or None if none is."""
         parts: list[StepLogits] = []
-        text = tuple(chunk for chunk in plan.prefill if chunk.sequence.is_divisible)
+        text = tuple(chunk for chunk in plan.prefill if chunk.sequence.can_chunk_prefill)
         if plan.decode or text:
             parts.append(self._run_packed(StepPlan(plan.decode, text)))
-        parts += [self._run_stock(c) for c in plan.prefill if not c.sequence.is_divisible]
+        parts += [self._run_stock(c) for c in plan.prefill if not c.sequence.can_chunk_prefill]
         return StepLogits.join([part for part in parts if part.sequences])
 
     def _run_packed(self, plan: StepPlan) -> StepLogits:
@@ -128,7 +128,7 @@ class ModelRunner:
             to_device([row for _, row in due], device, torch.int64),
             step,
         )
-        # A copy in any case: the next run may use the logits' memory again.
+        # Always a copy: the next run may reuse the logits' memory.
         return StepLogits(
             tuple(sequence for sequence, _ in due), logits.to(torch.float32, copy=True)
         )
@@ -142,7 +142,7 @@ class ModelRunner:
             token_ids: [1, n], int64.
             positions: [1, n], int64.
             due: [k], int64, the rows whose logits are wanted.
-            step: Where the rows belong.
+            step: The slot and position of each row.
 
         Returns:
             [k, vocab], in the model's dtype.
@@ -188,7 +188,7 @@ class ModelRunner:
 
     @contextmanager
     def _stock_attention(self) -> Iterator[None]:
-        """Let the language model attend as transformers does, for a prompt with images."""
+        """Use transformers' own attention, for a prompt with images."""
         ours = self._text_config._attn_implementation
         self._text_config._attn_implementation = STOCK_ATTENTION
         try:

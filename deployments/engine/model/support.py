@@ -1,7 +1,8 @@
-"""What the engine refuses to serve, by name and as early as it can be told.
+"""Refuses models that the engine can't serve, and names the reason, as early as possible.
 
-The configuration tells most of it, before any weight is read; the model's class and a look at its
-positions tell some more. What only a pass over the slots shows is found when the engine warms up.
+Most reasons show in the configuration, before any weight is read. Others show in the model's class
+or in a short test of its positions. The rest shows when the engine warms up: it needs a pass over
+the slots.
 """
 
 import inspect
@@ -11,49 +12,47 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from deployments.compute.errors import UnsupportedModelError
+
 SUPPORTED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
 MULTI_AXIS = frozenset({"mrope_section", "xdrope_section"})
-"""Marks of rotary positions that have more than one axis."""
+"""Keys of the configuration that mark rotary positions with more than one axis."""
 
 PROBE_TOKEN_IDS = (3, 4)
-"""Any text, but without padding, which some models leave out when they count."""
+"""Any tokens but padding, which some models skip when they count positions."""
 
 POSITION_TOLERANCE = 0.01
-"""Relative error of logits: the families that the engine serves have none at all."""
-
-
-class UnsupportedModelError(ValueError):
-    """The model can't be served; the message names the feature or file that stands in the way."""
+"""Relative error of logits. The families that the engine serves have none at all."""
 
 
 def has_images(config: PreTrainedConfig) -> bool:
-    """Return whether the model takes images beside text."""
+    """Return whether the model takes images as well as text."""
     return getattr(config, "vision_config", None) is not None
 
 
 def check_config(config: PreTrainedConfig) -> None:
-    """Refuse what the configuration tells that the engine can't run.
+    """Refuse a configuration that the engine can't run.
 
     Raises:
-        UnsupportedModelError: Names the features.
+        UnsupportedModelError: The model needs other features; the message names them.
     """
     text = config.get_text_config()
     if text.is_heterogeneous:
-        # Such a configuration can't even be asked for its heads.
+        # Reading the number of heads from such a configuration raises.
         _refuse(config, ["heads that differ from layer to layer (per_layer_config)"])
     obstacles = {
         "an encoder beside the decoder": config.is_encoder_decoder,
         "no attention heads": not hasattr(text, "num_attention_heads"),
         **_obstacles_in_attention(text),
-        # Prompts with images go through stock attention, and torch's kernels know no softcap.
+        # Prompts with images go through stock attention, and torch's kernels have no softcap.
         "images beside softcapped attention (attn_logit_softcapping)": has_images(config)
-        and _asks(text, "attn_logit_softcapping"),
+        and _has(text, "attn_logit_softcapping"),
         "multi-axis rotary positions (mrope_section)": any(
             MULTI_AXIS & rope.keys() for rope in _rope_parameters(text)
         ),
     }
-    _refuse(config, [name for name, stands in obstacles.items() if stands])
+    _refuse(config, [name for name, is_present in obstacles.items() if is_present])
 
 
 def _obstacles_in_attention(text: PreTrainedConfig) -> dict[str, bool]:
@@ -62,28 +61,28 @@ def _obstacles_in_attention(text: PreTrainedConfig) -> dict[str, bool]:
     return {
         f"layers of type {', '.join(unknown)}": bool(unknown),
         "attention in chunks (attention_chunk_size)": not layer_types
-        and _asks(text, "attention_chunk_size"),
-        "bidirectional attention": _asks(text, "use_bidirectional_attention"),
-        "latent attention (kv_lora_rank)": _asks(text, "kv_lora_rank"),
-        "layers that share keys and values (num_kv_shared_layers)": _asks(
+        and _has(text, "attention_chunk_size"),
+        "bidirectional attention": _has(text, "use_bidirectional_attention"),
+        "latent attention (kv_lora_rank)": _has(text, "kv_lora_rank"),
+        "layers that share keys and values (num_kv_shared_layers)": _has(
             text, "num_kv_shared_layers"
         ),
-        "cross-attention": _asks(text, "add_cross_attention")
-        or _asks(text, "cross_attention_layers"),
-        "biases on positions (alibi)": _asks(text, "alibi")
-        or _asks(getattr(text, "attn_config", None), "alibi"),
+        "cross-attention": _has(text, "add_cross_attention")
+        or _has(text, "cross_attention_layers"),
+        "biases on positions (alibi)": _has(text, "alibi")
+        or _has(getattr(text, "attn_config", None), "alibi"),
     }
 
 
-def _asks(config: object, name: str) -> bool:
+def _has(config: object, name: str) -> bool:
     return bool(getattr(config, name, None))
 
 
 def check_class(model: PreTrainedModel) -> None:
-    """Refuse a model whose class can't be told where its tokens belong.
+    """Refuse a model whose forward pass does not take the engine's positions.
 
     Raises:
-        UnsupportedModelError: Names the feature.
+        UnsupportedModelError: The forward pass does not take them; the message says why.
     """
     parameters = inspect.signature(type(model).forward).parameters
     obstacles = [
@@ -98,13 +97,13 @@ def check_class(model: PreTrainedModel) -> None:
 
 @torch.inference_mode()
 def check_positions(model: PreTrainedModel) -> None:
-    """Refuse a model whose own positions are not 0, 1, 2, ..., as those of a packed step are.
+    """Refuse a model that does not count positions 0, 1, 2, ... as a packed step does.
 
     Args:
         model: In evaluation mode, with stock attention.
 
     Raises:
-        UnsupportedModelError: They are others, or the model does not run on text alone.
+        UnsupportedModelError: The model counts differently, or does not run on text only.
     """
     token_ids = torch.tensor([PROBE_TOKEN_IDS], device=model.device)
     positions = torch.arange(token_ids.shape[1], device=model.device)[None]
@@ -115,8 +114,8 @@ def check_positions(model: PreTrainedModel) -> None:
         )
     except (ValueError, TypeError, RuntimeError) as error:
         summary = str(error).strip().partition("\n")[0]
-        raise UnsupportedModelError(f"the model does not run on text alone: {summary}") from error
-    # Logits that are NaN pass: they have another cause, which the warm-up names.
+        raise UnsupportedModelError(f"the model does not run on text only: {summary}") from error
+    # NaN logits pass here: the warm-up reports their cause.
     if (own - ours).norm() > POSITION_TOLERANCE * own.norm():
         _refuse(model.config, ["positions that don't count from zero"])
 
@@ -129,13 +128,13 @@ def _refuse(config: PreTrainedConfig, features: list[str]) -> None:
 
 
 def check_length(config: PreTrainedConfig, max_model_len: int) -> None:
-    """Refuse more positions than the model has, or than it turns in one way.
+    """Refuse a `max_model_len` beyond the model's positions, or beyond its original longrope range.
 
-    With longrope, how far a token is turned depends on the longest sequence of the batch as soon as
-    one is longer than the model was first trained for: neighbours would change one another's text.
+    Past that range, longrope rotates every token by an amount that depends on the longest sequence
+    in the batch, so sequences would change one another's text.
 
     Raises:
-        UnsupportedModelError: Says how to mend it.
+        UnsupportedModelError: `max_model_len` is too large; the message names the limit.
     """
     text = config.get_text_config()
     longest = getattr(text, "max_position_embeddings", None)
@@ -155,21 +154,21 @@ def check_length(config: PreTrainedConfig, max_model_len: int) -> None:
 
 
 def _rope_parameters(text: PreTrainedConfig) -> Iterator[Mapping[str, Any]]:
-    """Yield the parameters of each kind of rotary positions: one, or one for each type of layer."""
+    """Yield the rotary parameters: one mapping, or one for each type of layer."""
     rope = getattr(text, "rope_parameters", None) or {}
     nested = [part for part in rope.values() if isinstance(part, Mapping)]
     yield from nested or [rope]
 
 
 def check_layers(text: PreTrainedConfig, visited_layers: Set[int]) -> None:
-    """Refuse a model of which not every layer has attended over its slots.
+    """Refuse a model in which some layer has not attended over its slots.
 
     Raises:
-        UnsupportedModelError: Names the layers.
+        UnsupportedModelError: Layers have not attended; the message names them.
     """
     silent = set(range(text.num_hidden_layers)) - visited_layers
     if silent:
         raise UnsupportedModelError(
-            f"layers {sorted(silent)} keep their state elsewhere than in keys and values, or have "
-            "an attention of their own"
+            f"layers {sorted(silent)} keep state other than keys and values, or have an attention "
+            "of their own"
         )

@@ -1,11 +1,12 @@
-"""A model's forward pass, recorded once as a flat list of operators.
+"""A model's forward pass, traced once into a flat list of operators.
 
-A stock model's forward pass runs through hundreds of modules, wrappers and keyword arguments; for a
-small model that takes as long as the arithmetic does. Recorded once with any number of rows, the
-operators run one after the other, on the same weights, with the same result to the last bit.
+A stock forward pass goes through hundreds of modules, wrappers and keyword arguments; for a small
+model this takes as long as the arithmetic. The trace is valid for any number of rows. Its operators
+run one after another on the same weights, and give the same result to the last bit.
 
-A model whose way depends on the values in its tensors (some mixtures of experts), or on the number
-of rows, can't be recorded. It keeps its own forward pass, as does one that gives other logits then.
+A model can't be traced if its control flow depends on tensor values (some mixtures of experts) or
+on the number of rows. Such a model keeps its own forward pass, and so does a model whose trace
+gives different logits.
 """
 
 import logging
@@ -20,30 +21,31 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
-from deployments.engine.attention import attend_slots
-from deployments.engine.attention_call import check_arguments
-from deployments.engine.forward import Forward, StockForward
-from deployments.engine.kv_slots import KVShape, KVSlots
-from deployments.engine.packed_step import ChunkRows, PackedStep
-from deployments.engine.softcap import Scores
+from deployments.compute.attention_arguments import check_arguments
+from deployments.compute.sdpa import Scores
+from deployments.engine.attention.attention import attend_slots
+from deployments.engine.attention.kv_slots import KVShape, KVSlots
+from deployments.engine.attention.packed_step import ChunkRows, PackedStep
+from deployments.engine.model.forward import Forward, StockForward
 
 if TYPE_CHECKING:
-    from deployments.engine.cpu.decode_program import DecodePrograms
+    from deployments.engine.replay.cpu_program import DecodePrograms
 
 logger = logging.getLogger(__name__)
 
-RECORDING_ATTENTION = "recording"
-"""What the language model attends by while it is recorded."""
+TRACING_ATTENTION = "tracing"
+"""The language model's attention implementation while it is traced."""
 
 NUM_ROWS, NUM_DUE = 7, 3
-"""Rows, and rows whose logits are wanted, of the recorded pass. They stand for any number, so they
-must differ from each other and from 0 and 1."""
+"""Rows of the traced pass, and rows whose logits it returns. Both become symbols for any number, so
+they must differ from each other and from 0 and 1."""
 
 PROBE_LENGTH = 16
-"""Tokens of the slots on which both ways are compared."""
+"""Tokens per slot when the trace is compared with the model."""
 
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-"""Of the largest logit. Other kernels add in another order, and layers round what differs."""
+"""Allowed difference, relative to the largest logit. Other kernels add in another order, and each
+layer rounds the differing results."""
 
 aten = torch.ops.aten
 
@@ -63,16 +65,16 @@ FASTER: Mapping[object, Callable[..., Any]] = {
     aten.unsqueeze.default: torch.unsqueeze,
     aten.view.default: torch.Tensor.view,
 }
-"""The same operators by torch's own bindings, from which it is a third of the way to the kernel."""
+"""Other bindings of the same operators, which reach the kernel in a third of the time."""
 
 
-class NotRecordableError(ValueError):
-    """The model's forward pass can't be recorded; the message says why."""
+class NotTraceableError(ValueError):
+    """The model's forward pass can't be traced; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
-    """One layer's call of its attention, as far as it differs from the others."""
+    """The values that distinguish one layer's attention call from the others."""
 
     layer: int
     scores: Scores
@@ -80,7 +82,7 @@ class AttentionCall:
 
 @torch.library.custom_op("raystream::attend", mutates_args=())
 def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, call: int) -> torch.Tensor:
-    raise AssertionError("stands for attention while a model is recorded")
+    raise AssertionError("stands in for attention while a model is traced")
 
 
 @_attend.register_fake
@@ -89,17 +91,17 @@ def _(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, call: int) ->
     return query.new_empty(1, num_rows, num_heads, value.shape[-1])
 
 
-class RecordedForward:
-    """Runs what was recorded; on a CPU with fused operators."""
+class TracedForward:
+    """Runs a traced forward pass; on a CPU, with fused operators."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        """Record a model, which is not run on any values.
+        """Trace a model symbolically; nothing is computed.
 
         Args:
-            model: It attends over slots, on its device.
+            model: Attends over slots, on its device.
 
         Raises:
-            NotRecordableError: Its way depends on values, or on the number of rows.
+            NotTraceableError: The model's control flow depends on values, or on the number of rows.
         """
         self._calls: list[AttentionCall] = []
         device = model.device
@@ -108,16 +110,16 @@ class RecordedForward:
             torch.arange(NUM_ROWS, device=device)[None],
             torch.arange(NUM_DUE, device=device),
         )
-        trace = make_fx(
+        tracer = make_fx(
             partial(_logits, model, self._calls),
             tracing_mode="symbolic",
             _allow_non_fake_inputs=True,  # the weights
         )
         try:
-            with _recording(model.config.get_text_config()):
-                self._graph = trace(*inputs)
+            with _tracing(model.config.get_text_config()):
+                self._graph = tracer(*inputs)
         except Exception as error:  # a foreign model may raise anything
-            raise NotRecordableError(f"{type(error).__name__}: {error}") from error
+            raise NotTraceableError(f"{type(error).__name__}: {error}") from error
         _refuse_guards(self._graph)
         _refuse_values(self._graph)
         self._fused = _speed_up(self._graph) if device.type == "cpu" else None
@@ -126,14 +128,14 @@ class RecordedForward:
         self._programs: DecodePrograms | None = None
 
     def unfuse(self) -> bool:
-        """From here on run torch's operators alone; return whether there were others."""
+        """Use only torch's operators from now on; return whether fused ones were in use."""
         was_fused, self._fused, self._programs = self._fused is not None, None, None
         return was_fused
 
     def __call__(
         self, token_ids: torch.Tensor, positions: torch.Tensor, due: torch.Tensor, step: PackedStep
     ) -> torch.Tensor:
-        """Run what was recorded; see `Forward`."""
+        """Run the traced pass; see `Forward`."""
         logits = self._run_program(token_ids, positions, due, step)
         if logits is not None:
             return logits
@@ -148,8 +150,8 @@ class RecordedForward:
         if self._fused is None:
             return None
         if self._programs is None or self._programs.kv is not step.kv:
-            # Only here: see `_speed_up`.
-            from deployments.engine.cpu.decode_program import DecodePrograms
+            # Imported here for the reason given in `_speed_up`.
+            from deployments.engine.replay.cpu_program import DecodePrograms
 
             attend = partial(partial, _attend_by, self._calls)
             self._programs = DecodePrograms(self._fused, step.kv, attend)
@@ -168,26 +170,26 @@ def _attend_by(
     return attend_slots(call.layer, query, key, value, step, call.scores)
 
 
-def record(model: PreTrainedModel, shape: KVShape) -> Forward:
-    """Return the model's recorded forward pass, or its own if the other gives other logits.
+def trace(model: PreTrainedModel, shape: KVShape) -> Forward:
+    """Return the model's traced forward pass, or its own if it can't be traced faithfully.
 
     Args:
-        model: It attends over slots, on its device.
-        shape: Of the slots.
+        model: Attends over slots, on its device.
+        shape: The shape of the slots.
     """
     own = StockForward(model)
     try:
-        recorded = RecordedForward(model)
-    except NotRecordableError as error:
-        logger.info("the forward pass is not recorded: %s", error)
+        traced = TracedForward(model)
+    except NotTraceableError as error:
+        logger.info("the forward pass is not traced: %s", error)
         return own
     expected = _probe(own, model, shape)
-    if _agree(expected, _probe(recorded, model, shape)):
-        return recorded
-    if recorded.unfuse() and _agree(expected, _probe(recorded, model, shape)):
-        logger.warning("operators are not fused: the logits would be others")
-        return recorded
-    logger.warning("the forward pass is not recorded: its logits would be others")
+    if _agree(expected, _probe(traced, model, shape)):
+        return traced
+    if traced.unfuse() and _agree(expected, _probe(traced, model, shape)):
+        logger.warning("operators are not fused: the logits would differ")
+        return traced
+    logger.warning("the forward pass is not traced: its logits would differ")
     return own
 
 
@@ -202,7 +204,7 @@ def _are_close(expected: torch.Tensor, found: torch.Tensor) -> bool:
 
 
 def _probe(forward: Forward, model: PreTrainedModel, shape: KVShape) -> list[torch.Tensor]:
-    """Return the logits of a prefill, of decoding beside another prefill, and of one row alone."""
+    """Return the logits of a prefill, of a decode row with a prefill, and of a decode row only."""
     kv = KVSlots(shape, num_slots=2, max_model_len=PROBE_LENGTH, device=model.device)
     steps = (
         PackedStep(kv, (), (), (ChunkRows(0, 0, 0, 5),)),
@@ -233,45 +235,45 @@ def _logits(
         position_ids=positions,
         use_cache=False,
         logits_to_keep=due,
-        recorded_calls=calls,
+        traced_calls=calls,
     )
     assert isinstance(output.logits, torch.Tensor)
     return output.logits
 
 
-def _record_attention(
+def _trace_attention(
     module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     *,
-    recorded_calls: list[AttentionCall],
+    traced_calls: list[AttentionCall],
     scaling: float | None = None,
     softcap: float | None = None,
     sliding_window: int | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Stand in for `slot_attention` while a model is recorded.
+    """Stand in for `slot_attention` while a model is traced.
 
-    A window is what the slots were made for: the model has warmed up on them.
+    The window is not checked: the model has warmed up on the slots, which checked it.
     """
     check_arguments(module, attention_mask, others)
     layer = module.layer_idx
     assert isinstance(layer, int)
-    recorded_calls.append(AttentionCall(layer, Scores(scaling, softcap)))
-    return _attend(query, key, value, len(recorded_calls) - 1), None
+    traced_calls.append(AttentionCall(layer, Scores(scaling, softcap)))
+    return _attend(query, key, value, len(traced_calls) - 1), None
 
 
-AttentionInterface.register(RECORDING_ATTENTION, _record_attention)
+AttentionInterface.register(TRACING_ATTENTION, _trace_attention)
 
 
 @contextmanager
-def _recording(text_config: PreTrainedConfig) -> Iterator[None]:
-    """Let the model attend by what records it, on tensors that can be recorded."""
+def _tracing(text_config: PreTrainedConfig) -> Iterator[None]:
+    """Let the model attend by `_trace_attention`, on tensors that can be traced."""
     ours = text_config._attn_implementation
-    text_config._attn_implementation = RECORDING_ATTENTION
-    # It would log as an error, with a traceback, what becomes a NotRecordableError.
+    text_config._attn_implementation = TRACING_ATTENTION
+    # Without this, fake_tensor logs a traceback for each failure that becomes NotTraceableError.
     fake_tensors = logging.getLogger("torch._subclasses.fake_tensor")
     fake_tensors.disabled = True
     try:
@@ -283,43 +285,43 @@ def _recording(text_config: PreTrainedConfig) -> Iterator[None]:
 
 
 def _refuse_guards(graph: torch.fx.GraphModule) -> None:
-    """Refuse what holds for some numbers of rows alone.
+    """Refuse a trace that holds only for some numbers of rows.
 
     Raises:
-        NotRecordableError: Names the conditions.
+        NotTraceableError: The trace has conditions on that number; the message lists them.
     """
     placeholder = next(node for node in graph.graph.nodes if node.op == "placeholder")
     guards = placeholder.meta["val"].fake_mode.shape_env.guards
     if guards:
         conditions = ", ".join(str(guard.expr) for guard in guards)
-        raise NotRecordableError(f"it depends on the number of rows: {conditions}")
+        raise NotTraceableError(f"it depends on the number of rows: {conditions}")
 
 
 def _refuse_values(graph: torch.fx.GraphModule) -> None:
-    """Refuse tensors whose shape is known only once the values are.
+    """Refuse a trace in which a tensor's shape depends on values.
 
     Raises:
-        NotRecordableError: Names the first.
+        NotTraceableError: A shape depends on values; the message names the first such tensor.
     """
     for node in graph.graph.nodes:
         if isinstance(value := node.meta.get("val"), torch.Tensor) and free_unbacked_symbols(value):
-            raise NotRecordableError(f"the shape of {node.name} depends on values")
+            raise NotTraceableError(f"the shape of {node.name} depends on values")
 
 
 def _speed_up(graph: torch.fx.GraphModule) -> torch.fx.GraphModule | None:
-    """Let a graph use the kernels for a CPU; return one that has fused operators too, if any."""
-    # Only here: these need numba and llvmlite, which a machine that computes on a GPU may lack.
-    from deployments.engine.cpu.few_rows_linear import multiply_few_rows
-    from deployments.engine.cpu.fusion import fuse
+    """Make a graph use the CPU kernels; return a copy with fused operators too, if any fuse."""
+    # Imported here: these need numba and llvmlite, which a machine with a GPU may lack.
+    from deployments.compute.cpu.fusion.fuse import fuse
+    from deployments.compute.cpu.linear.small_batch_linear import use_small_batch_linear
 
     fused = fuse(graph)
     for each in filter(None, (graph, fused)):
-        multiply_few_rows(each)
+        use_small_batch_linear(each)
     return fused
 
 
 def _simplify(graph: torch.fx.GraphModule) -> None:
-    """Take attention as one more input, and call the operators by their fastest names."""
+    """Make attention one more input, and call the operators by their fastest bindings."""
     nodes = graph.graph.find_nodes(op="call_function", target=torch.ops.raystream.attend.default)
     last_input = graph.graph.find_nodes(op="placeholder")[-1]
     with graph.graph.inserting_after(last_input):
@@ -338,6 +340,6 @@ def _call(function: Callable[..., torch.Tensor], *arguments: object) -> torch.Te
 
 
 def _is_cast(node: torch.fx.Node) -> bool:
-    """Return whether a copy is made to change the type and nothing else."""
+    """Return whether a copy changes the dtype and nothing else."""
     (source,) = node.all_input_nodes
     return node.kwargs.keys() == {"dtype"} and source.meta["val"].dtype != node.kwargs["dtype"]

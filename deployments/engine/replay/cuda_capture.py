@@ -1,10 +1,10 @@
-"""Capturing work on a GPU, to launch it again as a whole: CUDA graphs.
+"""Captures work on a GPU as CUDA graphs, to launch it again as a whole.
 
-A captured run launches the same kernels on the same memory, without Python and without a launch for
-each of them. What changes from run to run must change inside that memory.
+A replay launches the same kernels on the same memory, without Python and without a separate launch
+for each kernel. Values that change from run to run must be written to that memory.
 
-Not seen on a GPU yet: `decode_graphs` falls back to plain steps should anything here fail, and says
-so in the log.
+This has not run on a GPU yet: if anything here fails, `cuda_graphs` falls back to plain steps and
+logs it.
 """
 
 import logging
@@ -19,25 +19,25 @@ Run = Callable[[], torch.Tensor]
 
 
 class Graph(Protocol):
-    """Work that was captured."""
+    """Captured work."""
 
     def replay(self) -> None:
-        """Run it again."""
+        """Run the work again."""
         ...
 
 
 class GraphCapturer(Protocol):
-    """What can capture work on a device."""
+    """Captures work on a device."""
 
     def warm_up(self, run: Run) -> torch.Tensor:
-        """Run what will be captured, as it would run then, and return what it gives."""
+        """Run the work as it will be captured, and return its result."""
         ...
 
     def capture(self, run: Run) -> Graph:
-        """Capture what was warmed up; nothing is computed.
+        """Capture work that was warmed up; nothing is computed.
 
         Raises:
-            Exception: It does something that can't be captured.
+            Exception: The work does something that can't be captured.
         """
         ...
 
@@ -45,27 +45,28 @@ class GraphCapturer(Protocol):
 class CudaCapturer:
     """Captures on one side stream, into one pool of memory for all graphs.
 
-    They never run at the same time and nothing in the pool outlives a run, so they may share it.
+    The graphs never run at the same time, and nothing in the pool outlives a run, so they can share
+    it.
 
     Source: https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
     """
 
     def __init__(self, device: torch.device) -> None:
-        """Make the stream and the pool."""
+        """Create the stream and the pool."""
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call] # torch leaves it untyped
         self._pool = torch.cuda.graph_pool_handle()
         self._broken: list[torch.cuda.CUDAGraph] = []
 
     def warm_up(self, run: Run) -> torch.Tensor:
-        """Run on the side stream, where libraries then set up what a capture must find ready."""
+        """Run on the side stream, so that libraries make their preparations for a capture there."""
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         try:
             with torch.cuda.stream(self._stream):
                 result = run()
         finally:
-            # What was launched before a failure still writes to the slots.
+            # Work launched before a failure still writes to the slots.
             current.wait_stream(self._stream)
         result.record_stream(current)
         return result
@@ -74,11 +75,11 @@ class CudaCapturer:
         """Capture on the side stream.
 
         Raises:
-            RuntimeError: Something waited for the device, or memory ran out.
+            RuntimeError: The work waited for the device, or memory ran out.
         """
         graph = torch.cuda.CUDAGraph()
-        # When a capture fails, `torch.cuda.graph` does not leave its stream; the outer one does.
-        # Other threads of the process may use the device meanwhile: hence `thread_local`.
+        # A failed `torch.cuda.graph` does not restore the stream; the outer context does.
+        # `thread_local`, because other threads of the process may use the device meanwhile.
         try:
             with (
                 torch.cuda.stream(self._stream),
@@ -96,11 +97,11 @@ class CudaCapturer:
         return graph
 
     def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
-        """Tell the allocator that a capture is over, where torch has not.
+        """Tell the allocator that a failed capture is over, if torch has not.
 
-        torch does so only once CUDA has ended the capture, and CUDA ends none that something has
-        spoilt. The allocator would then believe in it for ever: it would free none of its cache
-        when memory is short, and `empty_cache` would raise.
+        torch does so only after CUDA has ended the capture, but CUDA does not end an invalidated
+        one. The allocator would then treat it as running for ever: it would not free its cache when
+        memory is short, and `empty_cache` would raise.
 
         Source: torch, aten/src/ATen/cuda/CUDAGraph.cpp, capture_end; c10/cuda/
         CUDACachingAllocator.cpp, synchronize_and_free_events.
@@ -108,17 +109,17 @@ class CudaCapturer:
         index = self._device.index or 0
         try:
             torch._C._cuda_endAllocateToPool(index, self._pool)
-        except RuntimeError:  # torch has: the graph gives the pool back by itself
+        except RuntimeError:  # torch has ended it; the graph releases the pool itself
             return
         torch._C._cuda_releasePool(index, self._pool)
-        # The allocator of pinned memory has no such call. It goes on believing in this capture, so
-        # the graph has to stay, and the next one needs another pool.
+        # The pinned-memory allocator has no such call and still counts this capture as running. So
+        # the graph must be kept, and the next one needs another pool.
         self._broken.append(graph)
         self._pool = torch.cuda.graph_pool_handle()
 
 
 def open_capturer(device: torch.device) -> GraphCapturer | None:
-    """Return what captures on a device, or None if nothing does."""
+    """Return a capturer for a device, or None if the device can't capture."""
     if device.type != "cuda":
         return None
     try:

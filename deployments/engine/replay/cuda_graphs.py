@@ -1,14 +1,14 @@
-"""Decode steps as captured graphs: one launch instead of a thousand.
+"""Decode steps as captured CUDA graphs: one launch instead of a thousand.
 
 On a GPU, launching a decode step's kernels from Python takes longer than running them. So a step of
-decode rows alone is padded to one of few sizes (`decode_buckets`). The first step of a size runs
-plainly and is then captured, and each later one is a replay. What it reads stands in static
-buffers: token ids and lengths, filled by one copy from pinned memory.
+decode rows only is padded to one of a few sizes (`graph_sizes`). The first step of a size runs
+plainly and is then captured; each later one is a replay. Its inputs, token ids and lengths, are in
+static buffers that one copy from pinned memory fills.
 
-If a capture fails, the next ones read slots with a mask; if they did, all steps run plainly from
-then on. Only where memory was short for it, those that were captured go on, and only steps of other
-sizes run plainly. A step that fails itself raises as a plain one would, and may be run again in
-parts: its rows write the same keys and values to the same places.
+If a capture fails, later captures read slots with a mask. If they already did, all steps run
+plainly from then on. But if a capture only lacked memory, existing captures stay in use, and steps
+of other sizes run plainly. If the step itself fails, it raises as a plain step would, and may be
+run again in parts: its rows write the same keys and values to the same places.
 """
 
 import logging
@@ -17,63 +17,63 @@ from functools import partial
 
 import torch
 
-from deployments.engine.cuda.decode_buckets import DecodeBucket, DecodeBuckets
-from deployments.engine.cuda.graph_capture import Graph, GraphCapturer
-from deployments.engine.cuda.static_decode import StaticDecode
-from deployments.engine.device_errors import is_out_of_memory, release_cache
-from deployments.engine.host_copy import host_tensor, take_rows
-from deployments.engine.kv_slots import KVSlots
-from deployments.engine.packed_step import PackedStep
-from deployments.engine.scheduler import DecodeRow
+from deployments.compute.device_errors import is_out_of_memory, release_cache
+from deployments.compute.host_to_device import host_tensor, take_rows
+from deployments.engine.attention.kv_slots import KVSlots
+from deployments.engine.attention.packed_step import PackedStep
+from deployments.engine.replay.cuda_capture import Graph, GraphCapturer
+from deployments.engine.replay.graph_sizes import DecodeBucket, DecodeBuckets
+from deployments.engine.replay.static_decode import CudaStaticDecodeStep
+from deployments.engine.scheduling.scheduler import DecodeRow
 
 logger = logging.getLogger(__name__)
 
-Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, PackedStep], torch.Tensor]
+RunModel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, PackedStep], torch.Tensor]
 """Runs the model on token ids [1, n], positions [1, n], the rows whose logits are wanted [k], all
 int64, and the packed step; returns [k, vocab], in the model's dtype."""
 
 
 class DecodeGraphs:
-    """Runs decode steps, captured where that works."""
+    """Runs decode steps as captured graphs where possible."""
 
     def __init__(
         self,
-        forward: Forward,
+        run_model: RunModel,
         kv: KVSlots,
         capturer: GraphCapturer,
         *,
         max_graphs: int,
         reads_by_length: bool,
     ) -> None:
-        """Make the static inputs; nothing is captured yet.
+        """Allocate the static inputs; nothing is captured yet.
 
         Args:
-            forward: Runs the model.
-            kv: The slots that it attends over.
-            capturer: Captures what runs.
-            max_graphs: Graphs that are kept; the one unused for longest makes room.
-            reads_by_length: Whether rows read their slots as `SlotReads` does.
+            run_model: Runs the model.
+            kv: The slots that the model attends over.
+            capturer: Captures the steps.
+            max_graphs: Most graphs that are kept; the least recently used one is dropped.
+            reads_by_length: Whether rows read their slots by `SlotReads`.
         """
-        self._forward = forward
+        self._run_model = run_model
         self._kv = kv
         self._buckets = DecodeBuckets(kv.num_slots, max(kv.capacities))
         self._max_graphs = max_graphs
         self._reads_by_length = reads_by_length
-        self._is_full = False  # memory was short for one more
+        self._is_full = False  # there was no memory for another graph
         self._capturer: GraphCapturer | None = capturer
-        self._graphs: dict[DecodeBucket, Graph] = {}  # the latest used is the last
-        # A size's token ids, then its lengths: so each size is filled by a single copy.
+        self._graphs: dict[DecodeBucket, Graph] = {}  # the most recently used is last
+        # A size's token ids, then its lengths, so that a single copy fills both.
         self._inputs = torch.zeros(2 * kv.num_slots, dtype=torch.int64, device=kv.device)
         self._rows = torch.arange(kv.num_slots, device=kv.device)
         self._logits: torch.Tensor | None = None
 
     @property
     def num_graphs(self) -> int:
-        """Graphs that are kept now."""
+        """The number of graphs that are kept now."""
         return len(self._graphs)
 
     def drop(self) -> None:
-        """Forget what was captured: what it held is the allocator's again."""
+        """Drop all graphs, which gives their memory back to the allocator."""
         self._graphs.clear()
         self._logits = None
         self._is_full = False
@@ -82,8 +82,8 @@ class DecodeGraphs:
         """Run a step of these rows, in the order of their slots.
 
         Returns:
-            [n, vocab], float32, a copy that later steps leave alone; None if the step has to run
-            plainly, since captures have failed.
+            [n, vocab], float32, a copy that later steps do not change; None if the step has to run
+            plainly because captures have failed.
         """
         if self._capturer is None:
             return None
@@ -92,16 +92,16 @@ class DecodeGraphs:
         if self._is_full and bucket not in self._graphs:
             return None
         self._fill(rows, lengths, bucket)
-        # Taken out, so that a graph whose replay raises is not kept.
+        # Removed first, so that a graph whose replay raises is dropped.
         graph = self._graphs.pop(bucket, None)
         if graph is None:
-            logits = self._run_first(bucket, self._capturer)
+            logits = self._run_and_capture(bucket, self._capturer)
         else:
             graph.replay()
             self._graphs[bucket] = graph
             assert self._logits is not None
             logits = self._logits
-        return _pick(logits, [row.slot for row in rows])
+        return _rows_of_slots(logits, [row.slot for row in rows])
 
     def _fill(
         self, rows: Sequence[DecodeRow], lengths: Sequence[int], bucket: DecodeBucket
@@ -116,31 +116,33 @@ class DecodeGraphs:
     def _compute(self, bucket: DecodeBucket) -> torch.Tensor:
         """Run the model on the static inputs: [num_rows, vocab]."""
         token_ids, lengths = self._inputs[: 2 * bucket.num_rows].view(2, -1)
-        step = StaticDecode.of(self._kv, bucket, lengths, reads_by_length=self._reads_by_length)
+        step = CudaStaticDecodeStep.of(
+            self._kv, bucket, lengths, reads_by_length=self._reads_by_length
+        )
         kept = self._rows[: bucket.num_rows]
-        return self._forward(token_ids[None], step.positions[None], kept, step)
+        return self._run_model(token_ids[None], step.positions[None], kept, step)
 
-    def _run_first(self, bucket: DecodeBucket, capturer: GraphCapturer) -> torch.Tensor:
+    def _run_and_capture(self, bucket: DecodeBucket, capturer: GraphCapturer) -> torch.Tensor:
         """Run the first step of a size, and capture it for the next."""
         logits = capturer.warm_up(partial(self._compute, bucket))
         try:
             self._graphs[bucket] = self._capture(bucket, capturer, like=logits)
-        except Exception as error:  # whatever a capture trips over, a plain step does without
+        except Exception as error:  # any failure of a capture leaves plain steps usable
             is_short = is_out_of_memory(error)
             logger.warning(
                 "a step of %d rows could not be captured", bucket.num_rows, exc_info=True
             )
         else:
             return logits
-        # Only here has the traceback let go of what the capture held.
-        self._do_with_less(is_short=is_short)
+        # Outside the except block, since the traceback held the failed capture's tensors.
+        self._limit_captures(is_short=is_short)
         release_cache(self._kv.device)
         return logits
 
-    def _do_with_less(self, *, is_short: bool) -> None:
-        """Decide what is captured from now on, after a capture that failed."""
+    def _limit_captures(self, *, is_short: bool) -> None:
+        """Decide, after a failed capture, what is captured from now on."""
         if is_short and self._graphs:
-            logger.warning("no more than these %d sizes of steps are captured", len(self._graphs))
+            logger.warning("no more sizes of steps are captured than these %d", len(self._graphs))
             self._is_full = True
         elif self._reads_by_length and not is_short:
             logger.warning("captured steps read slots with a mask from now on")
@@ -157,14 +159,14 @@ class DecodeGraphs:
         if len(self._graphs) >= self._max_graphs:
             del self._graphs[next(iter(self._graphs))]
         if self._logits is None:
-            # One buffer for the logits of all graphs: each graph's own would have to be kept.
+            # One buffer serves all graphs; one for each graph would have to be kept alive.
             self._logits = like.new_empty(self._kv.num_slots, like.shape[-1])
         target = self._logits[: bucket.num_rows]
         return capturer.capture(lambda: target.copy_(self._compute(bucket)))
 
 
-def _pick(logits: torch.Tensor, slots: Sequence[int]) -> torch.Tensor:
-    """Return the rows of these slots, as a copy in float32."""
+def _rows_of_slots(logits: torch.Tensor, slots: Sequence[int]) -> torch.Tensor:
+    """Return the rows of these slots as a float32 copy."""
     first, end = slots[0], slots[-1] + 1
     if end - first == len(slots):
         return logits[first:end].to(torch.float32, copy=True)

@@ -1,8 +1,8 @@
 """The few sizes that decode steps are padded to, so that each can be captured once.
 
-A captured step has one number of rows and reads one number of places from each slot. Rows are
-rounded up to 1, 2, 4 or a multiple of 8; places to powers of two, since twice a layer's keys are
-read in less time than a step's launches take.
+A captured step has a fixed number of rows and reads a fixed number of tokens from each slot. Rows
+are rounded up to 1, 2, 4 or a multiple of 8. Tokens are rounded up to powers of two: reading a
+layer's keys twice takes less time than a step's launches.
 """
 
 from dataclasses import dataclass
@@ -12,17 +12,17 @@ BATCH_STEP = 8
 SHORTEST_READ = 256
 
 MAX_GRAPHS = 64
-"""Captured steps that are kept at once, the latest used. A server whose sequences are long and many
-could meet some hundred sizes, but at any time it meets a few."""
+"""How many captured steps are kept: the most recently used. A server with many long sequences could
+meet some hundred sizes, but only a few at any one time."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeBucket:
-    """A size of decode steps.
+    """One size of decode steps.
 
     Attributes:
         num_rows: Rows; row i belongs to slot i.
-        read_length: Places that each row reads of its slot, in layers that hold as many.
+        read_length: Tokens that each row reads from its slot, in layers that hold that many.
     """
 
     num_rows: int
@@ -31,11 +31,11 @@ class DecodeBucket:
 
 @dataclass(frozen=True, slots=True)
 class DecodeBuckets:
-    """All sizes for slots of one kind.
+    """All sizes of decode steps for a set of slots.
 
     Attributes:
-        num_slots: Slots; no step has more rows.
-        max_length: Places of the layer that holds the most.
+        num_slots: The number of slots, which is the most rows of a step.
+        max_length: The largest capacity of any layer, in tokens.
     """
 
     num_slots: int
@@ -50,7 +50,7 @@ class DecodeBuckets:
 
     @property
     def num_sizes(self) -> int:
-        """How many sizes there are."""
+        """The number of different sizes."""
         num_batches = len({self.cover(n, 1).num_rows for n in range(1, self.num_slots + 1)})
         num_lengths, length = 1, SHORTEST_READ
         while length < self.max_length:

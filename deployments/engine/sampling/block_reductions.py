@@ -1,6 +1,6 @@
-"""Rows cut into blocks, so that most of a long row need not be looked at twice.
+"""Reductions over blocks of a row, so that most of a long row is read only once.
 
-The last block may be shorter than the others.
+A block is a slice of the vocabulary; the last one may be shorter than the others.
 """
 
 from collections.abc import Callable
@@ -8,8 +8,8 @@ from collections.abc import Callable
 import torch
 
 BLOCK = 256
-"""Numbers in a block. Measured at 32 x 151,936 on a CPU: 128 to 1024 differ little, and smaller
-ones are slower."""
+"""Values in a block. Measured at 32 x 151,936 on a CPU: 128 to 1024 differ little, smaller blocks
+are slower."""
 
 
 def maxima_of_blocks(values: torch.Tensor) -> torch.Tensor:
@@ -20,8 +20,8 @@ def maxima_of_blocks(values: torch.Tensor) -> torch.Tensor:
 def sums_of_blocks(values: torch.Tensor) -> torch.Tensor:
     """Return the sum of each block of [n, length]: [n, blocks], float64.
 
-    Within a block the sum is float32: its error is that of the numbers themselves, while summing
-    in float64 would first copy all of them.
+    Within a block the sum is float32: its error is no larger than that of the values, and a float64
+    sum would first copy all of them.
     """
     return _reduce(values, lambda blocks: blocks.sum(dim=-1)).double()
 
@@ -32,7 +32,7 @@ def sums_of_rows(values: torch.Tensor) -> torch.Tensor:
 
 
 def places_in(blocks: torch.Tensor) -> torch.Tensor:
-    """Return the places in some blocks [n, b], also those behind the end: [n, b * BLOCK]."""
+    """Return the places in blocks [n, b], including those past the end: [n, b * BLOCK]."""
     within = torch.arange(BLOCK, device=blocks.device)
     return (blocks[:, :, None] * BLOCK + within).flatten(1)
 

@@ -1,8 +1,8 @@
-"""What changes the logits before a token is chosen, greedily or not: bars, biases and penalties.
+"""Changes the logits before a token is chosen, greedily or not: barred tokens, biases, penalties.
 
-Only the entries that change are touched, in all rows at once, so the cost follows the number of
-biases and of distinct tokens in the rows that use them, not the vocabulary. A grammar alone looks
-at all of its rows' logits.
+Only the entries that change are touched, in all rows at once. So the cost depends on the number of
+biases and of distinct tokens in the rows that use them, not on the vocabulary. Only a grammar
+touches all logits of its rows.
 """
 
 from collections.abc import Sequence
@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from deployments.engine.grammar import unpack
-from deployments.engine.host_copy import send, to_device
-from deployments.engine.sampling_row import SamplingRow
+from deployments.compute.host_to_device import send, to_device
+from deployments.engine.grammar.matcher import unpack
+from deployments.engine.sampling.row import SamplingRow
 
 if TYPE_CHECKING:
     from array import array
 
 
 def adjust(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
-    """Return a copy to which is applied what the rows ask for; `sampler` tells the order.
+    """Return a copy of the logits, adjusted as the rows ask; `sampler` documents the order.
 
     Args:
         logits: [n, vocab], float32, on the model's device.
-        rows: What to do with each of the n rows.
+        rows: How to adjust each of the n rows.
     """
     adjusted = logits.clone()
     _constrain(adjusted, rows)
@@ -34,20 +34,20 @@ def adjust(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
 
 
 def _constrain(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
-    """Bar what the rows' grammars do not allow."""
+    """Bar the tokens that the rows' grammars do not allow."""
     constrained = [(at, row.bitmask) for at, row in enumerate(rows) if row.bitmask is not None]
     if not constrained:
         return
     places, bitmasks = zip(*constrained, strict=True)
     device = logits.device
     is_barred = unpack(send(torch.stack(bitmasks), device), logits.shape[-1])
-    # Added, not filled in: a logit that is not finite must not become so.
+    # Added, not filled in: filling would hide a NaN or +inf.
     bars = torch.zeros(is_barred.shape, device=device).masked_fill_(is_barred, -inf)
     logits.index_add_(0, to_device(places, device, torch.int64), bars)
 
 
 def _bias(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
-    # Whatever else is added to it, -inf stays -inf, and what is not finite never becomes so.
+    # Adding keeps -inf at -inf, and never makes a logit finite that was not.
     entries = [
         (at, token_id, bias)
         for at, row in enumerate(rows)
@@ -67,20 +67,22 @@ def _bias(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
 def _penalize(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
     """Apply the penalties.
 
-    The repetition penalty divides positive logits and multiplies the others. Then, with c as how
-    often the output holds the token, c * frequency_penalty is taken from its logit, and
-    presence_penalty if c > 0.
+    The repetition penalty divides positive logits and multiplies the others. Then
+    c * frequency_penalty is subtracted from a token's logit, where c is how often the output holds
+    the token, and presence_penalty if c > 0.
 
     Source: Keskar et al., CTRL, 2019, section 4.1, with the signs as transformers'
     RepetitionPenaltyLogitsProcessor has them; and for the other two
     https://platform.openai.com/docs/guides/text-generation (frequency and presence penalties).
     """
-    penalized = [(at, row.params, row.history) for at, row in enumerate(rows) if row.history]
+    penalized = [
+        (at, row.params, row.token_counts) for at, row in enumerate(rows) if row.token_counts
+    ]
     if not penalized:
         return
-    # The histories are on the host; what they come to is copied to the device once a step.
-    lengths = torch.tensor([len(history) for _, _, history in penalized])
-    counts = _joined([history.output_counts for _, _, history in penalized])
+    # Counts are on the host; the penalties that result are copied to the device once a step.
+    lengths = torch.tensor([len(seen) for _, _, seen in penalized])
+    counts = _joined([seen.output_counts for _, _, seen in penalized])
     values = torch.tensor(
         [
             (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
@@ -94,12 +96,12 @@ def _penalize(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
     taken = send(counts * frequency + (counts > 0) * presence, device)
     entries = (
         send(torch.tensor([at for at, _, _ in penalized]).repeat_interleave(lengths), device),
-        send(_joined([history.token_ids for _, _, history in penalized]), device),
+        send(_joined([seen.token_ids for _, _, seen in penalized]), device),
     )
     held = logits[entries]
     logits[entries] = torch.where(held > 0, held / factors, held * factors) - taken
 
 
 def _joined(parts: Sequence["array[int]"]) -> torch.Tensor:
-    """Return all of them as one tensor: int64, on the host."""
+    """Return the arrays joined into one tensor: int64, on the host."""
     return torch.frombuffer(bytearray(b"".join(parts)), dtype=torch.int64)

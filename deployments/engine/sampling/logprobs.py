@@ -1,7 +1,7 @@
-"""Log-probabilities of the model's own distribution, before anything has changed it.
+"""Log-probabilities of the model's own distribution, before anything changes it.
 
-They are told of the logits as the model gave them: no bias, penalty or temperature is in them. So
-it is at OpenAI and, by default, in vLLM.
+They come from the logits as the model gave them, without bias, penalty or temperature. OpenAI does
+the same, and vLLM by default.
 """
 
 from collections.abc import Sequence
@@ -9,19 +9,20 @@ from dataclasses import dataclass
 
 import torch
 
-from deployments.engine.blocks import sums_of_rows
-from deployments.engine.host_copy import take_rows, to_device
-from deployments.engine.largest import find_largest
+from deployments.compute.host_to_device import take_rows, to_device
+from deployments.engine.sampling.block_reductions import sums_of_rows
+from deployments.engine.sampling.stable_top_k import stable_top_k
 
 
 @dataclass(frozen=True, slots=True)
 class PositionLogprobs:
-    """What was likely at one position.
+    """The log-probabilities at one position.
 
     Attributes:
         chosen: Natural logarithm of the chosen token's probability.
-        top: Token ids and their log-probabilities, the likeliest first; the chosen one is among
-            them only if it is as likely. Of two that are equally likely the lower id comes first.
+        top: The likeliest token ids and their log-probabilities, likeliest first. The chosen token
+            is among them only if it is likely enough. Of equally likely tokens, the lower id comes
+            first.
     """
 
     chosen: float
@@ -29,22 +30,22 @@ class PositionLogprobs:
 
 
 class RawLogprobs:
-    """The distributions of the rows that are to be told, kept before the logits change."""
+    """The logits of the rows that report log-probabilities, copied before they change."""
 
     def __init__(self, logits: torch.Tensor, num_top: Sequence[int | None]) -> None:
-        """Copy what is needed.
+        """Copy the logits of the rows that report log-probabilities.
 
         Args:
             logits: [n, vocab], float32, on the model's device.
-            num_top: How many of the likeliest tokens to tell in each of the n rows; None for a
-                row of which nothing is told.
+            num_top: How many of the likeliest tokens to report for each of the n rows; None for a
+                row that reports nothing.
         """
         self._places = [at for at, num in enumerate(num_top) if num is not None]
         self._num_top = [num for num in num_top if num is not None]
         self._logits = take_rows(logits, self._places) if self._places else logits[:0]
 
-    def tell(self, token_ids: Sequence[int]) -> dict[int, PositionLogprobs]:
-        """Return what was likely, by row, now that these tokens were chosen in the n rows."""
+    def of_tokens(self, token_ids: Sequence[int]) -> dict[int, PositionLogprobs]:
+        """Return the log-probabilities by row, given the tokens chosen in the n rows."""
         if not self._places:
             return {}
         device = self._logits.device
@@ -52,15 +53,15 @@ class RawLogprobs:
         num_top = min(max(self._num_top), self._logits.shape[-1])
         asked = chosen[:, None]
         if num_top:
-            asked = torch.cat([asked, find_largest(self._logits, num_top)], dim=-1)
+            asked = torch.cat([asked, stable_top_k(self._logits, num_top)], dim=-1)
         logprobs = self._logprobs_of(asked).tolist()
-        told = {}
+        found = {}
         for at, num, ids, values in zip(
             self._places, self._num_top, asked.tolist(), logprobs, strict=True
         ):
             top = tuple(zip(ids[1 : num + 1], values[1 : num + 1], strict=True))
-            told[at] = PositionLogprobs(values[0], top)
-        return told
+            found[at] = PositionLogprobs(values[0], top)
+        return found
 
     def _logprobs_of(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Return the log-probabilities of [m, k] tokens: [m, k], float32."""

@@ -1,50 +1,50 @@
-"""What the sampler is told of a sequence beside its logits."""
+"""The sampler's input for one sequence, besides its logits."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from deployments.engine.sampling_params import SamplingParams
-from deployments.engine.token_history import TokenHistory
+from deployments.engine.scheduling.token_counts import TokenCounts
 
 if TYPE_CHECKING:
     import torch
 
-    from deployments.engine.sequence import Sequence
+    from deployments.engine.scheduling.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingRow:
-    """How one row of logits becomes a token.
+    """The settings for turning one row of logits into a token.
 
     Attributes:
         params: The sequence's parameters.
-        position: The place in the sequence of the token that is to be chosen.
-        history: What the penalties look at; needed if the parameters have any.
-        barred_token_ids: Tokens that may not be chosen now, all within the vocabulary.
-        bitmask: The tokens that a grammar allows (see `GrammarMatcher.bitmask`); None allows all.
+        position: Position in the sequence of the token to be chosen.
+        token_counts: Token counts for the penalties; needed only if the parameters set a penalty.
+        barred_token_ids: Tokens that may not be chosen now; all are in the vocabulary.
+        bitmask: Tokens that a grammar allows (see `GrammarMatcher.bitmask`); None allows all.
     """
 
     params: SamplingParams
     position: int
-    history: TokenHistory | None = None
+    token_counts: TokenCounts | None = None
     barred_token_ids: Collection[int] = ()
     bitmask: "torch.Tensor | None" = None
 
     @classmethod
     def of(cls, sequence: "Sequence") -> Self:
-        """Return how the next token of a sequence is chosen."""
+        """Return how to choose the next token of a sequence."""
         params, position = sequence.request.params, len(sequence.token_ids)
         barred, matcher = sequence.barred_token_ids, sequence.matcher
         if matcher is None:
-            return cls(params, position, sequence.history, barred)
-        return cls(params, position, sequence.history, bitmask=matcher.bitmask(barred))
+            return cls(params, position, sequence.token_counts, barred)
+        return cls(params, position, sequence.token_counts, bitmask=matcher.bitmask(barred))
 
     @property
     def is_adjusted(self) -> bool:
         """Whether the logits change before a token is chosen."""
         return bool(
-            self.history
+            self.token_counts
             or self.params.logit_bias
             or self.barred_token_ids
             or self.bitmask is not None

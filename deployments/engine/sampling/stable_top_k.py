@@ -1,22 +1,21 @@
-"""The largest of many numbers in each row, and where they stand.
+"""Finds the largest values of each row and their places, with a fixed order among equal values.
 
-To find the place of a maximum, or the largest few, torch looks at every number one by one; to find
-a maximum alone it is several times faster. So the maxima of blocks come first, and only the blocks
-that can hold what is looked for are looked into.
+torch finds a maximum several times faster than its place or the largest few values. So the maxima
+of blocks are computed first, and only blocks that can hold a result are searched.
 
-Of equal numbers the one that stands first counts as the larger, always: models in bfloat16 give
-many equal logits, and what `topk` picks among equals may depend on the other rows.
+Of equal values, the first always counts as the larger. Models in bfloat16 give many equal logits,
+and which of them `topk` picks may depend on the other rows.
 """
 
 import torch
 
-from deployments.engine.blocks import BLOCK, maxima_of_blocks, places_in
+from deployments.engine.sampling.block_reductions import BLOCK, maxima_of_blocks, places_in
 
 _LOWEST = torch.iinfo(torch.int64).min
 
 
-def find_maxima(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return each row's largest value and the first place where it stands; NaN is the largest.
+def argmax(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return each row's largest value and its first place; NaN counts as the largest.
 
     Args:
         values: [n, length].
@@ -30,14 +29,14 @@ def find_maxima(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return maxima.values, maxima.indices
     block_maxima = maxima_of_blocks(values)
     best = block_maxima.argmax(dim=-1, keepdim=True)
-    # Behind the end the last number stands again and again; the first time is what is found.
+    # Places past the end repeat the last value; argmax finds its first place.
     places = places_in(best).clamp_(max=length - 1)
     within = values.gather(-1, places).argmax(dim=-1, keepdim=True)
     return block_maxima.gather(-1, best)[:, 0], (best * BLOCK + within)[:, 0]
 
 
-def find_largest(values: torch.Tensor, num: int) -> torch.Tensor:
-    """Return the places of each row's largest values, the largest first.
+def stable_top_k(values: torch.Tensor, num: int) -> torch.Tensor:
+    """Return the places of each row's largest values, largest first.
 
     Args:
         values: [n, length], float32.
@@ -52,8 +51,8 @@ def find_largest(values: torch.Tensor, num: int) -> torch.Tensor:
     if 2 * num * BLOCK >= length:
         places = torch.arange(length, device=values.device).expand(values.shape)
         return _first_by_key(_keys(values, places), num)
-    # A block with one of the largest `num` is among the first `num` blocks by their maxima: each
-    # block before it holds a larger number.
+    # A block that holds one of the largest `num` values is among the first `num` blocks by maximum:
+    # each block before it holds a larger value.
     maxima = maxima_of_blocks(values)
     at = torch.arange(maxima.shape[-1], device=values.device).expand(maxima.shape)
     places = places_in(_first_by_key(_keys(maxima, at), num))
@@ -62,14 +61,14 @@ def find_largest(values: torch.Tensor, num: int) -> torch.Tensor:
 
 
 def _keys(values: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """Return integers in the order of the values, and of equal ones against that of the places."""
-    # Adding 0 makes minus zero zero.
+    """Return integer keys ordered like the values; of equal values the first has the larger key."""
+    # Adding 0 turns -0.0 into 0.0.
     bits = (values + 0.0).view(torch.int32)
-    # Positive floats are in the order of their bits; of negative ones all bits but the sign turn.
+    # Positive floats sort by their bits; for negative ones all bits but the sign are flipped.
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     return (ordered.long() << 32) | (0xFFFFFFFF - places)
 
 
 def _first_by_key(keys: torch.Tensor, num: int) -> torch.Tensor:
-    """Return the places behind the largest keys, the largest first: [n, num]."""
+    """Return the places that the largest keys encode, largest first: [n, num]."""
     return 0xFFFFFFFF - (keys.topk(num, dim=-1).values & 0xFFFFFFFF)

@@ -1,7 +1,7 @@
-"""Which tokens may be drawn, and how likely each is: temperature, min_p, top_k and top_p.
+"""Finds which tokens may be drawn, and their weights: temperature, min_p, top_k and top_p.
 
-A parameter costs the rows that use it, and no other. A row that keeps only its likeliest tokens is
-cut to a list of them; the others keep the whole vocabulary.
+A parameter costs time only in the rows that use it. Rows that keep only their likeliest tokens are
+reduced to a list of them; the other rows keep the whole vocabulary.
 """
 
 from collections.abc import Sequence
@@ -10,32 +10,33 @@ from math import inf
 
 import torch
 
-from deployments.engine.blocks import sums_of_rows
-from deployments.engine.host_copy import take_rows, to_device
-from deployments.engine.largest import find_largest
+from deployments.compute.host_to_device import take_rows, to_device
+from deployments.engine.sampling.block_reductions import sums_of_rows
+from deployments.engine.sampling.stable_top_k import stable_top_k
 from deployments.engine.sampling_params import SamplingParams
 
 SHORT_LIST = 128
-"""Rows with a top_k up to this are cut together, the others by themselves, not to lengthen all
-lists. And among so many likeliest tokens a nucleus is looked for; only where it is wider the whole
-vocabulary is sorted."""
+"""Rows with a top_k up to this are truncated together, and rows with a larger one separately, so
+that one long list does not lengthen all lists. A top_p nucleus is also first looked for among this
+many tokens; the whole vocabulary is sorted only if the nucleus is wider."""
 
 SORTED_AT_ONCE = 4
-"""Rows whose long lists are made together. A sorted vocabulary takes about ten times the memory of
-its logits, and a step's memory is planned for far less."""
+"""How many rows with long lists are sorted together. Sorting a vocabulary takes about ten times the
+memory of its logits, and a step's memory is planned for far less."""
 
 MIN_TEMPERATURE = 1e-5
-"""Below this, float32 could not tell a positive temperature from 0; it is as good as greedy."""
+"""Smaller temperatures are raised to this. float32 could not tell them from 0, and they are as good
+as greedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """What may be drawn in some of the rows.
+    """The tokens that may be drawn in some of the rows.
 
     Attributes:
-        rows: Which m rows these are.
-        weights: [m, c], float32: how likely each token is, as a part of how likely the row's
-            likeliest is; 0 for what may not be drawn.
+        rows: Indices of these m rows.
+        weights: [m, c], float32: each token's probability relative to the row's likeliest token; 0
+            if it may not be drawn.
         token_ids: [m, c], int64, in ascending order; None if c is the whole vocabulary.
     """
 
@@ -47,11 +48,11 @@ class Candidates:
 def find_candidates(
     logits: torch.Tensor, maxima: torch.Tensor, params: Sequence[SamplingParams]
 ) -> list[Candidates]:
-    """Return what may be drawn; each row is in one of the groups.
+    """Return the tokens that may be drawn; each row is in exactly one of the groups.
 
-    min_p and top_k may change places: the likeliest token, which min_p measures by, is always
-    among the k likeliest. top_p comes last, and measures by what the others have left. Of equally
-    likely tokens those of lower ids are kept.
+    The order of min_p and top_k does not matter: min_p is relative to the likeliest token, which is
+    always among the k likeliest. top_p comes last and is relative to what the other two have left.
+    Of equally likely tokens, those with lower ids are kept.
 
     Args:
         logits: [n, vocab], float32, on the model's device. They are changed in place.
@@ -70,14 +71,14 @@ def find_candidates(
         found += _keep_nuclei(_Group(scaled, nucleus, params))
     if wide:
         group = _Group(scaled, wide, params)
-        # Whether it is a copy or all there is, nobody else needs it.
+        # In place: the scaled logits, copied or not, are not used again.
         weights = group.scaled.exp_()
         found.append(Candidates(wide, _keep_min_p(weights, group.params), None))
     return found
 
 
 class _Group:
-    """Some of the rows, and how to sample them; `all_scaled` and `all_params` are of all n."""
+    """Some of the rows, and how to sample them; `all_scaled` and `all_params` have all n rows."""
 
     def __init__(
         self, all_scaled: torch.Tensor, rows: list[int], all_params: Sequence[SamplingParams]
@@ -89,18 +90,18 @@ class _Group:
 
     @property
     def scaled(self) -> torch.Tensor:
-        """Logits below the maximum, over the temperature: [m, vocab]; a copy unless m is n."""
+        """The rows' (logits - maximum) / temperature, [m, vocab]; a copy unless m is n."""
         scaled, _ = self._all
         return scaled if len(self.rows) == len(scaled) else take_rows(scaled, self.rows)
 
     @property
     def top_p(self) -> torch.Tensor:
-        """[m], in float64, where no value above 0 becomes 0."""
+        """The rows' top_p, [m], in float64, in which no positive value becomes 0."""
         values = [p.top_p for p in self.params]
         return to_device(values, self._all[0].device, torch.float64)
 
     def part(self, indices: Sequence[int]) -> "_Group":
-        """Return some of these rows."""
+        """Return a group of some of these rows."""
         scaled, params = self._all
         return _Group(scaled, [self.rows[i] for i in indices], params)
 
@@ -141,14 +142,14 @@ def _keep_min_p(weights: torch.Tensor, params: Sequence[SamplingParams]) -> torc
 
 
 def _weigh_largest(group: _Group, num: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the weights after min_p and top_k, and the ids, of the likeliest tokens: [m, num].
+    """Return weights after min_p and top_k, and ids, of the likeliest tokens: [m, num] each.
 
-    The likeliest come first.
+    The likeliest comes first.
     """
     scaled = group.scaled
-    token_ids = find_largest(scaled, num)
+    token_ids = stable_top_k(scaled, num)
     weights = scaled.gather(-1, token_ids).exp_()
-    # A client's top_k may be larger than any tensor's number.
+    # A client's top_k may be too large for a tensor's dtype.
     limits = _column([min(p.top_k or num, num) for p in group.params], weights)
     ranks = torch.arange(num, device=weights.device)
     min_p = _column([p.min_p for p in group.params], weights)
@@ -158,16 +159,16 @@ def _weigh_largest(group: _Group, num: int) -> tuple[torch.Tensor, torch.Tensor]
 def _cut(
     group: _Group, weights: torch.Tensor, token_ids: torch.Tensor, totals: torch.Tensor
 ) -> Candidates:
-    """Apply top_p to lists with the likeliest first, and put them into the order of their ids.
+    """Apply top_p to lists that start with the likeliest token, then sort them by token id.
 
     Args:
         group: m rows.
         weights: [m, num], after min_p and top_k.
         token_ids: [m, num].
-        totals: [m], float64: what the weights sum to over the whole vocabulary.
+        totals: [m], float64: the sum of the weights over the whole vocabulary.
     """
     goals = (totals * group.top_p).masked_fill_(group.top_p == 1, inf)
-    # The first one always stays: nothing comes before it.
+    # The first token always stays: the sum before it is 0.
     before = weights.cumsum(dim=-1, dtype=torch.float64) - weights
     weights = weights.masked_fill(before >= goals[:, None], 0.0)
     if token_ids.shape[-1] == group.vocab_size:
@@ -182,5 +183,5 @@ def _split(rows: list[int]) -> list[list[int]]:
 
 
 def _column(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:
-    """Return the values as [m, 1], of the type and on the device of the other tensor."""
+    """Return the values as [m, 1], with the dtype and device of `like`."""
     return to_device(values, like.device, like.dtype)[:, None]

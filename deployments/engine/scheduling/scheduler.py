@@ -1,18 +1,20 @@
-"""Which tokens run in the next step.
+"""Decides which tokens run in the next step.
 
-Owns the waiting line; the slots' occupancy is the slot table's. It decides and returns: no tensors,
-no I/O.
+Owns the waiting queue; the slot table owns the slots' occupancy. It decides and returns: no
+tensors, no I/O.
 
-Policy: every decoding sequence gets its one token; what is left of the step's token budget goes to
-prefill chunks, those begun first, then the waiting line, oldest first. A prompt with images can't
-be cut, so it runs when it fits into what is left, or when nothing else was prefilled in the step.
+Policy: every decoding sequence gets its one token. The rest of the step's token budget goes to
+prefill chunks: first to prompts already begun, then to the waiting queue, oldest first. A prompt
+with images can't be cut into chunks, so it runs when it fits into the remaining budget, or when the
+step has no other prefill.
 
-A sequence that is admitted takes over the longest prefix that any slot has of it. The line waits
-while somebody is computing more of what its first one needs, so that a burst of prompts that begin
-alike computes their beginning once.
+An admitted sequence takes over the longest matching prefix in any slot. The queue waits while a
+running sequence is computing more of the prefix that the queue's first sequence needs, so that a
+burst of prompts with a common prefix computes it once.
 
 When memory is short, the engine lowers `max_step_tokens`. Each running sequence needs one token of
-a step, so the newest beyond that number are preempted: they go back to their place in the line.
+a step, so the newest sequences beyond that number are preempted: they return to their place in the
+queue.
 """
 
 from bisect import insort
@@ -20,9 +22,9 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from deployments.engine.sequence import Sequence, SequenceState
-from deployments.engine.slot_edits import SlotEdit
-from deployments.engine.slot_table import SlotTable
+from deployments.engine.scheduling.sequence import Sequence, SequenceState
+from deployments.engine.scheduling.slot_edits import SlotEdit
+from deployments.engine.scheduling.slot_table import SlotTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +47,12 @@ class DecodeRow:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What one step runs.
+    """The work of one step.
 
     Attributes:
-        decode: In the order of their slots.
+        decode: The decode rows, in slot order.
         prefill: At most one chunk of each sequence.
-        edits: What has to be done to the slots before.
+        edits: Edits of the slots to apply before the step.
         admitted: The sequences that were given a slot.
     """
 
@@ -61,7 +63,7 @@ class StepPlan:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that go through the model."""
+        """Tokens that the model processes."""
         return len(self.decode) + sum(chunk.end - chunk.start for chunk in self.prefill)
 
 
@@ -73,17 +75,17 @@ class Scheduler:
         *,
         max_num_seqs: int,
         max_batched_tokens: int,
-        unwrapped_length: int,
+        full_context_length: int,
         prefix_caching: bool = True,
     ) -> None:
-        """Start empty.
+        """Start without sequences.
 
         Args:
             max_num_seqs: Number of slots.
-            max_batched_tokens: Most tokens in one step; at least max_num_seqs. `max_step_tokens`
-                starts there and may be set lower, to 1 or more.
-            unwrapped_length: See `SlotTable`.
-            prefix_caching: Whether sequences share the prefixes that they have in common.
+            max_batched_tokens: Most tokens in one step; at least max_num_seqs. It is the initial
+                value of `max_step_tokens`, which may be lowered to 1.
+            full_context_length: See `SlotTable`.
+            prefix_caching: Whether sequences share common prefixes.
         """
         if max_batched_tokens < max_num_seqs:
             raise ValueError("max_batched_tokens must be at least max_num_seqs")
@@ -91,22 +93,22 @@ class Scheduler:
         self._waiting: deque[Sequence] = deque()
         self._num_arrivals = 0
         self._table = SlotTable(
-            num_slots=max_num_seqs, unwrapped_length=unwrapped_length, retains=prefix_caching
+            num_slots=max_num_seqs, full_context_length=full_context_length, retains=prefix_caching
         )
 
     @property
     def num_waiting(self) -> int:
-        """Sequences without a slot."""
+        """Number of sequences without a slot."""
         return len(self._waiting)
 
     @property
     def num_running(self) -> int:
-        """Sequences that hold a slot."""
+        """Number of sequences that hold a slot."""
         return len(self._table.running)
 
     @property
     def running(self) -> tuple[Sequence, ...]:
-        """Sequences that hold a slot, in the order of their slots."""
+        """Sequences that hold a slot, in slot order."""
         return tuple(self._table.running)
 
     @property
@@ -116,23 +118,23 @@ class Scheduler:
 
     @property
     def num_tokens_by_slot(self) -> tuple[int, ...]:
-        """See `SlotTable`."""
+        """The most tokens that each slot may hold; see `SlotTable`."""
         return self._table.num_tokens_by_slot
 
     @property
     def excess(self) -> list[Sequence]:
-        """Running sequences beyond what a step may run: the newest, newest first."""
+        """Running sequences that exceed `max_step_tokens`, newest first."""
         oldest_first = sorted(self._table.running, key=lambda sequence: sequence.arrival)
         return oldest_first[self.max_step_tokens :][::-1]
 
     def add(self, sequence: Sequence) -> None:
-        """Put a sequence at the end of the waiting line."""
+        """Append a sequence to the waiting queue."""
         sequence.arrival = self._num_arrivals
         self._num_arrivals += 1
         self._waiting.append(sequence)
 
     def schedule(self) -> StepPlan:
-        """Admit what fits and return the next step's work."""
+        """Admit the sequences that fit and return the next step's work."""
         decode = tuple(
             DecodeRow(sequence, slot)
             for slot, sequence in enumerate(self._table.running)
@@ -151,10 +153,10 @@ class Scheduler:
             num_tokens = sequence.num_uncomputed_tokens
             if sequence.state is SequenceState.WAITING:
                 prefix = self._table.find_prefix(sequence)
-                if self._table.is_prefix_coming(sequence, prefix):
+                if self._table.is_prefix_pending(sequence, prefix):
                     return
                 num_tokens -= prefix.num_tokens if prefix else 0
-            if sequence.is_divisible:
+            if sequence.can_chunk_prefill:
                 num_tokens = min(num_tokens, budget)
             if num_tokens == 0 or (num_tokens > budget and not is_first):
                 return
@@ -167,7 +169,7 @@ class Scheduler:
             is_first = False
 
     def _candidates(self) -> Iterator[tuple[int, Sequence]]:
-        """Yield what could be prefilled, with its slot; the caller admits before it goes on."""
+        """Yield sequences to prefill, with their slots; the caller admits each before the next."""
         for slot, sequence in enumerate(self._table.running):
             if sequence.state is SequenceState.PREFILLING:
                 yield slot, sequence
@@ -179,7 +181,7 @@ class Scheduler:
         return self._table.slot_of(sequence)
 
     def remove(self, sequence: Sequence) -> tuple[SlotEdit, ...]:
-        """Let a sequence go that has finished; return what has to be done to the slots.
+        """Drop a finished sequence and return the resulting edits of the slots.
 
         Raises:
             ValueError: The sequence is neither running nor waiting.
@@ -190,10 +192,10 @@ class Scheduler:
         return tuple(self._table.remove(sequence))
 
     def preempt(self, sequence: Sequence) -> tuple[SlotEdit, ...]:
-        """Send a running sequence back to its place in the waiting line, to be computed anew.
+        """Return a running sequence to its place in the waiting queue; it is recomputed later.
 
         Returns:
-            What closes its gap and cleans its slot.
+            Edits that close the gap and clean its slot.
 
         Raises:
             IllegalTransitionError: The sequence is not running; nothing was changed.

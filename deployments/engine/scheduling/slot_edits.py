@@ -1,6 +1,6 @@
-"""What is done to the slots' contents between two steps. Carried out in order, by `KVSlots`.
+"""Edits of the slots' contents between two steps; `KVSlots` applies them in order.
 
-Lengths are counts of tokens of a sequence. A layer that holds fewer does the same to all it has.
+Lengths count a sequence's tokens. A layer that holds fewer applies the edit to all that it holds.
 """
 
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class SlotSwap:
-    """Exchange the contents of two slots, of which the longer has `length` tokens."""
+    """Exchange the contents of two slots; the longer one has `length` tokens."""
 
     first: int
     second: int
@@ -17,7 +17,7 @@ class SlotSwap:
 
 @dataclass(frozen=True, slots=True)
 class SlotCopy:
-    """Copy the first `length` tokens of a slot into another, which is clean."""
+    """Copy the first `length` tokens of a slot into a clean one."""
 
     source: int
     target: int

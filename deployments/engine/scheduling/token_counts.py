@@ -1,26 +1,26 @@
-"""Which tokens a sequence holds, and how often its output holds each: what penalties look at.
+"""The distinct tokens of a sequence and how often its output holds each; penalties need them.
 
-Grows token by token and is never made anew from the whole sequence while that runs. It belongs to
-the sequence, not to a slot or a step, so it stays true when that moves or is computed again.
+The counts grow token by token and are never rebuilt while the sequence runs. They belong to the
+sequence, not to a slot or a step, so they stay valid when it moves or is recomputed.
 """
 
 from array import array
 from collections.abc import Iterable
 
 
-class TokenHistory:
+class TokenCounts:
     """The distinct tokens of one sequence.
 
     Attributes:
         token_ids: Each token once, int64.
-        output_counts: How often the output holds the token at the same place of `token_ids`,
-            int64; 0 for one that stands in the prompt alone.
+        output_counts: How often the output holds the token at the same index of `token_ids`,
+            int64; 0 for a token that is only in the prompt.
     """
 
     __slots__ = ("_places", "output_counts", "token_ids")
 
     def __init__(self, prompt_token_ids: Iterable[int], output_token_ids: Iterable[int]) -> None:
-        """Take what the sequence holds so far; the prompt may be left out where it is of no use."""
+        """Count the tokens so far; pass an empty prompt if no penalty looks at it."""
         self._places = {token_id: at for at, token_id in enumerate(dict.fromkeys(prompt_token_ids))}
         self.token_ids = array("q", self._places)
         self.output_counts = array("q", bytes(8 * len(self._places)))
@@ -32,7 +32,7 @@ class TokenHistory:
         return len(self.token_ids)
 
     def add(self, token_id: int) -> None:
-        """Take the next token of the output."""
+        """Count the next token of the output."""
         at = self._places.setdefault(token_id, len(self.token_ids))
         if at == len(self.token_ids):
             self.token_ids.append(token_id)

@@ -1,8 +1,7 @@
-"""Makes pydoc-detector: a classifier that tells pydoc-chat's text from people's documentation.
+"""Trains pydoc-detector, which tells pydoc-chat's text from documentation that people wrote.
 
-The way through: ``human_documents`` reads what people wrote and ``sampled_documents`` what
-pydoc-chat says; both are ``document``s, each on one side of the split, and ``extra_documents`` are
-trained on beside them; ``pieces`` cuts and balances
-them; ``architecture`` makes an untrained model; ``train`` teaches it by ``recipe``; ``evaluate``
-examines what ``detector`` loads, beside ``baseline``.
+The way through: ``human_documents`` reads people's texts and ``sampled_documents`` samples
+pydoc-chat's; each ``document`` is on one side of the split into training and evaluation; ``pieces``
+cuts and balances them; ``architecture`` builds an untrained model; ``train`` trains it;
+``evaluate`` examines what ``detector`` loads and compares it with ``baseline``.
 """

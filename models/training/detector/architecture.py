@@ -1,6 +1,6 @@
-"""The shape of pydoc-detector: a tiny RoBERTa, and a byte-level BPE that treats all texts alike.
+"""The shape of pydoc-detector: a tiny RoBERTa, and a byte-level BPE that folds marks of format.
 
-The tokenizer folds what would give an author away without being his words: line breaks and runs of
+The tokenizer normalises what would reveal an author without being words: line breaks and runs of
 blanks, control characters, typographic quotes and dashes, asterisks and backticks.
 """
 
@@ -19,7 +19,7 @@ from models.training.detector.document import Label
 
 VOCAB_SIZE: Final = 4096
 MAX_TOKENS: Final = 1280
-"""300 characters have at most 1,200 bytes, of which each is a token at worst, and two are added."""
+"""300 characters have at most 1,200 bytes, each one token at worst; two tokens are added."""
 BOS, PAD, EOS, MASK = "<s>", "<pad>", "</s>", "<mask>"
 SPECIAL_TOKENS: Final = (BOS, PAD, EOS, MASK)
 LABELS: Final = tuple(Label)
@@ -47,7 +47,7 @@ def normalised(text: str) -> str:
 
 
 def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
-    """Train on the given texts; the same texts in the same order give the same tokenizer."""
+    """Train on texts; the same texts in the same order give the same tokenizer."""
     tokenizer = train_byte_level_bpe(
         texts,
         vocab_size=VOCAB_SIZE,
@@ -82,7 +82,7 @@ def build_config(tokenizer: PreTrainedTokenizerFast) -> RobertaConfig:
         intermediate_size=512,
         num_hidden_layers=3,
         num_attention_heads=4,
-        # RoBERTa counts positions from behind the padding's id.
+        # RoBERTa counts positions from the padding's id + 1.
         max_position_embeddings=MAX_TOKENS + pad_token_id + 1,
         type_vocab_size=1,
         pad_token_id=pad_token_id,

@@ -1,6 +1,6 @@
-"""A bag of characters: how far the counts of characters alone tell the two authors apart.
+"""A bag of characters: how well counts of characters tell the two authors apart.
 
-What this reaches needs no words; a detector that is no better has learned marks of the format.
+This baseline knows no words. A detector that is no better has learned only marks of format.
 """
 
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ class BagOfCharacters:
         optimizer.step(closure)  # type: ignore[no-untyped-call] # left untyped
 
     def accuracy(self, pieces: Sequence[Piece]) -> float:
-        """Return the share of pieces that it tells right."""
+        """Return the share of pieces that it classifies correctly."""
         logits = self._scaled(_features(pieces)) @ self._weights.detach()
         return ((logits > 0) == _labels(pieces).bool()).float().mean().item()
 

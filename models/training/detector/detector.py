@@ -1,4 +1,4 @@
-"""The detector as it lies in its folder: loaded by the plain Auto classes, asked in batches."""
+"""The saved detector: loaded by the plain Auto classes, run in batches."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,41 +16,40 @@ BATCH: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """A piece, and how probable the detector finds it that pydoc-chat said it."""
+class Prediction:
+    """A piece, and the detector's probability that pydoc-chat wrote it."""
 
     piece: Piece
     chat_probability: float
 
     @property
-    def said(self) -> Label:
-        """Return the likelier author."""
+    def label(self) -> Label:
+        """The likelier author."""
         return Label.CHAT if self.chat_probability > 0.5 else Label.HUMAN
 
     @property
     def is_right(self) -> bool:
-        """Whether that is the author."""
-        return self.said is self.piece.label
+        """Whether that is the piece's author."""
+        return self.label is self.piece.label
 
 
 class Detector:
-    """Classifies texts by one model and its tokenizer."""
+    """Classifies texts by the model and the tokenizer of a folder."""
 
     def __init__(self, folder: Path) -> None:
-        """Load both from a folder."""
         self.model: Any = AutoModelForSequenceClassification.from_pretrained(folder).eval()
         self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
         self._chat_index: int = self.model.config.label2id[Label.CHAT]
 
-    def verdicts(
+    def predict(
         self, pieces: Sequence[Piece], alter: Callable[[str], str] = lambda text: text
-    ) -> list[Verdict]:
-        """Judge every piece, in the given order, by its text as `alter` leaves it."""
+    ) -> list[Prediction]:
+        """Classify every piece, in the given order, by its text after `alter`."""
         probabilities = self.chat_probabilities([alter(piece.text) for piece in pieces])
-        return [Verdict(*pair) for pair in zip(pieces, probabilities, strict=True)]
+        return [Prediction(*pair) for pair in zip(pieces, probabilities, strict=True)]
 
     def chat_probabilities(self, texts: Sequence[str]) -> list[float]:
-        """Return each text's probability; texts of like length go together."""
+        """Return each text's probability; texts of similar length share a batch."""
         found = [0.0] * len(texts)
         order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
         for at in range(0, len(order), BATCH):

@@ -1,4 +1,4 @@
-"""A document: text of one author, on one side of the split, before it is cut into pieces."""
+"""A document: one author's text, for training or held out, before it is cut into pieces."""
 
 import json
 import zlib
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 CACHE_DIR: Final = Path(__file__).parents[2] / "checkpoints" / "pydoc-detector"
-"""What is sampled and trained meanwhile; git ignores it."""
+"""Samples and checkpoints; git ignores it."""
 
 
 class Label(StrEnum):
@@ -32,7 +32,7 @@ class Source(StrEnum):
 
     @property
     def label(self) -> Label:
-        """Return the author."""
+        """The author."""
         return Label.HUMAN if self in (Source.TOPIC, Source.DOCSTRING) else Label.CHAT
 
 
@@ -41,11 +41,11 @@ class Document:
     """A text and where it comes from.
 
     Attributes:
-        text: All of it, its whitespace as it came.
-        source: What kind of text it is; it tells the author.
-        origin: What decides the side: all documents of one origin lie on the same. It is a module,
-            a topic, or what pydoc-chat was asked about.
-        temperature: What a sampled text was sampled at; None for people's.
+        text: The whole text, with its original whitespace.
+        source: The kind of text, which determines the author.
+        origin: A module, a topic, or the name or question that pydoc-chat was asked about. All
+            documents of one origin are on the same side of the split.
+        temperature: Sampling temperature; None for people's texts.
     """
 
     text: str
@@ -55,17 +55,17 @@ class Document:
 
     @property
     def is_held_out(self) -> bool:
-        """Whether it is kept from training."""
+        """Whether the document is kept from training."""
         return is_held_out(self.origin)
 
 
 def is_held_out(origin: str) -> bool:
-    """Tell whether an origin is kept for the evaluation: one in five is, by its checksum."""
+    """Return whether an origin is kept for the evaluation: one in five is, by its checksum."""
     return zlib.crc32(origin.encode()) % 5 == 0
 
 
 def write_documents(documents: Iterable[Document], path: Path) -> None:
-    """Write one JSON object a line."""
+    """Write one JSON object per line."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8") as file:
         for document in documents:
@@ -79,7 +79,7 @@ def read_documents(path: Path) -> tuple[Document, ...]:
 
 
 def document_of(fields: dict[str, object]) -> Document:
-    """Make a document of its JSON object, whatever else that holds."""
+    """Return the document of a JSON object, ignoring other fields."""
     temperature = fields["temperature"]
     assert temperature is None or isinstance(temperature, float)
     return Document(

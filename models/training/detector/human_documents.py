@@ -1,23 +1,30 @@
-"""What people wrote: docstrings of Python's standard library, and the topics of its help.
+"""People's texts: docstrings of Python's standard library, and the topics of its help.
 
-Read from the Python that runs this, from its files, with nothing imported. A docstring that shares
-its words with the corpus of pydoc-chat is left out whole, of a topic only such paragraphs. Code,
-tables, headings and grammar are left out everywhere; what remains is prose.
+They are read from the files of the running Python; nothing is imported. A docstring that shares
+words with pydoc-chat's corpus is left out whole; of a topic, only such paragraphs are. Code,
+tables, headings and grammar are always left out, so that prose remains.
+
+Extra documents are trained on and never evaluated. The training part of pydoc-chat's corpus shows
+the chat model's words as people wrote them, so that words by themselves reveal less. Docstrings of
+a few installed packages, a bounded number of each, keep people's texts from being one library's
+style.
 """
 
 import ast
+import importlib.util
 import inspect
+import random
 import re
 import sys
 import sysconfig
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Final
 
 from models.training.corpus import load_corpus
-from models.training.detector.document import Document, Source
+from models.training.detector.document import Document, Source, is_held_out
 
 MIN_CHARS: Final = 40
 SHINGLE_WORDS: Final = 8
@@ -29,17 +36,22 @@ _WORD = re.compile(r"[a-z0-9_]+")
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
+PACKAGES: Final = ("aiohttp", "click", "jinja2", "numpy", "pydantic", "rich", "werkzeug")
+"""Apache-2.0: aiohttp; MIT: pydantic, rich; BSD-3-Clause: the others."""
+MAX_PER_PACKAGE: Final = 500
+SEED: Final = 31
+
+
 class SeenText:
     """Knows the words that pydoc-chat was trained on."""
 
     def __init__(self) -> None:
-        """Read the corpus."""
         answers = [words_of(entry.answer) for entry in load_corpus()]
         self._shingles = {shingle for answer in answers for shingle in shingles(answer)}
         self._short = {answer for answer in answers if len(answer) < SHINGLE_WORDS}
 
     def touches(self, paragraph: str) -> bool:
-        """Tell whether a paragraph shares eight words in a row, or begins with a short answer."""
+        """Return whether a paragraph shares eight words in a row or begins with a short answer."""
         words = words_of(paragraph)
         begins = any(words[:length] in self._short for length in range(1, SHINGLE_WORDS))
         return begins or not self._shingles.isdisjoint(shingles(words))
@@ -56,16 +68,16 @@ def shingles(words: tuple[str, ...]) -> set[tuple[str, ...]]:
 
 
 def human_documents() -> tuple[Document, ...]:
-    """Return every topic and docstring with enough prose, each paragraph once."""
+    """Return every topic and docstring with enough prose, without repeated paragraphs."""
     seen = SeenText()
     return tuple(_without_repeats([*_topics(seen), *_docstrings(seen)]))
 
 
 def _without_repeats(documents: list[Document]) -> Iterator[Document]:
-    """Leave out what held-out documents share with the others, and every second time.
+    """Drop paragraphs that share eight words in a row with an earlier one, and short repeated ones.
 
-    What stands on both sides is taken from the side that is trained on, so that no eight words in a
-    row lie on both.
+    Held-out documents come first, so shared text is dropped from the training side. A document with
+    too little text left is dropped, too.
     """
     known: set[tuple[str, ...]] = set()
     for document in sorted(documents, key=lambda it: not it.is_held_out):
@@ -93,7 +105,7 @@ def _docstrings(seen: SeenText) -> Iterator[Document]:
 
 
 def docstrings_under(root: Path) -> Iterator[Document]:
-    """Yield the prose of every docstring in a folder of Python files, tests aside."""
+    """Yield the prose of every docstring in a folder of Python files, except tests."""
     for path in sorted(root.rglob("*.py")):
         parts = path.relative_to(root).parts
         if _LEFT_OUT.isdisjoint(parts):
@@ -105,10 +117,10 @@ def docstrings_under(root: Path) -> Iterator[Document]:
 
 def _docstrings_of(path: Path) -> Iterator[str]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # old files have invalid escapes; they are not ours
+        warnings.simplefilter("ignore")  # invalid escapes in old files of the standard library
         try:
             tree = ast.parse(path.read_bytes())
-        except SyntaxError:  # lib2to3 keeps files that no Python 3 reads
+        except SyntaxError:  # lib2to3 has files that no Python 3 can parse
             return
     for node in ast.walk(tree):
         if isinstance(node, _DOCUMENTED) and (docstring := ast.get_docstring(node)):
@@ -116,7 +128,7 @@ def _docstrings_of(path: Path) -> Iterator[str]:
 
 
 def prose(text: str) -> Iterator[str]:
-    """Yield the paragraphs that are prose: not indented as code, no doctest, heading or table."""
+    """Yield the paragraphs of prose: no indented code, doctest, heading or table."""
     for paragraph in re.split(r"\n\s*\n", inspect.cleandoc(text)):
         lines = paragraph.splitlines()
         is_code = all(line.startswith("   ") for line in lines)
@@ -124,15 +136,43 @@ def prose(text: str) -> Iterator[str]:
             yield "\n".join(line.strip() for line in lines if line.strip())
 
 
+def extra_documents(held_out: Sequence[Document]) -> tuple[Document, ...]:
+    """Return the corpus and the packages' docstrings that share no words with `held_out`."""
+    known = {it for document in held_out for it in shingles(words_of(document.text))}
+    found = [*corpus_documents(held_out=False), *_package_documents()]
+    return tuple(it for it in found if known.isdisjoint(shingles(words_of(it.text))))
+
+
+def corpus_documents(*, held_out: bool) -> Iterator[Document]:
+    """Yield the corpus answers of one side; samples about their names are on the same side."""
+    for answer in dict.fromkeys(entry.answer for entry in load_corpus()):
+        origin = f"answer {answer}"
+        if is_held_out(origin) is held_out:
+            yield Document(answer, Source.DOCSTRING, origin)
+
+
+def package_documents(package: str) -> list[Document]:
+    """Return the docstrings of an installed package."""
+    spec = importlib.util.find_spec(package)
+    assert spec is not None
+    assert spec.origin is not None
+    return list(docstrings_under(Path(spec.origin).parent))
+
+
+def _package_documents() -> Iterator[Document]:
+    rng = random.Random(SEED)
+    for package in PACKAGES:
+        documents = package_documents(package)
+        yield from rng.sample(documents, min(len(documents), MAX_PER_PACKAGE))
+
+
 def main() -> None:
-    """Print how much there is."""
+    """Print the number and the size of people's texts."""
     documents = human_documents()
     for source in (Source.TOPIC, Source.DOCSTRING):
-        for is_held_out in (False, True):
-            texts = [
-                d.text for d in documents if (d.source, d.is_held_out) == (source, is_held_out)
-            ]
-            side = "held out" if is_held_out else "to train on"
+        for held_out in (False, True):
+            texts = [d.text for d in documents if (d.source, d.is_held_out) == (source, held_out)]
+            side = "held out" if held_out else "to train on"
             sys.stdout.write(f"{source}, {side}: {len(texts)}, {sum(map(len, texts))} characters\n")
 
 

@@ -1,8 +1,8 @@
-"""Pieces: what the detector learns from and is examined on, both authors' cut and treated alike.
+"""Pieces: what the detector is trained and evaluated on. Both authors' texts are treated alike.
 
-A text is normalised as the tokenizer does it, cut at word ends into 20 to 300 characters, in half
-of the documents at sentence ends where one is near, and only pieces that are prose are kept. Both
-authors get as many pieces of each length band, so that length alone tells nothing.
+A text is normalised as the tokenizer does it and cut at word ends into 20 to 300 characters; in
+half of the documents at a nearby sentence end, if there is one. Only pieces of prose are kept. Both
+authors get equally many pieces of each length band, so that length reveals nothing.
 """
 
 import json
@@ -21,7 +21,7 @@ from models.training.detector.document import Document, Label, Source
 MIN_CHARS: Final = 20
 MAX_CHARS: Final = 300
 BANDS: Final = ((20, 49), (50, 99), (100, 199), (200, 300))
-"""Characters of a piece, both ends included."""
+"""Ranges of a piece's number of characters, both ends included."""
 MIN_PROSE_SHARE: Final = 0.75
 _SENTENCE_END = re.compile(r"[.!?](?= )")
 
@@ -31,8 +31,8 @@ class Piece:
     """A normalised text of 20 to 300 characters.
 
     Attributes:
-        is_recited: Whether pydoc-chat said it, but its corpus holds it word for word, so that a
-            person wrote it.
+        is_recited: Whether pydoc-chat produced a text that its corpus holds word for word, so that
+            a person wrote it.
     """
 
     text: str
@@ -42,12 +42,12 @@ class Piece:
 
     @property
     def label(self) -> Label:
-        """Return the author."""
+        """The author."""
         return self.source.label
 
     @property
     def band(self) -> tuple[int, int]:
-        """Return the length band."""
+        """The length band."""
         return next(band for band in BANDS if band[0] <= len(self.text) <= band[1])
 
 
@@ -55,12 +55,11 @@ class Cutter:
     """Cuts documents; the same state of its generator gives the same pieces."""
 
     def __init__(self, rng: random.Random) -> None:
-        """Take every draw from `rng`."""
         self._rng = rng
         self._recitable = "\n".join(normalised(entry.answer) for entry in load_corpus())
 
     def pieces(self, documents: Iterable[Document]) -> list[Piece]:
-        """Cut every document from end to end; each text is kept once."""
+        """Cut every document from beginning to end; equal texts are kept once."""
         found: dict[str, Piece] = {}
         for document in documents:
             prefers_sentences = self._rng.random() < 0.5
@@ -69,7 +68,7 @@ class Cutter:
         return [piece for text, piece in found.items() if is_prose(text)]
 
     def cut(self, text: str, *, prefers_sentences: bool) -> Iterator[str]:
-        """Yield pieces of drawn lengths, in order; what is too short at the end is left out."""
+        """Yield pieces of random lengths, in order; a remainder that is too short is left out."""
         at = 0
         while len(text) - at >= MIN_CHARS:
             end = cut_end(text, at, self._rng.randint(MIN_CHARS, MAX_CHARS), prefers_sentences)
@@ -84,7 +83,7 @@ class Cutter:
 
 
 def cut_end(text: str, start: int, max_chars: int, prefers_sentences: bool) -> int:
-    """Return where a piece of at most `max_chars` that begins at `start` ends."""
+    """Return the end of a piece of at most `max_chars` that begins at `start`."""
     end = start + max_chars
     if end >= len(text):
         return len(text)
@@ -97,7 +96,7 @@ def cut_end(text: str, start: int, max_chars: int, prefers_sentences: bool) -> i
 
 
 def is_prose(text: str) -> bool:
-    """Tell whether three in four characters are letters and blanks; the rest is code or tables."""
+    """Return whether three in four characters are letters or blanks, unlike in code and tables."""
     share = sum(char.isalpha() or char == " " for char in text) / len(text)
     return share >= MIN_PROSE_SHARE
 
@@ -105,9 +104,10 @@ def is_prose(text: str) -> bool:
 def balanced(
     pieces: Sequence[Piece], rng: random.Random, *, all_lengths_alike: bool = False
 ) -> list[Piece]:
-    """Draw as many pieces of each author in each length band, as many as the rarer one has.
+    """Sample equally many pieces of each author in each length band: as many as the rarer one has.
 
-    With `all_lengths_alike` a band's share is its width, so that each length comes about as often.
+    With `all_lengths_alike` a band's share is its width, so that all lengths are about equally
+    frequent.
     """
     by_class: dict[tuple[tuple[int, int], Label], list[Piece]] = defaultdict(list)
     for piece in pieces:
@@ -131,7 +131,7 @@ def _width(band: tuple[int, int]) -> int:
 
 
 def write_pieces(pieces: Iterable[Piece], path: Path) -> None:
-    """Write one JSON object a line."""
+    """Write one JSON object per line."""
     with path.open("w", encoding="utf-8") as file:
         for piece in pieces:
             file.write(json.dumps(asdict(piece)) + "\n")

@@ -1,8 +1,7 @@
-"""What pydoc-chat says: ``python -m models.training.detector.sampled_documents``.
+"""Samples texts of pydoc-chat: ``python -m models.training.detector.sampled_documents``.
 
-Asks the committed chat model by the project's own engine, at temperatures from 0.8 to 1.2, each
-answer by a seed of its own. What is sampled is kept, answer by answer, so that a run that was ended
-goes on where it stopped.
+The project's own engine runs the committed chat model, at temperatures from 0.8 to 1.2, with a seed
+for each answer. Each answer is saved at once, so an interrupted run continues where it stopped.
 """
 
 import json
@@ -18,10 +17,10 @@ import torch
 from rich.progress import Progress
 
 from deployments.engine.engine import Engine
-from deployments.engine.engine_limits import EngineLimits
-from deployments.engine.model_loader import LoadedModel, load_model
+from deployments.engine.limits import EngineLimits
+from deployments.engine.model.loader import LoadedModel, load_model
 from deployments.engine.sampling_params import SamplingParams
-from deployments.engine.sequence import SequenceRequest
+from deployments.engine.scheduling.sequence import SequenceRequest
 from models.training.conversations import PHRASINGS, SMALL_TALK, SYSTEM_PROMPTS
 from models.training.corpus import Entry, load_corpus
 from models.training.detector.document import (
@@ -68,41 +67,47 @@ THINGS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """One prompt, and how its answer is sampled.
+class Prompt:
+    """A prompt, and how its answer is sampled.
 
     Attributes:
-        prompt: In the model's own format, control tokens spelt out.
-        min_tokens: Before so many the answer can't end.
+        source: The kind of text that the answer is.
+        origin: Decides the side of the split, as in `Document`.
+        text: The prompt in the model's own format, control tokens spelt out.
+        temperature: Sampling temperature.
+        seed: The answer's seed, which also identifies it.
+        min_tokens: Tokens before which the answer can't end.
     """
 
     source: Source
     origin: str
-    prompt: str
+    text: str
     temperature: float
     seed: int
     min_tokens: int = 0
 
 
-class Asking:
-    """Makes the list of prompts; the same seed makes the same list."""
+class PromptSource:
+    """Makes the list of prompts; the same seed gives the same list."""
 
     def __init__(self, human: Sequence[Document], seed: int = SEED) -> None:
-        """Take openings to complete from what people wrote."""
+        """Take the openings that are to be completed from `human`."""
         self._rng = Random(seed)
         self._entries = self._rounds(load_corpus())
         self._made_up = MadeUpNames([entry.name for entry in load_corpus()]).for_training(self._rng)
         self._human = human
 
-    def asks(self, num_rounds: int = NUM_ROUNDS) -> Iterator[Ask]:
-        """Yield round after round, with the same share of every source in each."""
+    def prompts(self, num_rounds: int = NUM_ROUNDS) -> Iterator[Prompt]:
+        """Yield round after round, each with the same mix of sources."""
         number = 0
         for _ in range(num_rounds):
             for source, count in NUM_PER_ROUND.items():
                 for _ in range(count):
                     origin, prompt = self._prompt(source)
                     temperature = TEMPERATURES[number % len(TEMPERATURES)]
-                    yield Ask(source, origin, prompt, temperature, number, self._min_tokens(source))
+                    yield Prompt(
+                        source, origin, prompt, temperature, number, self._min_tokens(source)
+                    )
                     number += 1
 
     def _prompt(self, source: Source) -> tuple[str, str]:
@@ -110,7 +115,7 @@ class Asking:
         match source:
             case Source.ANSWER | Source.LONG_ANSWER:
                 entry = next(self._entries)
-                # By the answer: names that share a docstring lie on one side.
+                # The answer is the origin, so that names that share a docstring share a side.
                 return f"answer {entry.answer}", self._chat(_about(entry.name, rng))
             case Source.UNKNOWN_NAME:
                 name = next(self._made_up)
@@ -150,7 +155,7 @@ def _about(name: str, rng: Random) -> str:
 
 
 def read_samples(path: Path = SAMPLES_PATH) -> dict[int, Document]:
-    """Return what was sampled so far, by its seed, in the order of the seeds."""
+    """Return the samples so far by seed, in the order of the seeds."""
     if not path.exists():
         return {}
     with path.open(encoding="utf-8") as lines:
@@ -162,30 +167,29 @@ class Sampler:
     """Runs prompts on one engine, many at once."""
 
     def __init__(self, loaded: LoadedModel) -> None:
-        """Allocate the slots."""
         self._tokenizer: Any = loaded.tokenizer
         limits = EngineLimits(NUM_SLOTS, MAX_PROMPT_TOKENS + MAX_NEW_TOKENS, 2048)
         self._engine = Engine(loaded, limits)
 
-    def sample(self, asks: Sequence[Ask]) -> Iterator[tuple[Ask, str]]:
-        """Yield each answer as soon as it is whole."""
-        texts = dict.fromkeys(range(len(asks)), "")
-        for index, ask in enumerate(asks):
-            self._engine.add(self._request(index, ask))
+    def sample(self, prompts: Sequence[Prompt]) -> Iterator[tuple[Prompt, str]]:
+        """Yield each answer as soon as it is complete."""
+        texts = dict.fromkeys(range(len(prompts)), "")
+        for index, prompt in enumerate(prompts):
+            self._engine.add(self._request(index, prompt))
         while self._engine.has_work:
             for name, delta in self._engine.step():
                 texts[int(name)] += delta.text
                 if delta.error is not None:
                     raise RuntimeError(f"the engine failed: {delta.error}")
                 if delta.finish_reason is not None:
-                    yield asks[int(name)], texts.pop(int(name))
+                    yield prompts[int(name)], texts.pop(int(name))
 
-    def _request(self, index: int, ask: Ask) -> SequenceRequest:
-        token_ids = self._tokenizer(ask.prompt, add_special_tokens=False)["input_ids"]
+    def _request(self, index: int, prompt: Prompt) -> SequenceRequest:
+        token_ids = self._tokenizer(prompt.text, add_special_tokens=False)["input_ids"]
         params = SamplingParams(
-            temperature=ask.temperature,
-            seed=ask.seed,
-            min_tokens=ask.min_tokens,
+            temperature=prompt.temperature,
+            seed=prompt.seed,
+            min_tokens=prompt.min_tokens,
             max_tokens=MAX_NEW_TOKENS,
         )
         return SequenceRequest(str(index), tuple(token_ids[-MAX_PROMPT_TOKENS:]), params)
@@ -197,21 +201,23 @@ def load_chat_model() -> LoadedModel:
 
 
 def sample_what_is_missing(path: Path = SAMPLES_PATH) -> None:
-    """Ask what was not asked yet, and append each answer to the file."""
+    """Sample the answers that the file does not have yet, and append each one to it."""
     done = read_samples(path)
-    asks = [ask for ask in Asking(human_documents()).asks() if ask.seed not in done]
+    prompts = [
+        prompt for prompt in PromptSource(human_documents()).prompts() if prompt.seed not in done
+    ]
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file, Progress() as progress:
-        bar = progress.add_task("sampling", total=len(asks))
-        for ask, text in Sampler(load_chat_model()).sample(asks):
-            document = Document(text, ask.source, ask.origin, ask.temperature)
-            file.write(json.dumps({"seed": ask.seed, **asdict(document)}) + "\n")
+        bar = progress.add_task("sampling", total=len(prompts))
+        for prompt, text in Sampler(load_chat_model()).sample(prompts):
+            document = Document(text, prompt.source, prompt.origin, prompt.temperature)
+            file.write(json.dumps({"seed": prompt.seed, **asdict(document)}) + "\n")
             file.flush()
             progress.advance(bar)
 
 
 def main() -> None:
-    """Sample what is missing and say how much there is."""
+    """Sample what is missing and print the number and size of all samples."""
     torch.set_num_threads(NUM_THREADS)
     started = time.perf_counter()
     sample_what_is_missing()

@@ -1,11 +1,12 @@
-"""Trains pydoc-detector from nothing: ``python -m models.training.detector.train``.
+"""Trains pydoc-detector from scratch: ``python -m models.training.detector.train``.
 
-Deterministic by its seed on one machine: two threads, every draw from a seeded generator. Needs
-what ``sampled_documents`` has sampled. Writes the model's folder but for the card and
-the evaluation.
+Deterministic by its seed on one machine: two threads, every random number from a seeded generator.
+Needs the samples of ``sampled_documents``. Writes the model's folder, except the card and the
+evaluation.
 """
 
 import argparse
+import math
 import random
 import sys
 import time
@@ -21,10 +22,8 @@ from torch.nn import functional
 
 from models.training.detector.architecture import LABELS, MAX_TOKENS, build_model, train_tokenizer
 from models.training.detector.document import CACHE_DIR, Document, Label
-from models.training.detector.extra_documents import extra_documents
-from models.training.detector.human_documents import human_documents
+from models.training.detector.human_documents import extra_documents, human_documents
 from models.training.detector.pieces import Cutter, Piece, balanced
-from models.training.detector.recipe import Recipe
 from models.training.detector.sampled_documents import read_samples
 from models.training.train_pydoc_chat import NUM_THREADS
 
@@ -33,8 +32,41 @@ CHECKPOINT_PATH: Final = CACHE_DIR / "training.pt"
 
 
 @dataclass(frozen=True, slots=True)
+class Recipe:
+    """Everything that decides the weights, except the documents.
+
+    Attributes:
+        seed: Seed of every generator.
+        epochs: Number of epochs; each cuts all documents anew.
+        batch: Pieces in a step.
+        warmup_steps: Steps over which the learning rate rises.
+        rate: Peak learning rate (AdamW).
+        weight_decay: Weight decay of matrices.
+        masked_share: Share of the tokens that a step hides, so that none of them is relied on.
+        shifted_share: Share of the pieces that begin at a random position instead of the first, so
+            that all positions are learned.
+    """
+
+    seed: int = 40
+    epochs: int = 5
+    batch: int = 32
+    warmup_steps: int = 60
+    rate: float = 1e-3
+    weight_decay: float = 0.05
+    masked_share: float = 0.1
+    shifted_share: float = 0.5
+
+    def rate_share(self, step: int, num_steps: int) -> float:
+        """Return a step's fraction of the peak learning rate: warm-up, then a cosine to zero."""
+        if step < self.warmup_steps:
+            return (step + 1) / self.warmup_steps
+        progress = (step - self.warmup_steps) / max(1, num_steps - self.warmup_steps)
+        return 0.5 * (1 + math.cos(math.pi * progress))
+
+
+@dataclass(frozen=True, slots=True)
 class EpochReport:
-    """What one round through the documents did; the first is number 1."""
+    """The result of one epoch; epochs are counted from 1."""
 
     epoch: int
     num_pieces: int
@@ -42,10 +74,10 @@ class EpochReport:
 
 
 class Trainer:
-    """Owns the model, its optimizer and the stream of pieces."""
+    """Owns the model, its optimizer and its batches."""
 
     def __init__(self, documents: Sequence[Document], recipe: Recipe) -> None:
-        """Build everything from the recipe's seed; all documents are trained on."""
+        """Build everything from the recipe's seed, to train on all `documents`."""
         torch.manual_seed(recipe.seed)
         self._recipe = recipe
         self._documents = documents
@@ -60,7 +92,7 @@ class Trainer:
         self._optimizer = self._build_optimizer()
 
     def epochs(self) -> Iterator[EpochReport]:
-        """Go through the documents as often as the recipe says, once with each item asked for."""
+        """Run the recipe's epochs, one for each item taken from the iterator."""
         self.model.train()
         while self._epoch < self._recipe.epochs:
             pieces = self._epoch_pieces()
@@ -69,13 +101,13 @@ class Trainer:
             yield EpochReport(self._epoch, len(pieces), sum(losses) / len(losses))
 
     def save(self, folder: Path) -> None:
-        """Write weights in float32, configuration and tokenizer."""
+        """Save weights in float32, configuration and tokenizer."""
         folder.mkdir(parents=True, exist_ok=True)
         self.model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
 
     def state(self) -> dict[str, Any]:
-        """Return what `restore` needs to go on after an epoch as if nothing had been."""
+        """Return what `restore` needs to continue after an epoch with the same results."""
         return {
             "made_of": self._made_of(),
             "model": self.model.state_dict(),
@@ -85,7 +117,7 @@ class Trainer:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a state; one of another recipe or other documents changes nothing."""
+        """Continue from a state; ignore one of another recipe or of other documents."""
         if state["made_of"] != self._made_of():
             return
         self.model.load_state_dict(state["model"])
@@ -100,12 +132,12 @@ class Trainer:
         return f"{self._recipe} {zlib.crc32(texts.encode())}"
 
     def _epoch_pieces(self) -> list[Piece]:
-        """Cut anew. What was recited is a person's, so it is nothing to learn pydoc-chat from."""
+        """Cut the documents anew, without recited pieces: a person wrote those."""
         pieces = [it for it in self._cutter.pieces(self._documents) if not it.is_recited]
         return balanced(pieces, self._rng)
 
     def _batches(self, pieces: list[Piece]) -> Iterator[list[Piece]]:
-        """Yield batches of like length, in random order."""
+        """Yield batches of pieces of similar length, in random order."""
         ordered = sorted(pieces, key=lambda piece: len(piece.text))
         size = self._recipe.batch
         batches = [ordered[at : at + size] for at in range(0, len(ordered), size)]
@@ -140,7 +172,7 @@ class Trainer:
         return token_ids.masked_fill(is_hidden, self.tokenizer.mask_token_id)
 
     def _positions(self, mask: Tensor) -> Tensor:
-        """Return RoBERTa's positions, some rows' moved: [batch, length], int64."""
+        """Return RoBERTa's positions, shifted in some rows: [batch, length], int64."""
         num_rows, length = mask.shape
         is_shifted = torch.rand(num_rows, 1) < self._recipe.shifted_share
         shifts = torch.randint(0, MAX_TOKENS - length + 1, (num_rows, 1)) * is_shifted
@@ -158,10 +190,10 @@ class Trainer:
 
 
 def all_documents() -> tuple[Document, ...]:
-    """Return what people wrote and what was sampled, both sides of the split.
+    """Return people's and sampled documents, both sides of the split.
 
     Raises:
-        SystemExit: Nothing was sampled yet.
+        SystemExit: There are no samples yet.
     """
     samples = tuple(read_samples().values())
     if not samples:
@@ -170,16 +202,16 @@ def all_documents() -> tuple[Document, ...]:
 
 
 def training_documents(documents: Sequence[Document]) -> list[Document]:
-    """Return what of `documents` is trained on, and what is trained on beside them."""
+    """Return the training part of `documents`, and the extra documents."""
     held_out = [it for it in documents if it.is_held_out]
     people = [it for it in held_out if it.source.label is Label.HUMAN]
     return [*(it for it in documents if not it.is_held_out), *extra_documents(people)]
 
 
 def train(folder: Path, recipe: Recipe) -> None:
-    """Train on what is not held out, print each epoch's loss, and write the model.
+    """Train on the training documents, print each epoch's loss, and save the model.
 
-    A run that was ended goes on after its last whole epoch.
+    An interrupted run continues after its last complete epoch.
     """
     started = time.perf_counter()
     trainer = Trainer(training_documents(all_documents()), recipe)
@@ -203,7 +235,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=MODEL_DIR)
     folder: Path = parser.parse_args().folder
     torch.set_num_threads(NUM_THREADS)
-    torch.set_flush_denormal(True)  # the optimizer's averages of rare tokens fade into them
+    torch.set_flush_denormal(True)  # the optimizer's averages of rare tokens decay to denormals
     train(folder, Recipe())
 
 

@@ -1,7 +1,7 @@
-"""The limits on what one request may ask for that need the whole body, but no tokenizer.
+"""Checks the limits on one request that need its whole body, but no tokenizer.
 
-Each refusal names the field that is to blame and the limit in serve_config.yaml. What is checked
-while the body is still read stands in `request_guard`, what concerns images in `images`.
+Each error names the offending field and the limit in serve_config.yaml. `request_guard` checks the
+limits that apply while the body is read, and `images` checks the limits on images.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ Prompt = tuple[ChatMessage, ...] | str | tuple[int, ...]
 
 
 def check_messages(messages: Sequence[object], limits: LimitsConfig) -> None:
-    """Refuse a conversation of too many messages.
+    """Refuse a conversation with too many messages.
 
     Raises:
         InvalidRequestError: There are more than `max_num_messages`.
@@ -22,22 +22,22 @@ def check_messages(messages: Sequence[object], limits: LimitsConfig) -> None:
     if len(messages) > limits.max_num_messages:
         raise InvalidRequestError(
             f"The request holds {len(messages)} messages; at most {limits.max_num_messages} are "
-            "read (limits.max_num_messages).",
+            "accepted (limits.max_num_messages).",
             "messages",
         )
 
 
 def check_prompts(prompts: Sequence[Prompt], limits: LimitsConfig) -> None:
-    """Refuse prompts whose tokenizing would take long; token ids are the model's to bound.
+    """Refuse prompts whose text would take long to tokenize; the model bounds token ids.
 
     Raises:
-        InvalidRequestError: Their text has more than `max_prompt_bytes` together.
+        InvalidRequestError: The prompts' text exceeds `max_prompt_bytes` in total.
     """
     num_bytes = sum(num_utf8_bytes(text) for prompt in prompts for text in _texts(prompt))
     if num_bytes > limits.max_prompt_bytes:
         raise InvalidRequestError(
             f"The prompt has {num_bytes} bytes of text; at most {limits.max_prompt_bytes} are "
-            "read (limits.max_prompt_bytes).",
+            "accepted (limits.max_prompt_bytes).",
             "prompt" if isinstance(prompts[0], str) else "messages",
         )
 
@@ -62,7 +62,7 @@ def check_stops(stops: Sequence[str], limits: LimitsConfig) -> None:
     """
     if len(stops) > limits.max_num_stops:
         raise InvalidRequestError(
-            f"stop must be of at most {limits.max_num_stops} strings (limits.max_num_stops).",
+            f"stop must hold at most {limits.max_num_stops} strings (limits.max_num_stops).",
             "stop",
         )
     if any(num_utf8_bytes(stop) > limits.max_stop_bytes for stop in stops):
@@ -74,14 +74,14 @@ def check_stops(stops: Sequence[str], limits: LimitsConfig) -> None:
 
 
 def check_texts(texts: Sequence[str], limits: LimitsConfig) -> None:
-    """Refuse texts to classify that are too many, or too long together.
+    """Refuse texts to classify that are too many, or too long in total.
 
     Raises:
         InvalidRequestError: They exceed `max_num_texts` or `max_prompt_bytes`.
     """
     if len(texts) > limits.max_num_texts:
         raise InvalidRequestError(
-            f"The request holds {len(texts)} texts; at most {limits.max_num_texts} are classified "
+            f"The request holds {len(texts)} texts; at most {limits.max_num_texts} are accepted "
             "(limits.max_num_texts). Send several requests.",
             "input",
         )
@@ -89,7 +89,7 @@ def check_texts(texts: Sequence[str], limits: LimitsConfig) -> None:
 
 
 def check_text_bytes(num_text_bytes: int, limits: LimitsConfig, what: str = "texts") -> None:
-    """Refuse texts, or their pieces, that are too long together.
+    """Refuse texts, or pieces of texts, that are too long in total.
 
     Raises:
         InvalidRequestError: They exceed `max_prompt_bytes`.
@@ -97,7 +97,7 @@ def check_text_bytes(num_text_bytes: int, limits: LimitsConfig, what: str = "tex
     if num_text_bytes > limits.max_prompt_bytes:
         raise InvalidRequestError(
             f"The {what} have {num_text_bytes} bytes or more; at most {limits.max_prompt_bytes} "
-            "are read for one request (limits.max_prompt_bytes). Send several requests.",
+            "are accepted in one request (limits.max_prompt_bytes). Send several requests.",
             "input",
         )
 
@@ -110,9 +110,10 @@ def _texts(prompt: Prompt) -> Iterator[str]:
         if isinstance(message, ChatMessage):
             yield from (part.text for part in message.parts if isinstance(part, TextPart))
             yield from (call.arguments for call in message.tool_calls)
+            yield message.reasoning_content or ""
 
 
 def num_utf8_bytes(text: str) -> int:
-    """Return how long a text is in UTF-8."""
-    # Python knows of each string whether it is ASCII, and then nothing needs to be encoded.
+    """Return a text's length in UTF-8."""
+    # `isascii` only reads a flag; an ASCII text need not be encoded to be measured.
     return len(text) if text.isascii() else len(text.encode())

@@ -1,6 +1,6 @@
-"""The pieces that texts are classified in, and what they say of the whole.
+"""Cuts texts into pieces to classify, and computes a text's scores from the scores of its pieces.
 
-Every text has pieces here: one that is not split is a piece of its own.
+A text that is not split has a single piece.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,9 +10,9 @@ from math import fsum
 from typing import Literal, TypeVar
 
 from deployments.errors import InvalidRequestError
-from serve_app.api.request_limits import check_text_bytes, num_utf8_bytes
+from serve_app.api.body.limits import check_text_bytes, num_utf8_bytes
+from serve_app.api.classify.splitter import Span, split
 from serve_app.config import LimitsConfig
-from serve_app.text_splitter import Span, split
 
 T = TypeVar("T")
 
@@ -22,8 +22,8 @@ class TextPiece:
     """A piece of a text.
 
     Attributes:
-        text: What the model reads.
-        span: Where it stands in its text.
+        text: The text that the model reads.
+        span: The piece's place in its text.
     """
 
     text: str
@@ -31,31 +31,31 @@ class TextPiece:
 
     @property
     def weight(self) -> int:
-        """How much it says of the whole: its length, or nothing if it is white space alone."""
+        """The piece's weight in its text's scores: its length, or 0 if it is only white space."""
         return 0 if self.text.isspace() else len(self.text)
 
 
 @dataclass(frozen=True, slots=True)
 class TextPieces:
-    """The pieces of several texts: `of_texts[i]` are those of the i-th, at least one."""
+    """The pieces of several texts: `of_texts[i]` holds the pieces of text i, at least one."""
 
     of_texts: tuple[tuple[TextPiece, ...], ...]
 
     def __iter__(self) -> Iterator[TextPiece]:
-        """Iterate over all pieces, one text's behind the other's."""
+        """Iterate over all pieces, text by text."""
         return (piece for pieces in self.of_texts for piece in pieces)
 
     def __len__(self) -> int:
-        """Return how many pieces there are."""
+        """Return the number of all pieces."""
         return sum(map(len, self.of_texts))
 
     def group(self, values: Iterable[T]) -> Iterator[tuple[tuple[TextPiece, ...], list[T]]]:
-        """Yield each text's pieces with their values, given those of all pieces in their order."""
+        """Yield each text's pieces with their values, given the values of all pieces in order."""
         values = iter(values)
         return ((pieces, list(islice(values, len(pieces)))) for pieces in self.of_texts)
 
     def place(self, index: int) -> tuple[int, TextPiece]:
-        """Return the piece of this index among all, and the index of its text."""
+        """Return (text index, piece) for an index among all pieces."""
         for text_index, pieces in enumerate(self.of_texts):
             if index < len(pieces):
                 return text_index, pieces[index]
@@ -64,7 +64,7 @@ class TextPieces:
 
 
 def whole_texts(texts: Sequence[str]) -> TextPieces:
-    """Return each text as a piece of its own."""
+    """Return each text as a single piece."""
     return TextPieces(tuple((TextPiece(text, Span(0, len(text))),) for text in texts))
 
 
@@ -74,8 +74,8 @@ def split_texts(
     """Return the pieces of texts; see `split`.
 
     Raises:
-        InvalidRequestError: They exceed `max_num_pieces`, or `max_prompt_bytes` with what they
-            repeat.
+        InvalidRequestError: The pieces exceed `max_num_pieces`, or `max_prompt_bytes` with their
+            overlaps counted.
     """
     budget = _Budget(limits)
     return TextPieces(tuple(tuple(_pieces(text, max_chars, overlap, budget)) for text in texts))
@@ -87,10 +87,10 @@ def whole_scores(
     """Return a text's scores.
 
     Args:
-        pieces: The text's.
-        scores: Of each piece, one for each label.
-        how: mean weighs each piece by its length; max takes each label's highest score. White space
-            alone doesn't count, unless there is nothing else.
+        pieces: The text's pieces.
+        scores: The scores of each piece, one for each label.
+        how: mean weighs each piece by its length; max takes each label's highest score. Pieces of
+            only white space don't count, unless the text has no others.
     """
     weights = [piece.weight for piece in pieces]
     if not any(weights):
@@ -116,16 +116,15 @@ def _pieces(text: str, max_chars: int, overlap: int, budget: "_Budget") -> Itera
 
 
 class _Budget:
-    """What the pieces of one request may take."""
+    """Counts the pieces of one request against its limits."""
 
     def __init__(self, limits: LimitsConfig) -> None:
-        """Begin with nothing taken."""
         self._limits = limits
         self._num_pieces = 0
         self._num_bytes = 0
 
     def spend(self, text: str) -> None:
-        """Take a piece.
+        """Count a piece.
 
         Raises:
             InvalidRequestError: A limit is exceeded.
@@ -134,7 +133,7 @@ class _Budget:
         self._num_bytes += num_utf8_bytes(text)
         if self._num_pieces > self._limits.max_num_pieces:
             raise InvalidRequestError(
-                f"The texts make more than {self._limits.max_num_pieces} pieces "
+                f"The texts give more than {self._limits.max_num_pieces} pieces "
                 "(limits.max_num_pieces). Raise max_chars, lower overlap, or send several "
                 "requests.",
                 "split",

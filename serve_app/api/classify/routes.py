@@ -1,4 +1,4 @@
-"""`POST /v1/classify`: texts classified whole or in pieces. `POST /classify`: vLLM's shape."""
+"""`POST /v1/classify`: classifies texts, whole or in pieces. `POST /classify`: vLLM's shape."""
 
 import asyncio
 import re
@@ -10,7 +10,9 @@ from pydantic import BaseModel
 
 from deployments.contract import Classification, ClassificationRequest
 from deployments.errors import ContextLengthExceededError, RaystreamError
-from serve_app.api.classify_schema import (
+from serve_app.api.body.limits import check_texts
+from serve_app.api.classify.pieces import TextPieces, split_texts, whole_texts
+from serve_app.api.classify.schema import (
     DEFAULT_MAX_CHARS,
     Classifications,
     ClassifyBody,
@@ -19,30 +21,28 @@ from serve_app.api.classify_schema import (
     VllmClassifications,
     VllmClassifyBody,
 )
-from serve_app.api.context import ApiContext
-from serve_app.api.json_route import JsonRoute
-from serve_app.api.openapi import ANSWER_ERRORS, errors
-from serve_app.api.request_limits import check_texts
-from serve_app.api.score_report import ScoreReport, check_num_scores
-from serve_app.api.text_pieces import TextPieces, split_texts, whole_texts
-from serve_app.api.usage import Usage
-from serve_app.catalog import ServedClassifier
-from serve_app.request_id import request_id_of
+from serve_app.api.classify.scores import ScoreReport, check_num_scores
+from serve_app.api.intake.context import ApiContext
+from serve_app.api.openai.usage import Usage
+from serve_app.backends.catalog import ServedClassifier
+from serve_app.http.access_record import note_prompt
+from serve_app.http.json_route import JsonRoute
+from serve_app.http.request_id import request_id_of
 
 MAX_CHARS_AT_ONCE: Final = 2**14
-"""Longer texts, with what their pieces repeat, are split on a thread: it takes up to half a
-microsecond a character, and the event loop is every stream's."""
+"""Longer texts, counted with the overlap of their pieces, are split on a thread. Splitting takes up
+to half a microsecond a character, and every stream shares the event loop."""
 
 MAX_SCORES_AT_ONCE: Final = 2**10
-"""Answers of more scores are written on a thread, for the same reason."""
+"""Answers with more scores are serialized on a thread, for the same reason."""
 
 _WHOLE_ADVICE: Final = (
-    f' Send "split": {{"max_chars": {DEFAULT_MAX_CHARS}}} to have it classified in pieces, or '
-    '"truncate": true to have its end dropped.'
+    f' Send "split": {{"max_chars": {DEFAULT_MAX_CHARS}}} to classify it in pieces, or '
+    '"truncate": true to drop its end.'
 )
-_VLLM_ADVICE: Final = " Send truncate_prompt_tokens: -1 to have its end dropped."
+_VLLM_ADVICE: Final = " Send truncate_prompt_tokens: -1 to drop its end."
 _PIECE_ADVICE: Final = (
-    ' Send a smaller split.max_chars, or "truncate": true to have the end of such pieces dropped.'
+    ' Send a smaller split.max_chars, or "truncate": true to drop the end of such pieces.'
 )
 
 
@@ -50,7 +50,6 @@ class ClassifyApi:
     """Classifies texts."""
 
     def __init__(self, context: ApiContext) -> None:
-        """Keep what every surface is given."""
         self._context = context
 
     def router(self) -> APIRouter:
@@ -62,7 +61,6 @@ class ClassifyApi:
             methods=["POST"],
             response_model=Classifications,
             summary="Classify texts",
-            responses=errors(*ANSWER_ERRORS),
         )
         router.add_api_route(
             "/classify",
@@ -70,21 +68,20 @@ class ClassifyApi:
             methods=["POST"],
             response_model=VllmClassifications,
             summary="Classify texts, in vLLM's shape",
-            responses=errors(*ANSWER_ERRORS),
         )
         return router
 
     async def classify(self, body: ClassifyBody, request: Request) -> Response:
-        """Classify each text, whole or in pieces."""
-        model = await self._context.find_classifier(body.model)
+        """Classify each text, whole or in pieces of bounded length."""
+        model = await self._context.models.find_classifier(body.model)
         pieces = await self._pieces(body)
         report = ScoreReport(model.description.labels, body.top_k, body.split)
         num_scores = report.check_size(pieces)
         try:
             answers = await self._ask(model, pieces, body.truncate is True, request)
         except RaystreamError as error:
-            raise _told_of(error, pieces, body) from None
-        return await _written(
+            raise _in_request_terms(error, pieces, body) from None
+        return await _json_response(
             lambda: Classifications(
                 id=f"classify-{request_id_of(request)}",
                 created=int(self._context.clock.unix_s()),
@@ -96,8 +93,8 @@ class ClassifyApi:
         )
 
     async def classify_as_vllm(self, body: VllmClassifyBody, request: Request) -> Response:
-        """Classify each text."""
-        model = await self._context.find_classifier(body.model)
+        """Classify each text as a whole; request and answer have vLLM's shape."""
+        model = await self._context.models.find_classifier(body.model)
         check_texts(body.texts, self._context.limits)
         pieces = whole_texts(body.texts)
         labels = model.description.labels
@@ -107,13 +104,13 @@ class ClassifyApi:
         try:
             answers = await self._ask(model, pieces, length is not None, request, max_num_tokens)
         except RaystreamError as error:
-            raise _told_of(error, pieces, body) from None
-        return await _written(
+            raise _in_request_terms(error, pieces, body) from None
+        return await _json_response(
             lambda: VllmClassifications(
                 id=f"classify-{request_id_of(request)}",
                 created=int(self._context.clock.unix_s()),
                 model=model.description.id,
-                data=[_vllm_s(index, answer, labels) for index, answer in enumerate(answers)],
+                data=[_in_vllm_shape(index, each, labels) for index, each in enumerate(answers)],
                 usage=_usage(answers),
             ),
             num_scores,
@@ -140,11 +137,13 @@ class ClassifyApi:
     ) -> tuple[Classification, ...]:
         texts = tuple(piece.text for piece in pieces)
         asked = ClassificationRequest(request_id_of(request), texts, truncate, max_num_tokens)
-        return await self._context.classify(model, asked)
+        answers = await model.backend.classify(asked)
+        note_prompt(sum(answer.num_tokens for answer in answers))
+        return answers
 
 
-async def _written(make: Callable[[], BaseModel], num_scores: int) -> Response:
-    """Return an answer of so many scores as JSON."""
+async def _json_response(make: Callable[[], BaseModel], num_scores: int) -> Response:
+    """Return an answer as JSON, made on a thread if it has many scores."""
 
     def write() -> str:
         return make().model_dump_json()
@@ -157,7 +156,7 @@ def _usage(answers: Sequence[Classification]) -> Usage:
     return Usage.of(sum(answer.num_tokens for answer in answers), 0, 0)
 
 
-def _vllm_s(index: int, answer: Classification, labels: Sequence[str]) -> VllmClassification:
+def _in_vllm_shape(index: int, answer: Classification, labels: Sequence[str]) -> VllmClassification:
     scores = answer.probabilities
     return VllmClassification(
         index=index,
@@ -167,8 +166,8 @@ def _vllm_s(index: int, answer: Classification, labels: Sequence[str]) -> VllmCl
     )
 
 
-def _told_of(error: RaystreamError, pieces: TextPieces, body: TextsBody) -> RaystreamError:
-    """Return what a replica says of a text in the request's own words: it knows pieces alone."""
+def _in_request_terms(error: RaystreamError, pieces: TextPieces, body: TextsBody) -> RaystreamError:
+    """Return a replica's error in terms of the request's texts; the replica only knows pieces."""
     named = re.fullmatch(r"input\[(\d+)\]", error.param or "")
     if named is None:
         return error

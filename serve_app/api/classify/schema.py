@@ -1,4 +1,4 @@
-"""Classification on the wire: our own surface, in OpenAI's manner, and vLLM's.
+"""Classification on the wire: our own surface, in OpenAI's style, and vLLM's.
 
 Source: https://docs.vllm.ai/en/stable/serving/openai_compatible_server/ (Classification API)
 """
@@ -9,8 +9,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from serve_app.api.strict_body import StrictBody
-from serve_app.api.usage import Usage
+from serve_app.api.body.strict_body import StrictBody
+from serve_app.api.openai.usage import Usage
 from serve_app.config import MAX_NUM_TEXTS
 
 DEFAULT_MAX_CHARS = 300
@@ -20,7 +20,7 @@ NumTokens = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
 def _kind(texts: Any) -> str | None:
-    """Return how the input is written, so that an error tells of that alone."""
+    """Return the input's form, so that errors only concern that form."""
     return "text" if isinstance(texts, str) else "texts" if isinstance(texts, list) else None
 
 
@@ -31,8 +31,9 @@ Texts = Annotated[
     ],
     Discriminator(
         _kind,
-        custom_error_type="input",
-        custom_error_message="Send a text or a list of texts.",
+        custom_error_type="wrong_type",
+        custom_error_message="must be {expected}",
+        custom_error_context={"expected": "a string or a list of strings"},
     ),
 ]
 
@@ -40,38 +41,36 @@ Texts = Annotated[
 class TextsBody(StrictBody):
     """Texts, and the model that classifies them."""
 
-    model: str | None = Field(
-        default=None, description="Null means the first model that classifies."
-    )
-    input: Texts = Field(description="A text, or several. None may be empty.")
-    user: str | None = Field(default=None, description="Accepted; neither kept nor read.")
+    model: str | None = Field(default=None, description="Null means the first classifier.")
+    input: Texts = Field(description="One text or several; an empty text is refused.")
+    user: str | None = Field(default=None, description="Accepted, but neither kept nor read.")
 
     @property
     def texts(self) -> list[str]:
-        """The texts, also if it is one alone."""
+        """The texts as a list, also where the input is a single text."""
         return [self.input] if isinstance(self.input, str) else self.input
 
 
 class SplitOptions(StrictBody):
-    """How texts are cut into pieces, and what the pieces say of the whole."""
+    """How texts are cut into pieces, and how the scores of the pieces are aggregated."""
 
     max_chars: int | None = Field(
         default=None,
         ge=1,
-        description="Most characters of a piece, as Unicode code points; null means "
-        f"{DEFAULT_MAX_CHARS}. A single grapheme that is longer is a piece of its own.",
+        description="Most characters of a piece, counted in Unicode code points; null means "
+        f"{DEFAULT_MAX_CHARS}. A single longer grapheme is a piece of its own.",
     )
     overlap: int | None = Field(
         default=None,
         ge=0,
-        description="Most characters at the end of a piece that the next one repeats, whole words "
-        "if there are any. Less than max_chars; null means 0.",
+        description="Most characters that a piece repeats from the end of the piece before: whole "
+        "words if there are any. Less than max_chars; null means 0.",
     )
     aggregate: Literal["mean", "max"] | None = Field(
         default=None,
-        description="The whole text's scores: the pieces' mean, weighted by their length; or of "
-        "each label the highest, which need not add up to one. Pieces of white space do not "
-        "count. Null means mean.",
+        description="How the scores of the whole text are made. mean: the mean of the pieces, "
+        "weighted by their length. max: the highest score of each label; these need not add up "
+        "to one. Pieces of only white space do not count. Null means mean.",
     )
 
     @model_validator(mode="after")
@@ -79,8 +78,8 @@ class SplitOptions(StrictBody):
         if self.num_repeated >= self.num_chars:
             raise PydanticCustomError(
                 "invalid_combination",
-                "overlap ({overlap}) must be less than max_chars ({max_chars}), or no piece would "
-                "bring anything new.",
+                "overlap ({overlap}) must be less than max_chars ({max_chars}): otherwise a piece "
+                "would hold no new text.",
                 {"field": "overlap", "overlap": self.num_repeated, "max_chars": self.num_chars},
             )
         return self
@@ -92,7 +91,7 @@ class SplitOptions(StrictBody):
 
     @property
     def num_repeated(self) -> int:
-        """Most code points that a piece repeats."""
+        """Most code points that a piece repeats from the one before."""
         return self.overlap or 0
 
 
@@ -101,15 +100,16 @@ class ClassifyBody(TextsBody):
 
     split: SplitOptions | None = Field(
         default=None,
-        description="Classify each text in pieces, cut behind sentences and words; {} is enough.",
+        description="Classify each text in pieces, cut after sentences or words. {} takes the "
+        "defaults.",
     )
     truncate: bool | None = Field(
         default=None,
-        description="Drop the end of a text, or of a piece, that has more tokens than the model "
-        "reads. Otherwise it is refused.",
+        description="Drop the end of a text or piece that has more tokens than the model reads. "
+        "Without it, such a text is refused.",
     )
     top_k: int | None = Field(
-        default=None, ge=1, description="Tell so many of the best labels; null tells all."
+        default=None, ge=1, description="Return this many of the best labels; null means all."
     )
 
 
@@ -118,11 +118,11 @@ class VllmClassifyBody(TextsBody):
 
     truncate_prompt_tokens: Literal[-1] | NumTokens | None = Field(
         default=None,
-        description="The tokens of a text that the model reads, special ones included; its end is "
-        "dropped. -1: as many as the model reads at all; null refuses what is longer than that.",
+        description="Most tokens of a text that the model reads, special ones included; the rest "
+        "is dropped. -1: as many as the model can read. Null: a text longer than that is refused.",
     )
     request_id: str | None = Field(
-        default=None, description="Accepted, but not read: send X-Request-Id."
+        default=None, description="Accepted, but not read: send X-Request-Id instead."
     )
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
@@ -139,39 +139,39 @@ class VllmClassifyBody(TextsBody):
 
 
 class LabelScore(BaseModel):
-    """How likely a label is."""
+    """A label and its score."""
 
     label: str
     score: float
 
 
 class Scored(BaseModel):
-    """What the model says of a text or a piece."""
+    """The scores of a text or of a piece."""
 
-    label: str = Field(description="The best.")
-    scores: list[LabelScore] = Field(description="The best first.")
-    truncated: bool = Field(description="Whether the model did not read the end.")
+    label: str = Field(description="The label with the best score.")
+    scores: list[LabelScore] = Field(description="In descending order.")
+    truncated: bool = Field(description="Whether the end was dropped before the model read it.")
 
 
 class ClassifiedPiece(Scored):
-    """A piece of a text."""
+    """The scores of a piece of a text."""
 
     start: int = Field(description="Unicode code points of the text before the piece.")
     end: int = Field(description="Unicode code points of the text up to the piece's end.")
 
 
 class ClassifiedText(Scored):
-    """A text."""
+    """The scores of a text."""
 
     object: Literal["classification"] = "classification"
-    index: int = Field(description="Its place in the input.")
+    index: int = Field(description="The text's place in the input, from 0.")
     pieces: list[ClassifiedPiece] | None = Field(
-        default=None, description="With split: from the text's beginning to its end."
+        default=None, description="With split: the text's pieces, in order."
     )
 
 
 class Classifications(BaseModel):
-    """What the model says of each text."""
+    """The scores of each text."""
 
     id: str
     object: Literal["list"] = "list"
@@ -182,7 +182,7 @@ class Classifications(BaseModel):
 
 
 class VllmClassification(BaseModel):
-    """A text, in vLLM's shape."""
+    """The scores of a text, in vLLM's shape."""
 
     index: int
     label: str
@@ -191,7 +191,7 @@ class VllmClassification(BaseModel):
 
 
 class VllmClassifications(BaseModel):
-    """What the model says of each text, in vLLM's shape."""
+    """The scores of each text, in vLLM's shape."""
 
     id: str
     object: Literal["list"] = "list"

@@ -1,47 +1,47 @@
-"""What an answer tells of a classifier's probabilities: labels with scores, the best first."""
+"""Turns a classifier's probabilities into an answer's scores: labels with scores, best first."""
 
 from collections.abc import Sequence
 from typing import Final
 
 from deployments.contract import Classification
 from deployments.errors import InvalidRequestError
-from serve_app.api.classify_schema import ClassifiedPiece, ClassifiedText, LabelScore, SplitOptions
-from serve_app.api.text_pieces import TextPiece, TextPieces, whole_scores
+from serve_app.api.classify.pieces import TextPiece, TextPieces, whole_scores
+from serve_app.api.classify.schema import ClassifiedPiece, ClassifiedText, LabelScore, SplitOptions
 
 MAX_NUM_SCORES: Final = 2**16
-"""Scores in one answer: with a thousand labels, those of all pieces would fill a gigabyte, and to
-write them as JSON holds up every stream, on whatever thread it is done."""
+"""Most scores in one answer. With a thousand labels, the scores of all pieces would fill a
+gigabyte, and serializing them as JSON holds up every stream, whichever thread does it."""
 
 
 class ScoreReport:
-    """Tells scores as one request wants them told."""
+    """Writes scores in the form that one request asks for."""
 
     def __init__(
         self, labels: Sequence[str], top_k: int | None, split: SplitOptions | None
     ) -> None:
-        """Keep what is told.
+        """Prepare to report in the form that the request asks for.
 
         Args:
             labels: In the order of the model's probabilities.
-            top_k: How many are told; None tells all.
-            split: How the texts were split, if they were.
+            top_k: How many labels are reported; None reports all.
+            split: How the texts were split; None if they are whole.
         """
         self._labels = labels
-        self._num_told = min(top_k or len(labels), len(labels))
+        self._num_reported = min(top_k or len(labels), len(labels))
         self._split = split
 
     def check_size(self, pieces: TextPieces) -> int:
-        """Return how many scores an answer will hold, or refuse it before it is worked for.
+        """Return how many scores an answer will hold; refuse too many before the model is asked.
 
         Raises:
             InvalidRequestError: It would hold more than `MAX_NUM_SCORES`.
         """
-        return check_num_scores(len(pieces) * self._num_told, "top_k")
+        return check_num_scores(len(pieces) * self._num_reported, "top_k")
 
     def of_texts(
         self, pieces: TextPieces, answers: Sequence[Classification]
     ) -> list[ClassifiedText]:
-        """Return what is told of each text, given what the model said of all pieces."""
+        """Return the report on each text, given the model's answers to all pieces."""
         return [self._of_text(index, *each) for index, each in enumerate(pieces.group(answers))]
 
     def _of_text(
@@ -69,24 +69,24 @@ class ScoreReport:
         )
 
     def _best(self, scores: Sequence[float]) -> list[LabelScore]:
-        """Return labels with their scores, of equal ones the earlier label first."""
+        """Return labels with their scores, best first; equal scores keep the labels' order."""
         ranked = sorted(range(len(scores)), key=lambda label: -scores[label])
         return [
             LabelScore(label=self._labels[label], score=scores[label])
-            for label in ranked[: self._num_told]
+            for label in ranked[: self._num_reported]
         ]
 
 
 def check_num_scores(num_scores: int, param: str) -> int:
-    """Return the number, or refuse an answer of so many scores.
+    """Return the number of an answer's scores; refuse a number that is too high.
 
     Raises:
-        InvalidRequestError: They exceed `MAX_NUM_SCORES`.
+        InvalidRequestError: It exceeds `MAX_NUM_SCORES`.
     """
     if num_scores > MAX_NUM_SCORES:
         fewer_labels = "fewer labels with top_k, or for " if param == "top_k" else ""
         raise InvalidRequestError(
-            f"The answer would hold {num_scores} scores; at most {MAX_NUM_SCORES} are told. "
+            f"The answer would hold {num_scores} scores; at most {MAX_NUM_SCORES} are returned. "
             f"Ask for {fewer_labels}fewer texts or pieces.",
             param,
         )

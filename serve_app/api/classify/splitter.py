@@ -1,9 +1,9 @@
-r"""Splits a text into spans of bounded length, where a reader would: after sentences, then words.
+r"""Splits a text into spans of bounded length: after sentences where possible, else after words.
 
 Offsets count Unicode code points, as Python's strings do. No span ends within a grapheme cluster,
-what a reader takes for one character (`\r\n`, a letter with its accents, a flag, a family of
-emoji), so one that is longer than the bound gets a span of its own. Time and memory are linear in
-the text and in what the spans hold together, whatever that is.
+which a reader sees as one character (`\r\n`, a letter with its accents, a flag, a family of emoji);
+a cluster longer than the bound gets a span of its own. Time and memory are linear in the length of
+the text and in the total length of its spans, for any text.
 
 Source: https://www.unicode.org/reports/tr29/ (grapheme clusters; sentences in a simpler form)
 """
@@ -14,22 +14,22 @@ from typing import Final
 
 import regex  # type: ignore[import-untyped] # ships no types
 
-# How good a place is to cut; 0 stands within a grapheme.
+# The quality of a place to cut; 0 is within a grapheme.
 GRAPHEME, WORD, SENTENCE = 1, 2, 3
 
-# `\X` alone counts back to the first flag at each flag: quadratic in a row of them.
+# Without the first branch, `\X` goes back over all flags before each flag, in quadratic time.
 _GRAPHEME: Final = regex.compile(r"\p{RI}{2}[\p{GCB=Extend}\p{GCB=ZWJ}\p{GCB=SpacingMark}]*+|\X")
 
 _JOINS: Final = regex.compile(r"[^\p{GCB=Other}\p{GCB=Control}\p{GCB=LF}]")
-"""What every cluster of several code points holds one of, and most texts hold none of."""
+"""Every cluster of several code points holds one of these; most texts hold none."""
 
 _SPACES: Final = regex.compile(r"\s++")
 
 _SENTENCE: Final = regex.compile(
     r"""
-    [\p{SB=STerm}--\p{ASCII}] \p{SB=Close}*+ \s*+       # that of Chinese needs no space behind it
+    [\p{SB=STerm}--\p{ASCII}] \p{SB=Close}*+ \s*+       # Chinese needs no space after it
     | \p{SB=STerm} \p{SB=Close}*+ \s++
-    | \p{SB=ATerm} \p{SB=Close}*+ \s++ (?!\p{Lower})    # a full stop, but not that of "e.g. this"
+    | \p{SB=ATerm} \p{SB=Close}*+ \s++ (?!\p{Lower})    # a full stop, but not in "e.g. this"
     | \n [^\S\n]*+ \n \s*+                              # a blank line
     """,
     regex.VERBOSE | regex.VERSION1,
@@ -41,8 +41,8 @@ class Span:
     """A part of a text: `text[start:end]`.
 
     Attributes:
-        start: Code points before it.
-        end: Code points up to its end; more than `start`.
+        start: Code points before the span.
+        end: Code points up to the span's end; more than `start`.
     """
 
     start: int
@@ -50,22 +50,22 @@ class Span:
 
 
 def split(text: str, max_chars: int, overlap: int = 0) -> Iterator[Span]:
-    """Yield the spans of a text, from its beginning to its end; none of an empty text.
+    """Yield the spans of a text in order; none for an empty text.
 
-    A span ends behind the last sentence that fits, if it is half as long then as it may be; else
-    behind the last word, else behind the last grapheme. White space goes with what stands before
-    it, as far as it fits. Without overlap the spans join to the text exactly.
+    A span ends after the last sentence that fits, if that makes it at least half as long as it may
+    be; else after the last word, else after the last grapheme. White space belongs to the text
+    before it, as far as it fits. Without overlap, the spans joined are exactly the text.
 
-    A span is cut when it is asked for, so whoever has enough may stop.
+    Spans are cut lazily, so the caller may stop early.
 
     Args:
-        text: What is split.
+        text: The text to split.
         max_chars: Most code points of a span, unless it is a single longer grapheme; at least 1.
-        overlap: Most code points at the end of a span which the next one repeats, less than
-            `max_chars`. It repeats whole words, if there is one; else whole graphemes; and none if
-            nothing new would fit beside them.
+        overlap: Most code points of a span's end that the next span repeats, less than `max_chars`.
+            Whole words are repeated if there are any, else whole graphemes; nothing is repeated if
+            no new text would fit after it.
     """
-    assert 0 <= overlap < max_chars, "the request's schema sees to it"
+    assert 0 <= overlap < max_chars, "the request's schema checks this"
     places = _places(text)
     start, end = 0, 0
     while end < len(text):
@@ -78,7 +78,7 @@ def split(text: str, max_chars: int, overlap: int = 0) -> Iterator[Span]:
 
 
 def _places(text: str) -> bytearray:
-    """Return how good it is to cut before each code point, and behind the last."""
+    """Return the quality of a cut before each code point, and after the last."""
     places = bytearray([GRAPHEME]) * (len(text) + 1)
     for spaces in _SPACES.finditer(text):
         _mark(places, WORD, spaces.start(), spaces.end())
@@ -95,12 +95,12 @@ def _places(text: str) -> bytearray:
 
 
 def _mark(places: bytearray, kind: int, first: int, last: int) -> None:
-    """Note that it is so good to cut before, within and behind some white space."""
+    """Give the places before, within and after a run of white space this quality."""
     places[first : last + 1] = bytes([kind]) * (last + 1 - first)
 
 
 def _cut(places: bytearray, start: int, done: int, max_chars: int) -> int | None:
-    """Return the best end of a span that brings something behind `done`; None if nothing fits."""
+    """Return the best end of a span that reaches past `done`; None if nothing fits."""
     behind = start + max_chars + 1
     half = max(done, start + max_chars // 2)
     return (
@@ -120,7 +120,7 @@ def _next_grapheme(places: bytearray, start: int) -> int:
 
 
 def _repeated_from(text: str, places: bytearray, first: int, end: int) -> int:
-    """Return where what is repeated before `end` begins: at a word, else a grapheme, else there."""
+    """Return where the repeated text begins: at a word, else at a grapheme, else at `end`."""
     words = (p for p in range(first, end) if places[p] >= WORD and not text[p].isspace())
     graphemes = (p for p in range(first, end) if places[p])
     return next(words, None) or next(graphemes, end)

@@ -1,4 +1,4 @@
-"""OpenAI's older completions on the wire: a text is continued as it stands.
+"""OpenAI's older completions on the wire: the fields of requests, answers and chunks.
 
 Source: https://platform.openai.com/docs/api-reference/completions
 """
@@ -10,25 +10,25 @@ from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from deployments.engine.sampling_params import MAX_NUM_TOP_LOGPROBS
-from serve_app.api.answer_schema import AnswerFields
-from serve_app.api.completion_logprobs import CompletionLogprobs
-from serve_app.api.token_ids import TokenIds
-from serve_app.api.usage import Usage
+from serve_app.api.openai.answer_schema import AnswerFields, Chunk
+from serve_app.api.openai.logprobs import CompletionLogprobs
+from serve_app.api.openai.prompt_schema import TokenIds
+from serve_app.api.openai.usage import Usage
+from serve_app.backends.text_stream import TrueFinish
 from serve_app.config import MAX_NUM_CHOICES
-from serve_app.generation import TrueFinish
 
 DEFAULT_MAX_TOKENS = 16
-"""OpenAI's, and vLLM's."""
+"""OpenAI's default, and vLLM's."""
 
 MAX_NUM_PROMPTS = 4096
-"""Prompts that are looked at; how many may run is `max_num_prompts`, which is the operator's."""
+"""Prompts that are validated. The operator's `max_num_prompts` bounds how many of them run."""
 
 Text = Annotated[str, Field(min_length=1)]
 PromptTokenIds = Annotated[TokenIds, Field(min_length=1)]
 
 
 def _kind(prompt: Any) -> str | None:
-    """Return how a prompt is written, by its first entry: reading all in four ways takes long."""
+    """Return a prompt's form by its first entry: validating all entries four ways takes long."""
     match prompt:
         case str():
             return "text"
@@ -55,9 +55,11 @@ Prompts = Annotated[
     ],
     Discriminator(
         _kind,
-        custom_error_type="prompt",
-        custom_error_message="A prompt is a string, a list of strings, token ids, or a list of "
-        "lists of token ids.",
+        custom_error_type="wrong_type",
+        custom_error_message="must be {expected}",
+        custom_error_context={
+            "expected": "a string, a list of strings, token ids, or a list of lists of token ids"
+        },
     ),
 ]
 
@@ -66,29 +68,39 @@ class CompletionRequest(AnswerFields):
     """A request to continue one text or several."""
 
     prompt: Prompts = Field(
-        description="A text, several, or their token ids. Answers to the first come first."
+        description="One text or several, or their token ids. Answers keep the prompts' order."
     )
     echo: bool | None = Field(
         default=None,
-        description="Put the prompt before the answer. Not with logprobs: the prompt has none.",
+        description="Put the prompt before the answer. Not together with logprobs: the prompt has "
+        "none.",
     )
     logprobs: int | None = Field(
         default=None,
         ge=0,
         le=MAX_NUM_TOP_LOGPROBS,
-        description="Tell how likely each token was, and so many of the likeliest at its place.",
+        description="Return the log-probability of each token, and this many of the likeliest "
+        "tokens at its position.",
     )
     best_of: int | None = Field(
         default=None,
         ge=1,
         le=MAX_NUM_CHOICES,
-        description="Must be n: texts are not ranked, all are answered.",
+        description="Must equal n: texts are not ranked, and all are returned.",
     )
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **AnswerFields.unsupported,
         "add_special_tokens": (True,),
         "suffix": ("",),
+        # Other routes'
+        "input": (),
+        "messages": (),
+    }
+
+    reasons: ClassVar[Mapping[str, str]] = {
+        "input": "this route continues a prompt; POST /v1/classify and /classify take input",
+        "messages": "this route continues a prompt; POST /v1/chat/completions answers messages",
     }
 
     excludes: ClassVar[Mapping[str, str]] = {"echo": "logprobs"}
@@ -98,8 +110,8 @@ class CompletionRequest(AnswerFields):
         if self.best_of not in (None, self.n or 1):
             raise PydanticCustomError(
                 "unsupported_parameter",
-                "best_of is not supported here unless it equals n: texts are not ranked; "
-                "ask for n of them and choose.",
+                "best_of is not supported here unless it equals n: texts are not ranked. "
+                "Ask for n of them and choose.",
                 {"field": "best_of"},
             )
         return self
@@ -117,12 +129,12 @@ class CompletionRequest(AnswerFields):
 
     @property
     def num_logprobs_wanted(self) -> int | None:
-        """How many likely tokens to tell at each place; None tells nothing."""
+        """How many of the likeliest tokens to return at each position; None: no logprobs."""
         return self.logprobs
 
     @property
     def default_max_tokens(self) -> int | None:
-        """Most tokens of the answer where the request names none."""
+        """Most tokens of the answer if the request sets no limit."""
         return DEFAULT_MAX_TOKENS
 
 
@@ -149,3 +161,19 @@ class Completion(BaseModel):
     system_fingerprint: str | None = None
     choices: list[CompletionChoice]
     usage: Usage
+
+
+class CompletionChunkChoice(BaseModel):
+    """What a chunk adds to one of the answers."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: TrueFinish | None
+
+
+class CompletionChunk(Chunk):
+    """One chunk of a streamed completion."""
+
+    object: Literal["text_completion"]
+    choices: list[CompletionChunkChoice]

@@ -1,13 +1,13 @@
-"""The sampling fields that the surfaces share, and what becomes of them.
+"""The sampling fields that the surfaces share, and their conversion to `SamplingParams`.
 
-Bounds belong to `SamplingParams`; what a request leaves out is the model's own default.
+`SamplingParams` checks the bounds. A field that a request leaves out takes the model's default.
 """
 
 import random
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
@@ -23,8 +23,14 @@ from deployments.engine.sampling_params import (
     MIN_REPETITION_PENALTY,
 )
 from deployments.errors import InvalidRequestError
-from serve_app.api.response_format import ResponseFormat
-from serve_app.api.strict_body import StrictBody
+from serve_app.api.body.wrong_type import wrong_type
+from serve_app.api.structured.answer_grammar import AnswerGrammar, GrammarSettings
+from serve_app.api.structured.response_format import ResponseFormat, to_grammar
+from serve_app.api.structured.structured_outputs import (
+    OLDER_NAMES,
+    StructuredFields,
+    structured_grammar,
+)
 
 MAX_NUM_STOP_TOKEN_IDS = 128
 MAX_ID_LENGTH = 10
@@ -60,26 +66,35 @@ _LOGIT_BIAS: dict[str, Any] = {
 
 
 def _as_list(value: Any) -> Any:
+    if not isinstance(value, str | list | None):
+        raise wrong_type("a string or a list of strings")
     return [value] if isinstance(value, str) else value
 
 
 def _bounded(value: Any) -> Any:
-    """Return a mapping that is not too large, before its entries are looked at."""
+    """Refuse a mapping that is too large before its entries are validated."""
     if isinstance(value, dict) and len(value) > MAX_NUM_LOGIT_BIASES:
         raise PydanticCustomError(
             "logit_bias",
-            "logit_bias must be of at most {max} tokens.",
+            "logit_bias must hold at most {max} tokens.",
             {"max": MAX_NUM_LOGIT_BIASES},
         )
     return value
 
 
-class SamplingFields(StrictBody):
-    """How tokens are chosen and when the text ends; null means the model's default."""
+class SamplingFields(StructuredFields):
+    """How tokens are sampled and when the text ends. Null means the model's default."""
 
-    max_tokens: int | None = Field(default=None, ge=1, description="Most tokens of the answer.")
+    max_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        description="Most tokens of the answer. More than the model's length leaves means all that "
+        "it leaves, unless the server's configuration refuses that.",
+    )
     temperature: float | None = Field(
-        default=None, description="0 means greedy.", json_schema_extra={"minimum": 0, "maximum": 2}
+        default=None,
+        description="0 means greedy decoding.",
+        json_schema_extra={"minimum": 0, "maximum": 2},
     )
     top_p: float | None = Field(
         default=None, json_schema_extra={"exclusiveMinimum": 0, "maximum": 1}
@@ -89,54 +104,56 @@ class SamplingFields(StrictBody):
     )
     min_p: float | None = Field(
         default=None,
-        description="Keep tokens at least this part as probable as the likeliest.",
+        description="Keep tokens at least this fraction as probable as the likeliest one.",
         json_schema_extra={"minimum": 0, "maximum": 1},
     )
     repetition_penalty: float | None = Field(
         default=None,
-        description="Above 1, tokens of the prompt and of the answer become less likely.",
+        description="Above 1 makes tokens of the prompt and the answer so far less likely.",
         json_schema_extra={"minimum": MIN_REPETITION_PENALTY, "maximum": MAX_REPETITION_PENALTY},
     )
     presence_penalty: float | None = Field(
         default=None,
-        description="Taken from the logits of the answer's tokens.",
+        description="Subtracted from the logits of tokens that the answer holds already.",
         json_schema_extra={"minimum": -MAX_PENALTY, "maximum": MAX_PENALTY},
     )
     frequency_penalty: float | None = Field(
         default=None,
-        description="Taken from them for each time that the answer holds the token.",
+        description="Subtracted from a token's logit for each time that the answer holds it.",
         json_schema_extra={"minimum": -MAX_PENALTY, "maximum": MAX_PENALTY},
     )
     logit_bias: Annotated[
         dict[str, float] | None, BeforeValidator(_bounded), WithJsonSchema(_LOGIT_BIAS)
     ] = Field(
         default=None,
-        description="Added to the logits, by token id: from -100 to 100.",
+        description="Added to the logits, by token id; from -100 to 100.",
     )
     min_tokens: int | None = Field(
         default=None,
-        description="Nothing ends the answer before it has so many tokens.",
+        description="The answer does not end before it has this many tokens.",
         json_schema_extra={"minimum": 0},
     )
     seed: int | None = Field(
         default=None,
         ge=-INT64,
         lt=INT64,
-        description="The same seed gives the same text. Drawn at random if null.",
+        description="The same seed gives the same text. Null means a random seed.",
     )
     stop: Annotated[
         Annotated[list[str], Field(fail_fast=True)] | None,
         BeforeValidator(_as_list),
         WithJsonSchema(_STOP),
-    ] = Field(default=None, description="Strings that end the text; it holds none of them.")
+    ] = Field(default=None, description="Strings that end the text; the text does not hold them.")
     stop_token_ids: (
         list[Annotated[int, WithJsonSchema({"type": "integer", "minimum": 0})]] | None
     ) = Field(default=None, max_length=MAX_NUM_STOP_TOKEN_IDS)
     ignore_eos: bool | None = Field(
-        default=None, description="Go on past the model's end, up to max_tokens."
+        default=None, description="Continue past the model's end-of-text token, up to max_tokens."
     )
     response_format: ResponseFormat | None = Field(
-        default=None, description="Null and text allow any text; JSON schemas are always kept to."
+        default=None,
+        description="Null and type text allow any text. A JSON schema is always enforced, but for "
+        "keywords that a header names; with strict: true, a schema with such keywords is refused.",
     )
 
     @property
@@ -145,20 +162,46 @@ class SamplingFields(StrictBody):
         return self.max_tokens
 
     @property
+    def length_param(self) -> str:
+        """The name of the field that `num_tokens_wanted` comes from."""
+        return "max_tokens"
+
+    @property
     def default_max_tokens(self) -> int | None:
-        """Most tokens of the answer where the request names none; None means the model's own."""
+        """Most tokens of the answer if the request sets no limit; None means the model's limit."""
         return None
 
     @property
     def num_logprobs_wanted(self) -> int | None:
-        """How many likely tokens to tell at each place; None tells nothing."""
+        """How many of the likeliest tokens to return at each position; None: no logprobs."""
         return None
 
+    at_most_one: ClassVar[tuple[str, ...]] = (
+        "response_format",
+        "structured_outputs",
+        *OLDER_NAMES,
+    )
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether `to_grammar` has something to compile."""
+        return any(getattr(self, name) is not None for name in self.at_most_one)
+
+    def to_grammar(self, settings: GrammarSettings) -> AnswerGrammar | None:
+        """Return the grammar of the text; None allows any text. Call it in a `schema_executor`.
+
+        Raises:
+            InvalidRequestError: A schema or a grammar is too large, or can't be honoured.
+        """
+        if self.response_format is not None:
+            return to_grammar(self.response_format, settings)
+        return structured_grammar(self, settings)
+
     def to_sampling(self, defaults: SamplingParams) -> SamplingParams:
-        """Return the parameters for the engine, with a random seed if the request names none.
+        """Return the engine's parameters, with a random seed if the request sets none.
 
         Args:
-            defaults: The model's.
+            defaults: The model's defaults.
 
         Raises:
             InvalidRequestError: A value is out of bounds.
@@ -178,25 +221,26 @@ class SamplingFields(StrictBody):
             "stop": None if self.stop is None else tuple(self.stop),
             "stop_token_ids": _frozen(self.stop_token_ids),
             "ignore_eos": self.ignore_eos,
-            # OpenAI's seeds may be negative; ours are not. They guard nothing, and the system's own
-            # random numbers would let other threads run first.
+            # OpenAI's seeds may be negative, ours may not. Seeds need no secure random numbers,
+            # and asking the system for those would let other threads run first.
             "seed": random.getrandbits(63) if self.seed is None else self.seed & MAX_SEED,
         }
         try:
             return replace(defaults, **{key: given[key] for key in given if given[key] is not None})
         except InvalidParameterError as error:
-            raise InvalidRequestError(error.message, error.param) from None
+            message = error.message.replace("max_tokens", self.length_param)
+            raise InvalidRequestError(message, error.param) from None
 
 
 def _to_pairs(logit_bias: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
     """Return the biases by token id.
 
     Raises:
-        InvalidRequestError: A key is no token id as JSON writes numbers.
+        InvalidRequestError: A key is not a token id, written as a number in JSON.
     """
     wrong = next((key for key in logit_bias if not TOKEN_ID.fullmatch(key)), None)
     if wrong is not None:
-        raise InvalidRequestError(f"{wrong[:MAX_ID_LENGTH]!r} is no token id.", "logit_bias")
+        raise InvalidRequestError(f"{wrong[:MAX_ID_LENGTH]!r} is not a token id.", "logit_bias")
     return tuple((int(key), bias) for key, bias in logit_bias.items())
 
 

@@ -1,15 +1,14 @@
-"""`GET /v1/models` and `GET /v1/models/{id}`: what is served."""
+"""`GET /v1/models` and `GET /v1/models/{id}`: the models that are served."""
 
 from typing import Literal
 
-from fastapi import APIRouter
+from fastapi import APIRouter, HTTPException
 from pydantic import BaseModel, Field
 
 from deployments.contract import ClassifierDescription, ModelDescription
 from deployments.errors import RaystreamError
-from serve_app.api.context import ApiContext
-from serve_app.api.openapi import READ_ERRORS, errors
-from serve_app.catalog import ServedClassifier, ServedModel
+from serve_app.api.intake.context import ApiContext
+from serve_app.backends.catalog import ServedClassifier, ServedModel
 
 
 class ModelCard(BaseModel):
@@ -19,13 +18,18 @@ class ModelCard(BaseModel):
     object: Literal["model"] = "model"
     created: int = Field(description="When the model was loaded, in Unix seconds.")
     owned_by: Literal["raystream"] = "raystream"
+    root: str = Field(
+        description="The hub repository of the model's files, whose tokenizer clients may load. "
+        "The id, if the files lie in a folder."
+    )
+    parent: None = Field(default=None, description="No model is an adapter of another.")
     task: Literal["generate", "classify"]
     max_model_len: int = Field(
-        description="Tokens of prompt and answer together; of one text, if the model classifies."
+        description="Most tokens of prompt and answer together; for a classifier, of one text."
     )
     accepts_images: bool
     labels: list[str] | None = Field(
-        default=None, description="What the model tells apart, if it classifies."
+        default=None, description="A classifier's labels; null for other models."
     )
 
 
@@ -40,7 +44,6 @@ class ModelsApi:
     """Lists the models."""
 
     def __init__(self, context: ApiContext) -> None:
-        """Keep what every surface is given."""
         self._catalog = context.catalog
 
     def router(self) -> APIRouter:
@@ -50,13 +53,11 @@ class ModelsApi:
             "/v1/models",
             self.list_models,
             summary="List the models",
-            responses=errors(*READ_ERRORS),
         )
         router.add_api_route(
             "/v1/models/{model_id:path}",
             self.retrieve,
             summary="Show a model",
-            responses=errors(*READ_ERRORS, 404, 503),
         )
         return router
 
@@ -68,18 +69,20 @@ class ModelsApi:
 
     async def retrieve(self, model_id: str) -> ModelCard:
         """Show one model."""
-        model = await self._catalog.probe(model_id)
-        return _card(model)
+        if not model_id.strip("/"):
+            raise HTTPException(404)  # /v1/models/ is a slip for /v1/models
+        return _card(await self._catalog.probe(model_id))
 
 
 def _card(model: ServedModel | ServedClassifier) -> ModelCard:
-    told = model.description
-    labels = list(told.labels) if isinstance(told, ClassifierDescription) else None
+    found = model.description
+    labels = list(found.labels) if isinstance(found, ClassifierDescription) else None
     return ModelCard(
-        id=told.id,
-        created=told.created,
+        id=found.id,
+        created=found.created,
+        root=found.root or found.id,
         task="generate" if labels is None else "classify",
-        max_model_len=told.max_model_len,
-        accepts_images=isinstance(told, ModelDescription) and told.accepts_images,
+        max_model_len=found.max_model_len,
+        accepts_images=isinstance(found, ModelDescription) and found.accepts_images,
         labels=labels,
     )

@@ -7,22 +7,23 @@ from fastapi import APIRouter, Request
 
 from deployments.contract import ChatMessage
 from deployments.errors import RaystreamError
-from serve_app.api.context import ApiContext
-from serve_app.api.errors import error_payload
-from serve_app.api.json_route import JsonRoute
-from serve_app.api.openapi import ANSWER_ERRORS, errors, event_stream
-from serve_app.api.text_generation_schema import (
+from serve_app.api.intake.context import ApiContext
+from serve_app.api.openai.template_schema import as_pairs
+from serve_app.api.text_generation.schema import (
     TextGenerationAnswer,
     TextGenerationEvent,
     TextGenerationRequest,
 )
-from serve_app.backends import GenerationStream
-from serve_app.catalog import ServedModel
+from serve_app.backends.catalog import ServedModel
+from serve_app.backends.generation import GenerationStream
+from serve_app.backends.text_stream import joined_deltas, read_to_end
 from serve_app.clock import Clock
-from serve_app.event_stream import EventStreamResponse
-from serve_app.generation import pieces, whole
-from serve_app.request_id import request_id_of
-from serve_app.sse import DONE, LastEvent, encode_json
+from serve_app.http.errors import error_payload
+from serve_app.http.json_route import JsonRoute
+from serve_app.http.request_id import request_id_of
+from serve_app.http.route_docs import event_stream
+from serve_app.streaming.event_stream import EventStreamResponse
+from serve_app.streaming.sse import DONE, LastEvent, encode_json
 
 _EXAMPLE = (
     'data: {"text":"Join","token_count":1,"total_token_count":1,"token_rate":51.3}\n\n'
@@ -31,10 +32,9 @@ _EXAMPLE = (
 
 
 class TokenMeter:
-    """Counts tokens and their rate since it was made."""
+    """Counts tokens, and their rate since the meter was made."""
 
     def __init__(self, clock: Clock) -> None:
-        """Start to measure."""
         self._clock = clock
         self._start_s = clock.monotonic_s()
         self.num_tokens = 0
@@ -50,10 +50,9 @@ class TokenMeter:
 
 
 class TextGenerationApi:
-    """Generates text and counts its tokens."""
+    """Generates text and reports its token counts."""
 
     def __init__(self, context: ApiContext) -> None:
-        """Keep what every surface is given."""
         self._context = context
 
     def router(self) -> APIRouter:
@@ -65,14 +64,11 @@ class TextGenerationApi:
             methods=["POST"],
             summary="Generate text",
             response_model=TextGenerationAnswer,
-            responses={
-                **event_stream(
-                    "Events; with stream: false, the whole text as JSON.",
-                    _EXAMPLE,
-                    TextGenerationEvent,
-                ),
-                **errors(*ANSWER_ERRORS),
-            },
+            responses=event_stream(
+                "A stream of events; with stream: false, the whole text as JSON.",
+                _EXAMPLE,
+                TextGenerationEvent,
+            ),
         )
         return router
 
@@ -81,9 +77,15 @@ class TextGenerationApi:
     ) -> TextGenerationAnswer | EventStreamResponse:
         """Generate text from a prompt or messages, as a stream of events or whole."""
         clock = self._context.clock
-        model = await self._context.find_model(body.model)
+        model = await self._context.models.find(body.model)
         prompt = await self._prompt(body, model)
-        stream = await self._context.open_stream(model, prompt, body, request_id_of(request))
+        stream = await self._context.streams.open_stream(
+            model,
+            prompt,
+            body,
+            request_id_of(request),
+            as_pairs(body.chat_template_kwargs, body.messages),
+        )
         meter = TokenMeter(clock)
         if body.stream is False:
             return await _answer(stream, meter, clock)
@@ -94,14 +96,14 @@ class TextGenerationApi:
     ) -> tuple[ChatMessage, ...] | str:
         if body.prompt is not None:
             return body.prompt
-        return await self._context.to_messages(body.messages or [], model)
+        return await self._context.prompts.read(body.messages or [], model)
 
 
 async def _answer(
     stream: GenerationStream, meter: TokenMeter, clock: Clock
 ) -> TextGenerationAnswer:
-    text = await whole(stream)
-    meter.add(text.num_tokens)
+    text = await read_to_end(stream)
+    meter.add(len(text.token_ids))
     finished = datetime.fromtimestamp(clock.unix_s(), UTC)
     return TextGenerationAnswer(
         response=text.text,
@@ -112,25 +114,25 @@ async def _answer(
 
 
 async def _events(stream: GenerationStream, meter: TokenMeter) -> AsyncGenerator[bytes, None]:
-    """Yield an event whenever there is text; tokens without text are counted in the next one."""
-    num_told = 0
+    """Yield an event whenever there is text; tokens without text count in the next event."""
+    num_reported = 0
     try:
-        async for piece in pieces(stream):
-            meter.add(piece.num_tokens)
-            is_last_count = piece.finish_reason is not None and meter.num_tokens > num_told
-            if piece.text or is_last_count:
-                yield _event(piece.text, meter, num_told)
-                num_told = meter.num_tokens
+        async for _, delta in joined_deltas(stream):
+            meter.add(len(delta.token_ids))
+            is_last_count = delta.finish_reason is not None and meter.num_tokens > num_reported
+            if delta.text or is_last_count:
+                yield _event(delta.text, meter, num_reported)
+                num_reported = meter.num_tokens
     except RaystreamError as error:
         yield LastEvent(encode_json(error_payload(error)))
         return
     yield DONE
 
 
-def _event(text: str, meter: TokenMeter, num_told: int) -> bytes:
+def _event(text: str, meter: TokenMeter, num_reported: int) -> bytes:
     event = TextGenerationEvent(
         text=text,
-        token_count=meter.num_tokens - num_told,
+        token_count=meter.num_tokens - num_reported,
         total_token_count=meter.num_tokens,
         token_rate=meter.rate(),
     )

@@ -1,24 +1,29 @@
-"""The plain surface on the wire: a prompt or messages in, text with exact token counts out."""
+"""The plain surface on the wire: takes a prompt or messages, returns text and its token counts."""
 
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field
 
-from serve_app.api.message_schema import Messages
-from serve_app.api.sampling_schema import SamplingFields
+from serve_app.api.openai.prompt_schema import Messages
+from serve_app.api.openai.sampling_schema import SamplingFields
+from serve_app.api.openai.template_schema import TEMPLATE_KWARGS_DESCRIPTION, TemplateKwargs
 
 
 class TextGenerationRequest(SamplingFields):
-    """A request for text: `prompt` or `messages`, one of the two."""
+    """A request for text from `prompt` or `messages`; exactly one of the two."""
 
-    prompt: str | None = Field(default=None, description="Continued as it stands.")
+    prompt: str | None = Field(default=None, description="Continued without the chat template.")
     messages: Messages | None = Field(
-        default=None, description="Put into the model's chat template."
+        default=None, description="Rendered by the model's chat template."
     )
     model: str | None = Field(default=None, description="Null means the first model.")
     stream: bool | None = Field(default=None, description="Null means true.")
 
-    # Bookkeeping of older clients: accepted, changes no answer.
+    chat_template_kwargs: TemplateKwargs = Field(
+        default=None, description=f"With messages: {TEMPLATE_KWARGS_DESCRIPTION}"
+    )
+
+    # Bookkeeping of older clients: accepted, but no answer depends on it.
     user_id: Any = None
     us_id: Any = None
     recommend: Any = None
@@ -31,7 +36,7 @@ class TextGenerationAnswer(BaseModel):
 
     response: str
     status: Literal[200] = 200
-    time: str = Field(description="When the text was finished: ISO 8601, UTC.")
+    time: str = Field(description="When the text was finished, in ISO 8601, UTC.")
     token_count: int = Field(description="Tokens of the text.")
     token_rate: float = Field(description="Tokens per second since the request was accepted.")
 
@@ -40,6 +45,6 @@ class TextGenerationEvent(BaseModel):
     """One event of a stream."""
 
     text: str
-    token_count: int = Field(description="Tokens since the event before.")
+    token_count: int = Field(description="Tokens since the previous event.")
     total_token_count: int = Field(description="Tokens since the start.")
     token_rate: float = Field(description="Tokens per second since the request was accepted.")

@@ -1,22 +1,21 @@
-"""`POST /tokenize` and `POST /detokenize`: the replica's own tokenizer, from outside."""
+"""`POST /tokenize` and `POST /detokenize`: access to a replica's tokenizer."""
 
 from fastapi import APIRouter
 
 from deployments.contract import ChatMessage, TokenizeRequest
-from serve_app.api.context import ApiContext
-from serve_app.api.json_route import JsonRoute
-from serve_app.api.openapi import ANSWER_ERRORS, errors
-from serve_app.api.request_limits import check_prompts
-from serve_app.api.tokenize_schema import DetokenizeBody, Detokenized, TokenizeBody, Tokens
-from serve_app.api.tool_schema import to_offer
-from serve_app.catalog import ServedModel
+from serve_app.api.body.limits import check_prompts
+from serve_app.api.intake.context import ApiContext
+from serve_app.api.openai.template_schema import as_pairs
+from serve_app.api.tokenize.schema import DetokenizeBody, Detokenized, TokenizeBody, Tokens
+from serve_app.api.tools.schema import to_offer
+from serve_app.backends.catalog import ServedModel
+from serve_app.http.json_route import JsonRoute
 
 
 class TokenizeApi:
-    """Turns prompts into tokens and tokens into text."""
+    """Turns prompts into token ids, and token ids into text."""
 
     def __init__(self, context: ApiContext) -> None:
-        """Keep what every surface is given."""
         self._context = context
 
     def router(self) -> APIRouter:
@@ -26,21 +25,19 @@ class TokenizeApi:
             "/tokenize",
             self.tokenize,
             methods=["POST"],
-            summary="Tell the tokens of a prompt",
-            responses=errors(*ANSWER_ERRORS),
+            summary="Tokenize a prompt",
         )
         router.add_api_route(
             "/detokenize",
             self.detokenize,
             methods=["POST"],
-            summary="Tell the text of tokens",
-            responses=errors(*ANSWER_ERRORS),
+            summary="Turn token ids into text",
         )
         return router
 
     async def tokenize(self, body: TokenizeBody) -> Tokens:
-        """Tell the tokens that a prompt is to the model; nothing is generated."""
-        model = await self._context.find_model(body.model)
+        """Return the token ids that the model would read for a prompt; nothing is generated."""
+        model = await self._context.models.find(body.model)
         found = await model.backend.tokenize(await self._request(body, model))
         return Tokens(
             count=len(found.token_ids),
@@ -50,8 +47,8 @@ class TokenizeApi:
         )
 
     async def detokenize(self, body: DetokenizeBody) -> Detokenized:
-        """Tell the text of tokens, with the names of special ones."""
-        model = await self._context.find_model(body.model)
+        """Return the text of token ids, special tokens by their names."""
+        model = await self._context.models.find(body.model)
         return Detokenized(prompt=await model.backend.detokenize(tuple(body.tokens)))
 
     async def _request(self, body: TokenizeBody, model: ServedModel) -> TokenizeRequest:
@@ -59,7 +56,7 @@ class TokenizeApi:
         offer = to_offer(body.tools, None, None, limits, model.description)
         prompt: str | tuple[ChatMessage, ...]
         if body.prompt is None:
-            prompt = await self._context.to_messages(body.messages or [], model)
+            prompt = await self._context.prompts.read(body.messages or [], model)
         else:
             prompt = body.prompt
         check_prompts([prompt], limits)
@@ -69,4 +66,5 @@ class TokenizeApi:
             add_generation_prompt=body.add_generation_prompt is not False,
             with_strings=body.return_token_strs is True,
             tools=offer.tools,
+            template_kwargs=as_pairs(body.chat_template_kwargs, body.messages),
         )

@@ -1,4 +1,4 @@
-"""Tokens of a prompt and back, in the shapes of vLLM's server.
+"""Tokenizing and detokenizing on the wire, in the shapes of vLLM's server.
 
 Source: https://docs.vllm.ai/en/stable/serving/openai_compatible_server/ (Tokenizer API)
 """
@@ -8,41 +8,46 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, Field
 
-from serve_app.api.message_schema import Messages
-from serve_app.api.strict_body import StrictBody
-from serve_app.api.token_ids import TokenIds
-from serve_app.api.tool_schema import Tools
+from serve_app.api.body.strict_body import StrictBody
+from serve_app.api.openai.prompt_schema import Messages, TokenIds
+from serve_app.api.openai.template_schema import TEMPLATE_KWARGS_DESCRIPTION, TemplateKwargs
+from serve_app.api.tools.schema import Tools
 
 
 class TokenizeBody(StrictBody):
-    """A prompt, or messages for the chat template: one of the two."""
+    """A prompt, or messages for the chat template; exactly one of the two."""
 
     model: str | None = Field(default=None, description="Null means the first model.")
-    prompt: str | None = Field(default=None, description="Tokenized as it stands.")
+    prompt: str | None = Field(default=None, description="Tokenized without the chat template.")
     messages: Messages | None = Field(
-        default=None, description="Put into the model's chat template."
+        default=None, description="Rendered by the model's chat template."
     )
     add_special_tokens: bool | None = Field(
         default=None,
-        description="Add the tokenizer's own. Null means true for a prompt; a chat template "
-        "writes them itself, so for messages it means false.",
+        description="Add the tokenizer's special tokens. Null means true for a prompt, and false "
+        "for messages, because a chat template writes them itself.",
     )
     add_generation_prompt: bool | None = Field(
-        default=None, description="With messages: end where the answer begins. Null means true."
+        default=None,
+        description="With messages: end with the beginning of the assistant's turn. Null means "
+        "true.",
     )
     return_token_strs: bool | None = Field(
-        default=None, description="Tell the vocabulary's name of each token, too."
+        default=None, description="Also return each token as the vocabulary writes it."
     )
 
     tools: Tools | None = Field(
-        default=None, description="With messages: what the chat template tells of."
+        default=None, description="With messages: the tools that the chat template describes."
+    )
+
+    chat_template_kwargs: TemplateKwargs = Field(
+        default=None, description=f"With messages: {TEMPLATE_KWARGS_DESCRIPTION}"
     )
 
     needs: ClassVar[Mapping[str, str]] = {"add_generation_prompt": "messages", "tools": "messages"}
     one_of: ClassVar[tuple[str, ...]] = ("prompt", "messages")
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "chat_template": (),
-        "chat_template_kwargs": ({},),
         "continue_final_message": (False,),
         "mm_processor_kwargs": ({},),
     }
@@ -58,7 +63,7 @@ class Tokens(BaseModel):
 
 
 class DetokenizeBody(StrictBody):
-    """Token ids whose text is asked for."""
+    """Token ids to turn into text."""
 
     model: str | None = Field(default=None, description="Null means the first model.")
     tokens: TokenIds

@@ -1,4 +1,4 @@
-"""The tools of one request, and what becomes of them on the way to the model and back."""
+"""The tools of one request: how they constrain the answer, and how calls are read from it."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -7,20 +7,25 @@ from typing import Final
 from deployments.contract import ModelDescription, SamplingParams, Tool
 from deployments.errors import InvalidRequestError
 from deployments.tool_call_format import FORMATS, ToolCallFormat
-from serve_app.api.offered_function import OfferedFunction
-from serve_app.api.tool_grammar import MAX_FORCED_CALLS, CallGrammar, Write, check_grammar
-from serve_app.config import LimitsConfig
-from serve_app.tool_calls.answer import ToolAnswer
-from serve_app.tool_calls.parser import ToolCallParser
+from serve_app.api.structured.answer_grammar import GrammarSettings
+from serve_app.api.structured.tool_grammar import (
+    MAX_FORCED_CALLS,
+    CallGrammar,
+    OfferedFunction,
+    Write,
+    check_grammar,
+)
+from serve_app.api.tools.parsing.answer import ToolAnswer
+from serve_app.api.tools.parsing.parser import ToolCallParser
 
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """What the client wants of the functions that it offers.
+    """The client's choice: whether a call is required, and of which function.
 
     Attributes:
-        must_call: Whether the answer is a call, or several.
-        name: The one function that is called.
+        must_call: Whether the answer must be one or several calls.
+        name: The only function that may be called; None allows all.
         is_parallel: Whether an answer may hold several calls.
     """
 
@@ -30,16 +35,29 @@ class ToolChoice:
 
 
 @dataclass(frozen=True, slots=True)
-class ToolOffer:
-    """What a request lets the model call.
+class Guided:
+    """Parameters of an answer that may hold calls.
 
     Attributes:
-        tools: What the prompt tells of.
-        functions: What may be called.
-        format: How calls are written; None: there are none to be looked for.
-        must_call: Whether the answer is nothing but calls.
+        sampling: The parameters.
+        unheld: What their grammar leaves out of the functions' schemas.
+    """
+
+    sampling: SamplingParams
+    unheld: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ToolOffer:
+    """The functions that a request lets the model call.
+
+    Attributes:
+        tools: The tools that the prompt describes.
+        functions: The functions that may be called.
+        format: How the model writes calls; None if the answer is only text.
+        must_call: Whether the answer must be only calls.
         max_calls: The most calls of one answer; None means any number.
-        token_ids: The marks of the format that are special tokens.
+        token_ids: The format's marks that are special tokens, with their ids.
     """
 
     tools: tuple[Tool, ...] = ()
@@ -51,17 +69,17 @@ class ToolOffer:
 
     @property
     def names(self) -> Collection[str]:
-        """The functions that may be called."""
+        """The names of the functions that may be called."""
         return frozenset(function.name for function in self.functions)
 
     def parser(self) -> ToolCallParser | None:
-        """Return a parser for one answer; None if it holds text alone."""
+        """Return a parser for one answer; None if the answer is only text."""
         if self.format is None:
             return None
-        return ToolCallParser(self.format, self.names, self.max_calls)
+        return ToolCallParser(self.format, self.names, self.max_calls, must_call=self.must_call)
 
     def read(self, text: str, *, is_cut: bool = False) -> ToolAnswer:
-        """Return what a whole answer holds; see `ToolCallParser.finish`."""
+        """Return the text and calls of a whole answer; see `ToolCallParser.finish`."""
         parser = self.parser()
         if parser is None or self.format is None:
             return ToolAnswer(text, ())
@@ -73,31 +91,40 @@ class ToolOffer:
             bool(self.token_ids) or self._is_bound or sampling.grammar is not None
         )
 
-    def guide(self, sampling: SamplingParams, limits: LimitsConfig) -> SamplingParams:
-        """Return the parameters under which an answer is what was asked for.
+    def guide(
+        self, sampling: SamplingParams, settings: GrammarSettings, field: str = "response_format"
+    ) -> Guided:
+        """Return the parameters with a grammar that makes the answer's calls valid.
 
-        It compiles a grammar, so call it off the event loop. A grammar that is there already, for
-        the text, leaves room for calls beside it, or gives way if there must be calls.
+        It compiles that grammar, so call it off the event loop. If the parameters already have a
+        grammar, the new one allows calls as an alternative to it; if the answer must be calls, the
+        new one replaces it.
+
+        Args:
+            sampling: The parameters.
+            settings: The bounds on schemas.
+            field: The request's field that the parameters' grammar comes from.
 
         Raises:
             InvalidRequestError: The schema of a function can't be honoured.
         """
         if self.format is None:
-            return sampling
+            return Guided(sampling)
         if self.token_ids:
             sampling = replace(sampling, skip_special_tokens=False)
         if not self._is_bound and sampling.grammar is None:
-            return sampling
-        grammar = CallGrammar(self.format, limits, self.max_calls or MAX_FORCED_CALLS)
+            return Guided(sampling)
+        grammar = CallGrammar(self.format, settings, self.max_calls or MAX_FORCED_CALLS)
         write: Write
         if self.must_call:
             write = grammar.forced
         elif sampling.grammar is None:
             write = grammar.allowed
         else:
-            write = grammar.beside(sampling.grammar)
-        check_grammar(write, self.functions, limits)
-        return replace(sampling, grammar=write(self.functions, self.token_ids))
+            write = grammar.alternative_to(sampling.grammar, field)
+        unheld = check_grammar(write, self.functions, settings)
+        made = replace(sampling, grammar=write(self.functions, self.token_ids))
+        return Guided(made, (*grammar.unheld(self.functions), *unheld))
 
     @property
     def _is_bound(self) -> bool:
@@ -110,10 +137,10 @@ NO_TOOLS: Final = ToolOffer()
 def make_offer(
     functions: Sequence[OfferedFunction], choice: ToolChoice, model: ModelDescription
 ) -> ToolOffer:
-    """Return what the model is offered.
+    """Return the offer for one request.
 
     Raises:
-        InvalidRequestError: The model can't be told of tools, or its calls can't be read.
+        InvalidRequestError: The model does not support tools, or its format of calls is unknown.
     """
     is_single = choice.name is not None or not choice.is_parallel
     return ToolOffer(
@@ -127,20 +154,21 @@ def make_offer(
 
 
 def _format_of(model: ModelDescription) -> ToolCallFormat:
-    """Return how the model writes calls.
+    """Return the model's format of calls.
 
     Raises:
-        InvalidRequestError: It can't be told of tools, or its calls can't be read.
+        InvalidRequestError: The model does not support tools, or its format is unknown.
     """
     if not model.accepts_tools:
         raise InvalidRequestError(
-            f"The chat template of {model.id!r} knows no tools; choose another model.", "tools"
+            f"The chat template of {model.id!r} does not support tools; choose another model.",
+            "tools",
         )
     known = FORMATS.get(model.tool_call_format or "")
     if known is None:
         raise InvalidRequestError(
-            f"How {model.id!r} writes calls of tools is not known here, or tools are off; "
-            "`tool_call_parser` in the server's configuration decides.",
+            f"Tools are off for {model.id!r}, or its format of calls is not known here. Set "
+            "`tool_call_parser` in the server's configuration.",
             "tools",
         )
     return known

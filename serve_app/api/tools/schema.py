@@ -1,4 +1,4 @@
-"""Tools as OpenAI's clients offer them, and the calls of tools that they send back.
+"""Tools as OpenAI's clients offer them, and the calls that they send back.
 
 Source: https://platform.openai.com/docs/api-reference/chat/create (tools, tool_choice)
 """
@@ -12,18 +12,21 @@ from pydantic_core import PydanticCustomError
 
 from deployments.contract import ModelDescription, Tool, ToolCall
 from deployments.errors import InvalidRequestError
-from serve_app.api.json_route import decode_json
-from serve_app.api.offered_function import OfferedFunction
-from serve_app.api.strict_body import StrictBody
-from serve_app.api.tool_offer import NO_TOOLS, ToolChoice, ToolOffer, make_offer
+from serve_app.api.body.cache_control import CacheControl
+from serve_app.api.body.echoed_fields import IN_CALLS
+from serve_app.api.body.strict_body import StrictBody
+from serve_app.api.body.wrong_type import wrong_type
+from serve_app.api.structured.tool_grammar import OfferedFunction
+from serve_app.api.tools.offer import NO_TOOLS, ToolChoice, ToolOffer, make_offer
 from serve_app.config import MAX_NUM_TOOLS, LimitsConfig
+from serve_app.http.json_route import decode_json
 
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
 MAX_CALL_ID_LENGTH = 256
 
 MAX_ARGUMENTS_DEPTH = 64
-"""Objects and lists inside one another, in the arguments of an earlier call."""
+"""Most levels of nested objects and lists in the arguments of an earlier call."""
 
 
 NO_PARAMETERS: Mapping[str, Any] = {
@@ -39,22 +42,25 @@ class FunctionBody(StrictBody):
     name: FunctionName
     description: str | None = None
     parameters: dict[str, Any] | None = Field(
-        default=None, description="The JSON schema of the arguments, an object; null: it has none."
+        default=None,
+        description="The JSON schema of the arguments, which are an object. Null: no arguments.",
     )
     strict: bool | None = Field(
-        default=None, description="Calls of this function always fit the schema."
+        default=None, description="Make every call of this function valid by the schema."
     )
+    cache_control: CacheControl = None
 
 
 class ToolBody(StrictBody):
-    """A tool; all are functions."""
+    """A tool; all tools are functions."""
 
     type: Literal["function"]
     function: FunctionBody
+    cache_control: CacheControl = None
 
 
 class ChosenFunction(StrictBody):
-    """The name of one of the functions."""
+    """The name of an offered function."""
 
     name: FunctionName
 
@@ -67,7 +73,7 @@ _CHOICE_RULE: Final[dict[str, Any]] = {
     },
     "else": {"properties": {"function": {"type": "null"}}},
 }
-"""What `ToolChoiceBody._check_function` holds, as a JSON schema."""
+"""The rule of `ToolChoiceBody._check_function` as a JSON schema."""
 
 
 class ToolChoiceBody(StrictBody):
@@ -83,7 +89,7 @@ class ToolChoiceBody(StrictBody):
         if (self.type == "function") != (self.function is not None):
             raise PydanticCustomError(
                 "tool_choice",
-                "tool_choice names a function where its type is 'function', and nowhere else.",
+                "tool_choice names a function if its type is 'function', and only then.",
                 {"field": "function"},
             )
         return self
@@ -95,6 +101,8 @@ class ToolChoiceBody(StrictBody):
 
 
 def _as_object(choice: Any) -> Any:
+    if not isinstance(choice, str | dict | None):
+        raise wrong_type("'none', 'auto', 'required' or an object")
     return {"type": choice} if isinstance(choice, str) else choice
 
 
@@ -109,29 +117,56 @@ ToolChoiceField = Annotated[
 Tools = Annotated[list[ToolBody], Field(max_length=MAX_NUM_TOOLS, fail_fast=True)]
 
 
+def _as_text(arguments: Any) -> Any:
+    """Return a call's arguments as text; some clients keep them as the object that they read."""
+    match arguments:
+        case None:
+            return ""
+        case dict():
+            return json.dumps(arguments, ensure_ascii=False)
+        case str():
+            return arguments
+        case _:
+            raise wrong_type("a string or an object")
+
+
 class CalledFunctionBody(StrictBody):
-    """What was called."""
+    """The function that was called, and its arguments."""
 
     name: FunctionName
-    arguments: str = Field(description="An object, as JSON.")
+    arguments: Annotated[
+        str, BeforeValidator(_as_text, json_schema_input_type=str | dict[str, Any] | None)
+    ] = Field(
+        default="",
+        description="A JSON object, as text. Arguments that a limit cut, or that are wrong "
+        "otherwise, are taken as they stand.",
+    )
+    parsed_arguments: Any = Field(
+        default=None,
+        description="Accepted, but not read: what the openai package has read from the arguments.",
+    )
+
+    echoed: ClassVar[frozenset[str]] = IN_CALLS
 
 
 class ToolCallBody(StrictBody):
-    """A call that the assistant has made, as an answer told of it."""
+    """A call that the assistant has made, as an answer reported it."""
 
     id: str = Field(min_length=1, max_length=MAX_CALL_ID_LENGTH)
-    type: Literal["function"] = "function"
+    type: Literal["function"] | None = "function"
     function: CalledFunctionBody
+    cache_control: CacheControl = None
 
-    # What is left when the deltas of a stream are put together.
+    # Clients that join the deltas of a stream leave the index in.
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"index": tuple(range(MAX_NUM_TOOLS))}
+    echoed: ClassVar[frozenset[str]] = IN_CALLS
 
 
 class CalledFunction(BaseModel):
-    """What the model calls."""
+    """The function that the model calls, and its arguments."""
 
     name: str
-    arguments: str = Field(description="An object, as JSON.")
+    arguments: str = Field(description="A JSON object, as text.")
 
 
 class AnswerToolCall(BaseModel):
@@ -143,7 +178,7 @@ class AnswerToolCall(BaseModel):
 
     @classmethod
     def of(cls, call: ToolCall) -> "AnswerToolCall":
-        """Return a call as an answer tells of it."""
+        """Return a call as answers report it."""
         return cls(id=call.id, function=CalledFunction(name=call.name, arguments=call.arguments))
 
 
@@ -154,13 +189,13 @@ def to_offer(
     limits: LimitsConfig,
     model: ModelDescription,
 ) -> ToolOffer:
-    """Return what a request lets the model call.
+    """Return the functions that a request lets the model call.
 
-    With `tool_choice: none` the model is told of no tools, so that it calls none.
+    With `tool_choice: none` the prompt describes no tools, so that the model calls none.
 
     Raises:
-        InvalidRequestError: The tools are refused, the model can't be told of them, or the choice
-            is none of them.
+        InvalidRequestError: The tools are refused, the model does not support tools, or the chosen
+            function is not among them.
     """
     functions = to_functions(tools or (), limits)
     kind = choice.type if choice else "auto"
@@ -176,15 +211,15 @@ def to_offer(
 
 
 def to_functions(tools: Sequence[ToolBody], limits: LimitsConfig) -> tuple[OfferedFunction, ...]:
-    """Return the functions that were offered.
+    """Return the functions that a request offers.
 
     Raises:
-        InvalidRequestError: There are too many, they are too large, or two have one name; or the
-            arguments of one are no object.
+        InvalidRequestError: There are too many functions, they are too large, two have the same
+            name, or the arguments of one are not an object.
     """
     if len(tools) > limits.max_num_tools:
         raise InvalidRequestError(
-            f"The request offers {len(tools)} tools; at most {limits.max_num_tools} are taken "
+            f"The request offers {len(tools)} tools; at most {limits.max_num_tools} are accepted "
             "(limits.max_num_tools).",
             "tools",
         )
@@ -197,7 +232,7 @@ def to_functions(tools: Sequence[ToolBody], limits: LimitsConfig) -> tuple[Offer
         if num_bytes > limits.max_tools_bytes:
             raise InvalidRequestError(
                 f"The tools up to this one take more than {limits.max_tools_bytes} bytes "
-                "(limits.max_tools_bytes); shorten descriptions and schemas.",
+                "(limits.max_tools_bytes). Shorten descriptions and schemas.",
                 f"tools[{at}]",
             )
         if function.name in names:
@@ -210,27 +245,23 @@ def to_functions(tools: Sequence[ToolBody], limits: LimitsConfig) -> tuple[Offer
 
 
 def to_tool_calls(bodies: Sequence[ToolCallBody], param: str) -> tuple[ToolCall, ...]:
-    """Return the calls of a message, their arguments checked.
+    """Return a message's calls after checking their ids.
 
     Args:
-        bodies: The calls as they came.
-        param: Where in the request they stand.
+        bodies: The calls in the request.
+        param: The place of the calls in the request.
 
     Raises:
-        InvalidRequestError: Arguments are not an object in JSON, or two calls have one id.
+        InvalidRequestError: Two calls have the same id.
     """
     ids: set[str] = set()
     for at, body in enumerate(bodies):
         if body.id in ids:
-            raise InvalidRequestError("Two calls have this id.", f"{param}[{at}].id")
+            raise InvalidRequestError("Two calls of one message have this id.", f"{param}[{at}].id")
         ids.add(body.id)
     return tuple(
-        ToolCall(
-            body.id,
-            body.function.name,
-            _to_arguments(body.function.arguments, f"{param}[{at}].function.arguments"),
-        )
-        for at, body in enumerate(bodies)
+        ToolCall(body.id, body.function.name, _to_arguments(body.function.arguments))
+        for body in bodies
     )
 
 
@@ -247,18 +278,16 @@ def _to_function(body: FunctionBody, param: str) -> OfferedFunction:
     )
 
 
-def _to_arguments(text: str, param: str) -> str:
-    """Return a call's arguments as JSON; nothing at all stands for none.
+def _to_arguments(text: str) -> str:
+    """Return a call's arguments as JSON: an object, or broken arguments as one string.
 
-    Raises:
-        InvalidRequestError: They are not an object in JSON.
+    A call that a limit cut is in the history of its conversation, which could not go on if it were
+    refused. An empty text means no arguments.
     """
     if not text.strip():
         return "{}"
     try:
-        arguments = decode_json(text.encode(), MAX_ARGUMENTS_DEPTH)
+        is_object = isinstance(decode_json(text.encode(), MAX_ARGUMENTS_DEPTH), dict)
     except (InvalidRequestError, UnicodeEncodeError):
-        arguments = None
-    if not isinstance(arguments, dict):
-        raise InvalidRequestError("A call's arguments must be an object in JSON.", param)
-    return text
+        is_object = False
+    return text if is_object else json.dumps(text, ensure_ascii=False)

@@ -28,7 +28,7 @@ test("generateText gives the whole answer", async () => {
   assert.equal(finishReason, "stop");
 });
 
-test("streamText gives the same in pieces, and the usage", async () => {
+test("streamText gives the same text, and the usage", async () => {
   const result = streamText({ model: raystream(model), prompt, temperature: 0 });
   const pieces = await Array.fromAsync(result.textStream);
   assert.equal(pieces.join(""), answer);
@@ -47,12 +47,12 @@ test("an aborted streamText frees its slot", async () => {
     prompt,
     temperature: 2,
     maxOutputTokens: manyTokens,
-    // The provider's own way to send what it has no name for.
+    // This is how the provider sends fields that it does not know.
     providerOptions: { raystream: { ignore_eos: true } },
     abortSignal: controller.signal,
   });
   for await (const _ of result.textStream) {
-    // What had arrived before the abort is still read.
+    // Text that arrived before the abort is still read.
     if (controller.signal.aborted) continue;
     await observe("wait_until_running", { model: narrow, num_running: 1 });
     controller.abort();

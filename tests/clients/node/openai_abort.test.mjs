@@ -1,4 +1,4 @@
-// `openai` for Node: who leaves frees its slot at once.
+// `openai` for Node: a client that leaves frees its slot at once.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -22,4 +22,4 @@ async function leave(how) {
 
 test("an aborted stream frees its slot", () => leave("abort"));
 
-test("a loop that is left frees its slot", () => leave("break"));
+test("leaving the loop frees its slot", () => leave("break"));

@@ -17,7 +17,7 @@ test("a whole answer", async () => {
   assert.equal(total_tokens, prompt_tokens + completion_tokens);
 });
 
-test("a streamed answer is the whole one in pieces", async () => {
+test("a streamed answer joins to the whole one", async () => {
   const whole = await ask();
   const stream = await ask({ stream: true, stream_options: { include_usage: true } });
   const chunks = await Array.fromAsync(stream);
@@ -31,7 +31,7 @@ test("a streamed answer is the whole one in pieces", async () => {
   assert.deepEqual(last.usage, whole.usage);
 });
 
-test("the SDK's own reader of streams puts the same answer together", async () => {
+test("the SDK's stream reader gives the same answer", async () => {
   const stream = client.chat.completions.stream(about(name));
   let seen = "";
   stream.on("content", (delta) => (seen += delta));
@@ -39,7 +39,7 @@ test("the SDK's own reader of streams puts the same answer together", async () =
   assert.equal(seen, answer);
 });
 
-test("a seed repeats an answer and n asks for others", async () => {
+test("a seed repeats an answer and n gives different ones", async () => {
   const loose = { temperature: 2, max_tokens: 16, seed: 5 };
   const [once] = texts(await ask(loose));
   const again = texts(await ask({ ...loose, n: 3 }));
@@ -47,7 +47,7 @@ test("a seed repeats an answer and n asks for others", async () => {
   assert.equal(new Set(again).size, 3);
 });
 
-test("logprobs are told of each token", async () => {
+test("each token has logprobs", async () => {
   const { choices, usage } = await ask({ logprobs: true, top_logprobs: 3 });
   assert.equal(choices[0].logprobs.content.length, usage.completion_tokens);
   for (const told of choices[0].logprobs.content) {
@@ -63,13 +63,13 @@ test("a stop string ends the text before it", async () => {
   assert.equal(choices[0].finish_reason, "stop");
 });
 
-test("an answer that was cut says so", async () => {
+test("a truncated answer says so", async () => {
   const { choices, usage } = await ask({ max_completion_tokens: 3 });
   assert.equal(choices[0].finish_reason, "length");
   assert.equal(usage.completion_tokens, 3);
 });
 
-test("the request's id is told", async () => {
+test("the request's id is returned", async () => {
   const { request_id } = await client.chat.completions
     .create(about(name, { max_tokens: 1 }), { headers: { "X-Request-Id": "mine-1" } })
     .withResponse();

@@ -1,4 +1,4 @@
-// `openai` for Node: the older surface, which takes prompts as they stand.
+// `openai` for Node: completions, whose prompts have no chat template.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -14,7 +14,7 @@ test("a text streamed and whole", async () => {
   assert.equal(chunks.map((chunk) => chunk.choices[0].text).join(""), whole.choices[0].text);
 });
 
-test("several prompts are answered in their order", async () => {
+test("several prompts are answered in order", async () => {
   const { choices } = await client.completions.create({ ...asked, prompt: ["Join", "Return"] });
   assert.deepEqual(choices.map((choice) => choice.index), [0, 1]);
 });

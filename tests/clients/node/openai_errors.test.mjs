@@ -1,5 +1,5 @@
-// `openai` for Node: each refusal throws the SDK's own error, tells what is wrong, and is not sent
-// again where that would help nobody.
+// `openai` for Node: each refusal throws the SDK's own error, says what is wrong, and is not retried
+// where that would be useless.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -31,7 +31,7 @@ for (const [asked, error, status, code, param] of refusals) {
   }
 }
 
-test("an unknown model's error names those that are there", async () => {
+test("an unknown model's error names the served models", async () => {
   const client = new OpenAI({ baseURL, apiKey: "none" });
   await assert.rejects(client.models.retrieve("nobody"), new RegExp(model));
 });

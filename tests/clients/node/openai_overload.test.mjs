@@ -1,12 +1,12 @@
-// `openai` for Node against a server that is full: refused at once, told when to come again, and
-// served when it does.
+// `openai` for Node against a full server: a request is refused at once with Retry-After, and its
+// retry is served.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import OpenAI from "openai";
 import { about, baseURL, endless, name, narrow, observe } from "./server.mjs";
 
-test("a retry waits as long as it was told and is served", async () => {
+test("a retry waits as long as Retry-After says and is served", async () => {
   const occupant = new OpenAI({ baseURL, apiKey: "none", maxRetries: 0 });
   const streams = [];
   for (let i = 0; i < 2; i++) {
@@ -24,7 +24,7 @@ test("a retry waits as long as it was told and is served", async () => {
       const response = await fetch(...request);
       statuses.push(response.status);
       toldSeconds ??= Number(response.headers.get("retry-after"));
-      // The server refuses first; then there is room.
+      // Make room once the server has refused.
       for (const stream of streams) stream.controller.abort();
       return response;
     },
@@ -35,7 +35,7 @@ test("a retry waits as long as it was told and is served", async () => {
   assert.deepEqual(statuses, [503, 200]);
   assert.equal(completion.choices[0].finish_reason, "length");
   assert.ok(toldSeconds >= 1);
-  // Of itself the client would have come again within half a second.
+  // By default, the client would have retried within half a second.
   assert.ok(sent[1] - sent[0] >= toldSeconds * 1000 - 1);
   await observe("wait_until_running", { model: narrow, num_running: 0 });
 });

@@ -1,5 +1,5 @@
-// `openai` for Node: answers in a given shape, and calls of tools. The embedded model was taught
-// neither; that the shape holds is the grammar's work.
+// `openai` for Node: structured answers and calls of tools. The embedded model was trained for
+// neither; only the grammar makes its answers valid.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -16,7 +16,7 @@ const Weather = z.object({
 });
 const tools = [zodFunction({ name: "weather", parameters: Weather })];
 
-test("a parsed answer has the shape asked for", async () => {
+test("a parsed answer has the requested shape", async () => {
   const completion = await client.chat.completions.parse(
     about(name, { response_format: zodResponseFormat(Weather, "weather") }),
   );
@@ -30,7 +30,7 @@ test("a streamed answer parses too", async () => {
   Weather.parse((await stream.finalChatCompletion()).choices[0].message.parsed);
 });
 
-test("a tool that must be called is called, whole and streamed", async () => {
+test("a required tool is called, whole and streamed", async () => {
   const asked = about(name, { tools, tool_choice: "required" });
   const whole = await client.chat.completions.create(asked);
   const [call] = whole.choices[0].message.tool_calls;

@@ -1,10 +1,10 @@
-// The server under test and what is asked of it; the Python test that runs these files starts it.
+// The server under test and the questions to it. The Python test that runs these files starts it.
 
 export const url = process.env.RAYSTREAM_URL;
 export const baseURL = `${url}/v1`;
 export const model = "pydoc-chat";
 export const detector = "pydoc-detector";
-// The same model with room for one request that runs, so that it is soon full.
+// The same model with room for one running request, so that it is easily full.
 export const narrow = "narrow";
 
 export const manyTokens = 2000;

@@ -1,20 +1,71 @@
+import ctypes
 import mmap
+import platform
+import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from deployments.engine.cpu.huge_pages import use_huge_pages
-from deployments.engine.cpu.int8_linear import Int8Linear, int8_obstacle
-from deployments.engine.cpu.prepacked_linear import PrepackedLinear, can_prepack
-from deployments.engine.cpu.shared_input import Layer
+from deployments.compute.cpu.linear.int8_linear import Int8Linear, int8_obstacle
+from deployments.compute.cpu.linear.merged_linear import Layer
+from deployments.compute.cpu.linear.prepacked_linear import PrepackedLinear, can_prepack
+from deployments.compute.cpu.memory import keep_freed_memory, use_huge_pages
 
+NUM_BYTES = 200 * 2**20
 HUGE = 2**21
 SWITCH = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
+FREES_MUCH = f"""
+import sys
+from pathlib import Path
+from deployments.compute.cpu.memory import keep_freed_memory
+
+def resident_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+if sys.argv[1] == "keep":
+    assert keep_freed_memory()
+before = resident_bytes()
+block = bytearray(b"x" * {NUM_BYTES})
+del block
+print(resident_bytes() - before)
+"""
+"""The settings hold for a whole process, so a subprocess tries them."""
+
+
+def bytes_kept(how: str) -> int:
+    ran = subprocess.run(
+        [sys.executable, "-c", FREES_MUCH, how], capture_output=True, text=True, check=True
+    )
+    return int(ran.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
+def test_freed_memory_is_kept_and_is_not_by_default() -> None:
+    assert bytes_kept("as it is") < NUM_BYTES / 10
+    assert bytes_kept("keep") > NUM_BYTES
+
+
+def test_another_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "libc_ver", lambda: ("", ""))
+    monkeypatch.delattr(ctypes, "CDLL")
+    assert not keep_freed_memory()
+
+
+@pytest.mark.parametrize("refused", [-1, -3, -8])
+def test_a_refused_setting_is_reported(monkeypatch: pytest.MonkeyPatch, refused: int) -> None:
+    glibc = SimpleNamespace(mallopt=lambda parameter, _: int(parameter != refused))
+    monkeypatch.setattr(platform, "libc_ver", lambda: ("glibc", "2.36"))
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: glibc)
+    assert not keep_freed_memory()
+
 
 def huge_bytes(address: int) -> int:
-    """Return the bytes on huge pages in the mapping that holds an address, by /proc's smaps."""
+    """Return the bytes on huge pages in the mapping of an address, from /proc/self/smaps."""
     is_there = False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         first, *_ = line.split()

@@ -8,12 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.engine.attention import (
-    slot_attention,
-)
-from deployments.engine.attention_call import UnsupportedAttentionError
-from deployments.engine.kv_slots import KVShape, KVSlots
-from deployments.engine.packed_step import ChunkRows, PackedStep
+from deployments.compute.attention_arguments import UnsupportedAttentionError
+from deployments.engine.attention.attention import check_heads, check_window, slot_attention
+from deployments.engine.attention.kv_slots import KVShape, KVSlots
+from deployments.engine.attention.packed_step import ChunkRows, PackedStep
 
 LAYER = cast("torch.nn.Module", SimpleNamespace(layer_idx=1, is_causal=True))
 NUM_SLOTS, LENGTH, HEAD_DIM = 5, 80, 4
@@ -21,7 +19,7 @@ NUM_SLOTS, LENGTH, HEAD_DIM = 5, 80, 4
 
 @dataclass(frozen=True)
 class Part:
-    """A sequence in a step: what its slot holds already, and how many tokens come."""
+    """A sequence in a step: how many tokens its slot holds, and how many are new."""
 
     slot: int
     num_stored: int
@@ -82,7 +80,7 @@ class Packing:
             part.slot: torch.randn(2, part.num_stored, num_kv_heads, HEAD_DIM) for part in parts
         }
         for index, tensor in enumerate(self.stored):
-            # What other sequences left behind must change nothing.
+            # Data that other sequences left behind must not matter.
             tensor.copy_(torch.randn(tensor.shape) * 10)
             for slot, past in self.past.items():
                 self.store(tensor, slot, past[index])
@@ -149,6 +147,7 @@ def random_parts(random: Random) -> list[Part]:
     return parts
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(
     seed=st.integers(0, 10**6),
@@ -208,7 +207,7 @@ def test_a_window_that_the_slots_were_not_made_for_is_refused(
         packing.attend(sliding_window=asked)
 
 
-def test_what_is_not_known_is_refused() -> None:
+def test_an_unknown_argument_is_refused() -> None:
     packing = Packing([Part(0, 0, 2, False)], 1, 1, 0)
     with pytest.raises(UnsupportedAttentionError, match="s_aux"):
         packing.attend(s_aux=torch.zeros(1))
@@ -231,7 +230,32 @@ def test_a_layer_that_attends_twice_in_one_pass_is_refused() -> None:
         slot_attention(LAYER, *packing.packed, None, packed_step=step)
 
 
-def test_a_layer_that_passes_no_arguments_on_is_refused() -> None:
+def test_layers_that_do_not_pass_their_arguments_on_are_refused() -> None:
     packing = Packing([Part(0, 0, 2, False)], 1, 1, 0)
-    with pytest.raises(UnsupportedAttentionError, match="pass no arguments on"):
+    with pytest.raises(UnsupportedAttentionError, match="do not pass their arguments on"):
         slot_attention(LAYER, *packing.packed, None)
+
+
+def test_values_of_another_size_than_the_slots_are_refused() -> None:
+    shape = KVShape((None, None), 2, 8, torch.float32)
+    right, wide = torch.zeros(1, 2, 5, 8), torch.zeros(1, 2, 5, 16)
+    check_heads(shape, right, right)
+    with pytest.raises(UnsupportedAttentionError, match="values have 2 heads of 16 elements"):
+        check_heads(shape, right, wide)
+
+
+@pytest.mark.parametrize(
+    ("asked", "capacity", "max_model_len"), [(None, 96, 96), (7, 7, 96), (8, 7, 7), (None, 7, 7)]
+)
+def test_a_window_as_long_as_a_slot_may_be_left_out(
+    asked: int | None, capacity: int, max_model_len: int
+) -> None:
+    check_window(asked, capacity, max_model_len, 0)
+
+
+@pytest.mark.parametrize(("asked", "seen"), [(None, 8), (9, 8), (8, 8), (6, 6)])
+def test_a_refused_window_is_named_with_its_layer_and_the_configured_one(
+    asked: int | None, seen: int
+) -> None:
+    with pytest.raises(UnsupportedAttentionError, match=rf"layer 1 attends to {seen} .* is 7$"):
+        check_window(asked, 7, 8, 1)

@@ -1,7 +1,8 @@
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.engine.decode_spans import RowSpan, split_rows
+from deployments.engine.attention.decode_spans import RowSpan, split_rows
 
 
 def cost(spans: list[RowSpan], call_cost: float) -> float:
@@ -16,7 +17,7 @@ def test_nearly_equal_rows_are_one_call() -> None:
     assert split_rows(range(4), [64, 128, 64, 128], 300) == [RowSpan(0, 4, 128)]
 
 
-def test_one_long_row_among_short_ones_reads_alone() -> None:
+def test_one_long_row_among_short_ones_is_a_call_of_its_own() -> None:
     lengths = [64] * 10 + [1024] + [64] * 21
     assert split_rows(range(32), lengths, 300) == [
         RowSpan(0, 10, 64),
@@ -25,19 +26,20 @@ def test_one_long_row_among_short_ones_reads_alone() -> None:
     ]
 
 
-def test_rows_in_slots_with_a_gap_are_read_apart() -> None:
+def test_rows_on_both_sides_of_an_unused_slot_are_two_calls() -> None:
     assert split_rows([0, 1, 3], [64, 64, 64], 300) == [RowSpan(0, 2, 64), RowSpan(2, 3, 64)]
 
 
-def test_long_and_short_rows_in_turn_are_one_call_if_so_many_calls_cost_more() -> None:
+def test_alternating_long_and_short_rows_are_one_call_if_many_calls_cost_more() -> None:
     lengths = [1024, 64] * 20
     assert split_rows(range(40), lengths, 500) == [RowSpan(0, 40, 1024)]
 
 
-def test_no_rows_are_no_calls() -> None:
+def test_no_rows_need_no_call() -> None:
     assert split_rows([], [], 300) == []
 
 
+@pytest.mark.slow
 @settings(max_examples=500)
 @given(
     lengths=st.lists(st.integers(1, 16).map(lambda n: 64 * n), min_size=1, max_size=40),

@@ -14,9 +14,9 @@ from transformers import (
     Qwen2Config,
 )
 
-from deployments.engine import kv_slots
-from deployments.engine.kv_slots import KVShape, KVSlots, ring_slices
-from deployments.engine.slot_edits import SlotCopy, SlotEdit, SlotSwap, SlotWipe
+from deployments.engine.attention import kv_slots
+from deployments.engine.attention.kv_slots import KVShape, KVSlots, ring_slices
+from deployments.engine.scheduling.slot_edits import SlotCopy, SlotEdit, SlotSwap, SlotWipe
 
 WINDOW = 4
 SHAPE = KVShape(windows=(WINDOW, None), num_kv_heads=1, head_dim=2, dtype=torch.float32)
@@ -28,7 +28,7 @@ def slots() -> KVSlots:
 
 
 def rows(layer: int, marks: list[int]) -> torch.Tensor:
-    """Return keys that tell layer and mark."""
+    """Return keys that encode layer and mark."""
     tensor = torch.tensor(marks, dtype=torch.float32) + 1000 * layer
     return tensor[:, None, None].expand(-1, 1, 2)
 
@@ -50,7 +50,7 @@ def assert_holds(kv: KVSlots, expected: dict[int, list[int]]) -> None:
 
 
 class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch leaves it untyped
-    """Notes what torch is asked for."""
+    """Collects the names of the operators that run."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call] # as above
@@ -62,7 +62,7 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch le
 
 
 @pytest.mark.parametrize("swapped_at_once", [1, 3, 4, 100])
-def test_edits_of_any_length_take_no_memory(
+def test_edits_of_any_length_allocate_nothing(
     monkeypatch: pytest.MonkeyPatch, swapped_at_once: int
 ) -> None:
     monkeypatch.setattr(kv_slots, "SWAPPED_AT_ONCE", swapped_at_once)
@@ -92,7 +92,7 @@ def windows(config: PreTrainedConfig) -> tuple[int | None, ...]:
     return KVShape.of(config, torch.float32).windows
 
 
-def test_windows_are_those_of_the_layers_that_slide() -> None:
+def test_only_sliding_layers_have_windows() -> None:
     assert windows(LlamaConfig(num_hidden_layers=2)) == (None, None)
     assert windows(MistralConfig(num_hidden_layers=2, sliding_window=9)) == (9, 9)
     assert windows(MistralConfig(num_hidden_layers=2, sliding_window=None)) == (None, None)
@@ -107,7 +107,7 @@ def test_windows_are_those_of_the_layers_that_slide() -> None:
         assert windows(qwen) == expected
 
 
-def test_bytes_are_those_of_the_tensors() -> None:
+def test_num_bytes_are_those_of_the_tensors() -> None:
     # Qwen2-0.5B in bfloat16: 24 layers of 2 heads of 64.
     assert KVShape((None,) * 24, 2, 64, torch.bfloat16).slot_bytes(10) == 10 * 12288
     kv = slots()
@@ -115,10 +115,11 @@ def test_bytes_are_those_of_the_tensors() -> None:
     assert kv.num_bytes == NUM_SLOTS * (WINDOW + LENGTH) * SHAPE.bytes_per_layer_token
 
 
-def test_a_window_beyond_the_slots_length_holds_no_more_than_that() -> None:
+def test_a_window_longer_than_a_slot_is_cut_to_the_slot() -> None:
     assert SHAPE.capacities(3) == (3, 3)
 
 
+@pytest.mark.slow
 @given(st.integers(0, 40), st.integers(1, 9), st.data())
 def test_ring_slices_name_each_tokens_place_in_order(
     first: int, capacity: int, data: st.DataObject
@@ -181,7 +182,7 @@ def test_one_call_writes_tokens_of_many_slots() -> None:
     assert_holds(kv, {0: [2], 2: [5, 1]})
 
 
-def test_a_chunk_is_joined_to_what_its_first_query_sees() -> None:
+def test_a_chunk_is_joined_with_the_tokens_that_its_first_query_sees() -> None:
     kv = slots()
     write(kv, 1, 0, [1, 2, 3, 4, 5, 6])
     for layer, seen in enumerate(([4, 5, 6], [1, 2, 3, 4, 5, 6])):
@@ -211,6 +212,6 @@ def test_a_stock_cache_is_loaded_and_its_sliding_layers_keep_their_places() -> N
     whole = torch.arange(1.0, 7.0)
     assert torch.equal(kv.keys[1][1, :6, 0, 0], whole)
     assert torch.equal(kv.values[1][1, :6, 0, 0], -whole)
-    # A window of 4 lets the next token see 3 others, the tokens at the positions 3, 4 and 5.
+    # With a window of 4 the next token sees 3 others: those at positions 3, 4 and 5.
     assert kv.keys[0][1, :, 0, 0].tolist() == [5, 6, 0, 4]
     assert not kv.keys[0][0].any()

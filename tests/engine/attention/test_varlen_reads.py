@@ -4,16 +4,18 @@ from typing import Any
 import pytest
 import torch
 
-from deployments.engine import model_runner
-from deployments.engine.cuda import slot_reads
-from deployments.engine.cuda.slot_reads import SlotReads, can_read_slots
-from deployments.engine.kv_slots import KVShape
-from tests.engine.cuda.fake_varlen import FakeVarlen
-from tests.engine.cuda.test_decode_graphs import Decoding, answers, prompts, recorder
-from tests.engine.recorded_graphs import Recorder
+from deployments.engine.attention import varlen_reads
+from deployments.engine.attention.kv_slots import KVShape
+from deployments.engine.attention.varlen_reads import SlotReads, can_read_slots
+from deployments.engine.model import runner
+from tests.engine.fake_graphs import FakeCapturer
+from tests.engine.fake_varlen import FakeVarlen
+from tests.engine.replay.test_cuda_graphs import Decoding, answers, capturer, prompts
 from tests.engine.tiny_models import MODELS, gemma2, generate, load, make_engine, qwen2
 
-__all__ = ["recorder"]  # a fixture
+pytestmark = pytest.mark.slow
+
+__all__ = ["capturer"]  # a fixture
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 SHAPE = KVShape((None,), num_kv_heads=2, head_dim=8, dtype=torch.bfloat16)
@@ -24,20 +26,20 @@ SOFTCAPPED = {"gemma2"}
 @pytest.fixture
 def varlen(monkeypatch: pytest.MonkeyPatch) -> FakeVarlen:
     """Let captured steps read their slots by length."""
-    monkeypatch.setattr(model_runner, "can_read_slots", lambda shape, num_heads, device: True)
+    monkeypatch.setattr(runner, "can_read_slots", lambda shape, num_heads, device: True)
     return FakeVarlen(monkeypatch)
 
 
 @pytest.fixture
 def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compare both ways on this machine, as if it were a GPU."""
-    compare = slot_reads._error
-    monkeypatch.setattr(slot_reads, "_error", lambda shape, heads, _: compare(shape, heads, CPU))
+    """Run the comparison on this machine, as if it were a GPU."""
+    compare = varlen_reads._error
+    monkeypatch.setattr(varlen_reads, "_error", lambda shape, heads, _: compare(shape, heads, CPU))
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_steps_that_read_by_length_give_what_generate_gives(
-    name: str, recorder: Recorder, varlen: FakeVarlen
+    name: str, capturer: FakeCapturer, varlen: FakeVarlen
 ) -> None:
     make_model, asked = MODELS[name], prompts(5)
     engine = make_engine(load(make_model), num_slots=3)
@@ -58,18 +60,18 @@ def test_rows_of_any_slots_give_the_logits_of_a_plain_step(
     assert varlen.num_calls > 0
 
 
-def test_what_can_not_be_captured_is_captured_with_a_mask_next(
+def test_after_a_failed_capture_steps_are_captured_with_a_mask(
     varlen: FakeVarlen, caplog: pytest.LogCaptureFixture
 ) -> None:
     decoding = Decoding(qwen2, 2)
     expected = decoding.plain_logits(0, 1)
-    decoding.recorder.error = RuntimeError("operation not permitted when stream is capturing")
+    decoding.capturer.error = RuntimeError("operation not permitted when stream is capturing")
     torch.testing.assert_close(decoding.logits(0, 1), expected, rtol=1e-4, atol=1e-4)
     assert "with a mask from now on" in caplog.text
-    decoding.recorder.error, num_calls = None, varlen.num_calls
+    decoding.capturer.error, num_calls = None, varlen.num_calls
     for _ in range(2):
         torch.testing.assert_close(decoding.logits(0, 1), expected, rtol=1e-4, atol=1e-4)
-    assert decoding.recorder.num_replays == 1
+    assert decoding.capturer.num_replays == 1
     assert varlen.num_calls == num_calls
 
 
@@ -78,7 +80,7 @@ def test_softcapped_scores_are_still_read_with_a_mask(varlen: FakeVarlen) -> Non
     assert varlen.num_calls == 0
 
 
-def test_lengths_are_cut_to_what_a_slot_holds_and_starts_lie_a_slot_apart() -> None:
+def test_lengths_are_cut_to_the_slot_and_starts_are_a_slot_apart() -> None:
     reads = SlotReads.of(torch.tensor([1, 9, 40]), capacity=16, longest=16)
     assert reads.query_starts.tolist() == [0, 1, 2, 3]
     assert reads.slot_starts.tolist() == [0, 16, 32, 48]
@@ -87,13 +89,13 @@ def test_lengths_are_cut_to_what_a_slot_holds_and_starts_lie_a_slot_apart() -> N
 
 @pytest.mark.usefixtures("varlen", "on_a_cpu")
 @pytest.mark.parametrize("num_heads", [2, 6])
-def test_what_agrees_with_a_mask_is_used(num_heads: int) -> None:
+def test_reads_that_agree_with_masked_attention_are_used(num_heads: int) -> None:
     assert can_read_slots(SHAPE, num_heads, GPU)
 
 
 @pytest.mark.usefixtures("on_a_cpu")
 @pytest.mark.parametrize("factor", [1.1, torch.nan])
-def test_what_gives_something_else_is_not_used(
+def test_reads_that_give_other_results_are_not_used(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, factor: float
 ) -> None:
     right = FakeVarlen(monkeypatch)
@@ -107,14 +109,14 @@ def test_what_gives_something_else_is_not_used(
 
 
 @pytest.mark.usefixtures("on_a_cpu")
-def test_what_fails_is_not_used(caplog: pytest.LogCaptureFixture) -> None:
+def test_reads_that_fail_are_not_used(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        assert not can_read_slots(SHAPE, 4, GPU)  # torch's own, which has no kernel for a CPU
+        assert not can_read_slots(SHAPE, 4, GPU)  # torch's varlen_attn has no kernel for a CPU
     assert "varlen_attn fails here" in caplog.text
 
 
 @pytest.mark.usefixtures("varlen")
-def test_a_cpu_and_types_without_a_kernel_are_not_asked() -> None:
+def test_a_cpu_and_unsupported_dtypes_are_not_tried() -> None:
     assert not can_read_slots(SHAPE, 4, CPU)
     float32 = KVShape((None,), num_kv_heads=2, head_dim=8, dtype=torch.float32)
     assert not can_read_slots(float32, 4, GPU)

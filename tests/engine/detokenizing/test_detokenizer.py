@@ -1,10 +1,11 @@
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from deployments.engine.detokenizer import INCOMPLETE, Detokenizer, decode_with
+from deployments.engine.detokenizing.detokenizer import INCOMPLETE, Detokenizer, decode_with
 from tests.engine.tiny_models import byte_tokenizer
 
 TEXTS = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=40)
@@ -46,8 +47,8 @@ def byte_fallback(token_ids: Sequence[int]) -> str:
     return BYTE_FALLBACK.decode(list(token_ids))
 
 
-def pieces(detokenizer: Detokenizer, token_ids: Sequence[int]) -> list[str]:
-    """Feed ids one by one; return the pieces until a stop string or the end."""
+def feed_one_by_one(detokenizer: Detokenizer, token_ids: Sequence[int]) -> list[str]:
+    """Feed ids one by one; return the texts until a stop string or the end."""
     found = []
     for token_id in token_ids:
         text, is_stopped = detokenizer.feed((token_id,))
@@ -58,7 +59,7 @@ def pieces(detokenizer: Detokenizer, token_ids: Sequence[int]) -> list[str]:
 
 
 def encode(text: str) -> list[int]:
-    # Text that spells a special token is to stay text: its own token would be skipped.
+    # Text that spells a special token must stay text: the special token would be skipped.
     token_ids: list[int] = BYTE_LEVEL.encode(
         text, add_special_tokens=False, split_special_tokens=True
     )
@@ -68,14 +69,14 @@ def encode(text: str) -> list[int]:
 @given(st.lists(st.integers(0, 299), max_size=80))
 @example([FIRST_BYTE_ID + 200] * 70)
 def test_any_byte_level_stream_joined_equals_the_whole_decoded(token_ids: list[int]) -> None:
-    assert "".join(pieces(Detokenizer(byte_level), token_ids)) == byte_level(token_ids)
+    assert "".join(feed_one_by_one(Detokenizer(byte_level), token_ids)) == byte_level(token_ids)
 
 
 @given(st.lists(st.integers(0, 265), max_size=60))
 def test_any_byte_fallback_stream_gives_the_same_text_however_it_arrives(
     token_ids: list[int],
 ) -> None:
-    one_by_one = "".join(pieces(Detokenizer(byte_fallback), token_ids))
+    one_by_one = "".join(feed_one_by_one(Detokenizer(byte_fallback), token_ids))
     at_once = Detokenizer(byte_fallback)
     text, _ = at_once.feed(token_ids)
     assert text + at_once.flush()[0] == one_by_one
@@ -86,72 +87,75 @@ def test_any_byte_fallback_stream_gives_the_same_text_however_it_arrives(
 @given(st.lists(st.one_of(TEXTS.map(lambda t: list(t.encode())), st.just([256, 257, 259]))))
 def test_valid_text_from_byte_fallback_arrives_whole(parts: list[list[int]]) -> None:
     token_ids = [i for part in parts for i in part]
-    assert "".join(pieces(Detokenizer(byte_fallback), token_ids)) == byte_fallback(token_ids)
+    assert "".join(feed_one_by_one(Detokenizer(byte_fallback), token_ids)) == byte_fallback(
+        token_ids
+    )
 
 
 @given(TEXTS)
 @example("<eos>")
 @example("a\n\nb  c\t 👩‍👩‍👧 日本語 \r\n e\u0301 ")
-def test_text_arrives_unharmed_and_every_piece_is_whole_characters(text: str) -> None:
-    found = pieces(Detokenizer(byte_level), encode(text))
+def test_text_arrives_unchanged_and_only_in_whole_characters(text: str) -> None:
+    found = feed_one_by_one(Detokenizer(byte_level), encode(text))
     assert "".join(found) == text
     if INCOMPLETE not in text:
-        assert all(INCOMPLETE not in piece for piece in found)
+        assert all(INCOMPLETE not in each for each in found)
 
 
 @given(TEXTS, st.lists(st.text(alphabet="ab\n👍é", min_size=1, max_size=4), min_size=1, max_size=3))
 @example("abab", ["bab", "ba"])
-def test_a_stop_string_ends_the_text_where_it_first_stands(text: str, stop: list[str]) -> None:
+def test_a_stop_string_ends_the_text_at_its_first_occurrence(text: str, stop: list[str]) -> None:
     text += "".join(reversed(stop)) + "b"
-    found = "".join(pieces(Detokenizer(byte_level, stop), encode(text)))
+    found = "".join(feed_one_by_one(Detokenizer(byte_level, stop), encode(text)))
     first_end = min(text.find(s) + len(s) for s in stop if s in text)
     ending = [s for s in stop if text[:first_end].endswith(s)]
     assert found in {text[: first_end - len(s)] for s in ending}
 
 
 @given(TEXTS)
-def test_what_only_looks_like_a_stop_string_is_let_through(text: str) -> None:
+def test_text_that_only_begins_like_a_stop_string_is_released(text: str) -> None:
     stop = text + "\x00"
-    assert "".join(pieces(Detokenizer(byte_level, [stop]), encode(text))) == text
+    assert "".join(feed_one_by_one(Detokenizer(byte_level, [stop]), encode(text))) == text
 
 
-def test_of_stop_strings_within_one_token_the_one_that_begins_first_ends_the_text() -> None:
+def test_of_several_stop_strings_in_one_token_the_first_to_begin_ends_the_text() -> None:
     assert Detokenizer(byte_fallback, ["lo", "e", "o"]).feed([256]) == ("H", True)
 
 
-def test_nothing_that_may_begin_a_stop_string_is_sent_early() -> None:
+def test_text_that_may_begin_a_stop_string_is_held_back() -> None:
     detokenizer = Detokenizer(byte_level, ["</end>"])
     assert detokenizer.feed(encode("text</en")) == ("text", False)
     assert detokenizer.feed(encode("d>more")) == ("", True)
 
 
 @given(TEXTS, st.integers(0, 60))
-def test_a_primed_detokenizer_goes_on_where_the_other_stopped(text: str, at: int) -> None:
+def test_a_resumed_detokenizer_continues_where_the_other_stopped(text: str, at: int) -> None:
     token_ids = encode(text)
-    whole = pieces(Detokenizer(byte_level, ["ab"]), token_ids)
+    whole = feed_one_by_one(Detokenizer(byte_level, ["ab"]), token_ids)
     resumed = Detokenizer(byte_level, ["ab"])
     _, is_stopped = resumed.feed(token_ids[:at])
     if not is_stopped:
         at = min(at, len(token_ids))
-        assert pieces(resumed, token_ids[at:]) == whole[at:]
+        assert feed_one_by_one(resumed, token_ids[at:]) == whole[at:]
 
 
+@pytest.mark.slow
 @given(TEXTS, st.lists(st.text(alphabet="ab\n👍é", min_size=1, max_size=4), min_size=1, max_size=3))
 @example("abab", ["bab", "ba"])
 @example("aab", ["aabx", "ab"])
-def test_a_stop_string_ends_nothing_before_enough_tokens(text: str, stop: list[str]) -> None:
+def test_a_stop_string_does_not_end_the_text_before_min_tokens(text: str, stop: list[str]) -> None:
     text += "".join(reversed(stop)) + "b"
     token_ids = encode(text)
     for min_tokens in range(len(token_ids) + 1):
         early = byte_level(token_ids[:min_tokens]).rstrip(INCOMPLETE)
-        # The ends of all stop strings that a later token completes, as one would look for them.
+        # A brute-force search for the ends of all stop strings that a later token completes.
         ends = [
             at + len(s)
             for s in stop
             for at in range(len(text))
             if text.startswith(s, at) and at + len(s) > len(early)
         ]
-        found = "".join(pieces(Detokenizer(byte_level, stop, min_tokens), token_ids))
+        found = "".join(feed_one_by_one(Detokenizer(byte_level, stop, min_tokens), token_ids))
         if INCOMPLETE in text:
             continue
         if not ends:
@@ -165,10 +169,13 @@ def test_a_stop_string_ends_nothing_before_enough_tokens(text: str, stop: list[s
 def test_a_stop_string_that_began_too_early_but_ends_in_time_ends_the_text() -> None:
     token_ids = encode("one END two END three")
     for min_tokens, text in ((6, "one "), (7, "one END two "), (20, "one END two END three")):
-        assert "".join(pieces(Detokenizer(byte_level, ["END"], min_tokens), token_ids)) == text
+        assert (
+            "".join(feed_one_by_one(Detokenizer(byte_level, ["END"], min_tokens), token_ids))
+            == text
+        )
 
 
-def test_special_tokens_are_shown_if_they_are_not_to_be_skipped() -> None:
+def test_special_tokens_are_shown_unless_skipped() -> None:
     tokenizer = byte_tokenizer()
     token_ids = [5, *tokenizer.encode("a"), 5]
     assert decode_with(tokenizer)(token_ids) == "a"

@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from deployments.engine.logprobs import PositionLogprobs
+from deployments.engine.detokenizing.token_bytes import TokenBytes
 from deployments.engine.output import TokenLogprob, TokenLogprobs
-from deployments.engine.token_bytes import TokenBytes
+from deployments.engine.sampling.logprobs import PositionLogprobs
+from tests.engine.detokenizing.test_detokenizer import byte_fallback_tokenizer
 from tests.engine.faults import CLIENTS_TEXT
-from tests.engine.test_detokenizer import byte_fallback_tokenizer
 from tests.engine.tiny_models import byte_tokenizer
 
 TEXTS = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=40)
@@ -31,7 +31,7 @@ def test_the_bytes_of_byte_level_tokens_make_the_text(text: str) -> None:
     assert joined(BYTE_LEVEL, token_ids) == text.encode()
 
 
-def test_every_byte_has_its_token() -> None:
+def test_every_byte_has_a_token() -> None:
     assert {BYTE_LEVEL.of(i) for i in range(44, 300)} == {bytes([byte]) for byte in range(256)}
 
 
@@ -41,13 +41,13 @@ def test_sentencepiece_writes_bytes_and_spaces_in_its_own_way() -> None:
     assert token_bytes.of(265) == "👍".encode()
 
 
-def test_another_tokenizer_s_tokens_are_what_it_decodes() -> None:
+def test_the_bytes_of_other_tokenizers_are_the_decoded_text() -> None:
     tokenizer = Tokenizer(models.WordPiece({"un": 0, "##able": 1, "[UNK]": 2}, unk_token="[UNK]"))
     tokenizer.decoder = decoders.WordPiece()
     assert TokenBytes(fast(tokenizer)).of(0) == b"un"
 
 
-def test_special_tokens_are_told_by_name_and_unknown_ids_by_nothing() -> None:
+def test_special_tokens_give_their_name_and_unknown_ids_nothing() -> None:
     assert BYTE_LEVEL.of(1) == b"<eos>"
     assert BYTE_LEVEL.of(5000) == b""
 
@@ -66,12 +66,12 @@ def test_an_id_on_which_the_tokenizer_raises_has_no_bytes_and_is_logged_without_
     assert [record.message for record in caplog.records] == ["token 300 has no bytes: IndexError"]
 
 
-def test_a_part_of_a_character_has_its_true_bytes_and_a_text_that_shows_it() -> None:
+def test_part_of_a_character_gives_its_exact_bytes_and_a_replacement_character() -> None:
     first, *_ = byte_tokenizer().encode("é", add_special_tokens=False)
-    [told] = BYTE_LEVEL.describe(first, PositionLogprobs(-0.5, ((first, -0.5), (1, -2.0))))
-    assert told == TokenLogprobs(
+    [entry] = BYTE_LEVEL.describe(first, PositionLogprobs(-0.5, ((first, -0.5), (1, -2.0))))
+    assert entry == TokenLogprobs(
         TokenLogprob(first, b"\xc3", -0.5),
         (TokenLogprob(first, b"\xc3", -0.5), TokenLogprob(1, b"<eos>", -2.0)),
     )
-    assert told.chosen.text == "\ufffd"
+    assert entry.chosen.text == "\ufffd"
     assert BYTE_LEVEL.describe(first, None) == ()

@@ -1,4 +1,4 @@
-"""A grammar in the engine: what it allows, when it ends, and whom it must leave alone."""
+"""A grammar in the engine: what it allows, when it ends, and that it affects no other sequence."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -12,12 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from llguidance import LLMatcher
 
-from deployments.engine.grammar import GrammarCompiler, unpack
+from deployments.engine.grammar.matcher import GrammarCompiler, unpack
 from deployments.engine.output import FinishReason
-from deployments.engine.sampler import sample
-from deployments.engine.sampling_params import InvalidParameterError, SamplingParams
-from deployments.engine.sampling_row import SamplingRow
-from deployments.engine.sequence import SequenceRequest
+from deployments.engine.sampling.row import SamplingRow
+from deployments.engine.sampling.sampler import sample
+from deployments.engine.sampling_params import (
+    InvalidParameterError,
+    ReasoningTokens,
+    SamplingParams,
+)
+from deployments.engine.scheduling.sequence import SequenceRequest
 from tests.engine.collector import Collector, run_staggered, sampled_requests
 from tests.engine.faults import FaultyModel, out_of_memory_above
 from tests.engine.tiny_models import (
@@ -80,7 +84,7 @@ def run(schema: Any, **params: Any) -> tuple[str, FinishReason | None]:
     ],
     ids=str,
 )
-def test_the_text_is_whole_and_valid_whatever_else_is_asked(
+def test_the_text_is_complete_and_valid_whatever_the_other_parameters(
     schema: Any, params: Mapping[str, Any]
 ) -> None:
     text, reason = run(schema, **params)
@@ -90,7 +94,7 @@ def test_the_text_is_whole_and_valid_whatever_else_is_asked(
 
 
 @pytest.mark.parametrize(("min_tokens", "length"), [(0, 2), (4, 4), (60, 5)])
-def test_a_text_that_could_go_on_ends_by_the_models_own_end_but_not_before_min_tokens(
+def test_a_text_that_could_continue_ends_with_eos_but_not_before_min_tokens(
     min_tokens: int, length: int
 ) -> None:
     bias = ((EOS_TOKEN_ID, 100.0),)
@@ -102,12 +106,12 @@ def test_a_text_that_could_go_on_ends_by_the_models_own_end_but_not_before_min_t
     assert (len(text), reason) == (length, FinishReason.STOP)
 
 
-def test_a_text_may_be_cut_by_its_length() -> None:
+def test_max_tokens_may_cut_the_text() -> None:
     text, reason = run(OBJECT, max_tokens=4)
     assert (text, reason) == ('{"a"', FinishReason.LENGTH)
 
 
-def test_a_text_that_is_whole_with_its_last_token_was_not_cut() -> None:
+def test_a_text_completed_by_its_last_allowed_token_stops_and_is_not_cut() -> None:
     assert run({"const": "ab"}, max_tokens=4) == ('"ab"', FinishReason.STOP)
 
 
@@ -115,13 +119,14 @@ def test_a_stop_string_ends_the_text_before_the_grammar_does() -> None:
     assert run(OBJECT, stop=("a",)) == ('{"', FinishReason.STOP)
 
 
-def test_the_seed_alone_decides_between_the_texts_that_are_allowed() -> None:
+@pytest.mark.slow
+def test_only_the_seed_decides_between_the_allowed_texts() -> None:
     texts = {seed: run(OBJECT, seed=seed)[0] for seed in range(4)}
     assert len(set(texts.values())) == 4
     assert texts == {seed: run(OBJECT, seed=seed)[0] for seed in range(4)}
 
 
-def test_answers_to_one_request_follow_the_grammar_each_by_itself() -> None:
+def test_several_answers_to_one_request_each_follow_the_grammar() -> None:
     asked = request(OBJECT)
     choices = [
         replace(asked, sequence_id=str(i), params=asked.params.of_choice(i)) for i in range(3)
@@ -132,7 +137,8 @@ def test_answers_to_one_request_follow_the_grammar_each_by_itself() -> None:
         assert set(json.loads(collector.text(str(i)))) == {"a", "b"}
 
 
-def test_neither_bound_nor_free_rows_notice_each_other() -> None:
+@pytest.mark.slow
+def test_rows_with_and_without_a_grammar_do_not_affect_each_other() -> None:
     free = sampled_requests(Random(7))
     bound = [request(OBJECT, f"b{seed}", seed=seed) for seed in range(3)]
     mixed = [each for pair in zip(free, bound, strict=False) for each in pair] + free[3:]
@@ -143,7 +149,8 @@ def test_neither_bound_nor_free_rows_notice_each_other() -> None:
         assert together.token_ids(name) == alone.token_ids(name)
 
 
-def test_a_sequence_that_is_resumed_elsewhere_goes_on_within_the_grammar() -> None:
+@pytest.mark.slow
+def test_a_resumed_sequence_continues_within_the_grammar() -> None:
     asked = request(OBJECT)
     whole = run_staggered(make_engine(load(llama)), [asked]).token_ids("s")
     for cut in range(1, len(whole)):
@@ -152,7 +159,7 @@ def test_a_sequence_that_is_resumed_elsewhere_goes_on_within_the_grammar() -> No
         assert whole[:cut] + rest == whole
 
 
-def test_preempted_sequences_go_on_within_the_grammar() -> None:
+def test_preempted_sequences_continue_within_the_grammar() -> None:
     asked = [request(OBJECT, f"s{seed}", seed=seed) for seed in range(3)]
     expected = run_staggered(make_engine(load(llama)), asked)
     loaded = load(llama)
@@ -172,13 +179,13 @@ def test_preempted_sequences_go_on_within_the_grammar() -> None:
         assert collector.token_ids(each.sequence_id) == expected.token_ids(each.sequence_id)
 
 
-def test_a_grammar_that_leads_nowhere_ends_its_own_sequence_with_an_error() -> None:
+def test_a_grammar_with_a_dead_end_ends_only_its_sequence_with_an_error() -> None:
     engine = make_engine(load(llama))
     collector = run_staggered(engine, [request(DEAD_END, "dead"), request(OBJECT, "good")])
     last = collector.deltas["dead"][-1]
     assert last.finish_reason is FinishReason.ERROR
     assert last.error is not None
-    assert "response_format" in last.error
+    assert "as the request's grammar requires" in last.error
     assert collector.finish_reason("good") is FinishReason.STOP
 
 
@@ -193,7 +200,7 @@ def test_an_aborted_sequence_leaves_nothing_behind() -> None:
 
 
 @pytest.mark.parametrize("grammar", ["{", "start: missing", json_grammar({"not": {}})])
-def test_a_broken_grammar_is_refused_by_the_name_of_its_field(grammar: str) -> None:
+def test_a_broken_grammar_is_refused_with_the_name_of_its_field(grammar: str) -> None:
     asked = SequenceRequest("s", PROMPT, SamplingParams(grammar=grammar))
     engine = make_engine(load(llama))
     with pytest.raises(InvalidParameterError) as refused:
@@ -205,12 +212,12 @@ def test_a_broken_grammar_is_refused_by_the_name_of_its_field(grammar: str) -> N
 
 
 @pytest.mark.parametrize("schema", [{"$ref": "#"}, {"enum": []}], ids=str)
-def test_a_schema_that_no_text_is_valid_by_is_refused(schema: Any) -> None:
+def test_a_schema_that_no_text_can_satisfy_is_refused(schema: Any) -> None:
     with pytest.raises(InvalidParameterError):
         make_engine(load(llama)).compile_grammar(request(schema))
 
 
-def test_generated_tokens_that_break_the_grammar_are_refused() -> None:
+def test_generated_tokens_that_violate_the_grammar_are_refused() -> None:
     engine = make_engine(load(llama))
     with pytest.raises(InvalidParameterError):
         engine.add(replace(request(ENUM), generated_token_ids=tuple(ids_of('"x'))))
@@ -240,21 +247,21 @@ def test_logits_may_be_wider_or_narrower_than_the_tokenizer(vocab_size: int) -> 
     assert set(allowed(matcher.bitmask(), vocab_size)) == set(ids_of('{["-0123456789tfn'))
     for token_id in ids_of('"'):
         matcher.advance(token_id)
-    behind = allowed(matcher.bitmask(), vocab_size)
-    assert ids_of("a")[0] in behind
-    assert max(behind) < min(vocab_size, VOCAB_SIZE)
-    # No special token is text; <pad> is an ordinary one here.
-    assert not set(behind) & set(range(1, 44))
+    following = allowed(matcher.bitmask(), vocab_size)
+    assert ids_of("a")[0] in following
+    assert max(following) < min(vocab_size, VOCAB_SIZE)
+    # Special tokens are not text; <pad> is an ordinary token here.
+    assert not set(following) & set(range(1, 44))
 
 
-def test_a_tokenizer_that_cannot_be_read_is_refused_by_the_name_of_the_field() -> None:
+def test_an_unsupported_tokenizer_is_refused_with_the_name_of_the_field() -> None:
     tokenizer: Any = object()
     with pytest.raises(InvalidParameterError, match="tokenizer") as refused:
         GrammarCompiler(tokenizer, VOCAB_SIZE, {EOS_TOKEN_ID}).compile(json_grammar({}))
     assert refused.value.param == "response_format"
 
 
-def test_tokens_are_barred_unless_the_grammar_allows_no_other() -> None:
+def test_tokens_are_barred_unless_the_grammar_allows_only_those() -> None:
     matcher = compiler().compile(json_grammar({"enum": ["a", "b"]}))
     (quote,), (a,), (b,) = ids_of('"'), ids_of("a"), ids_of("b")
     assert allowed(matcher.bitmask({quote})) == [quote]
@@ -265,7 +272,7 @@ def test_tokens_are_barred_unless_the_grammar_allows_no_other() -> None:
     assert allowed(matcher.bitmask()) == [a, b]
 
 
-def test_a_matcher_that_has_failed_allows_nothing_and_tells_why() -> None:
+def test_a_failed_matcher_allows_nothing_and_reports_why() -> None:
     matcher = compiler().compile(json_grammar(ENUM))
     assert not matcher.advance(ids_of("x")[0])
     assert matcher.error
@@ -292,19 +299,19 @@ def row(bitmask: torch.Tensor | None, **params: Any) -> SamplingRow:
     return SamplingRow(SamplingParams(temperature=0, **params), 3, bitmask=bitmask)
 
 
-def test_a_row_that_can_choose_nothing_is_alone_with_that() -> None:
+def test_a_row_that_can_choose_nothing_affects_no_other() -> None:
     logits = torch.linspace(0, 1, 5 * 40).reshape(5, 40)
     logits[1, 7] = torch.nan
     logits[2, :30] = -torch.inf
     rows = [row(bits({3, 9})), row(bits({5})), row(bits({7})), row(bits({})), row(None)]
     before = logits.clone()
     chosen = [None if found is None else found.token_id for found in sample(logits, rows)]
-    # The second row's NaN is where nothing is allowed; what gives one has failed all the same.
+    # The second row's NaN is at a token that is not allowed, but a row with a NaN always fails.
     assert chosen == [9, None, None, None, 39]
     assert torch.equal(logits.nan_to_num(5), before.nan_to_num(5))
 
 
-def test_log_probabilities_are_of_what_the_model_gave() -> None:
+def test_log_probabilities_ignore_the_grammar() -> None:
     logits = torch.linspace(0, 1, 40)[None]
     (found,) = sample(logits, [row(bits({3}), top_logprobs=1)])
     assert found is not None
@@ -322,8 +329,8 @@ def test_rows_without_a_grammar_are_not_adjusted() -> None:
     assert row(bits({1})).is_adjusted
 
 
-def test_the_token_that_ends_a_grammar_is_no_text_where_special_tokens_have_names() -> None:
-    # "a" may stand again and again, so only the end of the text ends this grammar.
+def test_the_token_that_ends_a_grammar_adds_no_text_even_if_special_tokens_are_shown() -> None:
+    # "a" may repeat without end, so only an EOS token ends this grammar.
     grammar = LLMatcher.grammar_from_lark("start: /a+/")
     params = SamplingParams(
         temperature=0.0,
@@ -335,3 +342,76 @@ def test_the_token_that_ends_a_grammar_is_no_text_where_special_tokens_have_name
     )
     collector = run_staggered(make_engine(load(llama)), [SequenceRequest("s", PROMPT, params)])
     assert (collector.text("s"), collector.finish_reason("s")) == ("a", FinishReason.STOP)
+
+
+START, END = 5, 6
+MARKS = ReasoningTokens(START, END)
+BEGUN = ReasoningTokens(START, END, has_begun=True)
+COLORS = json_grammar(ENUM)
+
+
+def test_a_sequence_may_reason_before_its_grammar_or_follow_it_at_once() -> None:
+    (quote,) = ids_of('"')
+    matcher = compiler().compile(COLORS, reasoning=MARKS)
+    assert allowed(matcher.bitmask()) == [START, quote]
+    assert allowed(matcher.bitmask({START})) == [quote]
+    assert not matcher.advance(START)
+    everything = [i for i in range(VOCAB_SIZE) if i != EOS_TOKEN_ID]
+    assert allowed(matcher.bitmask()) == everything
+    assert allowed(matcher.bitmask({END})) == [i for i in everything if i != END]
+    for token_id in (*ids_of("{]"), START, END):
+        assert not matcher.advance(token_id)
+    assert allowed(matcher.bitmask()) == [quote]
+    ends = [matcher.advance(token_id) for token_id in ids_of('"red"')]
+    assert ends == [False, False, False, False, True]
+    assert matcher.error is None
+    at_once = compiler().compile(COLORS, reasoning=MARKS)
+    assert [at_once.advance(token_id) for token_id in ids_of('"red"')][-1]
+
+
+def test_reasoning_that_the_prompt_began_ends_at_its_mark() -> None:
+    matcher = compiler().compile(COLORS, reasoning=BEGUN)
+    assert EOS_TOKEN_ID not in allowed(matcher.bitmask())
+    assert not matcher.advance(END)
+    assert allowed(matcher.bitmask()) == ids_of('"')
+    assert not matcher.advance(ids_of("x")[0])
+    assert matcher.error
+    assert allowed(matcher.bitmask()) == []
+
+
+@pytest.mark.parametrize("marks", [MARKS, BEGUN])
+def test_generated_reasoning_is_consumed_before_the_grammar_s_text(marks: ReasoningTokens) -> None:
+    generated = [START, *ids_of("Hm"), END, *ids_of('"re')]
+    matcher = compiler().compile(COLORS, generated, marks)
+    assert allowed(matcher.bitmask()) == ids_of("d")
+    with pytest.raises(InvalidParameterError, match="violate"):
+        compiler().compile(COLORS, [START, END, *ids_of("x")], marks)
+
+
+def test_a_stop_string_may_end_the_text_inside_the_reasoning() -> None:
+    (letter,) = ids_of("a")
+    params: dict[str, Any] = {"stop": ("aa",), "logit_bias": ((letter, 100.0),)}
+    collector = Collector(make_engine(load(llama)))
+    collector.engine.add(request(ENUM, reasoning=BEGUN, **params))
+    collector.run()
+    assert (collector.text("s"), collector.finish_reason("s")) == ("", FinishReason.STOP)
+    assert collector.token_ids("s") == [letter, letter]
+
+
+@pytest.mark.parametrize("marks", [MARKS, BEGUN])
+def test_a_text_that_ends_is_the_grammar_s_behind_its_reasoning(marks: ReasoningTokens) -> None:
+    collector = Collector(make_engine(load(llama)))
+    for seed in range(12):
+        params: dict[str, Any] = {"seed": seed, "reasoning": marks, "ignore_eos": seed % 2 == 0}
+        bias = ((START, 3.0), (END, 9.0), (EOS_TOKEN_ID, 9.0))
+        collector.engine.add(request(ENUM, f"s{seed}", logit_bias=bias, min_tokens=3, **params))
+    collector.run()
+    kinds = set()
+    for name in collector.deltas:
+        told = collector.token_ids(name)
+        has_begun = marks.has_begun or told[0] == START
+        answer = told[told.index(END) + 1 :] if has_begun else told
+        assert collector.finish_reason(name) is FinishReason.STOP
+        assert json.loads(str(byte_tokenizer().decode(answer))) in ENUM["enum"]
+        kinds.add(has_begun)
+    assert True in kinds

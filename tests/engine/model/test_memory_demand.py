@@ -5,9 +5,10 @@ from typing import cast
 import pytest
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, ProcessorMixin
 
-from deployments.engine.memory import memory_demand
-from deployments.engine.model_loader import LoadedModel
-from deployments.gpu.budget import MemoryDemand
+from deployments.device.memory_budget import GRAPH_LAYER_BYTES, MemoryDemand
+from deployments.engine.model.loader import LoadedModel
+from deployments.engine.model.memory_demand import memory_demand
+from deployments.engine.replay.graph_sizes import MAX_GRAPHS
 from tests.engine.tiny_models import (
     byte_tokenizer,
     gemma3,
@@ -32,17 +33,17 @@ def test_a_slot_is_as_large_as_the_engine_makes_it(
     assert demand(loaded).slot_bytes * 3 == engine.kv_bytes
 
 
-def test_layers_with_a_window_ask_for_no_more_than_their_window() -> None:
+def test_layers_with_a_window_need_no_more_than_their_window() -> None:
     # A window of 7 in all 3 layers, each with 2 heads of 8 for keys and for values, in float32.
     assert demand(load(mistral)).slot_bytes == 3 * 7 * 2 * 2 * 8 * 4
 
 
-def test_weights_are_those_of_the_model() -> None:
+def test_weight_bytes_are_those_of_the_model() -> None:
     loaded = load(qwen2)
     assert demand(loaded).weight_bytes == loaded.num_weight_bytes
 
 
-def test_a_step_grows_with_its_tokens_and_its_sequences() -> None:
+def test_activations_grow_with_the_tokens_and_sequences_of_a_step() -> None:
     loaded = load(qwen2)
     small = demand(loaded).activation_bytes
     assert demand(loaded, max_batched_tokens=48).activation_bytes > small
@@ -50,16 +51,46 @@ def test_a_step_grows_with_its_tokens_and_its_sequences() -> None:
     assert demand(loaded, max_model_len=960).activation_bytes == small
 
 
-def test_a_model_with_images_may_meet_a_step_as_long_as_its_slots() -> None:
-    # The processor is never called; that there is one says that prompts may hold images.
+def test_a_model_with_images_may_run_a_step_as_long_as_its_slots() -> None:
+    # The processor is never called; having one means that prompts may hold images.
     loaded = replace(load(qwen2), processor=cast("ProcessorMixin", object()))
     uncut = demand(loaded, max_batched_tokens=96).activation_bytes
     assert demand(loaded, max_batched_tokens=24).activation_bytes == uncut
 
 
-def test_a_model_that_names_no_inner_size_has_four_times_its_hidden_size() -> None:
+def test_a_missing_intermediate_size_counts_as_four_times_the_hidden_size() -> None:
     config = GPT2Config(
         vocab_size=300, n_embd=32, n_layer=1, n_head=4, bos_token_id=0, eos_token_id=1
     )
     loaded = LoadedModel(GPT2LMHeadModel(config), byte_tokenizer(), None, frozenset())
     assert demand(loaded).activation_bytes == 24 * (4 + 3 * 4) * 32 * 4 + 5 * 3 * 300 * 4
+
+
+def planned_graphs(
+    *, max_num_seqs: int, max_model_len: int = 96, max_graphs: int = MAX_GRAPHS
+) -> int:
+    return memory_demand(
+        load(qwen2),
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_batched_tokens=24,
+        max_graphs=max_graphs,
+    ).graph_bytes
+
+
+def test_graph_memory_covers_each_size_of_step() -> None:
+    one, four = planned_graphs(max_num_seqs=1), planned_graphs(max_num_seqs=4)
+    # 3 layers each: one graph of 1 row; then graphs of 1, 2 and 4 rows.
+    assert 0 < one - 3 * GRAPH_LAYER_BYTES < 10_000
+    assert 0 < four - 3 * 3 * GRAPH_LAYER_BYTES < 40_000
+    assert planned_graphs(max_num_seqs=1, max_model_len=1000) - one == 2 * 3 * GRAPH_LAYER_BYTES
+
+
+def test_graph_memory_covers_no_more_graphs_than_are_kept() -> None:
+    most = planned_graphs(max_num_seqs=256, max_model_len=32_768)
+    assert most - planned_graphs(max_num_seqs=256, max_model_len=4096) == 0
+    assert most >= MAX_GRAPHS * 3 * GRAPH_LAYER_BYTES
+
+
+def test_without_captures_no_graph_memory_is_planned() -> None:
+    assert planned_graphs(max_num_seqs=4, max_graphs=0) == 0

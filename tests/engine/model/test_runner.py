@@ -4,13 +4,13 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from deployments.engine.attention import ATTENTION_NAME
-from deployments.engine.kv_slots import KVShape, KVSlots
-from deployments.engine.model_loader import LoadedModel
-from deployments.engine.model_runner import ModelRunner, StepLogits
+from deployments.engine.attention.attention import ATTENTION_NAME
+from deployments.engine.attention.kv_slots import KVShape, KVSlots
+from deployments.engine.model.loader import LoadedModel
+from deployments.engine.model.runner import ModelRunner, StepLogits
 from deployments.engine.sampling_params import SamplingParams
-from deployments.engine.scheduler import DecodeRow, PrefillChunk, StepPlan
-from deployments.engine.sequence import Sequence, SequenceRequest
+from deployments.engine.scheduling.scheduler import DecodeRow, PrefillChunk, StepPlan
+from deployments.engine.scheduling.sequence import Sequence, SequenceRequest
 from tests.engine.tiny_models import (
     IMAGE_SIZE,
     IMAGE_TOKEN_ID,
@@ -85,7 +85,7 @@ def test_prefill_in_chunks_and_decode_give_the_stock_models_logits(make_model: M
 
 
 @pytest.mark.parametrize("num_images", [0, 1])
-def test_a_part_that_is_run_again_gives_the_same_logits(num_images: int) -> None:
+def test_a_plan_that_runs_again_gives_the_same_logits(num_images: int) -> None:
     run = runner(load(gemma3)).run
     plan = whole(sequence(*range(50, 62), num_images=num_images), 2)
     first = logits(run(plan))
@@ -97,7 +97,7 @@ def test_a_part_that_is_run_again_gives_the_same_logits(num_images: int) -> None
     assert torch.equal(logits(run(decode)), logits(run(decode)))
 
 
-def test_the_logits_are_float32_and_of_those_who_are_due_alone() -> None:
+def test_the_logits_are_float32_and_only_of_sequences_that_are_due() -> None:
     run = runner(load(gemma3)).run
     image, text, unfinished = sequence(50, num_images=1), sequence(60), sequence(*range(50, 60))
     result = run(
@@ -118,7 +118,7 @@ def test_the_logits_are_float32_and_of_those_who_are_due_alone() -> None:
 
 def test_an_image_that_fails_leaves_the_language_model_on_slots() -> None:
     loaded = load(gemma3)
-    bad = sequence(50, 51, num_images=2)  # places for one
+    bad = sequence(50, 51, num_images=2)  # the prompt has tokens for one
     with pytest.raises((ValueError, RuntimeError)):
         runner(loaded).run(whole(bad, 0))
     assert loaded.text_config._attn_implementation == ATTENTION_NAME
@@ -129,7 +129,7 @@ def test_an_image_that_fails_leaves_the_language_model_on_slots() -> None:
     )
 
 
-def test_a_model_that_computes_logits_nobody_asked_for_is_refused() -> None:
+def test_a_model_that_ignores_logits_to_keep_is_refused() -> None:
     loaded = load(qwen2)
     stock = loaded.model.forward
 
@@ -141,5 +141,5 @@ def test_a_model_that_computes_logits_nobody_asked_for_is_refused() -> None:
         runner(loaded).run(whole(sequence(50, 51), 0))
 
 
-def test_nothing_to_run_gives_nothing() -> None:
+def test_an_empty_plan_gives_no_logits() -> None:
     assert runner(load(qwen2)).run(StepPlan((), ())) is None

@@ -16,13 +16,8 @@ from transformers import (
     Qwen2VLForConditionalGeneration,
 )
 
-from deployments.engine.model_check import (
-    UnsupportedModelError,
-    check_config,
-    check_layers,
-    check_length,
-    has_images,
-)
+from deployments.compute.errors import UnsupportedModelError
+from deployments.engine.model.support import check_config, check_layers, check_length, has_images
 from tests.engine.tiny_models import MODELS, SHAPE, load, make_engine, qwen2_sliding
 
 MROPE: Mapping[str, Any] = {"rope_scaling": {"type": "mrope", "mrope_section": [2, 1, 1]}}
@@ -70,7 +65,7 @@ REFUSED_CONFIGS: Mapping[str, tuple[PreTrainedConfig, str]] = {
 
 
 @pytest.mark.parametrize(("config", "feature"), REFUSED_CONFIGS.values(), ids=REFUSED_CONFIGS)
-def test_what_the_configuration_tells_is_refused_by_name(
+def test_an_unsupported_configuration_is_refused_by_feature(
     config: PreTrainedConfig, feature: str
 ) -> None:
     with pytest.raises(UnsupportedModelError, match=feature):
@@ -78,11 +73,11 @@ def test_what_the_configuration_tells_is_refused_by_name(
 
 
 @pytest.mark.parametrize("make_model", MODELS.values(), ids=MODELS)
-def test_what_the_engine_has_passes(make_model: Callable[[], PreTrainedModel]) -> None:
+def test_supported_families_pass(make_model: Callable[[], PreTrainedModel]) -> None:
     check_config(make_model().config)
 
 
-def test_images_are_told_by_the_configuration() -> None:
+def test_the_configuration_shows_whether_a_model_takes_images() -> None:
     assert has_images(Gemma3Config())
     assert not has_images(Qwen2Config())
 
@@ -99,34 +94,34 @@ REFUSED_MODELS: Mapping[str, tuple[str, Mapping[str, Any], str]] = {
         {"num_local_experts": 2, "num_experts_per_tok": 1, "num_key_value_heads": 2, "head_dim": 8},
         r"attention sinks \(s_aux\)",
     ),
-    "a window that only the mask knows": (
+    "a window only in the mask": (
         "qwen2_moe",
         {**WINDOW, "use_sliding_window": True, "max_window_layers": 1, "num_experts": 2,
          "num_experts_per_tok": 1, "moe_intermediate_size": 16,
          "shared_expert_intermediate_size": 16, "num_key_value_heads": 2},
         "attends to 96 tokens, but by the configuration its sliding window is 7",
     ),
-    "a window that only the mask knows, in all layers": (
+    "a window only in the mask, in all layers": (
         "phimoe",
         {**WINDOW, "num_local_experts": 2, "num_key_value_heads": 2},
         "layer 0 attends to 96 tokens",
     ),
     "two passes of attention": ("diffllama", {"num_key_value_heads": 2}, "layer 0 attends twice"),
-    "layers that come again": ("hrm_text", {"head_dim": 8}, "attends twice"),
+    "layers that run twice": ("hrm_text", {"head_dim": 8}, "attends twice"),
     "a mask of its own": ("doge", {"num_key_value_heads": 2}, "a mask of the model's own"),
     "looking ahead": ("bert", {}, "look ahead"),
     "ALiBi": ("bloom", {}, "a forward pass that takes no position_ids"),
     "positions of its own": ("bart", DECODER, "takes no position_ids"),
-    "positions that start elsewhere": (
+    "positions that do not start at zero": (
         "roberta", {"is_decoder": True}, "positions that don't count from zero",
     ),
-    "more than text": ("xmod", {}, "does not run on text alone: Input language unknown"),
+    "more than text": ("xmod", {}, "does not run on text only: Input language unknown"),
     "no logits_to_keep": ("trocr", DECODER, "takes no logits_to_keep"),
     "attention of its own": ("gptj", {"rotary_dim": 4}, "an attention of their own"),
-    "arguments that end half-way": (
-        "stablelm", {"num_key_value_heads": 2}, "pass no arguments on to attention",
+    "arguments not passed on": (
+        "stablelm", {"num_key_value_heads": 2}, "do not pass their arguments on to attention",
     ),
-    "heads that the configuration does not tell": (
+    "heads other than the configuration says": (
         "jetmoe",
         {"num_key_value_heads": 2, "kv_channels": 8, "num_local_experts": 2},
         "keys have 4 heads of 8 elements",
@@ -137,7 +132,7 @@ REFUSED_MODELS: Mapping[str, tuple[str, Mapping[str, Any], str]] = {
 @pytest.mark.parametrize(
     ("model_type", "options", "feature"), REFUSED_MODELS.values(), ids=REFUSED_MODELS
 )
-def test_what_only_the_model_tells_is_refused_by_name(
+def test_a_feature_that_only_the_model_shows_is_refused_by_name(
     model_type: str, options: Mapping[str, Any], feature: str
 ) -> None:
     model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call] # transformers leaves it untyped
@@ -148,7 +143,9 @@ def test_what_only_the_model_tells_is_refused_by_name(
         make_engine(load(lambda: model)).warm_up()
 
 
-def test_positions_that_images_shift_are_refused_where_the_configuration_is_silent() -> None:
+def test_positions_shifted_by_images_are_refused_even_if_the_configuration_does_not_say_so() -> (
+    None
+):
     text = {**SHAPE, "num_key_value_heads": 2}
     vision = {"depth": 1, "embed_dim": 16, "hidden_size": 32, "num_heads": 2}
     config = Qwen2VLConfig(text_config=text, vision_config=vision)
@@ -159,7 +156,9 @@ def test_positions_that_images_shift_are_refused_where_the_configuration_is_sile
 
 def test_layers_that_did_not_attend_are_named() -> None:
     check_layers(qwen2_sliding().config, {0, 1, 2})
-    with pytest.raises(UnsupportedModelError, match=r"layers \[0, 2\] keep their state elsewhere"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"layers \[0, 2\] keep state other than keys and values"
+    ):
         check_layers(qwen2_sliding().config, {1})
 
 
@@ -170,7 +169,7 @@ def test_a_length_beyond_the_models_positions_is_refused() -> None:
         check_length(config, 101)
 
 
-def test_a_length_at_which_neighbours_would_turn_one_anothers_positions_is_refused() -> None:
+def test_a_length_at_which_longrope_positions_depend_on_the_batch_is_refused() -> None:
     rope = {
         "rope_type": "longrope",
         "rope_theta": 10000.0,

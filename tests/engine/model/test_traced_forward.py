@@ -6,22 +6,24 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from deployments.engine import recorded_forward
-from deployments.engine.attention import ATTENTION_NAME
-from deployments.engine.forward import Forward, StockForward
-from deployments.engine.kv_slots import KVShape, KVSlots
-from deployments.engine.model_loader import LoadedModel
-from deployments.engine.packed_step import ChunkRows, PackedStep
-from deployments.engine.recorded_forward import NotRecordableError, RecordedForward, record
+from deployments.engine.attention.attention import ATTENTION_NAME
+from deployments.engine.attention.kv_slots import KVShape, KVSlots
+from deployments.engine.attention.packed_step import ChunkRows, PackedStep
+from deployments.engine.model import traced_forward
+from deployments.engine.model.forward import Forward, StockForward
+from deployments.engine.model.loader import LoadedModel
+from deployments.engine.model.traced_forward import NotTraceableError, TracedForward, trace
 from tests.engine.tiny_models import MODELS, gemma3, load, mixtral, qwen2, qwen3_moe
+
+pytestmark = pytest.mark.slow
 
 MakeModel = Callable[[], PreTrainedModel]
 
 MIXTURES = (mixtral, qwen3_moe)
-RECORDABLE = {name: make for name, make in MODELS.items() if make not in MIXTURES}
+TRACEABLE = {name: make for name, make in MODELS.items() if make not in MIXTURES}
 
 STEPS: Sequence[tuple[tuple[int, ...], tuple[int, ...], tuple[ChunkRows, ...], tuple[int, ...]]] = (
-    # Slots and positions that decode, the chunks, and the rows that are due.
+    # Slots that decode, their positions, the chunks, and the rows that are due.
     ((), (), (ChunkRows(0, 0, 0, 9),), (8,)),
     ((), (), (ChunkRows(0, 1, 0, 1),), (0,)),
     ((0,), (9,), (), (0,)),
@@ -29,7 +31,7 @@ STEPS: Sequence[tuple[tuple[int, ...], tuple[int, ...], tuple[ChunkRows, ...], t
     ((0, 1), (11, 2), (ChunkRows(2, 2, 0, 7),), (0, 1)),
     ((0, 1), (12, 3), (ChunkRows(2, 2, 7, 14),), (0, 1, 8)),
 )
-"""Of 9, 1, 1, 2, 9 and 9 rows, some of them behind a window."""
+"""Steps of 9, 1, 1, 2, 9 and 9 rows; some rows lie past a window."""
 
 
 def shape_of(loaded: LoadedModel) -> KVShape:
@@ -37,12 +39,12 @@ def shape_of(loaded: LoadedModel) -> KVShape:
 
 
 def made_of(loaded: LoadedModel) -> Forward:
-    return record(loaded.model, shape_of(loaded))
+    return trace(loaded.model, shape_of(loaded))
 
 
 @torch.inference_mode()
 def logits_of(forward: Forward, loaded: LoadedModel) -> list[torch.Tensor]:
-    """Run the steps above, on slots of their own."""
+    """Run the steps above on new slots; return each step's logits."""
     kv = KVSlots(shape_of(loaded), num_slots=3, max_model_len=32, device=torch.device("cpu"))
     generator = torch.Generator().manual_seed(1)
     logits = []
@@ -54,39 +56,39 @@ def logits_of(forward: Forward, loaded: LoadedModel) -> list[torch.Tensor]:
     return logits
 
 
-@pytest.mark.parametrize("make_model", RECORDABLE.values(), ids=RECORDABLE)
-def test_what_was_recorded_gives_the_models_own_logits_to_the_last_bit(
+@pytest.mark.parametrize("make_model", TRACEABLE.values(), ids=TRACEABLE)
+def test_a_traced_forward_gives_the_models_own_logits_to_the_last_bit(
     make_model: MakeModel,
 ) -> None:
     loaded = load(make_model)
-    recorded = made_of(loaded)
-    assert isinstance(recorded, RecordedForward)
+    traced = made_of(loaded)
+    assert isinstance(traced, TracedForward)
     assert loaded.text_config._attn_implementation == ATTENTION_NAME
     own = logits_of(StockForward(loaded.model), loaded)
     assert [len(logits[0]) for logits in own] == [len(due) for *_, due in STEPS]
-    assert all(map(torch.equal, logits_of(recorded, loaded), own))
+    assert all(map(torch.equal, logits_of(traced, loaded), own))
 
 
-def test_weights_that_change_later_are_those_that_count() -> None:
+def test_a_trace_uses_weights_that_change_later() -> None:
     loaded = load(qwen2)
-    recorded = made_of(loaded)
+    traced = made_of(loaded)
     with torch.no_grad():
         loaded.model.get_parameter("model.norm.weight").mul_(2)
     own = logits_of(StockForward(loaded.model), loaded)
-    assert all(map(torch.equal, logits_of(recorded, loaded), own))
+    assert all(map(torch.equal, logits_of(traced, loaded), own))
 
 
 @pytest.mark.parametrize("make_model", MIXTURES)
-def test_a_mixture_of_experts_keeps_its_own_way(
+def test_a_mixture_of_experts_keeps_its_own_forward_pass(
     make_model: MakeModel, caplog: pytest.LogCaptureFixture
 ) -> None:
     loaded = load(make_model)
     with caplog.at_level(logging.INFO):
         assert isinstance(made_of(loaded), StockForward)
     assert loaded.text_config._attn_implementation == ATTENTION_NAME
-    (told,) = caplog.records
-    assert told.levelno == logging.INFO
-    assert "the forward pass is not recorded" in told.message
+    (record,) = caplog.records
+    assert record.levelno == logging.INFO
+    assert "the forward pass is not traced" in record.message
 
 
 def wrapped(change: Callable[[torch.Tensor], torch.Tensor]) -> LoadedModel:
@@ -119,7 +121,7 @@ def by_chosen_rows(rows: torch.Tensor) -> torch.Tensor:
 
 
 def by_kept_rows(rows: torch.Tensor) -> torch.Tensor:
-    """Join as many rows as have a value above 0 with the others, as some mixtures of experts do."""
+    """Select rows by their values and join them with the others, as some mixtures of experts do."""
     is_high = rows[0, :, 0] > 0
     return torch.cat([rows[:, is_high] * 2, rows[:, ~is_high]], dim=1)[:, : rows.shape[1]]
 
@@ -128,48 +130,48 @@ CHANGES = (by_num_rows, by_even_num_rows, by_value, by_chosen_rows, by_kept_rows
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_model_whose_way_depends_on_its_input_is_not_recorded(
+def test_a_model_whose_control_flow_depends_on_its_input_is_not_traced(
     change: Callable[[torch.Tensor], torch.Tensor],
 ) -> None:
     loaded = wrapped(change)
-    with pytest.raises(NotRecordableError):
-        RecordedForward(loaded.model)
+    with pytest.raises(NotTraceableError):
+        TracedForward(loaded.model)
     assert loaded.text_config._attn_implementation == ATTENTION_NAME
     assert isinstance(made_of(loaded), StockForward)
 
 
-def test_what_depends_on_the_number_of_rows_is_named() -> None:
-    with pytest.raises(NotRecordableError, match=r"depends on the number of rows: .*> 4"):
-        RecordedForward(wrapped(by_num_rows).model)
+def test_a_dependence_on_the_number_of_rows_is_named() -> None:
+    with pytest.raises(NotTraceableError, match=r"depends on the number of rows: .*> 4"):
+        TracedForward(wrapped(by_num_rows).model)
 
 
-def test_a_failed_recording_does_not_hinder_the_next(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_trace_does_not_hinder_the_next(caplog: pytest.LogCaptureFixture) -> None:
     def fail(_: torch.Tensor) -> torch.Tensor:
         raise KeyError("a model's bug")
 
-    with caplog.at_level(logging.INFO), pytest.raises(NotRecordableError, match="a model's bug"):
-        RecordedForward(wrapped(fail).model)
+    with caplog.at_level(logging.INFO), pytest.raises(NotTraceableError, match="a model's bug"):
+        TracedForward(wrapped(fail).model)
     assert not logging.getLogger("torch._subclasses.fake_tensor").disabled
-    assert isinstance(made_of(load(gemma3)), RecordedForward)
+    assert isinstance(made_of(load(gemma3)), TracedForward)
 
 
-class Twisted(RecordedForward):
-    """A recording in which something went wrong unnoticed."""
+class Twisted(TracedForward):
+    """A trace that silently gives wrong logits."""
 
     def __call__(self, *arguments: Any) -> torch.Tensor:
         return super().__call__(*arguments) * 1.01
 
 
-def test_a_recording_that_gives_other_logits_is_told_and_not_used(
+def test_a_trace_that_gives_other_logits_is_logged_and_not_used(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(recorded_forward, "RecordedForward", Twisted)
+    monkeypatch.setattr(traced_forward, "TracedForward", Twisted)
     with caplog.at_level(logging.WARNING):
         assert isinstance(made_of(load(qwen2)), StockForward)
-    assert "its logits would be others" in caplog.text
+    assert "its logits would differ" in caplog.text
 
 
-def test_a_state_of_the_recordings_time_is_noticed(caplog: pytest.LogCaptureFixture) -> None:
+def test_state_that_changed_while_tracing_is_noticed(caplog: pytest.LogCaptureFixture) -> None:
     calls: list[int] = []
 
     def by_call(rows: torch.Tensor) -> torch.Tensor:
@@ -178,4 +180,4 @@ def test_a_state_of_the_recordings_time_is_noticed(caplog: pytest.LogCaptureFixt
 
     with caplog.at_level(logging.WARNING):
         assert isinstance(made_of(wrapped(by_call)), StockForward)
-    assert "its logits would be others" in caplog.text
+    assert "its logits would differ" in caplog.text

@@ -3,12 +3,12 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from deployments.engine import step_guard
-from deployments.engine.model_runner import StepLogits
+from deployments.engine.model.runner import StepLogits
+from deployments.engine.recovery import step_recovery
+from deployments.engine.recovery.step_recovery import StepOutcome, StepRecovery
 from deployments.engine.sampling_params import SamplingParams
-from deployments.engine.scheduler import DecodeRow, PrefillChunk, StepPlan
-from deployments.engine.sequence import Sequence, SequenceRequest
-from deployments.engine.step_guard import StepGuard, StepOutcome
+from deployments.engine.scheduling.scheduler import DecodeRow, PrefillChunk, StepPlan
+from deployments.engine.scheduling.sequence import Sequence, SequenceRequest
 
 CPU = torch.device("cpu")
 SHORT = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"
@@ -37,7 +37,7 @@ def names(plan: StepPlan) -> str:
 
 
 class Runner:
-    """Runs plans without a model; each sequence is due."""
+    """Runs plans without a model; every sequence is due."""
 
     def __init__(self, fault: Callable[[StepPlan], str | None]) -> None:
         self.fault = fault
@@ -59,8 +59,8 @@ def ran(outcome: StepOutcome) -> str:
     return "".join(sorted(rows))
 
 
-def blamed(outcome: StepOutcome) -> dict[str, str]:
-    return {sequence.sequence_id: why for sequence, why in outcome.blamed}
+def errors(outcome: StepOutcome) -> dict[str, str]:
+    return {sequence.sequence_id: why for sequence, why in outcome.failed}
 
 
 def restarting(outcome: StepOutcome) -> str:
@@ -75,12 +75,12 @@ def short_above(num_tokens: int) -> Callable[[StepPlan], str | None]:
     return lambda plan: SHORT if plan.num_tokens > num_tokens else None
 
 
-def guard(
+def recovery(
     run: Callable[[StepPlan], StepLogits | None],
-    unwrapped_length: int = 100,
+    full_context_length: int = 100,
     drop_graphs: Callable[[], None] = lambda: None,
-) -> StepGuard:
-    return StepGuard(run, CPU, unwrapped_length, drop_graphs)
+) -> StepRecovery:
+    return StepRecovery(run, CPU, full_context_length, drop_graphs)
 
 
 MIXED = ((decode("a", 0), decode("b", 1)), (chunk("c", 0, 3), chunk("d", 0, 8, has_images=True)))
@@ -88,38 +88,38 @@ MIXED = ((decode("a", 0), decode("b", 1)), (chunk("c", 0, 3), chunk("d", 0, 8, h
 
 def test_text_runs_in_one_pass_and_images_in_their_own() -> None:
     runner = Runner(lambda _: None)
-    outcome = guard(runner).run(StepPlan(*MIXED))
+    outcome = recovery(runner).run(StepPlan(*MIXED))
     assert runner.passes == ["abc", "d"]
-    assert (ran(outcome), outcome.blamed, outcome.num_tokens_too_many) == ("abcd", [], 0)
+    assert (ran(outcome), outcome.failed, outcome.num_oom_tokens) == ("abcd", [], 0)
 
 
 @pytest.mark.parametrize("bad", ["a", "b", "c", "d", "ac", "bd", "abcd"])
-def test_the_bad_are_blamed_and_the_others_run(bad: str) -> None:
-    outcome = guard(Runner(failing(*bad))).run(StepPlan(*MIXED))
+def test_bad_sequences_fail_and_the_others_run(bad: str) -> None:
+    outcome = recovery(Runner(failing(*bad))).run(StepPlan(*MIXED))
     assert ran(outcome) == "".join(sorted(set("abcd") - set(bad)))
-    assert blamed(outcome) == dict.fromkeys(bad, "the model failed on this sequence")
+    assert errors(outcome) == dict.fromkeys(bad, "the model failed on this sequence")
 
 
-def test_images_that_fail_cost_the_text_no_pass() -> None:
+def test_images_that_fail_cause_no_extra_pass_for_the_text() -> None:
     runner = Runner(failing("d"))
-    guard(runner).run(StepPlan(*MIXED))
+    recovery(runner).run(StepPlan(*MIXED))
     assert runner.passes == ["abc", "d"]
 
 
-def test_one_bad_row_among_64_costs_eight_more_passes_at_most() -> None:
+def test_one_bad_row_among_64_costs_at_most_eight_more_passes() -> None:
     rows = tuple(decode(chr(200 + i), i) for i in range(64))
     for row in rows:
         runner = Runner(failing(row.sequence.sequence_id))
-        outcome = guard(runner).run(StepPlan(rows, ()))
-        assert (len(outcome.ran), len(outcome.blamed)) == (63, 1)
+        outcome = recovery(runner).run(StepPlan(rows, ()))
+        assert (len(outcome.ran), len(outcome.failed)) == (63, 1)
         assert len(runner.passes) <= 1 + 6 + 2
 
 
-def test_a_pass_out_of_memory_blames_none_and_tells_its_size() -> None:
+def test_a_pass_out_of_memory_fails_no_sequence_and_reports_its_size() -> None:
     runner = Runner(short_above(2))
-    outcome = guard(runner).run(StepPlan(MIXED[0], MIXED[1][:1]))
+    outcome = recovery(runner).run(StepPlan(MIXED[0], MIXED[1][:1]))
     assert runner.passes == ["abc"]
-    assert (ran(outcome), outcome.blamed, outcome.num_tokens_too_many) == ("", [], 5)
+    assert (ran(outcome), outcome.failed, outcome.num_oom_tokens) == ("", [], 5)
 
 
 @pytest.mark.parametrize(
@@ -131,39 +131,39 @@ def test_the_devices_cache_is_emptied_when_memory_is_short_and_only_then(
     num_releases: int,
 ) -> None:
     released: list[torch.device] = []
-    monkeypatch.setattr(step_guard, "release_cache", released.append)
+    monkeypatch.setattr(step_recovery, "release_cache", released.append)
     plan = StepPlan(MIXED[0], (MIXED[1][0], chunk("i", 0, 2, has_images=True)))
-    guard(Runner(fault)).run(plan)
+    recovery(Runner(fault)).run(plan)
     assert released == [CPU] * num_releases
 
 
-def test_what_ran_beside_a_pass_out_of_memory_stays() -> None:
+def test_other_passes_of_a_step_survive_one_out_of_memory() -> None:
     runner = Runner(lambda plan: SHORT if plan.decode else None)
-    outcome = guard(runner).run(StepPlan(*MIXED))
-    assert (ran(outcome), outcome.num_tokens_too_many) == ("d", 5)
+    outcome = recovery(runner).run(StepPlan(*MIXED))
+    assert (ran(outcome), outcome.num_oom_tokens) == ("d", 5)
 
 
 @pytest.mark.parametrize(
     "row", [decode("a", 0), chunk("a", 7, 8), chunk("a", 0, 8, has_images=True)]
 )
-def test_what_cannot_be_smaller_is_tried_twice_and_then_blamed(
+def test_a_row_that_cannot_be_smaller_is_tried_twice_and_then_fails(
     row: DecodeRow | PrefillChunk,
 ) -> None:
     plan = StepPlan((row,), ()) if isinstance(row, DecodeRow) else StepPlan((), (row,))
     runner = Runner(short_above(0))
-    outcome = guard(runner).run(plan)
+    outcome = recovery(runner).run(plan)
     assert runner.passes == ["a", "a"]
-    assert blamed(outcome) == {"a": "there is not enough memory for this sequence"}
-    assert outcome.num_tokens_too_many == 0
+    assert errors(outcome) == {"a": "there is not enough memory for this sequence"}
+    assert outcome.num_oom_tokens == 0
 
 
-def test_a_second_try_that_passes_counts() -> None:
+def test_a_retry_that_succeeds_counts() -> None:
     answers = iter([SHORT, None])
-    outcome = guard(Runner(lambda _: next(answers))).run(StepPlan((decode("a", 0),), ()))
-    assert (ran(outcome), outcome.blamed) == ("a", [])
+    outcome = recovery(Runner(lambda _: next(answers))).run(StepPlan((decode("a", 0),), ()))
+    assert (ran(outcome), outcome.failed) == ("a", [])
 
 
-def test_a_second_try_has_the_memory_that_captured_steps_held() -> None:
+def test_a_retry_has_the_memory_that_captured_steps_held() -> None:
     events: list[str] = []
 
     def run(plan: StepPlan) -> StepLogits:
@@ -172,7 +172,7 @@ def test_a_second_try_has_the_memory_that_captured_steps_held() -> None:
             raise torch.OutOfMemoryError
         return StepLogits(sequences(plan), torch.zeros(1, 3))
 
-    outcome = guard(run, drop_graphs=lambda: events.append("drop")).run(
+    outcome = recovery(run, drop_graphs=lambda: events.append("drop")).run(
         StepPlan((decode("a", 0),), ())
     )
     assert (ran(outcome), events) == ("a", ["a", "drop", "a"])
@@ -181,51 +181,56 @@ def test_a_second_try_has_the_memory_that_captured_steps_held() -> None:
 def test_a_pass_that_can_be_smaller_leaves_captured_steps_alone() -> None:
     dropped: list[str] = []
     runner = Runner(short_above(2))
-    outcome = guard(runner, drop_graphs=lambda: dropped.append("all")).run(
+    outcome = recovery(runner, drop_graphs=lambda: dropped.append("all")).run(
         StepPlan(MIXED[0], MIXED[1][:1])
     )
-    assert (outcome.num_tokens_too_many, dropped) == (5, [])
+    assert (outcome.num_oom_tokens, dropped) == (5, [])
 
 
-def test_a_chunk_out_of_memory_alone_while_a_culprit_is_sought_is_not_blamed() -> None:
+def test_a_chunk_that_runs_out_of_memory_during_bisection_does_not_fail() -> None:
     def fault(plan: StepPlan) -> str | None:
         if len(plan.decode) + len(plan.prefill) > 1:
             return "together they fail"
         return short_above(2)(plan)
 
-    outcome = guard(Runner(fault)).run(StepPlan(MIXED[0], MIXED[1][:1]))
-    assert (ran(outcome), outcome.blamed, outcome.num_tokens_too_many) == ("ab", [], 3)
+    outcome = recovery(Runner(fault)).run(StepPlan(MIXED[0], MIXED[1][:1]))
+    assert (ran(outcome), outcome.failed, outcome.num_oom_tokens) == ("ab", [], 3)
 
 
-def test_all_rows_of_a_pass_that_failed_are_known_to_have_strays() -> None:
+def test_all_rows_of_a_failed_pass_are_marked_as_having_uncounted_kv() -> None:
     chunks = (chunk("c", 0, 3), chunk("d", 0, 8, has_images=True))
     plan = StepPlan((decode("a", 0), decode("b", 1)), chunks)
-    guard(Runner(failing("d"))).run(plan)
-    assert [sequence.has_strays for sequence in sequences(plan)] == [False, False, False, True]
-    guard(Runner(failing("c"))).run(plan)
-    assert all(sequence.has_strays for sequence in sequences(plan))
+    recovery(Runner(failing("d"))).run(plan)
+    assert [sequence.has_uncounted_kv for sequence in sequences(plan)] == [
+        False,
+        False,
+        False,
+        True,
+    ]
+    recovery(Runner(failing("c"))).run(plan)
+    assert all(sequence.has_uncounted_kv for sequence in sequences(plan))
 
 
-def test_where_slots_overwrite_chunks_behind_others_start_over_and_then_run_alone() -> None:
+def test_where_slots_overwrite_continued_chunks_restart_and_then_run_alone() -> None:
     plan = StepPlan((decode("a", 0),), (chunk("c", 3, 6), chunk("d", 0, 6), chunk("e", 7, 8)))
-    outcome = guard(Runner(failing("c")), 5).run(plan)
-    assert (ran(outcome), restarting(outcome), outcome.blamed) == ("ade", "c", [])
+    outcome = recovery(Runner(failing("c")), 5).run(plan)
+    assert (ran(outcome), restarting(outcome), outcome.failed) == ("ade", "c", [])
     runner = Runner(failing("c"))
-    outcome = guard(runner, 5).run(plan)
+    outcome = recovery(runner, 5).run(plan)
     assert runner.passes == ["ade", "c"]
-    assert (ran(outcome), restarting(outcome), list(blamed(outcome))) == ("ade", "", ["c"])
+    assert (ran(outcome), restarting(outcome), list(errors(outcome))) == ("ade", "", ["c"])
 
 
-def test_where_slots_overwrite_a_chunk_out_of_memory_starts_over() -> None:
+def test_where_slots_overwrite_a_chunk_out_of_memory_restarts() -> None:
     plan = StepPlan((decode("a", 0),), (chunk("c", 3, 6), chunk("d", 0, 6)))
-    outcome = guard(Runner(short_above(5)), 5).run(plan)
-    assert (ran(outcome), restarting(outcome), outcome.num_tokens_too_many) == ("", "c", 10)
+    outcome = recovery(Runner(short_above(5)), 5).run(plan)
+    assert (ran(outcome), restarting(outcome), outcome.num_oom_tokens) == ("", "c", 10)
     assert not plan.prefill[0].sequence.is_suspect
 
 
-def test_a_device_that_is_gone_blames_none() -> None:
+def test_a_device_that_is_gone_fails_no_sequence() -> None:
     def gone(_: StepPlan) -> None:
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
     with pytest.raises(torch.AcceleratorError):
-        guard(gone).run(StepPlan(*MIXED))
+        recovery(gone).run(StepPlan(*MIXED))

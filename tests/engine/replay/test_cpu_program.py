@@ -1,4 +1,4 @@
-"""Decode steps as programs, beside the same steps call by call."""
+"""Decode steps as programs, compared with the same steps call by call."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
@@ -24,23 +24,24 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from deployments.engine.cpu import decode_program, prepack
-from deployments.engine.cpu.decode_program import (
+from deployments.compute.cpu.jit.kernel_program import can_run
+from deployments.compute.cpu.linear import prepack
+from deployments.compute.cpu.linear.prepacked_linear import can_prepack
+from deployments.compute.cpu.linear.small_batch_kernel import make_kernel
+from deployments.engine.engine import Engine
+from deployments.engine.limits import EngineLimits
+from deployments.engine.model.loader import LoadedModel, prepare_model
+from deployments.engine.model.runner import StepLogits
+from deployments.engine.model.traced_forward import TracedForward
+from deployments.engine.replay import cpu_program
+from deployments.engine.replay.cpu_program import (
     DecodePrograms,
     NotProgrammableError,
-    _KernelsAlone,
+    _KernelsOnly,
 )
-from deployments.engine.cpu.few_rows_kernel import make_kernel
-from deployments.engine.cpu.kernel_program import can_run
-from deployments.engine.cpu.prepacked_linear import can_prepack
-from deployments.engine.engine import Engine
-from deployments.engine.engine_limits import EngineLimits
-from deployments.engine.model_loader import LoadedModel, prepare_model
-from deployments.engine.model_runner import StepLogits
-from deployments.engine.recorded_forward import RecordedForward
 from deployments.engine.sampling_params import SamplingParams
-from deployments.engine.scheduler import StepPlan
-from deployments.engine.sequence import SequenceRequest
+from deployments.engine.scheduling.scheduler import StepPlan
+from deployments.engine.scheduling.sequence import SequenceRequest
 from tests.engine.collector import Collector
 from tests.engine.tiny_models import byte_tokenizer
 
@@ -110,7 +111,7 @@ def engine_of(loaded: LoadedModel, *, with_programs: bool = True) -> Engine:
 
 
 class NoPrograms(DecodePrograms):
-    """None for any step."""
+    """Has no program for any step."""
 
     def __init__(self, engine: Engine) -> None:
         self.kv = engine._kv
@@ -119,9 +120,9 @@ class NoPrograms(DecodePrograms):
         return None
 
 
-def forward_of(engine: Engine) -> RecordedForward:
+def forward_of(engine: Engine) -> TracedForward:
     forward = engine._runner._forward
-    assert isinstance(forward, RecordedForward)
+    assert isinstance(forward, TracedForward)
     return forward
 
 
@@ -158,14 +159,14 @@ def threads() -> Iterator[None]:
 
 @pytest.fixture(scope="module", params=FAMILIES, ids=lambda make: make.__name__)
 def engines(request: pytest.FixtureRequest) -> tuple[Engine, Engine]:
-    """One that runs programs, and one that does not."""
+    """Return an engine that runs programs, and one that does not."""
     loaded = load(request.param)
     return engine_of(loaded), engine_of(loaded, with_programs=False)
 
 
 @st.composite
 def some_arrivals(draw: st.DrawFn) -> list[tuple[int, SequenceRequest]]:
-    """Sequences, each with the step before which it comes."""
+    """Draw sequences, each with the step before which it arrives."""
     number = draw(st.integers(1, 7))
     return [
         (
@@ -193,7 +194,7 @@ def run(engine: Engine, arrivals: list[tuple[int, SequenceRequest]]) -> dict[str
 
 @settings(max_examples=10, deadline=None)
 @given(arrivals=some_arrivals(), num_threads=st.integers(1, 2))
-def test_the_tokens_are_those_of_the_calls_one_by_one(
+def test_programs_give_the_same_tokens_as_call_by_call(
     engines: tuple[Engine, Engine],
     arrivals: list[tuple[int, SequenceRequest]],
     num_threads: int,
@@ -204,10 +205,8 @@ def test_the_tokens_are_those_of_the_calls_one_by_one(
 
 
 @pytest.mark.parametrize("num_threads", [3, 4])
-def test_threads_that_are_late_change_nothing(
-    engines: tuple[Engine, Engine], num_threads: int
-) -> None:
-    """More threads than cores: some are always late, and what they hold is made again."""
+def test_late_threads_change_nothing(engines: tuple[Engine, Engine], num_threads: int) -> None:
+    """With more threads than cores some are always late, and their calls are executed again."""
     arrivals = [(i, request(str(i), 5, 40, seed=i)) for i in range(NUM_SLOTS)]
     expected = run(engines[1], arrivals)
     torch.set_num_threads(num_threads)
@@ -225,9 +224,9 @@ def test_each_size_of_a_step_has_a_program(engines: tuple[Engine, Engine]) -> No
 
 
 def logits_of(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
-    """Return the logits of each step of some sequences, as the engine holds them afterwards."""
+    """Run some sequences; return each step's logits as they are after the last step."""
     held: list[torch.Tensor] = []
-    run_plan = engine._guard._run
+    run_plan = engine._recovery._run
 
     def kept(plan: StepPlan) -> StepLogits | None:
         found = run_plan(plan)
@@ -235,14 +234,14 @@ def logits_of(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[torch.Ten
         held.append(found.logits)
         return found
 
-    monkeypatch.setattr(engine._guard, "_run", kept)
+    monkeypatch.setattr(engine._recovery, "_run", kept)
     for i in range(3):
         engine.add(request(str(i), 3, 4 + 9 * i))
     finish(engine)
     return held
 
 
-def test_the_logits_are_the_same_to_the_last_bit_and_are_not_written_over(
+def test_the_logits_are_the_same_to_the_last_bit_and_not_overwritten(
     engines: tuple[Engine, Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found, expected = (logits_of(engine, monkeypatch) for engine in engines)
@@ -250,8 +249,8 @@ def test_the_logits_are_the_same_to_the_last_bit_and_are_not_written_over(
     assert all(map(torch.equal, found, expected))
 
 
-def test_memory_is_used_again_from_layer_to_layer() -> None:
-    def pieces(num_layers: int) -> list[tuple[int, int]]:
+def test_buffers_are_reused_from_layer_to_layer() -> None:
+    def buffers(num_layers: int) -> list[tuple[int, int]]:
         shape = {**SHAPE, "num_hidden_layers": num_layers}
         engine = engine_of(load(lambda: Qwen2ForCausalLM(Qwen2Config(**shape))))
         for i in range(NUM_SLOTS):
@@ -260,10 +259,10 @@ def test_memory_is_used_again_from_layer_to_layer() -> None:
         free = programs_of(engine)._memory._free
         return sorted((row_bytes, len(found)) for row_bytes, found in free.items())
 
-    assert pieces(8) == pieces(16)  # two epochs, and four
+    assert buffers(8) == buffers(16)  # two epochs and four
 
 
-def test_a_program_is_of_the_slots_that_it_was_made_on() -> None:
+def test_other_slots_get_programs_of_their_own() -> None:
     loaded = load(qwen2)
     first = engine_of(loaded)
     first.add(request("a", 5, 8))
@@ -279,10 +278,10 @@ def test_a_program_is_of_the_slots_that_it_was_made_on() -> None:
 
 
 @pytest.mark.parametrize("make_model", [qwen2, mistral])
-def test_what_computes_between_kernels_goes_on_call_by_call(
+def test_a_model_that_computes_between_kernels_runs_call_by_call(
     make_model: MakeModel, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In float32 the linear layers are torch's."""
+    """In float32 the linear layers are torch's own."""
     loaded = load(make_model, is_bfloat16=False)
     caplog.set_level(logging.INFO)
     engine = engine_of(loaded)
@@ -296,7 +295,7 @@ def test_what_computes_between_kernels_goes_on_call_by_call(
 
 
 class Copies(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch leaves it untyped
-    """Keeps the shapes of what is copied."""
+    """Keeps the shapes of cloned tensors."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call] # as above
@@ -311,10 +310,10 @@ class Copies(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch leaves
         return found
 
 
-def test_plain_linear_layers_go_on_call_by_call_and_their_weights_are_not_copied(
+def test_plain_linear_layers_run_call_by_call_and_their_weights_are_not_copied(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A plain layer's product reads a view of the weight and the number of rows that are due."""
+    """A plain layer's product reads a view of the weight, and the number of rows that are due."""
     monkeypatch.setattr(prepack, "can_prepack", lambda _: False)
     caplog.set_level(logging.INFO)
     engine = engine_of(load(qwen2))
@@ -339,31 +338,31 @@ SOMETIMES_COMPUTED: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 @pytest.mark.parametrize("name", SOMETIMES_COMPUTED)
-def test_what_computes_at_times_is_refused_when_it_does(name: str) -> None:
-    """Behind kernels that are noted alone it would compute once, on what no kernel has written."""
+def test_an_operator_that_sometimes_computes_is_refused_when_it_does(name: str) -> None:
+    """After captured kernels it would compute only once, on memory that no kernel has written."""
     operator = SOMETIMES_COMPUTED[name]
     given = torch.zeros(2, 3, 4, dtype=torch.bfloat16)
     others = given.float() if name == "to" else given.transpose(1, 2)
-    with torch.inference_mode(), _KernelsAlone():  # type: ignore[no-untyped-call] # as above
+    with torch.inference_mode(), _KernelsOnly():  # type: ignore[no-untyped-call] # as above
         assert operator(given).data_ptr() == given.data_ptr()
         with pytest.raises(NotProgrammableError):
             operator(others)
 
 
-def test_without_a_pool_of_threads_steps_go_on_call_by_call(
+def test_without_a_pool_of_threads_steps_run_call_by_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(decode_program, "can_run", lambda: False)
+    monkeypatch.setattr(cpu_program, "can_run", lambda: False)
     engine = engine_of(load(qwen2))
     engine.add(request("a", 5, 8))
     assert len(finish(engine)["a"]) == 8
     assert not programs_of(engine)._programs
 
 
-def test_an_error_while_it_is_recorded_leaves_nothing_recorded(
+def test_an_error_while_capturing_leaves_nothing_captured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The step guard runs the step again."""
+    """Step recovery runs the step again."""
     engine = engine_of(load(qwen2))
     failures = iter([MemoryError("no memory")])
 
@@ -372,8 +371,8 @@ def test_an_error_while_it_is_recorded_leaves_nothing_recorded(
             raise failure
         return stock(self, row_bytes)
 
-    stock: Callable[..., torch.Tensor] = decode_program._Memory.take
-    monkeypatch.setattr(decode_program._Memory, "take", take)
+    stock: Callable[..., torch.Tensor] = cpu_program._BufferPool.take
+    monkeypatch.setattr(cpu_program._BufferPool, "take", take)
     engine.add(request("a", 5, 8))
     found = finish(engine)
     monkeypatch.undo()

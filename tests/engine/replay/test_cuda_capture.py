@@ -1,7 +1,7 @@
-"""What a failure of a capture leaves behind, with torch's books kept by a fake of its allocator.
+"""Captures on a real GPU, and what a failed one leaves behind: a fake keeps torch's books.
 
-As in torch, `capture_end` clears the books only where CUDA ends the capture, which it refuses to do
-once something has spoilt it.
+As in torch, the fake's `capture_end` clears the books only where CUDA ends the capture, which it
+refuses to do for an invalidated one.
 """
 
 from collections.abc import Iterator
@@ -12,21 +12,63 @@ from typing import Any
 import pytest
 import torch
 
-from deployments.engine import device_errors
-from deployments.engine.cuda.graph_capture import CudaCapturer
-from deployments.engine.device_errors import release_cache
+from deployments.compute import device_errors
+from deployments.compute.device_errors import release_cache
+from deployments.engine.replay.cuda_capture import CudaCapturer, open_capturer
 
 GPU = torch.device("cuda", 0)
-SPOILT = torch.AcceleratorError("CUDA error: operation failed due to a previous error")
+INVALIDATED = torch.AcceleratorError("CUDA error: operation failed due to a previous error")
+
+
+def test_a_cpu_has_no_capturer() -> None:
+    assert open_capturer(torch.device("cpu")) is None
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_torch_can_not_use_has_no_capturer(caplog: pytest.LogCaptureFixture) -> None:
+    assert open_capturer(torch.device("cuda", 0)) is None
+    assert "no CUDA graphs" in caplog.text
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_a_replay_uses_the_current_inputs() -> None:
+    capturer = open_capturer(torch.device("cuda", 0))
+    assert capturer is not None
+    inputs, outputs = torch.zeros(4, device="cuda"), torch.zeros(4, device="cuda")
+    weights = torch.randn(4, 4, device="cuda")
+    capturer.warm_up(lambda: weights @ inputs)
+    graph = capturer.capture(lambda: outputs.copy_(weights @ inputs))
+    inputs.fill_(2.0)
+    graph.replay()
+    torch.testing.assert_close(outputs, weights @ inputs)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_a_failed_capture_leaves_its_stream() -> None:
+    capturer = open_capturer(torch.device("cuda", 0))
+    assert capturer is not None
+    inputs = torch.ones(4, device="cuda")
+    before = torch.cuda.current_stream()
+
+    def wait() -> torch.Tensor:
+        return inputs * inputs.sum().item()
+
+    capturer.warm_up(wait)
+    with pytest.raises(RuntimeError):
+        capturer.capture(wait)
+    assert torch.cuda.current_stream() == before
+    assert (inputs + 1).tolist() == [2.0] * 4
 
 
 class FakeCuda:
-    """The pieces of torch.cuda that captures touch.
+    """The parts of torch.cuda that captures use.
 
     Attributes:
-        underway: Pools to which the allocator believes a capture is recording.
+        underway: Pools for which the allocator counts a capture as running.
         num_users: Graphs that hold each pool.
-        events: What streams and stream contexts were told, in order.
+        events: What happened on streams, in order.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,10 +119,10 @@ class FakeCuda:
         try:
             yield
         except torch.AcceleratorError as error:
-            raise SPOILT from error
+            raise INVALIDATED from error
         except Exception:
             self.underway.remove(pool)
-            self.num_users[pool] -= 1  # the graph's destructor
+            self.num_users[pool] -= 1  # as the graph's destructor does
             raise
         self.underway.remove(pool)
 
@@ -110,7 +152,7 @@ def raising(error: Exception) -> Any:
     return run
 
 
-def test_a_capture_that_was_spoilt_does_not_stay_in_the_allocators_books(cuda: FakeCuda) -> None:
+def test_an_invalidated_capture_does_not_stay_in_the_allocators_books(cuda: FakeCuda) -> None:
     capturer = CudaCapturer(GPU)
     with pytest.raises(torch.AcceleratorError, match="previous error"):
         capturer.capture(raising(torch.AcceleratorError("CUDA error: operation not permitted")))
@@ -121,7 +163,7 @@ def test_a_capture_that_was_spoilt_does_not_stay_in_the_allocators_books(cuda: F
     assert cuda.events.count("enter side") == cuda.events.count("leave side") == 2
 
 
-def test_a_capture_that_torch_itself_has_ended_is_not_ended_twice(cuda: FakeCuda) -> None:
+def test_a_capture_that_torch_has_ended_is_not_ended_twice(cuda: FakeCuda) -> None:
     capturer = CudaCapturer(GPU)
     capturer.capture(lambda: torch.zeros(1))
     with pytest.raises(torch.OutOfMemoryError):
@@ -129,7 +171,7 @@ def test_a_capture_that_torch_itself_has_ended_is_not_ended_twice(cuda: FakeCuda
     assert cuda.num_users == {0: 1}  # the first graph's
 
 
-def test_after_a_warm_up_that_failed_the_stream_still_waits_for_what_it_launched(
+def test_after_a_failed_warm_up_the_stream_waits_for_what_was_launched(
     cuda: FakeCuda,
 ) -> None:
     with pytest.raises(torch.OutOfMemoryError):
@@ -137,7 +179,7 @@ def test_after_a_warm_up_that_failed_the_stream_still_waits_for_what_it_launched
     assert cuda.events == ["side waits for main", "enter side", "leave side", "main waits for side"]
 
 
-def test_a_cache_is_emptied_once_the_device_is_done(
+def test_a_cache_is_emptied_after_the_device_has_finished(
     cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: cuda.events.append("empty"))
@@ -145,15 +187,15 @@ def test_a_cache_is_emptied_once_the_device_is_done(
     assert cuda.events == ["wait", "empty"]
 
 
-def test_a_cache_that_can_not_be_emptied_ends_nothing(
+def test_a_cache_that_can_not_be_emptied_raises_nothing(
     cuda: FakeCuda, caplog: pytest.LogCaptureFixture
 ) -> None:
     cuda.underway.append(7)
     release_cache(GPU)
-    assert "could not be emptied" in caplog.text
+    assert "could not empty" in caplog.text
 
 
-def test_a_device_that_is_gone_is_told_as_such_when_its_cache_is_emptied(
+def test_emptying_the_cache_of_a_failed_device_raises(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fail() -> None:

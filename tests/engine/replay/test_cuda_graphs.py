@@ -1,4 +1,4 @@
-"""Decode steps as graphs, with a recording in the place of CUDA's."""
+"""Decode steps as graphs, with fakes in place of CUDA's graphs."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,37 +8,38 @@ import torch
 from transformers import PreTrainedModel
 
 from deployments.engine import engine as engine_module
-from deployments.engine import model_runner, recorded_forward
+from deployments.engine.attention.kv_slots import KVShape, KVSlots
 from deployments.engine.engine import Engine
-from deployments.engine.kv_slots import KVShape, KVSlots
-from deployments.engine.model_runner import ModelRunner
+from deployments.engine.model import runner, traced_forward
+from deployments.engine.model.runner import ModelRunner
 from deployments.engine.sampling_params import SamplingParams
-from deployments.engine.scheduler import DecodeRow, PrefillChunk, StepPlan
-from deployments.engine.sequence import Sequence, SequenceRequest
-from tests.engine.recorded_graphs import RecordedGraph, Recorder
+from deployments.engine.scheduling.scheduler import DecodeRow, PrefillChunk, StepPlan
+from deployments.engine.scheduling.sequence import Sequence, SequenceRequest
+from tests.engine.fake_graphs import FakeCapturer, FakeGraph
 from tests.engine.tiny_models import MODELS, generate, gpt2, load, make_engine, mistral, qwen2
+
+pytestmark = pytest.mark.slow
 
 MakeModel = Callable[[], PreTrainedModel]
 
 LOOKING = {"gpt2"}
-"""Families whose forward pass looks at its input on the host, which no graph can."""
+"""Families whose forward pass reads its input on the host, which no graph can."""
 
 
 @pytest.fixture
-def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
-    """Let engines capture their decode steps in recordings, of torch's operators as on a GPU.
+def capturer(monkeypatch: pytest.MonkeyPatch) -> FakeCapturer:
+    """Let engines capture their decode steps as fake graphs of torch's operators, as on a GPU.
 
-    The kernels that take their place on a CPU are given addresses, not tensors: no recording sees
-    them.
+    CPU kernels stay out of use: they get addresses, not tensors, so a fake graph can't see them.
     """
-    monkeypatch.setattr(recorded_forward, "_speed_up", lambda graph: None)
-    made = Recorder()
+    monkeypatch.setattr(traced_forward, "_speed_up", lambda graph: None)
+    made = FakeCapturer()
     monkeypatch.setattr(engine_module, "open_capturer", lambda device: made)
     return made
 
 
 def before(method: Callable[..., Any], call: Callable[[], None]) -> Callable[..., Any]:
-    """Return a method that calls something first."""
+    """Return the method, preceded by a call of `call`."""
 
     def called(*arguments: Any) -> Any:
         call()
@@ -66,44 +67,44 @@ def answers(engine: Engine, asked: dict[str, tuple[int, ...]], num: int) -> dict
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_replayed_steps_give_what_generate_gives(name: str, recorder: Recorder) -> None:
+def test_replayed_steps_give_what_generate_gives(name: str, capturer: FakeCapturer) -> None:
     make_model, asked = MODELS[name], prompts(5)
     engine = make_engine(load(make_model), num_slots=3)
     engine.warm_up()
     given = answers(engine, asked, 12)
     assert given == {key: generate(make_model, prompt, 12) for key, prompt in asked.items()}
-    assert (recorder.num_replays > 10) == (name not in LOOKING)
+    assert (capturer.num_replays > 10) == (name not in LOOKING)
 
 
 def test_a_model_that_can_not_be_captured_is_tried_once(
-    recorder: Recorder, caplog: pytest.LogCaptureFixture
+    capturer: FakeCapturer, caplog: pytest.LogCaptureFixture
 ) -> None:
     answers(make_engine(load(gpt2), num_slots=3), prompts(4), 8)
-    assert recorder.num_warm_ups == 1
+    assert capturer.num_warm_ups == 1
     assert caplog.text.count("could not be captured") == 1
 
 
-def test_a_step_whose_capture_fails_has_run_all_the_same(recorder: Recorder) -> None:
-    recorder.error = torch.OutOfMemoryError("no room for a pool")
+def test_a_step_whose_capture_fails_has_still_run(capturer: FakeCapturer) -> None:
+    capturer.error = torch.OutOfMemoryError("no room for a pool")
     asked = prompts(2)
     given = answers(make_engine(load(qwen2)), asked, 6)
     assert given == {key: generate(qwen2, prompt, 6) for key, prompt in asked.items()}
-    assert not recorder.graphs
+    assert not capturer.graphs
 
 
 class Decoding:
-    """Prefilled sequences in the slots of a runner that records."""
+    """Prefilled sequences in the slots of a runner that captures."""
 
     def __init__(self, make_model: MakeModel, num_seqs: int, num_slots: int = 4) -> None:
         loaded = load(make_model)
-        self.recorder = Recorder()
+        self.capturer = FakeCapturer()
         self.kv = KVSlots(
             KVShape.of(loaded.text_config, torch.float32),
             num_slots=num_slots,
             max_model_len=600,
             device=torch.device("cpu"),
         )
-        self.runner = ModelRunner(loaded.model, self.kv, self.recorder)
+        self.runner = ModelRunner(loaded.model, self.kv, self.capturer)
         self.plain = ModelRunner(loaded.model, self.kv)
         self.sequences = [self._prefill(slot) for slot in range(num_seqs)]
 
@@ -134,7 +135,7 @@ def test_rows_of_any_slots_give_the_logits_of_a_plain_step(slots: tuple[int, ...
     expected = decoding.plain_logits(*slots)
     for _ in range(3):
         torch.testing.assert_close(decoding.logits(*slots), expected, rtol=1e-4, atol=1e-4)
-    assert decoding.recorder.num_replays == 2
+    assert decoding.capturer.num_replays == 2
 
 
 def test_slots_that_do_not_decode_keep_what_they_hold() -> None:
@@ -146,7 +147,7 @@ def test_slots_that_do_not_decode_keep_what_they_hold() -> None:
     assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
 
 
-def test_a_slot_that_is_not_finite_spoils_no_other_row() -> None:
+def test_a_slot_with_nan_affects_no_other_row() -> None:
     decoding = Decoding(qwen2, 3)
     expected = decoding.plain_logits(0, 2)
     for tensor in (*decoding.kv.keys, *decoding.kv.values):
@@ -155,27 +156,27 @@ def test_a_slot_that_is_not_finite_spoils_no_other_row() -> None:
         torch.testing.assert_close(decoding.logits(0, 2), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_a_capture_that_lacks_memory_leaves_those_before_it_and_other_sizes_run_plainly() -> None:
+def test_after_a_capture_without_memory_earlier_graphs_stay_and_other_sizes_run_plainly() -> None:
     decoding = Decoding(qwen2, 4)
     decoding.logits(0)
-    decoding.recorder.error = torch.OutOfMemoryError("no room for a second one")
+    decoding.capturer.error = torch.OutOfMemoryError("no room for a second one")
     decoding.logits(0, 1)
-    decoding.recorder.error = None
+    decoding.capturer.error = None
     decoding.logits(0)
-    assert decoding.recorder.num_replays == 1
+    assert decoding.capturer.num_replays == 1
     expected = decoding.plain_logits(0, 1, 2)
     torch.testing.assert_close(decoding.logits(0, 1, 2), expected, rtol=1e-4, atol=1e-4)
-    assert (decoding.runner.num_graphs, decoding.recorder.num_warm_ups) == (1, 2)
-    decoding.runner.drop_graphs()  # which makes room
+    assert (decoding.runner.num_graphs, decoding.capturer.num_warm_ups) == (1, 2)
+    decoding.runner.drop_graphs()  # frees memory
     for _ in range(2):
         decoding.logits(0, 1, 2)
-    assert [graph.num_replays for graph in decoding.recorder.graphs] == [1, 1]
+    assert [graph.num_replays for graph in decoding.capturer.graphs] == [1, 1]
 
 
-def test_a_shortage_in_any_part_of_a_captured_step_is_a_pause_and_no_error(
-    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+def test_a_memory_shortage_in_any_part_of_a_captured_step_is_a_pause_and_no_error(
+    capturer: FakeCapturer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Memory is short for the first step of a size, for its capture, and for a replay, in turn."""
+    """Memory runs out in the first step of a size, in its capture, and in a replay, in turn."""
     num_calls = 0
 
     def sometimes() -> None:
@@ -184,16 +185,16 @@ def test_a_shortage_in_any_part_of_a_captured_step_is_a_pause_and_no_error(
         if num_calls % 3 == 0:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
-    monkeypatch.setattr(Recorder, "warm_up", before(Recorder.warm_up, sometimes))
-    monkeypatch.setattr(Recorder, "capture", before(Recorder.capture, sometimes))
-    monkeypatch.setattr(RecordedGraph, "replay", before(RecordedGraph.replay, sometimes))
+    monkeypatch.setattr(FakeCapturer, "warm_up", before(FakeCapturer.warm_up, sometimes))
+    monkeypatch.setattr(FakeCapturer, "capture", before(FakeCapturer.capture, sometimes))
+    monkeypatch.setattr(FakeGraph, "replay", before(FakeGraph.replay, sometimes))
     asked = prompts(6)
     given = answers(make_engine(load(qwen2), num_slots=4), asked, 12)
     assert given == {key: generate(qwen2, prompt, 12) for key, prompt in asked.items()}
     assert num_calls > 9
 
 
-def test_steps_that_were_dropped_are_captured_anew() -> None:
+def test_dropped_steps_are_captured_again() -> None:
     decoding = Decoding(qwen2, 1)
     expected = decoding.plain_logits(0)
     decoding.logits(0)
@@ -201,10 +202,10 @@ def test_steps_that_were_dropped_are_captured_anew() -> None:
     assert decoding.runner.num_graphs == 0
     for _ in range(2):
         torch.testing.assert_close(decoding.logits(0), expected, rtol=1e-4, atol=1e-4)
-    assert [graph.num_replays for graph in decoding.recorder.graphs] == [0, 1]
+    assert [graph.num_replays for graph in decoding.capturer.graphs] == [0, 1]
 
 
-def test_logits_are_left_alone_by_the_steps_after() -> None:
+def test_later_steps_do_not_change_logits() -> None:
     decoding = Decoding(qwen2, 2)
     decoding.logits(0)
     first = decoding.logits(0)
@@ -223,40 +224,45 @@ def test_a_longer_sequence_needs_a_graph_of_its_own() -> None:
     expected = decoding.plain_logits(0)
     for _ in range(2):
         torch.testing.assert_close(decoding.logits(0), expected, rtol=1e-4, atol=1e-4)
-    assert [graph.num_replays for graph in decoding.recorder.graphs] == [0, 1]
+    assert [graph.num_replays for graph in decoding.capturer.graphs] == [0, 1]
 
 
-def test_the_graph_unused_for_longest_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_runner, "MAX_GRAPHS", 2)
+def test_the_least_recently_used_graph_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "MAX_GRAPHS", 2)
     decoding = Decoding(qwen2, 4)
-    for slots in ((0,), (0, 1), (0,), (0, 1, 2, 3)):  # the third leaves two rows the oldest
+    for slots in (
+        (0,),
+        (0, 1),
+        (0,),
+        (0, 1, 2, 3),
+    ):  # the third makes the graph of two rows the oldest
         decoding.logits(*slots)
     assert decoding.runner.num_graphs == 2
     decoding.logits(0)
-    assert [graph.num_replays for graph in decoding.recorder.graphs] == [2, 0, 0]
+    assert [graph.num_replays for graph in decoding.capturer.graphs] == [2, 0, 0]
     decoding.logits(0, 1)
-    assert len(decoding.recorder.graphs) == 4
+    assert len(decoding.capturer.graphs) == 4
 
 
-def test_a_replay_that_raises_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_whose_replay_raises_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     decoding = Decoding(qwen2, 1)
     expected = decoding.logits(0)
 
     def fail() -> None:
         raise RuntimeError("launch failed")
 
-    monkeypatch.setattr(decoding.recorder.graphs[0], "replay", fail)
+    monkeypatch.setattr(decoding.capturer.graphs[0], "replay", fail)
     with pytest.raises(RuntimeError, match="launch failed"):
         decoding.logits(0)
     torch.testing.assert_close(decoding.logits(0), expected)
-    assert len(decoding.recorder.graphs) == 2
+    assert len(decoding.capturer.graphs) == 2
 
 
-def test_a_failure_of_the_model_is_the_steps_own_and_ends_no_captures() -> None:
+def test_a_failure_of_the_model_raises_and_ends_no_captures() -> None:
     decoding = Decoding(qwen2, 2)
     decoding.sequences[1].token_ids[-1] = 10**6  # no such token: the embedding raises
     with pytest.raises(IndexError):
         decoding.logits(0, 1)
     decoding.logits(0)
     decoding.logits(0)
-    assert decoding.recorder.num_replays == 1
+    assert decoding.capturer.num_replays == 1

@@ -1,12 +1,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.engine.cuda.decode_buckets import DecodeBucket, DecodeBuckets
+from deployments.engine.replay.graph_sizes import DecodeBucket, DecodeBuckets
 
 SIZES = st.builds(DecodeBuckets, num_slots=st.integers(1, 300), max_length=st.integers(1, 40_000))
 
 
-def test_rows_are_rounded_to_few_sizes_and_places_to_powers_of_two() -> None:
+def test_rows_are_rounded_to_few_sizes_and_lengths_to_powers_of_two() -> None:
     buckets = DecodeBuckets(num_slots=30, max_length=3000)
     covered = {(n, buckets.cover(n, 1).num_rows) for n in (1, 2, 3, 4, 5, 8, 9, 16, 25, 30)}
     assert covered == {
@@ -29,7 +29,7 @@ def test_a_size_holds_what_it_covers_and_covers_itself(
 
 
 @given(st.builds(DecodeBuckets, num_slots=st.integers(1, 40), max_length=st.integers(1, 3000)))
-def test_the_number_of_sizes_is_how_many_can_be_met(buckets: DecodeBuckets) -> None:
+def test_num_sizes_counts_all_sizes_that_can_occur(buckets: DecodeBuckets) -> None:
     lengths = {*range(1, buckets.max_length, 256), buckets.max_length}
     sizes: set[DecodeBucket] = {
         buckets.cover(num_rows, length)

@@ -1,7 +1,12 @@
 import pytest
 import torch
 
-from deployments.engine.blocks import BLOCK, maxima_of_blocks, sums_of_blocks, sums_of_rows
+from deployments.engine.sampling.block_reductions import (
+    BLOCK,
+    maxima_of_blocks,
+    sums_of_blocks,
+    sums_of_rows,
+)
 
 LENGTHS = [1, BLOCK - 1, BLOCK, 3 * BLOCK, 3 * BLOCK + 7]
 
@@ -11,7 +16,7 @@ def values(length: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-def test_blocks_are_those_of_the_row_in_their_order(length: int) -> None:
+def test_blocks_are_reduced_in_the_order_of_the_row(length: int) -> None:
     row = values(length)
     blocks = torch.split(row, BLOCK, dim=-1)
     assert torch.equal(maxima_of_blocks(row), torch.stack([b.amax(-1) for b in blocks], -1))

@@ -6,23 +6,23 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from deployments.engine.largest import find_maxima
-from deployments.engine.logit_adjustment import adjust
-from deployments.engine.sampler import sample
+from deployments.engine.sampling.logit_processors import adjust
+from deployments.engine.sampling.row import SamplingRow
+from deployments.engine.sampling.sampler import sample
+from deployments.engine.sampling.stable_top_k import argmax
+from deployments.engine.sampling.truncation import find_candidates
 from deployments.engine.sampling_params import SamplingParams
-from deployments.engine.sampling_row import SamplingRow
-from deployments.engine.token_history import TokenHistory
-from deployments.engine.truncation import find_candidates
+from deployments.engine.scheduling.token_counts import TokenCounts
 from tests.engine import reference_sampler as reference
 
 VOCAB_SIZE = 40
 NUM_DRAWS = 20000
 MAX_DISTANCE = 0.03
-"""Total variation between the draws and the distribution that a right sampler stays below: for 40
-tokens and 20,000 draws it is 0.018 on average at most, and hardly ever above 0.022."""
+"""A correct sampler stays below this total variation between draws and distribution: for 40 tokens
+and 20,000 draws it is 0.018 on average at most, and hardly ever above 0.022."""
 
 PROMPT, OUTPUT = (1, 2, 3, 4, 5), (4, 5, 5, 5, 6, 7)
-HISTORY = TokenHistory(PROMPT, OUTPUT)
+HISTORY = TokenCounts(PROMPT, OUTPUT)
 
 VARIANTS = [
     SamplingParams(temperature=1.0),
@@ -62,7 +62,7 @@ def expected_of(params: SamplingParams) -> torch.Tensor:
 
 
 def distance(drawn: Sequence[int | None], expected: torch.Tensor) -> float:
-    """Return the total variation between what was drawn and a distribution."""
+    """Return the total variation between draws and a distribution."""
     counts = torch.bincount(torch.tensor(drawn), minlength=len(expected)).double() / len(drawn)
     return float((counts - expected).abs().sum() / 2)
 
@@ -73,8 +73,9 @@ def draw_by_position(params: SamplingParams) -> list[int | None]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("params", VARIANTS)
-def test_draws_follow_the_distribution_and_nothing_that_was_cut_off_is_drawn(
+def test_draws_follow_the_distribution_and_never_take_a_truncated_token(
     params: SamplingParams,
 ) -> None:
     expected = expected_of(params)
@@ -83,6 +84,7 @@ def test_draws_follow_the_distribution_and_nothing_that_was_cut_off_is_drawn(
     assert all(token_id is not None and expected[token_id] > 0 for token_id in drawn)
 
 
+@pytest.mark.slow
 def test_draws_by_seed_follow_the_distribution_too() -> None:
     rows = [SamplingRow(SamplingParams(temperature=0.8, seed=s), 5) for s in range(NUM_DRAWS)]
     drawn = token_ids(logits().repeat(NUM_DRAWS, 1), rows)
@@ -101,7 +103,7 @@ def test_draws_by_seed_follow_the_distribution_too() -> None:
         (SamplingParams(frequency_penalty=-2), SamplingParams(presence_penalty=-2)),
     ],
 )
-def test_the_bound_on_the_distance_finds_a_wrong_sampler_out(
+def test_a_wrong_sampler_exceeds_the_bound_on_the_distance(
     asked: SamplingParams, done: SamplingParams
 ) -> None:
     assert distance(draw_by_position(done), expected_of(asked)) > MAX_DISTANCE
@@ -110,7 +112,7 @@ def test_the_bound_on_the_distance_finds_a_wrong_sampler_out(
 def kept_by(
     logits: torch.Tensor, maxima: torch.Tensor, rows: Sequence[SamplingRow]
 ) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yield each row's place with the probabilities of its whole vocabulary, float64."""
+    """Yield each row's index and the probabilities of its whole vocabulary, float64."""
     if not rows:
         return
     for group in find_candidates(logits.clone(), maxima, [row.params for row in rows]):
@@ -147,6 +149,7 @@ def cases(draw: st.DrawFn) -> tuple[SamplingParams, list[float], list[int], list
     return params, values, draw(some), draw(some), draw(barred)
 
 
+@pytest.mark.slow
 @given(st.lists(cases(), min_size=1, max_size=5))
 def test_kept_tokens_and_probabilities_equal_the_plain_reference_in_any_batch(
     batch: list[tuple[SamplingParams, list[float], list[int], list[int], list[int]]],
@@ -154,20 +157,20 @@ def test_kept_tokens_and_probabilities_equal_the_plain_reference_in_any_batch(
     rows, expected = [], []
     for params, values, prompt, output, barred in batch:
         seen = prompt if params.repetition_penalty != 1 else []
-        history = TokenHistory(seen, output) if params.has_penalties else None
-        rows.append(SamplingRow(params, 3, history, barred))
+        token_counts = TokenCounts(seen, output) if params.has_penalties else None
+        rows.append(SamplingRow(params, 3, token_counts, barred))
         changed = reference.adjusted(values, params, prompt, output, barred)
         assume(params.temperature == 0 or reference.margin(changed, params) > 1e-5)
         expected.append(reference.probabilities(changed, params))
     logits = torch.tensor([values for _, values, *_ in batch])
     chosen = token_ids(logits, rows)
     logits = adjust(logits, rows)
-    maxima, likeliest = find_maxima(logits)
+    maxima, likeliest = argmax(logits)
     drawn = [at for at, row in enumerate(rows) if row.params.temperature > 0]
     for at, probabilities in kept_by(logits[drawn], maxima[drawn], [rows[at] for at in drawn]):
         wanted = torch.tensor(expected[drawn[at]], dtype=torch.float64)
         assert not (probabilities > 0)[wanted == 0].any()
-        # To float32 what is less likely than this may be 0.
+        # In float32 a smaller probability may be 0.
         assert (probabilities > 0)[wanted > 1e-30].all()
         torch.testing.assert_close(probabilities, wanted, rtol=1e-4, atol=1e-7)
     for at, token_id in enumerate(chosen):
@@ -177,15 +180,16 @@ def test_kept_tokens_and_probabilities_equal_the_plain_reference_in_any_batch(
             assert token_id == int(likeliest[at])
 
 
+@pytest.mark.slow
 @given(st.lists(cases(), min_size=2, max_size=5))
-def test_a_row_is_sampled_as_it_is_alone_with_its_logprobs(
+def test_a_row_in_a_batch_is_sampled_as_if_it_were_the_only_one(
     batch: list[tuple[SamplingParams, list[float], list[int], list[int], list[int]]],
 ) -> None:
     rows = [
         SamplingRow(
             replace(params, seed=at, top_logprobs=(None, 0, 5, 20)[at % 4]),
             at,
-            TokenHistory(prompt, output) if params.has_penalties else None,
+            TokenCounts(prompt, output) if params.has_penalties else None,
             barred,
         )
         for at, (params, _, prompt, output, barred) in enumerate(batch)
@@ -196,18 +200,16 @@ def test_a_row_is_sampled_as_it_is_alone_with_its_logprobs(
     assert together == alone
 
 
-def test_greedy_takes_the_likeliest_after_what_was_asked_for_has_changed_the_logits() -> None:
+def test_greedy_takes_the_likeliest_token_after_adjusting_the_logits() -> None:
     batch = torch.tensor([[1.0, 3.0, 2.0, 0.0]]).repeat(5, 1)
     greedy = SamplingParams(temperature=0)
     rows = [
         SamplingRow(greedy, 0),
         SamplingRow(greedy, 0, barred_token_ids=(1,)),
         SamplingRow(SamplingParams(temperature=0, logit_bias=((3, 4.0),)), 0),
+        SamplingRow(SamplingParams(temperature=0, frequency_penalty=1), 0, TokenCounts((), (1, 1))),
         SamplingRow(
-            SamplingParams(temperature=0, frequency_penalty=1), 0, TokenHistory((), (1, 1))
-        ),
-        SamplingRow(
-            SamplingParams(temperature=0, repetition_penalty=4), 0, TokenHistory((1, 2), ())
+            SamplingParams(temperature=0, repetition_penalty=4), 0, TokenCounts((1, 2), ())
         ),
     ]
     assert token_ids(batch, rows) == [1, 2, 3, 2, 0]
@@ -215,7 +217,7 @@ def test_greedy_takes_the_likeliest_after_what_was_asked_for_has_changed_the_log
 
 @pytest.mark.parametrize("params", [SamplingParams(temperature=0), *VARIANTS])
 @pytest.mark.parametrize("barred", [(), (0, 1)])
-def test_the_logits_stay_as_they_were_so_that_they_can_be_sampled_again(
+def test_the_logits_do_not_change_so_they_can_be_sampled_again(
     params: SamplingParams, barred: tuple[int, ...]
 ) -> None:
     batch = logits().repeat(3, 1)
@@ -229,14 +231,14 @@ def test_the_logits_stay_as_they_were_so_that_they_can_be_sampled_again(
     assert sample(batch, rows) == first
 
 
-def test_a_temperature_next_to_nothing_is_greedy() -> None:
+def test_a_tiny_temperature_is_greedy() -> None:
     row = SamplingRow(SamplingParams(temperature=1e-30), 17)
     assert token_ids(logits()[None], [row]) == [int(logits().argmax())]
 
 
 @pytest.mark.parametrize("poison", [torch.nan, torch.inf])
 @pytest.mark.parametrize("params", [SamplingParams(temperature=0), *VARIANTS])
-def test_a_row_that_is_not_finite_gives_none_and_leaves_the_others(
+def test_a_row_that_is_not_finite_gives_none_and_does_not_affect_others(
     poison: float, params: SamplingParams
 ) -> None:
     batch = logits().repeat(3, 1)
@@ -266,7 +268,7 @@ def test_a_masked_vocabulary_is_still_sampled() -> None:
 
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e4, 1e30])
 def test_parameters_at_their_bounds_still_choose_a_token(scale: float) -> None:
-    history = TokenHistory(range(20), [3] * 100_000 + [4])
+    token_counts = TokenCounts(range(20), [3] * 100_000 + [4])
     for temperature in (0, 1e-300, 2):
         for penalty, repetition in ((-2, 0.01), (2, 100)):
             params = SamplingParams(
@@ -280,7 +282,7 @@ def test_parameters_at_their_bounds_still_choose_a_token(scale: float) -> None:
                 logit_bias=tuple((i, 100.0 if i % 2 else -100.0) for i in range(VOCAB_SIZE)),
                 top_logprobs=20,
             )
-            row = SamplingRow(params, 2**40, history, (0, 1))
+            row = SamplingRow(params, 2**40, token_counts, (0, 1))
             [sampled] = sample(logits()[None] * scale, [row])
             assert sampled is not None
             assert sampled.token_id not in (0, 1)

@@ -3,15 +3,15 @@ from typing import Any
 import pytest
 import torch
 
-from deployments.engine import truncation
+from deployments.engine.sampling import truncation
+from deployments.engine.sampling.truncation import find_candidates
 from deployments.engine.sampling_params import SamplingParams
-from deployments.engine.truncation import find_candidates
 
 LOGITS = torch.randn(40, generator=torch.Generator().manual_seed(0))
 
 
 def kept(params: list[SamplingParams], logits: torch.Tensor) -> list[list[int]]:
-    """Return the ids that each row keeps of the same logits."""
+    """Return the ids that each row keeps, all of the same logits."""
     batch = logits.repeat(len(params), 1)
     found: dict[int, list[int]] = {}
     for group in find_candidates(batch, batch.amax(-1), params):
@@ -22,7 +22,7 @@ def kept(params: list[SamplingParams], logits: torch.Tensor) -> list[list[int]]:
     return [found[row] for row in range(len(params))]
 
 
-def test_a_nucleus_wider_than_the_first_candidates_is_found_beside_narrow_ones(
+def test_a_nucleus_wider_than_the_short_list_is_found_beside_narrow_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     params = [SamplingParams(top_p=top_p) for top_p in (0.9, 0.01, 0.5, 0.99)]
@@ -32,7 +32,7 @@ def test_a_nucleus_wider_than_the_first_candidates_is_found_beside_narrow_ones(
     assert kept(params, LOGITS) == expected
 
 
-def test_rows_with_long_and_short_lists_are_cut_by_their_own(
+def test_rows_with_long_and_short_lists_each_keep_their_own_top_k(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     params = [SamplingParams(top_k=top_k) for top_k in (1, 30, 2, 0, 7, 10**6)]
@@ -43,26 +43,26 @@ def test_rows_with_long_and_short_lists_are_cut_by_their_own(
 
 
 @pytest.mark.parametrize("params", [SamplingParams(top_k=2), SamplingParams(top_p=0.5)])
-def test_of_equally_likely_tokens_those_of_lower_ids_are_kept(params: SamplingParams) -> None:
+def test_of_equally_likely_tokens_those_with_lower_ids_are_kept(params: SamplingParams) -> None:
     assert kept([params], torch.tensor([0.0, 1.0, 1.0, 1.0, -1.0])) == [[1, 2]]
 
 
-def test_min_p_measures_by_the_likeliest_after_the_temperature() -> None:
+def test_min_p_is_relative_to_the_likeliest_token_after_temperature() -> None:
     logits = torch.tensor([0.0, -1.0, -2.0])
     params = [SamplingParams(temperature=t, min_p=0.5) for t in (1.0, 2.0, 0.5)]
     assert kept(params, logits) == [[0], [0, 1], [0]]
 
 
 @pytest.mark.parametrize("narrow", [{}, {"top_k": 3}, {"top_p": 0.999}])
-def test_min_p_keeps_what_is_exactly_as_likely_as_it_asks_beside_rows_without_it(
+def test_min_p_keeps_tokens_exactly_at_its_limit_beside_rows_without_min_p(
     narrow: dict[str, Any],
 ) -> None:
     params = [SamplingParams(min_p=1, **narrow), SamplingParams()]
     assert kept(params, torch.tensor([0.0, 1.0, 1.0, -1.0])) == [[1, 2], [0, 1, 2, 3]]
 
 
-def test_a_nucleus_measures_by_what_min_p_has_left() -> None:
-    # Of 0.5, 0.3 and many of 0.001, min_p leaves two; the first alone is 0.625 of them.
+def test_a_nucleus_is_relative_to_what_min_p_has_left() -> None:
+    # Of 0.5, 0.3 and many of 0.001, min_p leaves two; the first is 0.625 of their sum.
     logits = torch.tensor([0.5, 0.3, *[0.001] * 200]).log()
     params = [SamplingParams(min_p=0.1, top_p=0.6), SamplingParams(top_p=0.6)]
     assert kept(params, logits) == [[0], [0, 1]]

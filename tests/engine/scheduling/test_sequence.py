@@ -4,7 +4,7 @@ import pytest
 
 from deployments.engine.output import FinishReason
 from deployments.engine.sampling_params import SamplingParams
-from deployments.engine.sequence import (
+from deployments.engine.scheduling.sequence import (
     TRANSITIONS,
     IllegalTransitionError,
     Sequence,
@@ -64,7 +64,7 @@ def test_a_token_ends_the_sequence_by_stop_or_length(
     assert sequence(params, generated).append(token_id) is reason
 
 
-def test_nothing_that_ends_the_sequence_may_come_before_min_tokens() -> None:
+def test_tokens_that_end_the_sequence_are_barred_before_min_tokens() -> None:
     seq = sequence(SamplingParams(min_tokens=3, stop_token_ids=frozenset({9})), (8,))
     assert seq.barred_token_ids == {1, 9}
     seq.append(4)
@@ -86,18 +86,20 @@ def test_an_ignored_end_is_not_barred() -> None:
         (SamplingParams(frequency_penalty=1), {6: 1, 8: 2}),
     ],
 )
-def test_the_history_holds_what_the_penalties_look_at_and_grows(
+def test_the_token_counts_hold_what_the_penalties_need_and_grow(
     params: SamplingParams, counts: dict[int, int] | None
 ) -> None:
     seq = sequence(params, (8, 6))
     seq.append(8)
-    history = seq.history
-    found = history and dict(zip(history.token_ids, history.output_counts, strict=True))
+    token_counts = seq.token_counts
+    found = token_counts and dict(
+        zip(token_counts.token_ids, token_counts.output_counts, strict=True)
+    )
     assert found == counts
 
 
 @pytest.mark.parametrize(
-    ("events", "reason", "is_sound"),
+    ("events", "reason", "is_reusable"),
     [
         ([], FinishReason.ABORT, False),
         ([SequenceEvent.ADMIT], FinishReason.ABORT, False),
@@ -106,32 +108,32 @@ def test_the_history_holds_what_the_penalties_look_at_and_grows(
         ([SequenceEvent.ADMIT, SequenceEvent.PREFILLED], FinishReason.ERROR, False),
     ],
 )
-def test_only_what_decoded_without_an_error_is_sound(
-    events: list[SequenceEvent], reason: FinishReason, is_sound: bool
+def test_only_a_slot_that_decoded_without_an_error_is_reusable(
+    events: list[SequenceEvent], reason: FinishReason, is_reusable: bool
 ) -> None:
     request = SequenceRequest("s", (50, 51), SamplingParams())
     seq = Sequence(request, max_model_len=20, eos_token_ids=frozenset())
     for event in events:
         seq.handle(event)
     seq.finish(reason)
-    assert seq.is_sound is is_sound
+    assert seq.is_reusable is is_reusable
 
 
-def test_what_a_failed_pass_has_left_is_not_sound_until_it_waits_again() -> None:
+def test_a_slot_is_not_reusable_after_a_failed_pass_until_the_sequence_waits_again() -> None:
     request = SequenceRequest("s", (50, 51), SamplingParams())
     seq = Sequence(request, max_model_len=20, eos_token_ids=frozenset())
     seq.admit()
-    seq.has_strays = True
+    seq.has_uncounted_kv = True
     seq.preempt()
-    assert not seq.has_strays
+    assert not seq.has_uncounted_kv
     seq.admit()
     seq.handle(SequenceEvent.PREFILLED)
-    seq.has_strays = True
+    seq.has_uncounted_kv = True
     seq.finish(FinishReason.ABORT)
-    assert not seq.is_sound
+    assert not seq.is_reusable
 
 
-def test_a_resumed_sequence_counts_new_tokens_and_cached_ones_of_its_prompt_alone() -> None:
+def test_a_resumed_sequence_counts_only_new_tokens_and_only_cached_prompt_tokens() -> None:
     request = SequenceRequest("s", (50, 51), SamplingParams(), (52, 53))
     seq = Sequence(request, max_model_len=20, eos_token_ids=frozenset())
     seq.admit(num_cached_tokens=3)

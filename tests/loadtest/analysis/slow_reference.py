@@ -1,10 +1,10 @@
-"""The definitions once more, written as plainly as they can be: loops, no numpy."""
+"""The definitions of all figures, written as plainly as possible: loops, no numpy."""
 
 import math
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from loadtest.record import ErrorKind, LevelRecord, RequestRecord
+from loadtest.results.record import ErrorKind, LevelRecord, RequestRecord
 
 
 def percentile(samples: Sequence[float], percent: float) -> float:
@@ -43,7 +43,7 @@ def tpot_ms(record: RequestRecord) -> float | None:
 
 
 def samples(records: Iterable[RequestRecord], name: str) -> list[float]:
-    """Collect a figure of each success, those left out that lack it."""
+    """Return a figure of each success that has it."""
     found: list[float] = []
     for r in successes(records):
         first, last = r.content_s[0], r.content_s[-1]
@@ -89,7 +89,7 @@ def errors(records: Iterable[RequestRecord]) -> dict[ErrorKind, int]:
 def steady_duration(
     level: LevelRecord, records: Sequence[RequestRecord], span: tuple[float, float]
 ) -> float:
-    """Measure the longest steady state: look between each two neighbouring moments."""
+    """Measure the longest steady state by looking between neighbouring moments."""
     moments = sorted(
         {span[0], span[1]}
         | {t for r in records for t in (r.sent_s, r.ended_s) if span[0] < t < span[1]}

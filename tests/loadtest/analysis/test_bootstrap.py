@@ -13,7 +13,7 @@ from loadtest.analysis.bootstrap import (
 
 @pytest.mark.parametrize("percent", [50, 95])
 @pytest.mark.parametrize("num_samples", [60, 500])
-def test_percentiles_spread_as_if_resampled(percent: int, num_samples: int) -> None:
+def test_percentile_draws_spread_like_resampled_percentiles(percent: int, num_samples: int) -> None:
     generator = np.random.default_rng(1)
     samples = generator.gamma(3.0, 100.0, num_samples)
     resampled = np.percentile(
@@ -24,7 +24,7 @@ def test_percentiles_spread_as_if_resampled(percent: int, num_samples: int) -> N
     assert drawn.std() == pytest.approx(resampled.std(), rel=0.15)
 
 
-def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
+def test_intervals_contain_the_truth_about_as_often_as_they_claim() -> None:
     generator = np.random.default_rng(2)
     held = 0
     for _ in range(200):
@@ -52,7 +52,7 @@ def test_means_of_many_samples_are_drawn_in_batches() -> None:
     assert drawn.std() == pytest.approx(0.5 / np.sqrt(samples.size), rel=0.1)
 
 
-def test_blocks_hold_all_that_happened() -> None:
+def test_blocks_contain_every_event_of_the_span() -> None:
     times_s = np.array([0.5, 1.5, 1.6, 19.9, 25.0])
     rates = block_rates(times_s, np.ones(5), 0.0, 20.0)
     assert rates.size == 20

@@ -4,9 +4,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from loadtest.comparison import Comparison, ComparisonError, Delta, compare
-from loadtest.record import ErrorKind, TokenSource
-from loadtest.run import Run, read_run
+from loadtest.analysis.comparison import Change, Comparison, ComparisonError, compare
+from loadtest.results.record import ErrorKind, TokenSource
+from loadtest.results.run import Run, read_run
 from tests.loadtest.made_runs import made_level, write_run
 
 
@@ -17,45 +17,45 @@ def made_run(directory: Path, num_queues: int = 4, **level: Any) -> Run:
     )
 
 
-def delta(comparison: Comparison, figure: str) -> Delta:
-    (found,) = [d for d in comparison.deltas if d.figure == figure]
+def change_of(comparison: Comparison, figure: str) -> Change:
+    (found,) = [d for d in comparison.changes if d.figure == figure]
     return found
 
 
-def test_like_runs_differ_in_nothing(tmp_path: Path) -> None:
+def test_equal_runs_show_no_change(tmp_path: Path) -> None:
     comparison = compare(made_run(tmp_path / "a"), made_run(tmp_path / "b"))
     assert comparison.exit_code == 0
-    assert {d.change for d in comparison.deltas} == {0.0}
-    assert delta(comparison, "TTFT p50").outcome == "same"
+    assert {d.amount for d in comparison.changes} == {0.0}
+    assert change_of(comparison, "TTFT p50").kind == "same"
 
 
 def test_a_slower_run_is_a_regression(tmp_path: Path) -> None:
     comparison = compare(
         made_run(tmp_path / "a", ttft_s=0.5), made_run(tmp_path / "b", ttft_s=0.75)
     )
-    found = delta(comparison, "TTFT p95")
-    assert (found.outcome, comparison.exit_code) == ("worse", 99)
-    assert found.change == pytest.approx(0.5)
+    found = change_of(comparison, "TTFT p95")
+    assert (found.kind, comparison.exit_code) == ("worse", 99)
+    assert found.amount == pytest.approx(0.5)
     assert found.interval is not None
     assert found.interval.low <= 0.5 <= found.interval.high
     assert comparison.sentence.startswith("REGRESSION in B: TTFT p50 at 4 users")
 
 
-def test_a_faster_run_is_none(tmp_path: Path) -> None:
+def test_a_faster_run_is_no_regression(tmp_path: Path) -> None:
     comparison = compare(
         made_run(tmp_path / "a", ttft_s=0.75), made_run(tmp_path / "b", ttft_s=0.5)
     )
-    assert delta(comparison, "TTFT p50").outcome == "better"
+    assert change_of(comparison, "TTFT p50").kind == "better"
     assert comparison.exit_code == 0
 
 
 def test_less_output_is_worse_and_more_is_better(tmp_path: Path) -> None:
     slow, fast = made_run(tmp_path / "a", gap_s=0.2), made_run(tmp_path / "b", gap_s=0.1)
-    assert delta(compare(fast, slow), "Output").outcome == "worse"
-    assert delta(compare(slow, fast), "Output").outcome == "better"
+    assert change_of(compare(fast, slow), "Output").kind == "worse"
+    assert change_of(compare(slow, fast), "Output").kind == "better"
 
 
-def test_a_change_within_the_tolerance_is_none(tmp_path: Path) -> None:
+def test_a_change_within_the_tolerance_is_no_regression(tmp_path: Path) -> None:
     first = made_run(tmp_path / "a", ttft_s=0.5)
     second = made_run(tmp_path / "b", ttft_s=0.6)
     assert compare(first, second, tolerance=0.3).exit_code == 0
@@ -69,8 +69,8 @@ def test_more_errors_are_a_regression(tmp_path: Path) -> None:
     ]
     first = read_run(write_run(tmp_path / "a", [(level, records)]))
     second = read_run(write_run(tmp_path / "b", [(level, failing)]))
-    found = delta(compare(first, second), "Error rate")
-    assert (found.before, found.after, found.outcome) == (0.0, 0.5, "worse")
+    found = change_of(compare(first, second), "Error rate")
+    assert (found.before, found.after, found.kind) == (0.0, 0.5, "worse")
 
 
 def test_a_few_more_errors_are_a_regression_too(tmp_path: Path) -> None:
@@ -81,33 +81,33 @@ def test_a_few_more_errors_are_a_regression_too(tmp_path: Path) -> None:
     first = read_run(write_run(tmp_path / "a", [(level, records)]))
     second = read_run(write_run(tmp_path / "b", [(level, failing)]))
     comparison = compare(first, second)
-    assert delta(comparison, "Error rate").outcome == "worse"
+    assert change_of(comparison, "Error rate").kind == "worse"
     assert comparison.exit_code == 99
 
 
-def test_a_run_that_was_stopped_is_told(tmp_path: Path) -> None:
+def test_a_stopped_run_is_remarked(tmp_path: Path) -> None:
     whole = made_run(tmp_path / "a")
     stopped = read_run(write_run(tmp_path / "b", [made_level(4, loops=25)], status="stopped"))
     assert compare(whole, whole).remarks == ()
-    assert compare(whole, stopped).remarks == ("B ended before its time (stopped).",)
+    assert compare(whole, stopped).remarks == ("B did not run to its end (stopped).",)
 
 
-def test_few_samples_have_no_interval_and_no_verdict(tmp_path: Path) -> None:
+def test_few_samples_have_no_interval_and_are_unknown(tmp_path: Path) -> None:
     first = made_run(tmp_path / "a", 1, ttft_s=0.5)
     second = made_run(tmp_path / "b", 1, ttft_s=1.5)
-    found = delta(compare(first, second), "TTFT p95")
-    assert (found.interval, found.outcome) == (None, "unknown")
+    found = change_of(compare(first, second), "TTFT p95")
+    assert (found.interval, found.kind) == (None, "unknown")
 
 
-def test_intervals_are_the_same_each_time(tmp_path: Path) -> None:
+def test_comparing_twice_gives_the_same_intervals(tmp_path: Path) -> None:
     runs = made_run(tmp_path / "a"), made_run(tmp_path / "b", ttft_s=0.6)
     assert compare(*runs) == compare(*runs)
 
 
-def test_unlike_token_sources_are_refused(tmp_path: Path) -> None:
+def test_different_token_sources_are_refused(tmp_path: Path) -> None:
     first = made_run(tmp_path / "a")
     second = made_run(tmp_path / "b", source=TokenSource.CHUNKS)
-    with pytest.raises(ComparisonError, match="unlike token sources"):
+    with pytest.raises(ComparisonError, match="different token sources"):
         compare(first, second)
 
 
@@ -124,7 +124,7 @@ def test_runs_without_a_level_in_common_are_refused(tmp_path: Path) -> None:
         compare(made_run(tmp_path / "a", 2), made_run(tmp_path / "b", 4))
 
 
-def test_unlike_settings_are_remarked_and_everything_is_printed(tmp_path: Path) -> None:
+def test_different_settings_are_remarked_and_everything_is_printed(tmp_path: Path) -> None:
     first = made_run(tmp_path / "a", configuration={"model": "[red]x"})
     comparison = compare(first, made_run(tmp_path / "b"))
     console = Console(record=True, width=160, file=(tmp_path / "out").open("w"))

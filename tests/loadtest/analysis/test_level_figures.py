@@ -7,8 +7,8 @@ from loadtest.analysis.level_figures import distribution, level_figures
 from loadtest.analysis.metric import DISTRIBUTIONS
 from loadtest.analysis.objectives import Objective
 from loadtest.analysis.request_table import build_table
-from loadtest.record import ErrorKind, LevelRecord, RequestRecord, TokenSource
-from loadtest.summary import LevelFigures
+from loadtest.results.record import ErrorKind, LevelRecord, RequestRecord, TokenSource
+from loadtest.results.summary import LevelFigures
 from tests.loadtest.analysis import slow_reference
 from tests.loadtest.made_runs import made_level, made_request
 
@@ -17,7 +17,7 @@ MS = st.integers(0, 400).map(lambda ms: ms / 1000)
 
 @st.composite
 def queues_of_requests(draw: st.DrawFn) -> tuple[LevelRecord, list[RequestRecord]]:
-    """Draw a closed loop of some queues, with whatever may happen to a request."""
+    """Draw a closed loop of some queues, with every outcome of a request."""
     num_queues = draw(st.integers(1, 4))
     records: list[RequestRecord] = []
     for queue in range(num_queues):
@@ -66,7 +66,7 @@ def figures_of(
 
 
 @given(queues_of_requests())
-def test_counts_and_rates_are_those_of_the_slow_reference(
+def test_counts_and_rates_equal_the_slow_reference(
     made: tuple[LevelRecord, list[RequestRecord]],
 ) -> None:
     level, records = made
@@ -90,8 +90,9 @@ def test_counts_and_rates_are_those_of_the_slow_reference(
     )
 
 
+@pytest.mark.slow
 @given(queues_of_requests())
-def test_percentiles_are_those_of_the_slow_reference(
+def test_percentiles_equal_the_slow_reference(
     made: tuple[LevelRecord, list[RequestRecord]],
 ) -> None:
     level, records = made
@@ -109,7 +110,7 @@ def test_percentiles_are_those_of_the_slow_reference(
 
 
 @given(queues_of_requests())
-def test_the_steady_state_is_that_of_the_slow_reference(
+def test_the_steady_state_equals_the_slow_reference(
     made: tuple[LevelRecord, list[RequestRecord]],
 ) -> None:
     level, records = made
@@ -119,8 +120,9 @@ def test_the_steady_state_is_that_of_the_slow_reference(
     assert (figures.steady.duration_s if figures.steady else 0.0) == pytest.approx(expected)
 
 
+@pytest.mark.slow
 @given(queues_of_requests(), st.integers(1, 800), st.integers(1, 800))
-def test_goodput_and_attainment_count_what_met_every_objective(
+def test_goodput_and_attainment_count_requests_that_met_every_objective(
     made: tuple[LevelRecord, list[RequestRecord]], ttft_ms: int, e2e_ms: int
 ) -> None:
     level, records = made
@@ -144,7 +146,7 @@ def test_goodput_and_attainment_count_what_met_every_objective(
 
 @settings(max_examples=30)
 @given(st.lists(st.floats(0, 1e6), min_size=100, max_size=300))
-def test_p99_is_shown_from_100_samples_on(samples: list[float]) -> None:
+def test_p99_needs_100_samples(samples: list[float]) -> None:
     found = distribution(np.array(samples))
     assert found.p99 == pytest.approx(slow_reference.percentile(samples, 99))
     assert distribution(np.array(samples[:99])).p99 is None
@@ -157,7 +159,7 @@ def test_a_level_without_requests_has_no_figures() -> None:
     assert figures.steady is None
 
 
-def test_cancelled_requests_are_no_errors_but_attain_nothing() -> None:
+def test_cancelled_requests_are_not_errors_but_meet_no_objective() -> None:
     level, records = made_level(1, loops=3)
     records.append(made_request(9, sent_s=0.1, error=ErrorKind.CANCELLED))
     figures = figures_of(level, records, Objective("ttft", 10_000))
@@ -174,7 +176,7 @@ def test_a_failed_request_has_no_latency_but_its_tokens_count() -> None:
     assert figures.window.output_tokens_per_s == pytest.approx(13 / duration)
 
 
-def test_unlike_token_sources_leave_no_figure_of_tokens() -> None:
+def test_mixed_token_sources_leave_no_token_figures() -> None:
     level, records = made_level(1, loops=2)
     records.append(made_request(9, sent_s=0.1, source=TokenSource.CHUNKS))
     figures = figures_of(level, records)
@@ -184,14 +186,14 @@ def test_unlike_token_sources_leave_no_figure_of_tokens() -> None:
     assert figures.window.distributions["ttft_ms"].n == 3
 
 
-def test_chunks_are_no_tokens_where_nothing_succeeded_either() -> None:
+def test_chunks_are_not_called_tokens_even_without_a_success() -> None:
     level, records = made_level(2, loops=2, error=ErrorKind.TRUNCATED, source=TokenSource.CHUNKS)
     assert figures_of(level, records).token_word == "chunks"
     mixed = [*records, made_request(9, error=ErrorKind.TRUNCATED, source=TokenSource.USAGE)]
     assert figures_of(level, mixed).window.output_tokens_per_s is None
 
 
-def test_a_level_stopped_before_its_deadline_ends_there() -> None:
+def test_the_window_of_a_level_stopped_before_its_deadline_ends_at_the_stop() -> None:
     level, records = made_level(2, loops=2)
     stopped = level.model_copy(update={"deadline_s": 60.0, "was_stopped": True})
     assert figures_of(stopped, records).window.ended_s == level.ended_s
@@ -205,20 +207,20 @@ def test_with_a_rate_objectives_count_from_the_scheduled_time() -> None:
     assert figures_of(level, [record], Objective("ttft", 3600)).slo_attainment == 1.0
 
 
-def test_queues_that_hand_over_at_once_stay_steady() -> None:
+def test_queues_without_pauses_stay_in_the_steady_state() -> None:
     level, records = made_level(3, loops=5)
     steady = figures_of(level, records).steady
     assert steady is not None
     assert steady.duration_s == pytest.approx(level.ended_s)
 
 
-def test_cached_prompt_tokens_are_a_share_of_those_told() -> None:
+def test_the_cached_share_covers_only_requests_that_report_it() -> None:
     level, records = made_level(1, loops=2)
     records[0] = records[0].model_copy(update={"cached_tokens": 10})
     assert figures_of(level, records).cached_share == 0.5
 
 
-def test_requests_that_found_no_place_attain_nothing() -> None:
+def test_unsent_requests_count_as_missed_objectives() -> None:
     level, records = made_level(1, loops=3)
     short = level.model_copy(update={"num_unsent": 3})
     figures = figures_of(short, records, Objective("ttft", 10_000))

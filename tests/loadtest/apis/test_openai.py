@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.apis.contract import (
+from loadtest.apis.openai import OpenAiChat, OpenAiCompletions
+from loadtest.client.contract import (
     BodySettings,
     Call,
     Delta,
@@ -14,8 +15,7 @@ from loadtest.apis.contract import (
     UnsuitableCallError,
     Usage,
 )
-from loadtest.apis.openai import OpenAiChat, OpenAiCompletions
-from loadtest.sse import ServerSentEvent
+from loadtest.client.sse import ServerSentEvent
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
@@ -55,7 +55,7 @@ def delta(**fields: Any) -> dict[str, Any]:
         ({"tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}, "f{}"),
     ],
 )
-def test_text_is_whatever_the_model_wrote(fields: dict[str, Any], text: str) -> None:
+def test_text_is_everything_the_model_wrote(fields: dict[str, Any], text: str) -> None:
     assert read(delta(**fields)).text == text
 
 
@@ -64,7 +64,7 @@ def test_an_empty_finish_reason_is_none() -> None:
     assert read({"choices": [{"delta": {}, "finish_reason": "stop"}]}).finish_reason == "stop"
 
 
-def test_the_usage_chunk_is_no_content() -> None:
+def test_the_usage_chunk_is_not_content() -> None:
     usage = {"prompt_tokens": 3, "completion_tokens": 5}
     details = {"prompt_tokens_details": {"cached_tokens": 2}}
     assert read({"choices": [], "usage": usage | details}) == Delta(usage=Usage(3, 2, 5))
@@ -73,7 +73,7 @@ def test_the_usage_chunk_is_no_content() -> None:
 @pytest.mark.parametrize(
     ("error", "said"), [({"message": "too\nmuch"}, "too much"), ("busy", "busy"), ({"x": 1}, "x")]
 )
-def test_an_error_event_is_an_error_in_any_shape(error: Any, said: str) -> None:
+def test_an_error_payload_of_any_shape_is_an_error(error: Any, said: str) -> None:
     told = read({"error": error}).error
     assert told is not None
     assert said in told
@@ -83,27 +83,27 @@ def test_an_error_event_is_an_error_in_any_shape(error: Any, said: str) -> None:
     ("data", "said"),
     [("overloaded", "overloaded"), ('{"error": {"message": "full"}}', "full"), ("", "without")],
 )
-def test_an_event_named_error_is_one_whatever_it_holds(data: str, said: str) -> None:
+def test_an_event_named_error_is_an_error_whatever_its_data(data: str, said: str) -> None:
     told = chat().read_event(ServerSentEvent(data, "error"))
     assert told.error is not None
     assert said in told.error
 
 
 @pytest.mark.parametrize("data", ["{", "[]", "1", '"x"', "{}", '{"choices": 1}', ""])
-def test_what_is_no_chunk_is_malformed(data: str) -> None:
+def test_an_event_that_is_not_a_chunk_is_malformed(data: str) -> None:
     with pytest.raises(MalformedAnswerError):
         chat().read_event(ServerSentEvent(data))
 
 
 @given(JSON)
-def test_any_json_is_read_or_malformed(payload: Any) -> None:
+def test_any_json_is_parsed_or_malformed(payload: Any) -> None:
     with suppress(MalformedAnswerError):
         found = read(payload)
         assert isinstance(found.text, str)
         assert found.usage is None or (found.usage.output_tokens or 0) >= 0
 
 
-def test_a_body_asks_for_the_usage_and_takes_fields_on_top() -> None:
+def test_a_body_asks_for_usage_and_is_overridden_by_extra_fields() -> None:
     api = OpenAiChat(BodySettings("m", 5, 0.0), {"ignore_eos": True, "temperature": 1})
     assert api.body(Call("why?", user="u")) == {
         "messages": [{"role": "user", "content": "why?"}],
@@ -117,7 +117,7 @@ def test_a_body_asks_for_the_usage_and_takes_fields_on_top() -> None:
     }
 
 
-def test_an_image_joins_the_last_message() -> None:
+def test_an_image_is_added_to_the_last_message() -> None:
     messages = ({"role": "system", "content": "s"}, {"role": "user", "content": "what?"})
     body = chat().body(Call("what?", messages, image_url="data:x"))
     assert body["messages"] == [
@@ -132,9 +132,9 @@ def test_an_image_joins_the_last_message() -> None:
     ]
 
 
-def test_completions_take_neither_images_nor_conversations() -> None:
+def test_completions_accept_neither_images_nor_conversations() -> None:
     api = OpenAiCompletions(BodySettings(), {})
-    with pytest.raises(UnsuitableCallError, match="takes no images"):
+    with pytest.raises(UnsuitableCallError, match="accepts no images"):
         api.body(Call("what?", image_url="data:x"))
     with pytest.raises(UnsuitableCallError, match="no conversation"):
         api.body(Call("what?", ({}, {"content": "what?"})))

@@ -1,7 +1,7 @@
 import pytest
 
-from loadtest.failures import kind_of_status
-from loadtest.record import ErrorKind
+from loadtest.client.failures import kind_of_status
+from loadtest.results.record import ErrorKind
 
 
 @pytest.mark.parametrize(
@@ -18,5 +18,5 @@ from loadtest.record import ErrorKind
         (503, ErrorKind.HTTP_5XX),
     ],
 )
-def test_a_status_is_one_kind(status: int, kind: ErrorKind | None) -> None:
+def test_each_status_has_one_kind_of_error(status: int, kind: ErrorKind | None) -> None:
     assert kind_of_status(status) is kind

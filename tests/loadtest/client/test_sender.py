@@ -5,16 +5,16 @@ import pytest
 from yarl import URL
 
 from loadtest.apis.classify import Classify
-from loadtest.apis.contract import BodySettings, Call, shortened
 from loadtest.apis.custom import Custom
 from loadtest.apis.openai import OpenAiCompletions
 from loadtest.apis.text_generation import TextGeneration
-from loadtest.attempt import Task
+from loadtest.client.attempt import Task
+from loadtest.client.contract import BodySettings, Call, shortened
+from loadtest.client.sender import Sender, Target
+from loadtest.client.stamped_http import stamped_session
+from loadtest.client.watchdog import TimeLimits
 from loadtest.mock.script import Behaviour, Fault, Framing
-from loadtest.record import ErrorKind, TokenSource
-from loadtest.sender import Sender, Target
-from loadtest.stamped_http import stamped_session
-from loadtest.watchdog import TimeLimits
+from loadtest.results.record import ErrorKind, TokenSource
 from tests.loadtest.mocked import CHAT, Noting, aimed, chat_api, until
 
 SHORT = TimeLimits(total_s=0.3)
@@ -48,7 +48,7 @@ EARLY = {Fault.CONNECT, Fault.HTTP_4XX, Fault.HTTP_429, Fault.HTTP_5XX, Fault.WR
 
 
 @pytest.mark.parametrize("fault", list(Fault))
-async def test_every_fault_is_one_kind_of_error_and_is_sent_once(fault: Fault) -> None:
+async def test_every_fault_has_one_kind_of_error_and_is_not_retried(fault: Fault) -> None:
     num_before = 0 if fault in EARLY else 3
     behaviour = Behaviour(fault=fault, fault_after=num_before, gap_ms=1)
     async with aimed(behaviour, limits=LIMITS_FOR.get(fault)) as aim:
@@ -57,17 +57,18 @@ async def test_every_fault_is_one_kind_of_error_and_is_sent_once(fault: Fault) -
     assert record.error_message
     assert "\n" not in record.error_message
     assert len(aim.server.bodies) == 1
-    if fault is not Fault.TIMEOUT_TOTAL:
+    # aiohttp drops a response whose headers arrive in one read with the wrong framing.
+    if fault not in {Fault.TIMEOUT_TOTAL, Fault.WRONG_FRAMING}:
         assert len(record.content_s) == num_before
     assert aim.observer.seen == ["started", f"ended {record.error}"]
 
 
-def test_every_kind_but_our_own_has_a_fault() -> None:
+def test_every_kind_of_error_but_cancelled_has_a_fault() -> None:
     assert set(KIND_OF_FAULT) == set(Fault)
     assert set(KIND_OF_FAULT.values()) == set(ErrorKind) - {ErrorKind.CANCELLED}
 
 
-async def test_nobody_listening_is_a_connect_error() -> None:
+async def test_a_closed_port_is_a_connect_error() -> None:
     async with aimed() as aim:
         pass
     async with stamped_session(time.monotonic) as session:
@@ -80,7 +81,7 @@ async def test_nobody_listening_is_a_connect_error() -> None:
 
 
 @pytest.mark.parametrize("framing", list(Framing))
-async def test_an_answer_is_read_whole_however_it_is_framed(framing: Framing) -> None:
+async def test_an_answer_is_read_completely_in_every_framing(framing: Framing) -> None:
     async with aimed(Behaviour(framing=framing, num_events=5, tokens_per_event=2)) as aim:
         record = await aim.send()
     assert record.error is None
@@ -92,35 +93,35 @@ async def test_an_answer_is_read_whole_however_it_is_framed(framing: Framing) ->
     assert record.prompt_tokens == 8
 
 
-async def test_times_are_in_order_and_the_events_are_apart() -> None:
+async def test_times_are_in_order_and_as_far_apart_as_the_delays() -> None:
     behaviour = Behaviour(headers_ms=20, first_token_ms=60, gap_ms=30, tail_ms=30, num_events=3)
     async with aimed(behaviour) as aim:
         record = await aim.send()
     assert record.headers_s is not None
     times = [record.sent_s, record.headers_s, *record.content_s, record.ended_s]
     assert times == sorted(times)
-    # A busy machine makes delays longer and the gap after a late event shorter; never the sum.
+    # On a busy machine a late event can shorten the next gap, but never the sum of the delays.
     assert record.headers_s - record.sent_s > 0.018
     assert record.ended_s - record.sent_s > 0.145
     assert aim.observer.ttfts_ms == [(record.content_s[0] - record.sent_s) * 1000]
     assert aim.observer.num_tokens == 3
 
 
-async def test_usage_so_far_tells_the_tokens_of_each_event() -> None:
+async def test_usage_with_each_event_gives_the_event_s_tokens() -> None:
     behaviour = Behaviour(num_events=3, tokens_per_event=4, tells_usage_so_far=True)
     async with aimed(behaviour) as aim:
         record = await aim.send()
     assert record.content_tokens == (4, 4, 4)
 
 
-async def test_without_usage_chunks_are_counted_and_called_so() -> None:
+async def test_without_usage_chunks_are_counted() -> None:
     async with aimed(Behaviour(num_events=3, tells_usage=False)) as aim:
         record = await aim.send()
     assert record.content_tokens == (1, 1, 1)
     assert record.token_source is TokenSource.CHUNKS
 
 
-async def test_completions_are_read() -> None:
+async def test_completions_are_parsed() -> None:
     api = OpenAiCompletions(BodySettings(model="m", max_tokens=3), {"ignore_eos": True})
     async with aimed(Behaviour(num_events=3), path="/v1/completions", api=api) as aim:
         record = await aim.send()
@@ -175,7 +176,7 @@ async def test_a_classification_is_one_content_event() -> None:
     assert aim.server.bodies == [{"input": "What is a list?", "model": "m"}]
 
 
-async def test_a_custom_body_and_path_read_any_server() -> None:
+async def test_a_custom_body_and_path_work_with_any_server() -> None:
     template = {"messages": "{messages}", "who": "{user}", "deep": [{"q": "Q: {text} {x}"}], "n": 1}
     api = Custom(template, "choices[0].delta.content", "[DONE]")
     async with aimed(Behaviour(num_events=3), api=api) as aim:
@@ -200,7 +201,7 @@ async def test_a_custom_answer_in_one_piece_is_complete() -> None:
     assert record.content_chars == (4,)
 
 
-async def test_a_custom_stream_without_its_end_is_truncated_unless_closing_ends_it() -> None:
+async def test_a_custom_stream_without_its_last_event_is_truncated_unless_closing_ends_it() -> None:
     behaviour = Behaviour(fault=Fault.TRUNCATED, fault_after=2)
     for done, error in (("[DONE]", ErrorKind.TRUNCATED), ("", None)):
         async with aimed(behaviour, api=Custom({}, "choices[0].delta.content", done)) as aim:
@@ -208,7 +209,7 @@ async def test_a_custom_stream_without_its_end_is_truncated_unless_closing_ends_
         assert record.error is error
 
 
-async def test_who_cancels_gets_the_record() -> None:
+async def test_a_cancelled_send_returns_the_record() -> None:
     behaviour = Behaviour(fault=Fault.TIMEOUT_STALL, fault_after=2)
     async with aimed(behaviour) as aim:
         sending = asyncio.ensure_future(aim.send())
@@ -219,7 +220,7 @@ async def test_who_cancels_gets_the_record() -> None:
     assert len(record.content_s) == 2
 
 
-async def test_secrets_that_a_server_repeats_are_blotted_out() -> None:
+async def test_secrets_that_a_server_repeats_are_hidden() -> None:
     async with aimed(Behaviour(fault=Fault.HTTP_5XX), secrets=("the mock",)) as aim:
         record = await aim.send()
     assert record.error_message is not None
@@ -227,14 +228,14 @@ async def test_secrets_that_a_server_repeats_are_blotted_out() -> None:
     assert "*** answers 503" in record.error_message
 
 
-def test_a_secret_that_is_cut_off_is_blotted_out_too() -> None:
+def test_a_secret_that_is_cut_off_is_hidden_too() -> None:
     target = Target(URL("http://h"), secrets=("Bearer sk-secret", "sk-secret"))
     assert target.without_secrets(shortened("no: Bearer sk-secret", 16)) == "no: ***..."
     assert target.without_secrets(shortened("no: sk-secret", 10)) == "no: ***..."
     assert target.without_secrets("no such thing...") == "no such thing..."
 
 
-async def test_an_answer_of_another_type_says_what_it_says() -> None:
+async def test_an_answer_of_the_wrong_type_is_quoted() -> None:
     api = Classify(BodySettings(), {})
     async with aimed(Behaviour(fault=Fault.WRONG_TYPE), api=api) as aim:
         record = await aim.send()
@@ -243,7 +244,7 @@ async def test_an_answer_of_another_type_says_what_it_says() -> None:
     assert record.error_message.endswith("<html>no stream</html>")
 
 
-async def test_a_given_header_replaces_our_own_in_any_case() -> None:
+async def test_a_configured_header_replaces_ours_in_any_case() -> None:
     given = {"accept": "text/plain", "content-type": "application/json; charset=utf-8"}
     async with aimed(headers=given) as aim:
         await aim.send()
@@ -252,7 +253,7 @@ async def test_a_given_header_replaces_our_own_in_any_case() -> None:
     assert sent["Content-Type"] == "application/json; charset=utf-8"
 
 
-async def test_a_connection_is_used_again() -> None:
+async def test_a_connection_is_reused() -> None:
     async with aimed(Behaviour(num_events=2)) as aim:
         records = [await aim.send(index) for index in range(3)]
     assert [record.error for record in records] == [None] * 3

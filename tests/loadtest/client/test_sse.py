@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.sse import OversizedEventError, ServerSentEvent, SseDecoder
+from loadtest.client.sse import OversizedEventError, ServerSentEvent, SseDecoder
 
 FIELD_NAMES = ["data", "event", "id", "retry", "", "datas", " data", "Data"]
 VALUES = ["", " ", "  two", "[DONE]", '{"a": 1}', "你好 🙂", "\u2028", "\ufeff", "a:b", "12", "1x"]
@@ -25,7 +25,7 @@ STREAMS = st.builds(
 
 
 def plainly(stream: bytes) -> list[tuple[str, str, str]]:
-    """Read a whole stream as the standard's prose goes: data, name and last id of each event."""
+    """Decode a whole stream as the standard describes: data, name and last id of each event."""
     text = stream.decode("utf-8", "replace").removeprefix("\ufeff")
     *lines, _unfinished = re.split("\r\n|\r|\n", text)
     events, data, name, last_id = [], "", "", ""
@@ -53,7 +53,7 @@ def fed(stream: bytes, cuts: list[int]) -> list[ServerSentEvent]:
 
 
 @given(STREAMS, st.lists(st.integers(min_value=0), max_size=8))
-def test_any_stream_in_any_pieces_reads_as_the_standard_says(
+def test_any_stream_in_any_pieces_is_decoded_as_the_standard_says(
     stream: bytes, cuts: list[int]
 ) -> None:
     read = [(event.data, event.name, event.last_event_id) for event in fed(stream, cuts)]
@@ -61,7 +61,7 @@ def test_any_stream_in_any_pieces_reads_as_the_standard_says(
 
 
 @given(st.binary(max_size=200), st.lists(st.integers(min_value=0), max_size=8))
-def test_any_bytes_read_alike_whole_and_in_pieces(stream: bytes, cuts: list[int]) -> None:
+def test_any_bytes_decode_alike_whole_and_in_pieces(stream: bytes, cuts: list[int]) -> None:
     data = [event.data for event in fed(stream, cuts)]
     assert data == [event[0] for event in plainly(stream)]
 
@@ -80,12 +80,12 @@ def test_a_carriage_return_ends_an_event_before_its_newline_comes() -> None:
     assert [event.data for event in decoder.feed(b"data: b\n\n")] == ["b"]
 
 
-def test_a_byte_order_mark_is_skipped_at_the_start_alone() -> None:
+def test_a_byte_order_mark_is_skipped_only_at_the_start() -> None:
     stream = "\ufeffdata: a\n\n\ufeffdata: b\n\n".encode()
     assert [event.data for event in SseDecoder().feed(stream)] == ["a"]
 
 
-def test_comments_are_no_events() -> None:
+def test_comments_are_not_events() -> None:
     assert SseDecoder().feed(b": ping\n\n:\n\n") == []
 
 
@@ -94,7 +94,7 @@ def test_the_standard_s_example_of_empty_data() -> None:
     assert [event.data for event in SseDecoder().feed(stream)] == ["", "\n"]
 
 
-def test_an_event_s_name_holds_for_it_alone_and_its_id_from_then_on() -> None:
+def test_a_name_holds_for_one_event_and_an_id_until_it_changes() -> None:
     stream = b"id: 7\nevent: error\ndata: a\n\ndata: b\n\nid\ndata: c\n\n"
     assert [(event.name, event.last_event_id) for event in SseDecoder().feed(stream)] == [
         ("error", "7"),
@@ -112,7 +112,7 @@ def test_an_id_with_a_null_is_ignored(kept: str) -> None:
 @pytest.mark.parametrize(
     ("value", "retry_ms"), [("3000", 3000), ("3s", None), ("-1", None), ("٣", None), ("", None)]
 )
-def test_a_pause_is_digits_alone(value: str, retry_ms: int | None) -> None:
+def test_a_retry_pause_must_be_digits(value: str, retry_ms: int | None) -> None:
     decoder = SseDecoder()
     decoder.feed(f"retry: {value}\n\n".encode())
     assert decoder.retry_ms == retry_ms

@@ -1,12 +1,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.record import TokenSource
-from loadtest.token_credit import credit, spread
+from loadtest.client.token_credit import credit, spread
+from loadtest.results.record import TokenSource
 
 
 @given(st.integers(0, 10_000), st.integers(1, 200))
-def test_spreading_loses_no_token_and_counts_the_first_event_as_one(
+def test_spreading_keeps_the_sum_and_counts_the_first_event_as_one(
     num_tokens: int, num_events: int
 ) -> None:
     tokens = spread(num_tokens, num_events)
@@ -19,7 +19,7 @@ def test_spreading_loses_no_token_and_counts_the_first_event_as_one(
 
 
 @given(st.lists(st.integers(0, 20), min_size=1), st.integers(0, 5))
-def test_usage_so_far_gives_each_event_its_own_and_the_last_one_the_rest(
+def test_usage_so_far_gives_each_event_its_tokens_and_the_last_one_the_rest(
     tokens: list[int], num_behind: int
 ) -> None:
     so_far = [sum(tokens[: end + 1]) for end in range(len(tokens))]
@@ -28,7 +28,7 @@ def test_usage_so_far_gives_each_event_its_own_and_the_last_one_the_rest(
     assert credited.source is TokenSource.USAGE
 
 
-def test_usage_goes_before_events_and_events_before_chunks() -> None:
+def test_usage_is_preferred_to_events_and_events_to_chunks() -> None:
     assert credit(7, [None] * 3, [2, 2, 2]).tokens == (1, 3, 3)
     assert credit(None, [None] * 3, [2, 2, 3]).tokens == (2, 2, 3)
     assert credit(None, [None] * 3, [2, 2, 3]).source is TokenSource.EVENTS
@@ -36,10 +36,10 @@ def test_usage_goes_before_events_and_events_before_chunks() -> None:
     assert credit(None, [None] * 3, [2, None, 3]).source is TokenSource.CHUNKS
 
 
-def test_a_usage_that_shrinks_is_not_believed_event_by_event() -> None:
+def test_a_decreasing_usage_is_not_used_per_event() -> None:
     assert credit(6, [4, 2, 6], [None] * 3).tokens == (1, 2, 3)
 
 
-def test_one_event_has_all_tokens_and_none_has_none() -> None:
+def test_a_single_event_has_all_tokens() -> None:
     assert credit(5, [None], [None]).tokens == (5,)
     assert credit(5, [], []).tokens == ()

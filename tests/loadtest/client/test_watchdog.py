@@ -2,8 +2,8 @@ import asyncio
 
 import pytest
 
-from loadtest.record import ErrorKind
-from loadtest.watchdog import TimeLimits, Watchdog
+from loadtest.client.watchdog import TimeLimits, Watchdog
+from loadtest.results.record import ErrorKind
 
 LONG = 3600.0
 
@@ -15,7 +15,7 @@ LONG = 3600.0
         (TimeLimits(total_s=LONG, first_token_s=0.0, stall_s=LONG), ErrorKind.TIMEOUT_FIRST),
     ],
 )
-async def test_the_limit_that_is_over_is_named(limits: TimeLimits, kind: ErrorKind) -> None:
+async def test_the_expired_limit_is_named(limits: TimeLimits, kind: ErrorKind) -> None:
     watchdog = Watchdog(limits)
     with pytest.raises(TimeoutError):
         async with watchdog:
@@ -23,7 +23,7 @@ async def test_the_limit_that_is_over_is_named(limits: TimeLimits, kind: ErrorKi
     assert watchdog.expired is kind
 
 
-async def test_a_stall_counts_from_the_last_content_even_if_its_limit_is_the_shortest() -> None:
+async def test_a_stall_counts_from_the_last_content_even_if_its_limit_is_shortest() -> None:
     watchdog = Watchdog(TimeLimits(total_s=LONG, first_token_s=LONG, stall_s=0.01))
 
     async def stalled() -> None:
@@ -36,7 +36,7 @@ async def test_a_stall_counts_from_the_last_content_even_if_its_limit_is_the_sho
     assert watchdog.expired is ErrorKind.TIMEOUT_STALL
 
 
-async def test_content_in_time_keeps_it_quiet() -> None:
+async def test_content_in_time_prevents_a_stall() -> None:
     loop = asyncio.get_running_loop()
     watchdog = Watchdog(TimeLimits(first_token_s=LONG, stall_s=0.05))
     ends_s = loop.time() + 0.12
@@ -47,15 +47,15 @@ async def test_content_in_time_keeps_it_quiet() -> None:
     assert watchdog.expired is None
 
 
-async def test_once_it_stands_down_no_limit_holds() -> None:
+async def test_a_disarmed_watchdog_has_no_limits() -> None:
     watchdog = Watchdog(TimeLimits(total_s=0.01))
     async with watchdog:
-        watchdog.stand_down()
+        watchdog.disarm()
         await asyncio.sleep(0.03)
     assert watchdog.expired is None
 
 
-async def test_without_limits_nothing_is_watched_and_a_cancellation_goes_through() -> None:
+async def test_without_limits_a_cancellation_passes_through() -> None:
     watchdog = Watchdog(TimeLimits())
 
     async def guarded() -> None:

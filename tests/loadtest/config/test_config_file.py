@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.config import RunConfig
-from loadtest.config_file import ConfigFileError, read_config_file
+from loadtest.config.config_file import ConfigFileError, read_config_file
+from loadtest.config.run_config import RunConfig
 
 OLDER = """
 pressure:
@@ -26,7 +26,7 @@ def written(tmp_path: Path, text: str) -> Path:
     return path
 
 
-def test_the_flags_names_are_read_with_hyphens_or_underscores(tmp_path: Path) -> None:
+def test_flag_names_may_have_hyphens_or_underscores(tmp_path: Path) -> None:
     path = written(tmp_path, "max-tokens: 5\nmax_inflight: 3\nqueues: [1, 2]\n")
     assert read_config_file(path).settings == {
         "max_tokens": 5,
@@ -47,10 +47,10 @@ def test_an_older_file_is_understood(tmp_path: Path, mode: str) -> None:
     assert config.max_inflight == 8
     limits = (config.loops, config.duration)
     assert limits == ((10, None) if mode == "count" else (None, 60))
-    assert "num-threads means nothing here" in read.notices[0]
+    assert "num-threads is ignored" in read.notices[0]
 
 
-def test_an_older_key_may_be_written_with_a_dot_and_the_newer_name_wins(tmp_path: Path) -> None:
+def test_an_older_key_may_be_dotted_and_the_newer_name_wins(tmp_path: Path) -> None:
     path = written(tmp_path, "pressure.num-queues: 4\npressure.num-users: 9\nqueues: 7\n")
     assert read_config_file(path).settings == {"queues": 7, "users": 9}
 
@@ -58,19 +58,19 @@ def test_an_older_key_may_be_written_with_a_dot_and_the_newer_name_wins(tmp_path
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("- 1", "no mapping"),
+        ("- 1", "must hold a mapping"),
         ("a: [", "run.yml"),
-        ("pressure: {num-queue: 3}", "pressure has no 'num-queue'; it has target-url"),
-        ("pressure: [1]", "pressure holds no mapping"),
+        ("pressure: {num-queue: 3}", "pressure has no key 'num-queue'; its keys are target-url"),
+        ("pressure: [1]", "pressure must hold a mapping"),
         ("pressure: {mode: duration, num-tasks: 3}", "pressure.duration is missing"),
-        ("pressure: {mode: fast}", "mode is one of count, duration, not 'fast'"),
+        ("pressure: {mode: fast}", "mode must be one of count, duration, not 'fast'"),
     ],
 )
-def test_a_file_that_can_t_be_read_is_named(tmp_path: Path, text: str, said: str) -> None:
+def test_an_invalid_file_is_refused_with_its_fault(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(ConfigFileError, match=said):
         read_config_file(written(tmp_path, text))
 
 
-def test_a_duration_alone_is_meant_without_a_mode(tmp_path: Path) -> None:
+def test_a_file_with_only_a_duration_needs_no_mode(tmp_path: Path) -> None:
     path = written(tmp_path, "pressure: {duration: 60}")
     assert read_config_file(path).settings == {"duration": 60}

@@ -1,17 +1,17 @@
 import pytest
 
-from loadtest.durations import seconds_of
+from loadtest.config.values import seconds_of
 
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [("60s", 60), ("2m", 120), ("500ms", 0.5), ("1h30m", 5400), ("1.5s", 1.5), ("7", 7), (7, 7)],
 )
-def test_durations_are_read_as_people_write_them(text: object, seconds: float) -> None:
+def test_durations_are_parsed_as_people_write_them(text: object, seconds: float) -> None:
     assert seconds_of(text) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize("text", ["", "soon", "60 parsecs", "s", "1s1"])
-def test_what_is_no_duration_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="no duration such as 60s"):
+def test_an_invalid_duration_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="not a duration such as 60s"):
         seconds_of(text)

@@ -1,9 +1,9 @@
 import pytest
 
-from loadtest.gpu import parse_sample
+from loadtest.load.gpu_monitor import parse_sample
 
 
-def test_a_line_of_nvidia_smi_is_a_sample() -> None:
+def test_a_line_of_nvidia_smi_is_parsed() -> None:
     assert parse_sample("1, 87, 40536, 612.30\n", 2.0004) == {
         "t_s": 2.0,
         "gpu": 1,
@@ -13,7 +13,7 @@ def test_a_line_of_nvidia_smi_is_a_sample() -> None:
     }
 
 
-def test_what_a_gpu_does_not_tell_is_none() -> None:
+def test_a_value_that_a_gpu_does_not_report_is_none() -> None:
     sample = parse_sample("0, [N/A], 12, [Not Supported]", 0.0)
     assert sample is not None
     assert (sample["utilization_percent"], sample["power_w"]) == (None, None)

@@ -6,13 +6,13 @@ from itertools import pairwise
 
 import pytest
 
-from loadtest.load.asker import Asker
 from loadtest.load.level import Level
 from loadtest.load.plan import LevelPlan
+from loadtest.load.question_sampler import QuestionSampler
+from loadtest.load.questions import Question
 from loadtest.load.stop import Stop
 from loadtest.mock.script import Behaviour, Fault
-from loadtest.questions import Question
-from loadtest.record import ErrorKind, LevelRecord, RequestRecord
+from loadtest.results.record import ErrorKind, LevelRecord, RequestRecord
 from tests.loadtest.mocked import Aim, aimed, until
 
 SILENT = Behaviour(fault=Fault.TIMEOUT_STALL, fault_after=1)
@@ -25,8 +25,8 @@ class Running:
         self.stop = Stop()
         self.records: list[RequestRecord] = []
         self.told: list[LevelRecord] = []
-        asker = Asker([Question("why?")])
-        level = Level(plan, aim.sender, asker, self.stop, time.monotonic, self.records.append)
+        sampler = QuestionSampler([Question("why?")])
+        level = Level(plan, aim.sender, sampler, self.stop, time.monotonic, self.records.append)
         self.task = asyncio.ensure_future(level.run(self.told.append))
 
 
@@ -36,7 +36,7 @@ async def run(plan: LevelPlan, *behaviours: Behaviour) -> tuple[LevelRecord, lis
         return await running.task, running.records
 
 
-async def test_each_queue_sends_its_loops_one_after_the_other() -> None:
+async def test_each_queue_sends_its_requests_one_after_another() -> None:
     level, records = await run(LevelPlan(0, num_queues=3, num_loops=4), Behaviour(gap_ms=1))
     assert Counter(record.queue for record in records) == {0: 4, 1: 4, 2: 4}
     assert sorted(record.index for record in records) == list(range(12))
@@ -50,12 +50,12 @@ async def test_each_queue_sends_its_loops_one_after_the_other() -> None:
     assert not level.was_stopped
 
 
-async def test_a_number_in_all_is_shared_by_the_queues() -> None:
+async def test_a_total_is_divided_among_the_queues() -> None:
     _, records = await run(LevelPlan(0, num_queues=3, num_requests=7, num_warmups=2))
     assert Counter(record.is_warmup for record in records) == {False: 7, True: 2}
 
 
-async def test_a_number_in_all_holds_where_few_may_be_under_way() -> None:
+async def test_a_total_holds_with_a_limit_on_requests_in_flight() -> None:
     _, records = await run(LevelPlan(0, num_queues=8, num_requests=5, max_inflight=2))
     assert len(records) == 5
 
@@ -69,7 +69,7 @@ async def test_warm_up_comes_first_and_is_marked() -> None:
     assert {record.level for record in records} == {3}
 
 
-async def test_a_level_is_told_of_before_and_when_its_load_begins() -> None:
+async def test_the_record_is_reported_when_the_level_and_when_its_load_begins() -> None:
     async with aimed() as aim:
         running = Running(aim, LevelPlan(0, num_queues=1, num_loops=1, duration_s=None))
         ended = await running.task
@@ -84,7 +84,7 @@ async def test_a_level_is_told_of_before_and_when_its_load_begins() -> None:
     )
 
 
-async def test_nothing_is_sent_after_the_deadline_and_what_is_under_way_ends() -> None:
+async def test_nothing_is_sent_after_the_deadline_but_requests_in_flight_finish() -> None:
     plan = LevelPlan(0, num_queues=2, duration_s=0.1, grace_s=60)
     level, records = await run(plan, Behaviour(num_events=3, gap_ms=15))
     assert level.deadline_s is not None
@@ -93,13 +93,13 @@ async def test_nothing_is_sent_after_the_deadline_and_what_is_under_way_ends() -
     assert all(record.error is None for record in records)
 
 
-async def test_what_outlives_the_grace_period_is_cancelled() -> None:
+async def test_requests_that_outlive_the_grace_period_are_cancelled() -> None:
     plan = LevelPlan(0, num_queues=2, duration_s=0.1, grace_s=0.05)
     _, records = await run(plan, SILENT)
     assert [record.error for record in records] == [ErrorKind.CANCELLED] * 2
 
 
-async def test_a_ramp_starts_the_queues_one_after_the_other() -> None:
+async def test_a_ramp_starts_the_queues_one_after_another() -> None:
     plan = LevelPlan(0, num_queues=4, num_loops=1, ramp_s=0.2)
     level, records = await run(plan)
     started_s = level.warm_s - 0.2
@@ -114,7 +114,7 @@ async def test_a_queue_pauses_between_its_requests() -> None:
     assert all(after.sent_s - before.ended_s >= 0.028 for before, after in pairs)
 
 
-async def test_an_open_loop_sends_at_its_times_whatever_becomes_of_the_requests() -> None:
+async def test_an_open_loop_sends_on_schedule_even_if_no_request_ends() -> None:
     plan = LevelPlan(0, rate_per_s=100, is_poisson=False, num_requests=10, grace_s=0.0)
     async with aimed(SILENT) as aim:
         running = Running(aim, plan)
@@ -128,7 +128,7 @@ async def test_an_open_loop_sends_at_its_times_whatever_becomes_of_the_requests(
     assert {record.queue for record in running.records} == {None}
 
 
-async def test_at_most_so_many_are_under_way_and_the_wait_counts_as_delay() -> None:
+async def test_a_limit_on_requests_in_flight_holds_and_the_wait_counts_as_delay() -> None:
     plan = LevelPlan(
         0, rate_per_s=1000, is_poisson=False, num_requests=6, max_inflight=2, grace_s=60
     )
@@ -139,7 +139,7 @@ async def test_at_most_so_many_are_under_way_and_the_wait_counts_as_delay() -> N
     assert max(record.sent_s - record.scheduled_s for record in records) > 0.04
 
 
-async def test_what_was_due_and_never_sent_is_counted() -> None:
+async def test_requests_that_were_due_but_never_sent_are_counted() -> None:
     plan = LevelPlan(
         0, rate_per_s=100, is_poisson=False, duration_s=0.2, max_inflight=1, grace_s=0.0
     )
@@ -148,7 +148,7 @@ async def test_what_was_due_and_never_sent_is_counted() -> None:
     assert level.num_unsent == 19
 
 
-async def test_a_closed_loop_takes_a_limit_too() -> None:
+async def test_a_limit_on_requests_in_flight_holds_in_a_closed_loop() -> None:
     plan = LevelPlan(0, num_queues=4, num_loops=2, max_inflight=1)
     _, records = await run(plan, Behaviour(gap_ms=1))
     ordered = sorted(records, key=lambda record: record.sent_s)
@@ -157,7 +157,7 @@ async def test_a_closed_loop_takes_a_limit_too() -> None:
     assert all(after.sent_s >= before.ended_s for before, after in pairs)
 
 
-async def test_a_first_signal_lets_end_what_is_under_way() -> None:
+async def test_a_first_signal_lets_requests_in_flight_finish() -> None:
     async with aimed(Behaviour(first_token_ms=50, num_events=2)) as aim:
         running = Running(aim, LevelPlan(0, num_queues=3, num_loops=1000, grace_s=60))
         await until(lambda: len(aim.server.bodies) == 3)
@@ -168,7 +168,7 @@ async def test_a_first_signal_lets_end_what_is_under_way() -> None:
     assert running.stop.signal_number == signal.SIGTERM
 
 
-async def test_a_second_signal_ends_it_now_and_loses_nothing() -> None:
+async def test_a_second_signal_cancels_requests_and_keeps_their_records() -> None:
     async with aimed(SILENT) as aim:
         running = Running(aim, LevelPlan(0, num_queues=3, num_loops=1000, grace_s=3600))
         await until(lambda: aim.observer.num_tokens == 3)

@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.questions import SHIPPED, Question, QuestionsError, read_questions
+from loadtest.load.questions import SHIPPED, Question, QuestionsError, read_questions
 
 
-def test_a_hundred_different_questions_ship() -> None:
+def test_a_hundred_different_questions_ship_with_the_tool() -> None:
     questions = read_questions(SHIPPED)
     assert len(questions) == len({question.text for question in questions}) == 100
 
@@ -20,12 +20,12 @@ def test_a_hundred_different_questions_ship() -> None:
         ("q.json", '\ufeff["why?", "how?"]'),
     ],
 )
-def test_each_form_of_file_is_read(tmp_path: Path, name: str, content: str) -> None:
+def test_each_file_format_is_read(tmp_path: Path, name: str, content: str) -> None:
     (tmp_path / name).write_text(content)
     assert read_questions(tmp_path / name) == (Question("why?"), Question("how?"))
 
 
-def test_a_conversation_ends_with_its_question(tmp_path: Path) -> None:
+def test_a_conversation_s_question_is_its_last_message(tmp_path: Path) -> None:
     messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "why?"}]
     (tmp_path / "q.json").write_text(json.dumps([{"messages": messages}]))
     assert read_questions(tmp_path / "q.json") == (Question("why?", tuple(messages)),)
@@ -35,17 +35,21 @@ def test_a_conversation_ends_with_its_question(tmp_path: Path) -> None:
     ("name", "content", "said"),
     [
         ("q.json", "{", "q.json: "),
-        ("q.json", "{}", "no list"),
+        ("q.json", "{}", "not a list"),
         ("q.json", "[]", "holds no questions"),
         ("q.json", '["a", 1]', "item 2: neither a text nor an object"),
-        ("q.json", '[{"query": "x"}]', "item 1: none of prompt, question"),
-        ("q.json", '[{"messages": []}]', "item 1: messages is no list of messages"),
-        ("q.json", '[{"messages": [{"content": [1]}]}]', "the last message's content is no text"),
+        ("q.json", '[{"query": "x"}]', "item 1: has none of prompt, question"),
+        ("q.json", '[{"messages": []}]', "item 1: messages is not a list of messages"),
+        (
+            "q.json",
+            '[{"messages": [{"content": [1]}]}]',
+            "the last message's content is not a text",
+        ),
         ("q.jsonl", '"a"\n" "', "item 2: an empty text"),
-        ("q.csv", "a", "none of .json, .jsonl and .txt"),
+        ("q.csv", "a", "not one of .json, .jsonl and .txt"),
     ],
 )
-def test_a_file_without_questions_is_refused_by_its_place(
+def test_an_invalid_file_is_refused_with_the_item(
     tmp_path: Path, name: str, content: str, said: str
 ) -> None:
     (tmp_path / name).write_text(content)

@@ -11,12 +11,12 @@ def events(script: Script, num: int) -> list[int]:
     return [behaviour.num_events for behaviour in islice(iter(script.next, None), num)]
 
 
-def test_behaviours_follow_each_other_and_begin_again() -> None:
+def test_behaviours_follow_each_other_and_start_again() -> None:
     script = Script(Behaviour(times=2, num_events=1), Behaviour(times=1, num_events=2))
     assert events(script, 7) == [1, 1, 2, 1, 1, 2, 1]
 
 
-def test_one_without_times_stays() -> None:
+def test_a_behaviour_without_times_stays() -> None:
     script = Script(Behaviour(times=1, num_events=1), Behaviour(num_events=2))
     assert events(script, 4) == [1, 2, 2, 2]
 
@@ -29,7 +29,7 @@ def test_a_script_is_read_from_a_file(tmp_path: Path, name: str) -> None:
     assert script.next() == Behaviour(first_token_ms=5)
 
 
-def test_what_no_behaviour_has_is_refused(tmp_path: Path) -> None:
+def test_an_unknown_setting_is_refused(tmp_path: Path) -> None:
     (tmp_path / "script.yml").write_text("- {first_token: 5}\n")
     with pytest.raises(ValidationError, match="first_token"):
         Script.from_file(tmp_path / "script.yml")

@@ -2,12 +2,14 @@ import csv
 import json
 from pathlib import Path
 
-from loadtest.report_files import write_all
-from loadtest.run import read_run
+import pytest
+
+from loadtest.report.report_files import write_all
+from loadtest.results.run import read_run
 from tests.loadtest.made_runs import made_level, sweep, write_run
 
 
-def test_the_summary_keeps_what_was_run_and_gains_what_it_shows(tmp_path: Path) -> None:
+def test_the_summary_keeps_the_run_and_gains_the_results(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", sweep((1, 2)), {"slo": ["ttft:500"], "seed": 3})
     before = json.loads((run / "summary.json").read_text())
     results = write_all(run)
@@ -26,13 +28,13 @@ def test_writing_again_changes_nothing(tmp_path: Path) -> None:
     assert {path.name: path.read_bytes() for path in run.iterdir()} == first
 
 
-def test_an_interrupted_run_stays_so(tmp_path: Path) -> None:
+def test_an_interrupted_run_stays_interrupted(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [made_level(2)], status="running")
     assert write_all(run).status == "interrupted"
     assert write_all(run).status == "interrupted"
 
 
-def test_the_csv_has_a_line_for_each_level_with_units_in_its_names(tmp_path: Path) -> None:
+def test_the_csv_has_a_line_per_level_and_units_in_its_column_names(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", sweep((1, 2, 4)))
     results = write_all(run)
     with (run / "summary.csv").open() as file:
@@ -44,7 +46,8 @@ def test_the_csv_has_a_line_for_each_level_with_units_in_its_names(tmp_path: Pat
         assert row["ttft_ms_p99"] == ""
 
 
-def test_plots_are_drawn_on_request_alone(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_plots_are_drawn_only_on_request(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", sweep((1, 2)))
     write_all(run)
     assert not list(run.glob("*.png"))
@@ -54,7 +57,7 @@ def test_plots_are_drawn_on_request_alone(tmp_path: Path) -> None:
         assert path.read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_run_can_be_read_again_once_it_was_analysed(tmp_path: Path) -> None:
+def test_an_analysed_run_can_be_read_again(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [made_level(2)])
     before = read_run(run)
     write_all(run)

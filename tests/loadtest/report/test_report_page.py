@@ -4,17 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.record import ErrorKind, LevelRecord
-from loadtest.report_files import write_all
+from loadtest.report.report_files import write_all
+from loadtest.results.record import ErrorKind, LevelRecord
+from tests.browser import CHROMIUM, opened_tab
 from tests.loadtest.made_runs import made_request, sweep, write_run
-from tests.loadtest.page.browser import CHROMIUM, opened_tab
 
 HOSTILE = '</script><script>document.body.dataset.owned="yes"</script><img src=x onerror="owned()">'
 
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write the report of a sweep with errors, by a server that says hostile things."""
+    """Write the report of a sweep with errors, whose server sends hostile messages."""
     levels = sweep((1, 2, 4), loops=12)
     errors = [
         made_request(
@@ -31,7 +31,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path / "run"
 
 
-def test_the_page_holds_its_sentences_and_figures(run_dir: Path) -> None:
+def test_the_page_contains_the_findings_and_figures(run_dir: Path) -> None:
     page = (run_dir / "report.html").read_text()
     summary = json.loads((run_dir / "summary.json").read_text())
     assert summary["findings"][0] in page
@@ -39,7 +39,7 @@ def test_the_page_holds_its_sentences_and_figures(run_dir: Path) -> None:
         assert f"<td>{level['title']}</td>" in page
 
 
-def test_what_a_server_said_is_escaped(run_dir: Path) -> None:
+def test_text_from_the_server_is_escaped(run_dir: Path) -> None:
     page = (run_dir / "report.html").read_text()
     assert HOSTILE not in page
     assert "<img" not in re.sub(r"<script>.*?</script>", "", page, flags=re.S)
@@ -54,16 +54,17 @@ def test_nothing_is_loaded_from_elsewhere(run_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("num_records", [0, 1])
-def test_a_run_of_almost_nothing_has_a_page(tmp_path: Path, num_records: int) -> None:
+def test_a_nearly_empty_run_has_a_page(tmp_path: Path, num_records: int) -> None:
     level = LevelRecord(index=0, num_queues=1, started_s=0, warm_s=0, ended_s=1)
     run = write_run(tmp_path / "run", [(level, [made_request()] * num_records)])
     write_all(run)
     assert "1 user" in (run / "report.html").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 @pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
-async def test_a_browser_without_network_draws_every_chart_and_has_no_complaint(
+async def test_a_browser_without_network_draws_every_chart_without_errors(
     run_dir: Path, tmp_path: Path
 ) -> None:
     async with opened_tab(tmp_path / "profile") as tab:
@@ -86,6 +87,7 @@ async def test_a_browser_without_network_draws_every_chart_and_has_no_complaint(
         assert not await tab.evaluate("document.body.scrollWidth > window.innerWidth")
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 @pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
 async def test_an_open_loop_with_gpus_and_without_success_is_drawn(tmp_path: Path) -> None:

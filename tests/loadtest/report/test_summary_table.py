@@ -3,8 +3,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from loadtest.record import LevelRecord, TokenSource
-from loadtest.summary_table import columns, render
+from loadtest.report.summary_table import columns, render
+from loadtest.results.record import LevelRecord, TokenSource
 from tests.loadtest.analysis.figures import results_of
 from tests.loadtest.made_runs import made_level, made_request, sweep
 
@@ -20,7 +20,7 @@ def test_a_sweep_fits_a_narrow_terminal(tmp_path: Path) -> None:
     assert results.findings[0] in text
 
 
-def test_columns_are_those_that_the_run_has(tmp_path: Path) -> None:
+def test_columns_are_only_those_with_data(tmp_path: Path) -> None:
     plain = [c.title for c in columns(results_of(tmp_path / "a", [made_level(1)]).results)]
     assert "SLO met" not in plain
     assert "repeat" not in plain
@@ -30,7 +30,7 @@ def test_columns_are_those_that_the_run_has(tmp_path: Path) -> None:
     assert {"SLO met", "repeat"} <= set(told)
 
 
-def test_with_a_rate_the_headline_is_from_schedule(tmp_path: Path) -> None:
+def test_with_a_rate_latency_is_from_schedule(tmp_path: Path) -> None:
     level = LevelRecord(
         index=0, num_queues=None, rate_per_s=2, started_s=0, warm_s=0, deadline_s=9, ended_s=9
     )

@@ -4,19 +4,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtest.analysis.request_table import build_table
-from loadtest.page.time_lines import MAX_BINS, bin_width, time_lines
+from loadtest.report.time_lines import MAX_BINS, bin_width, time_lines
 from tests.loadtest.made_runs import made_request
 
 
 @given(st.floats(0.01, 1e6))
-def test_bins_are_few_and_of_a_round_width(duration_s: float) -> None:
+def test_bins_are_few_and_have_a_round_width(duration_s: float) -> None:
     width = bin_width(duration_s)
     assert duration_s / width <= MAX_BINS * 1.001
     assert float(f"{width:.6g}") == pytest.approx(width)
     assert f"{width:e}"[0] in "125"
 
 
-def test_areas_under_the_lines_are_what_happened() -> None:
+def test_areas_under_the_lines_equal_the_totals() -> None:
     records = [made_request(n, sent_s=0.37 * n, num_events=7) for n in range(40)]
     lines = time_lines([build_table(records)], is_open_loop=False)
     in_flight_s = sum(record.ended_s - record.sent_s for record in records)
@@ -24,7 +24,7 @@ def test_areas_under_the_lines_are_what_happened() -> None:
     assert lines.tokens_per_s.sum() * lines.bin_s == pytest.approx(7 * 40)
 
 
-def test_the_first_tokens_wait_stands_where_it_was_sent() -> None:
+def test_a_ttft_is_shown_at_its_sending_time() -> None:
     records = [made_request(0, sent_s=1.0, ttft_s=0.5), made_request(1, sent_s=2.0, ttft_s=0.7)]
     lines = time_lines([build_table(records)], is_open_loop=False)
     assert lines.sent_s.tolist() == [1.0, 2.0]

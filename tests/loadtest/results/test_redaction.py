@@ -1,4 +1,4 @@
-from loadtest.redaction import (
+from loadtest.results.redaction import (
     redacted_body,
     redacted_headers,
     redacted_url,
@@ -7,14 +7,14 @@ from loadtest.redaction import (
 )
 
 
-def test_a_header_keeps_its_name_alone() -> None:
+def test_a_header_keeps_only_its_name() -> None:
     assert redacted_headers(["X-Key: abc", "Authorization: Bearer x:y"]) == [
         "X-Key: ***",
         "Authorization: ***",
     ]
 
 
-def test_a_url_keeps_what_tells_where_it_leads() -> None:
+def test_a_url_keeps_all_but_its_secrets() -> None:
     assert redacted_url("http://host:1/v1/x") == "http://host:1/v1/x"
     hidden = redacted_url("https://me:word@host/v1/x?api-key=abc&version=2")
     assert "word" not in hidden
@@ -22,12 +22,12 @@ def test_a_url_keeps_what_tells_where_it_leads() -> None:
     assert "version=2" in hidden
 
 
-def test_what_a_url_hides_is_known_to_be_secret() -> None:
+def test_the_secrets_of_a_url_are_those_it_hides() -> None:
     assert secrets_of_url("https://me:word@host/v1/x?api-key=abc&n=2") == ["me", "word", "abc"]
     assert secrets_of_url("https://host/v1/x?n=2") == []
 
 
-def test_a_body_keeps_all_but_its_keys() -> None:
+def test_a_body_keeps_all_but_its_secrets() -> None:
     body = {"max_tokens": 5, "q": "{text}", "more": [{"api_key": "abc", "token": "{user}"}]}
     hidden = {"max_tokens": 5, "q": "{text}", "more": [{"api_key": "***", "token": "{user}"}]}
     assert redacted_body(body) == hidden

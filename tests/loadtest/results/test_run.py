@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.record import LevelRecord
-from loadtest.run import RunError, parse_records, read_run
+from loadtest.results.record import LevelRecord
+from loadtest.results.run import RunError, parse_records, read_run
 from tests.loadtest.made_runs import made_level, made_request, write_run
 
 
@@ -37,7 +37,7 @@ def test_a_level_that_a_crash_left_open_ends_with_its_last_record(tmp_path: Path
     assert run.levels[0].was_stopped
 
 
-def test_a_level_that_was_never_written_is_made_of_its_records(tmp_path: Path) -> None:
+def test_a_level_that_was_never_written_is_made_from_its_records(tmp_path: Path) -> None:
     path = write_run(tmp_path / "run", [made_level(2, loops=2)], status="running")
     document = json.loads((path / "summary.json").read_text()) | {"levels": []}
     (path / "summary.json").write_text(json.dumps(document))
@@ -45,7 +45,7 @@ def test_a_level_that_was_never_written_is_made_of_its_records(tmp_path: Path) -
     assert (level.num_queues, level.was_stopped) == (2, True)
 
 
-def test_a_rate_that_was_never_written_is_the_configuration_s(tmp_path: Path) -> None:
+def test_a_rate_that_was_never_written_is_taken_from_the_configuration(tmp_path: Path) -> None:
     records = [made_request(level=1, queue=None)]
     level, _ = made_level(1)
     path = write_run(tmp_path / "run", [(level, records)], {"rate": [2.0, 4.0]})
@@ -55,12 +55,12 @@ def test_a_rate_that_was_never_written_is_the_configuration_s(tmp_path: Path) ->
     assert found.rate_per_s == 4.0
 
 
-def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+def test_a_directory_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="is this a run's directory"):
         read_run(tmp_path)
 
 
-def test_a_broken_line_is_named(tmp_path: Path) -> None:
+def test_an_invalid_line_is_named(tmp_path: Path) -> None:
     path = write_run(tmp_path / "run", [made_level(1, loops=1)])
     with (path / "requests.jsonl").open("a") as file:
         file.write("{}\n")
@@ -73,4 +73,14 @@ def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
     document = json.loads((path / "summary.json").read_text()) | {"schema_version": 99}
     (path / "summary.json").write_text(json.dumps(document))
     with pytest.raises(RunError, match="newer"):
+        read_run(path)
+
+
+def test_a_token_source_of_an_older_version_is_named(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run", [made_level(1, loops=1)])
+    lines = (path / "requests.jsonl").read_text()
+    (path / "requests.jsonl").write_text(lines.replace('"usage"', '"tokenizer"'))
+    with pytest.raises(
+        RunError, match=r"line 1.*\n.*token_source\n.*'usage', 'events' or 'chunks'"
+    ):
         read_run(path)

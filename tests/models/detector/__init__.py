@@ -1,1 +1,1 @@
-"""Tests of pydoc-detector and of what made it."""
+"""Tests of pydoc-detector and of its training."""

@@ -23,7 +23,7 @@ def tokenizer() -> Any:
         ("\u00e9\u4e2d\U0001f600", "\u00e9\u4e2d\U0001f600"),
     ],
 )
-def test_what_is_no_word_of_the_author_is_folded(text: str, folded: str) -> None:
+def test_marks_of_format_are_folded(text: str, folded: str) -> None:
     assert normalised(text) == folded
 
 

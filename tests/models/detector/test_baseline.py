@@ -14,11 +14,11 @@ def pieces(human: str, chat: str, seed: int) -> list[Piece]:
     ]
 
 
-def test_it_tells_texts_of_different_characters_apart() -> None:
+def test_texts_of_different_characters_are_told_apart() -> None:
     bag = BagOfCharacters(pieces("abcde", "abcdf", seed=1))
     assert bag.accuracy(pieces("abcde", "abcdf", seed=2)) > 0.95
 
 
-def test_it_sees_nothing_in_the_order_of_characters() -> None:
+def test_the_order_of_characters_tells_nothing() -> None:
     bag = BagOfCharacters(pieces("abc ", "abc ", seed=1))
     assert bag.accuracy(pieces("abc ", "abc ", seed=2)) < 0.75

@@ -20,7 +20,7 @@ def test_one_origin_in_five_is_held_out() -> None:
 
 
 @given(origin=st.text(), first=st.text(), second=st.text())
-def test_documents_of_one_origin_lie_on_one_side(origin: str, first: str, second: str) -> None:
+def test_documents_of_one_origin_are_on_one_side(origin: str, first: str, second: str) -> None:
     sides = {
         Document(text, source, origin).is_held_out
         for text, source in ((first, Source.TOPIC), (second, Source.COMPLETION))
@@ -28,12 +28,12 @@ def test_documents_of_one_origin_lie_on_one_side(origin: str, first: str, second
     assert len(sides) == 1
 
 
-def test_topics_and_docstrings_are_by_people_and_nothing_else_is() -> None:
+def test_only_topics_and_docstrings_are_by_people() -> None:
     people = {source for source in Source if source.label is Label.HUMAN}
     assert people == {Source.TOPIC, Source.DOCSTRING}
 
 
-def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+def test_written_documents_are_read_back(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "documents.jsonl"
     documents = (
         Document('A "quoted"\nlïne.', Source.TOPIC, "topic with"),

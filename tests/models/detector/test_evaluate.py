@@ -1,26 +1,31 @@
-from models.training.detector.detector import Verdict
+from models.training.detector.detector import Prediction
 from models.training.detector.document import Source
 from models.training.detector.evaluate import confusion, figure, figures_by, sample_of, split
 from models.training.detector.pieces import MAX_CHARS, Piece
 
 PEOPLE = Piece("Written by a person, all of it.", Source.TOPIC, None, False)
 CHAT = Piece("Written by a model, all of of it.", Source.ANSWER, 0.8, False)
-VERDICTS = [Verdict(PEOPLE, 0.2), Verdict(PEOPLE, 0.9), Verdict(CHAT, 0.7), Verdict(CHAT, 0.51)]
+PREDICTIONS = [
+    Prediction(PEOPLE, 0.2),
+    Prediction(PEOPLE, 0.9),
+    Prediction(CHAT, 0.7),
+    Prediction(CHAT, 0.51),
+]
 
 
-def test_a_figure_counts_the_right_ones() -> None:
-    assert figure(VERDICTS) == {"share": 0.75, "right": 3, "asked": 4}
+def test_a_figure_counts_correct_predictions() -> None:
+    assert figure(PREDICTIONS) == {"share": 0.75, "right": 3, "asked": 4}
 
 
 def test_the_confusion_table_counts_every_piece_once() -> None:
-    assert confusion(VERDICTS) == {
+    assert confusion(PREDICTIONS) == {
         "written by human": {"called human": 1, "called pydoc-chat": 1},
         "written by pydoc-chat": {"called human": 0, "called pydoc-chat": 2},
     }
 
 
-def test_figures_of_each_kind_leave_out_what_has_none() -> None:
-    kinds = figures_by(VERDICTS, lambda it: None if it.temperature is None else "0.8")
+def test_figures_leave_out_pieces_without_a_kind() -> None:
+    kinds = figures_by(PREDICTIONS, lambda it: None if it.temperature is None else "0.8")
     assert kinds == {"0.8": {"share": 1.0, "right": 2, "asked": 2}}
 
 

@@ -1,6 +1,7 @@
 import random
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,6 +29,7 @@ def cut(text: str, seed: int, *, prefers_sentences: bool) -> list[str]:
     return list(cutter.cut(text, prefers_sentences=prefers_sentences))
 
 
+@pytest.mark.slow
 @given(words=WORDS, seed=st.integers(0, 99), prefers_sentences=st.booleans())
 def test_pieces_are_whole_words_in_order_and_within_bounds(
     words: list[str], seed: int, prefers_sentences: bool
@@ -39,7 +41,7 @@ def test_pieces_are_whole_words_in_order_and_within_bounds(
 
 
 @given(text=st.text(min_size=1, max_size=900), prefers_sentences=st.booleans())
-def test_cuts_go_forward_and_are_never_too_far_apart(text: str, prefers_sentences: bool) -> None:
+def test_cuts_go_forward_and_at_most_max_chars_apart(text: str, prefers_sentences: bool) -> None:
     at = 0
     while at < len(text):
         end = cut_end(text, at, MAX_CHARS, prefers_sentences)
@@ -47,7 +49,7 @@ def test_cuts_go_forward_and_are_never_too_far_apart(text: str, prefers_sentence
         at = end
 
 
-def test_a_sentence_end_is_preferred_where_one_is_near() -> None:
+def test_a_nearby_sentence_end_is_preferred() -> None:
     text = "One sentence that is long enough. Another that is longer than the first one."
     assert text[: cut_end(text, 0, 50, True)] == "One sentence that is long enough."
     assert (
@@ -55,14 +57,14 @@ def test_a_sentence_end_is_preferred_where_one_is_near() -> None:
     )
 
 
-def test_the_same_seed_cuts_the_same_pieces_and_each_text_is_kept_once() -> None:
+def test_the_same_seed_cuts_the_same_pieces_without_repeats() -> None:
     documents = [Document("word " * 300, Source.TOPIC, "topic a")] * 2
     first, second = (Cutter(random.Random(5)).pieces(documents) for _ in range(2))
     assert first == second
     assert len({piece.text for piece in first}) == len(first)
 
 
-def test_what_the_chat_model_recites_is_told_from_what_it_makes_up() -> None:
+def test_recited_and_made_up_pieces_of_the_chat_model_are_distinguished() -> None:
     said = f"{ANSWER} Beyond that it never ends the words."
     pieces = Cutter(random.Random(1)).pieces(
         [Document(text, Source.ANSWER, "answer", 1.0) for text in (ANSWER[:60], said)]
@@ -71,7 +73,7 @@ def test_what_the_chat_model_recites_is_told_from_what_it_makes_up() -> None:
     assert all(piece.is_recited == (piece.text in ANSWER) for piece in pieces)
 
 
-def test_a_person_never_recites() -> None:
+def test_a_persons_piece_is_never_recited() -> None:
     pieces = Cutter(random.Random(1)).pieces([Document(ANSWER, Source.DOCSTRING, "module m")])
     assert not any(piece.is_recited for piece in pieces)
 
@@ -87,7 +89,7 @@ def pieces_of_all_lengths() -> list[Piece]:
     return [*people, *sampled]
 
 
-def test_each_author_has_as_many_pieces_of_each_band() -> None:
+def test_both_authors_have_equally_many_pieces_of_each_band() -> None:
     chosen = balanced(pieces_of_all_lengths(), random.Random(0))
     for band in BANDS:
         labels = [piece.label for piece in chosen if piece.band == band]
@@ -101,7 +103,7 @@ def test_with_all_lengths_alike_the_scarcest_band_decides() -> None:
     assert counts == [2 * 7, 2 * 12, 2 * 25, 2 * 26]
 
 
-def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+def test_written_pieces_are_read_back(tmp_path: Path) -> None:
     pieces = [
         Piece("Twenty characters or more.", Source.TOPIC, None, False),
         Piece("Twenty characters or fewer.", Source.ANSWER, 1.1, True),

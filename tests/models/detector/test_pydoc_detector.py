@@ -1,4 +1,4 @@
-"""The committed detector, loaded as a stranger would: by the plain Auto classes."""
+"""The committed detector, loaded by the plain Auto classes, as users load it."""
 
 import hashlib
 import json
@@ -19,7 +19,7 @@ MAX_WEIGHT_BYTES = 8_000_000
 PIECES = read_pieces(MODEL_DIR / "held_out.jsonl")
 LONG_TEXTS = read_documents(MODEL_DIR / "long_texts.jsonl")
 ROUNDING = 2
-"""Pieces of the sample that lie so near the middle that another machine may round them over it."""
+"""Pieces of the sample so close to 0.5 that another machine may round them to the other side."""
 
 
 @pytest.fixture(scope="module")
@@ -48,15 +48,15 @@ def test_the_evaluation_is_of_these_weights_and_meets_its_bound(report: dict[str
     assert report["without_recitals"]["share"] >= report["all"]["share"]
 
 
-def test_a_sample_is_judged_as_the_evaluation_says(
+def test_a_sample_is_classified_as_in_the_evaluation(
     detector: Detector, report: dict[str, Any]
 ) -> None:
-    again = figure(detector.verdicts(sample_of(PIECES)))
+    again = figure(detector.predict(sample_of(PIECES)))
     assert again["asked"] == report["sample"]["asked"] >= 200
     assert abs(again["right"] - report["sample"]["right"]) <= ROUNDING
 
 
-def test_long_texts_are_judged_as_the_evaluation_says(
+def test_long_texts_are_classified_as_in_the_evaluation(
     detector: Detector, report: dict[str, Any]
 ) -> None:
     for document, expected in zip(LONG_TEXTS, report["long_texts"], strict=True):
@@ -75,27 +75,27 @@ def test_the_held_out_pieces_are_balanced_bounded_and_normalised() -> None:
         assert piece.text == normalised(piece.text)
 
 
-def test_line_breaks_and_markup_change_no_verdict(detector: Detector) -> None:
+def test_line_breaks_and_markup_change_no_prediction(detector: Detector) -> None:
     text = "Return the *name* of the current time zone. ``None`` means that it is unknown."
     plain = "Return the name of the current time zone. None means that it is unknown."
     first, second = detector.chat_probabilities([text.replace(" ", "\n   "), plain])
     assert first == pytest.approx(second, abs=1e-6)
 
 
-def test_a_verdict_does_not_depend_on_its_batch(detector: Detector) -> None:
+def test_a_prediction_does_not_depend_on_its_batch(detector: Detector) -> None:
     pieces = PIECES[:20]
-    together = [it.chat_probability for it in detector.verdicts(pieces)]
-    alone = [detector.verdicts([piece])[0].chat_probability for piece in pieces]
+    together = [it.chat_probability for it in detector.predict(pieces)]
+    alone = [detector.predict([piece])[0].chat_probability for piece in pieces]
     assert together == pytest.approx(alone, abs=1e-5)
 
 
-def test_a_piece_of_the_most_tokens_is_judged(detector: Detector) -> None:
+def test_a_piece_of_the_most_tokens_is_classified(detector: Detector) -> None:
     piece = Piece("\U0001f600" * MAX_CHARS, Source.TOPIC, None, False)
     assert len(detector.tokenizer(piece.text)["input_ids"]) <= MAX_TOKENS
-    assert 0 <= detector.verdicts([piece])[0].chat_probability <= 1
+    assert 0 <= detector.predict([piece])[0].chat_probability <= 1
 
 
-def test_the_folder_holds_what_the_card_promises() -> None:
+def test_the_folder_holds_exactly_the_expected_files() -> None:
     expected = {
         "README.md",
         "config.json",

@@ -9,8 +9,8 @@ from models.training.detector.document import Document, Source
 from models.training.detector.sampled_documents import (
     NUM_PER_ROUND,
     TEMPERATURES,
-    Ask,
-    Asking,
+    Prompt,
+    PromptSource,
     Sampler,
     load_chat_model,
     read_samples,
@@ -20,32 +20,32 @@ HUMAN = [Document("An opening that is to be completed.", Source.TOPIC, "topic wi
 ROUND = sum(NUM_PER_ROUND.values())
 
 
-def asks(count: int) -> list[Ask]:
-    return list(islice(Asking(HUMAN).asks(), count))
+def prompts(count: int) -> list[Prompt]:
+    return list(islice(PromptSource(HUMAN).prompts(), count))
 
 
-def test_the_same_seed_asks_the_same_whatever_was_answered_already() -> None:
-    assert asks(3 * ROUND) == asks(3 * ROUND)
-    assert [ask.seed for ask in asks(3 * ROUND)] == list(range(3 * ROUND))
+def test_the_same_seed_gives_the_same_prompts() -> None:
+    assert prompts(3 * ROUND) == prompts(3 * ROUND)
+    assert [prompt.seed for prompt in prompts(3 * ROUND)] == list(range(3 * ROUND))
 
 
-def test_every_round_asks_in_every_way_and_all_temperatures_come() -> None:
-    asked = asks(5 * ROUND)
-    assert {ask.temperature for ask in asked} == set(TEMPERATURES)
+def test_every_round_has_every_source_and_all_temperatures_occur() -> None:
+    asked = prompts(5 * ROUND)
+    assert {prompt.temperature for prompt in asked} == set(TEMPERATURES)
     for source, count in NUM_PER_ROUND.items():
-        assert sum(ask.source is source for ask in asked[:ROUND]) == count
+        assert sum(prompt.source is source for prompt in asked[:ROUND]) == count
 
 
 def test_names_that_share_a_docstring_share_an_origin() -> None:
     answers = {f"answer {entry.answer}" for entry in load_corpus()}
-    asked = [ask for ask in asks(9 * ROUND) if ask.source is Source.ANSWER]
-    assert {ask.origin for ask in asked} <= answers
+    asked = [prompt for prompt in prompts(9 * ROUND) if prompt.source is Source.ANSWER]
+    assert {prompt.origin for prompt in asked} <= answers
 
 
 def test_a_completion_has_the_origin_of_its_opening() -> None:
-    completion = next(ask for ask in asks(ROUND) if ask.source is Source.COMPLETION)
+    completion = next(prompt for prompt in prompts(ROUND) if prompt.source is Source.COMPLETION)
     assert completion.origin == "topic with"
-    assert completion.prompt.startswith("<bos>An")
+    assert completion.text.startswith("<bos>An")
 
 
 @pytest.fixture(scope="module")
@@ -53,19 +53,21 @@ def sampler() -> Sampler:
     return Sampler(load_chat_model())
 
 
-def test_answers_do_not_depend_on_what_is_asked_beside_them(sampler: Sampler) -> None:
-    asked = [ask for ask in asks(2 * ROUND) if ask.source is Source.ANSWER]
+@pytest.mark.slow
+def test_answers_do_not_depend_on_the_other_prompts(sampler: Sampler) -> None:
+    asked = [prompt for prompt in prompts(2 * ROUND) if prompt.source is Source.ANSWER]
     together = dict(sampler.sample(asked))
-    alone = dict(pair for ask in asked for pair in sampler.sample([ask]))
+    alone = dict(pair for prompt in asked for pair in sampler.sample([prompt]))
     assert together == alone
 
 
-def test_an_answer_goes_on_for_as_long_as_it_is_asked_to(sampler: Sampler) -> None:
+@pytest.mark.slow
+def test_an_answer_does_not_end_before_min_tokens(sampler: Sampler) -> None:
     prompt = "<bos><start_of_turn>user\nExplain len.<end_of_turn>\n<start_of_turn>model\n"
     texts = {
         min_tokens: text
         for min_tokens in (0, 60)
-        for _, text in sampler.sample([Ask(Source.ANSWER, "", prompt, 0.8, 7, min_tokens)])
+        for _, text in sampler.sample([Prompt(Source.ANSWER, "", prompt, 0.8, 7, min_tokens)])
     }
     assert texts[60].startswith(texts[0])
     assert len(texts[60]) > len(texts[0])

@@ -7,8 +7,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from models.training.corpus import load_corpus
 from models.training.detector.architecture import MAX_TOKENS
 from models.training.detector.document import Document, Source
-from models.training.detector.recipe import Recipe
-from models.training.detector.train import EpochReport, Trainer
+from models.training.detector.train import EpochReport, Recipe, Trainer
 
 TINY = Recipe(epochs=2, batch=4, warmup_steps=1)
 
@@ -24,6 +23,7 @@ def documents() -> list[Document]:
     ]
 
 
+@pytest.mark.slow
 def test_the_same_recipe_gives_the_same_weights_and_they_are_saved(tmp_path: Path) -> None:
     reports: list[list[EpochReport]] = []
     for name in ("first", "second"):
@@ -38,12 +38,14 @@ def test_the_same_recipe_gives_the_same_weights_and_they_are_saved(tmp_path: Pat
     assert AutoTokenizer.from_pretrained(tmp_path / "first").model_max_length == MAX_TOKENS
 
 
+@pytest.mark.slow
 def test_the_loss_falls() -> None:
     losses = [report.loss for report in Trainer(documents(), Recipe(epochs=6, batch=4)).epochs()]
     assert losses[-1] < 0.5 * losses[0]
 
 
-def test_a_run_that_was_ended_goes_on_as_if_it_had_not(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_an_interrupted_run_continues_as_if_uninterrupted(tmp_path: Path) -> None:
     whole = Trainer(documents(), TINY)
     reports = list(whole.epochs())
     ended = Trainer(documents(), TINY)
@@ -56,17 +58,18 @@ def test_a_run_that_was_ended_goes_on_as_if_it_had_not(tmp_path: Path) -> None:
         assert torch.equal(before, after)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "other", [Trainer(documents()[:-1], TINY), Trainer(documents(), Recipe(epochs=3, batch=4))]
 )
-def test_a_state_of_another_run_is_left_alone(other: Trainer) -> None:
+def test_a_state_of_another_run_is_ignored(other: Trainer) -> None:
     trainer = Trainer(documents(), TINY)
     next(trainer.epochs())
     other.restore(trainer.state())
     assert next(other.epochs()).epoch == 1
 
 
-def test_what_was_recited_is_not_learned() -> None:
+def test_recited_pieces_are_not_learned() -> None:
     people = [
         Document(f"A short text of a person, number {'i' * number}.", Source.TOPIC, "t")
         for number in range(12)
@@ -76,3 +79,12 @@ def test_what_was_recited_is_not_learned() -> None:
     own = [Document("A short text texts of of no person.", Source.ANSWER, "b", 0.8)]
     trainer = Trainer([*people, *recited, *own], TINY)
     assert next(trainer.epochs()).num_pieces == 2
+
+
+def test_the_rate_rises_to_its_peak_and_falls_to_zero() -> None:
+    num_steps = 500
+    shares = [Recipe().rate_share(step, num_steps) for step in range(num_steps)]
+    peak = shares.index(1.0)
+    assert shares[: peak + 1] == sorted(shares[: peak + 1])
+    assert shares[peak:] == sorted(shares[peak:], reverse=True)
+    assert shares[-1] == pytest.approx(0.0, abs=1e-4)

@@ -10,7 +10,7 @@ from deployments.errors import (
     ReplicaUnavailableError,
     WrongTaskError,
 )
-from serve_app.catalog import ModelCatalog
+from serve_app.backends.catalog import ModelCatalog
 from tests.serve_app.fake_classifier import FakeClassifier
 from tests.serve_app.fakes import FakeBackend
 
@@ -20,7 +20,7 @@ class SickBackend(FakeBackend):
         raise ReplicaUnavailableError("gone")
 
 
-async def test_a_model_is_asked_once_what_it_is() -> None:
+async def test_a_model_is_asked_for_its_description_once() -> None:
     backend = FakeBackend()
     catalog = ModelCatalog({"m": backend})
     first, second = await catalog.get("m"), await catalog.get("m")
@@ -28,7 +28,7 @@ async def test_a_model_is_asked_once_what_it_is() -> None:
     assert backend.num_describes == 1
 
 
-async def test_all_models_can_be_got_to_know_before_anybody_asks() -> None:
+async def test_all_models_can_be_asked_for_descriptions_before_the_first_request() -> None:
     well, sick, classifier = FakeBackend(), SickBackend(), FakeClassifier()
     catalog = ModelCatalog({"m": well, "n": sick}, {"c": classifier})
     await catalog.get_all()
@@ -43,7 +43,7 @@ async def test_an_unknown_model_is_refused_with_the_names_that_are_served() -> N
         await ModelCatalog({"m": FakeBackend(), "n": FakeBackend()}).get("x")
 
 
-async def test_a_loading_model_is_not_waited_for_by_a_probe() -> None:
+async def test_a_probe_does_not_wait_for_a_loading_model() -> None:
     backend = FakeBackend()
     backend.loaded = asyncio.Event()
     catalog = ModelCatalog({"m": backend}, probe_timeout_s=0)
@@ -64,7 +64,7 @@ async def test_a_model_that_has_died_is_no_longer_ready() -> None:
     assert (await catalog.get("m")).description.id == "m"
 
 
-async def test_health_tells_which_engine_is_not_well() -> None:
+async def test_health_tells_which_engine_is_unhealthy() -> None:
     sick = FakeBackend()
     sick.sickness = GenerationFailedError("the engine has stopped")
     assert await ModelCatalog({"m": FakeBackend(), "n": sick}).health() == {
@@ -73,7 +73,7 @@ async def test_health_tells_which_engine_is_not_well() -> None:
     }
 
 
-async def test_however_many_ask_for_health_at_once_an_engine_is_exercised_once() -> None:
+async def test_concurrent_health_checks_exercise_an_engine_once() -> None:
     backend = FakeBackend()
     backend.pinged = asyncio.Event()
     catalog = ModelCatalog({"m": backend})
@@ -84,7 +84,7 @@ async def test_however_many_ask_for_health_at_once_an_engine_is_exercised_once()
     assert backend.num_pings == 1
 
 
-async def test_each_task_has_a_default_of_its_own() -> None:
+async def test_each_task_has_its_own_default_model() -> None:
     generating = {"m": FakeBackend(), "n": FakeBackend(model_id="n")}
     catalog = ModelCatalog(generating, {"c": FakeClassifier(), "d": FakeClassifier("d")})
     assert (await catalog.get(None)).description.id == "m"
@@ -107,7 +107,7 @@ async def test_where_no_model_has_the_task_the_refusal_says_so() -> None:
         await ModelCatalog({"m": FakeBackend()}).get_classifier("m")
 
 
-async def test_both_tasks_are_ready_and_well_or_not() -> None:
+async def test_readiness_and_health_cover_both_tasks() -> None:
     sick = FakeClassifier()
     sick.sickness = ClassificationFailedError("the worker has ended")
     catalog = ModelCatalog({"m": FakeBackend()}, {"c": sick}, probe_timeout_s=0.01)

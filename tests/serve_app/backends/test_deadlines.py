@@ -9,29 +9,44 @@ import pytest
 from fastapi import FastAPI
 from starlette.types import Receive, Scope, Send
 
-from deployments.contract import GenerationRequest, SamplingParams, TextDelta
+from deployments.bounded_executor import BoundedExecutor
+from deployments.contract import (
+    Classification,
+    ClassificationRequest,
+    ClassifierDescription,
+    GenerationRequest,
+    SamplingParams,
+    TextDelta,
+)
 from deployments.errors import (
     DeadlineExceededError,
     FirstTokenTimeoutError,
     StallTimeoutError,
     TotalTimeoutError,
 )
-from deployments.work_line import WorkLine
-from serve_app.access_log import AccessLogMiddleware
-from serve_app.api.chat_schema import ChatRequest
-from serve_app.api.context import ApiContext
-from serve_app.catalog import ModelCatalog
+from serve_app.api.chat.schema import ChatRequest
+from serve_app.api.intake.context import ApiContext
+from serve_app.backends.catalog import ModelCatalog
+from serve_app.backends.deadlines import (
+    DeadlineClassificationBackend,
+    DeadlineGenerationBackend,
+    DeadlineStream,
+    first_deadline,
+    next_deadline,
+)
 from serve_app.config import AppConfig, LimitsConfig
-from serve_app.deadlines import DeadlineBackend, DeadlineStream, first_deadline, next_deadline
-from serve_app.ingress import build_app
-from serve_app.request_id import RequestIdMiddleware
+from serve_app.http.request_id import RequestIdMiddleware
+from serve_app.ingress import AppParts, build_app
+from serve_app.middleware.access_log import AccessLogMiddleware
+from tests.serve_app.apps import make_app
 from tests.serve_app.asgi_call import AsgiCall
-from tests.serve_app.doors import behind_door
+from tests.serve_app.fake_classifier import FakeClassifier
 from tests.serve_app.fakes import HELLO, FakeBackend, FakeClock, FakeStream, Step
 from tests.serve_app.sse_decoder import SseDecoder
 
 SOON_S = 0.01
 REQUEST = GenerationRequest("r", "hi", SamplingParams())
+TEXTS = ClassificationRequest("r", ("hi",))
 ENDLESS: list[Step] = [HELLO[0], asyncio.Event()]
 
 
@@ -52,7 +67,7 @@ def limits(**changes: float | None) -> LimitsConfig:
         ({"stall_timeout_s": 1, "total_timeout_s": 6}, 106, TotalTimeoutError),
     ],
 )
-def test_until_the_first_token_the_nearer_of_two_deadlines_counts(
+def test_before_the_first_token_the_earlier_of_two_deadlines_counts(
     changes: dict[str, float], at_s: float, error: type[DeadlineExceededError]
 ) -> None:
     deadline = first_deadline(limits(**changes), 100)
@@ -70,7 +85,7 @@ def test_until_the_first_token_the_nearer_of_two_deadlines_counts(
         ({"first_token_timeout_s": 1}, float("inf"), StallTimeoutError),
     ],
 )
-def test_between_tokens_stalls_are_counted_from_the_last_one(
+def test_between_tokens_the_stall_timeout_counts_from_the_last_one(
     changes: dict[str, float], at_s: float, error: type[DeadlineExceededError]
 ) -> None:
     deadline = next_deadline(limits(**changes), 100, 120)
@@ -78,14 +93,14 @@ def test_between_tokens_stalls_are_counted_from_the_last_one(
     assert deadline.error is error
 
 
-async def read(backend: DeadlineBackend) -> list[list[TextDelta]]:
+async def read(backend: DeadlineGenerationBackend) -> list[list[TextDelta]]:
     async with asyncio.timeout(5):
         return [deltas async for deltas in await backend.generate(REQUEST)]
 
 
-async def test_what_comes_in_time_comes_whole() -> None:
+async def test_a_stream_within_its_limits_is_passed_on_completely() -> None:
     backend = FakeBackend()
-    in_time = DeadlineBackend(backend, LimitsConfig())
+    in_time = DeadlineGenerationBackend(backend, LimitsConfig())
     stream = await in_time.generate(REQUEST)
     assert stream.num_prompt_tokens == 7
     assert [deltas async for deltas in stream] == HELLO
@@ -102,12 +117,12 @@ async def test_what_comes_in_time_comes_whole() -> None:
         (ENDLESS, {"stall_timeout_s": 60, "total_timeout_s": SOON_S}, TotalTimeoutError),
     ],
 )
-async def test_what_is_late_is_aborted_and_told_by_its_name(
+async def test_a_late_stream_is_aborted_and_its_error_names_the_limit(
     steps: list[Step], changes: dict[str, float], error: type[DeadlineExceededError]
 ) -> None:
     backend = FakeBackend(steps)
     with pytest.raises(error, match=rf"\(limits\.{error.code}_s\)"):
-        await read(DeadlineBackend(backend, limits(**changes)))
+        await read(DeadlineGenerationBackend(backend, limits(**changes)))
     assert backend.streams[0].closed.is_set()
 
 
@@ -118,7 +133,7 @@ class TirelessStream(FakeStream):
             yield [TextDelta((1,), "x")]
 
 
-async def test_the_total_ends_a_stream_that_never_stalls() -> None:
+async def test_the_total_timeout_ends_a_stream_that_never_stalls() -> None:
     tireless = TirelessStream([], 7)
     started_s = asyncio.get_running_loop().time()
     stream = DeadlineStream(tireless, limits(total_timeout_s=SOON_S, stall_timeout_s=60), started_s)
@@ -129,8 +144,8 @@ async def test_the_total_ends_a_stream_that_never_stalls() -> None:
     assert tireless.closed.is_set()
 
 
-async def test_time_that_the_reader_takes_is_no_stall() -> None:
-    in_time = DeadlineBackend(FakeBackend(), limits(stall_timeout_s=SOON_S))
+async def test_the_reader_s_own_time_is_not_a_stall() -> None:
+    in_time = DeadlineGenerationBackend(FakeBackend(), limits(stall_timeout_s=SOON_S))
     stream = aiter(await in_time.generate(REQUEST))
     await anext(stream)
     passed = asyncio.Event()
@@ -139,16 +154,16 @@ async def test_time_that_the_reader_takes_is_no_stall() -> None:
     assert [deltas async for deltas in stream] == HELLO[1:]
 
 
-async def test_a_timeout_of_the_replica_s_own_is_no_deadline() -> None:
+async def test_a_timeout_error_of_the_replica_is_not_a_deadline() -> None:
     backend = FakeBackend([HELLO[0], TimeoutError("theirs")])
     with pytest.raises(TimeoutError, match="theirs"):
-        await read(DeadlineBackend(backend, LimitsConfig()))
+        await read(DeadlineGenerationBackend(backend, LimitsConfig()))
 
 
 async def test_a_model_that_loads_for_too_long_is_late() -> None:
     backend = FakeBackend()
     backend.loaded = asyncio.Event()
-    in_time = DeadlineBackend(backend, limits(first_token_timeout_s=SOON_S))
+    in_time = DeadlineGenerationBackend(backend, limits(first_token_timeout_s=SOON_S))
     with pytest.raises(FirstTokenTimeoutError):
         await in_time.describe()
     backend.loaded.set()
@@ -156,7 +171,9 @@ async def test_a_model_that_loads_for_too_long_is_late() -> None:
 
 
 async def test_deadlines_count_from_the_request_s_arrival() -> None:
-    in_time = DeadlineBackend(FakeBackend([asyncio.Event()]), limits(first_token_timeout_s=60))
+    in_time = DeadlineGenerationBackend(
+        FakeBackend([asyncio.Event()]), limits(first_token_timeout_s=60)
+    )
     moments_s = iter([0.0, 100.0, 200.0])
 
     async def surface(scope: Scope, receive: Receive, send: Send) -> None:
@@ -168,15 +185,15 @@ async def test_deadlines_count_from_the_request_s_arrival() -> None:
         await call.end()
 
 
-async def test_images_that_come_too_late_are_late_for_the_first_token() -> None:
+async def test_slow_images_exceed_the_first_token_timeout() -> None:
     class Silent:
         async def fetch_all(self, urls: Mapping[str, str]) -> dict[str, bytes]:
             await asyncio.Event().wait()
-            raise AssertionError("nobody has set the event")
+            raise AssertionError("the event is never set")
 
     image = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
     backend = FakeBackend()
-    late = behind_door(backend, limits={"first_token_timeout_s": SOON_S}, images=Silent())
+    late = make_app(backend, limits={"first_token_timeout_s": SOON_S}, images=Silent())
     answer = await post(
         late, "/v1/chat/completions", {**CHAT, "messages": [{"role": "user", "content": [image]}]}
     )
@@ -184,37 +201,96 @@ async def test_images_that_come_too_late_are_late_for_the_first_token() -> None:
     assert backend.num_calls == 0
 
 
-async def test_a_schema_that_waits_too_long_for_its_turn_is_late_for_the_first_token() -> None:
+async def test_a_schema_queued_for_too_long_exceeds_the_first_token_timeout() -> None:
     backend, began, may_end = FakeBackend(), asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
 
-    def hold_the_line() -> None:
+    def block_the_executor() -> None:
         loop.call_soon_threadsafe(began.set)
         may_end.wait()
 
     with ThreadPoolExecutor(1) as threads:
-        line = WorkLine(threads, 1, 8, "JSON schemas")
-        held = asyncio.ensure_future(line.run(hold_the_line))
+        schemas = BoundedExecutor(threads, 1, 8, "JSON schemas")
+        held = asyncio.ensure_future(schemas.run(block_the_executor))
         await began.wait()
         context = ApiContext(
             ModelCatalog({"m": backend}), limits(first_token_timeout_s=SOON_S), FakeClock(),
-            schemas=line,
+            schemas=schemas,
         )  # fmt: skip
         body = ChatRequest.model_validate({**CHAT, "response_format": {"type": "json_object"}})
         try:
             with pytest.raises(FirstTokenTimeoutError):
-                await context.open_choices(await context.find_model("m"), ["hi"], body, "r", 1)
+                await context.streams.open_choices(
+                    await context.models.find("m"), ["hi"], body, "r", 1
+                )
         finally:
             may_end.set()
             await held
     assert backend.num_calls == 0
 
 
+async def test_a_late_classification_is_an_error_and_its_call_is_cancelled() -> None:
+    slow = FakeClassifier()
+    slow.answers = asyncio.Event()
+    with pytest.raises(TotalTimeoutError, match=r"0\.01 s \(limits\.total_timeout_s\)"):
+        await DeadlineClassificationBackend(slow, 0.01).classify(TEXTS)
+    assert slow.is_cancelled
+
+
+async def test_the_deadline_of_a_classification_counts_from_the_arrival() -> None:
+    slow = FakeClassifier()
+    slow.answers = asyncio.Event()
+    moments_s = iter([0.0, 100.0])
+
+    async def surface(scope: Scope, receive: Receive, send: Send) -> None:
+        async with asyncio.timeout(20):
+            with pytest.raises(TotalTimeoutError):
+                await DeadlineClassificationBackend(slow, 60).classify(TEXTS)
+
+    app = AccessLogMiddleware(surface, now=lambda: next(moments_s, 100.0))
+    async with AsgiCall(RequestIdMiddleware(app), "/", None) as call:
+        await call.end()
+
+
+async def test_a_classifier_that_loads_for_too_long_is_late() -> None:
+    slow = FakeClassifier()
+    slow.loaded = asyncio.Event()
+    with pytest.raises(TotalTimeoutError, match="not loaded"):
+        await DeadlineClassificationBackend(slow, 0.01).describe()
+
+
+@pytest.mark.parametrize("total_timeout_s", [None, 600])
+async def test_a_classification_that_comes_in_time_is_passed_on(
+    total_timeout_s: float | None,
+) -> None:
+    model, in_time = (
+        FakeClassifier(),
+        DeadlineClassificationBackend(FakeClassifier(), total_timeout_s),
+    )
+    assert await in_time.classify(TEXTS) == await model.classify(TEXTS)
+    assert await in_time.describe() == model.description
+
+
+async def test_a_timeout_inside_a_classifier_is_not_taken_for_the_deadline() -> None:
+    class Failing(FakeClassifier):
+        async def classify(self, request: ClassificationRequest) -> tuple[Classification, ...]:
+            raise TimeoutError("its own")
+
+        async def describe(self) -> ClassifierDescription:
+            raise TimeoutError("its own")
+
+    in_time = DeadlineClassificationBackend(Failing(), 600)
+    with pytest.raises(TimeoutError, match="its own"):
+        await in_time.classify(TEXTS)
+    with pytest.raises(TimeoutError, match="its own"):
+        await in_time.describe()
+
+
 def app(backend: FakeBackend, **changes: float | None) -> FastAPI:
     config = AppConfig.model_validate(
         {"models": [{"id": "m", "source": "nowhere"}], "limits": limits(**changes).model_dump()}
     )
-    return build_app(config, {"m": backend}, FakeClock())
+    return build_app(AppParts(config, {"m": backend}, clock=FakeClock()))
 
 
 async def post(app: FastAPI, path: str, body: dict[str, Any]) -> httpx.Response:
@@ -227,10 +303,11 @@ CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "
 SURFACES = [("/v1/chat/completions", CHAT), ("/text-generation", {"prompt": "hi"})]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("path", "body"), SURFACES)
 @pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize("code", ["first_token_timeout", "stall_timeout", "total_timeout"])
-async def test_a_whole_answer_that_is_late_is_a_504_that_is_not_to_be_retried(
+async def test_a_late_unstreamed_answer_is_a_504_that_should_not_be_retried(
     path: str, body: dict[str, Any], n: int, code: str
 ) -> None:
     steps = [asyncio.Event()] if code == "first_token_timeout" else ENDLESS
@@ -249,7 +326,7 @@ async def test_a_whole_answer_that_is_late_is_a_504_that_is_not_to_be_retried(
 
 @pytest.mark.parametrize(("path", "body"), SURFACES)
 @pytest.mark.parametrize("code", ["first_token_timeout", "stall_timeout", "total_timeout"])
-async def test_a_stream_that_is_late_ends_with_an_error_event_and_is_not_done(
+async def test_a_late_stream_ends_with_an_error_event_and_without_done(
     path: str, body: dict[str, Any], code: str
 ) -> None:
     steps = [asyncio.Event()] if code == "first_token_timeout" else ENDLESS

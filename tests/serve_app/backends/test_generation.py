@@ -1,21 +1,16 @@
 import asyncio
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import cycle
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import pytest
-from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
-from ray.serve._private.common import DeploymentID
-from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
 from deployments.contract import (
     Accepted,
     FinishReason,
     GenerationEvent,
     GenerationRequest,
-    InvalidParameterError,
-    ModelDescription,
     Refused,
     RequestGroup,
     SamplingParams,
@@ -30,30 +25,23 @@ from deployments.errors import (
     RaystreamError,
     ReplicaUnavailableError,
 )
-from serve_app.backends import HandleGenerationBackend
-from serve_app.known_replicas import MAX_ATTEMPTS
-from serve_app.opening_line import MAX_NUM_ASKING, OpeningLine
+from serve_app.backends.admission_queue import MAX_NUM_ASKING, AdmissionQueue
+from serve_app.backends.generation import HandleGenerationBackend
+from serve_app.backends.known_replicas import MAX_ATTEMPTS
+from tests.serve_app.backends.test_handles import (
+    ERRORS,
+    FakeHandle,
+    dual_error,
+    task_error,
+)
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
 
 REQUEST = GenerationRequest("r", "hi", SamplingParams())
 DELTA = TextDelta((1,), "a", FinishReason.STOP)
-DESCRIPTION = ModelDescription("m", 1, 8, False, SamplingParams())
 
 Item = list[GenerationEvent] | BaseException
-
-
-def task_error(cause: Exception) -> RayTaskError:
-    make = cast("Callable[..., RayTaskError]", RayTaskError)
-    return make("generate", "traceback", cause)
-
-
-def dual_error(cause: Exception) -> RayTaskError:
-    """Return what Serve raises: an instance of Ray's class and of the cause's class at once."""
-    make = cast("Callable[[], RayTaskError]", task_error(cause).as_instanceof_cause)
-    assert isinstance(make(), type(cause))
-    return make()
 
 
 class FakeResponses:
@@ -78,65 +66,9 @@ class FakeResponses:
         self.is_cancelled = True
 
 
-class FakeResponse:
-    def __init__(self, answer: object) -> None:
-        self._answer = answer
-        self.is_cancelled = False
-
-    def __await__(self) -> Generator[Any, None, object]:
-        if isinstance(self._answer, asyncio.Event):
-            yield from self._answer.wait().__await__()
-        if isinstance(self._answer, BaseException):
-            raise self._answer
-        return self._answer
-
-    def cancel(self) -> None:
-        self.is_cancelled = True
-
-
-class FakeMethod:
-    def __init__(self, result: object) -> None:
-        self._result = result
-
-    def remote(self, *args: object) -> object:
-        return self._result
-
-
-class FakeHandle:
-    """The part of `DeploymentHandle` that backends use."""
-
-    def __init__(self, responses: object = None, answer: object = None) -> None:
-        self.response = FakeResponse(answer)
-        self.describe = FakeMethod(self.response)
-        self.ping = FakeMethod(self.response)
-        self.tokenize = FakeMethod(self.response)
-        self.detokenize = FakeMethod(self.response)
-        self._responses = responses
-
-    def options(self, method_name: str, stream: bool) -> FakeMethod:
-        assert (method_name, stream) == ("generate", True)
-        return FakeMethod(self._responses)
-
-
 def backend(responses: object = None, answer: object = None) -> HandleGenerationBackend:
     handle = FakeHandle(responses, answer)
     return HandleGenerationBackend(cast("DeploymentHandle[Any]", handle))
-
-
-ERRORS: list[tuple[Exception, type[RaystreamError]]] = [
-    (ActorDiedError(), ReplicaUnavailableError),
-    (ActorUnavailableError("gone", b"\0" * 16), ReplicaUnavailableError),
-    (DeploymentUnavailableError(DeploymentID(name="m")), ReplicaUnavailableError),
-    (BackPressureError(1, 1), OverloadedError),
-    (dual_error(BackPressureError(1, 1)), OverloadedError),
-    (dual_error(ContextLengthExceededError("too long")), ContextLengthExceededError),
-    (task_error(ContextLengthExceededError("too long")), ContextLengthExceededError),
-    (ContextLengthExceededError("too long"), ContextLengthExceededError),
-    (dual_error(InvalidParameterError("bad", "top_k")), InvalidRequestError),
-    (InvalidParameterError("bad", "top_k"), InvalidRequestError),
-    (dual_error(KeyError("secret")), RaystreamError),
-    (KeyError("secret"), RaystreamError),
-]
 
 
 @pytest.mark.parametrize(("theirs", "ours"), ERRORS)
@@ -164,20 +96,20 @@ async def test_a_stream_that_breaks_raises_our_error(
 
 
 @pytest.mark.parametrize("theirs", [dual_error, task_error])
-async def test_message_and_param_survive_the_journey(theirs: Any) -> None:
+async def test_message_and_param_of_an_error_reach_the_caller(theirs: Any) -> None:
     error = theirs(ContextLengthExceededError("too long", "messages"))
     with pytest.raises(ContextLengthExceededError) as caught:
         await backend(FakeResponses([error])).generate(REQUEST)
     assert (str(caught.value), caught.value.param) == ("too long", "messages")
 
 
-async def test_a_replica_that_ends_without_a_word_is_a_lost_one() -> None:
+async def test_a_replica_that_ends_without_an_event_is_unavailable() -> None:
     with pytest.raises(ReplicaUnavailableError):
         await backend(FakeResponses([])).generate(REQUEST)
 
 
 class FakeRouter:
-    """Sends each call to the next of some replicas; keeps what it made."""
+    """Sends calls to replicas in turn, and keeps the responses it made."""
 
     def __init__(self, *answers: list[Item]) -> None:
         self.calls: list[FakeResponses] = []
@@ -207,7 +139,7 @@ def routed(
     return HandleGenerationBackend(handle, count_refusal), router
 
 
-async def test_a_refusal_by_the_only_replica_is_told_at_once_and_read_to_its_end() -> None:
+async def test_a_refusal_by_the_only_replica_is_raised_at_once_and_read_to_its_end() -> None:
     model, router = routed(full("a", 7))
     for num_calls in (1, 2, 3):
         with pytest.raises(OverloadedError, match="full") as caught:
@@ -217,7 +149,7 @@ async def test_a_refusal_by_the_only_replica_is_told_at_once_and_read_to_its_end
     assert all(call.is_exhausted and not call.is_cancelled for call in router.calls)
 
 
-async def test_what_one_replica_refuses_is_shown_to_another() -> None:
+async def test_a_request_that_one_replica_refuses_is_offered_to_another() -> None:
     model, router = routed(has_room("b"), full("a"))
     for num_calls in (1, 3, 5):
         stream = await model.generate(REQUEST)
@@ -225,7 +157,7 @@ async def test_what_one_replica_refuses_is_shown_to_another() -> None:
         assert len(router.calls) == num_calls
 
 
-async def test_what_all_refuse_is_told_the_least_time_and_asked_no_longer() -> None:
+async def test_if_all_replicas_refuse_the_shortest_wait_is_reported_after_a_few_attempts() -> None:
     model, router = routed(
         *(full(*each) for each in [("a", 9), ("b", 4), ("c", 6), ("d", 5), ("e", 8)])
     )
@@ -239,17 +171,17 @@ async def test_what_all_refuse_is_told_the_least_time_and_asked_no_longer() -> N
     assert len(router.calls) == MAX_ATTEMPTS
 
 
-async def test_a_request_counts_as_refused_once_and_only_if_nobody_takes_it() -> None:
+async def test_a_request_counts_as_refused_once_and_only_if_no_replica_takes_it() -> None:
     counted: list[None] = []
     model, router = routed(
         full("a"), full("b"), has_room("c"), count_refusal=lambda: counted.append(None)
     )
     with pytest.raises(OverloadedError):
-        await model.generate(REQUEST)  # only "a" is known by now
+        await model.generate(REQUEST)  # only "a" is known so far
     assert len(counted) == 1
     await model.generate(REQUEST)
     assert len(router.calls) == 3
-    assert len(counted) == 1, "what one refused, another took"
+    assert len(counted) == 1, "another replica took the request that one refused"
     with pytest.raises(OverloadedError):
         await routed(full("a"))[0].generate(REQUEST)
     for _ in range(2):
@@ -278,7 +210,7 @@ async def test_a_stream_whose_reader_stops_early_is_cancelled() -> None:
     assert responses.is_cancelled
 
 
-async def test_a_cancellation_that_nobody_here_asked_for_is_a_lost_replica() -> None:
+async def test_a_cancellation_from_the_replicas_side_means_it_is_unavailable() -> None:
     stream = await backend(FakeResponses([[Accepted(3)], asyncio.CancelledError()])).generate(
         REQUEST
     )
@@ -286,38 +218,16 @@ async def test_a_cancellation_that_nobody_here_asked_for_is_a_lost_replica() -> 
         await anext(aiter(stream))
 
 
-async def test_our_own_cancellation_is_left_alone_and_cancels_the_call() -> None:
-    handle = FakeHandle(answer=asyncio.Event())
-    asked = asyncio.ensure_future(
-        HandleGenerationBackend(cast("DeploymentHandle[Any]", handle)).ping()
-    )
-    await asyncio.sleep(0)
-    asked.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await asked
-    assert handle.response.is_cancelled
-
-
-async def test_describe_returns_what_the_replica_says() -> None:
-    assert await backend(answer=DESCRIPTION).describe() == DESCRIPTION
-
-
-async def test_tokens_and_text_are_the_replica_s_own() -> None:
+async def test_tokens_and_text_come_from_the_replica() -> None:
     tokenized = TokenizedPrompt((1, 2))
     assert await backend(answer=tokenized).tokenize(TokenizeRequest("hi")) == tokenized
     assert await backend(answer="hi").detokenize((1, 2)) == "hi"
 
 
-async def test_tokens_that_the_replica_refuses_are_refused_as_it_says() -> None:
+async def test_the_replica_s_refusal_of_tokens_is_raised() -> None:
     refusing = backend(answer=dual_error(InvalidRequestError("no such token", "tokens")))
     with pytest.raises(InvalidRequestError, match="no such token"):
         await refusing.detokenize((999,))
-
-
-@pytest.mark.parametrize("method", ["describe", "ping"])
-async def test_a_dead_replica_fails_every_question(method: str) -> None:
-    with pytest.raises(ReplicaUnavailableError):
-        await getattr(backend(answer=ActorDiedError()), method)()
 
 
 class LateResponses(FakeResponses):
@@ -332,7 +242,7 @@ class LateRouter(FakeRouter):
         return self.calls[-1]
 
 
-async def test_one_refusal_of_a_full_model_is_told_to_all_who_wait_and_counted() -> None:
+async def test_one_full_refusal_goes_to_all_queued_requests_and_counts_for_each() -> None:
     counted: list[None] = []
     router = LateRouter([[Refused("full", 7, "a", True)]])
     model = HandleGenerationBackend(
@@ -345,9 +255,9 @@ async def test_one_refusal_of_a_full_model_is_told_to_all_who_wait_and_counted()
     assert len(router.calls) < 3 * MAX_NUM_ASKING
 
 
-async def test_what_belongs_to_an_admitted_request_waits_for_nobody() -> None:
+async def test_a_request_of_an_admitted_group_or_stream_skips_the_queue() -> None:
     model, router = routed(has_room("a"))
-    model._line = OpeningLine(max_num_asking=0)
+    model._queue = AdmissionQueue(max_num_asking=0)
     group = RequestGroup("g", 2, is_first=False)
     for request in (replace(REQUEST, group=group), replace(REQUEST, generated_token_ids=(1,))):
         async with asyncio.timeout(30):

@@ -2,11 +2,11 @@ import pytest
 
 from deployments.contract import Accepted, Classified, Refused
 from deployments.errors import OverloadedError
-from serve_app.known_replicas import MEMORY_S, KnownReplicas
-from serve_app.opening_line import FullError
+from serve_app.backends.admission_queue import FullError
+from serve_app.backends.known_replicas import MEMORY_S, KnownReplicas
 
 
-def test_those_count_who_have_answered_lately() -> None:
+def test_replicas_that_answered_lately_count() -> None:
     now_s = 0.0
     replicas = KnownReplicas(lambda: now_s)
     assert replicas.count() == 0
@@ -24,7 +24,7 @@ def test_those_count_who_have_answered_lately() -> None:
     assert replicas.count() == 0
 
 
-def test_a_refusal_is_an_answer_too() -> None:
+def test_a_refusal_counts_as_an_answer() -> None:
     replicas = KnownReplicas()
     with pytest.raises(OverloadedError, match="full") as caught:
         replicas.hear(Refused("full", 7, "a"))
@@ -41,7 +41,7 @@ def test_a_refusal_is_an_answer_too() -> None:
         ([Refused("full", 7, "a", True), Refused("many tokens wait", 9, "b", False)], False),
     ],
 )
-async def test_that_all_are_full_is_said_only_if_each_has_said_so(
+async def test_full_error_is_raised_only_if_every_replica_is_full(
     answers: list[Refused], are_all_full: bool
 ) -> None:
     replicas = KnownReplicas()
@@ -58,7 +58,7 @@ async def test_that_all_are_full_is_said_only_if_each_has_said_so(
     assert caught.value.retry_after_s == 7
 
 
-async def test_a_replica_that_was_not_asked_may_have_room() -> None:
+async def test_a_known_replica_that_was_not_asked_prevents_a_full_error() -> None:
     replicas = KnownReplicas()
     for replica_id in ("a", "b"):
         replicas.hear(Accepted(3, replica_id))

@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from serve_app.single_flight import SingleFlight
+from serve_app.backends.single_flight import SingleFlight
 
 
 class Work:
@@ -19,7 +19,7 @@ class Work:
         return self.num_calls
 
 
-async def test_all_who_ask_together_get_one_answer_and_those_behind_a_new_one() -> None:
+async def test_concurrent_callers_share_one_answer_and_later_ones_get_a_new_one() -> None:
     work = Work()
     flight = SingleFlight(work)
     asking = [asyncio.ensure_future(flight.result()) for _ in range(3)]
@@ -29,7 +29,7 @@ async def test_all_who_ask_together_get_one_answer_and_those_behind_a_new_one() 
     assert await flight.result() == 2
 
 
-async def test_one_who_leaves_disturbs_no_other() -> None:
+async def test_a_cancelled_caller_does_not_affect_others() -> None:
     work = Work()
     flight = SingleFlight(work)
     first, second = (asyncio.ensure_future(flight.result()) for _ in range(2))
@@ -40,7 +40,7 @@ async def test_one_who_leaves_disturbs_no_other() -> None:
     assert await second == 1
 
 
-async def test_all_get_the_error_and_the_next_another_chance() -> None:
+async def test_all_callers_get_the_error_and_the_next_call_tries_again() -> None:
     work = Work()
     work.error = ValueError("broken")
     work.gate.set()

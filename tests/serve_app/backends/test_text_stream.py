@@ -7,18 +7,23 @@ from deployments.errors import (
     RaystreamError,
     ReplicaUnavailableError,
 )
-from serve_app.generation import Piece, pieces, whole
+from serve_app.backends.text_stream import joined_deltas, read_to_end, true_finish
 from tests.serve_app.fakes import HELLO, FakeStream, Step
 
 
 async def test_deltas_that_arrive_together_are_joined() -> None:
-    found = [piece async for piece in pieces(FakeStream(HELLO, 7))]
-    assert found == [Piece("Hello", 1), Piece(", world", 3), Piece("!", 1, "stop")]
+    found = [delta async for delta in joined_deltas(FakeStream(HELLO, 7), choice_index=2)]
+    assert found == [
+        (2, TextDelta((11,), "Hello")),
+        (2, TextDelta((12, 13, 14), ", world")),
+        (2, TextDelta((15,), "!", FinishReason.STOP)),
+    ]
 
 
-async def test_the_whole_is_the_sum_of_its_pieces_and_closes_the_stream() -> None:
+async def test_reading_to_the_end_joins_all_deltas_and_closes_the_stream() -> None:
     stream = FakeStream(HELLO, 7)
-    assert await whole(stream) == Piece("Hello, world!", 5, "stop")
+    everything = TextDelta((11, 12, 13, 14, 15), "Hello, world!", FinishReason.STOP)
+    assert await read_to_end(stream) == everything
     assert stream.closed.is_set()
 
 
@@ -34,16 +39,16 @@ async def test_the_whole_is_the_sum_of_its_pieces_and_closes_the_stream() -> Non
 async def test_a_text_that_was_not_finished_raises(last: Step, error: type[RaystreamError]) -> None:
     stream = FakeStream([[TextDelta((1,), "a")], last], 7)
     with pytest.raises(error):
-        await whole(stream)
+        await read_to_end(stream)
     assert stream.closed.is_set()
 
 
-async def test_the_engine_s_word_on_a_failure_is_passed_on() -> None:
+async def test_the_engine_s_error_message_is_passed_on() -> None:
     stream = FakeStream([[TextDelta((), "", FinishReason.ERROR, "out of memory")]], 7)
     with pytest.raises(GenerationFailedError, match="out of memory"):
-        await whole(stream)
+        await read_to_end(stream)
 
 
 async def test_length_is_told_apart_from_stop() -> None:
     stream = FakeStream([[TextDelta((1,), "a", FinishReason.LENGTH)]], 7)
-    assert (await whole(stream)).finish_reason == "length"
+    assert true_finish(await read_to_end(stream)) == "length"

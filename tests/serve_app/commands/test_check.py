@@ -10,9 +10,9 @@ import yaml
 
 from deployments import text_classifier
 from deployments.text_generator import USER_CONFIG_KEYS
-from serve_app.check import USER_CONFIGS, find_problems, main
+from serve_app.commands.check import USER_CONFIGS, find_problems, main
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 SHIPPED = (ROOT / "serve_config.yaml").read_text(encoding="utf-8")
 INGRESS, MODEL = "applications[0].deployments[0]", "applications[0].deployments[1]"
 ENTRY = "applications[0].args.models[0]"
@@ -29,7 +29,7 @@ def problems(
     model: Section | None = None,
     entry: Section | None = None,
 ) -> list[str]:
-    """What is wrong with the shipped file once these keys are put into its sections."""
+    """Return the problems of the shipped file with these keys put into its sections."""
     document = copy.deepcopy(yaml.safe_load(SHIPPED))
     app = document["applications"][0]
     document.update(top or {})
@@ -97,6 +97,7 @@ def test_unknown_key_of_any_section_is_found(place: Any, path: str, hint: str) -
     assert f"did you mean '{hint}" in problem
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "path"),
     [
@@ -129,7 +130,7 @@ def test_unknown_key_of_any_section_is_found(place: Any, path: str, hint: str) -
         ({"application": {"args": {"models": ["pydoc-chat"]}}}, ENTRY),
     ],
 )
-def test_value_that_does_not_fit_is_found(place: Any, path: str) -> None:
+def test_invalid_value_is_found(place: Any, path: str) -> None:
     (problem,) = problems(**place)
     assert problem.startswith(f"{path}: ")
 
@@ -154,14 +155,14 @@ def test_code_that_the_file_names_is_not_imported() -> None:
     assert problems(ingress={"autoscaling_config": {"policy": policy}}) == []
 
 
-def test_user_config_of_a_model_has_the_deployments_keys() -> None:
+def test_user_config_of_a_model_accepts_exactly_its_deployments_keys() -> None:
     assert set(USER_CONFIGS["generate"].model_fields) == USER_CONFIG_KEYS
     assert set(USER_CONFIGS["classify"].model_fields) == text_classifier.USER_CONFIG_KEYS
     ones = dict.fromkeys(USER_CONFIG_KEYS, 1)
     assert problems(model={"user_config": ones | {"max_queued_tokens": 1024}}) == []
 
 
-def test_a_classifier_is_configured_like_one() -> None:
+def test_a_classifier_refuses_the_keys_of_generation() -> None:
     text = SHIPPED.replace("batch_wait_timeout_s: 0 #", "max_messages_per_s: 8 #")
     (problem,) = find_problems(text)
     detector = "applications[0].deployments[2].user_config"
@@ -171,9 +172,9 @@ def test_a_classifier_is_configured_like_one() -> None:
     assert problem.startswith("applications[0].args.models[1]: task 'classify' has no max_num_seqs")
 
 
-def test_key_that_stands_twice_is_refused() -> None:
+def test_duplicate_key_is_refused() -> None:
     (problem,) = find_problems(SHIPPED.replace("  port: 8000", "  port: 8000\n  port: 8001"))
-    assert "key 'port' stands twice" in problem
+    assert "key 'port' appears twice" in problem
     assert "line 8" in problem
 
 
@@ -187,7 +188,7 @@ def test_file_without_an_application_of_ours_is_refused() -> None:
     assert problem == "applications: none has the import_path 'serve_app.app:build'"
 
 
-def test_deployments_of_others_are_checked_for_rays_keys_alone() -> None:
+def test_other_applications_are_checked_only_for_rays_keys() -> None:
     other = {
         "name": "other",
         "route_prefix": "/other",
@@ -200,7 +201,7 @@ def test_deployments_of_others_are_checked_for_rays_keys_alone() -> None:
     assert problem.startswith("applications[1].deployments[0].num_replica: ")
 
 
-def test_models_without_a_deployments_entry_are_fine() -> None:
+def test_models_may_have_no_deployments_entry() -> None:
     assert problems(application={"deployments": []}) == []
     assert problems(application={"deployments": None}) != []
 
@@ -217,15 +218,15 @@ def test_entry_that_names_no_deployment_is_refused(name: str, hint: str) -> None
     assert problem.startswith(f"{MODEL}.name: no deployment is called {name!r}: {hint}")
 
 
-def test_entry_for_a_model_id_with_a_slash_bears_dashes() -> None:
+def test_entry_for_a_model_id_with_a_slash_has_dashes() -> None:
     assert problems(entry={"id": "Qwen/Qwen2.5"}, model={"name": "Qwen--Qwen2.5"}) == []
     (problem,) = problems(entry={"id": "Qwen/Qwen2.5"}, model={"name": "Qwen/Qwen2.5"})
     assert "did you mean 'Qwen--Qwen2.5'?" in problem
 
 
-def test_deployment_that_stands_twice_is_refused() -> None:
+def test_deployment_that_is_named_twice_is_refused() -> None:
     (problem,) = problems(model={"name": "Ingress", "max_ongoing_requests": 1000})
-    assert problem == f"{MODEL}.name: 'Ingress' stands twice"
+    assert problem == f"{MODEL}.name: 'Ingress' is used twice"
 
 
 def test_batch_larger_than_the_requests_that_may_run_is_refused() -> None:
@@ -235,7 +236,7 @@ def test_batch_larger_than_the_requests_that_may_run_is_refused() -> None:
     assert problem.startswith(f"{MODEL}.max_ongoing_requests: 199 is less than")
 
 
-def test_actor_options_of_a_model_must_name_what_they_replace() -> None:
+def test_actor_options_of_a_model_must_set_all_that_they_replace() -> None:
     (problem,) = problems(model={"ray_actor_options": {"num_cpus": 1}})
     assert problem.startswith(f"{MODEL}.ray_actor_options: num_gpus is missing. Ray replaces")
     (problem,) = problems(model={"ray_actor_options": {"num_gpus": 0.5}})
@@ -260,18 +261,18 @@ def command(monkeypatch: pytest.MonkeyPatch) -> Runs:
     return run
 
 
-def test_command_says_in_one_line_that_all_is_well(
+def test_command_confirms_a_correct_file_in_one_line(
     command: Runs, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name = str(ROOT / "serve_config.yaml")
     assert command(name) == 0
-    assert capsys.readouterr() == (f"{name}: every key is known and every value fits\n", "")
+    assert capsys.readouterr() == (f"{name}: every key is known and every value is valid\n", "")
 
 
-def test_module_is_the_command_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_module_can_be_run_as_a_script(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["check.py", str(ROOT / "serve_config.yaml")])
     with pytest.raises(SystemExit) as ended:
-        runpy.run_path(str(ROOT / "serve_app" / "check.py"), run_name="__main__")
+        runpy.run_path(str(ROOT / "serve_app" / "commands" / "check.py"), run_name="__main__")
     assert ended.value.code == 0
 
 
@@ -285,7 +286,7 @@ def test_command_prints_a_line_for_each_problem_and_fails(
     assert [line.split(": ")[1] for line in lines] == [
         "http_options.hots",
         "http_options.prot",
-        "applications[0].args.auth",  # without a host, Serve listens on all
+        "applications[0].args.auth",  # without a host, Serve listens on all interfaces
     ]
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from serve_app.api_keys import load_api_keys
+from serve_app.commands.new_key import PREFIX, main
 from serve_app.config import AuthConfig
-from serve_app.new_key import PREFIX, main
+from serve_app.keys.api_keys import load_api_keys
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -15,7 +15,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     return main()
 
 
-def test_what_is_printed_opens_the_door(
+def test_the_printed_key_and_entries_fit_together(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert run(monkeypatch, "new", "alice") == 0
@@ -44,7 +44,7 @@ def test_keys_differ(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     "arguments", [(), ("new",), ("old", "a"), ("new", "a b"), ("new", "a", "b")]
 )
-def test_anything_else_shows_how_to_call_it(
+def test_other_arguments_show_the_usage(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]
 ) -> None:
     assert run(monkeypatch, *arguments) == 2

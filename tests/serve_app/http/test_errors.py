@@ -19,7 +19,7 @@ from deployments.errors import (
     ReplicaUnavailableError,
 )
 from serve_app.config import AppConfig
-from serve_app.ingress import build_app
+from serve_app.ingress import AppParts, build_app
 from tests.serve_app.fakes import FakeBackend
 
 CHAT = "/v1/chat/completions"
@@ -63,14 +63,15 @@ async def test_each_refusal_has_its_status_type_and_code(
     backend.refusal = error
     answer = await client.post(CHAT, json={**HI, "stream": stream})
     assert answer.status_code == status
-    assert answer.json() == {"error": {"message": "no", "type": type_, "param": "p", "code": code}}
+    told = {"message": "p: no", "type": type_, "param": "p", "code": code}
+    assert answer.json() == {"error": told}
     assert answer.headers["content-type"] == "application/json"
     assert answer.headers.get("retry-after") == ("1" if status == 503 else None)
     assert answer.headers.get("x-should-retry") == ("false" if status < 500 else None)
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_overload_tells_when_to_come_back(
+async def test_an_overload_has_a_retry_after(
     client: httpx.AsyncClient, backend: FakeBackend, stream: bool
 ) -> None:
     backend.refusal = OverloadedError("no", None, 17)
@@ -79,7 +80,7 @@ async def test_an_overload_tells_when_to_come_back(
 
 
 @pytest.mark.parametrize("error_class", ERROR_CLASSES)
-def test_errors_survive_the_way_between_processes(error_class: type[RaystreamError]) -> None:
+def test_errors_survive_pickling(error_class: type[RaystreamError]) -> None:
     error = pickle.loads(pickle.dumps(error_class("message", "param")))
     assert type(error) is error_class
     assert (str(error), error.message, error.param) == ("message", "message", "param")
@@ -88,22 +89,27 @@ def test_errors_survive_the_way_between_processes(error_class: type[RaystreamErr
 @pytest.mark.parametrize(
     ("body", "hint"),
     [
-        (b"", "not JSON"),
+        (b"", "The body is empty"),
+        (b" \n", "The body is empty"),
         (b"{", "line 1, column 2"),
         (b"{'a': 1}", "not JSON"),
-        (b'{"model": "\xff"}', "UTF-8"),
-        (b'{"model": "\\ud800"}', "Unicode"),
+        (b'{"model": "\xff"}', "not text in UTF-8: byte 11 is 0xff"),
+        (b'{"model": "\\ud800"}', "\\ud800, half of a surrogate pair"),
+        (b'{"model": "ab\\uDFFFc"}', 'after \'{"model": "ab\'. Send both halves'),
         (b'{"temperature": NaN}', "NaN"),
         (b'{"metadata": {"deep": [-Infinity]}}', "-Infinity"),
-        (b'{"temperature": 1e999}', "1e999"),
-        (b'{"seed": ' + b"9" * 5000 + b"}", "too long"),
+        (
+            b'{"temperature": 1e400}',
+            "The number 1e400 is out of range: numbers are from -1.8e+308 to 1.8e+308.",
+        ),
+        (b'{"seed": ' + b"9" * 5000 + b"}", "more than 4300 digits"),
         (b"[" * 60000, "nested too deeply"),
         (b'{"seed": 1, "seed": 2}', "twice"),
         (b'{"metadata": {"a": 1, "a": 1}}', "twice"),
     ],
 )
 @pytest.mark.parametrize("path", [CHAT, "/text-generation"])
-async def test_a_body_that_is_no_json_is_refused_and_told_why(
+async def test_a_body_that_is_not_json_is_refused_with_the_reason(
     client: httpx.AsyncClient, path: str, body: bytes, hint: str
 ) -> None:
     answer = await client.post(path, content=body, headers={"content-type": "application/json"})
@@ -112,7 +118,9 @@ async def test_a_body_that_is_no_json_is_refused_and_told_why(
 
 
 @pytest.mark.parametrize("body", [b"[]", b"1", b'"text"', b"null"])
-async def test_a_body_that_is_no_object_is_refused(client: httpx.AsyncClient, body: bytes) -> None:
+async def test_a_body_that_is_not_an_object_is_refused(
+    client: httpx.AsyncClient, body: bytes
+) -> None:
     answer = await client.post(CHAT, content=body, headers={"content-type": "application/json"})
     assert answer.status_code == 400
     assert answer.json()["error"]["type"] == "invalid_request_error"
@@ -124,7 +132,7 @@ async def test_a_body_of_another_type_is_refused(client: httpx.AsyncClient) -> N
     assert "application/json" in answer.json()["error"]["message"]
 
 
-async def test_a_compressed_body_is_not_guessed_at(client: httpx.AsyncClient) -> None:
+async def test_a_compressed_body_is_refused(client: httpx.AsyncClient) -> None:
     body = json.dumps(HI).encode()
     for encoding in ("gzip", "br, gzip"):
         headers = {"content-type": "application/json", "content-encoding": encoding}
@@ -143,7 +151,7 @@ async def test_a_compressed_body_is_not_guessed_at(client: httpx.AsyncClient) ->
         {**HI, "messages": [{"role": "user", "content": [{"type": "x" * 60000}]}]},
     ],
 )
-async def test_an_error_repeats_little_of_what_was_sent(
+async def test_an_error_quotes_only_a_little_of_the_request(
     client: httpx.AsyncClient, body: dict[str, object]
 ) -> None:
     answer = await client.post(CHAT, json=body)
@@ -166,7 +174,7 @@ async def test_a_wrong_method_is_a_405_in_json_that_names_the_right_one(
     assert answer.json()["error"]["code"] == "method_not_allowed"
 
 
-async def test_a_bug_of_ours_tells_nothing_of_our_insides(
+async def test_a_bug_of_ours_reveals_no_internals(
     client: httpx.AsyncClient, backend: FakeBackend
 ) -> None:
     backend.refusal = ZeroDivisionError("secret")
@@ -177,7 +185,9 @@ async def test_a_bug_of_ours_tells_nothing_of_our_insides(
     assert answer.headers.get_list("x-request-id") == ["mine"]
 
 
-async def test_a_bug_of_ours_is_raised_on_for_the_log(app: FastAPI, backend: FakeBackend) -> None:
+async def test_a_bug_of_ours_is_raised_again_for_the_log(
+    app: FastAPI, backend: FakeBackend
+) -> None:
     backend.refusal = ZeroDivisionError("secret")
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
@@ -185,10 +195,10 @@ async def test_a_bug_of_ours_is_raised_on_for_the_log(app: FastAPI, backend: Fak
             await client.post(CHAT, json=HI)
 
 
-async def test_a_door_that_names_the_answer_is_not_repeated(
+async def test_an_id_that_serve_echoes_is_not_repeated(
     config: AppConfig, backend: FakeBackend
 ) -> None:
-    app = build_app(config, {"m": backend}, door_echoes_id=True)
+    app = build_app(AppParts(config, {"m": backend}, serve_echoes_id=True))
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         answer = await client.get("/v1/models", headers={"x-request-id": "mine"})
@@ -206,7 +216,7 @@ async def test_a_door_that_names_the_answer_is_not_repeated(
         ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text"),
         (
             [{"role": "user", "content": "a"}, {"role": "user", "content": [{"type": "video"}]}],
-            "messages[1].content[0]",
+            "messages[1].content[0].type",
         ),
         (
             [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": 1}}]}],
@@ -240,7 +250,7 @@ async def test_a_door_that_names_the_answer_is_not_repeated(
         ),
     ],
 )
-async def test_the_error_names_the_way_to_the_field(
+async def test_the_error_names_the_path_of_the_field(
     client: httpx.AsyncClient, messages: object, param: str
 ) -> None:
     answer = await client.post(CHAT, json={"model": "m", "messages": messages})
@@ -263,7 +273,7 @@ async def test_the_error_names_the_way_to_the_field(
         ),
     ],
 )
-async def test_the_way_does_not_pass_through_the_names_of_kinds(
+async def test_the_path_does_not_contain_names_of_union_members(
     client: httpx.AsyncClient, format_: object, param: str
 ) -> None:
     answer = await client.post(CHAT, json={**HI, "response_format": format_})
@@ -272,7 +282,7 @@ async def test_the_way_does_not_pass_through_the_names_of_kinds(
 
 
 @pytest.mark.parametrize("number", ["2.0", "2e0", "20e-1"])
-async def test_a_whole_number_is_one_however_it_is_written(
+async def test_an_integer_may_be_written_with_a_fraction_or_an_exponent(
     client: httpx.AsyncClient, backend: FakeBackend, number: str
 ) -> None:
     body = f'{{"model": "m", "prompt": "a", "max_tokens": {number}, "temperature": {number}}}'

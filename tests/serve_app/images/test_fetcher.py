@@ -8,10 +8,10 @@ import pytest
 from deployments.contract import ChatMessage
 from deployments.errors import InvalidImageError
 from serve_app.config import LimitsConfig
-from serve_app.image_fetcher import MAX_CONCURRENT_FETCHES, ImageFetcher, is_public
-from tests.serve_app.doors import CHAT, behind_door, client_of
+from serve_app.images.fetcher import MAX_CONCURRENT_FETCHES, ImageFetcher, is_public
+from tests.serve_app.apps import CHAT, client_of, make_app
 from tests.serve_app.fakes import FakeBackend
-from tests.serve_app.test_images import encoded
+from tests.serve_app.images.test_images import encoded
 from tests.serve_app.tls_server import FixedResolver, certify, tls_server
 
 HOST = "images.test"
@@ -48,7 +48,9 @@ async def fetch(one: ImageFetcher, url: str = URL) -> bytes:
     return (await one.fetch_all({url: "p"}))[url]
 
 
-async def test_an_image_is_fetched_from_the_address_under_the_name(files: Files) -> None:
+async def test_an_image_is_fetched_from_the_resolved_address_with_the_hosts_name(
+    files: Files,
+) -> None:
     async with tls_server(*files, lambda _: answer(PNG)) as server:
         resolver = FixedResolver(server.port)
         assert await fetch(fetcher(files, resolver)) == PNG
@@ -74,7 +76,9 @@ async def test_a_redirect_is_not_followed(files: Files, status: str) -> None:
 
 
 @pytest.mark.parametrize("status", ["204 No", "404 Not Found", "500 Oh", "206 Partial"])
-async def test_any_other_status_is_no_image_and_is_not_told(files: Files, status: str) -> None:
+async def test_any_other_status_is_an_error_that_does_not_reveal_it(
+    files: Files, status: str
+) -> None:
     async with tls_server(*files, lambda _: answer(PNG, status)) as server:
         with pytest.raises(InvalidImageError) as caught:
             await fetch(fetcher(files, FixedResolver(server.port)))
@@ -82,21 +86,21 @@ async def test_any_other_status_is_no_image_and_is_not_told(files: Files, status
     assert caught.value.__cause__ is None
 
 
-async def test_reading_ends_with_the_limit(files: Files) -> None:
+async def test_reading_stops_at_the_limit(files: Files) -> None:
     endless = b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 1_000_000
     async with tls_server(*files, lambda _: endless) as server:
         with pytest.raises(InvalidImageError, match=r"limits\.max_image_bytes"):
             await fetch(fetcher(files, FixedResolver(server.port)))
 
 
-async def test_a_server_that_says_nothing_is_not_waited_for(files: Files) -> None:
+async def test_a_silent_server_times_out(files: Files) -> None:
     limits = LIMITS.model_copy(update={"image_fetch_timeout_s": 0.05})
     async with tls_server(*files, lambda _: None) as server:
         with pytest.raises(InvalidImageError, match="can't be fetched"):
             await fetch(fetcher(files, FixedResolver(server.port), limits))
 
 
-async def test_waiting_for_a_slot_counts_too(files: Files) -> None:
+async def test_the_wait_for_a_slot_counts_towards_the_timeout(files: Files) -> None:
     one = fetcher(
         files, FixedResolver(1), LIMITS.model_copy(update={"image_fetch_timeout_s": 0.05})
     )
@@ -107,14 +111,14 @@ async def test_waiting_for_a_slot_counts_too(files: Files) -> None:
             await fetch(one)
 
 
-async def test_a_certificate_that_nobody_signed_is_not_believed(files: Files) -> None:
+async def test_an_untrusted_certificate_is_refused(files: Files) -> None:
     async with tls_server(*files, lambda _: answer(PNG)) as server:
         with pytest.raises(InvalidImageError, match="can't be fetched"):
             await fetch(fetcher(files, FixedResolver(server.port), trusted=False))
     assert server.heads == []
 
 
-async def test_so_is_one_for_another_name(files: Files) -> None:
+async def test_a_certificate_for_another_name_is_refused(files: Files) -> None:
     limits = LIMITS.model_copy(update={"allowed_image_domains": ("other.test",)})
     async with tls_server(*files, lambda _: answer(PNG)) as server:
         with pytest.raises(InvalidImageError, match="can't be fetched"):
@@ -128,7 +132,7 @@ async def test_so_is_one_for_another_name(files: Files) -> None:
     "addresses",
     [("127.0.0.1",), ("93.184.216.34", "127.0.0.1"), ("::ffff:127.0.0.1",), ("169.254.169.254",)],
 )
-async def test_a_name_that_leads_inside_is_not_connected_to(
+async def test_a_name_with_a_private_address_is_not_connected_to(
     files: Files, addresses: Sequence[str]
 ) -> None:
     async with tls_server(*files, lambda _: answer(PNG)) as server:
@@ -138,7 +142,7 @@ async def test_a_name_that_leads_inside_is_not_connected_to(
     assert (server.names, server.heads) == ([], [])
 
 
-async def test_an_address_is_looked_up_once_so_it_cannot_change_its_mind(files: Files) -> None:
+async def test_a_name_is_looked_up_once_so_its_address_cannot_change(files: Files) -> None:
     checked: list[str] = []
 
     def allow(address: str) -> bool:
@@ -185,7 +189,7 @@ async def test_an_address_is_looked_up_once_so_it_cannot_change_its_mind(files: 
         "https://images.test/" + "a" * 3000,
     ],
 )
-async def test_no_other_url_is_even_looked_up(files: Files, url: str) -> None:
+async def test_any_other_url_is_refused_without_a_lookup(files: Files, url: str) -> None:
     resolver = FixedResolver(1)
     with pytest.raises(InvalidImageError, match="not fetched") as caught:
         await fetch(fetcher(files, resolver), url)
@@ -194,13 +198,13 @@ async def test_no_other_url_is_even_looked_up(files: Files, url: str) -> None:
     assert "passw" not in str(caught.value)
 
 
-async def test_the_names_case_does_not_matter(files: Files) -> None:
+async def test_the_hosts_case_does_not_matter(files: Files) -> None:
     async with tls_server(*files, lambda _: answer(PNG)) as server:
         url = "HTTPS://Images.TEST/a.png"
         assert await fetch(fetcher(files, FixedResolver(server.port)), url) == PNG
 
 
-async def test_one_that_fails_fails_all(files: Files) -> None:
+async def test_one_failed_image_fails_all(files: Files) -> None:
     def some(path: str) -> bytes:
         return answer(PNG) if path.startswith("/a.png") else answer(b"", "404 No")
 
@@ -242,14 +246,14 @@ async def test_one_that_fails_fails_all(files: Files) -> None:
         "ff02::1",
     ],
 )
-def test_addresses_inside_are_not_public(address: str) -> None:
+def test_private_addresses_are_not_public(address: str) -> None:
     assert not is_public(address)
 
 
 @pytest.mark.parametrize(
     "address", ["93.184.216.34", "2606:2800:220:1::1", "::ffff:93.184.216.34", "64:ff9b::8.8.8.8"]
 )
-def test_addresses_of_the_internet_are(address: str) -> None:
+def test_addresses_of_the_internet_are_public(address: str) -> None:
     assert is_public(address)
 
 
@@ -261,20 +265,20 @@ def content(url: str) -> dict[str, object]:
 async def test_a_fetched_image_reaches_the_model(files: Files, backend: FakeBackend) -> None:
     async with tls_server(*files, lambda _: answer(PNG)) as server:
         images = fetcher(files, FixedResolver(server.port))
-        async with client_of(behind_door(backend, images=images)) as client:
+        async with client_of(make_app(backend, images=images)) as client:
             assert (await client.post(CHAT, json=content(URL))).status_code == 200
     message = backend.requests[0].prompt[0]
     assert isinstance(message, ChatMessage)
     assert [getattr(part, "data", None) for part in message.parts] == [PNG]
 
 
-async def test_what_was_fetched_and_is_no_image_is_refused(
+async def test_fetched_data_that_is_not_an_image_is_refused(
     files: Files, backend: FakeBackend
 ) -> None:
     page = answer(b"<html>secret</html>", "200 OK", "Content-Type: image/png")
     async with tls_server(*files, lambda _: page) as server:
         images = fetcher(files, FixedResolver(server.port))
-        async with client_of(behind_door(backend, images=images)) as client:
+        async with client_of(make_app(backend, images=images)) as client:
             refused = await client.post(CHAT, json=content(URL))
     assert refused.status_code == 400
     assert refused.json()["error"]["code"] == "invalid_image"
@@ -283,7 +287,7 @@ async def test_what_was_fetched_and_is_no_image_is_refused(
 
 
 async def test_by_default_nothing_is_fetched(backend: FakeBackend) -> None:
-    async with client_of(behind_door(backend)) as client:
+    async with client_of(make_app(backend)) as client:
         refused = await client.post(CHAT, json=content(URL))
     assert refused.json()["error"]["code"] == "invalid_image"
     assert "limits.allowed_image_domains is empty" in refused.json()["error"]["message"]

@@ -11,7 +11,7 @@ from PIL import Image
 
 from deployments.errors import InvalidImageError
 from serve_app.config import LimitsConfig
-from serve_app.image_parts import (
+from serve_app.images.file_structure import (
     MAX_NUM_CHUNKS,
     MAX_NUM_READS,
     MAX_NUM_SCANS,
@@ -19,14 +19,14 @@ from serve_app.image_parts import (
     CrowdedImageError,
     open_header,
 )
-from serve_app.images import check_image
-from tests.serve_app.test_images import encoded
+from serve_app.images.images import check_image
+from tests.serve_app.images.test_images import encoded
 
 Crowd = Callable[[int], bytes]
 
 PNG, JPEG, GIF = encoded("PNG"), encoded("JPEG"), encoded("GIF")
 HEADER_END = 33
-"""Where a PNG's first chunk ends."""
+"""The offset at which a PNG's first chunk ends."""
 NUM_PNG_CHUNKS = 3
 SCAN = b"\xff\xda"
 
@@ -37,7 +37,7 @@ def chunk(kind: bytes, data: bytes = b"") -> bytes:
 
 
 PROFILE = chunk(b"iCCP", b"x\0\0" + zlib.compress(bytes(2**20 - 1)))
-"""A thousand bytes that make a million."""
+"""A thousand bytes that unpack to a million."""
 
 
 def in_front(part: bytes) -> Crowd:
@@ -59,7 +59,7 @@ def of_gif(part: bytes) -> Crowd:
 
 
 def scans(number: int, hidden: Callable[[bytes], bytes] = bytes) -> bytes:
-    """Return a JPEG of so many scans, all but the first ones the same."""
+    """Return a JPEG with this many scans; all after the first ones are equal."""
     file = BytesIO()
     Image.new("L", (8, 8)).save(file, "JPEG", progressive=True)
     data = file.getvalue()
@@ -77,21 +77,23 @@ def scans(number: int, hidden: Callable[[bytes], bytes] = bytes) -> bytes:
     ],
     ids=["profiles", "profiles behind the pixels", "texts", "chunks of nothing"],
 )
-def test_a_png_has_one_profile_and_not_too_many_chunks(crowd: Crowd, num_allowed: int) -> None:
+def test_a_png_with_two_profiles_or_too_many_chunks_is_refused(
+    crowd: Crowd, num_allowed: int
+) -> None:
     data = crowd(num_allowed)
     assert check_image(data, ("PNG",), LimitsConfig(), "p").data == data
     with Image.open(BytesIO(data)) as image:
-        image.load()  # the chunks are well-formed, so nothing else refuses more of them
+        image.load()  # the chunks are well-formed, so only their number can be refused
     with pytest.raises(InvalidImageError, match="too many parts") as caught:
         check_image(crowd(num_allowed + 1), ("PNG",), LimitsConfig(), "p")
     assert caught.value.param == "p"
 
 
-def test_a_jpeg_has_not_too_many_scans() -> None:
+def test_a_jpeg_with_too_many_scans_is_refused() -> None:
     data = scans(MAX_NUM_SCANS)
     assert check_image(data, ("JPEG",), LimitsConfig(), "p").data == data
     with Image.open(BytesIO(scans(MAX_NUM_SCANS + 1))) as image:
-        image.load()  # nothing else refuses more of them
+        image.load()  # only their number can be refused
     with pytest.raises(InvalidImageError, match="too many parts"):
         check_image(scans(MAX_NUM_SCANS + 1), ("JPEG",), LimitsConfig(), "p")
 
@@ -106,12 +108,12 @@ def test_a_jpeg_has_not_too_many_scans() -> None:
     ],
     ids=["rubbish", "fill bytes", "restarts", "comments"],
 )
-def test_no_scan_is_hidden(hidden: Callable[[bytes], bytes]) -> None:
+def test_no_scan_escapes_the_count(hidden: Callable[[bytes], bytes]) -> None:
     with pytest.raises(CrowdedImageError):
         open_header(scans(MAX_NUM_SCANS + 1, hidden))
 
 
-def test_what_is_no_scan_of_the_image_does_not_count() -> None:
+def test_bytes_outside_the_images_scans_do_not_count() -> None:
     marks = b"\xff\xda\0\2" * MAX_NUM_SCANS
     comment = b"\xff\xfe" + struct.pack(">H", 2 + len(marks)) + marks
     data = JPEG[:2] + comment + JPEG[2:] + marks
@@ -129,7 +131,7 @@ def test_what_is_no_scan_of_the_image_does_not_count() -> None:
     ],
     ids=["chunks", "comments of a JPEG", "fill bytes", "comments of a GIF", "what is no GIF"],
 )
-def test_a_file_has_so_many_parts_and_no_more(crowd: Crowd) -> None:
+def test_a_file_may_have_the_maximum_of_parts_and_no_more(crowd: Crowd) -> None:
     assert check_image(crowd(1000), None, LimitsConfig(), "p")
     with pytest.raises(InvalidImageError, match="too many parts"):
         check_image(crowd(max(MAX_NUM_READS, MAX_NUM_SEGMENTS)), None, LimitsConfig(), "p")
@@ -151,8 +153,6 @@ def test_a_photograph_with_all_its_metadata_passes(image_format: str) -> None:
 
 
 @given(st.sampled_from([PNG[:8], JPEG[:2]]), st.binary(max_size=100))
-def test_whatever_stands_behind_a_file_s_name_is_opened_or_refused(
-    name: bytes, data: bytes
-) -> None:
+def test_any_bytes_after_a_signature_are_opened_or_refused(name: bytes, data: bytes) -> None:
     with suppress(CrowdedImageError):
         assert open_header(name + data).getvalue() == name + data

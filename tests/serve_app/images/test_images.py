@@ -6,7 +6,7 @@ from PIL import Image
 
 from deployments.errors import InvalidImageError
 from serve_app.config import LimitsConfig
-from serve_app.images import check_image, read_image
+from serve_app.images.images import check_image, read_image
 
 LIMITS = LimitsConfig(max_image_pixels=12, max_image_bytes=2000)
 
@@ -22,12 +22,12 @@ def uri(data: bytes, media_type: str) -> str:
 
 
 @pytest.mark.parametrize("image_format", ["PNG", "JPEG", "WEBP", "GIF"])
-def test_an_image_is_passed_on_as_it_came(image_format: str) -> None:
+def test_an_image_is_passed_on_unchanged(image_format: str) -> None:
     data = encoded(image_format)
     assert read_image(uri(data, f"image/{image_format.lower()}"), LIMITS, "p").data == data
 
 
-def test_the_name_that_browsers_misspell_is_a_jpeg() -> None:
+def test_the_unregistered_type_image_jpg_is_a_jpeg() -> None:
     data = encoded("JPEG")
     assert read_image(uri(data, "image/jpg"), LIMITS, "p").data == data
 
@@ -52,7 +52,7 @@ def test_the_name_that_browsers_misspell_is_a_jpeg() -> None:
         uri(encoded("PNG", (4, 4)), "image/png"),
     ],
 )
-def test_anything_else_is_refused_by_name_and_without_an_echo(broken: str) -> None:
+def test_any_other_uri_is_refused_with_its_param_and_without_an_echo(broken: str) -> None:
     with pytest.raises(InvalidImageError) as caught:
         read_image(broken, LIMITS, "messages[0]")
     assert caught.value.param == "messages[0]"
@@ -60,7 +60,7 @@ def test_anything_else_is_refused_by_name_and_without_an_echo(broken: str) -> No
     assert "passwd" not in str(caught.value)
 
 
-def test_a_header_that_claims_a_giant_is_refused_undecoded() -> None:
+def test_a_header_with_giant_dimensions_is_refused_undecoded() -> None:
     data = bytearray(encoded("PNG"))
     data[16:24] = (2**31 - 1).to_bytes(4) * 2
     with pytest.raises(InvalidImageError):
@@ -73,7 +73,7 @@ def test_too_many_bytes_are_refused_before_they_are_decoded() -> None:
         read_image(text, LIMITS, "p")
 
 
-def test_as_many_bytes_as_are_allowed_are_read() -> None:
+def test_exactly_the_allowed_number_of_bytes_is_read() -> None:
     data = encoded("PNG")
     data += b"\0" * (2000 - len(data))
     assert len(read_image(uri(data, "image/png"), LIMITS, "p").data) == 2000
@@ -87,7 +87,7 @@ def test_too_many_pixels_are_refused_by_the_limits_name() -> None:
 
 
 @pytest.mark.parametrize("image_format", ["PNG", "JPEG", "WEBP", "GIF"])
-def test_what_a_fetched_image_is_shows_in_its_bytes(image_format: str) -> None:
+def test_the_format_of_a_fetched_image_is_found_from_its_bytes(image_format: str) -> None:
     data = encoded(image_format)
     assert check_image(data, None, LIMITS, "p").data == data
 
@@ -95,7 +95,7 @@ def test_what_a_fetched_image_is_shows_in_its_bytes(image_format: str) -> None:
 @pytest.mark.parametrize(
     "data", [b"", b"<svg/>", encoded("BMP"), encoded("TIFF"), encoded("PNG", (9, 9))]
 )
-def test_a_fetched_file_that_is_no_such_image_is_refused(data: bytes) -> None:
+def test_a_fetched_file_of_another_format_is_refused(data: bytes) -> None:
     with pytest.raises(InvalidImageError) as caught:
         check_image(data, None, LIMITS, "p")
     assert "object at 0x" not in str(caught.value)

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from serve_app.api_keys import ApiKey, ApiKeysError, KeyRing, hash_key, load_api_keys
 from serve_app.config import AuthConfig
+from serve_app.keys.api_keys import ApiKey, ApiKeysError, KeyRing, hash_key, load_api_keys
 
 SECRET = "sk-raystream-of-alice"
 OTHER = "sk-raystream-of-bob"
@@ -20,7 +20,7 @@ def entry(name: str, secret: str, **limits: object) -> dict[str, object]:
     return {"name": name, "sha256": sha256(secret.encode()).hexdigest(), **limits}
 
 
-def test_keys_of_the_file_are_found_by_what_they_hash_to(tmp_path: Path) -> None:
+def test_keys_of_the_file_are_found_by_their_hashes(tmp_path: Path) -> None:
     config = write(tmp_path / "k", entry("alice", SECRET, tokens_per_minute=5), entry("bob", OTHER))
     ring = load_api_keys(config, tmp_path, {})
     assert ring is not None
@@ -32,18 +32,18 @@ def test_keys_of_the_file_are_found_by_what_they_hash_to(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("presented", ["", SECRET[:-1], SECRET + " ", hash_key(SECRET), "\udc80"])
-def test_nothing_else_is_found(presented: str) -> None:
+def test_no_other_key_is_found(presented: str) -> None:
     assert KeyRing((ApiKey(name="a", sha256=hash_key(SECRET)),)).find(presented) is None
 
 
-def test_every_key_is_compared_whichever_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_key_is_compared_whichever_matches(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[str] = []
 
     def compare(one: str, other: str) -> bool:
         compared.append(other)
         return one == other
 
-    monkeypatch.setattr("serve_app.api_keys.hmac.compare_digest", compare)
+    monkeypatch.setattr("serve_app.keys.api_keys.hmac.compare_digest", compare)
     keys = tuple(ApiKey(name=f"k{i}", sha256=hash_key(f"secret {i}")) for i in range(5))
     found = KeyRing(keys).find("secret 0")
     assert found is keys[0]
@@ -125,12 +125,12 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "second", [entry("alice", OTHER), entry("bob", SECRET)], ids=["name", "key"]
 )
-def test_what_stands_twice_is_refused(tmp_path: Path, second: dict[str, object]) -> None:
+def test_a_duplicate_name_or_key_is_refused(tmp_path: Path, second: dict[str, object]) -> None:
     config = write(tmp_path / "k", entry("alice", SECRET), second)
     with pytest.raises(ApiKeysError, match="API keys"):
         load_api_keys(config, tmp_path, {})
 
 
-def test_keys_of_the_environment_contradict_an_open_door(tmp_path: Path) -> None:
+def test_keys_of_the_environment_contradict_allow_anonymous(tmp_path: Path) -> None:
     with pytest.raises(ApiKeysError, match="contradict"):
         load_api_keys(AuthConfig(allow_anonymous=True), tmp_path, {"RAYSTREAM_API_KEYS": SECRET})

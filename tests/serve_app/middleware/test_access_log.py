@@ -6,19 +6,20 @@ from starlette.types import Message, Receive, Scope, Send
 
 from deployments.contract import FinishReason, TextDelta
 from deployments.errors import OverloadedError, ReplicaUnavailableError
-from serve_app.access_log import AccessLogMiddleware, current_record, record_of
-from serve_app.key_ledger import KeyLedger
-from tests.serve_app.asgi_call import AsgiCall
-from tests.serve_app.doors import (
+from serve_app.http.access_record import current_record, record_of
+from serve_app.keys.ledger import KeyLedger
+from serve_app.middleware.access_log import AccessLogMiddleware
+from tests.serve_app.apps import (
     ALICE,
     CHAT,
     access_lines,
     bearer,
-    behind_door,
     client_of,
+    make_app,
     question,
     ring,
 )
+from tests.serve_app.asgi_call import AsgiCall
 from tests.serve_app.fakes import HELLO, FakeBackend, Step
 
 
@@ -28,11 +29,11 @@ def _all_levels(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_answer_leaves_one_line(
+async def test_an_answer_writes_one_line(
     backend: FakeBackend, caplog: pytest.LogCaptureFixture, stream: bool
 ) -> None:
     headers = {**bearer(ALICE), "x-request-id": "abc"}
-    async with client_of(behind_door(backend, ring())) as client:
+    async with client_of(make_app(backend, ring())) as client:
         await client.post(CHAT, json=question(stream=stream), headers=headers)
     (line,) = access_lines(caplog)
     assert line.pop("duration_ms") >= line.pop("ttft_ms") >= 0
@@ -51,8 +52,10 @@ async def test_an_answer_leaves_one_line(
     }
 
 
-async def test_a_client_that_leaves_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    app = behind_door(FakeBackend([*HELLO[:1], asyncio.Event()]))
+async def test_a_client_that_leaves_is_logged_as_disconnected(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    app = make_app(FakeBackend([*HELLO[:1], asyncio.Event()]))
     async with AsgiCall(app, CHAT, question(stream=True)) as call:
         await call.wait_until(lambda: b"Hello" in call.body)
         call.leave()
@@ -63,7 +66,7 @@ async def test_a_client_that_leaves_is_named(caplog: pytest.LogCaptureFixture) -
 
 
 class LeavingCall(AsgiCall):
-    """Leaves when it has read the last event, as OpenAI's clients do."""
+    """Disconnects after the last event, as OpenAI's clients do."""
 
     async def _send(self, message: Message) -> None:
         await super()._send(message)
@@ -71,11 +74,11 @@ class LeavingCall(AsgiCall):
             self.leave()
 
 
-async def test_who_leaves_behind_the_last_event_has_had_his_answer(
+async def test_a_client_that_leaves_after_the_last_event_is_not_logged_as_disconnected(
     caplog: pytest.LogCaptureFixture, backend: FakeBackend
 ) -> None:
     keys = ring(max_concurrent_streams=1)
-    app = behind_door(backend, keys, KeyLedger(keys.limited))
+    app = make_app(backend, keys, KeyLedger(keys.limited))
     for _ in range(2):
         body = question(stream=True)
         async with LeavingCall(app, CHAT, body, headers=bearer(ALICE)) as call:
@@ -84,9 +87,11 @@ async def test_who_leaves_behind_the_last_event_has_had_his_answer(
     assert [line["finish_reason"] for line in access_lines(caplog)] == ["stop"] * 2
 
 
-async def test_so_is_one_whose_request_serve_cancels(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_request_that_serve_cancels_is_logged_as_disconnected(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     backend = FakeBackend([*HELLO[:1], asyncio.Event()])
-    async with AsgiCall(behind_door(backend), CHAT, question()) as call:
+    async with AsgiCall(make_app(backend), CHAT, question()) as call:
         async with asyncio.timeout(5):
             await backend.opened.wait()
             await backend.streams[0].waits.wait()
@@ -96,16 +101,16 @@ async def test_so_is_one_whose_request_serve_cancels(caplog: pytest.LogCaptureFi
 
 
 @pytest.mark.parametrize(("stream", "status"), [(True, 200), (False, 499)])
-async def test_calls_that_serve_cancels_as_the_client_leaves_are_no_dead_replicas(
+async def test_calls_that_serve_cancels_for_a_leaving_client_are_not_replica_failures(
     caplog: pytest.LogCaptureFixture, stream: bool, status: int
 ) -> None:
     cancelled = asyncio.Event()
     backend = FakeBackend([HELLO[0], cancelled, ReplicaUnavailableError("cancelled")])
-    async with AsgiCall(behind_door(backend), CHAT, question(stream=stream)) as call:
+    async with AsgiCall(make_app(backend), CHAT, question(stream=stream)) as call:
         async with asyncio.timeout(5):
             await backend.opened.wait()
             await backend.streams[0].waits.wait()
-        # Serve tells the one and then does the other, and cancels the request last.
+        # The order in Serve: the disconnect, the replica's cancelled call, the cancelled request.
         call.leave()
         cancelled.set()
         await call.end()
@@ -114,11 +119,11 @@ async def test_calls_that_serve_cancels_as_the_client_leaves_are_no_dead_replica
     assert line["error_code"] is None
 
 
-async def test_a_replica_that_dies_before_the_client_leaves_is_told(
+async def test_a_replica_that_dies_before_the_client_leaves_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     backend = FakeBackend([HELLO[0], ReplicaUnavailableError("gone")])
-    async with AsgiCall(behind_door(backend), CHAT, question(stream=True)) as call:
+    async with AsgiCall(make_app(backend), CHAT, question(stream=True)) as call:
         await call.wait_until(lambda: b"error" in call.body)
         call.leave()
         await call.end()
@@ -126,20 +131,22 @@ async def test_a_replica_that_dies_before_the_client_leaves_is_told(
     assert (line["finish_reason"], line["error_code"]) == ("error", "replica_unavailable")
 
 
-async def test_a_stream_that_breaks_is_named(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_stream_that_breaks_is_logged_with_its_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     steps: list[Step] = [[TextDelta((1,), "a")], ReplicaUnavailableError("gone")]
-    async with client_of(behind_door(FakeBackend(steps))) as client:
+    async with client_of(make_app(FakeBackend(steps))) as client:
         await client.post(CHAT, json=question(stream=True))
     (line,) = access_lines(caplog)
     assert (line["status"], line["finish_reason"]) == (200, "error")
     assert line["error_code"] == "replica_unavailable"
 
 
-async def test_an_overload_is_told_by_its_status_and_code(
+async def test_an_overload_is_logged_with_its_status_and_code(
     backend: FakeBackend, caplog: pytest.LogCaptureFixture
 ) -> None:
     backend.refusal = OverloadedError("busy", None, 17)
-    async with client_of(behind_door(backend)) as client:
+    async with client_of(make_app(backend)) as client:
         await client.post(CHAT, json=question())
     (line,) = access_lines(caplog)
     assert (line["status"], line["finish_reason"]) == (503, None)
@@ -148,11 +155,11 @@ async def test_an_overload_is_told_by_its_status_and_code(
 
 
 @pytest.mark.parametrize(("stream", "status"), [(False, 504), (True, 200)])
-async def test_an_answer_that_is_late_is_told_by_the_deadline_s_code(
+async def test_a_late_answer_is_logged_with_the_code_of_its_deadline(
     caplog: pytest.LogCaptureFixture, stream: bool, status: int
 ) -> None:
     backend = FakeBackend([HELLO[0], asyncio.Event()])
-    app = behind_door(backend, limits={"stall_timeout_s": 0.02})
+    app = make_app(backend, limits={"stall_timeout_s": 0.02})
     async with client_of(app) as client:
         await client.post(CHAT, json=question(stream=stream))
     (line,) = access_lines(caplog)
@@ -168,7 +175,7 @@ async def test_an_answer_that_is_late_is_told_by_the_deadline_s_code(
         ("/health", {}, 200, None),
     ],
 )
-async def test_refusals_leave_a_line_too_and_it_holds_no_path(
+async def test_a_refusal_writes_a_line_without_the_clients_path(
     backend: FakeBackend,
     caplog: pytest.LogCaptureFixture,
     path: str,
@@ -176,7 +183,7 @@ async def test_refusals_leave_a_line_too_and_it_holds_no_path(
     status: int,
     code: str | None,
 ) -> None:
-    async with client_of(behind_door(backend, ring())) as client:
+    async with client_of(make_app(backend, ring())) as client:
         await client.get(path, headers=headers)
     (line,) = access_lines(caplog)
     assert (line["status"], line["model"], line["ttft_ms"]) == (status, None, None)
@@ -185,13 +192,13 @@ async def test_refusals_leave_a_line_too_and_it_holds_no_path(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_answer_that_calls_ends_with_its_calls(
+async def test_an_answer_with_tool_calls_has_their_finish_reason(
     caplog: pytest.LogCaptureFixture, stream: bool
 ) -> None:
     text = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
     backend = FakeBackend([[TextDelta((1,), text, FinishReason.STOP)]], tool_call_format="hermes")
     tools = [{"type": "function", "function": {"name": "f"}}]
-    async with client_of(behind_door(backend)) as client:
+    async with client_of(make_app(backend)) as client:
         answer = await client.post(CHAT, json=question(stream=stream, tools=tools))
     assert '"tool_calls"' in answer.text
     (line,) = access_lines(caplog)
@@ -208,14 +215,14 @@ async def test_an_answer_that_calls_ends_with_its_calls(
         ("GET", "/secret", None),
     ],
 )
-async def test_a_line_names_the_route_and_nothing_that_a_client_put_there(
+async def test_a_line_names_the_route_and_not_the_clients_path(
     backend: FakeBackend,
     caplog: pytest.LogCaptureFixture,
     method: str,
     path: str,
     route: str | None,
 ) -> None:
-    async with client_of(behind_door(backend)) as client:
+    async with client_of(make_app(backend)) as client:
         await client.request(method, path, json={"prompt": "secret"})
     (line,) = access_lines(caplog)
     assert line["route"] == route
@@ -226,13 +233,13 @@ async def test_a_line_names_the_route_and_nothing_that_a_client_put_there(
 async def test_a_bug_of_ours_is_a_500(caplog: pytest.LogCaptureFixture) -> None:
     backend = FakeBackend()
     backend.refusal = RuntimeError("a bug")
-    async with client_of(behind_door(backend)) as client:
+    async with client_of(make_app(backend)) as client:
         await client.post(CHAT, json=question())
     (line,) = access_lines(caplog)
     assert (line["status"], line["error_code"]) == (500, "internal_error")
 
 
-async def test_lines_can_be_left_out_but_not_the_records(
+async def test_records_are_kept_when_lines_are_off(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     seen: list[float] = []

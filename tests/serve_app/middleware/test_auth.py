@@ -3,24 +3,24 @@ from urllib.parse import unquote
 import pytest
 from starlette.types import Message
 
-from serve_app.auth import OpenDoorError, is_loopback, require_closed_door
-from tests.serve_app.asgi_call import AsgiCall
-from tests.serve_app.doors import (
+from serve_app.middleware.auth import UnprotectedServerError, is_loopback, require_protection
+from tests.serve_app.apps import (
     ALICE,
     BOB,
     CHAT,
     bearer,
-    behind_door,
     client_of,
     key,
+    make_app,
     question,
     ring,
 )
+from tests.serve_app.asgi_call import AsgiCall
 from tests.serve_app.fakes import FakeBackend
 
 
-async def test_a_key_opens_the_door(backend: FakeBackend) -> None:
-    async with client_of(behind_door(backend, ring())) as client:
+async def test_a_known_key_lets_a_request_in(backend: FakeBackend) -> None:
+    async with client_of(make_app(backend, ring())) as client:
         for headers in (
             bearer(ALICE),
             bearer(BOB),
@@ -46,10 +46,10 @@ async def test_a_key_opens_the_door(backend: FakeBackend) -> None:
         ({"authorization": "Bearer wrong", "x-api-key": ALICE}, None),
     ],
 )
-async def test_anything_else_is_refused_in_openais_shape(
+async def test_any_other_credentials_are_refused_in_openais_shape(
     backend: FakeBackend, headers: dict[str, str], challenge: str | None
 ) -> None:
-    async with client_of(behind_door(backend, ring())) as client:
+    async with client_of(make_app(backend, ring())) as client:
         answer = await client.post(CHAT, json=question(), headers=headers)
     assert answer.status_code == 401
     error = answer.json()["error"]
@@ -62,8 +62,8 @@ async def test_anything_else_is_refused_in_openais_shape(
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready"])
-async def test_a_supervisor_needs_no_key(backend: FakeBackend, path: str) -> None:
-    async with client_of(behind_door(backend, ring())) as client:
+async def test_health_and_readiness_need_no_key(backend: FakeBackend, path: str) -> None:
+    async with client_of(make_app(backend, ring())) as client:
         assert (await client.get(path)).status_code == 200
 
 
@@ -95,25 +95,23 @@ async def test_a_supervisor_needs_no_key(backend: FakeBackend, path: str) -> Non
         ("POST", "/tokenize"),
     ],
 )
-async def test_everything_else_is_behind_the_door(
-    backend: FakeBackend, method: str, path: str
-) -> None:
-    # Clients tidy a path up before they send it; this is what a socket would hold.
-    async with AsgiCall(behind_door(backend, ring()), unquote(path), {}, method=method) as call:
+async def test_every_other_path_needs_a_key(backend: FakeBackend, method: str, path: str) -> None:
+    # Clients normalize a path before they send it; `AsgiCall` sends it as it is.
+    async with AsgiCall(make_app(backend, ring()), unquote(path), {}, method=method) as call:
         await call.end()
     assert call.sent[0]["status"] == 401
 
 
-async def test_a_host_header_moves_no_path(backend: FakeBackend) -> None:
-    async with client_of(behind_door(backend, ring())) as client:
+async def test_a_host_header_does_not_change_the_path(backend: FakeBackend) -> None:
+    async with client_of(make_app(backend, ring())) as client:
         answer = await client.get("/v1/models", headers={"host": "test/health?"})
     assert answer.status_code == 401
 
 
-async def test_each_of_the_applications_own_routes_but_two_is_behind_the_door(
+async def test_all_routes_of_the_application_but_two_need_a_key(
     backend: FakeBackend,
 ) -> None:
-    app = behind_door(backend, ring())
+    app = make_app(backend, ring())
     paths = list(app.openapi()["paths"])
     assert len(paths) > 4
     async with client_of(app) as client:
@@ -121,7 +119,7 @@ async def test_each_of_the_applications_own_routes_but_two_is_behind_the_door(
     assert sorted(open_paths) == ["/health", "/ready"]
 
 
-async def test_websockets_are_shut(backend: FakeBackend) -> None:
+async def test_websockets_are_closed(backend: FakeBackend) -> None:
     sent: list[Message] = []
 
     async def receive() -> Message:
@@ -131,26 +129,28 @@ async def test_websockets_are_shut(backend: FakeBackend) -> None:
         sent.append(message)
 
     scope = {"type": "websocket", "path": "/health", "headers": [], "query_string": b""}
-    await behind_door(backend, ring())(scope, receive, send)
+    await make_app(backend, ring())(scope, receive, send)
     assert sent == [{"type": "websocket.close", "code": 1008}]
 
 
-async def test_without_keys_nobody_is_asked(backend: FakeBackend) -> None:
-    async with client_of(behind_door(backend)) as client:
+async def test_without_configured_keys_no_request_needs_one(backend: FakeBackend) -> None:
+    async with client_of(make_app(backend)) as client:
         assert (await client.post(CHAT, json=question())).status_code == 200
         answer = await client.post(CHAT, json=question(), headers=bearer("whatever"))
         assert answer.status_code == 200
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.1", "::1", "localhost"])
-def test_this_machine_alone_needs_no_key(host: str) -> None:
+def test_only_a_loopback_address_needs_no_key(host: str) -> None:
     assert is_loopback(host)
-    require_closed_door(host, has_keys=False, allow_anonymous=False)
+    require_protection(host, has_keys=False, allow_anonymous=False)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "", None, "10.0.0.1", "example.com", "::2"])
-def test_elsewhere_keys_or_the_owners_word_are_needed(host: str | None) -> None:
-    require_closed_door(host, has_keys=True, allow_anonymous=False)
-    require_closed_door(host, has_keys=False, allow_anonymous=True)
-    with pytest.raises(OpenDoorError, match=r"allow_anonymous: true.*raystream-key|raystream-key"):
-        require_closed_door(host, has_keys=False, allow_anonymous=False)
+def test_other_addresses_need_keys_or_allow_anonymous(host: str | None) -> None:
+    require_protection(host, has_keys=True, allow_anonymous=False)
+    require_protection(host, has_keys=False, allow_anonymous=True)
+    with pytest.raises(
+        UnprotectedServerError, match=r"allow_anonymous: true.*raystream-key|raystream-key"
+    ):
+        require_protection(host, has_keys=False, allow_anonymous=False)

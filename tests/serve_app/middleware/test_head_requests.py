@@ -7,7 +7,7 @@ import pytest
     ["/v1/models", "/v1/models/m", "/v1/models/x", "/health", "/ready", "/version", "/docs",
      "/openapi.json", "/nothing"],
 )  # fmt: skip
-async def test_head_answers_as_get_does_but_for_the_body(
+async def test_head_is_answered_like_get_without_the_body(
     client: httpx.AsyncClient, path: str
 ) -> None:
     headers = {"x-request-id": "mine"}
@@ -18,14 +18,14 @@ async def test_head_answers_as_get_does_but_for_the_body(
     assert not head.content
 
 
-async def test_head_where_nothing_can_be_got_names_the_right_method(
+async def test_head_on_a_post_route_names_the_right_method(
     client: httpx.AsyncClient,
 ) -> None:
     answer = await client.head("/v1/completions")
     assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
 
 
-async def test_a_wrong_method_is_told_of_head(client: httpx.AsyncClient) -> None:
+async def test_a_wrong_method_is_offered_head_beside_get(client: httpx.AsyncClient) -> None:
     answer = await client.delete("/v1/models")
     assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD")
     assert "GET, HEAD" in answer.json()["error"]["message"]

@@ -8,30 +8,30 @@ import pytest
 from starlette.types import Message
 
 from deployments.errors import GenerationFailedError, ReplicaUnavailableError
-from serve_app.api_keys import ApiKey
-from serve_app.key_ledger import KeyLedger, Verdict
-from serve_app.rate_limits import RateLimitMiddleware, duration
-from tests.serve_app.asgi_call import AsgiCall
-from tests.serve_app.doors import (
+from serve_app.keys.api_keys import ApiKey
+from serve_app.keys.ledger import KeyLedger, Verdict
+from serve_app.middleware.rate_limits import RateLimitMiddleware, duration
+from tests.serve_app.apps import (
     ALICE,
     BOB,
     CHAT,
     JSON,
     bearer,
-    behind_door,
     client_of,
+    make_app,
     question,
     ring,
 )
+from tests.serve_app.asgi_call import AsgiCall
 from tests.serve_app.fake_classifier import FakeClassifier
 from tests.serve_app.fakes import HELLO, FakeBackend, Step
-from tests.serve_app.test_key_ledger import HandClock
+from tests.serve_app.keys.test_ledger import HandClock
 
 HELLO_TOKENS = 7 + 5
 
 
 class CountedLedger(KeyLedger):
-    """Tells how often it was asked."""
+    """Counts its calls."""
 
     def __init__(self, keys: Sequence[ApiKey]) -> None:
         super().__init__(keys)
@@ -50,7 +50,7 @@ class CountedLedger(KeyLedger):
 
 
 class SlowLedger(CountedLedger):
-    """Hears a message, and acts on it when it is let."""
+    """Receives a message, and acts on it only when released."""
 
     def __init__(self, keys: Sequence[ApiKey]) -> None:
         super().__init__(keys)
@@ -69,7 +69,7 @@ class SlowLedger(CountedLedger):
 
 
 class DeadLedger:
-    """Can't be reached."""
+    """A ledger that can't be reached."""
 
     async def admit(self, name: str, ticket: str) -> Verdict:
         raise ReplicaUnavailableError("gone")
@@ -86,11 +86,11 @@ async def ask(client: httpx.AsyncClient, secret: str = ALICE, **fields: object) 
     return await client.post(CHAT, json=question(**fields), headers=bearer(secret))
 
 
-async def test_beyond_the_requests_per_minute_a_key_is_told_when_to_come_back(
+async def test_beyond_its_requests_per_minute_a_key_gets_a_429_with_retry_after(
     backend: FakeBackend,
 ) -> None:
     keys = ring(requests_per_minute=2, tokens_per_minute=1000)
-    app = behind_door(backend, keys, KeyLedger(keys.limited, HandClock()))
+    app = make_app(backend, keys, KeyLedger(keys.limited, HandClock()))
     async with client_of(app) as client:
         first, second, third = [await ask(client) for _ in range(3)]
         assert (await ask(client, BOB)).status_code == 200
@@ -109,9 +109,9 @@ async def test_beyond_the_requests_per_minute_a_key_is_told_when_to_come_back(
     assert len(backend.requests) == 3
 
 
-async def test_tokens_are_charged_as_the_usage_says(backend: FakeBackend) -> None:
+async def test_tokens_are_charged_as_reported_in_the_usage(backend: FakeBackend) -> None:
     keys = ring(tokens_per_minute=HELLO_TOKENS)
-    app = behind_door(backend, keys, KeyLedger(keys.limited, HandClock()))
+    app = make_app(backend, keys, KeyLedger(keys.limited, HandClock()))
     async with client_of(app) as client:
         first, second = await ask(client), await ask(client)
     assert first.json()["usage"]["total_tokens"] == HELLO_TOKENS
@@ -123,7 +123,7 @@ async def test_tokens_are_charged_as_the_usage_says(backend: FakeBackend) -> Non
 async def test_several_answers_share_one_prompt(backend: FakeBackend) -> None:
     keys = ring(tokens_per_minute=1000)
     ledger = CountedLedger(keys.limited)
-    async with client_of(behind_door(backend, keys, ledger)) as client:
+    async with client_of(make_app(backend, keys, ledger)) as client:
         usage = (await ask(client, n=3)).json()["usage"]
     assert usage["total_tokens"] == 7 + 3 * 5
     assert ledger.settled == [usage["total_tokens"]]
@@ -132,17 +132,17 @@ async def test_several_answers_share_one_prompt(backend: FakeBackend) -> None:
 async def test_two_ingresses_admit_no_more_than_one(backend: FakeBackend) -> None:
     keys = ring(requests_per_minute=5)
     ledger = KeyLedger(keys.limited, HandClock())
-    apps = [behind_door(backend, keys, ledger) for _ in range(2)]
+    apps = [make_app(backend, keys, ledger) for _ in range(2)]
     async with client_of(apps[0]) as one, client_of(apps[1]) as other:
         answers = await asyncio.gather(*(ask(client) for client in (one, other) * 8))
     assert sorted(answer.status_code for answer in answers) == [200] * 5 + [429] * 11
 
 
-async def test_a_stream_counts_until_it_has_ended_or_its_client_has_left() -> None:
+async def test_a_stream_counts_until_it_ends_or_its_client_leaves() -> None:
     backend = FakeBackend([*HELLO[:1], asyncio.Event()])
     keys = ring(max_concurrent_streams=1)
     ledger = CountedLedger(keys.limited)
-    app = behind_door(backend, keys, ledger)
+    app = make_app(backend, keys, ledger)
     async with (
         AsgiCall(app, CHAT, question(stream=True), headers=bearer(ALICE)) as call,
         client_of(app) as client,
@@ -157,7 +157,7 @@ async def test_a_stream_counts_until_it_has_ended_or_its_client_has_left() -> No
         await asyncio.wait_for(ledger.told.wait(), 5)
         backend.steps = HELLO
         assert (await ask(client)).status_code == 200
-    # The stream that was left is charged for what it had, the refused one for nothing.
+    # The abandoned stream is charged for the tokens it had; the refused one is not charged.
     assert ledger.settled == [7 + 1, HELLO_TOKENS]
 
 
@@ -166,10 +166,10 @@ async def test_a_stream_counts_until_it_has_ended_or_its_client_has_left() -> No
 async def test_a_request_is_settled_before_its_last_event(path: str, steps: list[Step]) -> None:
     keys = ring(max_concurrent_streams=1)
     ledger = CountedLedger(keys.limited)
-    app = behind_door(FakeBackend(steps), keys, ledger)
+    app = make_app(FakeBackend(steps), keys, ledger)
     body = question(stream=True) if path == CHAT else {"prompt": "Hello?"}
     async with AsgiCall(app, path, body, headers=bearer(ALICE)) as call:
-        # OpenAI's clients read no further, and may ask again at once.
+        # OpenAI's clients stop reading here, and may send their next request at once.
         await call.wait_until(lambda: b"[DONE]" in call.body or b'"error"' in call.body)
         assert len(ledger.settled) == 1
         assert not call.sent[-1]["more_body"]
@@ -178,7 +178,7 @@ async def test_a_request_is_settled_before_its_last_event(path: str, steps: list
 async def test_a_request_is_settled_before_its_last_byte(backend: FakeBackend) -> None:
     keys = ring(max_concurrent_streams=1)
     ledger = CountedLedger(keys.limited)
-    app = behind_door(backend, keys, ledger)
+    app = make_app(backend, keys, ledger)
     async with AsgiCall(app, CHAT, question(stream=True), headers=bearer(ALICE)) as call:
         await call.wait_until(lambda: ends(call.sent))
         assert ledger.settled == [HELLO_TOKENS]
@@ -187,17 +187,17 @@ async def test_a_request_is_settled_before_its_last_byte(backend: FakeBackend) -
 
 
 @pytest.mark.parametrize("is_cancelled", [False, True])
-async def test_who_leaves_just_when_the_end_is_told_is_settled_all_the_same(
+async def test_a_client_that_leaves_during_the_settlement_is_still_settled(
     backend: FakeBackend, is_cancelled: bool
 ) -> None:
     keys = ring(max_concurrent_streams=1)
     ledger = SlowLedger(keys.limited)
     ledger.lets_admit.set()
-    app = behind_door(backend, keys, ledger)
+    app = make_app(backend, keys, ledger)
     async with AsgiCall(app, CHAT, question(stream=True), headers=bearer(ALICE)) as call:
         await asyncio.wait_for(ledger.hears_end.wait(), 5)
         assert b"[DONE]" not in call.body
-        # A server tells of a client that has left, Serve cancels its request.
+        # An HTTP server sends a disconnect; Serve cancels the request.
         call.task.cancel() if is_cancelled else call.leave()
         await asyncio.wait([call.task], timeout=5)
         ledger.lets_settle.set()
@@ -207,16 +207,18 @@ async def test_who_leaves_just_when_the_end_is_told_is_settled_all_the_same(
         assert (await ask(client)).status_code == 200
 
 
-async def test_who_leaves_before_he_is_admitted_holds_no_stream(backend: FakeBackend) -> None:
+async def test_a_client_that_leaves_before_it_is_admitted_holds_no_stream(
+    backend: FakeBackend,
+) -> None:
     keys = ring(max_concurrent_streams=1)
     ledger = SlowLedger(keys.limited)
     ledger.lets_settle.set()
-    app = behind_door(backend, keys, ledger)
+    app = make_app(backend, keys, ledger)
     async with AsgiCall(app, CHAT, question(stream=True), headers=bearer(ALICE)) as call:
         await asyncio.wait_for(ledger.hears_begin.wait(), 5)
         call.task.cancel()
         await asyncio.wait([call.task], timeout=5)
-        assert ledger.settled == [], "what has not begun can't be ended"
+        assert ledger.settled == [], "a request is settled only after it was admitted"
         ledger.lets_admit.set()
         await asyncio.wait_for(ledger.told.wait(), 5)
     assert ledger.settled == [0]
@@ -224,10 +226,10 @@ async def test_who_leaves_before_he_is_admitted_holds_no_stream(backend: FakeBac
         assert (await ask(client)).status_code == 200
 
 
-async def test_who_has_no_limits_never_waits_for_the_ledger(backend: FakeBackend) -> None:
+async def test_a_key_without_limits_never_waits_for_the_ledger(backend: FakeBackend) -> None:
     keys = ring(requests_per_minute=1)
     ledger = CountedLedger(keys.limited)
-    async with client_of(behind_door(backend, keys, ledger)) as client:
+    async with client_of(make_app(backend, keys, ledger)) as client:
         for _ in range(3):
             answer = await ask(client, BOB)
             assert answer.status_code == 200
@@ -239,7 +241,7 @@ async def test_who_has_no_limits_never_waits_for_the_ledger(backend: FakeBackend
 
 async def test_a_body_that_is_refused_counts_as_a_request(backend: FakeBackend) -> None:
     keys = ring(requests_per_minute=1)
-    app = behind_door(backend, keys, KeyLedger(keys.limited, HandClock()))
+    app = make_app(backend, keys, KeyLedger(keys.limited, HandClock()))
     async with client_of(app) as client:
         broken = await client.post(CHAT, content=b"{", headers={**JSON, **bearer(ALICE)})
         assert broken.status_code == 400
@@ -247,10 +249,10 @@ async def test_a_body_that_is_refused_counts_as_a_request(backend: FakeBackend) 
         assert (await ask(client)).status_code == 429
 
 
-async def test_without_its_ledger_a_limited_key_is_refused_and_others_are_not(
+async def test_without_the_ledger_only_limited_keys_are_refused(
     backend: FakeBackend, caplog: pytest.LogCaptureFixture
 ) -> None:
-    app = behind_door(backend, ring(requests_per_minute=9), DeadLedger())
+    app = make_app(backend, ring(requests_per_minute=9), DeadLedger())
     async with client_of(app) as client:
         refused = await ask(client)
         assert (await ask(client, BOB)).status_code == 200
@@ -260,13 +262,13 @@ async def test_without_its_ledger_a_limited_key_is_refused_and_others_are_not(
     assert "key ledger" in caplog.text
 
 
-async def test_a_ledger_that_does_not_answer_is_not_waited_for(backend: FakeBackend) -> None:
+async def test_a_silent_ledger_times_out(backend: FakeBackend) -> None:
     class SilentLedger(DeadLedger):
         async def admit(self, name: str, ticket: str) -> Verdict:
             await asyncio.Event().wait()
             raise AssertionError
 
-    app = behind_door(backend, ring(requests_per_minute=9), SilentLedger())
+    app = make_app(backend, ring(requests_per_minute=9), SilentLedger())
     (rates,) = (m for m in app.user_middleware if cast("object", m.cls) is RateLimitMiddleware)
     rates.kwargs["timeout_s"] = 0
     async with client_of(app) as client:
@@ -277,15 +279,15 @@ async def test_a_ledger_that_does_not_answer_is_not_waited_for(backend: FakeBack
     ("seconds", "text"),
     [(0, "0ms"), (0.02, "20ms"), (1, "1s"), (1.25, "1.25s"), (59.9999, "1m0s"), (360, "6m0s")],
 )
-def test_times_are_written_as_openai_does(seconds: float, text: str) -> None:
+def test_durations_are_written_as_openai_writes_them(seconds: float, text: str) -> None:
     assert duration(seconds) == text
     assert re.fullmatch(r"(\d+m)?[\d.]+s|\d+ms", text)
 
 
-async def test_the_tokens_of_what_was_classified_are_charged_too(backend: FakeBackend) -> None:
+async def test_tokens_of_classified_texts_are_charged_too(backend: FakeBackend) -> None:
     keys = ring(tokens_per_minute=100)
     ledger = CountedLedger(keys.limited)
-    app = behind_door(backend, keys, ledger, classifier=FakeClassifier())
+    app = make_app(backend, keys, ledger, classifier=FakeClassifier())
     async with client_of(app) as client:
         for path in ("/v1/classify", "/classify"):
             body = {"input": ["one two", "three"]}

@@ -6,8 +6,8 @@ import httpx
 import pytest
 
 from serve_app.config import LimitsConfig
+from tests.serve_app.apps import CHAT, JSON, client_of, make_app, question
 from tests.serve_app.asgi_call import AsgiCall
-from tests.serve_app.doors import CHAT, JSON, behind_door, client_of, question
 from tests.serve_app.fakes import HELLO, FakeBackend
 
 
@@ -16,7 +16,9 @@ async def endless(num_pieces: int) -> AsyncIterator[bytes]:
         yield b" " * 1024
 
 
-async def test_a_body_that_announces_too_much_is_refused_unread(client: httpx.AsyncClient) -> None:
+async def test_a_body_with_too_large_a_content_length_is_refused_unread(
+    client: httpx.AsyncClient,
+) -> None:
     answer = await client.post(CHAT, content=b" " * 65537, headers=JSON)
     assert answer.status_code == 413
     assert answer.json()["error"]["code"] == "request_too_large"
@@ -24,7 +26,7 @@ async def test_a_body_that_announces_too_much_is_refused_unread(client: httpx.As
     assert answer.headers["x-request-id"]
 
 
-async def test_a_body_that_announces_nothing_is_refused_while_it_is_read(
+async def test_a_body_without_a_content_length_is_refused_while_it_is_read(
     client: httpx.AsyncClient,
 ) -> None:
     answer = await client.post(CHAT, content=endless(65), headers=JSON)
@@ -32,19 +34,19 @@ async def test_a_body_that_announces_nothing_is_refused_while_it_is_read(
     assert answer.json()["error"]["code"] == "request_too_large"
 
 
-async def test_a_body_of_just_the_limit_is_read(client: httpx.AsyncClient) -> None:
+async def test_a_body_of_exactly_the_limit_is_read(client: httpx.AsyncClient) -> None:
     answer = await client.post(CHAT, content=endless(64), headers=JSON)
-    assert "not JSON" in answer.json()["error"]["message"]
+    assert "body is empty" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("length", ["9" * 5000, "65537"])
-async def test_an_absurd_length_is_refused(client: httpx.AsyncClient, length: str) -> None:
+async def test_an_absurd_content_length_is_refused(client: httpx.AsyncClient, length: str) -> None:
     answer = await client.post(CHAT, content=b"{}", headers={**JSON, "content-length": length})
     assert answer.status_code == 413
 
 
 @pytest.mark.parametrize("header", ["x-request-disconnect-disabled", "X-Request-Timeout-Seconds"])
-async def test_a_header_that_commands_ray_serve_is_refused(
+async def test_a_header_that_controls_ray_serve_is_refused(
     client: httpx.AsyncClient, header: str
 ) -> None:
     answer = await client.get("/v1/models", headers={header: "?1"})
@@ -53,7 +55,7 @@ async def test_a_header_that_commands_ray_serve_is_refused(
 
 
 async def test_headers_larger_than_the_limit_are_refused_by_name(backend: FakeBackend) -> None:
-    app = behind_door(backend, limits={"max_header_bytes": 2000})
+    app = make_app(backend, limits={"max_header_bytes": 2000})
     async with client_of(app) as client:
         answer = await client.get("/v1/models", headers={"x-large": "x" * 2000})
         assert answer.status_code == 431
@@ -62,8 +64,8 @@ async def test_headers_larger_than_the_limit_are_refused_by_name(backend: FakeBa
         assert (await client.get("/v1/models", headers={"x": "x" * 1000})).status_code == 200
 
 
-async def test_a_body_that_does_not_come_is_not_waited_for(backend: FakeBackend) -> None:
-    app = behind_door(backend, limits={"max_body_read_s": 0.01})
+async def test_a_body_that_does_not_come_times_out(backend: FakeBackend) -> None:
+    app = make_app(backend, limits={"max_body_read_s": 0.01})
     async with AsgiCall(app, CHAT, body=None, more_body=True) as call:
         await call.end()
     assert call.sent[0]["status"] == 408
@@ -71,9 +73,9 @@ async def test_a_body_that_does_not_come_is_not_waited_for(backend: FakeBackend)
     assert backend.requests == []
 
 
-async def test_the_time_for_the_body_does_not_end_the_answer() -> None:
+async def test_the_time_limit_for_the_body_does_not_end_the_answer() -> None:
     backend = FakeBackend([*HELLO[:1], asyncio.Event(), *HELLO[2:]])
-    app = behind_door(backend, limits={"max_body_read_s": 1e-9})
+    app = make_app(backend, limits={"max_body_read_s": 1e-9})
     async with AsgiCall(app, CHAT, question(stream=True)) as call:
         await call.wait_until(lambda: b"Hello" in call.body)
         event = backend.steps[1]
@@ -91,7 +93,7 @@ async def test_a_schema_is_refused_by_its_own_limit_long_before_the_body_is_too_
     for _ in range(LimitsConfig().max_schema_depth - 1 + is_deep):
         schema = {"items": schema}
     named = {"type": "json_schema", "json_schema": {"name": "deep", "schema": schema}}
-    async with client_of(behind_door(backend)) as client:
+    async with client_of(make_app(backend)) as client:
         answer = await client.post(CHAT, json=question(response_format=named))
     assert answer.status_code == (400 if is_deep else 200)
     assert ("limits.max_schema_depth" in answer.text) is is_deep
@@ -101,7 +103,7 @@ async def test_a_schema_is_refused_by_its_own_limit_long_before_the_body_is_too_
 async def test_json_deeper_than_the_limit_is_refused_by_name(
     backend: FakeBackend, depth: int, status: int
 ) -> None:
-    app = behind_door(backend, limits={"max_json_depth": 8})
+    app = make_app(backend, limits={"max_json_depth": 8})
     nested = "[" * depth + "]" * depth
     body = json.dumps(question(metadata={"a": json.loads(nested)}))
     async with client_of(app) as client:

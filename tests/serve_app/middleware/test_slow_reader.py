@@ -11,19 +11,19 @@ import uvicorn
 
 from deployments.contract import FinishReason, GenerationRequest, TextDelta
 from serve_app.config import AppConfig
-from serve_app.ingress import build_app
-from tests.serve_app.doors import access_lines
+from serve_app.ingress import AppParts, build_app
+from tests.serve_app.apps import access_lines
 from tests.serve_app.fakes import FakeBackend, FakeStream
 
 DEADLINE_S = 30
 BLOCKED_S = 0.2
 DELTA = [TextDelta((1,), "x" * 1000)]
 MAX_BUFFERED_BYTES = 16 * 2**20
-"""What the system and the server take for one connection; Linux lets a socket grow to some MiB."""
+"""Buffers of one connection, in the system and the server; Linux grows a socket to some MiB."""
 
 
 class PouringStream(FakeStream):
-    """Gives as much as is taken, without end or so many deltas."""
+    """Yields deltas as fast as they are read, without end or up to a number."""
 
     num_taken = 0
 
@@ -40,7 +40,7 @@ class PouringStream(FakeStream):
 
 
 class PouringBackend(FakeBackend):
-    """Pours for ever into a prompt that says so."""
+    """Answers without end if the prompt asks for it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,13 +63,13 @@ async def served(backend: PouringBackend, timeout_s: float | None) -> AsyncItera
             "limits": {"slow_reader_timeout_s": timeout_s},
         }
     )
-    app = build_app(config, {"m": backend})
+    app = build_app(AppParts(config, {"m": backend}))
     server = uvicorn.Server(
         uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=1, lifespan="off")
     )
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        # Small buffers, so that the client's silence is felt soon.
+        # Small buffers, so that a client that does not read blocks the writer soon.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**16)
         listener.listen()
         task = asyncio.create_task(server.serve([listener]))
@@ -105,7 +105,8 @@ async def text_of(port: int) -> str:
     return "".join(json.loads(event)["text"] for event in events[:-1])
 
 
-async def test_one_that_stops_reading_loses_its_stream_and_nobody_else_theirs(
+@pytest.mark.slow
+async def test_a_client_that_stops_reading_loses_only_its_own_stream(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -129,14 +130,14 @@ async def test_one_that_stops_reading_loses_its_stream_and_nobody_else_theirs(
     assert line["error_code"] == "slow_reader_timeout"
 
 
-async def test_without_a_limit_one_that_stops_reading_holds_a_bounded_buffer() -> None:
+async def test_without_a_limit_a_client_that_stops_reading_holds_a_bounded_buffer() -> None:
     backend = PouringBackend()
     async with asyncio.timeout(DEADLINE_S), served(backend, None) as port:
         async with silent_client(port):
             await backend.opened.wait()
             stream = backend.endless[0]
             num_taken = -1
-            # Another client's whole answer is time enough to fill what can be filled.
+            # While another client reads a complete answer, all buffers have time to fill.
             while num_taken != stream.num_taken:
                 num_taken = stream.num_taken
                 await text_of(port)

@@ -4,8 +4,8 @@ from collections.abc import AsyncGenerator
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from serve_app.event_stream import EventStreamResponse
-from serve_app.sse import DONE, PING, LastEvent, encode_event
+from serve_app.streaming.event_stream import EventStreamResponse
+from serve_app.streaming.sse import DONE, PING, LastEvent, encode_event
 from tests.serve_app.asgi_call import AsgiCall
 from tests.serve_app.fakes import FakeClock
 
@@ -33,7 +33,7 @@ def call(source: Source, clock: FakeClock, spec_version: str = "2.3") -> AsgiCal
     return AsgiCall(app, "/", None, spec_version)
 
 
-async def test_headers_name_an_event_stream_that_nobody_keeps_or_buffers() -> None:
+async def test_headers_declare_an_event_stream_without_caching_or_buffering() -> None:
     source = Source()
     source.release.set()
     async with call(source, FakeClock()) as client:
@@ -46,7 +46,7 @@ async def test_headers_name_an_event_stream_that_nobody_keeps_or_buffers() -> No
     assert source.is_closed
 
 
-async def test_each_event_is_sent_before_the_next_is_asked_for() -> None:
+async def test_each_event_is_sent_before_the_next_is_requested() -> None:
     source = Source()
     async with call(source, FakeClock()) as client:
         await client.wait_until(lambda: client.body == encode_event("one"))
@@ -70,7 +70,7 @@ async def test_the_last_event_ends_the_body(last: bytes) -> None:
     assert sent == [(encode_event("one"), True), *ends]
 
 
-async def test_a_quiet_stream_is_pinged_and_loses_nothing() -> None:
+async def test_a_quiet_stream_gets_pings_and_loses_no_event() -> None:
     source, clock = Source(), FakeClock()
     async with call(source, clock) as client:
         await client.wait_until(lambda: client.body == encode_event("one"))
@@ -115,7 +115,7 @@ async def test_a_cancelled_response_closes_the_source() -> None:
     assert source.is_closed
 
 
-async def test_a_failure_of_the_events_is_raised_and_closes_the_source() -> None:
+async def test_an_error_in_the_events_is_raised_and_closes_the_source() -> None:
     source = Source()
 
     async def events() -> AsyncGenerator[bytes, None]:
@@ -132,7 +132,7 @@ async def test_a_failure_of_the_events_is_raised_and_closes_the_source() -> None
     assert source.is_closed
 
 
-async def test_a_client_that_cannot_be_written_to_closes_the_source() -> None:
+async def test_a_failed_write_closes_the_source() -> None:
     source = Source()
     response = EventStreamResponse(source.events(), source, sleep=FakeClock().sleep)
 

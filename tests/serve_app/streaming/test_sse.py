@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.sse import DONE, PING, encode_comment, encode_event, encode_json
+from serve_app.streaming.sse import DONE, PING, encode_comment, encode_event, encode_json
 from tests.serve_app.sse_decoder import SseDecoder
 
 TEXT = st.text(alphabet=st.characters(exclude_categories=["Cs"]))
@@ -22,7 +22,7 @@ def decode_in_pieces(encoded: bytes, cuts: list[int]) -> list[str]:
 
 
 @given(st.lists(TEXT | st.sampled_from(AWKWARD)), st.lists(st.integers(min_value=0), max_size=5))
-def test_any_text_comes_back_but_for_the_kind_of_its_line_ends(
+def test_any_text_comes_back_except_for_its_kind_of_line_end(
     texts: list[str], cuts: list[int]
 ) -> None:
     encoded = b"".join(encode_event(text) for text in texts)
@@ -31,7 +31,7 @@ def test_any_text_comes_back_but_for_the_kind_of_its_line_ends(
 
 
 @given(TEXT | st.sampled_from(AWKWARD), st.lists(st.integers(min_value=0), max_size=5))
-def test_text_in_json_comes_back_exactly(text: str, cuts: list[int]) -> None:
+def test_text_in_json_comes_back_unchanged(text: str, cuts: list[int]) -> None:
     [event] = decode_in_pieces(encode_json({"text": text}), cuts)
     assert json.loads(event) == {"text": text}
 

@@ -1,12 +1,11 @@
-"""Writes the attention of a group of queries, a block of tokens after the other.
+"""Emits the attention of a group of queries, one block of tokens at a time.
 
-As in flash attention, each query keeps the largest score so far, and sums that are rescaled when
-that grows. Tokens lie in memory one after the other, but a vector shall hold the scores of several
-of them: so the keys of so many tokens are transposed in registers, and no sum is ever taken across
-a vector.
+As in flash attention, each query keeps its largest score so far and sums that are rescaled when
+that score grows. A vector holds the scores of several tokens that are adjacent in memory. So the
+keys of a vector's tokens are transposed in registers, and scores need no sum across a vector.
 
-Loops over tokens are loops of the kernel; those over lanes, heads of a group and vectors of a head
-are unrolled here, so that all sums stand in registers.
+Loops over tokens are emitted as loops. Loops over lanes, heads of a group and vectors of a head are
+unrolled, so that all sums stay in registers.
 
 Source: Dao et al., FlashAttention, 2022.
 """
@@ -17,24 +16,24 @@ from dataclasses import dataclass
 
 from llvmlite import ir
 
-from deployments.engine.cpu.head_shape import HeadShape
-from deployments.engine.cpu.vector_builder import F32, I64, Value, VectorBuilder
+from deployments.compute.cpu.attention.head_shape import HeadShape
+from deployments.compute.cpu.jit.vector_builder import F32, I64, Value, VectorBuilder
 
 BLOCK = 128
-"""Tokens of a block: its scores stay in the first cache."""
+"""Tokens of a block, whose scores stay in the L1 cache."""
 
 MAX_SUMS = {16: 28, 8: 12, 4: 24}
-"""Vectors that stay in registers, by the lanes of each: of AVX-512, AVX2 and others."""
+"""Vectors that fit into registers, by their lanes: AVX-512, AVX2 and others."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueryGroup:
-    """Where the queries that share a key-value head stand, and their sums so far: float32.
+    """Addresses of the queries that share a key-value head, and of their sums so far; all float32.
 
     Attributes:
         query: [group, head_dim], scaled.
-        totals: [group, head_dim], the values times their weights.
-        largest: [group], the largest score.
+        totals: [group, head_dim], the sums of the weighted values.
+        largest: [group], the largest score so far.
         norms: [group], the sums of the weights.
     """
 
@@ -46,12 +45,12 @@ class QueryGroup:
 
 @dataclass(frozen=True, slots=True)
 class TokenBlock:
-    """Some of a row's tokens.
+    """A block of a row's tokens.
 
     Attributes:
-        start: The first.
-        count: How many there are, `BLOCK` or less.
-        length: How many the row has.
+        start: Index of the first token.
+        count: Tokens in the block, at most `BLOCK`.
+        length: Tokens that the row sees.
     """
 
     start: Value
@@ -59,11 +58,11 @@ class TokenBlock:
     length: Value
 
 
-class AttentionWriter:
-    """Writes with a builder, for heads of one shape."""
+class FlashAttentionEmitter:
+    """Emits attention with a builder, for heads of one shape."""
 
     def __init__(self, builder: VectorBuilder, shape: HeadShape) -> None:
-        """Write room for the scores of a block."""
+        """Emit the memory for the scores and rescaling factors of a block."""
         self._vectors = builder
         self._shape = shape
         self._lanes = shape.lanes
@@ -71,14 +70,14 @@ class AttentionWriter:
         self._factors = builder.array(shape.group)
 
     def begin(self, group: QueryGroup, source: Value, scale: Value) -> None:
-        """Write how queries are widened and scaled, and the sums cleared."""
+        """Emit the scaling of the queries to float32, and clear the sums."""
         v, b, shape = self._vectors, self._vectors.builder, self._shape
-        with v.each(I64(shape.group * shape.head_dim), self._lanes) as number:
+        with v.loop(I64(shape.group * shape.head_dim), self._lanes) as number:
             wide = v.load_wide(source, b.mul(number, I64(shape.itemsize)))
             at = b.mul(number, I64(4))
             v.store(b.fmul(wide, v.splat(scale)), group.query, at)
             v.store(v.constant(0), group.totals, at)
-        with v.each(I64(shape.group), 1) as member:
+        with v.loop(I64(shape.group), 1) as member:
             at = b.mul(member, I64(4))
             v.store(F32(-math.inf), group.largest, at)
             v.store(F32(0), group.norms, at)
@@ -86,43 +85,43 @@ class AttentionWriter:
     def add(
         self, group: QueryGroup, block: TokenBlock, keys: Value, values: Value, softcap: Value
     ) -> None:
-        """Write how a block is added to the sums.
+        """Emit the addition of a block to the sums.
 
         Args:
             group: The queries.
             block: The tokens.
-            keys: Address of the head in the row's first key.
+            keys: Address of the head in the slot's first key.
             values: As keys.
             softcap: Bound of the scores; 0 means no bound.
         """
         self._score(group, block, keys, softcap)
-        with self._vectors.each(I64(self._shape.group), 1) as member:
-            self._soften(group, block, member)
-        self._weigh(group, block, values)
+        with self._vectors.loop(I64(self._shape.group), 1) as member:
+            self._update_softmax(group, block, member)
+        self._accumulate(group, block, values)
 
     def end(self, group: QueryGroup, target: Value) -> None:
-        """Write the means of the values to the output."""
+        """Emit the division by the norms, and store the output."""
         v, b, head_dim = self._vectors, self._vectors.builder, self._shape.head_dim
-        with v.each(I64(self._shape.group), 1) as member:
+        with v.loop(I64(self._shape.group), 1) as member:
             norm = v.splat(v.load(F32, group.norms, b.mul(member, I64(4))))
-            with v.each(I64(head_dim), self._lanes) as number:
+            with v.loop(I64(head_dim), self._lanes) as number:
                 place = b.add(b.mul(member, I64(head_dim)), number)
-                mean = b.fdiv(v.load(v.reals, group.totals, b.mul(place, I64(4))), norm)
+                mean = b.fdiv(v.load(v.floats, group.totals, b.mul(place, I64(4))), norm)
                 at = b.mul(place, I64(self._shape.itemsize))
-                v.store(v.narrowed(mean), target, at)
+                v.store(v.narrow(mean), target, at)
 
     def _score(
         self, group: QueryGroup, block: TokenBlock, head_keys: Value, softcap: Value
     ) -> None:
-        """Write the products of the block's keys with all queries, and mask what lies behind."""
+        """Emit the scores of the block's tokens for all queries, -inf past the row's length."""
         v, b = self._vectors, self._vectors.builder
         is_capped = b.fcmp_ordered(">", softcap, F32(0))
         lane_numbers = ir.Constant(ir.VectorType(I64, self._lanes), list(range(self._lanes)))
-        with v.each(block.count, self._lanes) as at:
+        with v.loop(block.count, self._lanes) as at:
             first = b.add(block.start, at)
             last = b.sub(block.length, I64(1))
-            # What stands behind the last token may be anybody's: lanes without a token read it.
-            tokens = [v.least(b.add(first, I64(i)), last) for i in range(self._lanes)]
+            # Past `length` the slot may hold other data, so idle lanes re-read the last token.
+            tokens = [v.minimum(b.add(first, I64(i)), last) for i in range(self._lanes)]
             offsets = [b.mul(token, I64(self._shape.token_bytes)) for token in tokens]
             keys = [v.offset(head_keys, offset) for offset in offsets]
             is_seen = b.icmp_signed("<", b.add(v.splat(first), lane_numbers), v.splat(block.length))
@@ -130,53 +129,53 @@ class AttentionWriter:
                 sums = self._products(group, keys, heads)
                 for head in heads:
                     with b.if_then(is_capped):
-                        v.store(self._capped(v.read(sums[head]), softcap), sums[head], 0)
+                        v.store(self._softcap(v.read(sums[head]), softcap), sums[head], 0)
                     score = b.select(is_seen, v.read(sums[head]), v.constant(-math.inf))
                     v.store(score, self._scores, b.mul(b.add(at, I64(head * BLOCK)), I64(4)))
 
     def _products(
         self, group: QueryGroup, keys: Sequence[Value], heads: Sequence[int]
     ) -> dict[int, Value]:
-        """Write the products of a vector of keys with some heads' queries; return their places."""
+        """Emit the products of a vector of keys with some heads' queries; return the variables."""
         v, b, shape = self._vectors, self._vectors.builder, self._shape
-        sums = {head: v.place(v.reals) for head in heads}
+        sums = {head: v.variable(v.floats) for head in heads}
         for place in sums.values():
             v.store(v.constant(0), place, 0)
         elements = 4 // shape.itemsize
-        with v.each(I64(shape.head_dim // elements), self._lanes) as word:
+        with v.loop(I64(shape.head_dim // elements), self._lanes) as word:
             at = b.mul(word, I64(4))
-            columns = v.transposed([v.load(v.words, key, at) for key in keys])
+            columns = v.transpose([v.load(v.words, key, at) for key in keys])
             query_at = b.mul(word, I64(4 * elements))
             for number, column in enumerate(columns):
-                for part, wide in enumerate(v.widened(column)):
+                for part, wide in enumerate(v.widen(column)):
                     for head, place in sums.items():
                         index = head * shape.head_dim + number * elements + part
                         query = v.load(F32, group.query, b.add(query_at, I64(4 * index)))
                         v.store(v.fma(v.splat(query), wide, v.read(place)), place, 0)
         return sums
 
-    def _capped(self, score: Value, softcap: Value) -> Value:
-        """Write softcap * tanh(score / softcap)."""
+    def _softcap(self, score: Value, softcap: Value) -> Value:
+        """Emit softcap * tanh(score / softcap)."""
         b, cap = self._vectors.builder, self._vectors.splat(softcap)
         return b.fmul(cap, self._vectors.tanh(b.fdiv(score, cap)))
 
-    def _soften(self, group: QueryGroup, block: TokenBlock, member: Value) -> None:
-        """Write a query's weights in the place of its scores, against the largest so far."""
+    def _update_softmax(self, group: QueryGroup, block: TokenBlock, member: Value) -> None:
+        """Emit a query's online softmax: turn its scores into weights, and rescale its norm."""
         v, b = self._vectors, self._vectors.builder
         scores = v.offset(self._scores, b.mul(member, I64(4 * BLOCK)))
         own = b.mul(member, I64(4))
-        place = v.place(v.reals)
+        place = v.variable(v.floats)
         v.store(v.constant(-math.inf), place, 0)
-        with v.each(block.count, self._lanes) as number:
-            score = v.load(v.reals, scores, b.mul(number, I64(4)))
-            v.store(v.larger(v.read(place), score), place, 0)
+        with v.loop(block.count, self._lanes) as number:
+            score = v.load(v.floats, scores, b.mul(number, I64(4)))
+            v.store(v.maximum(v.read(place), score), place, 0)
         before = v.load(F32, group.largest, own)
         found = v.intrinsic("llvm.vector.reduce.fmax", F32, v.read(place))
-        largest = v.larger(before, found)
+        largest = v.maximum(before, found)
         v.store(v.constant(0), place, 0)
-        with v.each(block.count, self._lanes) as number:
+        with v.loop(block.count, self._lanes) as number:
             at = b.mul(number, I64(4))
-            weight = v.exp(b.fsub(v.load(v.reals, scores, at), v.splat(largest)))
+            weight = v.exp(b.fsub(v.load(v.floats, scores, at), v.splat(largest)))
             v.store(weight, scores, at)
             v.store(b.fadd(v.read(place), weight), place, 0)
         factor = v.exp(b.fsub(before, largest))
@@ -186,19 +185,19 @@ class AttentionWriter:
         v.store(norm, group.norms, own)
         v.store(factor, self._factors, own)
 
-    def _weigh(self, group: QueryGroup, block: TokenBlock, head_values: Value) -> None:
-        """Write the sums of the block's values by their weights, added to those so far."""
+    def _accumulate(self, group: QueryGroup, block: TokenBlock, head_values: Value) -> None:
+        """Emit the addition of the block's weighted values to the rescaled totals."""
         v, shape, most = self._vectors, self._shape, MAX_SUMS[self._lanes]
         block_at = v.builder.mul(block.start, I64(shape.token_bytes))
         for heads in _chunks(shape.group, most // 2):
-            fitting = max(1, (most - len(heads)) // len(heads))  # the weights stand there too
+            fitting = max(1, (most - len(heads)) // len(heads))  # weights need registers, too
             num_vectors = shape.head_dim // self._lanes
             width = max(n for n in range(1, fitting + 1) if num_vectors % n == 0)
-            with v.each(I64(shape.head_dim), self._lanes * width) as first:
+            with v.loop(I64(shape.head_dim), self._lanes * width) as first:
                 values = v.offset(head_values, block_at)
-                self._weigh_part(group, block, values, heads, first, width)
+                self._accumulate_part(group, block, values, heads, first, width)
 
-    def _weigh_part(
+    def _accumulate_part(
         self,
         group: QueryGroup,
         block: TokenBlock,
@@ -207,18 +206,18 @@ class AttentionWriter:
         first: Value,
         width: int,
     ) -> None:
-        """Write the sums of so many vectors of elements, from the first on, for some heads."""
+        """Emit `_accumulate` for some heads and for `width` vectors of elements from `first` on."""
         v, b, shape = self._vectors, self._vectors.builder, self._shape
-        places = {(head, n): v.place(v.reals) for head in heads for n in range(width)}
+        places = {(head, n): v.variable(v.floats) for head in heads for n in range(width)}
 
         def total_at(head: int, n: int) -> Value:
             return b.mul(b.add(first, I64(head * shape.head_dim + n * self._lanes)), I64(4))
 
         for (head, n), place in places.items():
             factor = v.splat(v.load(F32, self._factors, 4 * head))
-            total = v.load(v.reals, group.totals, total_at(head, n))
+            total = v.load(v.floats, group.totals, total_at(head, n))
             v.store(b.fmul(total, factor), place, 0)
-        with v.each(block.count, 1) as token:
+        with v.loop(block.count, 1) as token:
             source = v.offset(values, b.mul(token, I64(shape.token_bytes)))
             for n in range(width):
                 at = b.mul(b.add(first, I64(n * self._lanes)), I64(shape.itemsize))
@@ -233,7 +232,7 @@ class AttentionWriter:
 
 
 def _chunks(count: int, most: int) -> Iterator[range]:
-    """Yield ranges of about equal size that together are range(count)."""
+    """Yield ranges of about equal size, at most `most` each, that together are range(count)."""
     number = -(-count // most)
     size = -(-count // number)
     yield from (range(i, min(i + size, count)) for i in range(0, count, size))

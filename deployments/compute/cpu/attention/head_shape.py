@@ -1,4 +1,4 @@
-"""The shape of the heads that a kernel of `row_attention` is compiled for."""
+"""The shape of the heads that a kernel of `slot_attention` is compiled for."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -8,13 +8,13 @@ import llvmlite.binding as llvm
 
 @dataclass(frozen=True, slots=True)
 class HeadShape:
-    """Queries' and keys' heads.
+    """The heads of queries, keys and values.
 
     Attributes:
         head_dim: Elements of a head.
-        num_heads: Heads of a row's queries.
-        num_kv_heads: Heads of a token's keys and of its values.
-        is_bfloat16: Whether elements are bfloat16; float32 if not.
+        num_heads: Query heads of a row.
+        num_kv_heads: Key heads of a token, and value heads.
+        is_bfloat16: Whether elements are bfloat16; otherwise they are float32.
     """
 
     head_dim: int
@@ -44,7 +44,7 @@ class HeadShape:
 
     @property
     def lanes(self) -> int:
-        """32-bit words of the vectors that a head is cut into; 0 if it can't be."""
+        """32-bit words of the vectors that a head is divided into; 0 if no vector divides it."""
         num_words, rest = divmod(self.head_bytes, 4)
         fitting = (n for n in (16, 8, 4) if n <= _machine_lanes() and num_words % n == 0)
         return 0 if rest else next(fitting, 0)
@@ -52,7 +52,7 @@ class HeadShape:
 
 @cache
 def _machine_lanes() -> int:
-    """Return how many 32-bit words stand in a register of this processor."""
+    """Return the number of 32-bit words in a vector register of this processor."""
     features = llvm.get_host_cpu_features()
     if features.get("avx512f"):
         return 16

@@ -1,10 +1,11 @@
-"""The kernel of `row_attention`, written with llvmlite's builder and compiled for this machine.
+"""The kernel of `slot_attention`, emitted with llvmlite's builder and compiled for this machine.
 
-A unit of work is a row, or one key-value head of a row where rows are few: it stores its newest
-token, and then attends with all queries that share the head; see `attention_writer`.
+A unit of work is a row, or one key-value head of a row if there are few rows. The kernel stores the
+unit's newest token, and then attends with all queries that share the head; see
+`flash_attention_emitter`.
 
-Threads take one unit after the other by a ticket, so that one that has lost its core to another
-process does not hold up the rest.
+Threads take units one by one from a ticket counter, so a thread that has lost its core to another
+process does not delay the rest.
 """
 
 import ctypes
@@ -13,18 +14,26 @@ from contextlib import contextmanager
 
 from llvmlite import ir
 
-from deployments.engine.cpu.attention_writer import (
+from deployments.compute.cpu.attention.flash_attention_emitter import (
     BLOCK,
-    AttentionWriter,
+    FlashAttentionEmitter,
     QueryGroup,
     TokenBlock,
 )
-from deployments.engine.cpu.head_shape import HeadShape
-from deployments.engine.cpu.machine_code import MachineCode
-from deployments.engine.cpu.vector_builder import F32, F64, I32, I64, POINTER, Value, VectorBuilder
+from deployments.compute.cpu.attention.head_shape import HeadShape
+from deployments.compute.cpu.jit.machine_code import MachineCode
+from deployments.compute.cpu.jit.vector_builder import (
+    F32,
+    F64,
+    I32,
+    I64,
+    POINTER,
+    Value,
+    VectorBuilder,
+)
 
 NAME = "attend"
-"""The kernel's function."""
+"""The name of the kernel's function."""
 
 CACHE_LINE = 64
 
@@ -33,17 +42,18 @@ ARGUMENTS = (
     *("keys", "values", "slot_bytes", "slots", "indices", "lengths", "num_units", "num_heads"),
     *("scale", "softcap", "ticket"),
 )
-"""What the kernel reads, as an array of 64-bit integers: addresses, strides in bytes, counts; the
-key-value heads of a unit; scale and softcap as the bits of a float64. The last counts the units
-taken."""
+"""The kernel's arguments, an array of 64-bit integers: addresses, strides in bytes and counts.
+`num_heads` is the key-value heads of a unit, scale and softcap are the bits of a float64, and the
+ticket counts the units taken."""
 
 
-class RowKernel:
-    """A compiled kernel.
+class SlotAttentionKernel:
+    """A kernel compiled for heads of one shape.
 
     Attributes:
-        shape: Of the heads that it is for.
-        address: The function for a parallel region; its argument is an array of `ARGUMENTS`.
+        shape: The shape of the heads.
+        address: The function's address, for a parallel region; its argument is an array of
+            `ARGUMENTS`.
         make_arguments: Makes such an array.
     """
 
@@ -53,20 +63,20 @@ class RowKernel:
         """Compile for this machine, in about 0.3 s.
 
         Args:
-            shape: It can be cut into vectors.
+            shape: A shape with `lanes`.
         """
         self.shape = shape
-        self._code = MachineCode(write_kernel(shape), optimize=True)
+        self._code = MachineCode(emit_kernel(shape), optimize=True)
         self.address = self._code.address_of(NAME)
 
 
-def write_kernel(shape: HeadShape) -> str:
-    """Return the kernel in LLVM's language."""
-    return str(_KernelWriter(shape).vectors.module)
+def emit_kernel(shape: HeadShape) -> str:
+    """Return the kernel's LLVM IR."""
+    return str(_KernelEmitter(shape).vectors.module)
 
 
-class _KernelWriter:
-    """Writes how units are taken, and each unit around its attention."""
+class _KernelEmitter:
+    """Emits the loop that takes units, and each unit's work around its attention."""
 
     def __init__(self, shape: HeadShape) -> None:
         self.shape = shape
@@ -75,7 +85,7 @@ class _KernelWriter:
         num_elements = shape.num_heads * shape.head_dim
         self.rows = [self.vectors.array(num_elements) for _ in ("query", "totals")]
         self.sums = [self.vectors.array(shape.num_heads) for _ in ("largest", "norms")]
-        self.attention = AttentionWriter(self.vectors, shape)
+        self.attention = FlashAttentionEmitter(self.vectors, shape)
         self.arguments = {
             name: self.vectors.load(I64, self.vectors.argument, 8 * index)
             for index, name in enumerate(ARGUMENTS[:-1])
@@ -100,7 +110,7 @@ class _KernelWriter:
         b.position_at_end(end)
 
     def _attend(self, row: Value, part_at: Value) -> None:
-        """Write one unit: the key-value heads of a row from an offset on."""
+        """Emit one unit: a row's key-value heads that start at the offset `part_at`."""
         v, b, shape = self.vectors, self.builder, self.shape
         slot, index, length = (
             v.load(I64, b.inttoptr(self.arguments[name], POINTER), b.mul(row, I64(8)))
@@ -111,15 +121,15 @@ class _KernelWriter:
         own = b.mul(index, I64(shape.token_bytes))
         for stored, name in ((keys, "key"), (values, "value")):
             source = self._row(name, row, part_at)
-            with v.each(self.part_bytes, 4 * v.lanes) as at:
+            with v.loop(self.part_bytes, 4 * v.lanes) as at:
                 v.store(v.load(v.words, source, at), stored, b.add(own, at))
         queries_at = b.mul(part_at, I64(shape.group))
         scale, softcap = (self._real(name) for name in ("scale", "softcap"))
         with self._each_head() as (head_at, group):
             query_at = b.add(queries_at, b.mul(head_at, I64(shape.group)))
             self.attention.begin(group, self._row("query", row, query_at), scale)
-        with v.each(length, BLOCK) as start:
-            block = TokenBlock(start, v.least(I64(BLOCK), b.sub(length, start)), length)
+        with v.loop(length, BLOCK) as start:
+            block = TokenBlock(start, v.minimum(I64(BLOCK), b.sub(length, start)), length)
             self._fetch(block, keys, values)
             with self._each_head() as (head_at, group):
                 heads = v.offset(keys, head_at), v.offset(values, head_at)
@@ -130,9 +140,9 @@ class _KernelWriter:
 
     @contextmanager
     def _each_head(self) -> Iterator[tuple[Value, QueryGroup]]:
-        """Write a loop over the unit's key-value heads: the offset of each, and its queries."""
+        """Emit a loop over the unit's key-value heads; yield each one's offset and queries."""
         v, b, shape = self.vectors, self.builder, self.shape
-        with v.each(self.num_heads, 1) as head:
+        with v.loop(self.num_heads, 1) as head:
             rows_at = b.mul(head, I64(4 * shape.group * shape.head_dim))
             sums_at = b.mul(head, I64(4 * shape.group))
             query, totals = (v.offset(array, rows_at) for array in self.rows)
@@ -140,24 +150,24 @@ class _KernelWriter:
             yield b.mul(head, I64(shape.head_bytes)), QueryGroup(query, totals, largest, norms)
 
     def _fetch(self, block: TokenBlock, keys: Value, values: Value) -> None:
-        """Write that the block is read once, in the order of the addresses.
+        """Emit a read of the whole block in address order, which brings it into the cache.
 
-        In the order of the heads it would come from memory at a fifth of the speed: the processor
-        foresees only what goes straight on.
+        Read head by head, it would come from memory at a fifth of the speed, since the hardware
+        prefetcher follows only sequential reads.
         """
         v, b = self.vectors, self.builder
-        place = v.place(v.words)
+        place = v.variable(v.words)
         v.store(v.constant(0, v.words), place, 0)
         token_bytes = I64(self.shape.token_bytes)
         for source in (keys, values):
             first = v.offset(source, b.mul(block.start, token_bytes))
-            with v.each(block.count, 1) as token:
+            with v.loop(block.count, 1) as token:
                 row = v.offset(first, b.mul(token, token_bytes))
-                with v.each(self.part_bytes, CACHE_LINE) as at:
+                with v.loop(self.part_bytes, CACHE_LINE) as at:
                     read = b.or_(b.load(place, typ=v.words), v.load(v.words, row, at))
                     v.store(read, place, 0)
         used = v.intrinsic("llvm.vector.reduce.or", I32, b.load(place, typ=v.words))
-        # Nobody needs the result, which would be reason enough to read nothing.
+        # The result is unused; the empty asm keeps LLVM from deleting the loads.
         b.asm(ir.FunctionType(ir.VoidType(), [I32]), "", "r", [used], side_effect=True)
 
     def _address(self, name: str, offset: Value) -> Value:

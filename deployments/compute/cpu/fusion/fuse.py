@@ -1,10 +1,10 @@
-"""Replaces chains of small operators in a recorded graph by calls of `fused_ops`.
+"""Replaces chains of small operators in a traced graph by calls of `ops`.
 
-A decode step of a small model runs hundreds of operators that work for less than a microsecond and
-cost several each. Found by what they compute, in whatever model: norms by the root of the mean
-square, alone or behind a residual addition, rotary positions, and gated activations.
+A decode step of a small model runs hundreds of operators, each of which computes for less than a
+microsecond and costs several. Chains are found by what they compute, in any model: RMS norms, with
+or without a residual addition before them, rotary positions and gated activations.
 
-What is not found, or of another type or layout, stays as it is.
+Other operators, and chains of another dtype or layout, are not changed.
 """
 
 from collections.abc import Callable
@@ -13,33 +13,33 @@ from typing import Any
 
 import torch
 
-from deployments.engine.cpu import fused_ops
-from deployments.engine.cpu.fused_kernels import MAX_WIDTH
-from deployments.engine.cpu.patterns import Operator
+from deployments.compute.cpu.fusion import ops
+from deployments.compute.cpu.fusion.kernels import MAX_WIDTH
+from deployments.compute.cpu.fusion.patterns import Operator
 
 aten = torch.ops.aten
 
 DTYPES = (torch.bfloat16, torch.float32)
 
 GELU_TABLE = "gelu_table"
-"""The name of the table among a graph's weights."""
+"""The name of the GELU table among a graph's weights."""
 
 END = 2**63 - 1
-"""How torch writes the end of a slice that has none."""
+"""The end of a slice without an end, as torch traces it."""
 
 
 def fuse(graph: torch.fx.GraphModule) -> torch.fx.GraphModule | None:
-    """Return a copy, on the same weights, with chains replaced; None if there are none.
+    """Return a copy with chains replaced, on the same weights; None if there are none.
 
     Args:
-        graph: As `make_fx` records a model on the CPU.
+        graph: A model on the CPU, traced by `make_fx`.
     """
     if any(_writes(node) for node in graph.graph.nodes):
-        return None  # a chain may read what something changes between its operators
+        return None  # a write could change a chain's input between its operators
     fused = torch.fx.GraphModule(graph, _copy(graph.graph))
     _drop_copies(fused.graph)
     rules = (_fuse_norm, _fuse_rotation, _fuse_silu, _fuse_gelu)
-    # The ends come first, since a norm with casts around it holds one without them.
+    # Go from the end, since a norm with casts around it contains a norm without casts.
     nodes = reversed(list(fused.graph.nodes))
     count = sum(any(rule(fused, node) for rule in rules) for node in nodes)
     for node in list(fused.graph.nodes):
@@ -56,7 +56,7 @@ def _writes(node: torch.fx.Node) -> bool:
 
 
 def _drop_copies(graph: torch.fx.Graph) -> None:
-    """Pass by what copies a tensor, or joins it with an empty one."""
+    """Bypass operators that copy a tensor, or join it with an empty one."""
     for node in graph.nodes:
         source = None
         if node.target in (aten.clone.default, aten.alias.default) and not node.kwargs:
@@ -96,7 +96,7 @@ def _plus_one(weight: Any) -> Operator:
 WIDE = _cast("rows", torch.float32)
 
 NORMS = (
-    # A pattern, and whether it is 1 + weight that rows are multiplied by.
+    # A pattern, and whether it multiplies rows by 1 + weight.
     (_times("weight", _cast(_normalized(WIDE), torch.bfloat16)), False),
     (
         _cast(_times(_normalized(WIDE), _plus_one(_cast("weight", torch.float32))), torch.bfloat16),
@@ -151,14 +151,14 @@ def _fuse_norm(graph: torch.fx.GraphModule, node: torch.fx.Node) -> bool:
             and _value(weight).is_contiguous()
         ):
             arguments = (rows, weight, found["epsilon"], is_shifted)
-            _replace(graph, node, fused_ops.rms_norm, arguments)
+            _replace(graph, node, ops.rms_norm, arguments)
             return True
     return False
 
 
 def _fuse_addition(graph: torch.fx.GraphModule, node: torch.fx.Node) -> bool:
-    """Join a norm with the addition before it, whose result is used again."""
-    if node.target is not fused_ops.rms_norm:
+    """Fuse a norm with the addition before it, and keep the sum for its other readers."""
+    if node.target is not ops.rms_norm:
         return False
     total, weight, *others = node.args
     assert isinstance(total, torch.fx.Node)
@@ -168,11 +168,11 @@ def _fuse_addition(graph: torch.fx.GraphModule, node: torch.fx.Node) -> bool:
         return False
     if _value(total).dim() != 3 or len({_shape(n) for n in (total, *found.values())}) > 1:
         return False
-    # All of it happens where the sum was made, since others may read the sum before the norm.
+    # The call replaces the addition, since other nodes may read the sum before the norm.
     with graph.graph.inserting_before(total):
         early_weight = graph.graph.node_copy(weight)
         arguments = (found["one"], found["other"], early_weight, *others)
-        pair = graph.graph.call_function(fused_ops.add_rms_norm, arguments)
+        pair = graph.graph.call_function(ops.add_rms_norm, arguments)
         for index, part in enumerate((total, node)):
             item = graph.graph.call_function(getitem, (pair, index))
             item.meta = dict(part.meta)
@@ -194,7 +194,7 @@ def _fuse_rotation(graph: torch.fx.GraphModule, node: torch.fx.Node) -> bool:
         return False
     if any(_shape(table) != (batch, num_rows, head_dim) for table in tables):
         return False
-    _replace(graph, node, fused_ops.rotate, (heads, *tables))
+    _replace(graph, node, ops.rotate, (heads, *tables))
     return True
 
 
@@ -202,7 +202,7 @@ def _fuse_silu(graph: torch.fx.GraphModule, node: torch.fx.Node) -> bool:
     joined = _joined(SILU_MUL, node)
     if joined is None:
         return False
-    _replace(graph, node, fused_ops.silu_mul, (joined,))
+    _replace(graph, node, ops.silu_mul, (joined,))
     return True
 
 
@@ -211,16 +211,16 @@ def _fuse_gelu(graph: torch.fx.GraphModule, node: torch.fx.Node) -> bool:
     if joined is None or _value(node).dtype is not torch.bfloat16:
         return False
     if not hasattr(graph, GELU_TABLE):
-        table = torch.nn.functional.gelu(fused_ops.all_bfloat16(), approximate="tanh")
+        table = torch.nn.functional.gelu(ops.all_bfloat16(), approximate="tanh")
         graph.register_buffer(GELU_TABLE, table)
     with graph.graph.inserting_before(node):
         table_node = graph.graph.get_attr(GELU_TABLE)
-    _replace(graph, node, fused_ops.table_mul, (table_node, joined))
+    _replace(graph, node, ops.table_mul, (table_node, joined))
     return True
 
 
 def _joined(pattern: Operator, node: torch.fx.Node) -> torch.fx.Node | None:
-    """Return the tensor of which both halves are multiplied so, or None."""
+    """Return the tensor whose halves are the gate and the factor, or None."""
     found = pattern.match(node)
     if found is None:
         return None
@@ -250,7 +250,7 @@ def _replace(
 
 
 def _are_alike(*nodes: object) -> bool:
-    """Return whether all are tensors on the CPU of one type that there are kernels for."""
+    """Return whether all are CPU tensors of one dtype, and there are kernels for that dtype."""
     values = [node.meta.get("val") for node in nodes if isinstance(node, torch.fx.Node)]
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
     return (
@@ -268,5 +268,5 @@ def _value(node: torch.fx.Node) -> torch.Tensor:
 
 
 def _shape(node: torch.fx.Node) -> tuple[str, ...]:
-    """Return the sizes as text, since comparing what stands for any number would settle it."""
+    """Return the sizes as text, since comparing symbolic sizes would specialise the graph."""
     return tuple(map(str, _value(node).shape))

@@ -1,12 +1,12 @@
-"""The kernels of `fused_ops`, compiled by numba: small chains of torch's operators, in one go.
+"""The kernels of `ops`, compiled by numba: small chains of torch's operators in one pass.
 
-They give what torch gives to the last bit: each value is rounded where torch stores it, squares are
-added in the order of torch's vectors, and the exponential is Sleef's. So nothing here may be
-reordered or contracted, and none of it is compiled with fast mathematics.
+Their results equal torch's to the last bit: each value is rounded where torch stores it, squares
+are added in the order of torch's vectors, and the exponential is Sleef's. So no operation may be
+reordered or contracted, and nothing is compiled with fast math.
 
-Each is the address of a function for a parallel region; its argument is an array of 64-bit integers
-that begins with two counts: of the rows that were taken, 0 at first, and of all. Rows are addressed
-by strides, counted in elements; the elements of a row stand side by side.
+Each kernel is the address of a function for a parallel region. Its argument is an array of 64-bit
+integers that begins with two counts: the rows taken so far, 0 at first, and all rows. Rows are
+addressed by strides, counted in elements; the elements of a row are contiguous.
 """
 
 import math
@@ -15,29 +15,29 @@ from functools import cache
 import numba
 import numpy as np
 
-from deployments.engine.cpu.compilation import compile_worker
-from deployments.engine.cpu.float_bits import (
+from deployments.compute.cpu.jit.numba_kernels import (
     as_float32,
+    cast_like,
+    compile_kernel,
     fused_multiply_add,
-    like,
     pointer_to,
     power_of_two,
-    take,
+    take_ticket,
 )
 
 LANES = 8
-"""Elements of the vectors that torch adds: those of AVX2, also where there is AVX-512. Elsewhere
-the sums may differ in their last bit."""
+"""Elements of the vectors that torch adds: those of AVX2, even on AVX-512. On other processors sums
+may differ in their last bit."""
 
 GROUP = 4 * LANES
-"""Elements that torch adds to sums of their own."""
+"""Elements for which torch keeps separate sums."""
 
 CASCADE = 16
-"""Groups of vectors that torch adds before it adds the sum to that of earlier ones.
+"""Groups that torch adds up before it carries their sum to the next level.
 Source: ATen/native/cpu/SumKernel.cpp, `multi_row_sum`."""
 
 MAX_WIDTH = 65536
-"""Elements of a row that torch adds in no more levels than are written here."""
+"""Rows must be shorter than this: torch adds longer ones in more levels than `_sum_of_squares`."""
 
 # Source: sleefsimdsp.c, `xexpf`.
 R_LN2 = np.float32(1.442695040888963407)
@@ -61,17 +61,17 @@ E1, E2, E3, E4, E5 = (
 def make_rms_norm(is_bfloat16: bool, is_shifted: bool, epsilon: float) -> int:
     """Return a kernel that normalises rows.
 
-    Behind the counts it takes the addresses of the input, the weight and the output; the numbers of
-    inner rows and of elements; and the strides of outer and inner rows, of the input and then of
-    the output. Rows are counted through all outer ones.
+    After the counts, its arguments are the addresses of the input, the weight and the output; the
+    numbers of inner rows and of elements; and the strides of outer and inner rows, first of the
+    input, then of the output. The count of rows covers all outer ones.
 
     Args:
-        is_bfloat16: Or else float32.
-        is_shifted: Whether rows are multiplied in float32 by 1 + weight, as Gemma does, or else
-            by the weight, after they were rounded.
+        is_bfloat16: Whether elements are bfloat16; otherwise they are float32.
+        is_shifted: Whether rows are multiplied by 1 + weight in float32, as in Gemma; otherwise
+            they are rounded first and multiplied by the weight.
         epsilon: Added to the mean of the squares.
     """
-    stored, itemsize = _stored(is_bfloat16)
+    stored, itemsize = _storage(is_bfloat16)
 
     def rms_norm(arguments):
         a = numba.carray(pointer_to(arguments), 11, np.int64)
@@ -79,7 +79,7 @@ def make_rms_norm(is_bfloat16: bool, is_shifted: bool, epsilon: float) -> int:
         x_outer, x_inner, out_outer, out_inner = a[7], a[8], a[9], a[10]
         values, sums = np.empty(width, np.float32), np.empty((3, GROUP), np.float32)
         factors = numba.carray(pointer_to(weight), width, stored)
-        row = take(arguments)
+        row = take_ticket(arguments)
         while row < a[1]:
             i, j = row // inner, row % inner
             at = x + itemsize * (i * x_outer + j * x_inner)
@@ -88,28 +88,28 @@ def make_rms_norm(is_bfloat16: bool, is_shifted: bool, epsilon: float) -> int:
             target = numba.carray(pointer_to(at), width, stored)
             for k in range(width):
                 values[k] = as_float32(source[k])
-            factor = _root(_sum_of_squares(values, width, sums), width, epsilon)
+            factor = _inverse_rms(_sum_of_squares(values, width, sums), width, epsilon)
             _scale(values, factor, factors, target, width, is_shifted)
-            row = take(arguments)
+            row = take_ticket(arguments)
 
-    return compile_worker(rms_norm)
+    return compile_kernel(rms_norm)
 
 
 @cache
 def make_add_rms_norm(is_bfloat16: bool, is_shifted: bool, epsilon: float) -> int:
     """Return a kernel that adds rows and normalises the sums.
 
-    Behind the counts it takes the addresses of both summands, of the weight, of the sums and of the
-    output, all of them contiguous; and the number of elements. See `make_rms_norm`.
+    After the counts, its arguments are the addresses of both summands, the weight, the sums and the
+    output, all contiguous; and the number of elements. See `make_rms_norm`.
     """
-    stored, itemsize = _stored(is_bfloat16)
+    stored, itemsize = _storage(is_bfloat16)
 
     def add_rms_norm(arguments):
         a = numba.carray(pointer_to(arguments), 8, np.int64)
         x, y, weight, total, out, width = a[2], a[3], a[4], a[5], a[6], a[7]
         values, sums = np.empty(width, np.float32), np.empty((3, GROUP), np.float32)
         factors = numba.carray(pointer_to(weight), width, stored)
-        row = take(arguments)
+        row = take_ticket(arguments)
         while row < a[1]:
             at = itemsize * row * width
             first = numba.carray(pointer_to(x + at), width, stored)
@@ -117,32 +117,32 @@ def make_add_rms_norm(is_bfloat16: bool, is_shifted: bool, epsilon: float) -> in
             added = numba.carray(pointer_to(total + at), width, stored)
             target = numba.carray(pointer_to(out + at), width, stored)
             for k in range(width):
-                added[k] = like(added[k], as_float32(first[k]) + as_float32(second[k]))
+                added[k] = cast_like(added[k], as_float32(first[k]) + as_float32(second[k]))
             for k in range(width):
                 values[k] = as_float32(added[k])
-            factor = _root(_sum_of_squares(values, width, sums), width, epsilon)
+            factor = _inverse_rms(_sum_of_squares(values, width, sums), width, epsilon)
             _scale(values, factor, factors, target, width, is_shifted)
-            row = take(arguments)
+            row = take_ticket(arguments)
 
-    return compile_worker(add_rms_norm)
+    return compile_kernel(add_rms_norm)
 
 
 @cache
 def make_rotate(is_bfloat16: bool) -> int:
-    """Return a kernel that turns the halves of each head against each other.
+    """Return a kernel that applies rotary positions to heads.
 
-    Behind the counts it takes the addresses of the input, the cosines, the sines and the output;
-    the numbers of heads and of a head's elements; and the strides of the input's heads and rows,
-    and of the output's. Cosines and sines are contiguous, [rows, elements].
+    After the counts, its arguments are the addresses of the input, the cosines, the sines and the
+    output; the numbers of heads and of a head's elements; and the strides of heads and rows, first
+    of the input, then of the output. Cosines and sines are contiguous, [rows, elements].
     """
-    stored, itemsize = _stored(is_bfloat16)
+    stored, itemsize = _storage(is_bfloat16)
 
     def rotate(arguments):
         a = numba.carray(pointer_to(arguments), 12, np.int64)
         x, cosines, sines, out, heads, width = a[2], a[3], a[4], a[5], a[6], a[7]
         x_head, x_row, out_head, out_row = a[8], a[9], a[10], a[11]
         half = width // 2
-        row = take(arguments)
+        row = take_ticket(arguments)
         while row < a[1]:
             cos = numba.carray(pointer_to(cosines + itemsize * row * width), width, stored)
             sin = numba.carray(pointer_to(sines + itemsize * row * width), width, stored)
@@ -153,32 +153,32 @@ def make_rotate(is_bfloat16: bool) -> int:
                 target = numba.carray(pointer_to(at), width, stored)
                 for k in range(half):
                     low, high = as_float32(source[k]), as_float32(source[half + k])
-                    target[k] = _turned(low, cos[k], -high, sin[k])
-                    target[half + k] = _turned(high, cos[half + k], low, sin[half + k])
-            row = take(arguments)
+                    target[k] = _rotated(low, cos[k], -high, sin[k])
+                    target[half + k] = _rotated(high, cos[half + k], low, sin[half + k])
+            row = take_ticket(arguments)
 
-    return compile_worker(rotate)
+    return compile_kernel(rotate)
 
 
 @cache
 def make_silu_mul(is_bfloat16: bool, vector_bytes: int) -> int:
     """Return a kernel that multiplies SiLU of the rows' first halves by their second halves.
 
-    Behind the counts it takes the addresses of the input and the output, both contiguous, and the
-    number of a half's elements.
+    After the counts, its arguments are the addresses of the input and the output, both contiguous,
+    and the number of elements of a half.
 
     Args:
-        is_bfloat16: Or else float32.
-        vector_bytes: Size of the vectors that torch computes SiLU on. It takes two at a time, and
-            what is left of a row one by one, with the C library's exponential.
+        is_bfloat16: Whether elements are bfloat16; otherwise they are float32.
+        vector_bytes: Size of the vectors on which torch computes SiLU, two at a time. It computes
+            the remaining elements of a row one by one, with the C library's exponential.
     """
-    stored, itemsize = _stored(is_bfloat16)
+    stored, itemsize = _storage(is_bfloat16)
     unit = 2 * vector_bytes // itemsize
 
     def silu_mul(arguments):
         a = numba.carray(pointer_to(arguments), 5, np.int64)
         joined, out, width = a[2], a[3], a[4]
-        row = take(arguments)
+        row = take_ticket(arguments)
         while row < a[1]:
             at = joined + 2 * itemsize * row * width
             gate = numba.carray(pointer_to(at), width, stored)
@@ -186,30 +186,30 @@ def make_silu_mul(is_bfloat16: bool, vector_bytes: int) -> int:
             target = numba.carray(pointer_to(out + itemsize * row * width), width, stored)
             for k in range(width - width % unit):
                 x = as_float32(gate[k])
-                silu = like(gate[k], x / _one_plus_exp(-x))
-                target[k] = like(gate[k], as_float32(silu) * as_float32(up[k]))
+                silu = cast_like(gate[k], x / _one_plus_exp(-x))
+                target[k] = cast_like(gate[k], as_float32(silu) * as_float32(up[k]))
             for k in range(width - width % unit, width):
                 x = as_float32(gate[k])
-                silu = like(gate[k], x / (np.float32(1) + math.exp(-x)))
-                target[k] = like(gate[k], as_float32(silu) * as_float32(up[k]))
-            row = take(arguments)
+                silu = cast_like(gate[k], x / (np.float32(1) + math.exp(-x)))
+                target[k] = cast_like(gate[k], as_float32(silu) * as_float32(up[k]))
+            row = take_ticket(arguments)
 
-    return compile_worker(silu_mul)
+    return compile_kernel(silu_mul)
 
 
 @cache
 def make_table_mul() -> int:
-    """Return a kernel for any activation of bfloat16, of which there are but 65,536 values.
+    """Return a kernel for any activation of bfloat16, from a table of its 65,536 values.
 
-    Behind the counts it takes the addresses of a table of them, of the input and of the output, and
-    the number of a half's elements; see `make_silu_mul`.
+    After the counts, its arguments are the addresses of the table, the input and the output, and
+    the number of elements of a half; see `make_silu_mul`.
     """
 
     def table_mul(arguments):
         a = numba.carray(pointer_to(arguments), 6, np.int64)
         table, joined, out, width = a[2], a[3], a[4], a[5]
         activated = numba.carray(pointer_to(table), 65536, np.uint16)
-        row = take(arguments)
+        row = take_ticket(arguments)
         while row < a[1]:
             at = joined + 4 * row * width
             gate = numba.carray(pointer_to(at), width, np.uint16)
@@ -217,19 +217,19 @@ def make_table_mul() -> int:
             target = numba.carray(pointer_to(out + 2 * row * width), width, np.uint16)
             for k in range(width):
                 product = as_float32(activated[gate[k]]) * as_float32(up[k])
-                target[k] = like(gate[k], product)
-            row = take(arguments)
+                target[k] = cast_like(gate[k], product)
+            row = take_ticket(arguments)
 
-    return compile_worker(table_mul)
+    return compile_kernel(table_mul)
 
 
-def _stored(is_bfloat16: bool) -> tuple[type[np.generic], int]:
+def _storage(is_bfloat16: bool) -> tuple[type[np.generic], int]:
     return (np.uint16, 2) if is_bfloat16 else (np.float32, 4)
 
 
 @numba.njit(inline="always", error_model="numpy")
 def _sum_of_squares(values, width, sums):
-    """Add as torch does: four vectors side by side, sixteen times, and then the next level."""
+    """Add squares in torch's order: four vectors in parallel, a carry after each 16 groups."""
     num_vectors = width // LANES
     num_groups = num_vectors // 4
     sums[:] = 0
@@ -265,7 +265,7 @@ def _carry(sums, level):
 
 
 @numba.njit(inline="always", error_model="numpy")
-def _root(total, width, epsilon):
+def _inverse_rms(total, width, epsilon):
     mean = total / np.float32(width)
     return np.float32(1) / np.sqrt(mean + np.float32(epsilon))
 
@@ -275,22 +275,22 @@ def _scale(values, factor, weight, target, width, is_shifted):
     for k in range(width):
         value = values[k] * factor
         if is_shifted:
-            target[k] = like(target[k], value * (as_float32(weight[k]) + np.float32(1)))
+            target[k] = cast_like(target[k], value * (as_float32(weight[k]) + np.float32(1)))
         else:
-            rounded = as_float32(like(target[k], value))
-            target[k] = like(target[k], as_float32(weight[k]) * rounded)
+            rounded = as_float32(cast_like(target[k], value))
+            target[k] = cast_like(target[k], as_float32(weight[k]) * rounded)
 
 
 @numba.njit(inline="always", error_model="numpy")
-def _turned(x, cos, y, sin):
-    first = as_float32(like(cos, x * as_float32(cos)))
-    second = as_float32(like(cos, y * as_float32(sin)))
-    return like(cos, first + second)
+def _rotated(x, cos, y, sin):
+    first = as_float32(cast_like(cos, x * as_float32(cos)))
+    second = as_float32(cast_like(cos, y * as_float32(sin)))
+    return cast_like(cos, first + second)
 
 
 @numba.njit(inline="always", error_model="numpy")
 def _one_plus_exp(x):
-    """Return 1 + exp(x): as Sleef's exponential gives it where that changes a one."""
+    """Return 1 + exp(x) with Sleef's exponential, clamping x where the sum no longer changes."""
     x = np.float32(-87) if x < np.float32(-87) else x
     x = np.float32(89) if x > np.float32(89) else x
     whole = np.rint(x * R_LN2)
@@ -302,5 +302,5 @@ def _one_plus_exp(x):
     u = fused_multiply_add(u, s, E5)
     u = fused_multiply_add(u, s, np.float32(0.5))
     u = np.float32(1) + fused_multiply_add(s * s, u, s)
-    # Twice, since 2 ** 128 is no float32.
+    # Multiply by two factors, since 2 ** 128 is not a float32.
     return np.float32(1) + u * np.float32(2) * power_of_two(np.int32(whole) - np.int32(1))

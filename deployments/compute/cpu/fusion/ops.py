@@ -1,7 +1,7 @@
-"""What `fusion` puts in the place of chains of torch's operators: one call of a kernel each.
+"""Fused operators, each a single kernel call; `fuse` replaces chains of torch's operators by them.
 
-All take and give bfloat16 or float32 on the CPU. Torch's threads share the rows, if there is enough
-to do for more than one.
+All take and return bfloat16 or float32 on the CPU. torch's threads divide the rows among them if
+there is enough work for more than one.
 """
 
 import ctypes
@@ -9,19 +9,19 @@ from functools import cache
 
 import torch
 
-from deployments.engine.cpu.fused_kernels import (
+from deployments.compute.cpu.fusion.kernels import (
     make_add_rms_norm,
     make_rms_norm,
     make_rotate,
     make_silu_mul,
     make_table_mul,
 )
-from deployments.engine.cpu.launch import KernelCall, empty, empty_like, launch
+from deployments.compute.cpu.jit.launch import KernelCall, empty, empty_like, launch
 
 BFLOAT16 = torch.bfloat16
 
-MIN_SHARED_ELEMENTS = 30_000
-"""Elements of an operator for which a second thread is worth waking: about 30 us of one."""
+MIN_PARALLEL_ELEMENTS = 30_000
+"""Number of elements above which waking a second thread pays: about 30 us on one thread."""
 
 
 def rms_norm(
@@ -66,7 +66,7 @@ def add_rms_norm(
     epsilon: float,
     is_shifted: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the sum of [1, n, width] and [1, n, width], and the same normalised."""
+    """Return the sum of [1, n, width] and [1, n, width], and the normalised sum."""
     rows, others = rows.contiguous(), others.contiguous()
     total, output = empty_like(rows), empty_like(rows)
     _, num_rows, width = rows.shape
@@ -85,7 +85,7 @@ def add_rms_norm(
 
 
 def rotate(heads: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
-    """Turn the halves of each head against each other.
+    """Apply rotary positions to heads.
 
     Args:
         heads: [1, num_heads, n, head_dim].
@@ -142,7 +142,7 @@ def table_mul(table: torch.Tensor, joined: torch.Tensor) -> torch.Tensor:
     """Return an activation of the first half of [1, n, 2 * width] times the second.
 
     Args:
-        table: The activation of all values of bfloat16, by their bits; see `all_bfloat16`.
+        table: The activation of every bfloat16, indexed by its bits; see `all_bfloat16`.
         joined: bfloat16.
     """
     joined = joined.contiguous()
@@ -161,14 +161,14 @@ def table_mul(table: torch.Tensor, joined: torch.Tensor) -> torch.Tensor:
 
 
 def all_bfloat16() -> torch.Tensor:
-    """Return the 65,536 values of bfloat16, by their bits."""
+    """Return all 65,536 values of bfloat16, in the order of their bits."""
     return torch.arange(2**16, dtype=torch.int32).to(torch.uint16).view(BFLOAT16)
 
 
 def _run(kernel: int, num_rows: int, num_elements: int, *arguments: int) -> None:
-    """Run a kernel on rows that have so many elements in all."""
+    """Run a kernel on rows of `num_elements` elements in total."""
     array = _array_type(2 + len(arguments))(0, num_rows, *arguments)
-    is_brief = num_elements < MIN_SHARED_ELEMENTS
+    is_brief = num_elements < MIN_PARALLEL_ELEMENTS
     num_threads = 0 if is_brief else min(num_rows, torch.get_num_threads())
     launch(KernelCall(kernel, array), num_threads)
 

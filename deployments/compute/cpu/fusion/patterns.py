@@ -1,7 +1,7 @@
-"""Finds chains of operators in a recorded graph, by what they compute.
+"""Matches chains of operators in a traced graph.
 
-A pattern is an operator with patterns for its arguments. A name stands for any argument, and for
-the same one wherever it stands again; anything else stands for itself.
+A pattern is an operator with a pattern for each argument. A name matches any argument, but the same
+one wherever the name is repeated. Anything else matches only itself.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ aten = torch.ops.aten
 COMMUTATIVE = (aten.add.Tensor, aten.mul.Tensor)
 
 INERT = frozenset({"device", "layout"})
-"""Of a cast on a CPU, what changes nothing."""
+"""Options of a cast that have no effect on a CPU."""
 
 Found = Mapping[str, Any]
 
@@ -26,7 +26,7 @@ class Operator:
 
     Attributes:
         target: The operator.
-        arguments: A pattern for each.
+        arguments: A pattern for each argument.
         options: Keyword arguments, with their values.
     """
 
@@ -35,12 +35,12 @@ class Operator:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def match(self, node: torch.fx.Node) -> Found | None:
-        """Return what the names stand for, or None if the node does not end such a chain."""
+        """Return what the names match, or None if no such chain ends at the node."""
         return _match(self, node, {})
 
 
 def _match(pattern: Any, value: Any, found: Found) -> Found | None:
-    """Return what was found and what the pattern adds to it, or None if it does not match."""
+    """Return `found` plus the names that the pattern adds, or None if it does not match."""
     if isinstance(pattern, str):
         if pattern in found:
             return found if found[pattern] is value or _equal(found[pattern], value) else None
@@ -76,7 +76,7 @@ def _match_all(patterns: Any, values: Any, found: Found) -> Found | None:
 
 
 def _equal(expected: Any, value: Any) -> bool:
-    """Compare literals; two nodes are equal only if they are the same."""
+    """Return whether literals are equal; nodes never are."""
     if isinstance(expected, torch.fx.Node) or isinstance(value, torch.fx.Node):
         return False
     return type(expected) is type(value) and bool(expected == value)

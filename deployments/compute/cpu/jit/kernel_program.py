@@ -1,13 +1,12 @@
-"""Calls of kernels that are made as a whole, in a single parallel region.
+"""Runs a sequence of kernel calls as a whole, in a single parallel region.
 
-Called one by one, each kernel waits for Python before it and for all threads behind it. Here the
+Launched one by one, each kernel waits for Python before it and for all threads after it. Here the
 threads walk through the calls by themselves.
 
-Nor do they wait for a thread that has lost its core to another process. It holds one piece of one
-call's work; who has waited for it about as long as the call takes makes that call again, alone, and
-goes on. Both write the same values to the same places. So that the late one, when it comes back,
-writes into nothing that is something else by now, memory is used again only behind a barrier, of
-which there are few: see `EPOCH`.
+They do not wait long for a straggler, a thread that has lost its core to another process and holds
+a part of one call's work. A thread that has waited about one call's time re-executes the call
+itself and goes on. Both write the same values to the same places. Buffers are reused only after a
+barrier, so a straggler that resumes cannot corrupt them. Barriers are rare: see `EPOCH`.
 
 Source: https://gcc.gnu.org/onlinedocs/libgomp/Implementing-BARRIER-construct.html
 """
@@ -17,23 +16,24 @@ import platform
 from collections.abc import Sequence
 from functools import cache
 
-from deployments.engine.cpu.launch import KernelCall
-from deployments.engine.cpu.machine_code import MachineCode
-from deployments.engine.cpu.openmp import find_barrier, run_shared
+from deployments.compute.cpu.jit.launch import KernelCall
+from deployments.compute.cpu.jit.machine_code import MachineCode
+from deployments.compute.cpu.jit.openmp import find_barrier, run_parallel
 
 NAME = "run_calls"
-"""The function that a thread runs."""
+"""The name of the function that each thread runs."""
 
 EPOCH = 40
-"""Calls from one barrier to the next: about four layers. No memory may be used for two things by
-the calls of one epoch."""
+"""Calls from one barrier to the next: about four layers. The calls of one epoch may not reuse a
+buffer."""
 
 WORDS = 7
-"""Of a call: the addresses of the kernel, of its arguments and of those for making it again; how
-many threads have entered and left it, and the same when it is made again."""
+"""64-bit words of a call: the addresses of the kernel, of its arguments and of a copy of them for
+re-execution; the numbers of threads that entered and left the call; the same two numbers for its
+re-execution."""
 
 PATIENCE_CYCLES = 20_000
-"""Waited for a thread in any case, besides the time that the call has taken."""
+"""Cycles to wait for stragglers, on top of the time that the call has taken."""
 
 RUN_CALLS = f"""
 declare i64 @llvm.readcyclecounter()
@@ -106,17 +106,21 @@ end:
   ret void
 }}
 """
-"""A thread that comes to a call behind the others finds no work left in it."""
+"""LLVM IR. A thread that reaches a call after the others finds no work left in it.
+
+After a call a thread waits until all threads that entered it have left it (`wait`). If that takes
+too long, it re-executes the call with the spare arguments (`again`); threads that do so share the
+work, and wait for each other (`wait_again`). After each epoch all threads meet at the barrier."""
 
 
 class KernelProgram:
-    """Calls in their order."""
+    """Kernel calls that run in order."""
 
     def __init__(self, calls: Sequence[KernelCall]) -> None:
-        """Write the calls down.
+        """Lay out the calls and their arguments in one block of memory.
 
         Args:
-            calls: They may be made more than once: none reads what it writes.
+            calls: Each must be safe to execute twice: no call may read what it writes.
         """
         barrier = find_barrier()
         assert barrier is not None
@@ -135,13 +139,13 @@ class KernelProgram:
         self._address = _runner().address_of(NAME)
 
     def run(self, num_threads: int) -> None:
-        """Make all calls, on so many of torch's threads."""
-        ctypes.memmove(self._program, self._fresh, len(self._fresh))  # no ticket taken, nobody in
-        run_shared(self._address, self._program, num_threads)
+        """Run all calls on `num_threads` of torch's threads."""
+        ctypes.memmove(self._program, self._fresh, len(self._fresh))  # resets tickets and counters
+        run_parallel(self._address, self._program, num_threads)
 
 
 def can_run() -> bool:
-    """Return whether torch's threads can wait for each other outside of torch, on an x86."""
+    """Return whether programs run here: on x86-64, with a barrier for torch's threads."""
     return find_barrier() is not None and platform.machine() == "x86_64"
 
 

@@ -1,6 +1,6 @@
-"""Code in LLVM's language, compiled for the processor that it is about to run on.
+"""Compiles LLVM IR for the processor that it will run on.
 
-llvmlite comes with numba and brings all of LLVM, so no machine needs a compiler of its own.
+llvmlite comes with numba and contains all of LLVM, so no machine needs a compiler.
 
 Source: https://llvmlite.readthedocs.io/en/latest/user-guide/binding/
 """
@@ -9,15 +9,15 @@ import llvmlite.binding as llvm
 
 
 class MachineCode:
-    """The functions of a module. They live as long as this object does."""
+    """The compiled functions of an LLVM module; they are freed with this object."""
 
     def __init__(self, source: str, *, optimize: bool) -> None:
         """Compile for this machine.
 
         Args:
-            source: A module in LLVM's language.
-            optimize: Whether LLVM shall improve the code first. What was written with an eye on
-                registers and addresses stays as it is without.
+            source: A module as LLVM IR.
+            optimize: Whether to run LLVM's optimizer. IR that was written for certain registers
+                and addressing modes is better left as it is.
         """
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()

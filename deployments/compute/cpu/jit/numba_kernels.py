@@ -1,9 +1,15 @@
-"""What numba lacks: bfloat16, pointers from addresses, and arithmetic on the bits of a float32.
+"""Compiles kernels with numba, and adds the operations on memory and bits that numba lacks.
 
-torch hands out addresses, and numpy has no bfloat16: its values are read as 16-bit integers, which
-are the upper half of a float32.
+torch gives addresses as integers, so kernels make pointers from them. numpy has no bfloat16, so its
+values are read as 16-bit integers, which are the upper half of a float32.
+
+A compiled kernel is cached next to its source for the next start. numba recompiles it when its own
+file changes, but not when the file of a function that it calls does.
 """
 
+import logging
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numba
@@ -12,10 +18,34 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+logger = logging.getLogger(__name__)
+
+_kernels: list[object] = []
+"""Keeps the code of all compiled kernels alive."""
+
+
+def compile_kernel(function: Callable[..., Any]) -> int:
+    """Compile a function for the threads of a parallel region; return its address.
+
+    If numba can't write to its cache folder, the kernel is compiled at each start.
+
+    Args:
+        function: A function that numba can compile, with one argument: the address of its array.
+    """
+    compiled: Any = partial(numba.cfunc, types.void(types.int64), error_model="numpy")
+    try:
+        worker = compiled(cache=True)(function)
+    except RuntimeError as error:  # numba finds no folder for its cache
+        logger.info("the kernel is compiled at each start: %s", error)
+        worker = compiled()(function)
+    _kernels.append(worker)
+    address: int = worker.address
+    return address
+
 
 @intrinsic
 def pointer_to(typing_context: Any, address: Any) -> Any:
-    """Return an address, an integer, as a pointer."""
+    """Return an integer address as a pointer."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], cgutils.voidptr_t)
@@ -24,8 +54,8 @@ def pointer_to(typing_context: Any, address: Any) -> Any:
 
 
 @intrinsic
-def take(typing_context: Any, address: Any) -> Any:
-    """Return the 64-bit integer at an address, and add one to it, before any other thread can."""
+def take_ticket(typing_context: Any, address: Any) -> Any:
+    """Atomically add one to the 64-bit integer at an address; return its previous value."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         pointer = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
@@ -36,7 +66,7 @@ def take(typing_context: Any, address: Any) -> Any:
 
 @intrinsic
 def as_float32(typing_context: Any, value: Any) -> Any:
-    """Return a float32 as it is, and 16-bit integers as the bfloat16 that they are."""
+    """Return a float32 unchanged; convert the 16 bits of a bfloat16 to float32."""
 
     def widen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         wide = builder.zext(arguments[0], ir.IntType(32))
@@ -49,13 +79,13 @@ def as_float32(typing_context: Any, value: Any) -> Any:
 
 
 @intrinsic
-def like(typing_context: Any, sample: Any, value: Any) -> Any:
-    """Return a float32 as what the sample is: itself, or the bits of the nearest bfloat16."""
+def cast_like(typing_context: Any, sample: Any, value: Any) -> Any:
+    """Return a float32 in the sample's type: unchanged, or as the bits of the nearest bfloat16."""
 
     def narrow(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         bits = builder.bitcast(arguments[1], ir.IntType(32))
         upper = builder.lshr(bits, bits.type(16))
-        # Half of the last bit that stays, or a little less where that makes a tie even.
+        # Half of the last kept bit, or just less than half where the tie must round down to even.
         half = builder.add(builder.and_(upper, bits.type(1)), bits.type(0x7FFF))
         rounded = builder.lshr(builder.add(bits, half), bits.type(16))
         return builder.trunc(rounded, ir.IntType(16))

@@ -1,17 +1,17 @@
-"""Linear layers whose weights are held, and multiplied, as int8.
+"""Linear layers whose weights are stored and multiplied as int8.
 
-Decoding on a CPU takes as long as reading the weights does, and these are half of bfloat16's bytes.
-Each output has a scale of its own, found when the model is loaded, and so has each row, found when
-it comes:
+Decoding on a CPU takes about as long as reading the weights, and int8 weights are half the bytes of
+bfloat16. Each output has a scale, computed when the model is loaded. Each row has a scale too,
+computed in each call:
 
     y[i, o] = (sum over k of q(x)[i, k] q(w)[o, k]) scale(x)[i] scale(w)[o] + bias[o]
 
-The sum is one of integers, so it is exact, and a row's result is the same to the bit in any
-company. One scale for all rows of a step would be simpler, but then neighbours would change one
-another's text.
+The sum adds integers, so it is exact, and a row's result does not depend on the other rows of its
+batch. One scale for all rows of a step would be simpler, but then sequences would change each
+other's text.
 
-The operators are torch's own, those that its compiler emits, but they are private: `int8_obstacle`
-tries them before anything relies on them.
+The operators are the ones that torch's compiler emits. They are private, so `int8_obstacle` tries
+them before they are used.
 
 Source: torch/_inductor/fx_passes/quantization.py.
 """
@@ -21,35 +21,35 @@ from typing import Any
 
 import torch
 
-from deployments.engine.cpu.huge_pages import use_huge_pages_for
+from deployments.compute.cpu.memory import use_huge_pages_for
 
 LARGEST = 127
-"""Of the integers. Both signs reach as far, so that zero is zero."""
+"""The largest integer. The range is symmetric, so that zero is exact."""
 
 OFFSET = 128
-"""What stands for zero in a row: oneDNN's fast kernels take unsigned rows."""
+"""Zero point of a row: oneDNN's fast kernels take unsigned rows."""
 
 SMALLEST = 1e-30
-"""What a row of zeros is divided by."""
+"""Lower bound on the largest value of a row or an output, so that no scale is zero."""
 
 OUTPUTS_AT_ONCE = 4096
-"""How many are quantised together: more float32 copies of weights than that never exist."""
+"""Outputs quantised at a time, which bounds the float32 copy of the weights."""
 
 
 class Int8Linear(torch.nn.Module):
-    """A linear layer on int8 weights; takes and gives [..., features] as nn.Linear does."""
+    """A linear layer on int8 weights, from [..., features] to [..., features] as nn.Linear."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         """Quantise and reorder a copy of the weights.
 
         Args:
-            weight: [out_features, in_features], of any floating type, on the CPU.
+            weight: [out_features, in_features], of any floating dtype, on the CPU.
             bias: [out_features], or None.
         """
         super().__init__()
         self.out_features, self.in_features = weight.shape
         integers, self._scales = quantize(weight)
-        # Plain attributes: an opaque layout can be neither saved nor moved as a buffer is.
+        # Not a buffer: an opaque layout can be neither saved nor moved.
         self._packed = torch.ops.onednn.qlinear_prepack(integers, None)
         use_huge_pages_for(self._packed)
         self._zero = torch.zeros(1, dtype=torch.int32)
@@ -61,7 +61,7 @@ class Int8Linear(torch.nn.Module):
         """Apply the layer to [..., in_features]."""
         values = rows.float()
         scales = values.abs().amax(-1, keepdim=True).clamp_min_(SMALLEST).div_(LARGEST)
-        # The conversion cuts off, and all that it meets is positive: so this rounds.
+        # The conversion truncates, and all values are positive, so adding 0.5 rounds.
         integers = values.div(scales).add_(OFFSET + 0.5).to(torch.uint8)
         output = self._multiply(integers)
         if self._bias is None:
@@ -69,18 +69,18 @@ class Int8Linear(torch.nn.Module):
         return torch.addcmul(self._bias, output, scales).to(rows.dtype)
 
     def _multiply(self, integers: torch.Tensor) -> torch.Tensor:
-        """Return the products in float32, times the weights' scales."""
+        """Return the products in float32, multiplied by the weights' scales."""
         output = _product()(
             *(integers.flatten(0, -2), 1.0, OFFSET),
             *(self._packed, self._scales, self._zero),
             *(None, 1.0, 0, torch.float32),  # no bias; the output's scale, zero point and type
-            *("none", [], ""),  # nothing done behind the product
+            *("none", [], ""),  # no operator after the product
         )
         assert isinstance(output, torch.Tensor)
         return output.view(*integers.shape[:-1], self.out_features)
 
     def extra_repr(self) -> str:
-        """Say what nn.Linear says."""
+        """Return what nn.Linear returns."""
         return f"in_features={self.in_features}, out_features={self.out_features}"
 
 
@@ -100,8 +100,8 @@ def quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def int8_obstacle() -> str | None:
     """Return why this machine can't run int8 layers, or None if it can.
 
-    The products tried are the largest there are. CPUs without VNNI add pairs of them in 16 bits,
-    which they overflow.
+    The probe uses the largest products: CPUs without VNNI add pairs of products in 16 bits, and
+    these pairs overflow.
     """
     rows = torch.tensor([[1.0] * 64, [-1.0] * 64, [1.0, -0.5] * 32])
     weight = torch.tensor([[1.0] * 64, [-1.0] * 64, [0.5, 0.25] * 32])
@@ -112,10 +112,10 @@ def int8_obstacle() -> str | None:
         return f"this build of torch lacks the operators ({summary})"
     if torch.allclose(found, rows @ weight.T + 1, atol=0.5):
         return None
-    return "this CPU adds products of 8 bits inexactly (it lacks VNNI)"
+    return "this CPU adds 8-bit products inexactly (it lacks VNNI)"
 
 
 @cache
 def _product() -> Any:
-    # The overload by its name: to find it by the arguments takes 3 us in each call.
+    # Named overload: resolving it by the arguments takes 3 us in each call.
     return torch.ops.onednn.qlinear_pointwise.default

@@ -1,24 +1,24 @@
-"""Puts prepacked layers in the place of a model's linear layers."""
+"""Replaces a model's linear layers by prepacked ones."""
 
 import inspect
 from typing import TypeGuard
 
 import torch
 
-from deployments.engine.cpu.int8_linear import Int8Linear
-from deployments.engine.cpu.prepacked_linear import PrepackedLinear, can_prepack
-from deployments.engine.cpu.shared_input import Layer, SharedInput, SharedInputPart
+from deployments.compute.cpu.linear.int8_linear import Int8Linear
+from deployments.compute.cpu.linear.merged_linear import Layer, MergedLinear, MergedLinearPart
+from deployments.compute.cpu.linear.prepacked_linear import PrepackedLinear, can_prepack
 
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-"""Names, as transformers' models have them, of layers that read the same rows."""
+"""Names of layers that read the same rows, as in transformers' models."""
 
 
 @torch.no_grad()
 def prepack(model: torch.nn.Module, layer: Layer = PrepackedLinear) -> None:
-    """Replace all linear layers, in place; what this build of torch can't prepack stays.
+    """Replace all linear layers in place, except those that can't be prepacked here.
 
-    Weights that nothing else holds are freed one layer after the other, so that no more than one
-    layer is in memory twice.
+    Weights without other references are freed layer by layer, so at most one layer is in memory
+    twice.
     """
     parents = [
         module
@@ -27,14 +27,14 @@ def prepack(model: torch.nn.Module, layer: Layer = PrepackedLinear) -> None:
     ]
     for module in parents:
         for names in SIBLINGS:
-            _join(module, names, layer)
+            _merge_siblings(module, names, layer)
         for name, child in list(module.named_children()):
-            if _is_plain(child, layer):
+            if _is_replaceable(child, layer):
                 setattr(module, name, layer(child.weight, child.bias))
 
 
 def num_weight_bytes(model: torch.nn.Module) -> int:
-    """Return the bytes of all weights, tied ones counted once unless one was laid out anew."""
+    """Return the bytes of all weights; tied weights count once, plus their reordered copies."""
     plain = sum(p.numel() * p.element_size() for p in model.parameters())
     return plain + num_prepacked_bytes(model)
 
@@ -45,25 +45,25 @@ def num_prepacked_bytes(model: torch.nn.Module) -> int:
     return sum(m.num_bytes for m in model.modules() if isinstance(m, layers))
 
 
-def _join(module: torch.nn.Module, names: tuple[str, ...], layer: Layer) -> None:
+def _merge_siblings(module: torch.nn.Module, names: tuple[str, ...], layer: Layer) -> None:
     children = dict(module.named_children())
-    linears = [child for name in names if _is_plain(child := children.get(name), layer)]
+    linears = [child for name in names if _is_replaceable(child := children.get(name), layer)]
     if len(linears) < len(names) or len({linear.bias is None for linear in linears}) > 1:
         return
-    shared = SharedInput(linears, layer)
+    merged = MergedLinear(linears, layer)
     for part, name in enumerate(names):
-        setattr(module, name, SharedInputPart(shared, part))
+        setattr(module, name, MergedLinearPart(merged, part))
 
 
 def _reads_weights(module: torch.nn.Module) -> bool:
-    """Return whether a module's own code asks for weights, as T5's does for their dtype.
+    """Return whether a module's own code reads weights of its layers, as T5 reads their dtype.
 
-    A prepacked layer has none, so what such a module holds stays.
+    A prepacked layer has no `weight`, so the layers of such a module are not replaced.
     """
     return "weight" in inspect.unwrap(type(module).forward).__code__.co_names
 
 
-def _is_plain(module: torch.nn.Module | None, layer: Layer) -> TypeGuard[torch.nn.Linear]:
+def _is_replaceable(module: torch.nn.Module | None, layer: Layer) -> TypeGuard[torch.nn.Linear]:
     return type(module) is torch.nn.Linear and (
         layer is Int8Linear or can_prepack(module.weight.dtype)
     )

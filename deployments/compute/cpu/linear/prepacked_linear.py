@@ -1,8 +1,8 @@
-"""Linear layers whose weights lie in memory as oneDNN's kernels read them.
+"""Linear layers whose weights are stored in the layout that oneDNN's kernels read.
 
-Plain weights are reordered anew in every call, which costs a decode step half of its time. The
-operators are torch's own, those that its compiler emits, but they are private: `can_prepack` tries
-them before anything relies on them.
+Plain weights are reordered in every call, which takes half the time of a decode step. The operators
+are the ones that torch's compiler emits. They are private, so `can_prepack` tries them before they
+are used.
 
 Source: torch/_inductor/fx_passes/mkldnn_fusion.py, `linear_dynamic_fp16` and its neighbours.
 """
@@ -14,19 +14,19 @@ from typing import Any
 import torch
 from torch.nn.functional import linear
 
-from deployments.engine.cpu.huge_pages import use_huge_pages_for
+from deployments.compute.cpu.memory import use_huge_pages_for
 
 logger = logging.getLogger(__name__)
 
 BATCH_HINT = 16
-"""Rows that the layout is chosen for. One layout serves all: from 1 to 512 rows, layouts for 1 to
-512 rows were equally fast."""
+"""Number of rows that the layout is chosen for. One layout is enough: the layouts for 1 to 512 rows
+were equally fast with 1 to 512 rows."""
 
 PREPACKED_DTYPES = (torch.float32, torch.bfloat16)
 
 
 class PrepackedLinear(torch.nn.Module):
-    """A linear layer on reordered weights; takes and gives [..., features] as nn.Linear does."""
+    """A linear layer on reordered weights, from [..., features] to [..., features] as nn.Linear."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         """Reorder a copy of the weights.
@@ -38,7 +38,7 @@ class PrepackedLinear(torch.nn.Module):
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.num_bytes = sum(t.nbytes for t in (weight, bias) if t is not None)
-        # Plain attributes: an opaque layout can be neither saved nor moved as a buffer is.
+        # Not a buffer: an opaque layout can be neither saved nor moved.
         self._packed = _ops()._reorder_linear_weight(weight.detach().contiguous(), BATCH_HINT)
         use_huge_pages_for(self._packed)
         self._bias = None if bias is None else bias.detach().clone()
@@ -50,13 +50,17 @@ class PrepackedLinear(torch.nn.Module):
         return output
 
     def extra_repr(self) -> str:
-        """Say what nn.Linear says."""
+        """Return what nn.Linear returns."""
         return f"in_features={self.in_features}, out_features={self.out_features}"
 
 
 @cache
 def can_prepack(dtype: torch.dtype) -> bool:
-    """Return whether this build of torch has the operators and they give what `linear` gives."""
+    """Return whether the operators exist, run on this CPU and agree with `linear`.
+
+    torch refuses to pack bfloat16 on CPUs with neither AVX512BW nor AVX-NE-CONVERT; such layers are
+    not replaced. The result is cached, so the reason is logged once per dtype.
+    """
     if dtype not in PREPACKED_DTYPES:
         return False
     generator = torch.Generator().manual_seed(0)
@@ -68,7 +72,8 @@ def can_prepack(dtype: torch.dtype) -> bool:
         if not torch.allclose(found, linear(rows, weight, bias), rtol=2e-2, atol=2e-2):
             raise RuntimeError("the operators give other values")
     except (AttributeError, RuntimeError) as error:
-        logger.warning("linear layers of %s are not prepacked, and slower: %s", dtype, error)
+        summary = str(error).strip().partition("\n")[0]
+        logger.warning("linear layers of %s are not prepacked, and slower: %s", dtype, summary)
         return False
     return True
 

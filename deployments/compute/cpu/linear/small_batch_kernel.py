@@ -1,12 +1,12 @@
-"""The kernel of `few_rows_linear`, written in LLVM's language and compiled by llvmlite.
+"""The kernel of `small_batch_linear`, emitted as LLVM IR and compiled by llvmlite.
 
-The product of a few rows with a large matrix is bound by memory at one row and by arithmetic at a
-hundred. In between a core waits for one and then for the other, unless the weights that come next
-are on their way while it computes: each tile fetches a part of the next block into the L2 cache.
+The product of a small batch with a large matrix is bound by memory at one row and by arithmetic at
+a hundred. In between, a core waits for memory and computes in turn, unless it prefetches: each tile
+fetches a part of the next block of weights into the L2 cache while it computes.
 
-The weights lie as oneDNN has them: [blocks of 64 columns, pairs of inputs, 64, 2]. A tile computes
-some rows of half a block, in registers alone. Threads take one block after the other by a ticket,
-so that one that has lost its core to another process does not hold up the rest.
+The weights are in oneDNN's layout: [blocks of 64 columns, pairs of inputs, 64, 2]. A tile computes
+some rows of half a block, entirely in registers. Threads take blocks one by one from a ticket
+counter, so a thread that has lost its core to another process does not delay the rest.
 
 Source: https://llvm.org/docs/LangRef.html; `vdpbf16ps` in Intel's Intrinsics Guide (AVX512_BF16).
 """
@@ -17,23 +17,23 @@ from functools import cache
 
 import llvmlite.binding as llvm
 
-from deployments.engine.cpu.machine_code import MachineCode
+from deployments.compute.cpu.jit.machine_code import MachineCode
 
 BLOCK = 64
 """Columns of a block."""
 
 PAIR_BYTES = BLOCK * 4
-"""A pair of inputs' weights for all columns of a block."""
+"""Bytes of the weights of a pair of inputs, for all columns of a block."""
 
 UNROLLED = 4
-"""Pairs of inputs in one turn of a tile's loop."""
+"""Pairs of inputs in one iteration of a tile's loop."""
 
 MAX_ROWS = 96
-"""From about here on oneDNN's own kernel is as fast; measured on a Zen 5."""
+"""With more rows oneDNN's own kernel is about as fast; measured on a Zen 5."""
 
 MAX_TILE_ROWS = 8
-"""Each row needs an address, and there are 15 registers for those: tiles of 12 rows took half as
-long again."""
+"""Each row needs an address, and only 15 registers can hold one: tiles of 12 rows took 1.5 times as
+long."""
 
 CACHE_LINE = 64
 VECTOR = 16  # sums, or columns, in one register
@@ -45,7 +45,7 @@ ARGUMENTS = (
     *("bias", "num_blocks", "tile", "num_tiles", "tile_rows", "num_rows", "fetched_bytes"),
     "ticket",
 )
-"""What the kernel reads, as an array of 64-bit integers. The last counts the blocks taken."""
+"""The kernel's arguments, an array of 64-bit integers. The ticket counts the blocks taken."""
 
 DECLARATIONS = """
 declare <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512(<16 x float>, <32 x bfloat>, <32 x bfloat>)
@@ -56,12 +56,12 @@ declare i64 @llvm.smin.i64(i64, i64)
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """How rows are cut into tiles.
+    """The division of rows into tiles.
 
     Attributes:
         num_tiles: Tiles of a half block. The last one ends with the last row, and may overlap.
-        tile_rows: Rows of each.
-        lines: Cache lines that a tile fetches in a turn.
+        tile_rows: Rows of each tile.
+        lines: Cache lines that a tile fetches in an iteration.
     """
 
     num_tiles: int
@@ -77,16 +77,17 @@ class Tiling:
 
     @property
     def name(self) -> str:
-        """The function that computes such a tile."""
+        """The name of the function that computes such a tile."""
         return f"tile_{self.tile_rows}_{self.lines}"
 
 
-class FewRowsKernel:
+class SmallBatchKernel:
     """The compiled kernel.
 
     Attributes:
-        address: The function for a parallel region; its argument is an array of `ARGUMENTS`.
-        tilings: For 0 to `MAX_ROWS` rows; that for none is not used.
+        address: The function's address, for a parallel region; its argument is an array of
+            `ARGUMENTS`.
+        tilings: The tilings for 0 to `MAX_ROWS` rows; the first is not used.
         tiles: The address of each tiling's function.
     """
 
@@ -101,19 +102,19 @@ class FewRowsKernel:
 
 
 @cache
-def make_kernel() -> FewRowsKernel | None:
-    """Return the kernel; None on a processor that it is not made for.
+def make_kernel() -> SmallBatchKernel | None:
+    """Return the kernel; None on a processor without AVX512_BF16, or with AMX.
 
-    One with AMX has matrix units that oneDNN uses, and this kernel does not.
+    oneDNN uses AMX's matrix units, and this kernel does not.
     """
     features = llvm.get_host_cpu_features()
     if not features.get("avx512bf16") or features.get("amx-bf16"):
         return None
-    return FewRowsKernel()
+    return SmallBatchKernel()
 
 
 def _tile(tiling: Tiling) -> Iterator[str]:
-    """Write the function of a tile: it walks over the inputs and keeps all sums in registers."""
+    """Emit the function of a tile: it loops over the inputs and keeps all sums in registers."""
     rows, vectors = range(tiling.tile_rows), range(HALF // VECTOR)
     yield (
         f"define void @{tiling.name}(ptr noalias %rows, i64 %row_bytes, ptr noalias %weights,"
@@ -138,7 +139,7 @@ def _tile(tiling: Tiling) -> Iterator[str]:
     yield from (f"%row{r} = getelementptr i8, ptr %rows_at, i64 %row_at{r}" for r in rows)
     for line in range(tiling.lines):
         yield f"%line{line} = getelementptr i8, ptr %next_at, i64 {line * CACHE_LINE}"
-        # To be read, kept in the second cache, data.
+        # The flags ask for a read of data into the L2 cache.
         yield f"call void @llvm.prefetch.p0(ptr %line{line}, i32 0, i32 2, i32 1)"
     for pair in range(UNROLLED):
         yield from _multiply_pair(pair, rows, vectors)
@@ -159,7 +160,7 @@ def _tile(tiling: Tiling) -> Iterator[str]:
 
 
 def _multiply_pair(pair: int, rows: range, vectors: range) -> Iterator[str]:
-    """Write the products of a pair of inputs: each row's pair, in all lanes, with the weights."""
+    """Emit the products of a pair of inputs: each row's pair, broadcast, times the weights."""
     for v in vectors:
         name, offset = f"{pair}_{v}", pair * PAIR_BYTES + v * CACHE_LINE
         yield f"%weight_at{name} = getelementptr i8, ptr %weights_at, i64 {offset}"
@@ -184,7 +185,7 @@ def _multiply_pair(pair: int, rows: range, vectors: range) -> Iterator[str]:
 
 
 def _worker() -> str:
-    """Write what each thread runs: it takes blocks until there are no more."""
+    """Return the function that each thread runs: it takes blocks until none are left."""
     loads = "\n".join(
         f"%{name}_at = getelementptr i64, ptr %arguments, i64 {index}\n"
         f"%{name} = load i64, ptr %{name}_at"

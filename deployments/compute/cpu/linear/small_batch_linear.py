@@ -1,8 +1,8 @@
-"""A prepacked linear layer for the few rows of a decode step.
+"""A prepacked linear layer for the small batch of a decode step.
 
-It reads the weights where oneDNN has put them, so nothing is in memory twice. oneDNN's own kernel,
-which serves every number of rows, computes and waits for memory in turn; this one does both at
-once. See `few_rows_kernel`.
+It reads the weights that oneDNN has packed, so no weight is in memory twice. oneDNN's own kernel,
+which handles any number of rows, computes and waits for memory in turn. This one does both at once:
+see `small_batch_kernel`.
 """
 
 import ctypes
@@ -10,49 +10,49 @@ from functools import cache
 
 import torch
 
-from deployments.engine.cpu.few_rows_kernel import (
+from deployments.compute.cpu.jit.launch import KernelCall, empty, launch
+from deployments.compute.cpu.jit.openmp import find_parallel
+from deployments.compute.cpu.linear.prepacked_linear import BATCH_HINT
+from deployments.compute.cpu.linear.small_batch_kernel import (
     ARGUMENTS,
     BLOCK,
     CACHE_LINE,
     MAX_ROWS,
     PAIR_BYTES,
     UNROLLED,
-    FewRowsKernel,
+    SmallBatchKernel,
     make_kernel,
 )
-from deployments.engine.cpu.launch import KernelCall, empty, launch
-from deployments.engine.cpu.openmp import find_parallel
-from deployments.engine.cpu.prepacked_linear import BATCH_HINT
 
 MAX_INPUTS = 5120
-"""Inputs of a layer: two blocks of more would not fit into a core's second cache."""
+"""The most inputs of a layer: with more, two blocks would not fit into a core's L2 cache."""
 
 INPUT_BLOCK = 32
-"""oneDNN fills the inputs up to so many."""
+"""oneDNN pads the inputs to a multiple of this."""
 
 Arguments = ctypes.c_int64 * len(ARGUMENTS)
 
 _linear = torch.ops.mkldnn._linear_pointwise.default
 
 
-class FewRowsLinear(torch.nn.Module):
-    """Multiplies rows with weights that oneDNN has packed."""
+class SmallBatchLinear(torch.nn.Module):
+    """A linear layer on weights that oneDNN has packed."""
 
     def __init__(
         self,
         packed: torch.Tensor,
         bias: torch.Tensor | None,
-        kernel: FewRowsKernel,
+        kernel: SmallBatchKernel,
     ) -> None:
-        """Find the weights.
+        """Use a packed weight in place.
 
         Args:
-            packed: [out_features, in_features], bfloat16, as oneDNN has packed it; see `can_read`.
+            packed: [out_features, in_features], bfloat16, packed by oneDNN; see `can_read`.
             bias: [out_features], or None.
-            kernel: Multiplies.
+            kernel: The compiled kernel.
         """
         super().__init__()
-        # Plain attributes: an opaque layout can be neither saved nor moved as a buffer is.
+        # Not a buffer: an opaque layout can be neither saved nor moved.
         self._packed, self._bias = packed, bias
         self._kernel = kernel
         self._out_features, self._in_features = packed.shape
@@ -95,11 +95,11 @@ class FewRowsLinear(torch.nn.Module):
         )
 
 
-def multiply_few_rows(graph: torch.fx.GraphModule) -> None:
-    """Put this kernel in the place of a recorded graph's linear layers, where it can read them.
+def use_small_batch_linear(graph: torch.fx.GraphModule) -> None:
+    """Replace a traced graph's linear layers by this kernel, where it can read their weights.
 
     Args:
-        graph: Its operators are torch's own, its weights attributes.
+        graph: Calls torch's operators, and holds its weights as attributes.
     """
     kernel = make_kernel()
     if kernel is None or find_parallel() is None:
@@ -109,8 +109,8 @@ def multiply_few_rows(graph: torch.fx.GraphModule) -> None:
         packed = _attribute(graph, weight)
         if activation != "none" or not can_read(packed):
             continue
-        name = f"few_rows_linear_{index}"
-        layer = FewRowsLinear(packed, bias and _attribute(graph, bias), kernel)
+        name = f"small_batch_linear_{index}"
+        layer = SmallBatchLinear(packed, bias and _attribute(graph, bias), kernel)
         graph.add_submodule(name, layer)
         node.op, node.target, node.args = "call_module", name, (rows,)
     graph.graph.eliminate_dead_code()
@@ -119,9 +119,9 @@ def multiply_few_rows(graph: torch.fx.GraphModule) -> None:
 def can_read(packed: torch.Tensor) -> bool:
     """Return whether the kernel can read a packed weight, [out_features, in_features].
 
-    oneDNN chooses its layout by the machine, and tells nobody. Of the sizes that are asked for here
-    none needs padding, so that one layout has as many bytes as another; a small weight of which
-    every element is known shows which it is.
+    oneDNN chooses a layout for the machine and does not report it. The sizes accepted here need no
+    padding, so layouts do not differ in their number of bytes. A small weight with known elements
+    shows which one it is.
     """
     out_features, in_features = packed.shape
     return (
@@ -140,7 +140,7 @@ def _is_known_layout(packed: torch.Tensor) -> bool:
 
 @cache
 def _packs_in_blocks() -> bool:
-    """Return whether oneDNN packs as the kernel reads."""
+    """Return whether oneDNN packs in the layout that the kernel reads."""
     weight = torch.arange(2 * BLOCK * BLOCK, dtype=torch.int16).view(torch.bfloat16)
     weight = weight.view(2 * BLOCK, BLOCK)
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, BATCH_HINT)

@@ -1,4 +1,4 @@
-"""The whole of an answer that may hold calls."""
+"""A whole answer that may hold calls."""
 
 import secrets
 import string
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from deployments.contract import ToolCall
 from deployments.tool_call_format import ToolCallFormat
-from serve_app.tool_calls.events import (
+from serve_app.api.tools.parsing.events import (
     ArgumentsGained,
     CallBroken,
     CallCut,
@@ -23,22 +23,25 @@ _LETTERS_AND_DIGITS = string.ascii_letters + string.digits
 
 @dataclass(frozen=True, slots=True)
 class ToolAnswer:
-    """Text and calls.
+    """The text and the calls of an answer.
 
     Attributes:
-        text: All that belongs to no call.
-        calls: The whole calls, in order; behind them perhaps one that was cut.
+        text: All text outside calls.
+        calls: The calls, in order; only the last one may be cut off.
+        num_whole: How many of the calls are whole: all, or all but the last.
     """
 
     text: str
     calls: tuple[ToolCall, ...]
+    num_whole: int = 0
 
     @classmethod
     def of(cls, events: Iterable[Event], known: ToolCallFormat) -> "ToolAnswer":
-        """Return what all events of an answer make together.
+        """Return the answer that these events describe together.
 
-        A call that broke is text. One that was cut has arguments as far as they came.
+        A broken call becomes text. A cut call keeps the arguments that had arrived.
         """
+        num_whole = 0
         texts: list[str] = []
         calls: list[ToolCall] = []
         name, arguments = "", ""
@@ -52,11 +55,12 @@ class ToolAnswer:
                     arguments += text
                 case CallEnded() | CallCut():
                     calls.append(ToolCall(new_call_id(known), name, arguments))
-        return cls("".join(texts), tuple(calls))
+                    num_whole += isinstance(event, CallEnded)
+        return cls("".join(texts), tuple(calls), num_whole)
 
 
 def new_call_id(known: ToolCallFormat) -> str:
-    """Return a random name for a call, such as the model's template will take back."""
+    """Return a random id for a call, in the form that the model's chat template accepts."""
     length = known.call_id_length
     drawn = "".join(secrets.choice(_LETTERS_AND_DIGITS) for _ in range(length or CALL_ID_LENGTH))
     return drawn if length else f"call_{drawn}"

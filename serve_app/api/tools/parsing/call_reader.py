@@ -1,7 +1,7 @@
 """Reads the JSON object of one call: `{"name": ..., "arguments": {...}}`.
 
-As models write it, the name comes first: the arguments are then told as they arrive. In any other
-order the call is told when it is whole.
+If the model writes the name first, the arguments are reported as they arrive. With the keys in any
+other order, the call is reported once it is complete.
 """
 
 import json
@@ -9,38 +9,37 @@ import re
 from collections.abc import Collection
 from typing import Any, Final, NoReturn
 
-from serve_app.tool_calls.events import ArgumentsGained, CallStarted
-from serve_app.tool_calls.object_scanner import BrokenObjectError, ObjectScanner
+from serve_app.api.tools.parsing.events import ArgumentsGained, CallStarted
+from serve_app.api.tools.parsing.object_scanner import BrokenObjectError, ObjectScanner
 
 ARGUMENTS_KEYS: Final = ("arguments", "parameters")
-"""Models of either habit fall into the other's now and then."""
+"""Models trained on one of these keys occasionally write the other one."""
 
-_HEAD: Final = re.compile(
-    r'\s*\{\s*"name"\s*:\s*"([a-zA-Z0-9_-]{1,64})"\s*,'
-    rf'\s*"(?:{"|".join(ARGUMENTS_KEYS)})"\s*:\s*(?=\{{)'
-)
+_NAME: Final = r'\s*\{\s*"name"\s*:\s*"([a-zA-Z0-9_-]{1,64})"'
+_NAMED: Final = re.compile(_NAME)
+_HEAD: Final = re.compile(rf'{_NAME}\s*,\s*"(?:{"|".join(ARGUMENTS_KEYS)})"\s*:\s*(?=\{{)')
 
 Gain = CallStarted | ArgumentsGained
 
 
 class CallReader:
-    """One call.
+    """Reads one call.
 
     Attributes:
-        text: All that was fed.
-        num_told: Characters of it that the events have told; 0 before the call has started.
-        end: The place behind the object; None before it is whole.
+        text: All text fed so far.
+        num_reported: Characters of `text` that events have reported; 0 before the call has started.
+        end: The index after the object; None until it is complete.
     """
 
     def __init__(self, index: int, names: Collection[str]) -> None:
-        """Start in front of the object.
+        """Start before the object.
 
         Args:
-            index: The call's place among those of the answer.
-            names: The functions that may be called; anything else is no call.
+            index: The call's place among the calls of the answer.
+            names: The functions that may be called; an object with another name is not a call.
         """
         self.text = ""
-        self.num_told = 0
+        self.num_reported = 0
         self.end: int | None = None
         self._index = index
         self._names = names
@@ -50,10 +49,10 @@ class CallReader:
         self._arguments_end: int | None = None
 
     def feed(self, text: str) -> list[Gain]:
-        """Take text; return what it has told of the call.
+        """Take text and return the events that it causes.
 
         Raises:
-            BrokenObjectError: This is no call. Events of it that were returned stand.
+            BrokenObjectError: The text is not a call. Events already returned are not taken back.
         """
         self.text += text
         if self.text.lstrip()[:1] not in ("", "{"):
@@ -66,6 +65,11 @@ class CallReader:
         self.end = self._scanner.scan(self.text, depth=0)
         return gains if self.end is None else gains + self._finish(self.end)
 
+    def name_so_far(self) -> str | None:
+        """Return the function's name if it is complete and comes first, though the call may not."""
+        found = _NAMED.match(self.text)
+        return found[1] if found is not None and found[1] in self._names else None
+
     def _start(self) -> list[Gain]:
         head = _HEAD.match(self.text)
         if head is None:
@@ -73,27 +77,27 @@ class CallReader:
         if head[1] not in self._names:
             raise BrokenObjectError("no such function was offered")
         self._name = head[1]
-        self._arguments_start = self.num_told = head.end()
+        self._arguments_start = self.num_reported = head.end()
         return [CallStarted(self._index, self._name)]
 
     def _read_arguments(self) -> list[Gain]:
         self._arguments_end = self._scanner.scan(self.text, depth=1)
         end = len(self.text) if self._arguments_end is None else self._arguments_end
-        gained, self.num_told = self.text[self.num_told : end], end
+        gained, self.num_reported = self.text[self.num_reported : end], end
         return [ArgumentsGained(self._index, gained)] if gained else []
 
     def _finish(self, end: int) -> list[Gain]:
-        """Check the whole object; tell of it if nothing was told yet.
+        """Check the complete object, and return its events if none were returned before.
 
         Raises:
-            BrokenObjectError: It is not JSON, or not what was told.
+            BrokenObjectError: It is not JSON, or it differs from what was reported.
         """
         call = _decode_object(self.text[:end])
         arguments = next((call[key] for key in ARGUMENTS_KEYS if key in call), None)
         if self._name is not None:
-            told = _decode_object(self.text[self._arguments_start : self._arguments_end])
-            if (call["name"], arguments) != (self._name, told):
-                raise BrokenObjectError("a key stands twice")
+            reported = _decode_object(self.text[self._arguments_start : self._arguments_end])
+            if (call["name"], arguments) != (self._name, reported):
+                raise BrokenObjectError("a key occurs twice")
             return []
         name = call.get("name")
         if not isinstance(name, str) or name not in self._names:
@@ -106,17 +110,17 @@ class CallReader:
 
 
 def _as_json(arguments: Any) -> str:
-    """Return arguments as JSON; some models write the JSON as a string.
+    """Return arguments as JSON. Some models write the JSON inside a string.
 
     Raises:
-        BrokenObjectError: They are no object.
+        BrokenObjectError: They are not an object.
     """
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     decoded = _decode_object(text)
     try:
         text.encode()
     except UnicodeEncodeError:
-        # Half of a surrogate pair, which the model wrote escaped: no answer can hold it bare.
+        # The model escaped half of a surrogate pair; an answer can only hold it escaped.
         return json.dumps(decoded)
     return text
 
@@ -127,7 +131,7 @@ def _decode_object(text: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise BrokenObjectError("this is not JSON") from error
     if not isinstance(decoded, dict):
-        raise BrokenObjectError("this is no object")
+        raise BrokenObjectError("this is not an object")
     return decoded
 
 

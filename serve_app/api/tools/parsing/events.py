@@ -1,11 +1,11 @@
-"""What a parser finds in an answer, piece by piece."""
+"""The events that a parser finds in an answer."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Text that belongs to no call."""
+    """Text outside calls."""
 
     text: str
 
@@ -15,8 +15,8 @@ class CallStarted:
     """A call has begun: the function's name is known.
 
     Attributes:
-        index: The call's place among those of the answer, from 0.
-        name: One of the functions that were offered.
+        index: The call's place among the calls of the answer, from 0.
+        name: One of the offered functions.
     """
 
     index: int
@@ -33,25 +33,25 @@ class ArgumentsGained:
 
 @dataclass(frozen=True, slots=True)
 class CallEnded:
-    """The call is whole, and its arguments are an object in JSON."""
+    """The call is complete, and its arguments are a JSON object."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class CallCut:
-    """The call that had begun ends here, for the answer has come to its greatest length."""
+    """The call is incomplete, because the answer was cut off."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class CallBroken:
-    """The call that had begun is none after all.
+    """The text that was reported as a call is not a call after all.
 
     Attributes:
-        index: The call's.
-        raw: All that the model wrote of it and that was told as a call; what follows comes as text.
+        index: The call's index.
+        raw: The model's text as far as it was reported as a call; the rest follows as text.
     """
 
     index: int

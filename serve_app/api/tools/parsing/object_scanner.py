@@ -1,14 +1,14 @@
-"""Finds where the parts of a JSON object end, while its text arrives.
+"""Finds the ends of a JSON object and of its parts while the text arrives.
 
-It looks at brackets and strings alone, each character once; whether the whole is JSON is for a
-decoder to say.
+It only looks at brackets and strings, and at each character once. A decoder checks whether the
+whole text is JSON.
 """
 
 import re
 from typing import Final
 
 MAX_DEPTH = 64
-"""Deeper calls count as broken; decoders recurse."""
+"""The limit of open brackets. Deeper calls count as broken, because decoders recurse."""
 
 _OUTSIDE_STRINGS: Final = re.compile(r'["{}\[\]]')
 _INSIDE_STRINGS: Final = re.compile(r'["\\\x00-\x1f]')
@@ -16,27 +16,26 @@ _CLOSERS: Final = {"{": "}", "[": "]"}
 
 
 class BrokenObjectError(ValueError):
-    """The text is no JSON object."""
+    """The text is not a JSON object."""
 
 
 class ObjectScanner:
-    """Scans one object; the caller keeps its text and lets it grow."""
+    """Scans one object; the caller keeps the text and appends to it."""
 
     def __init__(self) -> None:
-        """Start in front of the object."""
         self._position = 0
         self._closers: list[str] = []
         self._is_in_string = False
 
     def scan(self, text: str, depth: int) -> int | None:
-        """Go on until a bracket closes that leaves `depth` others open.
+        """Continue until a bracket closes and `depth` others are still open.
 
         Args:
-            text: All of the object that has arrived.
-            depth: 0 is the object's own end.
+            text: The object's text so far, from its beginning.
+            depth: 0 looks for the end of the object itself.
 
         Returns:
-            The place behind the bracket; None if it has not arrived.
+            The index after the bracket; None if it has not arrived.
 
         Raises:
             BrokenObjectError: Brackets don't match or are too many, or a string holds a control
@@ -67,7 +66,7 @@ class ObjectScanner:
         return found
 
     def _skip_escaped(self, text: str) -> bool:
-        """Pass by the character behind a backslash; if it is not here, go back and wait for it."""
+        """Skip the character after a backslash; if it has not arrived, go back to the backslash."""
         is_here = self._position < len(text)
         self._position += 1 if is_here else -1
         return is_here

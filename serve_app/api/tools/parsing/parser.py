@@ -1,20 +1,30 @@
-"""Finds calls in an answer's text as it arrives, in the format that the model was taught.
+"""Finds calls in an answer's text as it arrives, in the model's own format.
 
-Feed pieces, get events; finish at the end. Text is held back where it may be the beginning of a
-mark, and white space where a call may follow. What turns out to be no call is text again: nothing
-that the model wrote is lost but marks, and white space in front of calls and behind the last.
+Feed text to get events; call `finish` at the end. Text is held back while it may be the beginning
+of a mark, and white space while a call may follow. Text that turns out not to be a call is reported
+as text. So nothing that the model wrote is lost, except marks, and white space before calls and
+after the last one. If the answer is cut off, its end is lost too where it had begun as a call, or
+may have: half a mark is never text.
 
-The states: in TEXT an opening mark is looked for; in OPENING what belongs to it; in CALL an object
-is read; BETWEEN calls a separator or a closing mark is; the REST is text to the end.
+The states: TEXT looks for an opening mark; OPENING reads the rest of the mark; CALL reads an
+object; BETWEEN looks for a separator or a closing mark; REST is text to the end.
 """
 
 from collections.abc import Callable, Collection, Mapping
 from enum import Enum, auto
 
 from deployments.tool_call_format import ToolCallFormat
-from serve_app.tool_calls.call_reader import CallReader
-from serve_app.tool_calls.events import CallBroken, CallCut, CallEnded, CallStarted, Event, Text
-from serve_app.tool_calls.object_scanner import BrokenObjectError
+from serve_app.api.marks import num_overlapping
+from serve_app.api.tools.parsing.call_reader import CallReader
+from serve_app.api.tools.parsing.events import (
+    CallBroken,
+    CallCut,
+    CallEnded,
+    CallStarted,
+    Event,
+    Text,
+)
+from serve_app.api.tools.parsing.object_scanner import BrokenObjectError
 
 
 class _State(Enum):
@@ -29,21 +39,28 @@ class ToolCallParser:
     """Parses one answer."""
 
     def __init__(
-        self, known: ToolCallFormat, names: Collection[str], max_calls: int | None = None
+        self,
+        known: ToolCallFormat,
+        names: Collection[str],
+        max_calls: int | None = None,
+        *,
+        must_call: bool = False,
     ) -> None:
-        """Start in front of the answer.
+        """Start before the answer.
 
         Args:
             known: How the model writes calls.
-            names: The functions that were offered.
-            max_calls: Behind so many calls nothing is told any more.
+            names: The functions that may be called.
+            max_calls: After this many calls, nothing more is reported.
+            must_call: Whether a grammar makes the answer only calls, so that its end is never text.
         """
+        self._must_call = must_call
         self._names = names
         self._max_calls = max_calls
         self._opening = (known.block[0] + known.call[0]).split()
         self._separator = known.separator.strip()
         self._closing = (known.call[1] + known.block[1]).strip()
-        # Without an opening mark, a call is what the answer begins with, or it is none.
+        # Without an opening mark, only the beginning of an answer can be a call.
         self._state = _State.TEXT if self._opening else _State.CALL
         self._no_call = _State.TEXT if self._opening else _State.REST
         self._steps: Mapping[_State, Callable[[], bool]] = {
@@ -54,29 +71,29 @@ class ToolCallParser:
             _State.REST: self._read_rest,
         }
         self._events: list[Event] = []
-        self._pending = ""  # what has arrived and was not looked at
-        self._mark = ""  # what led to a call; it is text again if there is none
+        self._pending = ""  # text that has arrived, but was not read yet
+        self._mark = ""  # the marks before a call, reported as text if no call follows
         self._reader = CallReader(0, names)
-        self._num_told = 0  # characters of the reader's text that stand in events
+        self._num_reported = 0  # characters of the reader's text that events have reported
         self._num_started = 0
         self._num_ended = 0
         self._is_behind_call = False
 
     def feed(self, text: str) -> list[Event]:
-        """Take a piece of the answer; return what is certain now."""
+        """Take more of the answer's text, and return the events that are certain now."""
         self._pending += text
         self._advance()
         return self._take()
 
     def finish(self, *, is_cut: bool = False) -> list[Event]:
-        """Return what was held back: the answer is at its end.
+        """End the answer and return the events of the text that was held back.
 
         Args:
-            is_cut: Whether the model would have written on. A call that was told in part is then
-                no broken one.
+            is_cut: Whether the answer ended at its maximum length. An incomplete call is then cut,
+                not broken: it is reported if its name is complete, and else dropped.
         """
-        if is_cut and self._num_told:
-            self._events.append(CallCut(self._num_started - 1))
+        if self._must_call or (is_cut and self._ends_in_call()):
+            self._cut()
             return self._take()
         while self._state is _State.CALL and not self._is_full:
             self._break()
@@ -85,9 +102,33 @@ class ToolCallParser:
         is_closing = self._state is _State.BETWEEN and self._closing.startswith(left.strip())
         is_space = self._is_behind_call and not left.strip()
         if not (self._is_full or is_closing or is_space):
-            self._tell(left)
+            self._report(left)
         self._mark = self._pending = ""
         return self._take()
+
+    def _ends_in_call(self) -> bool:
+        """Return whether what was held back is the beginning of a call, rather than text."""
+        match self._state:
+            case _State.TEXT:
+                return num_overlapping(self._pending, self._opening[0]) > 0
+            case _State.OPENING:
+                return True
+            case _State.CALL:
+                # Without a mark, an object that is not yet known as a call may be the answer.
+                return bool(self._num_reported or self._mark)
+            case _:
+                return False
+
+    def _cut(self) -> None:
+        """End the current call where the answer ends; drop what was not reported."""
+        if self._state is _State.CALL and not self._is_full:
+            name = None if self._num_reported else self._reader.name_so_far()
+            if name is not None:
+                self._events.append(CallStarted(self._num_started, name))
+                self._num_started += 1
+            if self._num_reported or name is not None:
+                self._events.append(CallCut(self._num_started - 1))
+        self._mark = self._pending = ""
 
     @property
     def _is_full(self) -> bool:
@@ -97,13 +138,13 @@ class ToolCallParser:
         taken, self._events = self._events, []
         return taken
 
-    def _tell(self, text: str) -> None:
+    def _report(self, text: str) -> None:
         if text:
             self._is_behind_call = False
             self._events.append(Text(text))
 
     def _advance(self) -> None:
-        """Go from state to state until more text is needed: a step then returns false."""
+        """Go from state to state until a step returns False, because it needs more text."""
         while not self._is_full and self._steps[self._state]():
             pass
 
@@ -111,14 +152,14 @@ class ToolCallParser:
         mark = self._opening[0]
         at = self._pending.find(mark)
         if at < 0:
-            split = len(self._pending) - _overlap(self._pending, mark)
-            told = self._pending[:split].rstrip()
-            self._pending = self._pending[len(told) :]
-            self._tell(told)
+            split = len(self._pending) - num_overlapping(self._pending, mark)
+            found = self._pending[:split].rstrip()
+            self._pending = self._pending[len(found) :]
+            self._report(found)
             return False
-        told = self._pending[:at].rstrip()
-        self._tell(told)
-        self._mark = self._pending[len(told) : at] + mark
+        found = self._pending[:at].rstrip()
+        self._report(found)
+        self._mark = self._pending[len(found) : at] + mark
         self._pending = self._pending[at + len(mark) :]
         self._state = _State.OPENING
         return True
@@ -129,7 +170,7 @@ class ToolCallParser:
             if found is None:
                 return False
             if not found:
-                self._tell(self._mark)
+                self._report(self._mark)
                 self._mark, self._state = "", self._no_call
                 return True
         self._state = _State.CALL
@@ -143,7 +184,7 @@ class ToolCallParser:
             self._break()
             return True
         self._events += gains
-        self._num_told = self._reader.num_told
+        self._num_reported = self._reader.num_reported
         self._num_started += sum(isinstance(gain, CallStarted) for gain in gains)
         if self._reader.end is None:
             return False
@@ -155,33 +196,33 @@ class ToolCallParser:
         return True
 
     def _break(self) -> None:
-        """Make text of what was taken for a call; what was not told yet is looked at again."""
-        text, num_told = self._reader.text, self._num_told
-        if num_told:
-            self._events.append(CallBroken(self._num_started - 1, self._mark + text[:num_told]))
+        """Turn the current call back into text; text that was not reported is read again."""
+        text, num_reported = self._reader.text, self._num_reported
+        if num_reported:
+            self._events.append(CallBroken(self._num_started - 1, self._mark + text[:num_reported]))
             self._is_behind_call = False
         else:
-            text = self._tell_mark() + text
-        self._pending = text[num_told:] + self._pending
+            text = self._report_mark() + text
+        self._pending = text[num_reported:] + self._pending
         self._leave_call(self._no_call)
 
-    def _tell_mark(self) -> str:
-        """Tell what led to no call; return what may yet belong to the mark of the next one.
+    def _report_mark(self) -> str:
+        """Report a mark without a call as text; return its end if that may start another mark.
 
-        A mark of two parts may have taken the beginning of another for its second.
+        The second part of a two-part mark may really be the beginning of the next mark.
         """
         first = self._opening[0] if self._opening else ""
         if not first or first not in self._mark:
-            self._tell(self._mark)
+            self._report(self._mark)
             return ""
         split = self._mark.index(first) + len(first)
-        self._tell(self._mark[:split])
+        self._report(self._mark[:split])
         return self._mark[split:]
 
     def _leave_call(self, state: _State) -> None:
         self._state = state
         self._mark = ""
-        self._num_told = 0
+        self._num_reported = 0
         self._reader = CallReader(self._num_started, self._names)
 
     def _read_between(self) -> bool:
@@ -197,15 +238,15 @@ class ToolCallParser:
         return True
 
     def _read_rest(self) -> bool:
-        self._tell(self._pending)
+        self._report(self._pending)
         self._pending = ""
         return False
 
     def _pass(self, mark: str) -> bool | None:
-        """Move a mark that stands next from `_pending` to `_mark`, white space before it too.
+        """Move a mark that comes next, and white space before it, from `_pending` to `_mark`.
 
         Returns:
-            Whether it stands there; None if more text must tell.
+            Whether the mark comes next; None if that needs more text.
         """
         next_text = self._pending.lstrip()
         if next_text.startswith(mark):
@@ -214,9 +255,3 @@ class ToolCallParser:
             self._pending = self._pending[split:]
             return True
         return None if mark.startswith(next_text) else False
-
-
-def _overlap(text: str, mark: str) -> int:
-    """Return the length of the longest end of `text` that is a beginning of `mark`."""
-    longest = min(len(text), len(mark) - 1)
-    return next((n for n in range(longest, 0, -1) if text.endswith(mark[:n])), 0)

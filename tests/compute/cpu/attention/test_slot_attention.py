@@ -6,20 +6,28 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.engine.cpu import head_shape, openmp, row_attention
-from deployments.engine.cpu.row_attention import SlotRows, attend_rows, can_attend, can_prefill
-from deployments.engine.softcap import Scores
+from deployments.compute.cpu.attention import head_shape, slot_attention
+from deployments.compute.cpu.attention.slot_attention import (
+    attend_slot_rows,
+    can_attend,
+    can_prefill,
+)
+from deployments.compute.cpu.attention.slot_rows import SlotRows
+from deployments.compute.cpu.jit import openmp
+from deployments.compute.sdpa import Scores
+
+pytestmark = pytest.mark.slow
 
 NUM_SLOTS, CAPACITY = 5, 40
 PLAIN = Scores(None, None)
 
 EDGES = (1, 15, 16, 17, 127, 128, 129, 600)
-"""Lengths around those of a vector and of a block."""
+"""Lengths around the sizes of a vector and a block."""
 
 
 @dataclass(frozen=True)
 class Heads:
-    """A kernel's shape; each takes a moment to compile, so tests share them."""
+    """A kernel's shape; compiling takes a moment, so tests share a few shapes."""
 
     num_heads: int
     num_kv_heads: int
@@ -38,7 +46,7 @@ SHAPES = [*BOTH, *GROUPS, *SIZES, *SINGLES]
 
 @dataclass(frozen=True)
 class Row:
-    """A row's slot, how many tokens it sees, and the place of its own among them."""
+    """A row's slot, the number of tokens that it sees, and the index of its own token."""
 
     slot: int
     length: int
@@ -50,7 +58,7 @@ class Row:
 
 
 class Slots:
-    """Random queries, keys and values, the same for the same seed."""
+    """Random queries, keys and values, determined by a seed."""
 
     def __init__(
         self,
@@ -69,7 +77,7 @@ class Slots:
         num_slots = max(NUM_SLOTS, len(rows))
         stored = num_slots, capacity, heads.num_kv_heads, heads.head_dim
         self.rows = rows
-        # As layers give them: heads of a joined projection, so that rows are apart.
+        # Like a layer's output: heads of a joined projection, so rows have gaps between them.
         num_all = heads.num_heads + 2 * heads.num_kv_heads
         joined = normal(1, len(rows), num_all, heads.head_dim).transpose(1, 2)
         sizes = [heads.num_heads, heads.num_kv_heads, heads.num_kv_heads]
@@ -81,10 +89,10 @@ class Slots:
             *([getattr(row, name) for row in self.rows] for name in ("slot", "index", "length"))
         )
         inputs = self.query, self.key, self.value, self.keys, self.values
-        return attend_rows(*inputs, places, scores)[0]
+        return attend_slot_rows(*inputs, places, scores)[0]
 
     def expected(self, scores: Scores = PLAIN) -> torch.Tensor:
-        """Attend by the plain definition, row by row and head by head, in float64."""
+        """Return attention by its definition, row by row and head by head, in float64."""
         query, keys, values = (t.double() for t in (self.query, *self.stored()))
         _, num_heads, num_rows, head_dim = query.shape
         scale = head_dim**-0.5 if scores.scale is None else scores.scale
@@ -100,7 +108,7 @@ class Slots:
         return output
 
     def stored(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what the slots shall hold with the rows' tokens in their places."""
+        """Return the slots' expected keys and values, with the rows' tokens stored."""
         keys, values = self.keys.clone(), self.values.clone()
         for number, row in enumerate(self.rows):
             keys[row.slot, row.index] = self.key[0, :, number]
@@ -109,9 +117,9 @@ class Slots:
 
 
 def assert_near(found: torch.Tensor, expected: torch.Tensor, spread: float = 1) -> None:
-    """Compare with float64, as near as the type allows.
+    """Compare with float64, within the precision of the dtype.
 
-    The rounding of a product is an error of its weight, so large ones give less exact answers.
+    A rounding error of a product changes its weight, so large products give less exact answers.
     """
     tolerance = 1e-5 * max(1, spread**2) if found.dtype == torch.float32 else 1e-2
     torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance)
@@ -119,7 +127,7 @@ def assert_near(found: torch.Tensor, expected: torch.Tensor, spread: float = 1) 
 
 @st.composite
 def some_rows(draw: st.DrawFn) -> list[Row]:
-    """Rows in slots of any order, with their own tokens anywhere, as in a ring."""
+    """Return rows in slots of any order, with their own tokens anywhere, as in a ring buffer."""
     slots = draw(st.permutations(range(NUM_SLOTS)))
     lengths = draw(st.lists(st.integers(1, CAPACITY), min_size=1, max_size=NUM_SLOTS))
     return [
@@ -137,11 +145,11 @@ def threads() -> Iterator[None]:
 
 @pytest.fixture(params=[8, 4], ids="{} lanes".format)
 def lanes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """Kernels for narrower vectors than this machine's."""
+    """Compile kernels for narrower vectors than this machine's."""
     monkeypatch.setattr(head_shape, "_machine_lanes", lambda: request.param)
-    row_attention._make_kernel.cache_clear()
+    slot_attention._make_kernel.cache_clear()
     yield request.param
-    row_attention._make_kernel.cache_clear()
+    slot_attention._make_kernel.cache_clear()
 
 
 @pytest.mark.parametrize("heads", SHAPES, ids=str)
@@ -200,8 +208,8 @@ def test_narrower_vectors_give_the_same(heads: Heads, scores: Scores) -> None:
     assert_near(slots.attend(scores), expected)
 
 
-def test_a_narrower_kernel_is_another(lanes: int) -> None:
-    kernel = row_attention._make_kernel(64, 6, 2, torch.bfloat16)
+def test_a_narrower_vector_gives_another_kernel(lanes: int) -> None:
+    kernel = slot_attention._make_kernel(64, 6, 2, torch.bfloat16)
     assert kernel is not None
     assert kernel.shape.lanes == lanes
 
@@ -211,8 +219,8 @@ def test_a_narrower_kernel_is_another(lanes: int) -> None:
 def test_any_number_of_threads_gives_the_same_to_the_last_bit(
     heads: Heads, num_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A single row's heads are shared out."""
-    monkeypatch.setattr(row_attention, "MIN_PARALLEL_PRODUCTS", 0)
+    """The heads of a single row are divided among the threads."""
+    monkeypatch.setattr(slot_attention, "MIN_PARALLEL_PRODUCTS", 0)
     rows = [Row.at_end(slot, 300 - 20 * slot) for slot in range(num_rows)]
     slots = Slots(heads, rows, capacity=300)
     torch.set_num_threads(1)
@@ -222,10 +230,10 @@ def test_any_number_of_threads_gives_the_same_to_the_last_bit(
         assert torch.equal(slots.attend(), expected)
 
 
-def test_without_a_pool_of_threads_it_runs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_thread_pool_it_runs_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     slots = Slots(BFLOAT16, [Row.at_end(1, 20)])
     expected = slots.attend()
-    monkeypatch.setattr(row_attention, "MIN_PARALLEL_PRODUCTS", 0)
+    monkeypatch.setattr(slot_attention, "MIN_PARALLEL_PRODUCTS", 0)
     monkeypatch.setattr(openmp, "find_parallel", lambda: None)
     assert torch.equal(slots.attend(), expected)
 
@@ -239,7 +247,7 @@ def test_a_row_of_one_token_gets_its_value(heads: Heads) -> None:
 
 @pytest.mark.parametrize("heads", BOTH, ids=str)
 @pytest.mark.parametrize("softcap", [None, 30.0])
-def test_very_large_scores_overflow_nothing(heads: Heads, softcap: float | None) -> None:
+def test_very_large_scores_do_not_overflow(heads: Heads, softcap: float | None) -> None:
     scores = Scores(None, softcap)
     slots = Slots(heads, [Row.at_end(1, CAPACITY), Row.at_end(2, 17)], spread=1e4)
     expected = slots.expected(scores)
@@ -249,7 +257,7 @@ def test_very_large_scores_overflow_nothing(heads: Heads, softcap: float | None)
 
 
 @pytest.mark.parametrize("heads", BOTH, ids=str)
-def test_a_token_that_stands_far_below_the_largest_weighs_nothing(heads: Heads) -> None:
+def test_a_token_far_below_the_largest_score_has_no_weight(heads: Heads) -> None:
     slots = Slots(heads, [Row.at_end(0, CAPACITY)])
     slots.query.zero_()
     slots.query[..., 0] = 1
@@ -263,7 +271,7 @@ def test_a_token_that_stands_far_below_the_largest_weighs_nothing(heads: Heads) 
 @pytest.mark.parametrize("heads", BOTH, ids=str)
 @given(rows=some_rows())
 @settings(max_examples=15)
-def test_a_row_is_the_same_to_the_last_bit_whatever_stands_beside_it(
+def test_a_rows_result_is_the_same_to_the_last_bit_in_any_batch(
     heads: Heads, rows: list[Row]
 ) -> None:
     slots = Slots(heads, rows)
@@ -278,7 +286,7 @@ def test_a_row_is_the_same_to_the_last_bit_whatever_stands_beside_it(
 @pytest.mark.parametrize("heads", BOTH, ids=str)
 @given(rows=some_rows())
 @settings(max_examples=15)
-def test_what_lies_behind_a_rows_length_changes_nothing(heads: Heads, rows: list[Row]) -> None:
+def test_data_past_a_rows_length_changes_nothing(heads: Heads, rows: list[Row]) -> None:
     slots = Slots(heads, rows)
     before = slots.attend()
     lengths = {row.slot: row.length for row in rows}
@@ -290,7 +298,7 @@ def test_what_lies_behind_a_rows_length_changes_nothing(heads: Heads, rows: list
 
 @pytest.mark.parametrize("heads", BOTH, ids=str)
 @pytest.mark.parametrize("softcap", [None, 2.0])
-def test_what_is_not_finite_is_not_hidden_nor_seen_by_other_rows(
+def test_non_finite_values_show_in_their_row_and_in_no_other(
     heads: Heads, softcap: float | None
 ) -> None:
     slots, scores = Slots(heads, [Row.at_end(0, 20), Row.at_end(1, 20)]), Scores(None, softcap)
@@ -304,7 +312,7 @@ def test_what_is_not_finite_is_not_hidden_nor_seen_by_other_rows(
         tensor[:] = good
 
 
-def test_heads_of_a_row_need_not_be_neighbours() -> None:
+def test_heads_of_a_row_need_not_be_adjacent() -> None:
     slots = Slots(SINGLE, [Row.at_end(0, 9), Row.at_end(1, 4), Row.at_end(2, 1)])
     expected = slots.attend()
     slots.query, slots.key, slots.value = (
@@ -314,7 +322,7 @@ def test_heads_of_a_row_need_not_be_neighbours() -> None:
 
 
 @pytest.mark.parametrize("heads", SHAPES, ids=str)
-def test_all_these_shapes_are_the_kernels(heads: Heads) -> None:
+def test_the_kernel_takes_all_these_shapes(heads: Heads) -> None:
     query = torch.zeros(1, heads.num_heads, 3, heads.head_dim, dtype=heads.dtype)
     assert can_attend(query, heads.num_kv_heads)
 
@@ -323,25 +331,25 @@ def test_all_these_shapes_are_the_kernels(heads: Heads) -> None:
     ("head_dim", "dtype"),
     [(7, torch.bfloat16), (9, torch.float32), (4, torch.bfloat16), (2, torch.float32)],
 )
-def test_heads_that_no_vector_divides_are_not_the_kernels(
+def test_the_kernel_does_not_take_heads_that_no_vector_divides(
     head_dim: int, dtype: torch.dtype
 ) -> None:
     assert not can_attend(torch.zeros(1, 2, 3, head_dim, dtype=dtype), 1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
-def test_other_types_are_not_the_kernels(dtype: torch.dtype) -> None:
+def test_the_kernel_does_not_take_other_dtypes(dtype: torch.dtype) -> None:
     assert not can_attend(torch.zeros(1, 2, 1, 64, dtype=dtype), 1)
 
 
-def test_other_devices_are_not_the_kernels() -> None:
+def test_the_kernel_does_not_take_other_devices() -> None:
     assert not can_attend(torch.zeros(1, 2, 1, 64, device="meta"), 1)
 
 
 @pytest.mark.parametrize(
     ("dtype", "least"), [(torch.bfloat16, 2), (torch.float32, 4), (torch.float16, None)]
 )
-def test_chunks_are_the_kernels_where_enough_queries_share_a_key(
+def test_the_kernel_takes_chunks_where_enough_queries_share_a_key(
     dtype: torch.dtype, least: int | None
 ) -> None:
     for group in range(1, 6):

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.nn.functional import gelu, silu
 
-from deployments.engine.cpu import fused_ops
+from deployments.compute.cpu.fusion import ops
 
 dtypes = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 row_counts = pytest.mark.parametrize("num_rows", [1, 7, 33])
@@ -20,7 +20,7 @@ def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
 
 
 def normalized(rows: torch.Tensor, weight: torch.Tensor, *, is_shifted: bool) -> torch.Tensor:
-    """Normalise as the models of transformers do."""
+    """Normalise as transformers' models do."""
     wide = rows.float()
     wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPSILON)
     if is_shifted:
@@ -34,48 +34,48 @@ def rotated(heads: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> 
     return heads * cosines.unsqueeze(1) + turned * sines.unsqueeze(1)
 
 
+@pytest.mark.slow
 @dtypes
 @row_counts
 @weights
 @pytest.mark.parametrize("width", [8, 13, 32, 100, 896, 3584, 8192, 9001])
-def test_a_norm_is_torchs_to_the_last_bit(
+def test_a_norm_equals_torchs_to_the_last_bit(
     width: int, is_shifted: bool, num_rows: int, dtype: torch.dtype
 ) -> None:
     rows, weight = random(1, num_rows, width, dtype=dtype), random(width, dtype=dtype, seed=1)
-    found = fused_ops.rms_norm(rows, weight, EPSILON, is_shifted)
+    found = ops.rms_norm(rows, weight, EPSILON, is_shifted)
     assert torch.equal(found, normalized(rows, weight, is_shifted=is_shifted))
 
 
 @dtypes
 @row_counts
 @weights
-def test_a_norm_reads_heads_where_they_are(
-    is_shifted: bool, num_rows: int, dtype: torch.dtype
-) -> None:
+def test_a_norm_reads_heads_in_place(is_shifted: bool, num_rows: int, dtype: torch.dtype) -> None:
     joined, weight = random(1, num_rows, 96, dtype=dtype), random(16, dtype=dtype, seed=1)
     heads = joined[..., 16:80].view(1, num_rows, 4, 16)
     for rows in (heads, heads.transpose(1, 2)):
-        found = fused_ops.rms_norm(rows, weight, EPSILON, is_shifted)
+        found = ops.rms_norm(rows, weight, EPSILON, is_shifted)
         assert torch.equal(found, normalized(rows, weight, is_shifted=is_shifted))
-    # Where elements lie apart, torch adds their squares in another order.
+    # torch adds the squares of elements that are not contiguous in another order.
     apart = heads.mT.contiguous().mT
-    found = fused_ops.rms_norm(apart, weight, EPSILON, is_shifted)
+    found = ops.rms_norm(apart, weight, EPSILON, is_shifted)
     rtol = 2**-7 if dtype is torch.bfloat16 else 1e-6
     torch.testing.assert_close(
         found, normalized(apart, weight, is_shifted=is_shifted), rtol=rtol, atol=0
     )
 
 
+@pytest.mark.slow
 @dtypes
 @row_counts
 @weights
-def test_a_sum_and_its_norm_are_torchs_to_the_last_bit(
+def test_a_sum_and_its_norm_equal_torchs_to_the_last_bit(
     is_shifted: bool, num_rows: int, dtype: torch.dtype
 ) -> None:
     wide = random(1, num_rows, 2 * 896, dtype=dtype)
     rows, others = wide[..., :896], random(1, num_rows, 896, dtype=dtype, seed=1)
     weight = random(896, dtype=dtype, seed=2)
-    total, found = fused_ops.add_rms_norm(rows, others, weight, EPSILON, is_shifted)
+    total, found = ops.add_rms_norm(rows, others, weight, EPSILON, is_shifted)
     assert torch.equal(total, rows + others)
     assert torch.equal(found, normalized(rows + others, weight, is_shifted=is_shifted))
 
@@ -83,7 +83,7 @@ def test_a_sum_and_its_norm_are_torchs_to_the_last_bit(
 @dtypes
 @row_counts
 @pytest.mark.parametrize("head_dim", [2, 10, 64])
-def test_a_rotation_is_torchs_to_the_last_bit(
+def test_a_rotation_equals_torchs_to_the_last_bit(
     head_dim: int, num_rows: int, dtype: torch.dtype
 ) -> None:
     joined = random(1, num_rows, 5 * head_dim, dtype=dtype)
@@ -91,7 +91,7 @@ def test_a_rotation_is_torchs_to_the_last_bit(
     cosines, sines = tables
     heads = joined[..., head_dim:].view(1, num_rows, 4, head_dim)
     for view in (heads.transpose(1, 2), heads.transpose(1, 2).contiguous().mT.contiguous().mT):
-        found = fused_ops.rotate(view, cosines, sines)
+        found = ops.rotate(view, cosines, sines)
         assert torch.equal(found, rotated(view, cosines, sines))
         assert found[0].transpose(0, 1).shape == (num_rows, 4, head_dim)
 
@@ -99,28 +99,28 @@ def test_a_rotation_is_torchs_to_the_last_bit(
 @dtypes
 @row_counts
 @pytest.mark.parametrize("width", [7, 40, 48, 64, 896])
-def test_a_gated_silu_is_torchs_to_the_last_bit(
+def test_a_gated_silu_equals_torchs_to_the_last_bit(
     width: int, num_rows: int, dtype: torch.dtype
 ) -> None:
     joined = random(1, num_rows, 2 * width, dtype=dtype)
     gate, up = joined.chunk(2, -1)
-    assert torch.equal(fused_ops.silu_mul(joined), silu(gate) * up)
+    assert torch.equal(ops.silu_mul(joined), silu(gate) * up)
     strided = random(1, 2 * width, num_rows, dtype=dtype).mT
     gate, up = strided.contiguous().chunk(2, -1)
-    assert torch.equal(fused_ops.silu_mul(strided), silu(gate) * up)
+    assert torch.equal(ops.silu_mul(strided), silu(gate) * up)
 
 
 @pytest.mark.parametrize("activation", [silu, partial(gelu, approximate="tanh")])
-def test_a_gate_of_any_bfloat16_is_torchs(
+def test_a_gate_of_every_bfloat16_equals_torchs(
     activation: Callable[[torch.Tensor], torch.Tensor],
 ) -> None:
-    values = fused_ops.all_bfloat16()
+    values = ops.all_bfloat16()
     joined = torch.cat((values, torch.full_like(values, 3.0)))[None, None]
     gate, up = joined.chunk(2, -1)
-    found = fused_ops.table_mul(activation(values), joined)
+    found = ops.table_mul(activation(values), joined)
     assert torch.equal(found.nan_to_num(7), (activation(gate) * up).nan_to_num(7))
     if activation is silu:
-        found = fused_ops.silu_mul(joined)
+        found = ops.silu_mul(joined)
         assert torch.equal(found.nan_to_num(7), (silu(gate) * up).nan_to_num(7))
 
 
@@ -134,33 +134,33 @@ def two_threads() -> Iterator[None]:
 
 @pytest.mark.usefixtures("two_threads")
 @dtypes
-def test_threads_share_many_rows(dtype: torch.dtype) -> None:
+def test_threads_divide_many_rows(dtype: torch.dtype) -> None:
     num_rows, width = 101, 896
-    assert num_rows * width > fused_ops.MIN_SHARED_ELEMENTS
+    assert num_rows * width > ops.MIN_PARALLEL_ELEMENTS
     rows, others = (random(1, num_rows, width, dtype=dtype, seed=seed) for seed in (0, 1))
     weight = random(width, dtype=dtype, seed=2)
     expected = normalized(rows, weight, is_shifted=False)
-    assert torch.equal(fused_ops.rms_norm(rows, weight, EPSILON, False), expected)
-    total, found = fused_ops.add_rms_norm(rows, others, weight, EPSILON, True)
+    assert torch.equal(ops.rms_norm(rows, weight, EPSILON, False), expected)
+    total, found = ops.add_rms_norm(rows, others, weight, EPSILON, True)
     assert torch.equal(total, rows + others)
     assert torch.equal(found, normalized(rows + others, weight, is_shifted=True))
     heads = rows.view(1, num_rows, 14, 64).transpose(1, 2)
     tables = (random(1, num_rows, 64, dtype=dtype, seed=seed) for seed in (3, 4))
     cosines, sines = tables
-    assert torch.equal(fused_ops.rotate(heads, cosines, sines), rotated(heads, cosines, sines))
+    assert torch.equal(ops.rotate(heads, cosines, sines), rotated(heads, cosines, sines))
     gate, up = rows.chunk(2, -1)
-    assert torch.equal(fused_ops.silu_mul(rows), silu(gate) * up)
+    assert torch.equal(ops.silu_mul(rows), silu(gate) * up)
 
 
 @dtypes
 def test_a_row_that_is_not_finite_spoils_no_other(dtype: torch.dtype) -> None:
     rows, weight = random(1, 3, 64, dtype=dtype), random(64, dtype=dtype, seed=1)
-    expected = fused_ops.rms_norm(rows, weight, EPSILON, False)
-    silus = fused_ops.silu_mul(rows)
+    expected = ops.rms_norm(rows, weight, EPSILON, False)
+    silus = ops.silu_mul(rows)
     rows[0, 1] = torch.nan
-    found = fused_ops.rms_norm(rows, weight, EPSILON, False)
+    found = ops.rms_norm(rows, weight, EPSILON, False)
     assert found[0, 1].isnan().all()
     assert torch.equal(found[0, ::2], expected[0, ::2])
-    found = fused_ops.silu_mul(rows)
+    found = ops.silu_mul(rows)
     assert found[0, 1].isnan().all()
     assert torch.equal(found[0, ::2], silus[0, ::2])

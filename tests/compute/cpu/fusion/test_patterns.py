@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from deployments.engine.cpu.patterns import Operator
+from deployments.compute.cpu.fusion.patterns import Operator
 
 aten = torch.ops.aten
 
@@ -11,7 +11,7 @@ def nodes() -> tuple[torch.fx.Graph, torch.fx.Node, torch.fx.Node]:
     return graph, graph.placeholder("x"), graph.placeholder("y")
 
 
-def test_names_stand_for_what_is_found_there() -> None:
+def test_names_match_any_argument() -> None:
     graph, x, y = nodes()
     total = graph.call_function(aten.add.Tensor, (x, 0.5))
     product = graph.call_function(aten.mul.Tensor, (total, y))
@@ -32,7 +32,7 @@ def test_a_sum_and_a_product_match_in_either_order() -> None:
     assert ordered.match(graph.call_function(aten.sub.Tensor, (negated, y))) is None
 
 
-def test_a_name_stands_for_one_thing() -> None:
+def test_a_repeated_name_matches_one_thing() -> None:
     graph, x, y = nodes()
     square = Operator(aten.mul.Tensor, ("x", "x"))
     assert square.match(graph.call_function(aten.mul.Tensor, (x, x))) == {"x": x}
@@ -44,14 +44,14 @@ def test_a_name_stands_for_one_thing() -> None:
 
 
 @pytest.mark.parametrize("literal", [1, True, 2.0, None])
-def test_a_literal_stands_for_itself(literal: object) -> None:
+def test_a_literal_matches_only_itself(literal: object) -> None:
     graph, x, _ = nodes()
     shifted = graph.call_function(aten.add.Tensor, (x, 1.0))
     assert Operator(aten.add.Tensor, ("x", 1.0)).match(shifted)
     assert Operator(aten.add.Tensor, ("x", literal)).match(shifted) is None
 
 
-def test_options_count_but_for_the_device() -> None:
+def test_options_count_except_the_device() -> None:
     graph, x, y = nodes()
     scaled = graph.call_function(aten.add.Tensor, (x, y), {"alpha": 2})
     assert Operator(aten.add.Tensor, ("x", "y")).match(scaled) is None

@@ -7,14 +7,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.engine.cpu.float_bits import as_float32, like
+from deployments.compute.cpu.jit.numba_kernels import as_float32, cast_like
 
 FLOAT32_BITS = st.integers(0, 2**32 - 1)
 
-# Compiled once. To numba's types an intrinsic is what makes the code, which takes a context first.
+# Compiled once. numba types an intrinsic as the function that generates it, which takes a context.
 jit: Any = numba.njit
 widen: Any = as_float32
-narrow: Any = like
+narrow: Any = cast_like
 widened: Any = jit(lambda values: np.array([widen(value) for value in values]))
 alike: Any = jit(lambda sample, values: np.array([narrow(sample, value) for value in values]))
 
@@ -24,8 +24,8 @@ EXACT, NEAREST_UP, NEAREST_DOWN, TIE_TO_EVEN_UP, TIE_TO_EVEN_DOWN = (
 KINDS = (
     EXACT, NEAREST_UP, NEAREST_DOWN, TIE_TO_EVEN_UP, TIE_TO_EVEN_DOWN,
     0x00000000, 0x00000001, 0x00008000, 0x00008001, 0x00018000,  # zero and subnormals
-    0x007FFFFF, 0x00800000,  # the largest subnormal, and the least value that is none
-    0x7F7F7FFF, 0x7F7F8000, 0x7F7FFFFF,  # the last that stays finite, and those that don't
+    0x007FFFFF, 0x00800000,  # the largest subnormal, and the least normal
+    0x7F7F7FFF, 0x7F7F8000, 0x7F7FFFFF,  # the last that stays finite, and two that overflow
     0x7F800000,  # infinity
 )  # fmt: skip
 
@@ -57,13 +57,13 @@ def test_all_values_but_nan_are_rounded_as_torch_does(bits: list[int]) -> None:
 
 
 @pytest.mark.parametrize("bits", [0x7FC00000, 0xFFC00000, 0x7FC00001])
-def test_the_nan_that_arithmetic_makes_stays_one(bits: int) -> None:
+def test_a_nan_that_arithmetic_produces_stays_nan(bits: int) -> None:
     (rounded,) = bfloat16_bits([bits])
     assert rounded & 0x7FFF > 0x7F80
 
 
-def test_a_nan_that_arithmetic_never_makes_may_become_a_number() -> None:
-    """What is known of the rounding, which takes no look at such bits, to save time."""
+def test_a_nan_that_arithmetic_never_produces_may_become_a_number() -> None:
+    """A known limit of the rounding, which does not check for such bits, to save time."""
     signalling, all_ones = 0x7F800001, 0x7FFFFFFF
     infinity, minus_zero = 0x7F80, 0x8000
     assert bfloat16_bits([signalling, all_ones]) == [infinity, minus_zero]
@@ -75,7 +75,7 @@ def test_every_bfloat16_is_read_as_torch_reads_it() -> None:
     np.testing.assert_array_equal(widened(bits), expected)
 
 
-def test_float32_stays_as_it_is() -> None:
+def test_float32_is_not_changed() -> None:
     values = floats_of([*KINDS, 0x7FC00000])
     np.testing.assert_array_equal(widened(values), values)
     np.testing.assert_array_equal(alike(np.float32(0), values), values)

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.engine.cpu.machine_code import MachineCode
-from deployments.engine.cpu.openmp import CFunction
-from deployments.engine.cpu.vector_builder import I64, Value, VectorBuilder
+from deployments.compute.cpu.jit.machine_code import MachineCode
+from deployments.compute.cpu.jit.openmp import CFunction
+from deployments.compute.cpu.jit.vector_builder import I64, Value, VectorBuilder
 
 LANES = 8
 EPSILON = 2.0**-23
@@ -20,7 +20,7 @@ Float32Array = npt.NDArray[np.float32]
 
 
 class OnVectors:
-    """Compiles what is written for one vector, and applies it to one after the other."""
+    """Compiles code emitted for one vector, and applies it to vectors one by one."""
 
     def __init__(
         self, write: Callable[[VectorBuilder, Value], Value], *, is_bfloat16: bool = False
@@ -40,7 +40,7 @@ class OnVectors:
 
 exponentials = OnVectors(lambda v, x: v.exp(x))
 tangents = OnVectors(lambda v, x: v.tanh(x))
-kept = OnVectors(lambda v, x: v.narrowed(x), is_bfloat16=True)
+kept = OnVectors(lambda v, x: v.narrow(x), is_bfloat16=True)
 
 
 def exp(values: Float32Array) -> Float32Array:
@@ -50,7 +50,7 @@ def exp(values: Float32Array) -> Float32Array:
 def test_exponentials_are_as_exact_as_their_argument_allows() -> None:
     x = np.linspace(-87, 0, 20_001, dtype=np.float32)
     error = np.abs(exp(x) / np.exp(x.astype(np.float64)) - 1)
-    # x * log2(e) is rounded to a float32: half a unit in its last place is this far from the truth.
+    # x * log2(e) is rounded to float32, which is an error of up to half a unit in its last place.
     allowed = 2 * EPSILON + np.abs(x) * EPSILON
     assert (error <= allowed).all()
 
@@ -59,12 +59,12 @@ def test_the_exponential_of_zero_is_one() -> None:
     assert exp(np.array([0, -0.0], np.float32)).tolist() == [1, 1]
 
 
-def test_the_exponential_of_no_number_is_none() -> None:
+def test_the_exponential_of_nan_is_nan() -> None:
     assert np.isnan(exp(np.array([np.nan], np.float32))).all()
 
 
 @pytest.mark.parametrize("x", [-87.4, -88, -104, -200, -3.4e38, -np.inf])
-def test_the_exponential_of_far_less_is_next_to_nothing(x: float) -> None:
+def test_the_exponential_of_a_large_negative_number_is_almost_zero(x: float) -> None:
     (power,) = exp(np.array([x], np.float32))
     assert 0 <= power <= 2.0**-125
 
@@ -75,12 +75,12 @@ def test_exponentials_do_not_descend(a: float, b: float) -> None:
     assert low <= high * (1 + 2 * EPSILON)
 
 
-def test_hyperbolic_tangents_are_torchs() -> None:
+def test_hyperbolic_tangents_equal_torchs() -> None:
     x = torch.cat([torch.linspace(-12, 12, 2001), torch.tensor([1e4, -1e4, torch.inf, -torch.inf])])
     torch.testing.assert_close(tangents(x), x.tanh(), rtol=1e-6, atol=1e-6)
 
 
-def test_every_bfloat16_but_nan_stays_when_it_is_widened_and_narrowed() -> None:
+def test_every_bfloat16_but_nan_survives_widening_and_narrowing() -> None:
     bits = torch.arange(2**16, dtype=torch.int32).to(torch.int16)
     values = bits.view(torch.bfloat16)
     values = values[~values.isnan()]
@@ -89,7 +89,7 @@ def test_every_bfloat16_but_nan_stays_when_it_is_widened_and_narrowed() -> None:
 
 def test_sums_are_rounded_to_bfloat16_as_torch_does() -> None:
     doubled = OnVectors(
-        lambda v, x: v.narrowed(v.builder.fmul(x, v.constant(1.2345))), is_bfloat16=True
+        lambda v, x: v.narrow(v.builder.fmul(x, v.constant(1.2345))), is_bfloat16=True
     )
     values = torch.randn(4096, generator=torch.Generator().manual_seed(0)).bfloat16()
     expected = (values.float() * torch.tensor(1.2345)).bfloat16()
@@ -100,7 +100,7 @@ def test_sums_are_rounded_to_bfloat16_as_torch_does() -> None:
 def test_a_square_is_transposed(lanes: int) -> None:
     v = VectorBuilder("transpose", lanes, is_bfloat16=False)
     rows = [v.load(v.words, v.argument, 4 * lanes * i) for i in range(lanes)]
-    for i, column in enumerate(v.transposed(rows)):
+    for i, column in enumerate(v.transpose(rows)):
         v.store(column, v.argument, 4 * lanes * i)
     v.builder.ret_void()
     code = MachineCode(str(v.module), optimize=True)
@@ -112,7 +112,7 @@ def test_a_square_is_transposed(lanes: int) -> None:
 
 def test_a_loop_counts_in_steps() -> None:
     v = VectorBuilder("count", 4, is_bfloat16=False)
-    with v.each(I64(10), 4) as index:
+    with v.loop(I64(10), 4) as index:
         v.store(index, v.argument, v.builder.mul(index, I64(8)))
     v.builder.ret_void()
     code = MachineCode(str(v.module), optimize=True)

@@ -3,8 +3,8 @@ from typing import Any
 import pytest
 import torch
 
-from deployments.engine.cpu import int8_linear
-from deployments.engine.cpu.int8_linear import Int8Linear, int8_obstacle, quantize
+from deployments.compute.cpu.linear import int8_linear
+from deployments.compute.cpu.linear.int8_linear import Int8Linear, int8_obstacle, quantize
 
 pytestmark = pytest.mark.skipif(int8_obstacle() is not None, reason=str(int8_obstacle()))
 
@@ -37,7 +37,7 @@ def test_it_computes_its_formula() -> None:
     assert torch.allclose(found.double(), reference(rows, weight, bias), rtol=1e-5, atol=1e-5)
 
 
-def test_it_is_as_near_to_the_float_layer_as_rounding_lets_it() -> None:
+def test_it_is_as_near_to_the_float_layer_as_rounding_allows() -> None:
     rows, weight = with_outliers(), tensor(OUT, IN)
     found = Int8Linear(weight, None)(rows)
     row_steps = rows.abs().amax(-1, keepdim=True) / 127
@@ -47,7 +47,7 @@ def test_it_is_as_near_to_the_float_layer_as_rounding_lets_it() -> None:
     assert bool(((found - rows @ weight.T).abs() <= (by_rows + by_weights) * 1.001).all())
 
 
-def test_a_scale_that_is_off_by_a_twentieth_would_be_seen() -> None:
+def test_a_scale_that_is_off_by_a_twentieth_shows_in_the_error() -> None:
     rows, weight = tensor(64, IN, seed=1), tensor(OUT, IN)
     expected = rows @ weight.T
 
@@ -61,7 +61,7 @@ def test_a_scale_that_is_off_by_a_twentieth_would_be_seen() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_it_gives_the_type_it_takes(dtype: torch.dtype) -> None:
+def test_the_output_has_the_dtype_of_the_rows(dtype: torch.dtype) -> None:
     rows, weight, bias = (t.to(dtype) for t in (tensor(2, 3, IN), tensor(OUT, IN), tensor(OUT)))
     found = Int8Linear(weight, bias)(rows)
     assert found.dtype is dtype
@@ -71,7 +71,7 @@ def test_it_gives_the_type_it_takes(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 17, 300])
-def test_a_rows_result_is_the_same_to_the_bit_in_any_company(count: int) -> None:
+def test_a_rows_result_is_the_same_to_the_bit_in_any_batch(count: int) -> None:
     layer = Int8Linear(tensor(OUT, IN), tensor(OUT, seed=2))
     rows = torch.cat([with_outliers(), tensor(count, IN, seed=5)])
     together = layer(rows[None])[0]
@@ -79,7 +79,7 @@ def test_a_rows_result_is_the_same_to_the_bit_in_any_company(count: int) -> None
         assert torch.equal(layer(rows[i][None, None])[0, 0], together[i]), i
 
 
-def test_a_row_that_is_not_finite_spoils_itself_alone() -> None:
+def test_a_row_that_is_not_finite_spoils_only_itself() -> None:
     layer = Int8Linear(tensor(OUT, IN), None)
     rows = tensor(4, IN, seed=1)
     before = layer(rows)
@@ -103,7 +103,7 @@ def test_no_rows_give_no_rows(shape: tuple[int, ...]) -> None:
     assert layer(torch.empty(*shape, IN)).shape == (*shape, OUT)
 
 
-def test_weights_given_to_it_are_left_alone() -> None:
+def test_the_weights_given_to_it_are_not_changed() -> None:
     weight, bias = tensor(OUT, IN), tensor(OUT)
     layer = Int8Linear(weight, bias)
     assert torch.equal(weight, tensor(OUT, IN))
@@ -120,12 +120,12 @@ def test_quantising_in_parts_changes_nothing(monkeypatch: pytest.MonkeyPatch) ->
         assert torch.equal(part, expected)
 
 
-def test_it_holds_a_byte_for_each_weight_and_a_scale_for_each_output() -> None:
+def test_its_size_is_a_byte_per_weight_and_a_scale_per_output() -> None:
     assert Int8Linear(tensor(OUT, IN), None).num_bytes == OUT * IN + 4 * OUT
     assert Int8Linear(tensor(OUT, IN), tensor(OUT)).num_bytes == OUT * IN + 8 * OUT
 
 
-def test_a_build_without_the_operator_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_build_without_the_operator_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> Any:
         return torch.ops.onednn.no_such_operator.default
 
@@ -135,7 +135,7 @@ def test_a_build_without_the_operator_is_found_out(monkeypatch: pytest.MonkeyPat
     assert "no_such_operator" in obstacle
 
 
-def test_a_cpu_that_overflows_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cpu_that_overflows_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     def saturating(integers: torch.Tensor, *arguments: Any) -> torch.Tensor:
         """Add pairs of products in 16 bits, as AVX2 does."""
         offset, scales = arguments[1], arguments[3]

@@ -4,14 +4,14 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from deployments.engine.cpu import prepacked_linear
-from deployments.engine.cpu.prepacked_linear import PrepackedLinear, can_prepack
-from tests.engine.cpu.linears import assert_near, linear, rows_of
+from deployments.compute.cpu.linear import prepacked_linear
+from deployments.compute.cpu.linear.prepacked_linear import PrepackedLinear, can_prepack
+from tests.compute.cpu.linear.linears import DTYPES, assert_near, linear, rows_of
 
 
 @pytest.fixture
 def untried() -> Iterator[None]:
-    """Let `can_prepack` try anew, and again behind the test."""
+    """Clear the cached result of `can_prepack` before and after the test."""
     can_prepack.cache_clear()
     yield
     can_prepack.cache_clear()
@@ -19,14 +19,14 @@ def untried() -> Iterator[None]:
 
 @pytest.mark.parametrize("shape", [(24,), (1, 24), (0, 24), (7, 24), (1, 5, 24), (2, 3, 24)])
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_it_gives_what_linear_gives(dtype: torch.dtype, bias: bool, shape: tuple[int, ...]) -> None:
     layer = linear(24, 40, bias=bias, dtype=dtype)
     rows = rows_of(*shape, dtype=dtype)
     assert_near(PrepackedLinear(layer.weight, layer.bias)(rows), layer(rows))
 
 
-def test_rows_need_not_be_neighbours() -> None:
+def test_rows_need_not_be_contiguous() -> None:
     layer, rows = linear(24, 40), rows_of(24, 6).T
     assert_near(PrepackedLinear(layer.weight, layer.bias)(rows), layer(rows))
 
@@ -41,16 +41,17 @@ def test_weights_and_bias_are_copies() -> None:
     assert_near(packed(rows), expected)
 
 
-def test_it_tells_its_size() -> None:
-    layer = linear(24, 40, dtype=torch.bfloat16)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_it_reports_its_size(dtype: torch.dtype) -> None:
+    layer = linear(24, 40, dtype=dtype)
     packed = PrepackedLinear(layer.weight, layer.bias)
-    assert packed.num_bytes == (24 * 40 + 40) * 2
+    assert packed.num_bytes == (24 * 40 + 40) * dtype.itemsize
     assert repr(packed) == "PrepackedLinear(in_features=24, out_features=40)"
 
 
 @pytest.mark.usefixtures("untried")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64, torch.int8])
-def test_other_types_are_not_prepacked(dtype: torch.dtype) -> None:
+def test_other_dtypes_are_not_prepacked(dtype: torch.dtype) -> None:
     assert not can_prepack(dtype)
 
 
@@ -59,7 +60,7 @@ class NoOperators:
 
 
 class WrongOperators:
-    """A build of torch whose operators give something else."""
+    """A build of torch whose operators give other values."""
 
     def _reorder_linear_weight(self, weight: torch.Tensor, _: int) -> torch.Tensor:
         return weight
@@ -70,7 +71,7 @@ class WrongOperators:
 
 @pytest.mark.usefixtures("untried")
 @pytest.mark.parametrize("operators", [NoOperators(), WrongOperators()])
-def test_operators_that_are_missing_or_wrong_are_told_and_not_used(
+def test_missing_or_wrong_operators_are_logged_and_not_used(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, operators: object
 ) -> None:
     assert can_prepack(torch.float32)

@@ -7,14 +7,14 @@ import pytest
 import torch
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from deployments.engine.cpu import quantization
-from deployments.engine.cpu.int8_linear import Int8Linear, int8_obstacle
-from deployments.engine.cpu.prepacked_linear import PrepackedLinear
-from deployments.engine.cpu.quantization import linear_share
-from deployments.engine.memory import memory_demand
-from deployments.engine.model_check import UnsupportedModelError
-from deployments.engine.model_loader import LoadedModel, load_model, prepare_model
-from deployments.engine.sequence import SequenceRequest
+from deployments.compute.cpu.linear import quantization
+from deployments.compute.cpu.linear.int8_linear import Int8Linear, int8_obstacle
+from deployments.compute.cpu.linear.prepacked_linear import PrepackedLinear
+from deployments.compute.cpu.linear.quantization import linear_fraction
+from deployments.compute.errors import UnsupportedModelError
+from deployments.engine.model.loader import LoadedModel, load_model, prepare_model
+from deployments.engine.model.memory_demand import memory_demand
+from deployments.engine.scheduling.sequence import SequenceRequest
 from tests.deployments.tiny_folder import save_text_model
 from tests.engine.collector import GREEDY, random_prompt, run_staggered
 from tests.engine.tiny_models import (
@@ -37,7 +37,7 @@ CPU = torch.device("cpu")
 
 
 class ReferenceLayer(torch.nn.Module):
-    """The formula of an int8 layer, in plain torch and float64."""
+    """An int8 layer by its formula, in plain torch and float64."""
 
     def __init__(self, linear: torch.nn.Linear) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ def test_the_engine_equals_generate_on_reference_layers(
         assert collector.token_ids(str(i)) == output[0, len(prompt) :].tolist(), i
 
 
-def test_the_language_model_and_its_logits_are_int8_and_the_rest_is_not() -> None:
+def test_only_the_language_model_and_its_logits_are_int8() -> None:
     model: Any = load_int8(gemma3).model
     kinds = {
         name: type(module)
@@ -135,18 +135,18 @@ def test_a_step_needs_room_for_float32_between_int8_layers() -> None:
 
 
 @pytest.mark.parametrize(("make_model", "name"), [(mixtral, "mixtral"), (gpt2, "gpt2")])
-def test_a_model_whose_weights_are_elsewhere_is_refused(
+def test_a_model_with_few_weights_in_linear_layers_is_refused(
     make_model: Callable[[], PreTrainedModel], name: str
 ) -> None:
     with pytest.raises(UnsupportedModelError, match=rf"{name} models .* in linear layers"):
         prepare_model(make_model(), "int8")
 
 
-def test_the_share_of_linear_layers_leaves_embeddings_out() -> None:
+def test_the_fraction_of_linear_layers_excludes_embeddings() -> None:
     decoder = torch.nn.Sequential(
         torch.nn.Embedding(1000, 8), torch.nn.Linear(8, 3, bias=False), torch.nn.LayerNorm(4)
     )
-    assert linear_share(decoder) == 24 / (24 + 8)
+    assert linear_fraction(decoder) == 24 / (24 + 8)
 
 
 def refusal(name: str, device: str) -> str:
@@ -161,11 +161,11 @@ def refusal(name: str, device: str) -> str:
     return str(caught.value)
 
 
-def test_other_devices_and_names_are_refused_before_anything_is_read() -> None:
-    assert "runs on a CPU alone, and the device is cuda" in refusal("int8", "cuda")
+def test_other_devices_and_unknown_names_are_refused_before_loading() -> None:
+    assert "runs only on a CPU, and the device is cuda" in refusal("int8", "cuda")
     assert "'int4' is unknown; known: int8" in refusal("int4", "cpu")
 
 
-def test_a_machine_that_lacks_it_is_told_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_int8_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quantization, "int8_obstacle", lambda: "it is too old")
     assert "can't run here: it is too old" in refusal("int8", "cpu")

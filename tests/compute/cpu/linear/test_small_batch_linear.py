@@ -2,16 +2,16 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from deployments.engine.cpu import few_rows_linear
-from deployments.engine.cpu.few_rows_kernel import MAX_ROWS, make_kernel
-from deployments.engine.cpu.few_rows_linear import (
+from deployments.compute.cpu.jit.openmp import find_parallel
+from deployments.compute.cpu.linear import small_batch_linear
+from deployments.compute.cpu.linear.prepacked_linear import PrepackedLinear, can_prepack
+from deployments.compute.cpu.linear.small_batch_kernel import MAX_ROWS, make_kernel
+from deployments.compute.cpu.linear.small_batch_linear import (
     MAX_INPUTS,
-    FewRowsLinear,
+    SmallBatchLinear,
     can_read,
-    multiply_few_rows,
+    use_small_batch_linear,
 )
-from deployments.engine.cpu.openmp import find_parallel
-from deployments.engine.cpu.prepacked_linear import PrepackedLinear, can_prepack
 
 kernel, parallel = make_kernel(), find_parallel()
 
@@ -25,18 +25,18 @@ def random(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
 
 
-def layer_of(weight: torch.Tensor, bias: torch.Tensor | None) -> FewRowsLinear:
+def layer_of(weight: torch.Tensor, bias: torch.Tensor | None) -> SmallBatchLinear:
     assert kernel is not None
     assert parallel is not None
     packed = PrepackedLinear(weight, bias)._packed
     assert can_read(packed)
-    return FewRowsLinear(packed, bias, kernel)
+    return SmallBatchLinear(packed, bias, kernel)
 
 
 def assert_close(
     found: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, bias: object
 ) -> None:
-    """Compare with the product in float64: within a rounding of the sum and one of the result."""
+    """Compare with the product in float64, within one rounding of the sum and one of the result."""
     expected = rows.double() @ weight.double().T
     if isinstance(bias, torch.Tensor):
         expected = expected + bias.double()
@@ -73,29 +73,29 @@ def test_any_number_of_threads_gives_the_same(num_threads: int) -> None:
         torch.set_num_threads(before)
 
 
-def test_a_row_gives_the_same_in_any_company() -> None:
+def test_a_rows_result_does_not_depend_on_its_batch() -> None:
     layer, rows = layer_of(random(256, 64), random(256, seed=1)), random(MAX_ROWS, 64, seed=2)
     alone = torch.cat([layer(row[None]) for row in rows])
     for num_rows in range(1, MAX_ROWS + 1, 5):
         assert torch.equal(layer(rows[:num_rows]), alone[:num_rows])
 
 
-def test_nothing_is_written_beside_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_written_outside_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
     layer, rows = layer_of(random(64, 64), None), random(7, 64, seed=1)
     frame = torch.full((3, 7, 64), 7.0).bfloat16()
-    monkeypatch.setattr(few_rows_linear, "empty", lambda *_: frame[1])
+    monkeypatch.setattr(small_batch_linear, "empty", lambda *_: frame[1])
     assert torch.equal(layer(rows), frame[1])
     assert torch.all(frame[[0, 2]] == 7)
 
 
-def test_rows_that_lie_apart_and_no_rows_are_taken() -> None:
+def test_rows_with_gaps_and_no_rows_are_accepted() -> None:
     weight, rows = random(128, 64), random(6, 128, seed=1)
     layer = layer_of(weight, None)
     assert torch.equal(layer(rows[::2, :64]), layer(rows[::2, :64].contiguous()))
     assert layer(rows[:0, :64]).shape == (0, 128)
 
 
-def test_values_that_are_no_numbers_stay_in_their_row() -> None:
+def test_nan_stays_in_its_row() -> None:
     layer, rows = layer_of(random(128, 64), None), random(5, 64, seed=1)
     expected = layer(rows)
     rows[2, 3] = torch.nan
@@ -107,20 +107,20 @@ def test_values_that_are_no_numbers_stay_in_their_row() -> None:
 @pytest.mark.parametrize(
     ("outputs", "inputs"), [(100, 64), (128, 72), (128, MAX_INPUTS + 32)], ids=str
 )
-def test_sizes_that_it_is_not_made_for_are_left_alone(outputs: int, inputs: int) -> None:
+def test_unsupported_sizes_are_left_alone(outputs: int, inputs: int) -> None:
     assert not can_read(PrepackedLinear(random(outputs, inputs), None)._packed)
 
 
-def test_other_types_are_left_alone() -> None:
+def test_other_dtypes_are_left_alone() -> None:
     assert not can_read(PrepackedLinear(random(128, 64).float(), None)._packed)
 
 
 def test_another_layout_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(few_rows_linear, "_packs_in_blocks", lambda: False)
+    monkeypatch.setattr(small_batch_linear, "_packs_in_blocks", lambda: False)
     assert not can_read(PrepackedLinear(random(128, 64), None)._packed)
 
 
-def test_a_recorded_graph_gets_the_kernel() -> None:
+def test_a_traced_graph_gets_the_kernel() -> None:
     module = torch.nn.Sequential(
         PrepackedLinear(random(128, 64), random(128, seed=1)),
         PrepackedLinear(random(100, 128), None),
@@ -128,7 +128,7 @@ def test_a_recorded_graph_gets_the_kernel() -> None:
     rows = random(1, 3, 64, seed=2)
     graph = make_fx(module, tracing_mode="symbolic", _allow_non_fake_inputs=True)(rows)
     expected = graph(rows)
-    multiply_few_rows(graph)
+    use_small_batch_linear(graph)
     graph.recompile()
-    assert [type(child) for child in graph.children()] == [FewRowsLinear]
+    assert [type(child) for child in graph.children()] == [SmallBatchLinear]
     assert torch.allclose(graph(rows).float(), expected.float(), rtol=0.02, atol=0.1)

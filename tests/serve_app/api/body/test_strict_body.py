@@ -1,8 +1,8 @@
-"""Whatever a body holds, its JSON schema and the server are of one mind about it.
+"""A body's JSON schema and the server agree on which bodies are valid.
 
-What the schema can't say is left out here: `best_of` must equal n, two limits of the answer's
-length must agree, `overlap` must be less than `max_chars`, and the replica alone knows which tokens
-there are.
+Rules that the schema can't state are left out: `best_of` must equal n, the two limits of the
+answer's length must agree, `overlap` must be less than `max_chars`, and token ids must be in the
+vocabulary, which only the replica knows.
 """
 
 from typing import Any
@@ -15,13 +15,13 @@ from pydantic import ValidationError
 
 from deployments.contract import SamplingParams
 from deployments.errors import RaystreamError
-from serve_app.api.chat_schema import ChatRequest
-from serve_app.api.classify_schema import ClassifyBody, SplitOptions, VllmClassifyBody
-from serve_app.api.completions_schema import CompletionRequest
-from serve_app.api.sampling_schema import SamplingFields
-from serve_app.api.strict_body import StrictBody
-from serve_app.api.text_generation_schema import TextGenerationRequest
-from serve_app.api.tokenize_schema import DetokenizeBody, TokenizeBody
+from serve_app.api.body.strict_body import StrictBody
+from serve_app.api.chat.schema import ChatRequest
+from serve_app.api.classify.schema import ClassifyBody, SplitOptions, VllmClassifyBody
+from serve_app.api.completions.schema import CompletionRequest
+from serve_app.api.openai.sampling_schema import SamplingFields
+from serve_app.api.text_generation.schema import TextGenerationRequest
+from serve_app.api.tokenize.schema import DetokenizeBody, TokenizeBody
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 BODIES: list[tuple[type[StrictBody], dict[str, Any]]] = [
@@ -37,6 +37,22 @@ BODIES: list[tuple[type[StrictBody], dict[str, Any]]] = [
 BEYOND_A_SCHEMA = {"overlap", "best_of", "min_tokens", "max_tokens", "max_completion_tokens"}
 CALL = {"id": "c", "function": {"name": "f", "arguments": "{}"}}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+NOTHING_OR_SOMETHING: list[Any] = [
+    None, "", "a", 5, [], {}, {"a": [""]}, {"a": 0}, {"reasoning": "a"},
+]  # fmt: skip
+ARGUMENTS: list[Any] = [None, "{", {"a": 1}, 5, []]
+FUNCTIONS = [{"name": "f", "arguments": arguments} for arguments in ARGUMENTS]
+ECHOED = [
+    "reasoning_content", "reasoning", "refusal", "provider_specific_fields", "cache_control",
+    "parsed", "colour",
+]  # fmt: skip
+ECHOING = [
+    {"role": role, "content": content, name: value}
+    for role in ("user", "assistant")
+    for content in ("a", None)
+    for name in ECHOED
+    for value in NOTHING_OR_SOMETHING
+]
 VALUES: list[Any] = [
     None, True, False, 0, 1, 2, 17, 20, 21, -1, -2, 2**31, 2**63, -(2**63) - 1, 0.5, -0.5, 2.5, 101,
     "", "a", "auto", "none", [], [""], ["a"], ["a"] * 17, [1], [-1], [0.5], [1] * 129, [[1]], [[]],
@@ -55,6 +71,11 @@ VALUES: list[Any] = [
     [{"role": "tool", "content": "a", "tool_call_id": None}],
     [{"role": "user", "content": "a", "tool_call_id": "c"}],
     [{"role": "user", "content": "a", "tool_call_id": None}],
+    [{"role": "assistant", "tool_calls": [{**CALL, "type": None, "caller": {}}]}],
+    [{"role": "assistant", "tool_calls": [{**CALL, "caller": {"type": "direct"}}]}],
+    [{"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f"}}]}],
+    *([{"role": "assistant", "tool_calls": [{"id": "c", "function": each}]}] for each in FUNCTIONS),
+    *([each] for each in ECHOING),
     [TOOL], [{**TOOL, "type": "custom"}], [{"type": "function"}], [TOOL] * 600,
     "required", "function", {"type": "required"}, {"type": "function"},
     {"type": "none", "function": None},
@@ -79,10 +100,11 @@ def accepts(body: type[StrictBody], value: dict[str, Any]) -> bool:
 
 
 def fields_of(body: type[StrictBody]) -> list[str]:
-    known = {*body.model_fields, *body.unsupported, "zzzz"}
+    known = {*body.model_fields, *body.unsupported, *body.echoed, "zzzz"}
     return sorted(known - BEYOND_A_SCHEMA)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("body", "base"), BODIES)
 def test_the_schema_and_the_server_agree_on_every_field(
     body: type[StrictBody], base: dict[str, Any]

@@ -1,5 +1,6 @@
-"""Walks over openai's own types, so that a field which OpenAI adds is noticed here."""
+"""Compares bodies with openai's own types, so that these tests notice fields that OpenAI adds."""
 
+import re
 from typing import Any, get_type_hints
 
 import httpx
@@ -21,14 +22,15 @@ from openai.types.chat.chat_completion_system_message_param import (
 from openai.types.chat.chat_completion_tool_message_param import ChatCompletionToolMessageParam
 from openai.types.chat.chat_completion_user_message_param import ChatCompletionUserMessageParam
 from openai.types.shared_params import FunctionDefinition
+from pydantic import ValidationError
 
-from serve_app.api.answer_schema import StreamOptions
-from serve_app.api.chat_schema import ChatRequest
-from serve_app.api.completions_schema import CompletionRequest
-from serve_app.api.message_schema import MessageBody
-from serve_app.api.refusals import REASONS
-from serve_app.api.strict_body import StrictBody
-from serve_app.api.tool_schema import FunctionBody
+from serve_app.api.body.strict_body import StrictBody
+from serve_app.api.body.unsupported_fields import REASONS
+from serve_app.api.chat.schema import ChatRequest
+from serve_app.api.completions.schema import CompletionRequest
+from serve_app.api.openai.answer_schema import StreamOptions
+from serve_app.api.openai.prompt_schema import MessageBody
+from serve_app.api.tools.schema import FunctionBody
 
 SURFACES: dict[str, tuple[type[StrictBody], dict[str, Any]]] = {
     "/v1/chat/completions": (ChatRequest, {"messages": [{"role": "user", "content": "hi"}]}),
@@ -57,18 +59,19 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("body", "field"), FIELDS)
-def test_every_field_of_openai_s_is_honoured_or_refused_with_a_reason(
+def test_every_field_of_openai_is_honoured_or_refused_with_a_reason(
     body: type[StrictBody], field: str
 ) -> None:
+    not_honoured = {*body.unsupported, *body.echoed}
     if field in body.model_fields:
-        assert field not in body.unsupported
+        assert field not in not_honoured
     else:
-        assert field in body.unsupported
-        assert REASONS[field]
+        assert field in not_honoured
+        assert body.reasons.get(field) or REASONS[field]
 
 
 @pytest.mark.parametrize(("path", "field"), REFUSED)
-async def test_what_is_refused_is_refused_by_its_name_and_nothing_of_it_passes(
+async def test_an_unsupported_field_is_refused_by_name_unless_it_asks_for_nothing(
     client: httpx.AsyncClient, path: str, field: str
 ) -> None:
     body = {"model": "m", **SURFACES[path][1]}
@@ -79,3 +82,43 @@ async def test_what_is_refused_is_refused_by_its_name_and_nothing_of_it_passes(
     harmless = SURFACES[path][0].unsupported[field]
     for value in (None, *harmless):
         assert (await client.post(path, json={**body, field: value})).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "route"),
+    [
+        ("/v1/completions", "messages", "/v1/chat/completions"),
+        ("/v1/chat/completions", "prompt", "/v1/completions"),
+        ("/v1/completions", "input", "/v1/classify"),
+        ("/v1/chat/completions", "input", "/v1/classify"),
+    ],
+)
+async def test_a_field_of_another_route_is_refused_with_the_name_of_that_route(
+    client: httpx.AsyncClient, path: str, field: str, route: str
+) -> None:
+    body = {"model": "m", field: "hi" if field != "messages" else [{"role": "user"}]}
+    error = (await client.post(path, json=body)).json()["error"]
+    assert error["param"] == field
+    assert f"POST {route}" in error["message"]
+
+
+def bodies_below(body: type[StrictBody]) -> set[type[StrictBody]]:
+    found = {body}
+    for below in body.__subclasses__():
+        found |= bodies_below(below)
+    return found
+
+
+@pytest.mark.parametrize("body", sorted(bodies_below(StrictBody), key=str))
+def test_the_hint_for_an_unknown_field_names_no_field_that_is_refused(
+    body: type[StrictBody],
+) -> None:
+    honoured = {field.alias or name for name, field in body.model_fields.items()}
+    known = {*honoured, *body.unsupported, *body.echoed}
+    for misspelt in {name[:-1] for name in known} | {f"{name}s" for name in known}:
+        if misspelt in known:
+            continue
+        with pytest.raises(ValidationError) as caught:
+            body.model_validate({misspelt: 1})
+        hint = re.search(r"Did you mean '(\w+)'", caught.value.errors()[0]["msg"])
+        assert hint is None or hint[1] in honoured

@@ -1,4 +1,4 @@
-"""Chat completions with tools, the model's text being scripted."""
+"""Chat completions with tools, where the model's text is scripted."""
 
 import json
 import re
@@ -18,6 +18,8 @@ from deployments.contract import (
     TokenLogprobs,
     ToolCall,
 )
+from serve_app.config import AppConfig
+from serve_app.ingress import AppParts, build_app
 from tests.serve_app.fakes import HELLO, FakeBackend, Step
 from tests.serve_app.sse_decoder import events_of
 
@@ -40,7 +42,7 @@ TEXT = (
 
 
 def script(text: str, finish: FinishReason = FinishReason.STOP, size: int = 3) -> list[Step]:
-    """Return a text in pieces of this size, each a token of its own."""
+    """Return a text as deltas of this size, each with one token."""
     pieces = [text[at : at + size] for at in range(0, len(text), size)]
     steps: list[Step] = [[TextDelta((at,), piece)] for at, piece in enumerate(pieces)]
     return [*steps, [TextDelta((99,), "", finish)]]
@@ -66,7 +68,7 @@ async def chunks_of(client: httpx.AsyncClient, **fields: Any) -> list[dict[str, 
 
 
 def put_together(choices: list[dict[str, Any]]) -> tuple[str, list[tuple[str, str]]]:
-    """Return text and calls as a client puts deltas together."""
+    """Return text and calls as a client joins them from deltas."""
     text, calls = "", dict[int, list[str]]()
     for choice in choices:
         text += choice["delta"].get("content") or ""
@@ -77,7 +79,7 @@ def put_together(choices: list[dict[str, Any]]) -> tuple[str, list[tuple[str, st
     return text, [(name, arguments) for name, arguments in calls.values()]
 
 
-async def test_calls_stand_beside_the_text(client: httpx.AsyncClient) -> None:
+async def test_calls_are_separate_from_the_text(client: httpx.AsyncClient) -> None:
     choice = await whole(client)
     message = choice["message"]
     assert choice["finish_reason"] == "tool_calls"
@@ -89,7 +91,7 @@ async def test_calls_stand_beside_the_text(client: httpx.AsyncClient) -> None:
     assert {c["type"] for c in message["tool_calls"]} == {"function"}
 
 
-async def test_the_content_is_null_where_the_model_does_nothing_but_call(
+async def test_the_content_is_null_if_the_model_only_calls(
     client: httpx.AsyncClient, backend: FakeBackend
 ) -> None:
     backend.steps = script(TEXT.removeprefix("Let me look."))
@@ -98,7 +100,7 @@ async def test_the_content_is_null_where_the_model_does_nothing_but_call(
     assert len(message["tool_calls"]) == 2
 
 
-async def test_an_answer_without_calls_is_as_it_would_be_without_tools(
+async def test_an_answer_without_calls_is_the_same_without_tools(
     client: httpx.AsyncClient, backend: FakeBackend
 ) -> None:
     backend.steps = HELLO
@@ -108,7 +110,7 @@ async def test_an_answer_without_calls_is_as_it_would_be_without_tools(
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 1000])
-async def test_a_stream_tells_the_same_piece_by_piece(
+async def test_streamed_text_and_calls_are_those_of_the_whole_answer(
     client: httpx.AsyncClient, backend: FakeBackend, size: int
 ) -> None:
     backend.steps = script(TEXT, size=size)
@@ -118,7 +120,7 @@ async def test_a_stream_tells_the_same_piece_by_piece(
     assert choices[-1]["delta"] == {}
 
 
-async def test_a_call_s_first_delta_tells_who_it_is_and_the_others_only_arguments(
+async def test_a_call_s_first_delta_has_id_and_name_and_the_others_only_arguments(
     client: httpx.AsyncClient,
 ) -> None:
     deltas = [c["delta"] for c in await chunks_of(client) if "tool_calls" in c["delta"]]
@@ -141,11 +143,20 @@ CUT_TEXT = TEXT[: TEXT.index('Köln"}') + 2]
         (CUT_TEXT, "Let me look.", [("get_weather", '{"city": "Kö')]),
         (TEXT[: TEXT.index("}\n</tool_call>")], "Let me look.", [CALLS[0]]),
         (TEXT[: TEXT.rindex("}}") + 1], "Let me look.", CALLS),
-        (TEXT[: TEXT.index("get_weather") + 3], TEXT[: TEXT.index("get_weather") + 3], []),
+        (TEXT[: TEXT.index("get_weather") + 3], "Let me look.", []),
+        (TEXT[: TEXT.index("get_weather") + 12], "Let me look.", [("get_weather", "")]),
+        (TEXT[: TEXT.index("<tool_call>") + 5], "Let me look.", []),
     ],
-    ids=["in its arguments", "behind them", "the second one", "in its name"],
+    ids=[
+        "in its arguments",
+        "behind them",
+        "the second one",
+        "in its name",
+        "behind it",
+        "in the mark",
+    ],
 )
-async def test_a_call_that_the_length_cuts_has_its_arguments_as_far_as_they_came(
+async def test_a_call_cut_by_the_length_keeps_the_arguments_that_arrived(
     client: httpx.AsyncClient,
     backend: FakeBackend,
     text: str,
@@ -163,7 +174,68 @@ async def test_a_call_that_the_length_cuts_has_its_arguments_as_far_as_they_came
     assert [(call["name"], call["arguments"]) for call in told] == calls
 
 
-async def test_a_call_that_a_stop_string_ends_is_broken(
+WRITTEN = {
+    "hermes": (
+        '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Köln"}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
+    ),
+    "llama3_json": (
+        '{"name": "get_weather", "parameters": {"city": "Köln"}}; '
+        '{"name": "get_time", "parameters": {}}'
+    ),
+    "mistral": (
+        '[TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Köln"}}, '
+        '{"name": "get_time", "arguments": {}}]'
+    ),
+}
+
+
+@pytest.mark.parametrize("finish", [FinishReason.LENGTH, FinishReason.STOP])
+@pytest.mark.parametrize("known", WRITTEN)
+async def test_required_calls_that_end_anywhere_never_become_text(
+    config: AppConfig, known: str, finish: FinishReason
+) -> None:
+    """The finish reason is STOP if a stop string of the client's ends the text."""
+    backend = FakeBackend(tool_call_format=known)
+    app = build_app(AppParts(config, {"m": backend}))
+    text = WRITTEN[known]
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://t") as client:
+        for end in range(1, len(text) + 1):
+            backend.steps = script(text[:end], finish, size=1)
+            choices = await chunks_of(client, tool_choice="required")
+            content, calls = put_together(choices)
+            assert content == "", text[:end]
+            for (name, arguments), (whole_name, whole_arguments) in zip(calls, CALLS, strict=False):
+                assert name == whole_name
+                assert whole_arguments.startswith(arguments)
+            assert len(calls) == text[:end].count('get_weather"') + text[:end].count('get_time"')
+            choice = await whole(client, tool_choice="required")
+            told = [call["function"] for call in choice["message"].get("tool_calls", [])]
+            assert [(call["name"], call["arguments"]) for call in told] == calls
+            assert not choice["message"]["content"]
+            assert choice["finish_reason"] == choices[-1]["finish_reason"]
+            if finish is FinishReason.LENGTH:
+                assert choice["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("known", ["hermes", "mistral"])
+async def test_chosen_calls_that_the_length_cuts_never_become_text(
+    config: AppConfig, known: str
+) -> None:
+    backend = FakeBackend(tool_call_format=known)
+    app = build_app(AppParts(config, {"m": backend}))
+    text = "Let me look.\n" + WRITTEN[known]
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://t") as client:
+        for end in range(len("Let me look.\n") + 1, len(text) + 1):
+            backend.steps = script(text[:end], FinishReason.LENGTH, size=1)
+            content, calls = put_together(await chunks_of(client))
+            assert content == "Let me look."
+            choice = await whole(client)
+            assert choice["message"]["content"] == content
+            assert len(choice["message"].get("tool_calls", [])) == len(calls)
+
+
+async def test_a_call_ended_by_a_stop_string_is_broken(
     client: httpx.AsyncClient, backend: FakeBackend
 ) -> None:
     backend.steps = script(CUT_TEXT, FinishReason.STOP)
@@ -174,7 +246,7 @@ async def test_a_call_that_a_stop_string_ends_is_broken(
     assert (await chunks_of(client))[-1]["finish_reason"] == "stop"
 
 
-async def test_a_broken_call_is_told_as_text_and_ends_as_text_does(
+async def test_a_broken_call_is_text_and_finishes_like_text(
     client: httpx.AsyncClient, backend: FakeBackend
 ) -> None:
     text = '<tool_call>\n{"name": "get_time", "arguments": {]}\n</tool_call>'
@@ -187,7 +259,7 @@ async def test_a_broken_call_is_told_as_text_and_ends_as_text_does(
     assert (content, calls) == ("]}\n</tool_call>", [("get_time", "{")])
 
 
-async def test_one_call_is_the_last_if_they_are_not_to_be_parallel(
+async def test_without_parallel_calls_the_first_call_is_the_last(
     client: httpx.AsyncClient,
 ) -> None:
     message = (await whole(client, parallel_tool_calls=False))["message"]
@@ -195,13 +267,13 @@ async def test_one_call_is_the_last_if_they_are_not_to_be_parallel(
     assert put_together(await chunks_of(client, parallel_tool_calls=False))[1] == CALLS[:1]
 
 
-async def test_only_the_function_that_was_named_is_called(client: httpx.AsyncClient) -> None:
+async def test_only_the_named_function_is_called(client: httpx.AsyncClient) -> None:
     choice = {"type": "function", "function": {"name": "get_time"}}
     calls = (await whole(client, tool_choice=choice))["message"]["tool_calls"]
     assert [call["function"]["name"] for call in calls] == ["get_time"]
 
 
-async def test_calls_are_text_where_there_are_to_be_none(client: httpx.AsyncClient) -> None:
+async def test_with_tool_choice_none_calls_are_text(client: httpx.AsyncClient) -> None:
     choice = await whole(client, tool_choice="none")
     assert (choice["message"]["content"], choice["finish_reason"]) == (TEXT, "stop")
 
@@ -218,7 +290,7 @@ async def test_each_of_several_answers_has_its_own_calls(
     assert told == [("Let me look.", CALLS), ("Hello, world!", [])]
 
 
-async def test_logprobs_are_told_of_every_token_also_of_those_that_make_calls(
+async def test_every_token_has_logprobs_also_those_of_calls(
     client: httpx.AsyncClient, backend: FakeBackend
 ) -> None:
     steps = script(TEXT)
@@ -235,7 +307,7 @@ async def test_logprobs_are_told_of_every_token_also_of_those_that_make_calls(
     assert "".join(entry["token"] for entry in told) == TEXT
 
 
-async def test_mistral_s_mark_is_shown_by_the_replica_and_its_ids_have_nine_letters(
+async def test_mistral_s_mark_is_kept_in_the_text_and_its_ids_have_nine_letters(
     config: Any, app: FastAPI, backend: FakeBackend, client: httpx.AsyncClient
 ) -> None:
     made = FakeBackend(
@@ -249,7 +321,7 @@ async def test_mistral_s_mark_is_shown_by_the_replica_and_its_ids_have_nine_lett
     assert not backend.requests[0].sampling.skip_special_tokens
 
 
-async def test_what_tools_returned_goes_back_to_the_replica(
+async def test_the_results_of_tools_reach_the_replica(
     client: httpx.AsyncClient, backend: FakeBackend
 ) -> None:
     message = (await whole(client))["message"]
@@ -290,18 +362,6 @@ RETURNED = {"role": "tool", "tool_call_id": "c1", "content": "noon"}
         ([{"role": "user", "content": None}], "messages[0].content"),
         ([{"role": "user", "content": []}], "messages[0].content"),
         ([{**ASSISTANT, "role": "user", "content": "x"}], "messages[0].tool_calls"),
-        (
-            [{**ASSISTANT, "tool_calls": [call("{")]}],
-            "messages[0].tool_calls[0].function.arguments",
-        ),
-        (
-            [{**ASSISTANT, "tool_calls": [call("[]")]}],
-            "messages[0].tool_calls[0].function.arguments",
-        ),
-        (
-            [{**ASSISTANT, "tool_calls": [call('{"a": NaN}')]}],
-            "messages[0].tool_calls[0].function.arguments",
-        ),
         ([{**ASSISTANT, "tool_calls": [call(id="")]}], "messages[0].tool_calls[0].id"),
         ([{**ASSISTANT, "tool_calls": [call(), call()]}], "messages[0].tool_calls[1].id"),
         ([{**ASSISTANT, "tool_calls": [call(kind=1)]}], "messages[0].tool_calls[0].kind"),
@@ -311,7 +371,7 @@ RETURNED = {"role": "tool", "tool_call_id": "c1", "content": "noon"}
         ([ASSISTANT, {**RETURNED, "role": "user"}], "messages[1].tool_call_id"),
     ],
 )
-async def test_messages_about_calls_that_do_not_hold_together_are_refused_by_name(
+async def test_inconsistent_messages_about_calls_are_refused_by_name(
     client: httpx.AsyncClient, backend: FakeBackend, messages: list[Any], param: str
 ) -> None:
     answer = await client.post(CHAT, json={**ASK, "messages": messages})
@@ -319,7 +379,31 @@ async def test_messages_about_calls_that_do_not_hold_together_are_refused_by_nam
     assert not backend.requests
 
 
-async def test_arguments_that_are_nothing_are_none(
+@pytest.mark.parametrize(
+    ("arguments", "carried"),
+    [
+        ('{"zone": "UT', '"{\\"zone\\": \\"UT"'),
+        ("{", '"{"'),
+        ("[]", '"[]"'),
+        ('"noon"', '"\\"noon\\""'),
+        ('{"a": NaN}', '"{\\"a\\": NaN}"'),
+        ('{"a":' * 65 + "1" + "}" * 65, json.dumps('{"a":' * 65 + "1" + "}" * 65)),
+        ({"zone": "UTC"}, '{"zone": "UTC"}'),
+        ('{"zone":"UTC"}', '{"zone":"UTC"}'),
+        (None, "{}"),
+    ],
+)
+async def test_an_earlier_call_s_arguments_are_taken_as_they_stand(
+    client: httpx.AsyncClient, backend: FakeBackend, arguments: Any, carried: str
+) -> None:
+    messages = [{**ASSISTANT, "tool_calls": [call(arguments)]}, RETURNED]
+    await whole(client, messages=messages)
+    prompt = backend.requests[0].prompt
+    assert isinstance(prompt[0], ChatMessage)
+    assert prompt[0].tool_calls == (ToolCall("c1", "get_time", carried),)
+
+
+async def test_empty_arguments_become_an_empty_object(
     client: httpx.AsyncClient, backend: FakeBackend
 ) -> None:
     messages = [{**ASSISTANT, "tool_calls": [call("", index=0)]}, RETURNED]

@@ -72,7 +72,7 @@ async def test_a_whole_answer_has_openai_s_shape(client: httpx.AsyncClient) -> N
     }
 
 
-async def test_a_stream_tells_role_text_finish_usage_and_done_in_this_order(
+async def test_a_stream_holds_role_text_finish_usage_and_done_in_this_order(
     client: httpx.AsyncClient,
 ) -> None:
     *chunks, done = await chunks_of(client, stream_options={"include_usage": True})
@@ -93,12 +93,12 @@ async def test_a_stream_tells_role_text_finish_usage_and_done_in_this_order(
     assert {chunk["system_fingerprint"] for chunk in chunks} == {"fp_fake"}
 
 
-async def test_usage_is_not_told_unasked(client: httpx.AsyncClient) -> None:
+async def test_a_stream_has_no_usage_by_default(client: httpx.AsyncClient) -> None:
     *chunks, _ = await chunks_of(client)
     assert all("usage" not in chunk for chunk in chunks)
 
 
-async def test_usage_so_far_is_told_with_every_chunk_if_asked(client: httpx.AsyncClient) -> None:
+async def test_every_chunk_has_the_usage_so_far_if_requested(client: httpx.AsyncClient) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     *chunks, _ = await chunks_of(client, stream_options=options)
     counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
@@ -140,7 +140,7 @@ async def test_a_whole_answer_that_breaks_is_an_error(
     assert answer.json()["error"]["message"] == "gone"
 
 
-async def test_deltas_leave_as_they_come_and_a_disconnect_closes_the_stream(
+async def test_deltas_are_sent_as_they_arrive_and_a_disconnect_closes_the_stream(
     app: FastAPI, backend: FakeBackend
 ) -> None:
     backend.steps = [HELLO[0], asyncio.Event(), HELLO[2]]
@@ -180,7 +180,7 @@ async def test_a_quiet_stream_is_pinged(
     assert events_of(call.body)[-1] == "[DONE]"
 
 
-async def test_the_request_s_name_goes_to_the_replica(
+async def test_the_request_id_reaches_the_replica(
     client: httpx.AsyncClient, backend: FakeBackend
 ) -> None:
     await client.post(CHAT, json=HI, headers={"x-request-id": "mine"})
@@ -222,7 +222,7 @@ async def test_openai_s_client_raises_its_own_classes(
     assert caught.value.request_id
 
 
-async def test_openai_s_client_says_that_a_model_is_not_found(
+async def test_openai_s_client_raises_not_found_for_an_unknown_model(
     openai_client: openai.AsyncOpenAI,
 ) -> None:
     messages: Any = HI["messages"]
@@ -240,7 +240,7 @@ async def test_openai_s_client_raises_an_error_in_mid_stream(
         _ = [chunk async for chunk in stream]
 
 
-async def test_several_answers_are_told_whole_with_one_usage(
+async def test_several_whole_answers_share_one_usage(
     client: httpx.AsyncClient, backend: FakeBackend
 ) -> None:
     backend.scripts = [HELLO, OTHER]
@@ -324,7 +324,7 @@ async def test_openai_s_client_reads_the_logprobs_of_every_token_streamed_and_wh
     choices = [choice async for chunk in stream for choice in chunk.choices]
     streamed = [entry for c in choices if c.logprobs for entry in c.logprobs.content or []]
     assert streamed == content
-    # The bytes of a half character are told with its token, before there is any text.
+    # A token of half a character has its bytes reported before there is any text.
     assert choices[1].delta.content == ""
     assert choices[1].logprobs is not None
 
@@ -357,7 +357,7 @@ async def test_openai_s_client_reads_how_much_of_the_prompt_was_cached(
     assert [chunk async for chunk in stream][-1].usage == whole.usage
 
 
-async def test_what_one_answer_finds_of_another_was_not_cached_before_the_request(
+async def test_tokens_that_another_answer_computed_do_not_count_as_cached(
     client: httpx.AsyncClient, backend: FakeBackend
 ) -> None:
     backend.scripts = [cached(2), cached(6), cached(6)]
@@ -365,7 +365,7 @@ async def test_what_one_answer_finds_of_another_was_not_cached_before_the_reques
     assert answer["usage"] == usage(7, 6, num_cached_tokens=2)
 
 
-async def test_the_usage_so_far_tells_what_was_cached_of_the_answers_that_have_begun(
+async def test_the_usage_so_far_counts_cached_tokens_of_answers_that_have_begun(
     client: httpx.AsyncClient, backend: FakeBackend
 ) -> None:
     backend.steps = cached(5)
@@ -375,7 +375,7 @@ async def test_the_usage_so_far_tells_what_was_cached_of_the_answers_that_have_b
     assert found == [0, 5, 5, 5, 5]
 
 
-async def test_the_usage_so_far_needs_the_usage(client: httpx.AsyncClient) -> None:
+async def test_continuous_usage_needs_include_usage(client: httpx.AsyncClient) -> None:
     body = {**HI, "stream": True, "stream_options": {"continuous_usage_stats": True}}
     answer = await client.post(CHAT, json=body)
     error = answer.json()["error"]

@@ -63,14 +63,12 @@ async def test_a_value_out_of_bounds_is_refused_by_name(
 
 
 @pytest.mark.parametrize("num", [-1, 21])
-async def test_no_more_likely_tokens_are_told_than_are_allowed(
-    client: httpx.AsyncClient, num: int
-) -> None:
+async def test_top_logprobs_is_bounded(client: httpx.AsyncClient, num: int) -> None:
     answer = await client.post(CHAT, json={**HI, "logprobs": True, "top_logprobs": num})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "top_logprobs")
 
 
-async def test_a_mistake_within_a_mapping_is_named_with_its_key(client: httpx.AsyncClient) -> None:
+async def test_an_error_within_a_mapping_names_the_key(client: httpx.AsyncClient) -> None:
     answer = await client.post(CHAT, json={**HI, "logit_bias": {"7": "much"}})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "logit_bias.7")
 
@@ -84,18 +82,14 @@ UNSUPPORTED: list[tuple[str, Any]] = [
     ("audio", {"voice": "alloy"}),
     ("best_of", 2),
     ("chat_template", "{{ 1 }}"),
-    ("chat_template_kwargs", {"a": 1}),
     ("echo", True),
     ("function_call", "auto"),
     ("functions", [{"name": "f"}]),
-    ("guided_json", {}),
     ("modalities", ["audio"]),
     ("prediction", {"type": "content"}),
-    ("reasoning_effort", "high"),
     ("service_tier", "flex"),
     ("skip_special_tokens", False),
     ("store", True),
-    ("structured_outputs", {"json": {}}),
     ("verbosity", "low"),
     ("web_search_options", {}),
 ]
@@ -113,7 +107,7 @@ async def test_a_field_that_is_not_honoured_is_refused_by_name(
     assert not backend.requests
 
 
-async def test_values_that_ask_for_nothing_are_taken(client: httpx.AsyncClient) -> None:
+async def test_values_that_ask_for_nothing_are_accepted(client: httpx.AsyncClient) -> None:
     harmless: dict[str, Any] = {
         "frequency_penalty": 0.0,
         "length_penalty": 1.0,
@@ -136,7 +130,7 @@ async def test_values_that_ask_for_nothing_are_taken(client: httpx.AsyncClient) 
 @pytest.mark.parametrize(
     ("field", "hint"), [("temprature", "temperature"), ("logprob", "logprobs"), ("zzzz", None)]
 )
-async def test_an_unknown_field_is_refused_with_the_one_that_was_meant(
+async def test_an_unknown_field_is_refused_with_a_suggestion(
     client: httpx.AsyncClient, field: str, hint: str | None
 ) -> None:
     error = (await client.post(CHAT, json={**HI, field: 1})).json()["error"]

@@ -1,4 +1,4 @@
-"""Classification through the whole application, with a classifier that is a fake."""
+"""Classification through the whole application, with a fake classifier."""
 
 import threading
 from collections.abc import AsyncIterator
@@ -10,11 +10,11 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 
 from deployments.errors import ClassificationFailedError, InvalidRequestError, OverloadedError
-from serve_app.api.classify import MAX_SCORES_AT_ONCE
-from serve_app.api.score_report import MAX_NUM_SCORES
+from serve_app.api.classify.routes import MAX_SCORES_AT_ONCE
+from serve_app.api.classify.scores import MAX_NUM_SCORES
 from serve_app.config import AppConfig
-from serve_app.ingress import build_app
-from tests.serve_app.doors import access_lines
+from serve_app.ingress import AppParts, build_app
+from tests.serve_app.apps import access_lines
 from tests.serve_app.fake_classifier import MAX_MODEL_LEN, FakeClassifier
 from tests.serve_app.fakes import FakeBackend, FakeClock
 
@@ -33,17 +33,17 @@ def classifier() -> FakeClassifier:
 def app(
     config: AppConfig, backend: FakeBackend, classifier: FakeClassifier, clock: FakeClock
 ) -> FastAPI:
-    return build_app(config, {"m": backend}, clock, classifiers={"c": classifier})
+    return build_app(AppParts(config, {"m": backend}, clock=clock, classifiers={"c": classifier}))
 
 
 @pytest.fixture
 async def strict_client(classifier: FakeClassifier) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of an application with low limits."""
+    """Yield a client of an application with low limits."""
     limits = {"max_num_texts": 3, "max_num_pieces": 4, "max_prompt_bytes": 40}
     config = AppConfig.model_validate(
         {"models": [{"id": "m", "source": "nowhere"}], "limits": limits}
     )
-    app = build_app(config, {}, FakeClock(), classifiers={"c": classifier})
+    app = build_app(AppParts(config, {}, clock=FakeClock(), classifiers={"c": classifier}))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://t") as client:
         yield client
 
@@ -65,7 +65,7 @@ def scores(**each: float) -> list[dict[str, object]]:
     return [{"label": label, "score": score} for label, score in each.items()]
 
 
-async def test_a_text_gets_its_label_and_all_scores_the_best_first(
+async def test_a_text_has_its_label_and_all_scores_best_first(
     client: httpx.AsyncClient,
 ) -> None:
     answer = await client.post(
@@ -110,7 +110,7 @@ async def test_several_texts_are_one_request_to_one_replica(
     assert request.texts == ("AB", "ab", "two words")
 
 
-async def test_a_request_that_names_no_model_asks_the_first_that_classifies(
+async def test_a_request_without_a_model_asks_the_first_classifier(
     client: httpx.AsyncClient,
 ) -> None:
     for path in (V1, VLLM):
@@ -119,18 +119,20 @@ async def test_a_request_that_names_no_model_asks_the_first_that_classifies(
 
 
 @pytest.mark.parametrize(("top_k", "labels"), [(1, 1), (2, 2), (3, 3), (4, 3), (10**30, 3)])
-async def test_top_k_tells_the_best(client: httpx.AsyncClient, top_k: int, labels: int) -> None:
+async def test_top_k_returns_the_best_labels(
+    client: httpx.AsyncClient, top_k: int, labels: int
+) -> None:
     body = await classified(client, "ABCd", top_k=top_k, split={})
     best = scores(capital=0.75, small=0.25, odd=0.0)[:labels]
     assert body["data"][0]["scores"] == best
     assert body["data"][0]["pieces"][0]["scores"] == best
 
 
-async def test_of_equal_scores_the_earlier_label_is_the_better(client: httpx.AsyncClient) -> None:
+async def test_of_equal_scores_the_earlier_label_leads(client: httpx.AsyncClient) -> None:
     assert (await classified(client, "Ab"))["data"][0]["label"] == "small"
 
 
-async def test_pieces_have_offsets_and_their_length_weighs_them(
+async def test_pieces_have_offsets_and_are_weighted_by_their_length(
     client: httpx.AsyncClient, classifier: FakeClassifier
 ) -> None:
     text = "ABCDEF. abcd."
@@ -148,7 +150,7 @@ async def test_pieces_have_offsets_and_their_length_weighs_them(
     assert request.texts == ("x", "ABCDEF. ", "abcd.")
 
 
-async def test_on_request_the_whole_has_each_label_s_highest_score(
+async def test_aggregate_max_takes_each_label_s_highest_score(
     client: httpx.AsyncClient,
 ) -> None:
     body = await classified(client, "ABCDEF. abcd.", split={"max_chars": 9, "aggregate": "max"})
@@ -167,13 +169,13 @@ async def test_pieces_of_white_space_do_not_count(client: httpx.AsyncClient) -> 
         assert told["scores"][0] == {"label": "capital", "score": 1.0}
 
 
-async def test_a_text_of_white_space_alone_is_a_text(client: httpx.AsyncClient) -> None:
+async def test_a_text_of_only_white_space_is_classified(client: httpx.AsyncClient) -> None:
     for split in (None, {"max_chars": 2}, {"max_chars": 2, "aggregate": "max"}):
         (told,) = (await classified(client, " \n ", split=split))["data"]
         assert told["scores"][0] == {"label": "small", "score": 1.0}
 
 
-async def test_pieces_overlap_as_far_as_asked_for(client: httpx.AsyncClient) -> None:
+async def test_pieces_overlap_as_requested(client: httpx.AsyncClient) -> None:
     text = "one two three four"
     body = await classified(client, text, split={"max_chars": 10, "overlap": 6})
     pieces = [text[piece["start"] : piece["end"]] for piece in body["data"][0]["pieces"]]
@@ -192,14 +194,18 @@ async def test_the_default_pieces_have_300_characters_at_most(client: httpx.Asyn
         ]
 
 
-async def test_a_long_text_is_split_on_a_thread_to_the_same_end(client: httpx.AsyncClient) -> None:
+async def test_a_long_text_is_split_on_a_thread_with_the_same_result(
+    client: httpx.AsyncClient,
+) -> None:
     text = "It is so. " * 2000
     pieces = (await classified(client, text, split={}))["data"][0]["pieces"]
     assert len(pieces) == 67
     assert "".join(text[piece["start"] : piece["end"]] for piece in pieces) == text
 
 
-async def test_what_is_too_long_is_refused_with_both_ways_out(client: httpx.AsyncClient) -> None:
+async def test_a_text_that_is_too_long_is_refused_with_both_remedies(
+    client: httpx.AsyncClient,
+) -> None:
     error = await refused(client, {"input": ["a", TOO_LONG]})
     assert (error["code"], error["param"]) == ("context_length_exceeded", "input[1]")
     assert "514 tokens" in error["message"]
@@ -216,7 +222,7 @@ async def test_a_piece_that_is_too_long_is_named(client: httpx.AsyncClient) -> N
     assert "smaller split.max_chars" in error["message"]
 
 
-async def test_what_is_too_long_may_be_truncated_and_that_is_told(
+async def test_a_text_that_is_too_long_may_be_truncated_and_the_answer_says_so(
     client: httpx.AsyncClient, classifier: FakeClassifier
 ) -> None:
     body = await classified(client, ["a", TOO_LONG], truncate=True)
@@ -228,20 +234,20 @@ async def test_what_is_too_long_may_be_truncated_and_that_is_told(
     assert all(request.truncate for request in classifier.requests)
 
 
-async def test_another_refusal_of_a_text_keeps_its_words_and_names_the_text(
+async def test_other_refusals_of_a_text_keep_their_message_and_name_the_text(
     client: httpx.AsyncClient, classifier: FakeClassifier
 ) -> None:
     classifier.refusal = InvalidRequestError("The text has no tokens.", "input[2]")
     split = {"max_chars": 1}
     error = await refused(client, {"input": ["ab", "c"], "split": split})
     assert error["param"] == "input[1]"
-    assert error["message"] == "The text has no tokens. It is the piece from 0 to 1."
+    assert error["message"] == "input[1]: The text has no tokens. It is the piece from 0 to 1."
     classifier.refusal = InvalidRequestError("Send less.", "input")
-    assert (await refused(client, {"input": "a"}))["message"] == "Send less."
+    assert (await refused(client, {"input": "a"}))["message"] == "input: Send less."
 
 
 @pytest.mark.parametrize("path", [V1, VLLM])
-async def test_the_text_that_the_model_failed_on_is_named_as_it_was_sent(
+async def test_the_text_that_the_model_failed_on_is_named_by_its_place_in_the_request(
     client: httpx.AsyncClient, classifier: FakeClassifier, path: str
 ) -> None:
     classifier.refusal = ClassificationFailedError("The model failed.", "input[0]")
@@ -279,7 +285,7 @@ async def test_the_text_that_the_model_failed_on_is_named_as_it_was_sent(
         ({"truncate_prompt_tokens": -1}, "truncate_prompt_tokens"),
     ],
 )
-async def test_a_request_that_will_not_do_is_refused_by_name(
+async def test_an_invalid_request_is_refused_by_the_field_s_name(
     client: httpx.AsyncClient, classifier: FakeClassifier, fields: dict[str, Any], param: str
 ) -> None:
     error = await refused(client, {"input": "a", **fields})
@@ -287,7 +293,7 @@ async def test_a_request_that_will_not_do_is_refused_by_name(
     assert classifier.requests == []
 
 
-async def test_an_unknown_field_is_told_the_one_that_was_meant(client: httpx.AsyncClient) -> None:
+async def test_an_unknown_field_is_refused_with_a_suggestion(client: httpx.AsyncClient) -> None:
     error = await refused(client, {"input": "a", "split": {"max_char": 5}})
     assert error["code"] == "unknown_parameter"
     assert "'max_chars'" in error["message"]
@@ -304,7 +310,7 @@ async def test_an_unknown_field_is_told_the_one_that_was_meant(client: httpx.Asy
         ({"input": "a" * 30, "split": REPEATING}, "max_prompt_bytes", "input"),
     ],
 )
-async def test_what_is_too_much_is_refused_by_the_limit_s_name(
+async def test_a_request_over_a_limit_is_refused_by_the_limit_s_name(
     strict_client: httpx.AsyncClient,
     classifier: FakeClassifier,
     fields: dict[str, Any],
@@ -317,7 +323,7 @@ async def test_what_is_too_much_is_refused_by_the_limit_s_name(
     assert classifier.requests == []
 
 
-async def test_just_as_much_as_is_allowed_is_served(strict_client: httpx.AsyncClient) -> None:
+async def test_a_request_at_its_limits_is_served(strict_client: httpx.AsyncClient) -> None:
     bodies: list[dict[str, object]] = [
         {"input": ["a"] * 3},
         {"input": "é" * 20},
@@ -327,12 +333,12 @@ async def test_just_as_much_as_is_allowed_is_served(strict_client: httpx.AsyncCl
         assert (await strict_client.post(V1, json=body)).status_code == 200
 
 
-async def test_an_answer_of_too_many_scores_is_refused_before_anybody_works(
+async def test_an_answer_with_too_many_scores_is_refused_before_the_model_is_asked(
     config: AppConfig,
 ) -> None:
     labels = tuple(f"label {number}" for number in range(1000))
     classifier = FakeClassifier(labels=labels)
-    app = build_app(config, {}, FakeClock(), classifiers={"c": classifier})
+    app = build_app(AppParts(config, {}, clock=FakeClock(), classifiers={"c": classifier}))
     text = "a" * (MAX_NUM_SCORES // 1000 + 1)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://t") as client:
         error = await refused(client, {"input": text, "split": {"max_chars": 1}})
@@ -347,7 +353,7 @@ async def test_an_answer_of_too_many_scores_is_refused_before_anybody_works(
 
 @pytest.mark.parametrize("shape", [V1, VLLM])
 @pytest.mark.parametrize(("num_texts", "is_on_loop"), [(10, True), (11, False)])
-async def test_a_large_answer_is_written_off_the_event_loop(
+async def test_a_large_answer_is_serialized_off_the_event_loop(
     config: AppConfig,
     monkeypatch: pytest.MonkeyPatch,
     shape: str,
@@ -355,7 +361,9 @@ async def test_a_large_answer_is_written_off_the_event_loop(
     is_on_loop: bool,
 ) -> None:
     labels = tuple(f"label {number}" for number in range(MAX_SCORES_AT_ONCE // 10))
-    app = build_app(config, {}, FakeClock(), classifiers={"c": FakeClassifier(labels=labels)})
+    app = build_app(
+        AppParts(config, {}, clock=FakeClock(), classifiers={"c": FakeClassifier(labels=labels)})
+    )
     threads: list[threading.Thread] = []
     write = BaseModel.model_dump_json
 
@@ -391,7 +399,7 @@ async def test_vllm_s_request_is_answered_in_vllm_s_shape(client: httpx.AsyncCli
     }
 
 
-async def test_vllm_s_way_to_truncate_is_known(
+async def test_vllm_s_truncation_is_supported(
     client: httpx.AsyncClient, classifier: FakeClassifier
 ) -> None:
     assert (await refused(client, {"input": ["a", TOO_LONG]}, VLLM))["param"] == "input[1]"
@@ -403,7 +411,7 @@ async def test_vllm_s_way_to_truncate_is_known(
     assert [request.truncate for request in classifier.requests] == [False, False, True]
 
 
-async def test_vllm_s_length_to_truncate_to_reaches_the_replica(
+async def test_vllm_s_truncation_length_reaches_the_replica(
     client: httpx.AsyncClient, classifier: FakeClassifier
 ) -> None:
     for length, asked_for in ((None, None), (-1, None), (5, 5)):
@@ -430,14 +438,16 @@ async def test_vllm_s_length_to_truncate_to_reaches_the_replica(
         ("zzz", 1),
     ],
 )
-async def test_what_vllm_would_do_otherwise_is_refused_by_name(
+async def test_vllm_s_unsupported_fields_are_refused_by_name(
     client: httpx.AsyncClient, classifier: FakeClassifier, field: str, value: object
 ) -> None:
     assert (await refused(client, {"input": "a", field: value}, VLLM))["param"] == field
     assert classifier.requests == []
 
 
-async def test_what_asks_vllm_for_nothing_special_passes(client: httpx.AsyncClient) -> None:
+async def test_vllm_s_unsupported_fields_are_accepted_with_harmless_values(
+    client: httpx.AsyncClient,
+) -> None:
     body = {
         "input": "a",
         "user": "me",
@@ -451,7 +461,7 @@ async def test_what_asks_vllm_for_nothing_special_passes(client: httpx.AsyncClie
 
 
 @pytest.mark.parametrize("path", [V1, VLLM])
-async def test_a_model_that_generates_is_not_asked_to_classify(
+async def test_a_generating_model_is_not_asked_to_classify(
     client: httpx.AsyncClient, path: str
 ) -> None:
     error = await refused(client, {"model": "m", "input": "a"}, path)
@@ -469,7 +479,7 @@ async def test_a_model_that_generates_is_not_asked_to_classify(
         ("/detokenize", {"tokens": [1]}),
     ],
 )
-async def test_a_model_that_classifies_is_not_asked_for_text(
+async def test_a_classifier_is_not_asked_for_text(
     client: httpx.AsyncClient, backend: FakeBackend, path: str, body: dict[str, Any]
 ) -> None:
     error = await refused(client, {"model": "c", **body}, path)
@@ -486,14 +496,14 @@ async def test_an_unknown_model_is_not_found(client: httpx.AsyncClient) -> None:
 
 
 async def test_a_server_without_a_classifier_says_so(config: AppConfig) -> None:
-    app = build_app(config, {"m": FakeBackend()}, FakeClock())
+    app = build_app(AppParts(config, {"m": FakeBackend()}, clock=FakeClock()))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://t") as client:
         answer = await client.post(V1, json={"input": "a"})
     assert answer.status_code == 404
     assert answer.json()["error"]["message"] == "No model here can classify."
 
 
-async def test_a_full_replica_is_told_with_the_time_to_come_back(
+async def test_an_overloaded_replica_is_reported_with_retry_after(
     client: httpx.AsyncClient, classifier: FakeClassifier
 ) -> None:
     classifier.refusal = OverloadedError("The model is overloaded.", None, 7)
@@ -502,7 +512,7 @@ async def test_a_full_replica_is_told_with_the_time_to_come_back(
     assert answer.json()["error"]["code"] == "overloaded"
 
 
-async def test_the_access_log_counts_tokens_of_what_was_answered(
+async def test_the_access_log_counts_the_tokens_of_classified_texts(
     client: httpx.AsyncClient, classifier: FakeClassifier, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -517,7 +527,7 @@ async def test_the_access_log_counts_tokens_of_what_was_answered(
     assert "three" not in caplog.text
 
 
-async def test_both_kinds_of_model_are_listed_shown_and_watched(
+async def test_both_kinds_of_model_are_listed_shown_and_checked(
     client: httpx.AsyncClient, backend: FakeBackend, classifier: FakeClassifier
 ) -> None:
     cards = (await client.get("/v1/models")).json()["data"]

@@ -1,4 +1,4 @@
-"""Whatever a text holds, its spans lose nothing, repeat nothing unasked and cut no grapheme."""
+"""For any text, spans lose nothing, repeat nothing but the overlap, and cut no grapheme."""
 
 from itertools import pairwise
 
@@ -7,7 +7,7 @@ import regex  # type: ignore[import-untyped] # ships no types
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.text_splitter import Span, split
+from serve_app.api.classify.splitter import Span, split
 
 FLAG, OTHER_FLAG = "\U0001f1e9\U0001f1ea", "\U0001f1eb\U0001f1f7"
 FAMILY = "\U0001f469\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466"
@@ -16,7 +16,7 @@ ACCENTED = "e\u0301\u0323"
 CONJUNCT = "\u0915\u094d\u0937\u093f"
 SYLLABLE = "\u1112\u1161\u11ab"
 
-# Each breaks rules of its own; drawn together they break them side by side.
+# Each of these exercises other rules; texts combine several.
 BITS = [
     "a", "B", "word", " ", "  ", "\n", "\n\n", "\r\n", "\r", "\t", ".", "!", "?", ". ", "? B",
     "\u3002", "\u300d", '."', ".)", "e.g. ", "\u00a0", "\u2028", "\u200b", "\ufeff", "\u0000",
@@ -49,7 +49,7 @@ def test_pieces_join_to_the_text(text: str, max_chars: int) -> None:
 
 
 @given(TEXTS, st.integers(1, 40), st.data())
-def test_no_grapheme_is_cut_and_only_a_single_one_is_longer_than_allowed(
+def test_no_grapheme_is_cut_and_only_a_single_grapheme_exceeds_the_bound(
     text: str, max_chars: int, data: st.DataObject
 ) -> None:
     overlap = data.draw(st.integers(0, max_chars - 1))
@@ -61,7 +61,7 @@ def test_no_grapheme_is_cut_and_only_a_single_one_is_longer_than_allowed(
 
 
 @given(TEXTS, st.integers(2, 40), st.data())
-def test_overlapping_pieces_go_on_and_leave_nothing_out(
+def test_overlapping_pieces_advance_and_leave_nothing_out(
     text: str, max_chars: int, data: st.DataObject
 ) -> None:
     overlap = data.draw(st.integers(1, max_chars - 1))
@@ -73,9 +73,7 @@ def test_overlapping_pieces_go_on_and_leave_nothing_out(
 
 
 @given(WORDLESS, st.integers(1, 40))
-def test_without_words_and_sentences_a_piece_is_as_full_as_it_may_be(
-    text: str, max_chars: int
-) -> None:
+def test_without_words_and_sentences_pieces_are_full(text: str, max_chars: int) -> None:
     for span in list(split(text, max_chars))[:-1]:
         following = min(end for end in grapheme_ends(text) if end > span.end)
         assert following - span.start > max_chars
@@ -106,7 +104,7 @@ def test_without_words_and_sentences_a_piece_is_as_full_as_it_may_be(
         ("short", 5, ["short"]),
     ],
 )  # fmt: skip
-def test_pieces_end_where_a_reader_would_end_them(
+def test_pieces_end_after_sentences_or_words(
     text: str, max_chars: int, expected: list[str]
 ) -> None:
     assert pieces(text, max_chars) == expected
@@ -132,18 +130,18 @@ def test_offsets_count_code_points() -> None:
     assert list(split(f"{FLAG} {FLAG} {FLAG}", 4)) == [Span(0, 3), Span(3, 6), Span(6, 8)]
 
 
-def test_a_caller_who_has_enough_may_stop() -> None:
+def test_a_caller_may_stop_early() -> None:
     spans = split("a" * 1_000_000, 1)
     assert [next(spans), next(spans)] == [Span(0, 1), Span(1, 2)]
 
 
-# Whatever takes quadratic time somewhere takes minutes with these, and the suite's patience.
+# Any step of quadratic time would take minutes with these.
 @pytest.mark.parametrize(
     "bit",
     ["a", " ", ".", "\n", "\r\n", "\u0301", "\U0001f1e9", "\U0001f469\u200d", ".)))",
      "\u094d\u0915", "\u1100", "\u0600", "\u3002\u300d", "\n   "],
 )  # fmt: skip
-def test_a_megabyte_of_anything_is_split(bit: str) -> None:
+def test_a_megabyte_of_any_text_is_split(bit: str) -> None:
     text = (bit * (250_000 // len(bit) + 1))[:250_000]
     assert "".join(pieces(text, 300)) == text
     assert sum(map(len, pieces(text, 300, 200))) >= len(text)

@@ -50,7 +50,7 @@ async def test_a_whole_answer_has_openai_s_shape(client: httpx.AsyncClient) -> N
         ([[5, 6], [7]], [(5, 6), (7,)]),
     ],
 )
-async def test_a_prompt_goes_to_the_replica_as_it_was_written(
+async def test_a_prompt_reaches_the_replica_unchanged(
     client: httpx.AsyncClient, backend: FakeBackend, prompt: Any, prompts: list[Any]
 ) -> None:
     answer = await client.post(PATH, json={**HI, "prompt": prompt})
@@ -61,7 +61,7 @@ async def test_a_prompt_goes_to_the_replica_as_it_was_written(
     assert body["usage"]["completion_tokens"] == 5 * len(prompts)
 
 
-async def test_each_prompt_is_answered_n_times_in_a_row_and_counted_once(
+async def test_each_prompt_has_n_consecutive_answers_and_counts_once(
     client: httpx.AsyncClient, backend: FakeBackend
 ) -> None:
     backend.scripts = [HELLO, BYE, BYE, HELLO]
@@ -72,12 +72,12 @@ async def test_each_prompt_is_answered_n_times_in_a_row_and_counted_once(
     assert answer["usage"]["prompt_tokens"] == 14
     assert [request.prompt for request in backend.requests] == ["a", "a", "b", "b"]
     seeds = [request.sampling.seed for request in backend.requests]
-    # A prompt in a list is answered as it would be alone.
+    # A prompt in a list has the same answer as the prompt by itself.
     assert seeds[0] == 5
     assert seeds[:2] == seeds[2:]
 
 
-async def test_a_text_has_sixteen_tokens_unless_the_request_says_otherwise(
+async def test_a_text_has_sixteen_tokens_by_default(
     client: httpx.AsyncClient, backend: FakeBackend
 ) -> None:
     await client.post(PATH, json=HI)
@@ -103,7 +103,7 @@ async def test_echo_puts_the_prompt_before_each_of_its_answers(
     assert streamed == texts
 
 
-async def test_echo_of_tokens_that_there_are_not_is_refused_and_closes_the_answers(
+async def test_echo_of_unknown_tokens_is_refused_and_closes_the_answers(
     client: httpx.AsyncClient, backend: FakeBackend
 ) -> None:
     answer = await client.post(PATH, json={**HI, "prompt": [2**30], "echo": True, "n": 2})
@@ -111,7 +111,7 @@ async def test_echo_of_tokens_that_there_are_not_is_refused_and_closes_the_answe
     assert [stream.closed.is_set() for stream in backend.streams] == [True, True]
 
 
-async def test_who_is_not_admitted_costs_no_detokenizing(
+async def test_a_request_that_is_not_admitted_is_not_detokenized(
     client: httpx.AsyncClient, backend: FakeBackend
 ) -> None:
     backend.refusal = OverloadedError("busy", None, 1)
@@ -120,7 +120,7 @@ async def test_who_is_not_admitted_costs_no_detokenizing(
     assert not backend.detokenized
 
 
-async def test_a_stream_tells_the_finish_with_the_last_text_then_usage_and_done(
+async def test_a_stream_ends_with_the_finish_on_the_last_text_then_usage_and_done(
     client: httpx.AsyncClient,
 ) -> None:
     *chunks, usage, done = await chunks_of(client, stream_options={"include_usage": True})
@@ -160,7 +160,7 @@ async def test_a_stream_that_breaks_ends_with_an_error_and_without_done(
     assert all(stream.closed.is_set() for stream in backend.streams)
 
 
-async def test_where_one_prompt_is_refused_all_are(
+async def test_a_refused_prompt_refuses_the_whole_request(
     client: httpx.AsyncClient, backend: FakeBackend
 ) -> None:
     backend.scripts = [HELLO, OverloadedError("busy")]
@@ -181,7 +181,7 @@ async def test_a_disconnect_closes_every_prompt_s_stream(
 
 
 @pytest.mark.parametrize(("num_prompts", "n", "status"), [(8, 1, 200), (4, 2, 200), (3, 3, 400)])
-async def test_prompts_each_n_times_are_bounded_by_a_limit_that_is_named(
+async def test_prompts_times_n_are_bounded_and_the_error_names_the_limit(
     client: httpx.AsyncClient, backend: FakeBackend, num_prompts: int, n: int, status: int
 ) -> None:
     answer = await client.post(PATH, json={**HI, "prompt": ["a"] * num_prompts, "n": n})

@@ -4,8 +4,8 @@ import httpx
 import pytest
 from pydantic import ValidationError
 
-from serve_app.api.completions_schema import CompletionRequest
-from serve_app.api.token_ids import MAX_NUM_TOKEN_IDS
+from serve_app.api.completions.schema import CompletionRequest
+from serve_app.api.openai.prompt_schema import MAX_NUM_TOKEN_IDS
 from tests.serve_app.fakes import FakeBackend
 
 PATH = "/v1/completions"
@@ -38,7 +38,7 @@ HI: dict[str, Any] = {"model": "m", "prompt": "hi"}
         ("best_of", 2, "best_of"),
         ("suffix", "end", "suffix"),
         ("max_tokens", 0, "max_tokens"),
-        ("stream_options", {}, "stream_options"),
+        ("stream_options", {"include_usage": True}, "stream_options"),
     ],
 )
 async def test_a_value_out_of_bounds_is_refused_by_name(
@@ -47,6 +47,13 @@ async def test_a_value_out_of_bounds_is_refused_by_name(
     answer = await client.post(PATH, json={**HI, field: value})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
     assert not backend.requests
+
+
+@pytest.mark.parametrize("options", [{}, {"include_usage": False}, {"include_usage": None}])
+async def test_stream_options_that_ask_for_nothing_need_no_stream(
+    client: httpx.AsyncClient, options: dict[str, Any]
+) -> None:
+    assert (await client.post(PATH, json={**HI, "stream_options": options})).status_code == 200
 
 
 async def test_log_probabilities_of_the_prompt_are_refused_by_name(
@@ -58,18 +65,18 @@ async def test_log_probabilities_of_the_prompt_are_refused_by_name(
     assert error["code"] == "unsupported_parameter"
 
 
-async def test_values_that_ask_for_nothing_are_taken(client: httpx.AsyncClient) -> None:
+async def test_values_that_ask_for_nothing_are_accepted(client: httpx.AsyncClient) -> None:
     harmless = {"suffix": "", "best_of": 1, "n": 1, "echo": False, "logprobs": None, "user": "me"}
     assert (await client.post(PATH, json={**HI, **harmless})).status_code == 200
 
 
 @pytest.mark.parametrize("prompt", [[""] * 100, [-1] * 100, [[]] * 100])
-def test_prompts_are_read_up_to_the_first_mistake(prompt: Any) -> None:
+def test_prompts_are_validated_up_to_the_first_error(prompt: Any) -> None:
     with pytest.raises(ValidationError) as caught:
         CompletionRequest.model_validate({**HI, "prompt": prompt})
     assert caught.value.error_count() == 1
 
 
-def test_too_many_token_ids_are_not_looked_at() -> None:
+def test_too_many_token_ids_are_refused_without_validation() -> None:
     with pytest.raises(ValidationError, match="at most"):
         CompletionRequest.model_validate({**HI, "prompt": [1] * (MAX_NUM_TOKEN_IDS + 1)})

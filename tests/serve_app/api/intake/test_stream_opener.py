@@ -1,4 +1,4 @@
-"""Schemas are compiled before anybody is admitted: what a flood of them may cost is bounded."""
+"""Schemas are compiled before admission, so the cost of a flood of them is bounded here."""
 
 import asyncio
 import threading
@@ -7,9 +7,10 @@ from typing import Any
 import httpx
 import pytest
 
-from deployments.engine.grammar_probe import MAX_NUM_PROBES
-from serve_app.api import json_schema_grammar
-from serve_app.api.json_schema_grammar import MAX_NUM_SCHEMAS
+from deployments.engine.grammar.probe import MAX_NUM_PROBES, Finding
+from serve_app.api.structured import answer_grammar
+from serve_app.api.structured.answer_grammar import MAX_NUM_SCHEMAS
+from tests.serve_app.apps import client_of, make_app
 from tests.serve_app.fakes import FakeBackend
 
 CHAT = "/v1/chat/completions"
@@ -20,7 +21,7 @@ DEADLINE_S = 60
 
 
 class SlowProbe:
-    """Holds every compilation until it is told to let them go."""
+    """Holds every compilation until `let_go` is set."""
 
     def __init__(self) -> None:
         self.let_go = threading.Event()
@@ -28,20 +29,21 @@ class SlowProbe:
         self._num_running = 0
         self._lock = threading.Lock()
 
-    def find_fault(self, grammar: str, max_seconds: int) -> None:
+    def examine(self, grammar: str, max_seconds: int) -> Finding:
         with self._lock:
             self._num_running += 1
             self.most_at_once = max(self.most_at_once, self._num_running)
         assert self.let_go.wait(DEADLINE_S)
         with self._lock:
             self._num_running -= 1
+        return Finding(None)
 
 
-async def test_a_flood_of_schemas_takes_two_compilers_and_nobody_s_place(
+async def test_a_flood_of_schemas_uses_two_compilers_and_delays_no_other_request(
     client: httpx.AsyncClient, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     probe = SlowProbe()
-    monkeypatch.setattr(json_schema_grammar, "find_fault", probe.find_fault)
+    monkeypatch.setattr(answer_grammar, "examine", probe.examine)
     async with asyncio.timeout(DEADLINE_S):
         asked = {
             asyncio.create_task(client.post(CHAT, json={**ASK, "response_format": FORMAT}))
@@ -55,9 +57,30 @@ async def test_a_flood_of_schemas_takes_two_compilers_and_nobody_s_place(
             assert answer.status_code == 503
             assert answer.json()["error"]["code"] == "overloaded"
             assert "retry-after" in answer.headers
-        assert backend.requests == [], "none has asked a replica"
-        assert (await client.post(CHAT, json=ASK)).status_code == 200, "nobody else waits for them"
+        assert backend.requests == [], "no schema request has reached a replica"
+        assert (await client.post(CHAT, json=ASK)).status_code == 200, "other requests don't wait"
         probe.let_go.set()
         answers = await asyncio.gather(*(asked - refused))
     assert [answer.status_code for answer in answers] == [200] * MAX_NUM_SCHEMAS
     assert probe.most_at_once == MAX_NUM_PROBES
+
+
+@pytest.mark.parametrize("clamps", [None, True, False])
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        (CHAT, {**ASK, "max_tokens": 4096}, "max_tokens"),
+        (CHAT, {**ASK, "max_completion_tokens": 4096}, "max_completion_tokens"),
+        (CHAT, {**ASK, "max_tokens": 9, "max_completion_tokens": 9}, "max_completion_tokens"),
+        ("/v1/completions", {"model": "m", "prompt": "hi", "max_tokens": 4096}, "max_tokens"),
+        ("/text-generation", {"prompt": "hi", "max_tokens": 4096, "stream": False}, "max_tokens"),
+    ],
+)
+async def test_a_length_is_lowered_by_the_replica_unless_the_configuration_refuses_it(
+    clamps: bool | None, path: str, fields: dict[str, Any], param: str
+) -> None:
+    backend = FakeBackend()
+    limits = {} if clamps is None else {"clamp_max_tokens": clamps}
+    async with client_of(make_app(backend, limits=limits)) as client:
+        assert (await client.post(path, json=fields)).status_code == 200
+    assert backend.requests[0].length_param == (param if clamps is False else None)

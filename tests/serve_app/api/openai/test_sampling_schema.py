@@ -5,9 +5,9 @@ import pytest
 from pydantic import ValidationError
 
 from deployments.contract import SamplingParams
-from serve_app.api.chat_schema import ChatRequest
+from serve_app.api.chat.schema import ChatRequest
 from serve_app.config import AppConfig
-from serve_app.ingress import build_app
+from serve_app.ingress import AppParts, build_app
 from tests.serve_app.fakes import FakeBackend
 
 CHAT = "/v1/chat/completions"
@@ -55,18 +55,18 @@ async def test_fields_become_sampling_parameters(
     )
 
 
-def test_stops_are_read_up_to_the_first_mistake() -> None:
+def test_stops_are_validated_up_to_the_first_error() -> None:
     with pytest.raises(ValidationError) as caught:
         ChatRequest.model_validate({**HI, "stop": [0] * 3})
     assert caught.value.error_count() == 1
 
 
-async def test_what_is_not_given_is_the_model_s_default_but_for_the_seed(
+async def test_absent_fields_have_the_model_s_defaults_except_the_seed(
     config: AppConfig, backend: FakeBackend
 ) -> None:
     defaults = SamplingParams(max_tokens=9, temperature=0.7, top_k=20, stop=("END",))
     backend = FakeBackend(default_sampling=defaults)
-    transport = httpx.ASGITransport(build_app(config, {"m": backend}))
+    transport = httpx.ASGITransport(build_app(AppParts(config, {"m": backend})))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         for _ in range(2):
             await client.post(CHAT, json={**HI, "temperature": None, "top_p": 0.5})
@@ -85,7 +85,7 @@ async def test_what_is_not_given_is_the_model_s_default_but_for_the_seed(
         ({"logprobs": True, "top_logprobs": 20}, 20),
     ],
 )
-def test_logprobs_are_told_when_they_are_asked_for(
+def test_the_engine_returns_logprobs_only_on_request(
     fields: dict[str, Any], top_logprobs: int | None
 ) -> None:
     sampling = ChatRequest.model_validate({**HI, **fields}).to_sampling(SamplingParams())

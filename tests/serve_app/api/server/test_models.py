@@ -1,12 +1,13 @@
 import asyncio
+from dataclasses import replace
 
 import httpx
 
-from serve_app.api.context import ApiContext
-from serve_app.api.models import ModelsApi
-from serve_app.catalog import ModelCatalog
+from serve_app.api.intake.context import ApiContext
+from serve_app.api.server.models import ModelsApi
+from serve_app.backends.catalog import ModelCatalog
 from serve_app.config import AppConfig
-from serve_app.ingress import build_app
+from serve_app.ingress import AppParts, build_app
 from tests.serve_app.fakes import FakeBackend, FakeClock
 
 CARD = {
@@ -14,6 +15,8 @@ CARD = {
     "object": "model",
     "created": 1_700_000_000,
     "owned_by": "raystream",
+    "root": "m",
+    "parent": None,
     "task": "generate",
     "max_model_len": 128,
     "accepts_images": True,
@@ -31,9 +34,17 @@ async def test_one_model_is_shown(client: httpx.AsyncClient) -> None:
 
 
 async def test_a_model_whose_name_has_a_slash_is_found(config: AppConfig) -> None:
-    app = build_app(config, {"org/m": FakeBackend(model_id="org/m")})
+    app = build_app(AppParts(config, {"org/m": FakeBackend(model_id="org/m")}))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://t") as client:
         assert (await client.get("/v1/models/org/m")).json()["id"] == "org/m"
+
+
+async def test_the_root_is_the_repository_whose_tokenizer_clients_may_load(
+    client: httpx.AsyncClient, backend: FakeBackend
+) -> None:
+    backend.description = replace(backend.description, root="org/model")
+    (card,) = (await client.get("/v1/models")).json()["data"]
+    assert (card["id"], card["root"]) == ("m", "org/model")
 
 
 async def test_an_unknown_model_is_not_found(client: httpx.AsyncClient) -> None:
@@ -42,7 +53,7 @@ async def test_an_unknown_model_is_not_found(client: httpx.AsyncClient) -> None:
     assert answer.json()["error"]["code"] == "model_not_found"
 
 
-async def test_a_model_that_loads_is_not_in_the_list(config: AppConfig) -> None:
+async def test_a_loading_model_is_not_listed(config: AppConfig) -> None:
     loading = FakeBackend(model_id="n")
     loading.loaded = asyncio.Event()
     catalog = ModelCatalog({"m": FakeBackend(), "n": loading}, probe_timeout_s=0.01)

@@ -5,9 +5,9 @@ from typing import Any
 import httpx
 import pytest
 
-from serve_app.api import json_schema_grammar
+from serve_app.api.structured import answer_grammar
 from serve_app.config import AppConfig
-from serve_app.ingress import build_app
+from serve_app.ingress import AppParts, build_app
 from tests.serve_app.fakes import FakeBackend
 
 CHAT = "/v1/chat/completions"
@@ -20,7 +20,7 @@ def named(schema: Any, **fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("strict", [{}, {"strict": True}, {"strict": False}, {"strict": None}])
-async def test_a_schema_is_kept_to_whether_it_is_strict_or_not(
+async def test_a_schema_is_enforced_whether_strict_or_not(
     client: httpx.AsyncClient, backend: FakeBackend, strict: dict[str, Any]
 ) -> None:
     answer = await client.post(CHAT, json={**HI, "response_format": named(SCHEMA, **strict)})
@@ -28,6 +28,7 @@ async def test_a_schema_is_kept_to_whether_it_is_strict_or_not(
     grammar = backend.requests[0].sampling.grammar
     assert grammar is not None
     assert '"properties": {"a": {"type": "integer"}}' in grammar
+    assert "x-raystream-warning" not in answer.headers
 
 
 async def test_every_answer_of_several_follows_the_grammar(
@@ -50,7 +51,7 @@ async def test_the_plain_surface_takes_it_too(
 
 
 @pytest.mark.parametrize("response_format", [None, {"type": "text"}])
-async def test_text_is_free(
+async def test_plain_text_has_no_grammar(
     client: httpx.AsyncClient, backend: FakeBackend, response_format: Any
 ) -> None:
     await client.post(CHAT, json={**HI, "response_format": response_format})
@@ -69,12 +70,12 @@ async def test_text_is_free(
         {"type": "json_object", "json_schema": {}},
         named(SCHEMA, other=1),
         named(True),
-        named({"not": {}}),
+        named({"not": {}}, strict=True),
         named({"$ref": "#"}),
     ],
     ids=str,
 )
-async def test_what_is_wrong_is_refused_by_the_fields_name(
+async def test_an_invalid_response_format_is_refused_by_the_field_s_name(
     client: httpx.AsyncClient, backend: FakeBackend, response_format: Any
 ) -> None:
     answer = await client.post(CHAT, json={**HI, "response_format": response_format})
@@ -85,16 +86,16 @@ async def test_what_is_wrong_is_refused_by_the_fields_name(
     assert not backend.requests
 
 
-async def test_the_document_shows_the_schemas_own_name(client: httpx.AsyncClient) -> None:
+async def test_the_document_names_the_field_schema(client: httpx.AsyncClient) -> None:
     schemas = (await client.get("/openapi.json")).json()["components"]["schemas"]
     assert set(schemas["NamedSchema"]["required"]) == {"name", "schema"}
 
 
-async def test_a_schema_that_finds_too_many_waiting_is_refused_at_once(
+async def test_a_schema_is_refused_at_once_if_too_many_are_queued(
     config: AppConfig, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(json_schema_grammar, "MAX_NUM_SCHEMAS", 0)
-    transport = httpx.ASGITransport(build_app(config, {"m": backend}))
+    monkeypatch.setattr(answer_grammar, "MAX_NUM_SCHEMAS", 0)
+    transport = httpx.ASGITransport(build_app(AppParts(config, {"m": backend})))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         refused = await client.post(CHAT, json={**HI, "response_format": named(SCHEMA)})
         assert (await client.post(CHAT, json=HI)).status_code == 200

@@ -2,17 +2,19 @@ import json
 from typing import Any
 
 import pytest
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher
 
 from deployments.contract import ModelDescription, SamplingParams, Tool
 from deployments.errors import InvalidRequestError
 from deployments.tool_call_format import FORMATS, HERMES, LLAMA3_JSON, MISTRAL, ToolCallFormat
-from serve_app.api.json_schema_grammar import json_schema_grammar
-from serve_app.api.offered_function import OfferedFunction
-from serve_app.api.tool_offer import ToolChoice, ToolOffer, make_offer
+from serve_app.api.structured.answer_grammar import GrammarSettings
+from serve_app.api.structured.json_schema_grammar import json_schema_grammar
+from serve_app.api.structured.tool_grammar import OfferedFunction
+from serve_app.api.tools.offer import ToolChoice, ToolOffer, make_offer
 from serve_app.config import LimitsConfig
+from tests.serve_app.api.structured.accepting import takes
 
-LIMITS = LimitsConfig()
+SETTINGS = GrammarSettings(LimitsConfig())
 CITY = {
     "type": "object",
     "properties": {"city": {"enum": ["Köln", "Rome"]}},
@@ -36,18 +38,9 @@ def offer(known: ToolCallFormat, *functions: OfferedFunction, **choice: Any) -> 
 def guided(offer: ToolOffer, grammar: str | None = None) -> str:
     given = SamplingParams(grammar=grammar)
     assert offer.is_guiding(given)
-    made = offer.guide(given, LIMITS).grammar
+    made = offer.guide(given, SETTINGS).sampling.grammar
     assert made is not None
     return made
-
-
-def takes(grammar: str, text: str) -> bool:
-    """Return whether the grammar holds the text to be whole."""
-    vocabulary = LLTokenizer("byte")
-    matcher = LLMatcher(vocabulary, grammar, log_level=0)
-    assert not matcher.is_error(), matcher.get_error()
-    token_ids = vocabulary.tokenize_str(text)
-    return matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()
 
 
 def written(known: ToolCallFormat, *calls: tuple[str, str]) -> str:
@@ -77,7 +70,7 @@ def test_a_required_call_is_one_of_the_functions_and_nothing_else(known: ToolCal
 
 
 @ALL
-def test_no_more_calls_are_forced_than_are_wanted(known: ToolCallFormat) -> None:
+def test_no_more_calls_than_the_maximum_are_forced(known: ToolCallFormat) -> None:
     grammar = guided(offer(known, GET, OTHER, must_call=True, is_parallel=False))
     assert takes(grammar, written(known, ROME))
     assert not takes(grammar, written(known, ROME, ROME))
@@ -109,15 +102,17 @@ def test_a_strict_function_is_called_by_its_schema_or_not_at_all(known: ToolCall
 
 
 @ALL
-def test_a_model_that_is_free_is_not_bound(known: ToolCallFormat) -> None:
+def test_without_strict_functions_there_is_no_grammar(known: ToolCallFormat) -> None:
     assert not offer(known, GET, OTHER).is_guiding(SamplingParams())
 
 
 @pytest.mark.parametrize("known", [HERMES, MISTRAL], ids=lambda known: known.name)
-def test_beside_a_response_format_an_answer_is_calls_or_what_it_asks_for(
+def test_with_a_response_format_an_answer_is_calls_or_valid_by_the_format(
     known: ToolCallFormat,
 ) -> None:
-    answer = json_schema_grammar({"type": "object", "properties": {"a": {"const": 1}}}, LIMITS)
+    answer = json_schema_grammar(
+        {"type": "object", "properties": {"a": {"const": 1}}}, SETTINGS
+    ).text
     grammar = guided(offer(known, GET), answer)
     assert takes(grammar, '{"a": 1}')
     assert takes(grammar, written(known, ROME, ROME))
@@ -125,8 +120,8 @@ def test_beside_a_response_format_an_answer_is_calls_or_what_it_asks_for(
     assert not takes(grammar, "Hello")
 
 
-def test_without_marks_an_answer_can_not_be_calls_or_json() -> None:
-    answer = json_schema_grammar({"type": "object"}, LIMITS)
+def test_a_format_without_marks_does_not_combine_with_a_response_format() -> None:
+    answer = json_schema_grammar({"type": "object"}, SETTINGS).text
     with pytest.raises(InvalidRequestError) as caught:
         guided(offer(LLAMA3_JSON, GET), answer)
     assert caught.value.param == "response_format"
@@ -135,13 +130,13 @@ def test_without_marks_an_answer_can_not_be_calls_or_json() -> None:
     )
 
 
-def test_a_mark_that_is_a_special_token_stands_by_its_id() -> None:
+def test_a_mark_that_is_a_special_token_is_written_by_its_id() -> None:
     model = ModelDescription(
         "m", 0, 128, False, SamplingParams(), accepts_tools=True,
         tool_call_format="mistral", tool_call_token_ids=(("[TOOL_CALLS]", 5),),
     )  # fmt: skip
     for choice, functions in ((ToolChoice(must_call=True), [GET]), (ToolChoice(), [STRICT])):
-        made = make_offer(functions, choice, model).guide(SamplingParams(), LIMITS)
+        made = make_offer(functions, choice, model).guide(SamplingParams(), SETTINGS).sampling
         assert made.grammar is not None
         rules = json.loads(made.grammar)["grammars"][0]["lark_grammar"]
         assert "<[5]>" in rules
@@ -151,7 +146,7 @@ def test_a_mark_that_is_a_special_token_stands_by_its_id() -> None:
         assert LLMatcher.validate_grammar(made.grammar) == ""
 
 
-def test_what_the_grammar_can_not_hold_is_refused_where_it_must_be_held() -> None:
+def test_an_unsupported_keyword_is_refused_only_in_a_strict_function() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
     lenient = guided(offer(HERMES, function("f", schema), must_call=True))
     assert takes(lenient, written(HERMES, ("f", '{"a": [1]}')))

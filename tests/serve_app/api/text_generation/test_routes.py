@@ -39,7 +39,7 @@ async def test_tokens_without_text_are_counted_with_the_next_text(
     assert events[-1]["total_token_count"] == 3
 
 
-async def test_a_whole_text_is_told_with_its_counts(client: httpx.AsyncClient) -> None:
+async def test_a_whole_text_has_its_token_counts(client: httpx.AsyncClient) -> None:
     answer = await client.post(PATH, json={"prompt": "hi", "stream": False})
     assert answer.json() == {
         "response": "Hello, world!",
@@ -71,7 +71,7 @@ async def test_a_prompt_stays_a_string_and_messages_become_messages(
         ({"prompt": "a", "model": "x"}, "model"),
     ],
 )
-async def test_a_request_that_will_not_do_is_refused_by_name(
+async def test_an_invalid_request_is_refused_by_the_field_s_name(
     client: httpx.AsyncClient, body: dict[str, Any], param: str
 ) -> None:
     answer = await client.post(PATH, json=body)
@@ -79,12 +79,12 @@ async def test_a_request_that_will_not_do_is_refused_by_name(
     assert answer.json()["error"]["param"] == param
 
 
-async def test_null_counts_as_not_given(client: httpx.AsyncClient) -> None:
+async def test_null_counts_as_absent(client: httpx.AsyncClient) -> None:
     answer = await client.post(PATH, json={"prompt": "hi", "stream": None, "stop": None})
     assert answer.headers["content-type"] == "text/event-stream"
 
 
-async def test_fields_of_older_clients_are_taken(client: httpx.AsyncClient) -> None:
+async def test_fields_of_older_clients_are_accepted(client: httpx.AsyncClient) -> None:
     body = {"prompt": "hi", "user_id": 1, "us_id": "x", "recommend": 0}
     assert (await client.post(PATH, json=body)).status_code == 200
 

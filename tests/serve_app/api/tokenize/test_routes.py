@@ -5,7 +5,7 @@ import pytest
 
 from deployments.contract import ChatMessage, TextPart, TokenizeRequest, Tool
 from serve_app.config import AppConfig
-from serve_app.ingress import build_app
+from serve_app.ingress import AppParts, build_app
 from tests.serve_app.fakes import FakeBackend
 
 HI = (ChatMessage("user", (TextPart("hi"),)),)
@@ -13,7 +13,7 @@ MESSAGES = [{"role": "user", "content": "hi"}]
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
 
 
-async def test_a_prompt_s_tokens_are_told_in_vllm_s_shape(client: httpx.AsyncClient) -> None:
+async def test_tokens_are_returned_in_vllm_s_shape(client: httpx.AsyncClient) -> None:
     answer = await client.post("/tokenize", json={"model": "m", "prompt": "hi"})
     assert answer.json() == {
         "count": 2,
@@ -23,7 +23,7 @@ async def test_a_prompt_s_tokens_are_told_in_vllm_s_shape(client: httpx.AsyncCli
     }
 
 
-async def test_the_names_of_tokens_are_told_if_asked(client: httpx.AsyncClient) -> None:
+async def test_token_strings_are_returned_on_request(client: httpx.AsyncClient) -> None:
     answer = await client.post("/tokenize", json={"prompt": "hi", "return_token_strs": True})
     assert answer.json()["token_strs"] == ["h", "i"]
 
@@ -41,7 +41,7 @@ async def test_the_names_of_tokens_are_told_if_asked(client: httpx.AsyncClient) 
         ),
     ],
 )
-async def test_the_replica_is_told_what_was_asked(
+async def test_the_request_s_options_reach_the_replica(
     client: httpx.AsyncClient,
     backend: FakeBackend,
     body: dict[str, Any],
@@ -70,7 +70,7 @@ async def test_the_replica_is_told_what_was_asked(
         ("/detokenize", {"tokens": [1], "model": "x"}, "model"),
     ],
 )
-async def test_a_request_that_will_not_do_is_refused_by_name(
+async def test_an_invalid_request_is_refused_by_the_field_s_name(
     client: httpx.AsyncClient, path: str, body: dict[str, Any], param: str
 ) -> None:
     answer = await client.post(path, json=body)
@@ -86,7 +86,7 @@ async def test_tokens_become_text(client: httpx.AsyncClient, tokens: list[int], 
 
 async def test_tools_are_counted_as_an_answer_would_count_them(config: AppConfig) -> None:
     backend = FakeBackend(tool_call_format="hermes")
-    transport = httpx.ASGITransport(build_app(config, {"m": backend}))
+    transport = httpx.ASGITransport(build_app(AppParts(config, {"m": backend})))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         answer = await client.post("/tokenize", json={"messages": MESSAGES, "tools": TOOLS})
     assert answer.status_code == 200
@@ -94,9 +94,9 @@ async def test_tools_are_counted_as_an_answer_would_count_them(config: AppConfig
     assert backend.tokenized == [TokenizeRequest(HI, tools=(tool,))]
 
 
-async def test_the_model_that_is_named_is_asked(config: AppConfig) -> None:
+async def test_the_named_model_is_asked(config: AppConfig) -> None:
     backends = {"m": FakeBackend(), "org/n": FakeBackend(model_id="org/n")}
-    transport = httpx.ASGITransport(build_app(config, backends))
+    transport = httpx.ASGITransport(build_app(AppParts(config, backends)))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         await client.post("/tokenize", json={"prompt": "a", "model": "org/n"})
     assert [len(backend.tokenized) for backend in backends.values()] == [0, 1]

@@ -6,7 +6,7 @@ import pytest
 
 from deployments.contract import Tool
 from serve_app.config import AppConfig
-from serve_app.ingress import build_app
+from serve_app.ingress import AppParts, build_app
 from tests.serve_app.fakes import FakeBackend
 
 CHAT = "/v1/chat/completions"
@@ -39,7 +39,7 @@ async def refusal(client: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:
     return error
 
 
-async def test_tools_reach_the_replica_as_they_are(
+async def test_tools_reach_the_replica_unchanged(
     client: httpx.AsyncClient, backend: FakeBackend
 ) -> None:
     schema = {"type": "object", "properties": {"città": {"type": "string"}}}
@@ -66,17 +66,17 @@ async def test_tools_reach_the_replica_as_they_are(
         ([tool("a"), tool("no space")], "tools[1].function.name", "{1,64}"),
         ([tool("a\n")], "tools[0].function.name", "{1,64}"),
         ([tool("x" * 65)], "tools[0].function.name", "{1,64}"),
-        ([{"type": "function"}], "tools[0].function", "required"),
+        ([{"type": "function"}], "tools[0].function", "missing"),
         ([{"type": "custom", "custom": {}}], "tools[0].custom", "custom"),
         ([{**tool(), "type": "retrieval"}], "tools[0].type", "'function'"),
-        ([tool(parameters=[])], "tools[0].function.parameters", "dictionary"),
+        ([tool(parameters=[])], "tools[0].function.parameters", "must be an object"),
         ([tool(parameters={"type": "array"})], "tools[0].function.parameters.type", "'object'"),
-        ([tool(strict="yes")], "tools[0].function.strict", "boolean"),
+        ([tool(strict="yes")], "tools[0].function.strict", "true or false"),
         ([tool(parametres={})], "tools[0].function.parametres", "'parameters'"),
         ({"f": 1}, "tools", "list"),
     ],
 )
-async def test_tools_that_will_not_do_are_refused_by_name(
+async def test_invalid_tools_are_refused_by_name(
     client: httpx.AsyncClient, backend: FakeBackend, tools: Any, param: str, hint: str
 ) -> None:
     error = await refusal(client, tools=tools)
@@ -96,7 +96,7 @@ async def test_tools_that_will_not_do_are_refused_by_name(
         ({"type": "allowed_tools", "allowed_tools": {}}, "tool_choice.allowed_tools"),
     ],
 )
-async def test_a_choice_that_is_none_is_refused(
+async def test_an_invalid_tool_choice_is_refused(
     client: httpx.AsyncClient, choice: Any, param: str
 ) -> None:
     assert (await refusal(client, tools=[tool()], tool_choice=choice))["param"] == param
@@ -104,7 +104,7 @@ async def test_a_choice_that_is_none_is_refused(
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
 @pytest.mark.parametrize("tools", [None, []])
-async def test_without_tools_none_can_be_required(
+async def test_a_required_or_named_call_needs_tools(
     client: httpx.AsyncClient, choice: Any, tools: Any
 ) -> None:
     error = await refusal(client, tools=tools, tool_choice=choice)
@@ -112,7 +112,7 @@ async def test_without_tools_none_can_be_required(
 
 
 @pytest.mark.parametrize("choice", ["none", "auto", None])
-async def test_without_tools_there_is_nothing_to_choose(
+async def test_a_choice_without_tools_is_accepted(
     client: httpx.AsyncClient, backend: FakeBackend, choice: str | None
 ) -> None:
     fields = {"tool_choice": choice, "parallel_tool_calls": False}
@@ -120,7 +120,7 @@ async def test_without_tools_there_is_nothing_to_choose(
     assert backend.requests[0].tools == ()
 
 
-async def test_a_model_that_is_to_call_nothing_is_told_of_nothing(
+async def test_with_tool_choice_none_the_prompt_describes_no_tools(
     client: httpx.AsyncClient, backend: FakeBackend
 ) -> None:
     fields = {"tools": [tool()], "tool_choice": "none"}
@@ -130,7 +130,7 @@ async def test_a_model_that_is_to_call_nothing_is_told_of_nothing(
 
 @pytest.fixture
 async def plain_client(config: AppConfig) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(build_app(config, {"m": FakeBackend()}))
+    transport = httpx.ASGITransport(build_app(AppParts(config, {"m": FakeBackend()})))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         yield client
 
@@ -148,16 +148,16 @@ CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "
          "messages[0].role"),
     ],
 )  # fmt: skip
-async def test_a_model_whose_template_knows_no_tools_refuses_them(
+async def test_a_model_whose_template_does_not_support_tools_refuses_them(
     plain_client: httpx.AsyncClient, fields: dict[str, Any], param: str
 ) -> None:
     error = await refusal(plain_client, **fields)
     assert error["param"] == param
-    assert "chat template of 'm' knows no tools" in error["message"]
+    assert "chat template of 'm' does not support tools" in error["message"]
 
 
-async def test_tools_are_refused_where_calls_could_not_be_read(config: AppConfig) -> None:
+async def test_tools_are_refused_if_the_format_of_calls_is_unknown(config: AppConfig) -> None:
     backend = FakeBackend(tool_call_format="none")
-    transport = httpx.ASGITransport(build_app(config, {"m": backend}))
+    transport = httpx.ASGITransport(build_app(AppParts(config, {"m": backend})))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         assert "tool_call_parser" in (await refusal(client, tools=[tool()]))["message"]

@@ -7,8 +7,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from deployments.tool_call_format import FORMATS, HERMES, LLAMA3_JSON, MISTRAL, ToolCallFormat
-from serve_app.tool_calls.answer import ToolAnswer
-from serve_app.tool_calls.events import (
+from serve_app.api.tools.parsing.answer import ToolAnswer
+from serve_app.api.tools.parsing.events import (
     ArgumentsGained,
     CallBroken,
     CallEnded,
@@ -16,8 +16,8 @@ from serve_app.tool_calls.events import (
     Event,
     Text,
 )
-from serve_app.tool_calls.object_scanner import MAX_DEPTH, ObjectScanner
-from serve_app.tool_calls.parser import ToolCallParser
+from serve_app.api.tools.parsing.object_scanner import MAX_DEPTH, ObjectScanner
+from serve_app.api.tools.parsing.parser import ToolCallParser
 
 NAMES = frozenset({"f", "get_weather"})
 ALL = pytest.mark.parametrize("known", FORMATS.values(), ids=FORMATS)
@@ -43,7 +43,7 @@ def split(text: str, places: list[int]) -> list[str]:
 
 
 def written(known: ToolCallFormat, calls: list[Call]) -> str:
-    """Return calls as the family's chat template writes them."""
+    """Return calls as the model family's chat template writes them."""
     bodies = [
         f'{known.call[0]}{{"name": "{name}", "{known.arguments_key}": {arguments}}}{known.call[1]}'
         for name, arguments in calls
@@ -102,6 +102,7 @@ def test_calls_are_found_however_their_text_is_cut(
     assert parse(known, split(written(known, calls), places)) == ("", calls)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("known", [HERMES, MISTRAL], ids=lambda known: known.name)
 @given(calls=CALLS, before=AROUND, behind=AROUND, places=PLACES)
 @example(calls=[("f", "{}")], before="[TOOL_CALLS]", behind="", places=[])
@@ -117,7 +118,7 @@ def test_text_around_calls_is_kept(
 
 @ALL
 @given(text=FRAGMENTS, places=PLACES)
-def test_any_text_means_the_same_however_it_is_cut_and_nothing_is_lost(
+def test_parsing_does_not_depend_on_how_text_is_cut_and_loses_nothing(
     known: ToolCallFormat, text: str, places: list[int]
 ) -> None:
     content, calls = parse(known, [text])
@@ -129,10 +130,27 @@ def test_any_text_means_the_same_however_it_is_cut_and_nothing_is_lost(
 
 
 @ALL
+@pytest.mark.parametrize("must_call", [True, False])
 @given(text=FRAGMENTS, places=PLACES)
-def test_a_stream_tells_of_each_call_in_order(
-    known: ToolCallFormat, text: str, places: list[int]
+def test_where_a_text_is_cut_off_does_not_depend_on_its_pieces(
+    known: ToolCallFormat, must_call: bool, text: str, places: list[int]
 ) -> None:
+    def cut(pieces: list[str]) -> tuple[str, list[Call]]:
+        parser = ToolCallParser(known, NAMES, must_call=must_call)
+        told = [event for piece in pieces for event in parser.feed(piece)]
+        answer = ToolAnswer.of([*told, *parser.finish(is_cut=True)], known)
+        assert answer.num_whole in (len(answer.calls), len(answer.calls) - 1)
+        return answer.text, [(call.name, call.arguments) for call in answer.calls]
+
+    content, calls = cut([text])
+    assert cut(split(text, places)) == (content, calls)
+    assert cut(list(text)) == (content, calls)
+    assert all(name in NAMES for name, _ in calls)
+
+
+@ALL
+@given(text=FRAGMENTS, places=PLACES)
+def test_events_of_calls_come_in_order(known: ToolCallFormat, text: str, places: list[int]) -> None:
     running: int | None = None
     num_started = 0
     for event in events(known, split(text, places)):
@@ -193,11 +211,11 @@ def test_hermes(text: str, content: str, arguments: list[str]) -> None:
         "",
     ],
 )
-def test_what_is_no_call_is_text_and_the_next_call_is_found(call: str) -> None:
+def test_an_invalid_call_is_text_and_the_next_call_is_found(call: str) -> None:
     text = f"<tool_call>\n{call}\n</tool_call>\n"
     assert parse(HERMES, list(text)) == (text, [])
     if call.endswith("1"):
-        return  # what has no end has no next
+        return  # a call without an end has no next call
     text += f"<tool_call>{CALL}</tool_call>"
     content, calls = parse(HERMES, list(text))
     assert content == f"<tool_call>\n{call}\n</tool_call>"
@@ -215,7 +233,7 @@ def test_what_is_no_call_is_text_and_the_next_call_is_found(call: str) -> None:
         ('{"answer": 42}', '{"answer": 42}', 0),
     ],
 )
-def test_llama_calls_at_the_beginning_alone(text: str, content: str, num_calls: int) -> None:
+def test_llama_calls_only_at_the_beginning(text: str, content: str, num_calls: int) -> None:
     told, calls = parse(LLAMA3_JSON, list(text))
     assert (told, len(calls)) == (content, num_calls)
 
@@ -235,7 +253,7 @@ def test_mistral(text: str, content: str, num_calls: int) -> None:
     assert (told, len(calls)) == (content, num_calls)
 
 
-def test_arguments_are_told_as_they_arrive() -> None:
+def test_arguments_are_reported_as_they_arrive() -> None:
     parser = ToolCallParser(HERMES, NAMES)
     assert parser.feed("On it. <tool") == [Text("On it.")]
     assert parser.feed('_call>{"name": "f", "argu') == []
@@ -245,7 +263,7 @@ def test_arguments_are_told_as_they_arrive() -> None:
     assert parser.finish() == []
 
 
-def test_a_stream_takes_back_what_breaks_and_tells_the_rest_as_text() -> None:
+def test_a_broken_call_is_taken_back_and_the_rest_is_text() -> None:
     pieces = ['<tool_call>{"name": "f", "arguments": {"a": ', "]", " more"]
     assert events(HERMES, pieces) == [
         CallStarted(0, "f"),
@@ -256,12 +274,12 @@ def test_a_stream_takes_back_what_breaks_and_tells_the_rest_as_text() -> None:
     ]
 
 
-def test_behind_the_last_call_that_is_wanted_nothing_is_told() -> None:
+def test_after_max_calls_nothing_is_reported() -> None:
     text = f"Look. <tool_call>{CALL}</tool_call> and <tool_call>{CALL}</tool_call>"
     assert parse(HERMES, list(text), max_calls=1) == ("Look.", [("f", '{"a": 1}')])
 
 
-def test_a_broken_call_is_not_the_one_that_is_wanted() -> None:
+def test_a_broken_call_does_not_count_towards_max_calls() -> None:
     text = f"<tool_call>no</tool_call><tool_call>{CALL}</tool_call>"
     assert parse(HERMES, [text], max_calls=1) == (
         "<tool_call>no</tool_call>",
@@ -269,7 +287,7 @@ def test_a_broken_call_is_not_the_one_that_is_wanted() -> None:
     )
 
 
-def test_marks_that_each_begin_a_call_anew_cost_no_more_than_the_depth_allows(
+def test_the_cost_of_repeated_opening_marks_is_bounded_by_the_depth(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     num_looks = 0
@@ -293,6 +311,6 @@ def test_marks_that_each_begin_a_call_anew_cost_no_more_than_the_depth_allows(
 @pytest.mark.parametrize(
     "arguments", ['{"a": "\\ud83d"}', '"{\\"a\\": \\"\\ud83d\\"}"'], ids=["object", "string"]
 )
-def test_half_a_surrogate_pair_stays_escaped_so_that_it_can_be_sent(arguments: str) -> None:
+def test_half_a_surrogate_pair_stays_escaped(arguments: str) -> None:
     text = f'<tool_call>{{"arguments": {arguments}, "name": "f"}}</tool_call>'
     assert parse(HERMES, [text]) == ("", [("f", '{"a": "\\ud83d"}')])

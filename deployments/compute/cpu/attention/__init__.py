@@ -1,0 +1,1 @@
+"""Attention of query rows over KV slots, as machine code."""

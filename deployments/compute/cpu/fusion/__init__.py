@@ -1,0 +1,1 @@
+"""Fuses chains of small operators in a traced graph, each into one kernel."""

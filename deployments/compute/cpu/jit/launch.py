@@ -1,0 +1,92 @@
+"""Launches compiled kernels at once, or captures their calls to run them together later.
+
+A kernel takes the address of an array of 64-bit integers. One of them is a ticket counter from
+which threads take their work, so any number of threads may run the kernel.
+"""
+
+import ctypes
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from deployments.compute.cpu.jit.openmp import run_holding_gil, run_parallel
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCall:
+    """A kernel and its arguments.
+
+    Attributes:
+        kernel: Address of a function for a parallel region.
+        arguments: The array whose address the function gets; its ticket counter is 0.
+    """
+
+    kernel: int
+    arguments: ctypes.Array[ctypes.c_int64]
+
+
+class CallCapture(Protocol):
+    """Keeps calls instead of running them, and allocates memory for their outputs."""
+
+    def capture(self, call: KernelCall) -> None:
+        """Keep a call instead of running it now."""
+        ...
+
+    def empty(
+        self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype
+    ) -> torch.Tensor:
+        """Return memory that stays valid for as long as the calls may run."""
+        ...
+
+
+class _Current(threading.local):
+    capture: CallCapture | None = None
+
+
+_current = _Current()
+
+
+@contextmanager
+def captured_by(capture: CallCapture) -> Iterator[None]:
+    """Capture this thread's calls instead of running them."""
+    _current.capture = capture
+    try:
+        yield
+    finally:
+        _current.capture = None
+
+
+def launch(call: KernelCall, num_threads: int) -> None:
+    """Run a kernel on `num_threads` of torch's threads, or capture the call.
+
+    Args:
+        call: The kernel and its arguments.
+        num_threads: 0 runs the kernel on this thread without releasing the GIL, for calls that take
+            microseconds.
+    """
+    if _current.capture is not None:
+        _current.capture.capture(call)
+    elif num_threads:
+        run_parallel(call.kernel, call.arguments, num_threads)
+    else:
+        run_holding_gil(call.kernel, call.arguments)
+
+
+def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Return contiguous memory for a kernel's output."""
+    if _current.capture is None:
+        return torch.empty(shape, dtype=dtype)
+    strides = torch.empty(shape, dtype=dtype, device="meta").stride()
+    return _current.capture.empty(shape, strides, dtype)
+
+
+def empty_like(tensor: torch.Tensor) -> torch.Tensor:
+    """Return memory for a kernel's output, with the strides of torch's `empty_like`."""
+    if _current.capture is None:
+        return torch.empty_like(tensor)
+    strides = torch.empty_like(tensor, device="meta").stride()
+    return _current.capture.empty(tensor.shape, strides, tensor.dtype)

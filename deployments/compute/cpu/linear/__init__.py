@@ -1,0 +1,1 @@
+"""Linear layers: weights laid out for the CPU, small batches, int8."""

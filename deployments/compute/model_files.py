@@ -1,0 +1,76 @@
+"""Checks while a model's files are loaded: complete weights and tokenizer, dtype, clear errors."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from safetensors import SafetensorError
+from transformers import (
+    PreTrainedConfig,
+    PreTrainedTokenizerBase,
+)
+
+from deployments.compute.errors import UnsupportedModelError
+
+LOAD_ERRORS = (OSError, ValueError, RuntimeError, ImportError, SafetensorError)
+"""Errors raised for broken or missing files, shapes that don't fit and missing packages."""
+
+
+@contextmanager
+def wrap_load_errors(source: str) -> Iterator[None]:
+    """Raise load errors of the block as an `UnsupportedModelError` of one line.
+
+    Raises:
+        UnsupportedModelError: A file is missing or broken, or the block raised this error itself.
+    """
+    try:
+        yield
+    except UnsupportedModelError:
+        raise
+    except LOAD_ERRORS as error:
+        summary = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise UnsupportedModelError(f"can't load {source!r}: {summary}") from error
+
+
+def require_all_weights(source: str, missing_keys: Iterable[str], advice: str = "") -> None:
+    """Refuse a model with missing weights, which transformers would initialise at random.
+
+    Raises:
+        UnsupportedModelError: Weights are missing; the message ends with the advice.
+    """
+    missing = sorted(missing_keys)
+    if missing:
+        raise UnsupportedModelError(
+            f"can't load {source!r}: it lacks {len(missing)} weights, {missing[0]} among them"
+            + advice
+        )
+
+
+def require_tokenizer_files(source: str, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuse a tokenizer that transformers made without any files.
+
+    Raises:
+        UnsupportedModelError: It knows only special tokens.
+    """
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):
+        raise UnsupportedModelError(f"can't load {source!r}: it has no tokenizer files")
+
+
+def choose_dtype(config: PreTrainedConfig, dtype: str, device: torch.device) -> torch.dtype:
+    """Return the dtype of the weights on the device.
+
+    `auto` keeps the files' dtype, except on a CPU: float16 becomes float32 there, and so does every
+    dtype if the CPU lacks AVX512_BF16.
+    """
+    if dtype != "auto":
+        chosen = getattr(torch, dtype)
+        assert isinstance(chosen, torch.dtype)
+        return chosen
+    stored = config.get_text_config().dtype or torch.float32
+    if isinstance(stored, str):
+        stored = getattr(torch, stored)
+    assert isinstance(stored, torch.dtype)
+    has_bf16 = device.type != "cpu" or torch.cpu._is_avx512_bf16_supported()
+    if device.type == "cpu" and (stored == torch.float16 or not has_bf16):
+        return torch.float32
+    return stored

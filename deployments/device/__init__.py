@@ -1,0 +1,1 @@
+"""The arithmetic of device memory, and the few calls that enforce it."""

@@ -1,0 +1,1 @@
+"""KV slots, and how a packed step writes and reads them."""

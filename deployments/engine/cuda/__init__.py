@@ -1,1 +1,0 @@
-"""What makes a step fast on a GPU: decode steps captured as graphs."""

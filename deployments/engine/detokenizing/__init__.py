@@ -1,0 +1,1 @@
+"""Turns token ids into text and applies stop strings."""

@@ -1,0 +1,1 @@
+"""Constrains a sequence's text by a grammar."""

@@ -1,0 +1,1 @@
+"""Loads, checks, traces and runs a model."""

@@ -1,0 +1,1 @@
+"""Finds the sequence that breaks a step and ends only that one."""

@@ -1,0 +1,1 @@
+"""Turns logits into the next token."""

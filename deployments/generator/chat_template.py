@@ -1,0 +1,274 @@
+"""A model's chat template, which renders messages and tools as the prompt's text.
+
+Templates take plain dicts, with the arguments of calls as objects. Rendering a probe tool and probe
+calls at the start shows what a template supports. A template never comes from a request.
+"""
+
+import inspect
+import json
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final
+
+from jinja2 import TemplateError
+from jinja2.defaults import DEFAULT_NAMESPACE
+from transformers import PreTrainedTokenizerBase, ProcessorMixin
+from transformers.utils.chat_template_utils import _get_template_variables
+
+from deployments.contract import (
+    ChatMessage,
+    PromptReasoning,
+    TemplateValue,
+    TextPart,
+    Tool,
+    ToolCall,
+)
+from deployments.errors import InvalidRequestError
+from deployments.reasoning_format import QWEN3, ReasoningFormat
+from deployments.tool_call_format import FORMATS, ToolCallFormat
+
+PROBE_NAME = "probe_of_tools"
+PROBE_ID = "probe0001"
+"""Mistral's templates require nine letters and digits."""
+
+TEMPLATE_FAILURES = (TypeError, ValueError, LookupError, AttributeError, RecursionError)
+"""The Python exceptions of a template that can't handle a tool's schema, or a parameter's value."""
+
+SET_BY_THE_RENDERER: Final = frozenset(
+    {"messages", "raise_exception", "strftime_now", *DEFAULT_NAMESPACE}
+)
+"""Names that a template reads but a request can't set; `apply_chat_template` has more of them."""
+
+NO_VALUES: Final[Mapping[str, TemplateValue]] = MappingProxyType({})
+
+PROBE_TOOL = Tool(PROBE_NAME, "A probe.", '{"type": "object", "properties": {}}')
+QUESTION = ChatMessage("user", (TextPart("?"),))
+PROBE_CALL = ChatMessage(
+    "assistant", (), tool_calls=(ToolCall(PROBE_ID, PROBE_NAME, '{"key": "value"}'),)
+)
+BROKEN = '{"key": "val'
+BROKEN_CALL = ChatMessage(
+    "assistant", (), tool_calls=(ToolCall(PROBE_ID, PROBE_NAME, json.dumps(BROKEN)),)
+)
+
+
+class ChatTemplate:
+    """Renders conversations for one model.
+
+    Attributes:
+        accepts_tools: Whether the template can offer tools to the model.
+        parameters: The names that the template reads and a request may set, sorted.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, processor: ProcessorMixin | None
+    ) -> None:
+        """Use the processor's template, whose messages have parts, or else the tokenizer's.
+
+        Args:
+            tokenizer: The model's tokenizer.
+            processor: The model's processor; None means that the model takes no images.
+        """
+        self._renderer = processor or tokenizer
+        self._has_parts = processor is not None
+        self._writes_broken_calls = True
+        self.parameters = self._find_parameters(tokenizer)
+        self.accepts_tools = PROBE_NAME in self._probe((QUESTION,), (PROBE_TOOL,))
+        # Some templates go through the arguments one by one, which fails on a text.
+        written = self._probe((QUESTION, BROKEN_CALL), (PROBE_TOOL,))
+        self._writes_broken_calls = BROKEN in written.replace('\\"', '"')
+
+    @property
+    def exists(self) -> bool:
+        """Whether the model has a template at all."""
+        return self._renderer.chat_template is not None
+
+    def render(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[Tool] = (),
+        add_generation_prompt: bool = True,
+        template_kwargs: Mapping[str, TemplateValue] = NO_VALUES,
+    ) -> str:
+        """Return the prompt's text, with the start of the answer if `add_generation_prompt`.
+
+        Args:
+            messages: The conversation.
+            tools: The functions to offer.
+            add_generation_prompt: Whether the text ends with the start of the answer.
+            template_kwargs: Values for `parameters`; None leaves a parameter unset.
+
+        Raises:
+            InvalidRequestError: There is no template, it does not support tools, it does not read a
+                parameter, or it rejects these messages.
+        """
+        if not self.exists:
+            raise InvalidRequestError(
+                "This model has no chat template. Send a plain prompt instead of messages.",
+                "messages",
+            )
+        if tools and not self.accepts_tools:
+            raise InvalidRequestError("This model's chat template does not support tools.", "tools")
+        self._check_parameters(template_kwargs)
+        try:
+            return self._apply(messages, tools, add_generation_prompt, template_kwargs)
+        except TemplateError as error:
+            raise InvalidRequestError(
+                f"The model's chat template rejects the messages: {error}", "messages"
+            ) from error
+        except TEMPLATE_FAILURES as error:
+            if not tools and not template_kwargs:
+                raise
+            field = "tools" if tools else "chat_template_kwargs"
+            remedy = "Simplify their parameters" if tools else "Check the types of the values"
+            raise InvalidRequestError(
+                f"The model's chat template can't render these {field}. {remedy}.", field
+            ) from error
+
+    def find_tool_call_format(self) -> ToolCallFormat | None:
+        """Return the format in which the template writes a call; None if it is unknown."""
+        written = _without_space(self._probe((QUESTION, PROBE_CALL), (PROBE_TOOL,)))
+        return next((f for f in FORMATS.values() if _probe_call(f) in written), None)
+
+    def find_reasoning_format(self) -> ReasoningFormat | None:
+        """Return how the template marks reasoning; None if it knows no reasoning.
+
+        A template that knows reasoning begins it at the end of the prompt, or drops it from an
+        earlier answer.
+        """
+        begins = QWEN3.at_end_of(self._probe((QUESTION,), ())) is PromptReasoning.BEGUN
+        marked = f"{QWEN3.start}\n{PROBE_NAME}\n{QWEN3.end}\n\n{PROBE_ID}"
+        earlier = ChatMessage("assistant", (TextPart(marked),))
+        told = self._probe((QUESTION, earlier, QUESTION), ())
+        return QWEN3 if begins or (PROBE_ID in told and PROBE_NAME not in told) else None
+
+    def _find_parameters(self, tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
+        templates = self._renderer.chat_template or {}
+        texts = templates.values() if isinstance(templates, dict) else (templates,)
+        try:
+            names = frozenset[str]().union(*map(_get_template_variables, texts))
+        except TemplateError:  # a broken template reads nothing, and fails when it is used
+            return ()
+        arguments = inspect.signature(self._renderer.apply_chat_template).parameters
+        own_tokens = {*tokenizer.special_tokens_map, *tokenizer.SPECIAL_TOKENS_ATTRIBUTES}
+        return tuple(sorted(names - SET_BY_THE_RENDERER - own_tokens - {*arguments}))
+
+    def _check_parameters(self, template_kwargs: Mapping[str, TemplateValue]) -> None:
+        unknown = sorted(template_kwargs.keys() - {*self.parameters})
+        if unknown:
+            known = ", ".join(self.parameters)
+            remedy = f"A request may set: {known}." if known else "Leave chat_template_kwargs out."
+            raise InvalidRequestError(
+                f"This model's chat template does not read {unknown[0]!r}. {remedy}",
+                f"chat_template_kwargs.{unknown[0]}",
+            )
+
+    def _probe(self, messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> str:
+        """Return a rendered probe; an empty text if the template fails."""
+        if not self.exists:
+            return ""
+        try:
+            return self._apply(messages, tools)
+        except (TemplateError, *TEMPLATE_FAILURES):
+            return ""
+
+    def _apply(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[Tool],
+        add_generation_prompt: bool = True,
+        template_kwargs: Mapping[str, TemplateValue] = NO_VALUES,
+    ) -> str:
+        given: dict[str, Any] = {
+            name: value for name, value in template_kwargs.items() if value is not None
+        }
+        text = self._renderer.apply_chat_template(
+            [self._message(message) for message in messages],
+            tools=[_tool(tool) for tool in tools] or None,
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
+            **given,
+        )
+        return str(text)
+
+    def _message(self, message: ChatMessage) -> dict[str, Any]:
+        """Return a message as templates take it; they test for keys, so absent values get none."""
+        rendered: dict[str, Any] = {"role": message.role, "content": self._content(message)}
+        if message.tool_calls:
+            rendered["tool_calls"] = [self._call(call) for call in message.tool_calls]
+        if message.tool_call_id is not None:
+            rendered["tool_call_id"] = message.tool_call_id
+        if message.name is not None:
+            rendered["name"] = message.name
+        if message.reasoning_content is not None:
+            rendered["reasoning_content"] = message.reasoning_content
+        return rendered
+
+    def _call(self, call: ToolCall) -> dict[str, Any]:
+        """Return a call; broken arguments stay a text, or none if the template can't write that."""
+        arguments = json.loads(call.arguments)
+        if isinstance(arguments, str) and not self._writes_broken_calls:
+            arguments = {}
+        function = {"name": call.name, "arguments": arguments}
+        return {"id": call.id, "type": "function", "function": function}
+
+    def _content(self, message: ChatMessage) -> str | list[dict[str, str]]:
+        """Return a text, or parts if the model takes images."""
+        if not self._has_parts:
+            return "".join(part.text for part in message.parts if isinstance(part, TextPart))
+        return [
+            {"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": "image"}
+            for part in message.parts
+        ]
+
+
+def choose_tool_call_format(parser: str, template: ChatTemplate) -> ToolCallFormat | None:
+    """Return how the model writes calls; None if tools are off or the format is unknown.
+
+    Args:
+        parser: auto detects the format from the template; none turns tools off; otherwise the
+            name of a format.
+        template: The model's template.
+    """
+    if parser == "auto":
+        return template.find_tool_call_format()
+    return FORMATS.get(parser)
+
+
+def special_tokens(tokenizer: PreTrainedTokenizerBase) -> set[str]:
+    """Return the tokens that normal decoding leaves out of the text."""
+    return set(tokenizer.all_special_tokens) | {
+        str(added) for added in tokenizer.added_tokens_decoder.values() if added.special
+    }
+
+
+def special_marks(
+    tokenizer: PreTrainedTokenizerBase, known: ToolCallFormat | None
+) -> tuple[tuple[str, int], ...]:
+    """Return the format's marks that are special tokens, with their ids."""
+    special = special_tokens(tokenizer)
+    ids: dict[str, Any] = {
+        mark: tokenizer.convert_tokens_to_ids(mark)
+        for mark in (known.marks if known else ())
+        if mark in special
+    }
+    return tuple(ids.items())
+
+
+def _tool(tool: Tool) -> dict[str, Any]:
+    function: dict[str, Any] = {"name": tool.name}
+    if tool.description is not None:
+        function["description"] = tool.description
+    function["parameters"] = json.loads(tool.parameters)
+    return {"type": "function", "function": function}
+
+
+def _probe_call(known: ToolCallFormat) -> str:
+    """Return the probe's call as a format writes it, up to the end of the arguments."""
+    opening = _without_space(known.block[0] + known.call[0])
+    head = f'{{"name":"{PROBE_NAME}","{known.arguments_key}":'
+    return opening + head + '{"key":"value"}'
+
+
+def _without_space(text: str) -> str:
+    return "".join(text.split())

@@ -1,0 +1,49 @@
+"""The defaults of the sampling parameters that a request does not set.
+
+They come from the model's generation config, where it has a value.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from deployments.contract import SamplingParams
+
+
+def default_sampling(generation_config: Any) -> SamplingParams:
+    """Return the model's default sampling parameters.
+
+    Args:
+        generation_config: The model's generation config, in which any value may be missing; None if
+            the model has none.
+    """
+    temperature = getattr(generation_config, "temperature", None)
+    if getattr(generation_config, "do_sample", None) is False:
+        temperature = 0.0
+    return SamplingParams(
+        temperature=1.0 if temperature is None else temperature,
+        top_k=getattr(generation_config, "top_k", None) or 0,
+        top_p=getattr(generation_config, "top_p", None) or 1.0,
+        min_p=getattr(generation_config, "min_p", None) or 0.0,
+        repetition_penalty=getattr(generation_config, "repetition_penalty", None) or 1.0,
+    )
+
+
+def with_default_length(
+    sampling: SamplingParams, default_max_tokens: int | None, num_tokens_left: int
+) -> SamplingParams:
+    """Return the sampling, with the default as `max_tokens` if the request sets none.
+
+    The default is not a requirement: the answer gets fewer tokens if the model's length leaves
+    fewer, and never ends before `min_tokens`.
+
+    Args:
+        sampling: The request's sampling parameters.
+        default_max_tokens: The default; None means up to the model's length.
+        num_tokens_left: Tokens that the model's length leaves after the prompt; may be negative.
+    """
+    if sampling.max_tokens is not None or default_max_tokens is None:
+        return sampling
+    max_tokens = max(default_max_tokens, sampling.min_tokens)
+    if max_tokens >= num_tokens_left:
+        return sampling
+    return replace(sampling, max_tokens=max_tokens)

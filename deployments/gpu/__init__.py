@@ -1,1 +1,0 @@
-"""The arithmetic of device memory and the few calls that enforce it."""

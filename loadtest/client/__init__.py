@@ -1,0 +1,1 @@
+"""Sends one request, reads its answer from the socket, and times it."""

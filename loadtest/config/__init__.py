@@ -1,0 +1,1 @@
+"""The settings of a run: read from flags and files, then checked."""

@@ -1,0 +1,1 @@
+"""The results of a run: records, summaries, and the files that hold them."""

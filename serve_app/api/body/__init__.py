@@ -1,0 +1,1 @@
+"""The parts that all JSON bodies share: strictness, limits, refused fields."""

@@ -1,0 +1,244 @@
+"""OpenAI's chat completions on the wire: the fields of requests, answers and chunks.
+
+Source: https://platform.openai.com/docs/api-reference/chat
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import BaseModel, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from deployments.contract import ModelDescription, TemplatePairs
+from deployments.engine.sampling_params import MAX_NUM_TOP_LOGPROBS
+from deployments.errors import InvalidRequestError
+from serve_app.api.openai.answer_schema import AnswerFields, Chunk
+from serve_app.api.openai.logprobs import ChoiceLogprobs
+from serve_app.api.openai.prompt_schema import Messages
+from serve_app.api.openai.template_schema import TEMPLATE_KWARGS_DESCRIPTION, TemplateKwargs
+from serve_app.api.openai.usage import Usage
+from serve_app.api.tools.offer import ToolOffer
+from serve_app.api.tools.schema import AnswerToolCall, ToolChoiceField, Tools, to_offer
+from serve_app.config import LimitsConfig
+
+AnswerFinish = Literal["stop", "length", "tool_calls"]
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+class ChatRequest(AnswerFields):
+    """A request for the next message of a conversation."""
+
+    messages: Messages
+    max_completion_tokens: int | None = Field(
+        default=None, ge=1, description="The newer name of max_tokens."
+    )
+    logprobs: bool | None = Field(
+        default=None, description="Return the log-probability of each token of the answer."
+    )
+    top_logprobs: int | None = Field(
+        default=None,
+        description="With logprobs: also return this many of the likeliest tokens at each "
+        "position.",
+        json_schema_extra={"minimum": 0, "maximum": MAX_NUM_TOP_LOGPROBS},
+    )
+
+    tools: Tools | None = Field(default=None, description="The functions that the model may call.")
+    tool_choice: ToolChoiceField | None = Field(
+        default=None,
+        description="Whether the model must call a function, and which. Only with tools.",
+    )
+    parallel_tool_calls: bool | None = Field(
+        default=None, description="False: an answer ends with its first call."
+    )
+
+    chat_template_kwargs: TemplateKwargs = Field(
+        default=None, description=TEMPLATE_KWARGS_DESCRIPTION
+    )
+    reasoning_effort: ReasoningEffort | None = Field(
+        default=None,
+        description="Given to the model's chat template, if it reads it. Where the template can "
+        "only switch reasoning on and off (enable_thinking), none means off. Refused, except none, "
+        "for a model whose template has neither.",
+    )
+    include_reasoning: bool | None = Field(
+        default=None,
+        description="False leaves reasoning_content, and its tokens' logprobs, out of the answer.",
+    )
+
+    # Bookkeeping: accepted, but no answer depends on it.
+    metadata: dict[str, Any] | None = Field(
+        default=None, description="Accepted, but neither kept nor read."
+    )
+    safety_identifier: str | None = Field(
+        default=None, description="Accepted, but neither kept nor read."
+    )
+    prompt_cache_key: str | None = Field(
+        default=None,
+        description="Accepted, but not read: prompts with a common beginning are found without it.",
+    )
+
+    needs: ClassVar[Mapping[str, str]] = {**AnswerFields.needs, "top_logprobs": "logprobs"}
+
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **AnswerFields.unsupported,
+        # OpenAI's
+        "audio": (),
+        "function_call": ("none",),
+        "functions": ([],),
+        "modalities": (["text"],),
+        "moderation": (),
+        "prediction": (),
+        "prompt_cache_options": (),
+        "prompt_cache_retention": (),
+        "service_tier": ("auto", "default"),
+        "store": (False,),
+        "verbosity": ("medium",),
+        "web_search_options": (),
+        # vLLM's
+        "add_generation_prompt": (True,),
+        "best_of": (1,),
+        "chat_template": (),
+        "continue_final_message": (False,),
+        "documents": ([],),
+        "echo": (False,),
+        "mm_processor_kwargs": ({},),
+        # Other routes'
+        "input": (),
+        "prompt": (),
+    }
+
+    reasons: ClassVar[Mapping[str, str]] = {
+        "input": "this route answers messages; POST /v1/classify and /classify take input",
+        "prompt": "this route answers messages; POST /v1/completions continues a prompt",
+    }
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        both = {self.max_tokens, self.max_completion_tokens} - {None}
+        if len(both) > 1:
+            raise PydanticCustomError(
+                "max_tokens",
+                "max_tokens and max_completion_tokens differ; send one of them.",
+                {"field": "max_tokens"},
+            )
+        return self
+
+    def to_offer(self, limits: LimitsConfig, model: ModelDescription) -> ToolOffer:
+        """Return the functions that the model may call; see `tools.schema.to_offer`."""
+        return to_offer(self.tools, self.tool_choice, self.parallel_tool_calls, limits, model)
+
+    def to_template_kwargs(self, model: ModelDescription) -> TemplatePairs:
+        """Return values for the chat template, those of `reasoning_effort` included.
+
+        Raises:
+            InvalidRequestError: The model's template has no use for `reasoning_effort`.
+        """
+        effort, given = self.reasoning_effort, dict(self.chat_template_kwargs or {})
+        if effort is not None:
+            wanted = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+            known = wanted.keys() & {*model.template_parameters}
+            if not known and effort != "none":
+                raise InvalidRequestError(
+                    f"The chat template of {model.id!r} has no setting for reasoning. Leave "
+                    "reasoning_effort out.",
+                    "reasoning_effort",
+                )
+            given = {name: wanted[name] for name in sorted(known)} | given
+        return tuple(given.items())
+
+    @property
+    def num_logprobs_wanted(self) -> int | None:
+        """How many of the likeliest tokens to return at each position; None: no logprobs."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def num_tokens_wanted(self) -> int | None:
+        """Most tokens of the answer, by either of the field's two names."""
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def length_param(self) -> str:
+        """The name of the two that the request uses."""
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+
+
+class AnswerMessage(BaseModel):
+    """The model's message."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str | None = Field(
+        description="Null where the model only calls functions, or does not get beyond reasoning."
+    )
+    reasoning_content: str | None = Field(
+        default=None,
+        exclude_if=lambda text: not text,
+        description="The model's reasoning. Absent, as at OpenAI, if there is none.",
+    )
+    refusal: None = None
+    tool_calls: list[AnswerToolCall] | None = Field(
+        default=None,
+        exclude_if=lambda calls: not calls,
+        description="The functions that the model calls. Absent, as at OpenAI, if it calls none.",
+    )
+
+
+class Choice(BaseModel):
+    """One of the answers."""
+
+    index: int
+    message: AnswerMessage
+    logprobs: ChoiceLogprobs | None = None
+    finish_reason: AnswerFinish
+
+
+class ChatCompletion(BaseModel):
+    """A whole answer."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    system_fingerprint: str | None = None
+    choices: list[Choice]
+    usage: Usage
+
+
+class CalledFunctionDelta(BaseModel):
+    """What a chunk adds to a call: first the function's name, then its arguments bit by bit."""
+
+    name: str | None = None
+    arguments: str
+
+
+class ToolCallDelta(BaseModel):
+    """What a chunk adds to one of a message's calls: id and type only come first."""
+
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: CalledFunctionDelta
+
+
+class ChatDelta(BaseModel):
+    """What a chunk adds to a message: the role, then reasoning, then text and calls of tools."""
+
+    role: Literal["assistant"] | None = None
+    reasoning_content: str | None = None
+    content: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
+
+
+class ChatChunkChoice(BaseModel):
+    """What a chunk adds to one of the answers."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChoiceLogprobs | None
+    finish_reason: AnswerFinish | None
+
+
+class ChatChunk(Chunk):
+    """One chunk of a streamed chat completion."""
+
+    object: Literal["chat.completion.chunk"]
+    choices: list[ChatChunkChoice]

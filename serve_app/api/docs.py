@@ -1,0 +1,177 @@
+"""The API's own documentation: /openapi.json, matched to the real answers, and the page `/docs`.
+
+The page is Swagger UI, served from here. It loads nothing from elsewhere, so it works without the
+internet and no other host learns that it was opened. Its Content-Security-Policy forbids all other
+sources, whatever text a description holds.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from fastapi import FastAPI
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+from starlette.responses import FileResponse
+from starlette.staticfiles import StaticFiles
+
+from serve_app.api.chat.schema import ChatChunk
+from serve_app.api.classify.schema import ClassifyBody, VllmClassifyBody
+from serve_app.api.completions.schema import CompletionChunk
+from serve_app.api.examples import EXAMPLES
+from serve_app.api.text_generation.schema import TextGenerationEvent
+from serve_app.http.errors import ErrorBody
+from serve_app.http.route_docs import (
+    ERROR_REF,
+    ERROR_RESPONSE,
+    REQUEST_ID,
+    REQUEST_ID_REF,
+    SCHEMA_REF,
+)
+
+EVENT_MODELS: Final[tuple[type[BaseModel], ...]] = (
+    ChatChunk,
+    CompletionChunk,
+    TextGenerationEvent,
+    ErrorBody,
+)
+"""The models of the events in streams. No route returns one, so FastAPI does not list them."""
+
+CLASSIFY_BODIES: Final = frozenset({ClassifyBody.__name__, VllmClassifyBody.__name__})
+"""Names of the bodies whose `model` is a classifier."""
+
+UNUSED_FASTAPI_SCHEMAS: Final = ("HTTPValidationError", "ValidationError")
+"""Schemas of FastAPI's 422 answer, which no route gives: here an invalid body is a 400."""
+
+PAGE: Final = Path(__file__).parent / "docs_page"
+
+SWAGGER_UI: Final = ("fastapi_offline", "static")
+"""The package and folder that hold Swagger UI's files. None of the package's code runs."""
+
+HEADERS: Final = {
+    "Content-Security-Policy": "; ".join(
+        (
+            "default-src 'none'",
+            "script-src 'self'",
+            "style-src 'self'",
+            # The style sheet embeds its icons as data: URIs.
+            "img-src 'self' data:",
+            "connect-src 'self'",
+            "base-uri 'none'",
+            "form-action 'none'",
+            "frame-ancestors 'none'",
+        )
+    ),
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+class DescribedApp(FastAPI):
+    """An application whose OpenAPI document matches what the server answers."""
+
+    def __init__(
+        self, *, model_ids: Sequence[str], classifier_ids: Sequence[str] = (), **settings: Any
+    ) -> None:
+        """Prepare a document that lists these models.
+
+        Args:
+            model_ids: The models that generate.
+            classifier_ids: The models that classify.
+            settings: FastAPI's own settings.
+        """
+        super().__init__(**settings)
+        self._model_ids = list(model_ids)
+        self._classifier_ids = list(classifier_ids)
+
+    def openapi(self) -> dict[str, Any]:
+        """Return FastAPI's document, corrected on the first call.
+
+        It leaves out the operations that no served model can answer.
+        """
+        if self.openapi_schema is None:
+            document = super().openapi()
+            document["paths"] = {
+                path: operations
+                for path, operations in document["paths"].items()
+                if all(map(self._ids_for, operations.values()))
+            }
+            for path, operations in document["paths"].items():
+                for operation in operations.values():
+                    _correct(operation["responses"])
+                    _add_examples(path, operation, self._ids_for(operation)[0])
+            components = document["components"]
+            components["responses"] = {"Error": ERROR_RESPONSE}
+            components["headers"] = {"RequestId": REQUEST_ID}
+            schemas = components["schemas"]
+            schemas.update(_event_schemas())
+            for name in UNUSED_FASTAPI_SCHEMAS:
+                schemas.pop(name, None)
+            for name, schema in schemas.items():
+                if schema.get("additionalProperties") is False:
+                    _name_models(schema.get("properties", {}).get("model", {}), self._ids(name))
+        return super().openapi()
+
+    def _ids_for(self, operation: dict[str, Any]) -> list[str]:
+        """Return the ids of the models that can answer an operation."""
+        body = _body_of(operation)
+        if body is None:
+            return self._model_ids + self._classifier_ids
+        return self._ids(body["schema"]["$ref"].rpartition("/")[2])
+
+    def _ids(self, body: str) -> list[str]:
+        """Return the ids of the models that a body can name."""
+        return self._classifier_ids if body in CLASSIFY_BODIES else self._model_ids
+
+
+def _body_of(operation: dict[str, Any]) -> dict[str, Any] | None:
+    body: dict[str, Any] | None
+    body = operation.get("requestBody", {}).get("content", {}).get("application/json")
+    return body
+
+
+def _add_examples(path: str, operation: dict[str, Any], model_id: str) -> None:
+    """Add the bodies that succeed with a model; the only parameter of paths is a model's id."""
+    for parameter in operation.get("parameters", ()):
+        parameter["example"] = model_id
+    body = _body_of(operation)
+    if body is not None:
+        body["examples"] = {
+            summary: {"summary": summary, "value": {"model": model_id, **fields}}
+            for summary, fields in EXAMPLES[path].items()
+        }
+
+
+def _event_schemas() -> dict[str, Any]:
+    models: list[tuple[type[BaseModel], Literal["validation"]]] = [
+        (model, "validation") for model in EVENT_MODELS
+    ]
+    _, definitions = models_json_schema(models, ref_template=SCHEMA_REF)
+    schemas: dict[str, Any] = definitions["$defs"]
+    return schemas
+
+
+def _correct(responses: dict[str, Any]) -> None:
+    responses.pop("422", None)
+    for response in responses.values():
+        response["headers"] = REQUEST_ID_REF | response.get("headers", {})
+    responses["default"] = ERROR_REF
+
+
+def _name_models(field: dict[str, Any], model_ids: list[str]) -> None:
+    """List the served models in a body's field `model`, if there are any."""
+    if not model_ids:
+        return
+    for kind in field.get("anyOf", [field]):
+        if kind.get("type") == "string":
+            kind["enum"] = model_ids
+
+
+def install_docs(app: FastAPI) -> None:
+    """Serve the page and the files that it loads."""
+    app.add_api_route("/docs", _page, include_in_schema=False)
+    app.mount("/docs", StaticFiles(directory=PAGE, packages=[SWAGGER_UI]))
+
+
+async def _page() -> FileResponse:
+    return FileResponse(PAGE / "index.html", headers=HEADERS)

@@ -1,0 +1,52 @@
+"""The objects that every surface is built on."""
+
+from deployments.bounded_executor import BoundedExecutor
+from serve_app.api.intake.model_lookup import ModelLookup
+from serve_app.api.intake.prompt_reader import PromptReader
+from serve_app.api.intake.stream_opener import StreamOpener
+from serve_app.api.structured.answer_grammar import GrammarSettings, schema_executor
+from serve_app.backends.catalog import ModelCatalog
+from serve_app.clock import Clock
+from serve_app.config import LimitsConfig, StructuredOutputsConfig
+from serve_app.images.fetcher import ImageSource
+
+
+class ApiContext:
+    """The objects that a surface needs to answer requests.
+
+    Attributes:
+        catalog: All models that are served.
+        limits: The bounds on one request.
+        clock: Gives an answer's creation time and times its tokens.
+        models: Finds the model that a request names.
+        prompts: Reads the messages of a request.
+        streams: Opens the streams of a request's answers.
+    """
+
+    def __init__(
+        self,
+        catalog: ModelCatalog,
+        limits: LimitsConfig,
+        clock: Clock,
+        images: ImageSource | None = None,
+        schemas: BoundedExecutor | None = None,
+        structured_outputs: StructuredOutputsConfig | None = None,
+    ) -> None:
+        """Build the reader and the opener with one set of limits.
+
+        Args:
+            catalog: All models that are served.
+            limits: The bounds on one request.
+            clock: Gives an answer's creation time and times its tokens.
+            images: Fetches images at https: URLs; without it such images are refused.
+            schemas: Compiles JSON schemas; None makes an executor with its own threads.
+            structured_outputs: How schemas are read; None means the defaults.
+        """
+        self.catalog = catalog
+        self.limits = limits
+        self.clock = clock
+        self.models = ModelLookup(catalog)
+        self.prompts = PromptReader(limits, images)
+        structured = structured_outputs or StructuredOutputsConfig()
+        grammars = GrammarSettings(limits, structured.closed_objects)
+        self.streams = StreamOpener(grammars, schemas or schema_executor())

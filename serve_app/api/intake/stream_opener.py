@@ -1,0 +1,158 @@
+"""Opens the streams of a request's answers, with the sampling that its fields ask for.
+
+Limits are checked first, then JSON schemas are compiled, and only then is a replica asked.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TypeVar, TypeVarTuple
+
+from deployments.bounded_executor import BoundedExecutor
+from deployments.contract import (
+    GenerationRequest,
+    ReasoningDescription,
+    SamplingParams,
+    TemplatePairs,
+)
+from deployments.errors import InvalidRequestError
+from serve_app.api.body.limits import Prompt, check_num_choices, check_prompts, check_stops
+from serve_app.api.openai.sampling_schema import SamplingFields
+from serve_app.api.structured.answer_grammar import GrammarSettings
+from serve_app.api.structured.unheld import describe
+from serve_app.api.tools.offer import NO_TOOLS, ToolOffer
+from serve_app.backends.catalog import ServedModel
+from serve_app.backends.choices import Choices
+from serve_app.backends.deadlines import arrival_s, first_deadline
+from serve_app.backends.generation import GenerationStream
+from serve_app.http.access_record import note_prompt, note_warnings
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+
+class StreamOpener:
+    """Opens the streams of answers."""
+
+    def __init__(self, grammars: GrammarSettings, schemas: BoundedExecutor) -> None:
+        self._limits = grammars.limits
+        self._grammars = grammars
+        self._schemas = schemas
+
+    async def open_stream(
+        self,
+        model: ServedModel,
+        prompt: Prompt,
+        fields: SamplingFields,
+        request_id: str,
+        template_kwargs: TemplatePairs = (),
+    ) -> GenerationStream:
+        """Open the stream of one answer.
+
+        Raises:
+            RaystreamError: The request was refused, or no replica could take it.
+        """
+        check_prompts([prompt], self._limits)
+        sampling = await self._to_sampling(fields, model)
+        request = GenerationRequest(
+            request_id,
+            prompt,
+            sampling,
+            template_kwargs=template_kwargs,
+            length_param=self._length_param(fields),
+        )
+        stream = await model.backend.generate(request)
+        note_prompt(stream.num_prompt_tokens)
+        return stream
+
+    async def open_choices(
+        self,
+        model: ServedModel,
+        prompts: Sequence[Prompt],
+        fields: SamplingFields,
+        request_id: str,
+        num_per_prompt: int,
+        offer: ToolOffer = NO_TOOLS,
+        template_kwargs: TemplatePairs = (),
+        reasoning: ReasoningDescription | None = None,
+    ) -> Choices:
+        """Open a stream for each of several answers to each prompt.
+
+        The first answer to a prompt is the one that `open_stream` gives. If `reasoning` is given,
+        answers may reason before the text that a grammar binds.
+
+        Raises:
+            RaystreamError: The request was refused, or no replica could take it.
+        """
+        check_prompts(prompts, self._limits)
+        check_num_choices(num_per_prompt, self._limits)
+        sampling = await self._to_sampling(fields, model, offer)
+        if reasoning is not None:
+            sampling = _with_reasoning(sampling, reasoning)
+        requests = [
+            GenerationRequest(
+                request_id,
+                prompt,
+                sampling.of_choice(index),
+                tools=offer.tools,
+                default_max_tokens=fields.default_max_tokens,
+                length_param=self._length_param(fields),
+                template_kwargs=template_kwargs,
+            )
+            for prompt in prompts
+            for index in range(num_per_prompt)
+        ]
+        choices = await Choices.of(model.backend, requests, len(prompts))
+        note_prompt(choices.num_prompt_tokens)
+        return choices
+
+    def _length_param(self, fields: SamplingFields) -> str | None:
+        """Return the field to name if it asks for too many tokens; None if it is lowered then."""
+        return None if self._limits.clamp_max_tokens else fields.length_param
+
+    async def _to_sampling(
+        self, fields: SamplingFields, model: ServedModel, offer: ToolOffer = NO_TOOLS
+    ) -> SamplingParams:
+        """Return the engine's parameters, with the grammar of the text and of tool calls.
+
+        Raises:
+            InvalidRequestError: A field can't be honoured.
+            OverloadedError: Too many schemas wait to be compiled.
+        """
+        sampling = fields.to_sampling(model.description.default_sampling)
+        check_stops(sampling.stop, self._limits)
+        if offer.must_call and fields.constraining_field is not None:
+            raise InvalidRequestError(
+                f"{fields.constraining_field} constrains the answer's text, but tool_choice makes "
+                "the answer a call. Leave one of the two out.",
+                fields.constraining_field,
+            )
+        unheld: tuple[str, ...] = ()
+        if fields.is_constrained:
+            grammar = await self._compile(fields.to_grammar, self._grammars)
+            if grammar is not None:
+                sampling, unheld = replace(sampling, grammar=grammar.text), grammar.unheld
+        if offer.is_guiding(sampling):
+            field = fields.constraining_field or "response_format"
+            guided = await self._compile(offer.guide, sampling, self._grammars, field)
+            sampling, unheld = guided.sampling, (*unheld, *guided.unheld)
+        note_warnings(describe(unheld))
+        return sampling
+
+    async def _compile(self, make: Callable[[*Ts], T], *args: *Ts) -> T:
+        """Run a call that compiles JSON schemas on a thread, and return its result.
+
+        Raises:
+            OverloadedError: Too many schemas wait to be compiled.
+            DeadlineExceededError: It took longer than the first token may take.
+        """
+        work = self._schemas.run(make, *args)
+        return await first_deadline(self._limits, arrival_s()).hold(work)
+
+
+def _with_reasoning(sampling: SamplingParams, reasoning: ReasoningDescription) -> SamplingParams:
+    """Return parameters that keep the marks in the text, and the reasoning out of a grammar."""
+    if reasoning.is_special:
+        sampling = replace(sampling, skip_special_tokens=False)
+    if sampling.grammar is None:
+        return sampling
+    return replace(sampling, reasoning=reasoning.tokens)

@@ -1,0 +1,1 @@
+"""Parts of OpenAI's API that several surfaces share."""

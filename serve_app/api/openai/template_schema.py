@@ -1,0 +1,104 @@
+"""The values that a request gives to the parameters of the model's chat template.
+
+A template itself never comes from a request. The replica refuses names that its template does not
+read.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
+
+from pydantic import BeforeValidator, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from deployments.contract import TemplatePairs, TemplateValue
+from deployments.errors import InvalidRequestError
+from serve_app.api.body.wrong_type import wrong_type
+
+MAX_NUM_KWARGS: Final = 16
+MAX_KWARG_NAME_LENGTH: Final = 64
+MAX_KWARG_LENGTH: Final = 1024
+MAX_KWARG_NUMBER: Final = 1_000_000
+
+_PLAIN: Final = (
+    f"true, false, null, a number between -{MAX_KWARG_NUMBER} and {MAX_KWARG_NUMBER}, or a string "
+    f"of at most {MAX_KWARG_LENGTH} characters"
+)
+_SCHEMA: Final[dict[str, Any]] = {
+    "anyOf": [
+        {
+            "type": "object",
+            "maxProperties": MAX_NUM_KWARGS,
+            "propertyNames": {"maxLength": MAX_KWARG_NAME_LENGTH},
+            "additionalProperties": {
+                "anyOf": [
+                    {"type": ["boolean", "null"]},
+                    {
+                        "type": "number",
+                        "minimum": -MAX_KWARG_NUMBER,
+                        "maximum": MAX_KWARG_NUMBER,
+                    },
+                    {"type": "string", "maxLength": MAX_KWARG_LENGTH},
+                ]
+            },
+        },
+        {"type": "null"},
+    ]
+}
+
+
+def _check(given: Any) -> Any:
+    """Refuse all but a small mapping of names to plain values."""
+    if not isinstance(given, dict):
+        return given
+    if len(given) > MAX_NUM_KWARGS:
+        raise PydanticCustomError(
+            "template_kwargs",
+            "chat_template_kwargs must hold at most {max} values.",
+            {"max": MAX_NUM_KWARGS},
+        )
+    if any(len(name) > MAX_KWARG_NAME_LENGTH for name in given):
+        raise PydanticCustomError(
+            "template_kwargs",
+            "The names in chat_template_kwargs must have at most {max} characters.",
+            {"max": MAX_KWARG_NAME_LENGTH},
+        )
+    wrong = next((name for name, value in given.items() if not _is_plain(value)), None)
+    if wrong is not None:
+        raise wrong_type(_PLAIN, wrong)
+    return given
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, str):
+        return len(value) <= MAX_KWARG_LENGTH
+    if isinstance(value, int | float):
+        return abs(value) <= MAX_KWARG_NUMBER
+    return value is None
+
+
+TemplateKwargs = Annotated[
+    dict[str, TemplateValue] | None, BeforeValidator(_check), WithJsonSchema(_SCHEMA)
+]
+
+TEMPLATE_KWARGS_DESCRIPTION: Final = (
+    "Values for the parameters that the model's own chat template reads, such as Qwen3's "
+    "enable_thinking. A name that it does not read is refused."
+)
+
+
+def as_pairs(given: Mapping[str, TemplateValue] | None, messages: object) -> TemplatePairs:
+    """Return the values as the replica takes them.
+
+    Args:
+        given: The request's values.
+        messages: The request's messages; None means a plain prompt, which uses no template.
+
+    Raises:
+        InvalidRequestError: There are values, but no messages.
+    """
+    if given and messages is None:
+        raise InvalidRequestError(
+            "chat_template_kwargs has no effect without messages. Send both, or neither.",
+            "chat_template_kwargs",
+        )
+    return tuple((given or {}).items())

@@ -1,0 +1,1 @@
+"""Separates a model's reasoning from its answer."""

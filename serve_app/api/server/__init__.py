@@ -1,0 +1,1 @@
+"""The server's state: its health, its version, its models."""

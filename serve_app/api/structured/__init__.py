@@ -1,0 +1,1 @@
+"""Grammars that constrain an answer: `response_format` and strict tools."""

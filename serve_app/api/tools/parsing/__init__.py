@@ -1,0 +1,1 @@
+"""Finds tool calls in an answer's text while it arrives."""

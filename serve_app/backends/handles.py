@@ -1,0 +1,152 @@
+"""Calls to replicas through Ray Serve's handles.
+
+Ray's exceptions become `RaystreamError`s here and nowhere else, and a call is cancelled when its
+caller stops waiting for it. Everything else in `backends` builds on this module and does not import
+Ray.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Generator, Iterator
+from contextlib import contextmanager
+from typing import Any, Generic, Protocol, Self, TypeVar, cast
+
+import grpc  # type: ignore[import-untyped] # ships no types
+from ray.exceptions import RayActorError, RayTaskError, TaskCancelledError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+from ray.serve.handle import DeploymentHandle
+
+from deployments.contract import GenerationEvent, InvalidParameterError
+from deployments.errors import (
+    InvalidRequestError,
+    OverloadedError,
+    RaystreamError,
+    ReplicaUnavailableError,
+)
+from serve_app.backends.known_replicas import KnownReplicas
+
+Handle = DeploymentHandle[Any]
+"""A deployment's handle, as the composition root binds it."""
+
+T = TypeVar("T")
+DescriptionT = TypeVar("DescriptionT")
+
+
+class Responses(Protocol):
+    """The part of Ray's `DeploymentResponseGenerator` that we use."""
+
+    def __aiter__(self) -> Self:
+        """Return itself."""
+        ...
+
+    async def __anext__(self) -> list[GenerationEvent]:
+        """Return what the replica yielded next."""
+        ...
+
+    def cancel(self) -> None:
+        """Cancel the replica's call."""
+        ...
+
+
+class Response(Protocol):
+    """The part of Ray's `DeploymentResponse` that we use."""
+
+    def __await__(self) -> Generator[Any, None, object]:
+        """Return what the replica returned."""
+        ...
+
+    def cancel(self) -> None:
+        """Cancel the replica's call."""
+        ...
+
+
+class HandleBackend(Generic[DescriptionT]):
+    """The base of both tasks' backends: calls through a model's handle."""
+
+    def __init__(self, handle: Handle, count_refusal: Callable[[], object] = lambda: None) -> None:
+        """Wrap a model's handle.
+
+        Args:
+            handle: The model's handle.
+            count_refusal: Called once for each request that no replica has room for.
+        """
+        self._handle = handle
+        self._replicas = KnownReplicas()
+        self._count_refusal = count_refusal
+
+    async def describe(self) -> DescriptionT:
+        """Return what the model can do. Waits while its replicas load.
+
+        Raises:
+            RaystreamError: No replica could answer.
+        """
+        return cast("DescriptionT", await self._call("describe"))
+
+    async def ping(self) -> None:
+        """Exercise a replica's engine or device worker.
+
+        Raises:
+            RaystreamError: It is not healthy, or no replica could answer.
+        """
+        await self._call("ping")
+
+    async def _call(self, method: str, *args: object) -> object:
+        """Call a method of one replica and return its answer."""
+        response = cast("Response", getattr(self._handle, method).remote(*args))
+        try:
+            with translated_errors():
+                return await response
+        except BaseException:
+            response.cancel()
+            raise
+
+    async def _offer(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Offer a request to replicas; see `KnownReplicas.until_taken`."""
+        return await self._replicas.until_taken(call)
+
+    @contextmanager
+    def _refusals_counted(self) -> Iterator[None]:
+        try:
+            yield
+        except OverloadedError:
+            self._count_refusal()
+            raise
+
+
+@contextmanager
+def translated_errors() -> Iterator[None]:
+    """Raise a `RaystreamError` in place of Ray's error; let this task's own cancellation pass.
+
+    When Serve stops a replica, Ray raises `CancelledError` in its callers too.
+    `Task.cancelling` distinguishes the two: it is 0 if this task was not cancelled.
+    """
+    try:
+        yield
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise ReplicaUnavailableError("The model's replica has cancelled the request.") from error
+    except (StopAsyncIteration, TaskCancelledError):
+        raise
+    except Exception as error:
+        # The replica's code may raise anything; Ray wraps it, gRPC passes it on as it is.
+        ours = _translate(error)
+        if ours is error:
+            raise
+        raise ours from error
+
+
+def _translate(error: Exception) -> RaystreamError:
+    """Return the replica's own `RaystreamError`, or a general one that reveals no internals."""
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    match cause:
+        case RaystreamError():
+            return cause
+        case InvalidParameterError():
+            return InvalidRequestError(cause.message, cause.param)
+        case BackPressureError():
+            return OverloadedError("Too many requests wait for the model. Try again later.")
+        case RayActorError() | DeploymentUnavailableError() | grpc.aio.AioRpcError():
+            return ReplicaUnavailableError("The model's replica can't be reached.")
+        case _:
+            return RaystreamError("The model's replica failed at this request.")

@@ -1,0 +1,155 @@
+"""The last lines on the screen of `make serve`: where the server is, and a request to try."""
+
+import http.client
+import json
+import shlex
+import ssl
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import urlsplit
+
+from serve_app.config import ModelConfig
+
+QUESTION: Final = "What does os.path.join do?"
+ANYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
+POLL_S: Final = 0.5
+HEARTBEAT_S: Final = 30
+ANSWER_TIMEOUT_S: Final = 30
+
+
+class StartFailedError(Exception):
+    """Serve gave the application up; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """What a user needs to know about a server that is ready.
+
+    Attributes:
+        url: Where the application answers, without a slash at the end.
+        models: The models of the configuration.
+        needs_key: Whether requests need a key.
+        dashboard_url: Ray's dashboard; None if it does not run.
+        logs: The folder of Serve's log files.
+    """
+
+    url: str
+    models: Sequence[ModelConfig]
+    needs_key: bool
+    dashboard_url: str | None
+    logs: str
+
+    def text(self, after_s: float) -> str:
+        """Return the lines; `after_s` is how long the start took, in seconds."""
+        return "\n".join(
+            [
+                "",
+                f"raystream is ready after {after_s:.0f} s: {self.url}",
+                "Models: " + ", ".join(f"{model.id} ({model.task})" for model in self.models),
+                "Try:" + (" (with one of your keys in place of KEY)" if self.needs_key else ""),
+                self.request(),
+                *self._pages(),
+                f"Logs, with a line of JSON for each request: {self.logs}",
+                "Ctrl-C stops the server.",
+                "",
+            ]
+        )
+
+    def request(self) -> str:
+        """Return a curl command that asks the first model that generates, or else classifies."""
+        generator = next((model for model in self.models if model.task == "generate"), None)
+        if generator is None:
+            return self._curl("", "/v1/classify", {"model": self.models[0].id, "input": QUESTION})
+        messages = [{"role": "user", "content": QUESTION}]
+        body = {"model": generator.id, "stream": True, "messages": messages}
+        return self._curl("-N ", "/v1/chat/completions", body)
+
+    def _curl(self, options: str, path: str, body: dict[str, object]) -> str:
+        # The certificate is hardly ever for this machine's own address, such as 127.0.0.1.
+        options += "-k " if self.url.startswith("https:") else ""
+        key = "    -H 'Authorization: Bearer KEY' \\\n" if self.needs_key else ""
+        return (
+            f"  curl {options}{self.url}{path} -H 'Content-Type: application/json' \\\n"
+            f"{key}    -d {shlex.quote(json.dumps(body))}"
+        )
+
+    def _pages(self) -> list[str]:
+        pages = []
+        if not self.needs_key:  # a browser has no key to send
+            pages.append(f"The API's description: {self.url}/docs")
+        if self.dashboard_url is not None:
+            pages.append(
+                f"Ray's dashboard: {self.dashboard_url} "
+                "(`.venv/bin/ray get-auth-token` prints the token that it asks for)"
+            )
+        return pages
+
+
+def local_url(host: str, port: int, route_prefix: str, *, has_tls: bool = False) -> str:
+    """Return the address at which this machine reaches an application."""
+    host = ANYWHERE.get(host, host)
+    authority = f"[{host}]" if ":" in host else host
+    scheme = "https" if has_tls else "http"
+    return f"{scheme}://{authority}:{port}{route_prefix.rstrip('/')}"
+
+
+def is_ready(url: str) -> bool:
+    """Return whether every model of this machine's own server is loaded, as `GET /ready` says."""
+    parts = urlsplit(url)
+    connection = _connection(parts.scheme, parts.hostname or "", parts.port)
+    try:
+        connection.request("GET", f"{parts.path}/ready")
+        return connection.getresponse().status == http.HTTPStatus.OK
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def _connection(scheme: str, host: str, port: int | None) -> http.client.HTTPConnection:
+    if scheme == "http":
+        return http.client.HTTPConnection(host, port, timeout=ANSWER_TIMEOUT_S)
+    context = ssl.create_default_context()
+    # The certificate is for the name by which clients know the server, and its issuer may be known
+    # to them alone. We ask our own server on this machine, send no secret and trust nothing in the
+    # answer but its status, so there is nothing that a check would protect.
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return http.client.HTTPSConnection(host, port, timeout=ANSWER_TIMEOUT_S, context=context)
+
+
+def announce_when_ready(
+    announcement: Announcement,
+    pending: Callable[[], Sequence[str]],
+    tell: Callable[[str], None],
+    *,
+    started_s: float,
+    poll_s: float = POLL_S,
+    heartbeat_s: float = HEARTBEAT_S,
+) -> None:
+    """Wait until a server is ready, then tell its announcement.
+
+    There is no deadline: a model may have to be downloaded first.
+
+    Args:
+        announcement: What to tell.
+        pending: Returns what has not started yet, and raises StartFailedError if it never will.
+            While it returns something, the server is not asked.
+        tell: Shows a text to the user.
+        started_s: When the start began (`time.monotonic`).
+        poll_s: Seconds between two questions.
+        heartbeat_s: Seconds after which the user is told what is still awaited.
+
+    Raises:
+        StartFailedError: The server will not get ready; nothing has been announced.
+    """
+    told_s = time.monotonic()
+    while (awaited := pending()) or not is_ready(announcement.url):
+        if time.monotonic() - told_s >= heartbeat_s:
+            told_s = time.monotonic()
+            names = ", ".join(awaited) or "GET /ready"
+            tell(f"Still waiting after {told_s - started_s:.0f} s for {names}\n")
+        time.sleep(poll_s)
+    tell(announcement.text(time.monotonic() - started_s))

@@ -1,0 +1,160 @@
+"""Ray's driver of `raystream-serve`: starts Ray and an application, and says when it is ready.
+
+It does what `serve run --address local FILE` does, in the same process and by the same code, around
+which it puts what a terminal needs: checks before Ray starts (`preflight`), a screen without the
+INFO lines of Ray's workers (`worker_logs`), and the server's address as the last lines
+(`announcement`). If the application fails to start, the driver ends with 1; `serve run` goes on.
+"""
+
+import io
+import logging
+import os
+import sys
+import time
+from contextlib import redirect_stdout
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import ray
+import yaml
+from ray import serve
+from ray._private.ray_constants import WORKER_PROCESS_SETUP_HOOK_ENV_VAR
+from ray.serve.schema import (
+    ApplicationStatus,
+    ServeDeploySchema,
+    ServeStatus,
+)
+from ray.serve.scripts import run
+
+from serve_app.commands import preflight, worker_logs
+from serve_app.commands.announcement import (
+    Announcement,
+    StartFailedError,
+    announce_when_ready,
+    local_url,
+)
+from serve_app.commands.check import BUILDER
+from serve_app.config import PROJECT_ROOT, AppConfig
+from serve_app.keys.api_keys import load_api_keys
+
+WORKER_HOOK = f"{worker_logs.__name__}.{worker_logs.keep_info_in_files.__name__}"
+
+
+def main() -> int:
+    """Serve the file that the command line names and return the exit code."""
+    name = sys.argv[1]
+    try:
+        return _serve(name) if preflight.passes(name) else 1
+    except KeyboardInterrupt:  # a second one: Ray ends its processes when this one exits
+        return 130
+
+
+def _serve(name: str) -> int:
+    started_s = time.monotonic()
+    _tell(f"Starting Ray and the models of {name}; large models take minutes.\n")
+    worker_logs.keep_info_in_files()
+    # Workers inherit this. `worker_process_setup_hook` in `runtime_env` sets it too, but then the
+    # workers that Ray starts in advance don't fit, and stay idle.
+    os.environ[WORKER_PROCESS_SETUP_HOOK_ENV_VAR] = WORKER_HOOK
+    try:
+        # The namespace is that of `serve run`.
+        context: Any = ray.init(address="local", namespace="serve", logging_level=logging.WARNING)
+        session = Path(context.address_info["session_dir"])
+        deploy(name, context.address_info["gcs_address"])
+        app, announcement = describe(name, context.dashboard_url, session)
+        announce_when_ready(
+            announcement,
+            lambda: pending_deployments(serve.status(), app),
+            _tell,
+            started_s=started_s,
+        )
+        Event().wait()
+    except StartFailedError as error:
+        sys.stderr.write(f"The application did not start: {error} The errors are above.\n")
+        return 1
+    except KeyboardInterrupt:
+        _tell("\nStopping.\n")
+    finally:
+        _stop()
+    _tell("Stopped.\n")
+    return 0
+
+
+def _tell(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def deploy(name: str, address: str) -> None:
+    """Deploy a file's applications to the Ray that this process has started.
+
+    Raises:
+        StartFailedError: The command of Serve failed; the text is its output.
+    """
+    told = io.StringIO()
+    try:
+        with (
+            redirect_stdout(told),  # two lines that say what ours say
+            run.make_context("run", ["--non-blocking", "--address", address, name]) as context,
+        ):
+            run.invoke(context)
+    except SystemExit as error:
+        if error.code:  # SIGTERM
+            raise
+        if isinstance(error.__context__, KeyboardInterrupt):  # the command has caught it
+            raise KeyboardInterrupt from error
+        # The command has written the traceback to standard error.
+        raise StartFailedError(told.getvalue()) from error
+
+
+def describe(name: str, dashboard_url: str | None, session: Path) -> tuple[str, Announcement]:
+    """Return the name of a file's application, and the announcement of its server.
+
+    Args:
+        name: The file.
+        dashboard_url: Ray's dashboard, without a scheme; None or empty if it does not run.
+        session: The folder of Ray's session.
+    """
+    with open(name, encoding="utf-8") as file:
+        schema = ServeDeploySchema.model_validate(yaml.safe_load(file))
+    application = next(a for a in schema.applications if a.import_path == BUILDER)
+    config = AppConfig.model_validate(application.args)
+    http, prefix = schema.http_options, application.route_prefix or "/"
+    return application.name, Announcement(
+        url=local_url(http.host, http.port, prefix, has_tls=http.ssl_certfile is not None),
+        models=config.models,
+        needs_key=load_api_keys(config.auth, PROJECT_ROOT) is not None,
+        dashboard_url=f"http://{dashboard_url}" if dashboard_url else None,
+        logs=str(session / "logs" / "serve"),
+    )
+
+
+def pending_deployments(status: ServeStatus, name: str) -> list[str]:
+    """Return the deployments of an application that do not run yet.
+
+    Raises:
+        StartFailedError: Serve has given the application up.
+    """
+    application = status.applications.get(name)
+    if application is None:
+        return [name]
+    if application.status == ApplicationStatus.DEPLOY_FAILED:
+        raise StartFailedError(application.message)
+    if application.status == ApplicationStatus.RUNNING:
+        return []
+    deployments = application.deployments.items()
+    return [id_ for id_, deployment in deployments if deployment.status != "HEALTHY"] or [name]
+
+
+def _stop() -> None:
+    if not ray.is_initialized():
+        return
+    # Ray reports here that the controller has died, as it does after every shutdown.
+    with redirect_stdout(io.StringIO()):
+        serve.shutdown()  # type: ignore[no-untyped-call] # Ray leaves it untyped
+        ray.shutdown()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,78 @@
+"""The variables that keep a server's sockets apart from other users and other servers.
+
+By default Ray listens on every interface, and HAProxy has fixed ports and a folder in /tmp that
+all servers of the machine share. Variables that are already set stay as they are.
+
+Source: ray.serve._private.constants, ray._private.ray_constants
+"""
+
+import random
+import socket
+from collections.abc import Mapping
+from errno import EADDRINUSE
+from itertools import islice
+from pathlib import Path
+
+# Ports that Serve listens on in HAProxy's mode, besides that of `http_options`, by the variable
+# that changes each. The last is bound with SO_REUSEPORT, so two servers on it would get each
+# other's requests.
+HAPROXY_PORTS = {
+    "RAY_SERVE_HAPROXY_STATS_PORT": 8404,
+    "RAY_SERVE_HAPROXY_METRICS_PORT": 9101,
+    "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": 8500,
+}
+
+# Where HAProxy's files and sockets lie, by variable. Ray puts a folder for the node in between.
+HAPROXY_FILES = {
+    "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": "haproxy.cfg",
+    "RAY_SERVE_HAPROXY_SOCKET_PATH": "admin.sock",
+    "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": "metrics.sock",
+    "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": "",
+    "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": "server-state",
+}
+
+CHOSEN_PORTS = range(20_000, 30_000)
+"""Below the ports that the system gives to sockets that ask for any: HAProxy starts seconds later,
+and one of Ray's own processes could get such a port first. Serve's replicas begin at 30,000.
+"""
+
+LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+"""With 0, Ray's node has the address 127.0.0.1, and its processes listen only there.
+
+That is Ray's default on Windows and macOS, and the variable works on Linux, too.
+"""
+
+AUTH_MODE = "RAY_AUTH_MODE"
+"""Ray asks for its token by default, but warns about it unless the variable says so."""
+
+FOLDER_PARENT = "/tmp"
+"""Short: the path of a Unix socket has 107 bytes, of which Ray's names below the folder take 80."""
+
+
+def server_environment(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """Return the environment for a server whose HAProxy keeps its files in this folder."""
+    unset = [variable for variable in HAPROXY_PORTS if variable not in environment]
+    ports = map(str, _free_ports(len(unset)))
+    files = {variable: str(folder / name) for variable, name in HAPROXY_FILES.items()}
+    own = {LOOPBACK: "0", AUTH_MODE: "token", **files, **dict(zip(unset, ports, strict=True))}
+    return {**own, **environment}
+
+
+def is_free(host: str, port: int) -> bool:
+    """Return whether a server could listen there."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        # Servers set this option too: a port whose connections were just closed counts as free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            if error.errno == EADDRINUSE:
+                return False
+            raise
+        return True
+
+
+def _free_ports(num_ports: int) -> list[int]:
+    candidates = random.sample(CHOSEN_PORTS, len(CHOSEN_PORTS))
+    return list(islice((port for port in candidates if is_free("127.0.0.1", port)), num_ports))

@@ -1,0 +1,1 @@
+"""HTTP parts that every layer above shares: errors, JSON bodies, request ids, access records."""

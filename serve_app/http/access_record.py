@@ -1,0 +1,166 @@
+"""The access record of a request: surfaces fill it in, and the access log writes it."""
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Final
+
+from pydantic_core import to_json
+from starlette.types import Scope
+
+CLIENT_DISCONNECTED: Final = "client_disconnected"
+
+
+@dataclass(slots=True)
+class AccessRecord:
+    """The facts known about one request so far.
+
+    Attributes:
+        request_id: The request's id.
+        method: The HTTP method.
+        now: Returns seconds that never run backwards.
+        started_s: When the request arrived, by `now`.
+        route: The path of our own route, with its parameters' names in place of the client's
+            values; None if there is no such route, and for HEAD.
+        key_name: The name of the API key that let the request in.
+        model: The model that was asked.
+        num_prompt_tokens: Counted by the replica, once for each prompt, not for each answer.
+        num_completion_tokens: Tokens of all answers.
+        first_token_s: When the first token of any answer came.
+        finish_reason: The reason that the client was given for the answer that finished last.
+        error_code: Why the answer is missing or incomplete.
+        status: The HTTP status; None while no answer has begun.
+        is_answered: Whether the last byte was handed to the server.
+        has_left: Whether the client left before that, and before anything had failed.
+        warnings: What the client asked for and will not get; the answer's header tells.
+    """
+
+    request_id: str
+    method: str
+    now: Callable[[], float]
+    started_s: float
+    route: str | None = None
+    key_name: str | None = None
+    model: str | None = None
+    num_prompt_tokens: int = 0
+    num_completion_tokens: int = 0
+    first_token_s: float | None = None
+    finish_reason: str | None = None
+    error_code: str | None = None
+    status: int | None = None
+    is_answered: bool = False
+    has_left: bool = False
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of prompts and answers."""
+        return self.num_prompt_tokens + self.num_completion_tokens
+
+    def opened(self, num_prompt_tokens: int) -> None:
+        """Note that a replica has accepted a prompt."""
+        self.num_prompt_tokens += num_prompt_tokens
+
+    def gained(self, num_tokens: int, finish_reason: str | None) -> None:
+        """Note tokens of an answer."""
+        if self.first_token_s is None and num_tokens:
+            self.first_token_s = self.now()
+        self.num_completion_tokens += num_tokens
+        if finish_reason is not None:
+            self.finish_reason = finish_reason
+
+    def failed(self, code: str | None) -> None:
+        """Note the code of the error that broke an answer."""
+        if self.refused(code):
+            self.finish_reason = "error"
+
+    def refused(self, code: str | None) -> bool:
+        """Note why there is no answer; return False if the client had already left."""
+        if not self.has_left:
+            self.error_code = code
+        return not self.has_left
+
+    def left(self) -> None:
+        """Note that the client has left, unless its answer was complete or had failed by then.
+
+        Serve then also cancels the calls to replicas, and they fail as if the replicas had died.
+        """
+        if not self.is_answered and self.error_code is None:
+            self.abandoned()
+
+    def abandoned(self) -> None:
+        """Note that the client had left before anything failed, even if that is known only now."""
+        self.has_left, self.error_code = True, None
+
+    def line(self) -> str:
+        """Return the access log's line."""
+        return to_json(
+            {
+                "event": "request",
+                "request_id": self.request_id,
+                "key": self.key_name,
+                "method": self.method,
+                "route": self.route,
+                "model": self.model,
+                "status": self.status,
+                "finish_reason": self.finish_reason,
+                "error_code": self.error_code,
+                "prompt_tokens": self.num_prompt_tokens,
+                "completion_tokens": self.num_completion_tokens,
+                "ttft_ms": _ms(self.first_token_s, self.started_s),
+                "duration_ms": _ms(self.now(), self.started_s),
+            }
+        ).decode()
+
+
+CURRENT_RECORD: Final[ContextVar[AccessRecord | None]] = ContextVar("access_record", default=None)
+"""The record of the request that the current task works for; set by `AccessLogMiddleware`."""
+
+
+def current_record() -> AccessRecord | None:
+    """Return the record of this task's request; tasks inherit it from the task that made them."""
+    return CURRENT_RECORD.get()
+
+
+def seconds_since_arrival() -> float:
+    """Return the age of this task's request; 0 if there is none."""
+    record = current_record()
+    return 0.0 if record is None else record.now() - record.started_s
+
+
+def note_model(model_id: str) -> None:
+    """Note which model a request is for."""
+    record = current_record()
+    if record is not None:
+        record.model = model_id
+
+
+def note_prompt(num_prompt_tokens: int) -> None:
+    """Note that a replica has accepted a request's prompts."""
+    record = current_record()
+    if record is not None:
+        record.opened(num_prompt_tokens)
+
+
+def note_warnings(warnings: tuple[str, ...]) -> None:
+    """Note what the client asked for and will not get."""
+    record = current_record()
+    if record is not None:
+        record.warnings += warnings
+
+
+def note_finish(reason: str) -> None:
+    """Note why an answer ended if its text does not show it, as when it ends with tool calls."""
+    record = current_record()
+    if record is not None:
+        record.finish_reason = reason
+
+
+def record_of(scope: Scope) -> AccessRecord:
+    """Return the record of a request."""
+    record: AccessRecord = scope["state"]["access_record"]
+    return record
+
+
+def _ms(moment_s: float | None, since_s: float) -> float | None:
+    return None if moment_s is None else round((moment_s - since_s) * 1000, 1)

@@ -1,0 +1,99 @@
+"""What `/openapi.json` says about answers: the one description of all errors, and streams."""
+
+from typing import Any, Final
+
+from pydantic import BaseModel
+
+from serve_app.http.errors import ErrorBody
+from serve_app.http.warning_header import MAX_LENGTH, WARNING_HEADER
+
+Responses = dict[int | str, dict[str, Any]]
+
+SCHEMA_REF: Final = "#/components/schemas/{model}"
+ERROR_REF: Final = {"$ref": "#/components/responses/Error"}
+REQUEST_ID_REF: Final = {"X-Request-Id": {"$ref": "#/components/headers/RequestId"}}
+
+REQUEST_ID: Final = {
+    "description": "The request's id: the client's own, or a new one. The server's log names it.",
+    "schema": {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,64}$"},
+}
+
+ERROR_CAUSES: Final[dict[int, str]] = {
+    400: "The body is not JSON, or a field is unknown, unsupported or out of bounds.",
+    401: "No API key, or one that is not known; only where the server asks for keys.",
+    404: "No such model, or no such route.",
+    405: "The route answers other methods, which Allow names.",
+    408: "The body came too slowly.",
+    413: "The body is too large.",
+    415: "The body is not declared to be JSON, or is compressed.",
+    429: "The API key has used up its limits. Retry-After says when to come back.",
+    431: "The headers are too large.",
+    500: "The server has failed at this request.",
+    503: "A replica is overloaded, loading or gone. Retry-After says when to come back.",
+    504: "The first token, the next one or the whole answer did not come in time.",
+}
+"""The statuses of errors, on any route, and what they mean."""
+
+_RETRY_AFTER: Final = {
+    "description": "With 429 and 503: seconds after which a retry makes sense.",
+    "schema": {"type": "integer", "minimum": 0},
+}
+_SHOULD_RETRY: Final = {
+    "description": "false: the same request will fail again.",
+    "schema": {"type": "string", "enum": ["false"]},
+}
+
+ERROR_RESPONSE: Final = {
+    "description": "An error. Its message says what is wrong and how to mend it.\n\n"
+    + "\n".join(f"- **{status}**: {cause}" for status, cause in ERROR_CAUSES.items()),
+    "headers": {
+        **REQUEST_ID_REF,
+        "Retry-After": _RETRY_AFTER,
+        "x-should-retry": _SHOULD_RETRY,
+    },
+    "content": {
+        "application/json": {"schema": {"$ref": SCHEMA_REF.format(model=ErrorBody.__name__)}}
+    },
+}
+"""The component that every operation refers to."""
+
+_WARNING: Final = {
+    "description": "What the request asked for and the answer does not hold, if there is anything: "
+    "keywords of a JSON schema that is not strict.",
+    "schema": {"type": "string", "maxLength": MAX_LENGTH},
+}
+
+
+def event_stream(description: str, example: str, piece: type[BaseModel]) -> Responses:
+    """Return the documentation of a 200 answer that is a stream if the request asked for one.
+
+    Args:
+        description: The answer in both its forms.
+        example: A stream.
+        piece: The model of an event's data, one of `api.docs.EVENT_MODELS`.
+    """
+    events = {"schema": _event(piece), "example": example}
+    return {
+        200: {
+            "description": description,
+            "headers": {WARNING_HEADER: _WARNING},
+            "content": {"text/event-stream": events},
+        }
+    }
+
+
+def _event(piece: type[BaseModel]) -> dict[str, Any]:
+    """Return the schema of one event. OpenAPI before 3.2 describes a stream by it."""
+    decoded = [{"$ref": SCHEMA_REF.format(model=model.__name__)} for model in (piece, ErrorBody)]
+    json_data = {
+        "type": "string",
+        "contentMediaType": "application/json",
+        "contentSchema": {"anyOf": decoded},
+    }
+    return {
+        "type": "object",
+        "title": "Event",
+        "description": "A piece of the answer. The last event is [DONE], or an error.",
+        "properties": {"data": {"anyOf": [{"const": "[DONE]"}, json_data]}},
+        "required": ["data"],
+    }

@@ -1,0 +1,1 @@
+"""Images in requests: fetched, checked and read."""

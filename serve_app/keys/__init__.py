@@ -1,0 +1,1 @@
+"""API keys and the accounts of what they use."""

@@ -1,0 +1,1 @@
+"""The middleware that a request passes through before it reaches a surface."""

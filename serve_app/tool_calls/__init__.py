@@ -1,1 +1,0 @@
-"""The calls of tools in an answer: found in its text, as it arrives."""

@@ -1,0 +1,110 @@
+"""openai-agents: agents on an OpenAI-compatible chat model."""
+
+from typing import Any, Literal
+
+from agents import (
+    Agent,
+    ModelSettings,
+    OpenAIChatCompletionsModel,
+    Runner,
+    function_tool,
+    set_tracing_disabled,
+)
+from openai import AsyncOpenAI, BadRequestError
+from pydantic import BaseModel
+from steps import ANSWER, BASE_URL, MODEL, QUESTION, RED_SQUARE, TOO_LONG, run
+
+set_tracing_disabled(True)
+
+
+class Weather(BaseModel):
+    sky: Literal["clear", "cloudy"]
+    degrees: Literal[10, 20, 30]
+
+
+@function_tool
+def weather(city: Literal["Oslo", "Rome"]) -> str:
+    """Tell the weather in a city."""
+    return f"clear in {city}"
+
+
+def agent(max_tokens: int | None = None, **options: Any) -> Agent[Any]:
+    client = AsyncOpenAI(base_url=BASE_URL, api_key="none", max_retries=0)
+    return Agent(
+        name="guide",
+        instructions="You explain Python.",
+        model=OpenAIChatCompletionsModel(model=MODEL, openai_client=client),
+        model_settings=ModelSettings(temperature=0, max_tokens=max_tokens),
+        **options,
+    )
+
+
+async def stream() -> None:
+    answer = Runner.run_streamed(agent(), QUESTION)
+    kinds = [event.type async for event in answer.stream_events()]
+    assert "raw_response_event" in kinds
+    assert ANSWER in answer.final_output
+
+
+async def second_turn() -> None:
+    first = await Runner.run(agent(), QUESTION)
+    told: list[Any] = [*first.to_input_list(), {"role": "user", "content": "And os.getcwd?"}]
+    assert (await Runner.run(agent(), told)).final_output
+
+
+async def tools() -> None:
+    answer = await Runner.run(agent(tools=[weather]), "What is the weather in Oslo?")
+    assert "tool_call_output_item" in [item.type for item in answer.new_items]
+
+
+async def streamed_tools() -> None:
+    answer = Runner.run_streamed(agent(tools=[weather]), "What is the weather in Oslo?")
+    assert "run_item_stream_event" in [event.type async for event in answer.stream_events()]
+
+
+async def handoff() -> None:
+    other = agent()
+    other.name = "other"
+    answer = await Runner.run(agent(handoffs=[other]), QUESTION)
+    assert answer.last_agent is other
+
+
+async def structured_output() -> None:
+    answer = await Runner.run(agent(output_type=Weather), QUESTION)
+    assert isinstance(answer.final_output, Weather)
+
+
+async def image() -> None:
+    parts = [
+        {"type": "input_text", "text": "What shape is this?"},
+        {"type": "input_image", "image_url": RED_SQUARE, "detail": "low"},
+    ]
+    asked: list[Any] = [{"role": "user", "content": parts}]
+    assert (await Runner.run(agent(), asked)).final_output
+
+
+async def large_max_tokens() -> None:
+    assert ANSWER in (await Runner.run(agent(max_tokens=4096), QUESTION)).final_output
+
+
+async def too_long() -> None:
+    try:
+        await Runner.run(agent(), TOO_LONG)
+    except BadRequestError as error:
+        assert error.code == "context_length_exceeded"
+        assert "maximum context length" in str(error)
+        return
+    raise AssertionError("the agent took the prompt")
+
+
+run(
+    stream,
+    second_turn,
+    tools,
+    streamed_tools,
+    handoff,
+    structured_output,
+    image,
+    large_max_tokens,
+    too_long,
+)

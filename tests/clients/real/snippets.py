@@ -1,0 +1,59 @@
+"""The snippets of docs/clients.md: a section for each client, with its blocks of code."""
+
+import re
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.clients.real.environments import programs_of
+from tests.clients.real.isolation import Finished, run_isolated
+from tests.ray.serve_run import ROOT
+
+PAGE = ROOT / "docs/clients.md"
+SECTION = re.compile(r"^## (\S+) (\S+)\n(.*?)(?=^## |\Z)", re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+ADDRESS = "http://127.0.0.1:8000"
+
+
+@dataclass(frozen=True, slots=True)
+class Snippet:
+    """A client's section.
+
+    Attributes:
+        version: The version that the section was tried with.
+        files: The blocks that name a file, by its name.
+        language: `python` or `sh`, the language of the block that is run.
+        code: That block.
+    """
+
+    version: str
+    files: dict[str, str]
+    language: str
+    code: str
+
+
+def snippets() -> dict[str, Snippet]:
+    """Return the page's snippets by client."""
+    return {
+        client: _snippet(version, text)
+        for client, version, text in SECTION.findall(PAGE.read_text())
+    }
+
+
+def _snippet(version: str, text: str) -> Snippet:
+    blocks = BLOCK.findall(text)
+    files = {name: code for _, name, code in blocks if name}
+    ((language, _, code),) = [block for block in blocks if not block[1]]
+    return Snippet(version, files, language, code)
+
+
+def run_snippet(client: str, server_url: str) -> Finished:
+    """Run a client's snippet in a folder of its own, with the server's address in place of ours."""
+    snippet = snippets()[client]
+    program = {"python": "python", "sh": "bash"}[snippet.language]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "models").symlink_to(ROOT / "models")
+        for file, code in {**snippet.files, "snippet": snippet.code}.items():
+            (folder / file).write_text(code.replace(ADDRESS, server_url))
+        return run_isolated([program, "snippet"], programs_of(client), folder)

@@ -1,0 +1,66 @@
+"""What real clients send, sent again; see `tests.clients.real.record`."""
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.clients.real.record import FOLDER, path_of, read
+from tests.clients.real.recorder import Recorded
+from tests.ray.serve_run import Server
+
+CLIENTS = sorted(path.stem for path in FOLDER.glob("*.jsonl"))
+TOO_LONG = "too_long"
+"""The step in which each client sends a prompt that no model could take."""
+PROBED = {"/metrics"}
+"""What vLLM's benchmark asks for and does without; Ray exports the metrics on a port of its own."""
+
+REQUESTS = {
+    f"{client}-{number}-{request.step}": request
+    for client in CLIENTS
+    for number, request in enumerate(read(client))
+}
+
+
+def send(server: Server, request: Recorded) -> httpx.Response:
+    return httpx.request(
+        request.method, f"{server.url}{request.path}", json=request.body, timeout=60
+    )
+
+
+def is_streamed(request: Recorded) -> bool:
+    return isinstance(request.body, dict) and bool(request.body.get("stream"))
+
+
+@pytest.mark.parametrize("name", [name for name in REQUESTS if not name.endswith(TOO_LONG)])
+def test_what_a_client_sends_is_answered(server: Server, name: str) -> None:
+    answer = send(server, REQUESTS[name])
+    if REQUESTS[name].path in PROBED:
+        assert answer.status_code == 404
+        assert answer.json()["error"]["message"]
+        return
+    assert answer.is_success, answer.text
+    if is_streamed(REQUESTS[name]):
+        assert answer.text.rstrip().endswith("data: [DONE]"), answer.text[-500:]
+
+
+@pytest.mark.parametrize("name", [name for name in REQUESTS if name.endswith(TOO_LONG)])
+def test_a_client_s_prompt_that_is_too_long_is_refused_in_openai_s_words(
+    server: Server, name: str
+) -> None:
+    answer = send(server, REQUESTS[name])
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["code"] == "context_length_exceeded"
+    assert error["message"].startswith("This model's maximum context length is ")
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_a_recording_holds_nothing_of_the_machine_that_made_it(client: str) -> None:
+    text = path_of(client).read_text()
+    assert "authorization" not in text.lower()
+    assert not any(folder in text for folder in ("/home/", "/root/", "/tmp/", "/Users/"))
+    for line in text.splitlines():
+        found: dict[str, Any] = json.loads(line)
+        assert set(found) == {"step", "method", "path", "body"}

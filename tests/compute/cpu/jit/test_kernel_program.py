@@ -1,0 +1,70 @@
+import ctypes
+from itertools import pairwise
+from typing import Any
+
+import numba
+import numpy as np
+import pytest
+
+from deployments.compute.cpu.jit import numba_kernels
+from deployments.compute.cpu.jit.kernel_program import EPOCH, WORDS, KernelProgram, can_run
+from deployments.compute.cpu.jit.launch import KernelCall
+from deployments.compute.cpu.jit.numba_kernels import compile_kernel
+
+pytestmark = pytest.mark.skipif(not can_run(), reason="needs torch on libgomp")
+
+NUM_ELEMENTS = 50
+
+# numba types these as their generators, not as what compiled code calls.
+carray: Any = numba.carray  # type: ignore[attr-defined]
+pointer_to: Any = numba_kernels.pointer_to
+take_ticket: Any = numba_kernels.take_ticket
+
+
+@pytest.fixture(scope="module")
+def kernel() -> int:
+    """Return a kernel that writes the input plus one to the output, an element per ticket."""
+
+    def add_one(arguments: Any) -> None:
+        a = carray(pointer_to(arguments), 4, np.int64)
+        source = carray(pointer_to(a[2]), a[1], np.int64)
+        target = carray(pointer_to(a[3]), a[1], np.int64)
+        index = take_ticket(arguments)
+        while index < a[1]:
+            target[index] = source[index] + 1
+            index = take_ticket(arguments)
+
+    return compile_kernel(add_one)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 5])
+def test_calls_run_in_order_in_each_run(kernel: int, num_threads: int) -> None:
+    """Each call reads the output of the call before it, across several barriers."""
+    num_calls = 3 * EPOCH + 7
+    rows = [(ctypes.c_int64 * NUM_ELEMENTS)() for _ in range(num_calls + 1)]
+    calls = [
+        KernelCall(
+            kernel,
+            (ctypes.c_int64 * 4)(0, NUM_ELEMENTS, ctypes.addressof(one), ctypes.addressof(other)),
+        )
+        for one, other in pairwise(rows)
+    ]
+    program = KernelProgram(calls)
+    for first in (5, 100, -3):
+        rows[0][:] = [first] * NUM_ELEMENTS
+        program.run(num_threads)
+        assert all(list(row) == [first + i] * NUM_ELEMENTS for i, row in enumerate(rows))
+
+
+def test_a_straggler_is_not_waited_for(kernel: int) -> None:
+    """If a thread enters a call and never leaves it, the call is re-executed."""
+    rows = [(ctypes.c_int64 * NUM_ELEMENTS)() for _ in range(2)]
+    arguments = (ctypes.c_int64 * 4)(0, NUM_ELEMENTS, *map(ctypes.addressof, rows))
+    program = KernelProgram([KernelCall(kernel, arguments)])
+    words = (ctypes.c_int64 * (len(program._fresh) // 8)).from_buffer_copy(program._fresh)
+    words[2 + 3] = 1  # a thread has entered ...
+    words[2 + WORDS] = 1  # ... and has taken the first ticket
+    program._fresh = bytes(words)
+    rows[0][:] = [*range(NUM_ELEMENTS)]
+    program.run(1)
+    assert list(rows[1]) == [n + 1 for n in range(NUM_ELEMENTS)]

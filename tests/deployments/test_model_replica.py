@@ -1,0 +1,70 @@
+from dataclasses import dataclass
+
+import pytest
+from transformers.utils import logging as transformers_logging
+
+from deployments.device.device import CpuDevice, MemoryDevice
+from deployments.model_replica import ModelReplica
+from deployments.model_spec import ModelSpec
+from tests.deployments.tiny_folder import spec
+
+
+@dataclass(frozen=True)
+class FakeModel:
+    num_threads: int = 3
+    summary: str = "a fake model"
+
+
+class Replica(ModelReplica):
+    """Counts its starts and stops."""
+
+    num_starts = 0
+    num_stops = 0
+
+    def _start(self) -> FakeModel:
+        self.num_starts += 1
+        return FakeModel()
+
+    def _stop(self) -> None:
+        self.num_stops += 1
+
+
+def open_cpu(_: ModelSpec) -> MemoryDevice:
+    return CpuDevice()
+
+
+def test_a_replica_starts_its_model_and_logs_where_it_runs(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    assert Replica(spec("m", num_gpus=0.5), open_cpu).num_starts == 1
+    for words in ("tiny is ready", "share 0.5", "3 compute thread(s), a fake model"):
+        assert words in caplog.text
+
+
+def test_a_replica_that_is_let_go_stops_its_model() -> None:
+    replica = Replica(spec("m"), open_cpu)
+    replica.__del__()
+    assert replica.num_stops == 1
+
+
+def test_a_replica_without_a_device_starts_nothing() -> None:
+    def fail(_: ModelSpec) -> MemoryDevice:
+        raise ValueError("no GPU")
+
+    replica = Replica.__new__(Replica)
+    with pytest.raises(ValueError, match="no GPU"):
+        Replica.__init__(replica, spec("m"), fail)
+    assert replica.num_starts == 0
+    replica.__del__()
+
+
+def test_a_replica_draws_bars_of_downloads_but_not_of_weights(
+    capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
+) -> None:
+    request.addfinalizer(lambda: transformers_logging.set_tqdm_hook(None))
+    Replica(spec("m"), open_cpu)
+    assert list(transformers_logging.tqdm([1, 2], desc="Loading weights")) == [1, 2]
+    assert capsys.readouterr().err == ""
+    assert list(transformers_logging.tqdm([1, 2], desc="Fetching files")) == [1, 2]
+    assert "Fetching files" in capsys.readouterr().err

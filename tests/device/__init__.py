@@ -1,0 +1,1 @@
+"""Tests of `deployments.device`: arithmetic, and fakes in place of devices."""

@@ -1,0 +1,77 @@
+"""Presses the buttons of the page `/docs`, as its reader does."""
+
+from dataclasses import dataclass
+
+from tests.browser import Tab
+
+DEADLINE_MS = 50_000
+
+UNTIL = """
+const until = (find) => new Promise((done, fail) => {
+  const started = performance.now();
+  const look = () => {
+    const found = find();
+    if (found) return done(found);
+    if (performance.now() - started > DEADLINE_MS) return fail(new Error(`never: ${find}`));
+    requestAnimationFrame(look);
+  };
+  look();
+});
+""".replace("DEADLINE_MS", str(DEADLINE_MS))
+
+COUNT = "until(() => document.querySelectorAll('.opblock').length)"
+
+EXECUTE = """
+(async () => {
+  const block = document.querySelectorAll(".opblock")[%d];
+  const header = block.querySelector(".opblock-summary-control");
+  header.click();
+  (await until(() => block.querySelector(".try-out__btn"))).click();
+  (await until(() => block.querySelector(".btn.execute"))).click();
+  const live = await until(() => block.querySelector(".live-responses-table .response"));
+  const text = (selector, from = block) => from.querySelector(selector)?.textContent ?? "";
+  const executed = {
+    path: block.querySelector(".opblock-summary-path").dataset.path,
+    method: text(".opblock-summary-method"),
+    status: Number.parseInt(text(".response-col_status", live)),
+    shown: text(".highlight-code, pre", live),
+    curl: text(".request-snippets"),
+    documented: [...block.querySelectorAll(
+      ".responses-table:not(.live-responses-table) > tbody > .response > .response-col_status"
+    )].map((cell) => cell.textContent),
+  };
+  header.click();  // folded again: the page draws all that is open with each change
+  return executed;
+})()
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Executed:
+    """An operation, and what the page showed after "Execute".
+
+    Attributes:
+        path: The path's template.
+        method: In capitals.
+        status: The answer's status.
+        shown: The answer's body.
+        curl: The suggested command.
+        documented: The statuses that the document lists.
+    """
+
+    path: str
+    method: str
+    status: int
+    shown: str
+    curl: str
+    documented: list[str]
+
+
+async def execute_all(tab: Tab, url: str) -> list[Executed]:
+    """Open the page and press "Try it out" and "Execute", unchanged, on every operation."""
+    await tab.navigate(url, width=1280)
+    num_operations: int = await tab.evaluate(f"{{{UNTIL} {COUNT}}}")
+    executed = [
+        await tab.evaluate(f"{{{UNTIL} {EXECUTE % number}}}") for number in range(num_operations)
+    ]
+    return [Executed(**each) for each in executed]

@@ -1,0 +1,1 @@
+"""Tests of decode steps that are replayed as a whole."""

@@ -1,1 +1,0 @@
-"""Tests of `deployments.gpu`: arithmetic, and fakes in the place of devices."""

@@ -1,0 +1,115 @@
+"""The embedded model calls tools. It was not trained to, so the grammar forces it."""
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import jsonschema
+import pytest
+
+from deployments.text_generator import TextGenerator
+from serve_app.config import AppConfig
+from tests.serve_app.local_replica import local_client, local_generator
+from tests.serve_app.sse_decoder import events_of
+
+FOLDER = Path(__file__).resolve().parents[4] / "models/pydoc-chat"
+CHAT = "/v1/chat/completions"
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "depth": {"type": "integer", "minimum": 0, "maximum": 9},
+        "kind": {"enum": ["module", "function"]},
+    },
+    "required": ["name", "depth", "kind"],
+    "additionalProperties": False,
+}
+ASK: dict[str, Any] = {
+    "model": "m",
+    "messages": [{"role": "user", "content": "What does os.path.join do?"}],
+    "tools": [
+        {"type": "function", "function": {"name": "look_up", "parameters": SCHEMA}},
+        {"type": "function", "function": {"name": "list_all"}},
+    ],
+    "max_tokens": 200,
+}
+
+
+@pytest.fixture(scope="module")
+def generator() -> Iterator[TextGenerator]:
+    with local_generator(FOLDER, max_model_len=1024) as made:
+        yield made
+
+
+@pytest.fixture
+async def client(generator: TextGenerator, config: AppConfig) -> AsyncIterator[httpx.AsyncClient]:
+    async with local_client(generator, config) as client:
+        yield client
+
+
+async def test_the_embedded_model_s_template_supports_tools(generator: TextGenerator) -> None:
+    description = await generator.describe()
+    assert description.accepts_tools
+    assert description.tool_call_format == "hermes"
+    assert description.tool_call_token_ids == ()
+
+
+@pytest.mark.parametrize("fields", [{"temperature": 0}, {"temperature": 1.5, "seed": 1}])
+async def test_a_required_call_is_valid_by_the_schema(
+    client: httpx.AsyncClient, fields: dict[str, Any]
+) -> None:
+    choice = {"type": "function", "function": {"name": "look_up"}}
+    answer = await client.post(CHAT, json={**ASK, "tool_choice": choice, **fields})
+    (told,) = answer.json()["choices"]
+    assert told["finish_reason"] == "tool_calls"
+    assert told["message"]["content"] is None
+    (call,) = told["message"]["tool_calls"]
+    assert call["function"]["name"] == "look_up"
+    jsonschema.validate(json.loads(call["function"]["arguments"]), SCHEMA)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.soak), 16])
+@pytest.mark.parametrize("is_named", [True, False], ids=["named", "required"])
+async def test_a_required_call_is_never_text_wherever_max_tokens_cuts_it(
+    client: httpx.AsyncClient, is_named: bool, step: int
+) -> None:
+    choice = {"type": "function", "function": {"name": "look_up"}} if is_named else "required"
+    asked = {**ASK, "tool_choice": choice, "parallel_tool_calls": False, "temperature": 0}
+    whole = (await client.post(CHAT, json=asked)).json()
+    (call,) = whole["choices"][0]["message"]["tool_calls"]
+    for max_tokens in range(1, whole["usage"]["completion_tokens"], step):
+        cut = {**asked, "max_tokens": max_tokens}
+        (told,) = (await client.post(CHAT, json=cut)).json()["choices"]
+        assert (told["finish_reason"], told["message"]["content"] or "") == ("length", "")
+        streamed = events_of((await client.post(CHAT, json={**cut, "stream": True})).content)
+        deltas = [chunk["choices"][0]["delta"] for chunk in streamed[:-1]]
+        assert "".join(delta.get("content") or "" for delta in deltas) == ""
+        for begun in told["message"].get("tool_calls", []):
+            assert begun["function"]["name"] == call["function"]["name"]
+            assert call["function"]["arguments"].startswith(begun["function"]["arguments"])
+
+
+@pytest.mark.slow
+async def test_a_function_is_called_and_its_result_is_accepted(
+    client: httpx.AsyncClient,
+) -> None:
+    asked = {**ASK, "tool_choice": "required", "parallel_tool_calls": False, "temperature": 0}
+    counted = {key: ASK[key] for key in ("messages", "tools")}
+    num_prompt_tokens = (await client.post("/tokenize", json=counted)).json()["count"]
+    streamed = events_of((await client.post(CHAT, json={**asked, "stream": True})).content)
+    whole = (await client.post(CHAT, json=asked)).json()
+    assert whole["usage"]["prompt_tokens"] == num_prompt_tokens
+    message = whole["choices"][0]["message"]
+    (call,) = message["tool_calls"]
+    assert call["function"]["name"] in ("look_up", "list_all")
+    deltas = [c["choices"][0]["delta"] for c in streamed[:-1]]
+    pieces = [d["tool_calls"][0]["function"]["arguments"] for d in deltas if "tool_calls" in d]
+    assert "".join(pieces) == call["function"]["arguments"]
+    returned = {"role": "tool", "tool_call_id": call["id"], "content": "Join paths."}
+    messages = [*ASK["messages"], message, returned]
+    answer = await client.post(CHAT, json={**ASK, "messages": messages, "max_tokens": 4})
+    assert answer.status_code == 200
+    assert answer.json()["usage"]["completion_tokens"] >= 1

@@ -1,0 +1,188 @@
+import json
+import shlex
+import ssl
+import threading
+from collections.abc import Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from serve_app.commands.announcement import (
+    Announcement,
+    StartFailedError,
+    announce_when_ready,
+    is_ready,
+    local_url,
+)
+from serve_app.config import ModelConfig
+from tests.serve_app.tls_server import certify
+
+CHAT = ModelConfig(id="chat", source="x")
+DETECTOR = ModelConfig(id="detector", source="x", task="classify")
+
+
+class FakeServer(ThreadingHTTPServer):
+    """Answers `GET /v1x/ready` with the statuses of a script, the last one for ever."""
+
+    def __init__(self, statuses: Sequence[int]) -> None:
+        super().__init__(("127.0.0.1", 0), Answer)
+        self.statuses = list(statuses)
+        self.paths: list[str] = []
+
+
+class Answer(BaseHTTPRequestHandler):
+    server: FakeServer
+
+    def do_GET(self) -> None:  # http.server's name
+        self.server.paths.append(self.path)
+        statuses = self.server.statuses
+        self.send_response(statuses.pop(0) if len(statuses) > 1 else statuses[0])
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Write nothing."""
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    server = FakeServer([503, 404, 200])
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def announcement(
+    url: str = "http://127.0.0.1:8000",
+    models: Sequence[ModelConfig] = (CHAT, DETECTOR),
+    needs_key: bool = False,
+    dashboard_url: str | None = "http://127.0.0.1:8265",
+) -> Announcement:
+    return Announcement(url, models, needs_key, dashboard_url, "/tmp/logs")
+
+
+def command(announced: Announcement) -> list[str]:
+    return shlex.split(announced.request().replace("\\\n", " "))
+
+
+def test_nothing_is_told_before_the_server_answers_that_it_is_ready(server: FakeServer) -> None:
+    told: list[str] = []
+    url = local_url("127.0.0.1", server.server_port, "/prefix")
+    announce_when_ready(announcement(url), list, told.append, started_s=0, poll_s=0.001)
+    assert server.paths == ["/prefix/ready"] * 3
+    assert len(told) == 1
+    assert url in told[0]
+
+
+def test_the_server_is_not_asked_while_deployments_are_pending(server: FakeServer) -> None:
+    pending = [["chat", "Ingress"], ["chat"], []]
+    asked: list[int] = []
+
+    def next_pending() -> list[str]:
+        asked.append(len(server.paths))
+        return pending.pop(0) if pending else []
+
+    url = local_url("127.0.0.1", server.server_port, "/")
+    announce_when_ready(
+        announcement(url), next_pending, lambda text: None, started_s=0, poll_s=0.001
+    )
+    assert asked == [0, 0, 0, 1, 2]
+
+
+def test_a_failed_start_announces_nothing() -> None:
+    told: list[str] = []
+
+    def failed() -> list[str]:
+        raise StartFailedError("no such model")
+
+    with pytest.raises(StartFailedError, match="no such model"):
+        announce_when_ready(announcement(), failed, told.append, started_s=0)
+    assert told == []
+
+
+def test_a_long_start_tells_what_it_waits_for(server: FakeServer) -> None:
+    told: list[str] = []
+    url = local_url("127.0.0.1", server.server_port, "/")
+    announce_when_ready(
+        announcement(url),
+        lambda: [] if told else ["chat"],
+        told.append,
+        started_s=0,
+        poll_s=0.001,
+        heartbeat_s=0.01,
+    )
+    assert told[0].endswith(" s for chat\n")
+    assert "raystream is ready" in told[-1]
+
+
+def test_a_server_that_does_not_listen_is_not_ready(server: FakeServer) -> None:
+    assert not is_ready("http://127.0.0.1:1")
+
+
+def test_a_server_of_https_is_asked_whomever_its_certificate_names(
+    server: FakeServer, tmp_path: Path
+) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*certify(tmp_path, "llm.example"))
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    server.statuses = [200]
+    url = local_url("127.0.0.1", server.server_port, "/", has_tls=True)
+    assert url.startswith("https://127.0.0.1:")
+    assert is_ready(url)
+    assert not is_ready(url.replace("https", "http", 1))
+
+
+def test_the_request_to_a_server_of_https_skips_the_check_of_its_certificate() -> None:
+    words = command(announcement("https://127.0.0.1:8000"))
+    assert words[:4] == ["curl", "-N", "-k", "https://127.0.0.1:8000/v1/chat/completions"]
+    assert "-k" not in command(announcement())
+
+
+def test_the_request_asks_the_first_model_that_generates_and_streams() -> None:
+    words = command(announcement(models=(DETECTOR, CHAT)))
+    assert words[:3] == ["curl", "-N", "http://127.0.0.1:8000/v1/chat/completions"]
+    body = json.loads(words[-1])
+    assert (body["model"], body["stream"]) == ("chat", True)
+
+
+def test_without_a_model_that_generates_the_request_classifies() -> None:
+    words = command(announcement(models=(DETECTOR,)))
+    assert words[:2] == ["curl", "http://127.0.0.1:8000/v1/classify"]
+    assert json.loads(words[-1])["model"] == "detector"
+
+
+def test_with_keys_the_request_sends_one_and_no_page_is_named_that_needs_one() -> None:
+    announced = announcement(needs_key=True)
+    assert "Authorization: Bearer KEY" in command(announced)
+    assert "one of your keys" in announced.text(3.0)
+    assert "/docs" not in announced.text(3.0)
+    assert "Authorization" not in announcement().text(3.0)
+
+
+def test_the_text_names_address_models_dashboard_and_logs() -> None:
+    lines = announcement().text(41.6).splitlines()
+    assert lines[1] == "raystream is ready after 42 s: http://127.0.0.1:8000"
+    assert lines[2] == "Models: chat (generate), detector (classify)"
+    assert any(line.startswith("Ray's dashboard: http://127.0.0.1:8265 ") for line in lines)
+    assert lines[-2].endswith(": /tmp/logs")
+
+
+def test_a_dashboard_that_does_not_run_is_not_named() -> None:
+    assert "dashboard" not in announcement(dashboard_url=None).text(1.0)
+
+
+@pytest.mark.parametrize(
+    ("host", "prefix", "url"),
+    [
+        ("127.0.0.1", "/", "http://127.0.0.1:80"),
+        ("0.0.0.0", "/", "http://127.0.0.1:80"),
+        ("::", "/", "http://[::1]:80"),
+        ("fd00::1", "/llm", "http://[fd00::1]:80/llm"),
+        ("gpu-box", "/llm/", "http://gpu-box:80/llm"),
+    ],
+)
+def test_the_address_is_one_that_this_machine_reaches(host: str, prefix: str, url: str) -> None:
+    assert local_url(host, 80, prefix) == url

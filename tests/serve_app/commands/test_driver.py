@@ -1,0 +1,119 @@
+import sys
+from hashlib import sha256
+from pathlib import Path
+
+import click
+import pytest
+import yaml
+from ray.serve._private.common import DeploymentStatus, DeploymentStatusTrigger
+from ray.serve.schema import (
+    ApplicationStatus,
+    ApplicationStatusOverview,
+    DeploymentStatusOverview,
+    ServeStatus,
+)
+
+from serve_app.commands import driver
+from serve_app.commands.announcement import StartFailedError
+from serve_app.commands.driver import describe, main, pending_deployments
+from serve_app.keys.api_keys import ENVIRONMENT_VARIABLE
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def shipped_config(folder: Path, route_prefix: str = "/", **http: object) -> str:
+    """Write the shipped file with other options, and return its path."""
+    document = yaml.safe_load((ROOT / "serve_config.yaml").read_text())
+    document["http_options"] |= http
+    document["applications"][0]["route_prefix"] = route_prefix
+    path = folder / "serve_config.yaml"
+    path.write_text(yaml.safe_dump(document))
+    return str(path)
+
+
+def status(
+    application: ApplicationStatus, message: str = "", **deployments: DeploymentStatus
+) -> ServeStatus:
+    overviews = {
+        name: DeploymentStatusOverview(state, DeploymentStatusTrigger.UNSPECIFIED, {}, "")
+        for name, state in deployments.items()
+    }
+    overview = ApplicationStatusOverview(application, message, 0, overviews)
+    return ServeStatus(applications={"raystream": overview})
+
+
+def test_what_is_announced_comes_from_the_file(tmp_path: Path) -> None:
+    name, announced = describe(
+        shipped_config(tmp_path, "/llm", port=8123), "127.0.0.1:8266", Path("/tmp/ray/session")
+    )
+    assert name == "raystream"
+    assert announced.url == "http://127.0.0.1:8123/llm"
+    assert [model.id for model in announced.models] == ["pydoc-chat", "pydoc-detector"]
+    assert not announced.needs_key
+    assert announced.dashboard_url == "http://127.0.0.1:8266"
+    assert announced.logs == "/tmp/ray/session/logs/serve"
+
+
+def test_a_server_with_a_certificate_is_announced_by_https(tmp_path: Path) -> None:
+    tls = {"ssl_keyfile": "key.pem", "ssl_certfile": "certificate.pem"}
+    _, announced = describe(shipped_config(tmp_path, port=8123, **tls), None, tmp_path)
+    assert announced.url == "https://127.0.0.1:8123"
+
+
+def test_keys_are_announced_as_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, f"ann:{sha256(b'secret').hexdigest()}")
+    _, announced = describe(shipped_config(tmp_path), None, tmp_path)
+    assert announced.needs_key
+    assert announced.dashboard_url is None
+
+
+def test_deployments_are_pending_until_the_application_runs() -> None:
+    deploying = status(
+        ApplicationStatus.DEPLOYING,
+        chat=DeploymentStatus.UPDATING,
+        Ingress=DeploymentStatus.HEALTHY,
+    )
+    running = status(ApplicationStatus.RUNNING, chat=DeploymentStatus.HEALTHY)
+    assert pending_deployments(deploying, "raystream") == ["chat"]
+    assert pending_deployments(running, "raystream") == []
+
+
+def test_an_application_without_deployments_yet_is_itself_pending() -> None:
+    deploying = status(ApplicationStatus.DEPLOYING)
+    assert pending_deployments(deploying, "raystream") == ["raystream"]
+    assert pending_deployments(ServeStatus(), "raystream") == ["raystream"]
+
+
+def test_an_application_that_serve_gives_up_fails_the_start() -> None:
+    failed = status(ApplicationStatus.DEPLOY_FAILED, "Failed to update the deployments ['chat'].")
+    with pytest.raises(StartFailedError, match="deployments \\['chat'\\]"):
+        pending_deployments(failed, "raystream")
+
+
+def test_an_interruption_that_serve_s_command_catches_is_no_failed_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    @click.command()
+    @click.option("--non-blocking", is_flag=True)
+    @click.option("--address")
+    @click.argument("name")
+    def run(**given: object) -> None:
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            sys.exit()
+
+    monkeypatch.setattr(driver, "run", run)
+    with pytest.raises(KeyboardInterrupt):
+        driver.deploy("serve_config.yaml", "127.0.0.1:6379")
+
+
+def test_a_wrong_file_is_refused_before_ray_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = shipped_config(tmp_path, hots="127.0.0.1")
+    monkeypatch.setattr(sys, "argv", ["driver", path])
+    assert main() == 1
+    captured = capsys.readouterr()
+    assert "hots" in captured.err
+    assert "Starting Ray" not in captured.out

@@ -1,0 +1,56 @@
+import sys
+from pathlib import Path
+
+from ray._private import ray_constants
+from ray.serve._private import constants
+
+from serve_app.commands.server_environment import (
+    CHOSEN_PORTS,
+    FOLDER_PARENT,
+    HAPROXY_FILES,
+    HAPROXY_PORTS,
+    LOOPBACK,
+    is_free,
+    server_environment,
+)
+
+FOLDER = Path(FOLDER_PARENT, "raystream-12345678")
+LONGEST_SOCKET_PATH = 107
+
+
+def test_the_variables_are_those_of_ray() -> None:
+    assert {name: getattr(constants, name) for name in HAPROXY_PORTS} == HAPROXY_PORTS
+    assert all(hasattr(constants, name) for name in HAPROXY_FILES)
+    assert ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR == LOOPBACK
+
+
+def test_each_server_gets_free_ports_and_a_folder_of_its_own() -> None:
+    environment = server_environment({}, FOLDER)
+    ports = {int(environment[name]) for name in HAPROXY_PORTS}
+    assert len(ports) == len(HAPROXY_PORTS)
+    assert all(is_free("127.0.0.1", port) for port in ports)
+    assert all(Path(environment[name]).is_relative_to(FOLDER) for name in HAPROXY_FILES)
+
+
+def test_chosen_ports_are_not_among_those_that_any_process_may_get() -> None:
+    if sys.platform == "linux":
+        given = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
+        assert CHOSEN_PORTS[-1] < int(given[0])
+    assert CHOSEN_PORTS[-1] < constants.RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT
+    environment = server_environment({}, FOLDER)
+    assert {int(environment[name]) for name in HAPROXY_PORTS} <= set(CHOSEN_PORTS)
+
+
+def test_variables_that_are_set_stay() -> None:
+    own = {"RAY_SERVE_HAPROXY_STATS_PORT": "8404", LOOPBACK: "1", "HOME": "/root"}
+    environment = server_environment(own, FOLDER)
+    assert own.items() <= environment.items()
+
+
+def test_the_longest_name_of_a_socket_fits_below_the_folder() -> None:
+    node = "f" * 56
+    for variable in ("RAY_SERVE_HAPROXY_SOCKET_PATH", "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH"):
+        path = Path(server_environment({}, FOLDER)[variable])
+        # HAProxy binds a socket under a temporary name, which ends in its process id.
+        longest = path.parent / node / f"{path.name}.4194304.tmp"
+        assert len(str(longest)) <= LONGEST_SOCKET_PATH

@@ -1,0 +1,102 @@
+import io
+import logging
+from collections.abc import Iterator
+from logging.handlers import MemoryHandler
+from pathlib import Path
+
+import pytest
+from ray.serve._private.logging_utils import configure_component_logger
+from ray.serve.schema import LoggingConfig
+
+from serve_app.commands.worker_logs import keep_info_in_files
+
+
+@pytest.fixture
+def logger(monkeypatch: pytest.MonkeyPatch) -> Iterator[logging.Logger]:
+    """Return Serve's logger, which is as before after the test."""
+    logger = logging.getLogger("ray.serve")
+    for name in ("filters", "handlers", "level", "propagate"):
+        value = getattr(logger, name)
+        monkeypatch.setattr(logger, name, value[:] if isinstance(value, list) else value)
+    yield logger
+    for handler in logger.handlers:
+        if isinstance(handler, MemoryHandler) and handler.target is not None:
+            handler.target.close()
+        handler.close()
+
+
+@pytest.fixture
+def file(tmp_path: Path, logger: logging.Logger) -> Path:
+    """Return the log file of a worker that Ray has called the hook in."""
+    keep_info_in_files()
+    configure_component_logger(
+        component_name="controller",
+        component_id="1",
+        logging_config=LoggingConfig(logs_dir=str(tmp_path)),
+        max_bytes=0,
+        backup_count=0,
+    )
+    return tmp_path / "controller_1.log"
+
+
+@pytest.fixture
+def terminal(logger: logging.Logger, file: Path) -> io.StringIO:
+    """Return what the worker writes to standard error."""
+    written = io.StringIO()
+    for handler in logger.handlers:
+        if isinstance(handler, logging.StreamHandler):
+            handler.setStream(written)
+    return written
+
+
+@pytest.mark.parametrize(
+    ("level", "message"),
+    [
+        (logging.INFO, "HAProxy started successfully."),
+        (
+            logging.WARNING,
+            "HTTPOptions.host='127.0.0.1' won't accept connections from HAProxy on other nodes; "
+            "cross-node routing will fail with connection refused.",
+        ),
+        (
+            logging.WARNING,
+            "Deployment 'pydoc-chat' in application 'raystream' has 1 replicas that have taken "
+            "more than 30s to initialize.\nThis may be caused by a slow __init__ or reconfigure "
+            "method.",
+        ),
+        (
+            logging.WARNING,
+            "Proxy actor readiness check for proxy on 5ba7 didn't complete in 5.0s.",
+        ),
+    ],
+)
+def test_what_a_user_can_t_act_on_is_only_in_the_file(
+    logger: logging.Logger, file: Path, terminal: io.StringIO, level: int, message: str
+) -> None:
+    logger.log(level, message, extra={"log_to_stderr": True})
+    assert message in file.read_text()
+    assert terminal.getvalue() == ""
+
+
+@pytest.mark.parametrize("level", [logging.WARNING, logging.ERROR])
+def test_warnings_and_errors_are_in_the_file_and_on_the_terminal(
+    logger: logging.Logger, file: Path, terminal: io.StringIO, level: int
+) -> None:
+    message = "Deployment 'x' has 1 replicas that have taken more than 30s to be scheduled."
+    logger.log(level, message)
+    assert message in file.read_text()
+    assert message in terminal.getvalue()
+
+
+def test_raystream_s_own_lines_stay_on_the_terminal(file: Path, terminal: io.StringIO) -> None:
+    logging.getLogger("ray.serve.raystream.replica").info("pydoc-chat is ready")
+    assert "pydoc-chat is ready" in file.read_text()
+    assert "pydoc-chat is ready" in terminal.getvalue()
+
+
+def test_the_access_log_is_only_in_the_file(file: Path, terminal: io.StringIO) -> None:
+    logging.getLogger("ray.serve.raystream.access").info(
+        '{"event":"request"}', extra={"log_to_stderr": False}
+    )
+    assert '{"event":"request"}' in file.read_text()
+    assert terminal.getvalue() == ""

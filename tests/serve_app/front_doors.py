@@ -1,0 +1,94 @@
+"""Serve's front doors without Ray: uvicorn as Serve starts it, with or without HAProxy."""
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from fastapi import FastAPI
+from ray.serve._private import http_util
+from ray.serve._private.haproxy import BackendConfig, HAProxyApi, HAProxyConfig, ServerConfig
+from ray.serve.config import HTTPOptions
+
+from benchmarks.free_port import free_port, free_ports
+from k8s.make_base import parse_env
+from tests.raw_http import DEADLINE_S, LOCALHOST
+
+ROOT = Path(__file__).resolve().parents[2]
+SWITCHES = parse_env((ROOT / "serve.env").read_text())
+BUFSIZE = int(SWITCHES["RAY_SERVE_HAPROXY_TUNE_BUFSIZE"])
+
+
+@asynccontextmanager
+async def on_uvicorn(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
+    """Serve the application as Serve's proxies and replicas do; yield the port."""
+    callback = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
+    monkeypatch.setattr(http_util, callback, SWITCHES[callback])
+    options = HTTPOptions(host=LOCALHOST, port=free_port())
+    options = http_util.configure_http_middlewares(
+        http_util.configure_http_options_with_defaults(options)
+    )
+    loop = asyncio.get_running_loop()
+    task, server = await http_util.start_asgi_http_server(app, options, event_loop=loop)
+    await wait_until_open(options.port)
+    try:
+        yield options.port
+    finally:
+        server.should_exit = True
+        await task
+
+
+@asynccontextmanager
+async def behind_haproxy(
+    port: int, folder: Path, bufsize: int = BUFSIZE, health_path: str = "/version"
+) -> AsyncIterator[int]:
+    """Put HAProxy with Ray's configuration before a port; yield HAProxy's own port."""
+    ours, stats, metrics = free_ports(3)
+    config = HAProxyConfig(
+        socket_path=str(folder / "admin.sock"),
+        server_state_base=str(folder),
+        server_state_file=str(folder / "server-state"),
+        stats_port=stats,
+        metrics_port=metrics,
+        http_options=HTTPOptions(host=LOCALHOST, port=ours),
+        has_received_routes=True,
+        has_received_servers=True,
+        is_head=True,
+        metrics_enabled=False,
+        bufsize=bufsize,
+    )
+    backend = BackendConfig(
+        name="raystream",
+        app_name="raystream",
+        path_prefix="/",
+        http_health_check_path=health_path,
+        servers=[ServerConfig(name="ingress", host=LOCALHOST, port=port)],
+    )
+    file = folder / "haproxy.cfg"
+    HAProxyApi(config, {"raystream": backend}, str(file))._generate_config_file_internal()
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "serve_app.commands.haproxy", "-f", str(file), "-db"),
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        await wait_until_open(ours)
+        yield ours
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+async def wait_until_open(port: int) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            try:
+                _, writer = await asyncio.open_connection(LOCALHOST, port)
+            except ConnectionRefusedError:
+                await asyncio.sleep(0.02)
+            else:
+                writer.close()
+                return
