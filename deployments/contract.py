@@ -35,6 +35,7 @@ __all__ = [
     "Refused",
     "RequestGroup",
     "SamplingParams",
+    "Started",
     "TemplatePairs",
     "TemplateValue",
     "TextDelta",
@@ -148,6 +149,11 @@ class GenerationRequest:
         sampling: How tokens are chosen and when the text ends.
         generated_token_ids: Tokens that another replica has already generated. Generation continues
             after them; they count towards `max_tokens` and are not sent again.
+        is_resumed: Whether another replica had accepted it and was lost. It is never refused, and
+            runs before sequences that are new to the replica.
+        num_deaths: How many replicas were lost while they may have run it. From the first on, it is
+            a suspect: a replica runs suspects one at a time until each has shown that it is not the
+            cause, and sends `Started` before it begins with one.
         group: The group of its HTTP request's sequences, if there is more than one.
         tools: The functions that the chat template offers to the model.
         template_kwargs: Values for the chat template's own parameters, by name.
@@ -161,6 +167,8 @@ class GenerationRequest:
     prompt: tuple[ChatMessage, ...] | str | tuple[int, ...] = field(repr=False)
     sampling: SamplingParams
     generated_token_ids: tuple[int, ...] = ()
+    is_resumed: bool = False
+    num_deaths: int = 0
     group: RequestGroup | None = None
     tools: tuple[Tool, ...] = ()
     default_max_tokens: int | None = None
@@ -170,14 +178,17 @@ class GenerationRequest:
     @property
     def is_admitted(self) -> bool:
         """Whether a replica has already admitted its HTTP request; then it is never refused."""
-        return bool(self.generated_token_ids) or (
-            self.group is not None and not self.group.is_first
-        )
+        return self.is_resumed or (self.group is not None and not self.group.is_first)
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The first event of a suspect's stream: from here on, its replica's death is blamed on it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The first event of a stream: the request is tokenized, fits, and is queued.
+    """The first event of a stream, or the next after `Started`: the request is tokenized, fits, and is queued.
 
     Attributes:
         num_prompt_tokens: Tokens of the prompt.
@@ -210,7 +221,7 @@ class Refused:
     is_full: bool = False
 
 
-GenerationEvent = Accepted | Refused | TextDelta
+GenerationEvent = Started | Accepted | Refused | TextDelta
 
 
 @dataclass(frozen=True, slots=True)

@@ -165,6 +165,7 @@ class TextGenerator(ModelReplica):
             _after(encoded.reasoning, self._sampling_of(request, len(encoded.token_ids))),
             request.generated_token_ids,
             encoded.model_inputs,
+            is_resumed=request.is_resumed,
         )
         try:
             self._placed.engine.validate(sequence)

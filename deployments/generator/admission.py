@@ -140,7 +140,7 @@ class Admission:
         if group is not None and not group.is_first:
             return self._redeem(group.id)
         size = 1 if group is None else group.size
-        is_bounded = not request.generated_token_ids
+        is_bounded = not request.is_resumed
         if is_bounded:
             self._check(size)
         siblings = tuple(Permit(self) for _ in range(size - 1))
@@ -235,4 +235,4 @@ class Admission:
 
 def _group_of(request: GenerationRequest) -> RequestGroup | None:
     """Return the request's group, unless it has moved here from another replica."""
-    return None if request.generated_token_ids else request.group
+    return None if request.is_resumed else request.group

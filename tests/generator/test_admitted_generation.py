@@ -158,7 +158,7 @@ async def test_a_full_replica_accepts_what_another_has_admitted(
     generator: Replica,
 ) -> None:
     accepted, _ = await open_streams(generator, 5)
-    resumed = generator.generate(replace(REQUEST, generated_token_ids=(60,)))
+    resumed = generator.generate(replace(REQUEST, is_resumed=True, generated_token_ids=(60,)))
     assert isinstance((await anext(resumed))[0], Accepted)
     await close([*accepted, resumed])
     assert is_empty(generator)

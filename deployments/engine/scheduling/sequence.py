@@ -71,6 +71,8 @@ class SequenceRequest:
             `forward` arguments. `token_type_ids` and the like are [1, prompt length].
         matcher: The matcher of `params.grammar`, from `Engine.compile_grammar`, for this sequence
             only. If it is None, the engine compiles the grammar itself.
+        is_resumed: Whether another engine had accepted it. It then runs before sequences that had
+            not been accepted anywhere.
     """
 
     sequence_id: str
@@ -79,6 +81,7 @@ class SequenceRequest:
     generated_token_ids: tuple[int, ...] = ()
     model_inputs: Mapping[str, "torch.Tensor"] = field(default_factory=dict, repr=False)
     matcher: "TokenMatcher | None" = field(default=None, repr=False)
+    is_resumed: bool = False
 
 
 class Sequence:

@@ -259,7 +259,7 @@ async def test_a_request_of_an_admitted_group_or_stream_skips_the_queue() -> Non
     model, router = routed(has_room("a"))
     model._queue = AdmissionQueue(max_num_asking=0)
     group = RequestGroup("g", 2, is_first=False)
-    for request in (replace(REQUEST, group=group), replace(REQUEST, generated_token_ids=(1,))):
+    for request in (replace(REQUEST, group=group), replace(REQUEST, is_resumed=True)):
         async with asyncio.timeout(30):
             await model.generate(request)
     assert len(router.calls) == 2
