@@ -29,7 +29,7 @@ def admission(
 
 
 def request(group: RequestGroup | None = None, *, is_resumed: bool = False) -> GenerationRequest:
-    return GenerationRequest("r", "hi", SamplingParams(), (1,) if is_resumed else (), group=group)
+    return GenerationRequest("r", "hi", SamplingParams(), is_resumed=is_resumed, group=group)
 
 
 @contextmanager
