@@ -281,7 +281,7 @@ async def test_the_setting_opens_objects(backend: FakeBackend) -> None:
     assert texts == {True: False, False: True}
 
 
-RULE_NAMES = ["".join(letters) for letters in islice(product(ascii_lowercase, repeat=3), 6_400)]
+RULE_NAMES = ["".join(letters) for letters in islice(product(ascii_lowercase, repeat=3), 5_800)]
 
 
 @pytest.mark.slow
