@@ -24,6 +24,7 @@ from deployments.contract import (
     PromptReasoning,
     Refused,
     SamplingParams,
+    Started,
     TokenizedPrompt,
     TokenizeRequest,
 )
@@ -46,6 +47,7 @@ from deployments.generator.placed_engine import PlacedEngine, place_engine
 from deployments.generator.prompt_encoder import EncodedPrompt, PromptEncoder
 from deployments.metrics import GeneratorMetrics, StreamClock
 from deployments.model_replica import ModelReplica
+from deployments.probation import Probation, Trial
 from deployments.user_config import BATCH_KEYS, given_settings, queue_limits, set_batching
 
 MAX_NUM_TOKEN_CALLS = 256
@@ -74,6 +76,7 @@ class TextGenerator(ModelReplica):
                 self.plan.num_slots, self._spec.max_queued_requests, self._spec.max_queued_tokens
             )
         )
+        self._probation = Probation()
         # A separate thread: a large grammar would otherwise delay every prompt.
         self._compiling = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar")
         self._metrics = GeneratorMetrics(self.plan.num_slots)
@@ -138,22 +141,27 @@ class TextGenerator(ModelReplica):
     async def generate(self, request: GenerationRequest) -> AsyncIterator[list[GenerationEvent]]:
         """Stream lists of events: first only `Accepted`, then all deltas since the last list.
 
-        A full replica sends only `Refused`. Closing the iterator aborts the sequence.
+        A suspect waits for its turn and gets `Started`, in a list of its own, before anything is
+        done for it. A full replica sends only `Refused`. Closing the iterator aborts the sequence.
 
         Raises:
             RaystreamError: The request was refused or has failed (see `deployments.errors`).
         """
         try:
             with self._admission.permit(request) as permit:
-                async with aclosing(self._generate(request, permit)) as events:
-                    async for ready in events:
-                        yield ready
+                async with self._probation.trial(request.num_deaths) as trial:
+                    if trial.is_on:
+                        self._engine.require_alive()
+                        yield [Started()]
+                    async with aclosing(self._generate(request, permit, trial)) as events:
+                        async for ready in events:
+                            yield ready
         except OverloadedError as error:
             is_full = self._admission.is_full
             yield [Refused(error.message, error.retry_after_s or 1, self._replica_id, is_full)]
 
     async def _generate(
-        self, request: GenerationRequest, permit: Permit
+        self, request: GenerationRequest, permit: Permit, trial: Trial
     ) -> AsyncGenerator[list[GenerationEvent], None]:
         arrived = time.monotonic()
         encoded = await self._encode(request)
@@ -183,7 +191,9 @@ class TextGenerator(ModelReplica):
             clock = StreamClock(self._metrics, arrived)
             async for deltas in gains:
                 clock.observe(deltas)
-                yield [TextDelta.join(deltas)]
+                delta = TextDelta.join(deltas)
+                trial.gained(len(delta.token_ids))
+                yield [delta]
 
     def _sampling_of(self, request: GenerationRequest, num_prompt_tokens: int) -> SamplingParams:
         """Return the sampling with a length that fits; see `fit_length`."""

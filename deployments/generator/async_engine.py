@@ -75,6 +75,15 @@ class AsyncEngine:
         """The engine's load and counters after its last step."""
         return self._thread.stats
 
+    def require_alive(self) -> None:
+        """Raise if the engine's thread has ended.
+
+        Raises:
+            ReplicaUnavailableError: It has; Serve will replace the replica.
+        """
+        if not self._thread.is_alive:
+            raise ReplicaUnavailableError("the engine has ended; try again")
+
     def unique_id(self, name: str) -> str:
         """Return a unique name for a sequence, since clients may repeat a request id."""
         return f"{name}-{next(self._serial)}"

@@ -17,9 +17,15 @@ from deployments.contract import (
     TokenizedPrompt,
     TokenizeRequest,
 )
-from deployments.errors import RaystreamError, ReplicaUnavailableError
+from deployments.errors import RaystreamError
 from serve_app.backends.admission_queue import AdmissionQueue
-from serve_app.backends.handles import Handle, HandleBackend, Responses, translated_errors
+from serve_app.backends.handles import (
+    Handle,
+    HandleBackend,
+    Responses,
+    first_answer,
+    translated_errors,
+)
 
 
 class GenerationStream(Protocol):
@@ -112,28 +118,14 @@ class HandleGenerationBackend(HandleBackend[ModelDescription]):
             return await self._queue.run(lambda: self._offer(lambda: self._open(request)))
 
     async def _open(self, request: GenerationRequest) -> GenerationStream:
-        responses = cast("Responses", self._generate.remote(request))
-        try:
-            with translated_errors():
-                first = await anext(responses)
-                if isinstance(first[0], Refused):
-                    await anext(responses, None)  # so that Ray counts the call as ended
-        except StopAsyncIteration:
-            raise ReplicaUnavailableError("The model's replica gave no answer.") from None
-        except BaseException:
-            responses.cancel()
-            raise
-        return self._stream(responses, *first)
-
-    def _stream(
-        self, responses: Responses, first: GenerationEvent, *others: GenerationEvent
-    ) -> GenerationStream:
-        """Return the stream that a replica has opened with these events.
+        """Return the stream that a replica has accepted.
 
         Raises:
             OverloadedError: The replica is full.
+            RaystreamError: See `first_answer`.
         """
-        assert not others, "the first event comes in a list of its own"
+        responses = cast("Responses[GenerationEvent]", self._generate.remote(request))
+        first = await first_answer(responses)
         assert isinstance(first, Accepted | Refused), f"got a {type(first).__name__}"
         self._replicas.hear(first)
         assert isinstance(first, Accepted), "`hear` raises a refusal"
@@ -151,7 +143,7 @@ class HandleGenerationBackend(HandleBackend[ModelDescription]):
 class HandleGenerationStream:
     """A stream that a replica has accepted."""
 
-    def __init__(self, responses: Responses, accepted: Accepted) -> None:
+    def __init__(self, responses: Responses[GenerationEvent], accepted: Accepted) -> None:
         """Take over the responses that follow the first event."""
         self.num_prompt_tokens = accepted.num_prompt_tokens
         self.reasoning = accepted.reasoning

@@ -15,6 +15,7 @@ from ray.serve.handle import DeploymentHandle
 from deployments.contract import GenerationEvent, GenerationRequest
 from deployments.generator.admission import Permit
 from deployments.model_spec import ModelSpec
+from deployments.probation import Trial
 from deployments.text_generator import TextGenerator
 from serve_app.config import AppConfig, ModelConfig
 from serve_app.ingress import Ingress
@@ -40,9 +41,9 @@ class HeldGenerator(TextGenerator):
         self._gate.set()
 
     async def _generate(
-        self, request: GenerationRequest, permit: Permit
+        self, request: GenerationRequest, permit: Permit, trial: Trial
     ) -> AsyncGenerator[list[GenerationEvent], None]:
-        async for message in super()._generate(request, permit):
+        async for message in super()._generate(request, permit, trial):
             yield message
             await self._gate.wait()
 
