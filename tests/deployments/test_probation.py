@@ -2,16 +2,14 @@ import asyncio
 
 import pytest
 
-from deployments.probation import NUM_TOKENS_AGAIN, Probation, Trial
+from deployments.probation import NUM_TOKENS_AGAIN, Probation
 
 
-async def begin(probation: Probation, num_deaths: int, begun: list[int], name: int) -> Trial:
-    """Begin a trial that lasts until its tokens end it, or its task."""
-    async with probation.trial(num_deaths) as trial:
+async def begin(probation: Probation, begun: list[int], name: int) -> None:
+    """Begin a suspect's trial that lasts until its task is cancelled."""
+    async with probation.trial(1):
         begun.append(name)
-        while trial.is_on:
-            await asyncio.sleep(0)
-    return trial
+        await asyncio.Event().wait()
 
 
 async def settle() -> None:
@@ -36,7 +34,7 @@ async def test_a_suspect_lets_the_next_begin_once_it_has_its_tokens(
     probation = Probation()
     begun: list[int] = []
     async with probation.trial(num_deaths) as trial:
-        waiting = asyncio.ensure_future(begin(probation, 1, begun, 2))
+        waiting = asyncio.ensure_future(begin(probation, begun, 2))
         for _ in range(num_tokens):
             await settle()
             assert begun == []
@@ -54,7 +52,7 @@ async def test_a_suspect_lets_the_next_begin_once_it_has_its_tokens(
 async def test_suspects_begin_in_order_and_end_with_their_blocks() -> None:
     probation = Probation()
     begun: list[int] = []
-    tasks = [asyncio.ensure_future(begin(probation, 1, begun, name)) for name in range(4)]
+    tasks = [asyncio.ensure_future(begin(probation, begun, name)) for name in range(4)]
     await settle()
     assert begun == [0]
     tasks[2].cancel()  # its client leaves while it waits

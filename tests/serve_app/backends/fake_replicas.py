@@ -1,8 +1,8 @@
 """Fake replicas that continue a known text exactly, and are lost at chosen points."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 
 from deployments.contract import (
     Classification,
@@ -19,22 +19,25 @@ from deployments.contract import (
 )
 from deployments.errors import RaystreamError, ReplicaUnavailableError
 
+GONE = ReplicaUnavailableError("gone")
 
-@dataclass
+
+@dataclass(frozen=True)
 class Fate:
     """What happens to one attempt.
 
     Attributes:
         num_tokens: How many tokens come before the end; None lets the text finish.
-        error: How it ends. None ends the stream without a finish; a finish reason comes with the
-            last token's delta or after it.
+        error: How it ends then; None ends the stream without a finish. It also ends a stream that
+            has finished.
         opening_error: Raised in place of a stream.
         waits_for: Waited for before the replica answers.
+        aborts: Whether an `ABORT` comes instead of the error.
         num_together: Deltas in one list.
     """
 
     num_tokens: int | None = None
-    error: RaystreamError | None = field(default_factory=lambda: ReplicaUnavailableError("gone"))
+    error: RaystreamError | None = GONE
     aborts: bool = False
     opening_error: RaystreamError | None = None
     waits_for: asyncio.Event | None = None
@@ -50,16 +53,16 @@ class Replicas:
         self.requests: list[GenerationRequest] = []
         self.num_open = 0
         self.num_opening = 0
-        self.on_request: Callable[[], object] = lambda: None
+        self.opens = asyncio.Event()  # set at the first request whose replica must be waited for
 
     async def generate(self, request: GenerationRequest) -> "Stream":
         self.requests.append(request)
-        self.on_request()
         fate = self.fates.pop(0) if self.fates else Fate()
         self.num_opening += 1
         try:
             await asyncio.sleep(0)
             if fate.waits_for is not None:
+                self.opens.set()
                 await fate.waits_for.wait()
         finally:
             self.num_opening -= 1
@@ -102,7 +105,7 @@ class Stream:
         for start in range(0, len(deltas), fate.num_together):
             await asyncio.sleep(0)
             yield deltas[start : start + fate.num_together]
-        if end < num_tokens and fate.error is not None and not fate.aborts:
+        if fate.error is not None and not fate.aborts:
             raise fate.error
 
     def _delta(self, index: int) -> TextDelta:

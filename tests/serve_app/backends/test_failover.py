@@ -42,7 +42,7 @@ from serve_app.backends.text_stream import read_to_end
 from serve_app.config import LimitsConfig
 from serve_app.http.access_record import CURRENT_RECORD, AccessRecord
 from serve_app.http.notice import Notice
-from tests.serve_app.backends.fake_replicas import Classifiers, Fate, Replicas
+from tests.serve_app.backends.fake_replicas import GONE, Classifiers, Fate, Replicas
 
 GROUP = RequestGroup("g", 3, is_first=True)
 REQUEST = GenerationRequest("r", "hi", SamplingParams(max_tokens=6), group=GROUP)
@@ -53,7 +53,6 @@ UNDISTURBED = TextDelta(
     tuple(range(100, 106)), "<0><1><2><3><4><5>", FinishReason.LENGTH, num_cached_tokens=3
 )
 STOPPED = ReplicaStoppedError("stopped")
-GONE = ReplicaUnavailableError("gone")
 
 
 def model(replicas: Replicas, limits: FailoverLimits = FAST) -> FailoverGenerationBackend:
@@ -126,10 +125,7 @@ async def test_an_abort_that_comes_with_tokens_keeps_them() -> None:
 
 
 async def test_a_replica_that_dies_after_the_last_delta_is_no_loss() -> None:
-    class DiesLate(Replicas):
-        num_ends = 0
-
-    replicas = Replicas()
+    replicas = Replicas(fates=[Fate(None, error=GONE)])
     stream = await model(replicas).generate(REQUEST)
     deltas = [delta async for found in stream for delta in found]
     assert TextDelta.join(deltas) == UNDISTURBED
@@ -295,8 +291,8 @@ async def test_closing_while_a_stream_moves_cancels_the_opening_and_ends_the_rea
     deltas = aiter(stream)
     await anext(deltas)
     reading = asyncio.ensure_future(anext(deltas, None))
-    while not replicas.num_opening:
-        await asyncio.sleep(0)
+    await replicas.opens.wait()
+    assert replicas.num_opening == 1
     await stream.aclose()
     assert (replicas.num_open, replicas.num_opening) == (0, 0)
     assert await reading is None
