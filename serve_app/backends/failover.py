@@ -167,11 +167,11 @@ class FailoverStream:
                 deltas = [replace(deltas[0], num_cached_tokens=0), *deltas[1:]]
         last = deltas[-1]
         if last.finish_reason is FinishReason.ABORT:
-            self._loss = GenerationAbortedError("The text was aborted before it was finished.")
+            self._loss = _loss_of(last)
             # Tokens that came with the abort count, and the text goes on after them.
             deltas = [
                 *deltas[:-1],
-                *([replace(last, finish_reason=None)] if last.token_ids else []),
+                *([replace(last, finish_reason=None, error=None)] if last.token_ids else []),
             ]
         elif last.finish_reason is not None:
             self._is_ended = True
@@ -258,3 +258,10 @@ def _with_deaths(request: GenerationRequest, losses: Losses) -> GenerationReques
     if not losses.num_deaths:
         return request
     return replace(request, num_deaths=request.num_deaths + losses.num_deaths)
+
+
+def _loss_of(aborted: TextDelta) -> RaystreamError:
+    """Return what an abort means: the replica was stopped, or its engine has failed."""
+    if aborted.error is not None:
+        return ReplicaUnavailableError(aborted.error)
+    return GenerationAbortedError("The text was aborted before it was finished.")

@@ -1,13 +1,17 @@
 """Models that generate, as surfaces see them: Protocols, and Ray Serve's handles behind them.
 
-Every stream that was opened is cancelled when its reader stops early.
+A request's call is accepted or refused, and ends with its sequence; the deltas come through the
+channel to the replica (`token_channels`). A call is cancelled when its reader stops early.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
-from typing import Protocol, Self, cast
+from dataclasses import replace
+from typing import ClassVar, Final, Protocol, Self, cast
 
 from deployments.contract import (
     Accepted,
+    FinishReason,
     GenerationEvent,
     GenerationRequest,
     ModelDescription,
@@ -17,15 +21,27 @@ from deployments.contract import (
     TokenizedPrompt,
     TokenizeRequest,
 )
-from deployments.errors import RaystreamError
+from deployments.errors import (
+    GenerationAbortedError,
+    GenerationFailedError,
+    RaystreamError,
+    ReplicaUnavailableError,
+)
 from serve_app.backends.admission_queue import AdmissionQueue
 from serve_app.backends.handles import (
     Handle,
     HandleBackend,
     Responses,
     first_answer,
-    translated_errors,
+    read_to_end,
 )
+from serve_app.backends.losses import LostAfterStartError
+from serve_app.backends.stream_box import StreamBox
+from serve_app.backends.token_channels import TokenChannels
+
+LAST_DELTA_TIMEOUT_S: Final = 5.0
+"""How long a stream may go on after its call has ended. The last delta is sent before the call
+ends, by another way; normally it arrives first."""
 
 
 class GenerationStream(Protocol):
@@ -106,11 +122,13 @@ class HandleGenerationBackend(HandleBackend[ModelDescription]):
         super().__init__(handle, count_refusal)
         self._generate = handle.options(method_name="generate", stream=True)
         self._queue = AdmissionQueue()
+        self._channels = TokenChannels()
 
     async def generate(self, request: GenerationRequest) -> GenerationStream:
         """Open a stream; see `GenerationBackend.generate`.
 
         Requests that belong to admitted work skip the queue.
+
         """
         if request.is_admitted:
             return await self._offer(lambda: self._open(request))
@@ -122,14 +140,34 @@ class HandleGenerationBackend(HandleBackend[ModelDescription]):
 
         Raises:
             OverloadedError: The replica is full.
+            LostAfterStartError: The replica was lost after it had begun with the request.
             RaystreamError: See `first_answer`.
         """
-        responses = cast("Responses[GenerationEvent]", self._generate.remote(request))
-        first = await first_answer(responses)
-        assert isinstance(first, Accepted | Refused), f"got a {type(first).__name__}"
-        self._replicas.hear(first)
+        box = self._channels.open()
+        call = self._generate.remote(replace(request, stream=box.key))
+        responses = cast("Responses[GenerationEvent]", call)
+        try:
+            first = await first_answer(responses)
+            assert isinstance(first, Accepted | Refused), f"got a {type(first).__name__}"
+            self._replicas.hear(first)
+        except BaseException:
+            self._channels.close(box)
+            raise
         assert isinstance(first, Accepted), "`hear` raises a refusal"
-        return HandleGenerationStream(responses, first)
+        stream = HandleGenerationStream(responses, first, box, self._channels)
+        try:
+            assert first.channel is not None, "a replica says where it listens"
+            await self._channels.connect(box, first.channel)
+        except BaseException as error:
+            await stream.aclose()
+            if isinstance(error, ReplicaUnavailableError):
+                raise LostAfterStartError(*error.args) from error
+            raise
+        return stream
+
+    async def aclose(self) -> None:
+        """Close the channels to all replicas; streams that are still open fail."""
+        await self._channels.aclose()
 
     async def tokenize(self, request: TokenizeRequest) -> TokenizedPrompt:
         """Ask a replica; see `GenerationBackend.tokenize`."""
@@ -141,30 +179,101 @@ class HandleGenerationBackend(HandleBackend[ModelDescription]):
 
 
 class HandleGenerationStream:
-    """A stream that a replica has accepted."""
+    """A stream that a replica has accepted.
 
-    def __init__(self, responses: Responses[GenerationEvent], accepted: Accepted) -> None:
-        """Take over the responses that follow the first event."""
+    It ends for its reader with the last delta. The replica's call is read to its end in the
+    background, so that Serve counts it as ended.
+    """
+
+    _watched: ClassVar[set[asyncio.Future[None]]] = set()
+    """Keeps the tasks that read calls to their ends: the event loop alone does not."""
+
+    def __init__(
+        self,
+        responses: Responses[GenerationEvent],
+        accepted: Accepted,
+        box: StreamBox,
+        channels: TokenChannels,
+    ) -> None:
+        """Take over a call after its answer.
+
+        Args:
+            responses: The replica's call.
+            accepted: The replica's answer.
+            box: Where the deltas arrive.
+            channels: What drops the box when the stream has ended.
+        """
         self.num_prompt_tokens = accepted.num_prompt_tokens
         self.reasoning = accepted.reasoning
         self._responses = responses
+        self._box = box
+        self._channels = channels
+        self._error: RaystreamError | None = None
         self._ended = False
+        watching = asyncio.ensure_future(self._watch())
+        self._watched.add(watching)
+        watching.add_done_callback(self._watched.discard)
 
     def __aiter__(self) -> Self:
         """Return itself: a stream is read once."""
         return self
 
     async def __anext__(self) -> list[TextDelta]:
-        """Return the deltas that have become ready since the last call."""
+        """Return the deltas that have become ready since the last call.
+
+        Raises:
+            ReplicaUnavailableError: The replica, its engine or the channel to it is lost.
+            GenerationAbortedError: The replica was stopped; the text may go on elsewhere.
+            GenerationFailedError: The sequence has failed.
+        """
+        if self._error is not None:
+            raise self._error
+        if self._ended:
+            raise StopAsyncIteration
         try:
-            with translated_errors():
-                return cast("list[TextDelta]", await anext(self._responses))
-        except (StopAsyncIteration, RaystreamError):
-            self._ended = True
+            deltas = await self._box.take()
+        except RaystreamError:
+            await self.aclose()
             raise
+        if deltas[-1].finish_reason is None:
+            return deltas
+        self._end()
+        self._error = _error_of(deltas[-1])
+        if self._error is None:
+            return deltas
+        gained = replace(TextDelta.join(deltas), finish_reason=None, error=None)
+        if not gained.token_ids and not gained.text:
+            raise self._error
+        return [gained]
 
     async def aclose(self) -> None:
-        """Cancel the replica's call unless it has ended."""
+        """Cancel the replica's call unless the stream has ended; closing twice is harmless."""
         if not self._ended:
-            self._ended = True
+            self._end()
             self._responses.cancel()
+
+    def _end(self) -> None:
+        self._ended = True
+        self._channels.close(self._box)
+
+    async def _watch(self) -> None:
+        """Read the call to its end; then the last delta must come soon."""
+        await read_to_end(self._responses)
+        if not self._box.is_complete and not self._ended:
+            asyncio.get_running_loop().call_later(
+                LAST_DELTA_TIMEOUT_S,
+                self._box.fail,
+                ReplicaUnavailableError("The model's replica has ended the request."),
+            )
+
+
+def _error_of(last: TextDelta) -> RaystreamError | None:
+    """Return the error that a stream's last delta stands for; None for a true finish."""
+    match last.finish_reason:
+        case FinishReason.ABORT if last.error is not None:
+            return ReplicaUnavailableError("The model's replica has failed.")
+        case FinishReason.ABORT:
+            return GenerationAbortedError("The text was aborted before it was finished.")
+        case FinishReason.ERROR:
+            return GenerationFailedError(last.error or "The sequence failed in the engine.")
+    return None

@@ -7,7 +7,7 @@ Ray.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Generic, Protocol, Self, TypeVar, cast
 
 import grpc  # type: ignore[import-untyped] # ships no types
@@ -23,7 +23,7 @@ from deployments.errors import (
     ReplicaUnavailableError,
 )
 from serve_app.backends.known_replicas import KnownReplicas
-from serve_app.backends.losses import NoReplicaError, ReplicaStoppedError, SuspectLostError
+from serve_app.backends.losses import LostAfterStartError, NoReplicaError, ReplicaStoppedError
 
 Handle = DeploymentHandle[Any]
 """A deployment's handle, as the composition root binds it."""
@@ -118,7 +118,7 @@ async def first_answer(responses: Responses[EventT_co]) -> EventT_co:
     """Return the first event of a replica's answer, skipping `Started`; cancel the call on failure.
 
     Raises:
-        SuspectLostError: The replica was lost after `Started`.
+        LostAfterStartError: The replica was lost after `Started`.
         RaystreamError: The replica has failed.
     """
     has_started = False
@@ -135,7 +135,7 @@ async def first_answer(responses: Responses[EventT_co]) -> EventT_co:
     except BaseException as error:
         responses.cancel()
         if has_started and type(error) is ReplicaUnavailableError:
-            raise SuspectLostError(*error.args) from error
+            raise LostAfterStartError(*error.args) from error
         raise
     return first
 
@@ -162,6 +162,13 @@ def translated_errors() -> Iterator[None]:
         if ours is error:
             raise
         raise ours from error
+
+
+async def read_to_end(responses: Responses[object]) -> None:
+    """Read a call to its end, however it ends, so that Serve counts it as ended."""
+    with suppress(RaystreamError, TaskCancelledError), translated_errors():
+        async for _ in responses:
+            pass
 
 
 def _translate(error: Exception) -> RaystreamError:

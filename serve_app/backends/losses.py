@@ -39,7 +39,7 @@ class NoReplicaError(ReplicaUnavailableError):
     """Ray Serve has given up on starting a replica of the model."""
 
 
-class SuspectLostError(ReplicaUnavailableError):
+class LostAfterStartError(ReplicaUnavailableError):
     """A replica died after it had started with a suspect, and before it accepted or answered."""
 
 
@@ -172,7 +172,7 @@ class Losses:
             except LOST as error:
                 if self._give_up_at_s is None and isinstance(error, NoReplicaError):
                     raise  # nothing was lost
-                self.add(error, has_started=isinstance(error, SuspectLostError))
+                self.add(error, has_started=isinstance(error, LostAfterStartError))
                 timer.reschedule(self._give_up_at_s)
         raise AssertionError("there is no last backoff")
 

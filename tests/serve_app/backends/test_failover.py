@@ -34,9 +34,9 @@ from serve_app.backends.failover import (
 )
 from serve_app.backends.losses import (
     FailoverLimits,
+    LostAfterStartError,
     NoReplicaError,
     ReplicaStoppedError,
-    SuspectLostError,
 )
 from serve_app.backends.text_stream import read_to_end
 from serve_app.config import LimitsConfig
@@ -239,7 +239,7 @@ async def test_a_suspect_that_kills_a_second_replica_fails_and_is_not_sent_again
 
 
 async def test_a_suspect_that_dies_before_it_is_accepted_is_to_blame_if_it_had_started() -> None:
-    started = Fate(opening_error=SuspectLostError("gone"))
+    started = Fate(opening_error=LostAfterStartError("gone"))
     for first in (Fate(2), Fate(opening_error=GONE)):
         replicas = Replicas(fates=[first, started])
         with pytest.raises(GenerationFailedError, match="Two replicas"):
@@ -344,7 +344,7 @@ async def test_a_classification_is_repeated_until_a_replica_answers() -> None:
 
 
 async def test_texts_that_kill_two_replicas_fail() -> None:
-    replicas = Classifiers(GONE, SuspectLostError("gone"))
+    replicas = Classifiers(GONE, LostAfterStartError("gone"))
     with pytest.raises(ClassificationFailedError, match="Two replicas"):
         await FailoverClassificationBackend(replicas, FAST).classify(TEXTS)
     assert len(replicas.requests) == 2
