@@ -46,7 +46,7 @@ BASELINE = "2f439ac20723995887cd0c82c5a4c222f96f5599"
 CODE = ("serve_app", "deployments", "benchmarks", "k8s", "serve_config.yaml", "serve.env")
 MODEL = "three-million"
 PROMPT_WORDS, NUM_TOKENS = 50, 64
-NUM_REQUESTS = {1: 64, 8: 256, 16: 320, 32: 512, 64: 640, 256: 1024}
+NUM_REQUESTS = {1: 32, 8: 128, 16: 192, 32: 256, 64: 384, 256: 768}
 """In one round, by the number of streams."""
 
 GOALS_MS = {64: 20.0, 256: 60.0}
