@@ -27,7 +27,7 @@ def three_million() -> Qwen2ForCausalLM:
 def save_three_million(folder: Path) -> PreTrainedTokenizerBase:
     """Save the model with pydoc-chat's tokenizer, so that a server can load it.
 
-    At temperature 0 each token is printable ASCII and none ends the answer: the embeddings of the
+    At temperature 0 each token is visible ASCII and none ends the answer: the embeddings of the
     other tokens are zero, so their logits are never the largest.
 
     Returns:
@@ -35,12 +35,16 @@ def save_three_million(folder: Path) -> PreTrainedTokenizerBase:
     """
     tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
     model = three_million()
-    texts = [str(tokenizer.decode([token_id])) for token_id in range(model.config.vocab_size)]
-    is_silent = [not (text.isascii() and text.isprintable()) for text in texts]
-    for token_id in tokenizer.all_special_ids:
-        is_silent[token_id] = True
+    is_silent = [
+        not _is_visible(str(tokenizer.decode([token_id], skip_special_tokens=True)))
+        for token_id in range(model.config.vocab_size)
+    ]
     with torch.no_grad():
         model.model.embed_tokens.weight[torch.tensor(is_silent)] = 0
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return tokenizer
+
+
+def _is_visible(text: str) -> bool:
+    return bool(text) and text.isascii() and text.isprintable()
