@@ -208,8 +208,10 @@ def compare(
 def _add_rows(table: Table, num_streams: int, pairs: list[list[Round]]) -> None:
     for figure, value in FIGURES.items():
         old, new = (statistics.median(value(pair[at]) for pair in pairs) for at in (0, 1))
-        ratio = statistics.median(value(pair[1]) / value(pair[0]) for pair in pairs)
-        cells = (f"{old:.1f}", f"{new:.1f}", f"{ratio:.2f}")
+        # Messages that arrive together have a gap of 0.
+        ratios = [value(pair[1]) / value(pair[0]) for pair in pairs if value(pair[0])]
+        ratio = f"{statistics.median(ratios):.2f}" if ratios else "-"
+        cells = (f"{old:.1f}", f"{new:.1f}", ratio)
         table.add_row(str(num_streams), figure, *cells, end_section=figure == [*FIGURES][-1])
 
 
