@@ -131,7 +131,9 @@ def requests(vocab_size: int, max_model_len: int, random: Random) -> list[Sequen
     prefix = tuple(random.randrange(44, vocab_size) for _ in range(SHARED_PREFIX))
     made = []
     for i in range(NUM_SEQUENCES):
-        own = tuple(random.randrange(44, vocab_size) for _ in range(random.randint(3, min(130, longest))))
+        own = tuple(
+            random.randrange(44, vocab_size) for _ in range(random.randint(3, min(130, longest)))
+        )
         params = SamplingParams(
             temperature=i % 2 * 0.8,
             seed=i,
