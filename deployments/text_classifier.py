@@ -33,7 +33,6 @@ BATCH_WAIT_TIMEOUT_S = 0.0
 """Zero, because requests collect in the queue while the device is busy."""
 
 
-
 class TextClassifier(ModelReplica):
     """Classifies texts with one model."""
 
