@@ -119,7 +119,7 @@ class ChannelServer:
             outbox.close(key.number)
 
     def flush(self) -> None:
-        """Send each ingress what its streams have gained, in one message."""
+        """Send each ingress what its streams have gained, in one message; see `Outbox.flush`."""
         for outbox in self._outboxes.values():
             outbox.flush()
 
@@ -232,7 +232,7 @@ class _Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         if self._outbox is not None:
             self._outbox.is_paused = False
-            self._outbox.flush()
+            self._outbox.send()
 
     def close(self) -> None:
         """Close the connection after what is already written."""
