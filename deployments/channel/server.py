@@ -41,7 +41,7 @@ CONNECT_TIMEOUT_S: Final = 10.0
 MAX_BUFFER_BYTES: Final = 256 * 1024
 """Bytes that wait for an ingress to read, above which deltas gather in its outbox."""
 
-READ_TIMEOUT_S: Final = 30.0
+CONFIRM_TIMEOUT_S: Final = 30.0
 """How long the system waits for an ingress's node to confirm what was sent to it."""
 
 SECRET_BYTES: Final = 16
@@ -251,7 +251,7 @@ class _Connection(asyncio.Protocol):
 
 
 def _limit_silence(connection: socket.socket) -> None:
-    """Let the system close a connection whose other end is gone without a word, as a lost node is."""
+    """Let the system close a connection whose other end is gone without a word."""
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
-        timeout_ms = round(READ_TIMEOUT_S * 1000)
+        timeout_ms = round(CONFIRM_TIMEOUT_S * 1000)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout_ms)
