@@ -13,17 +13,22 @@ NUM_TOKENS = 400
 MODEL = "pydoc-chat"
 
 
-def about(name: str, **options: Any) -> dict[str, Any]:
-    """Return a question with a long answer."""
+def about(name: str, max_tokens: int = NUM_TOKENS, **options: Any) -> dict[str, Any]:
+    """Return a question with an answer of this length, unless an option ends it before."""
     messages = [{"role": "user", "content": f"What does {name} do?"}]
     return {
         "model": MODEL,
         "messages": messages,
         "temperature": 0,
-        "max_tokens": NUM_TOKENS,
-        "ignore_eos": True,
+        "max_tokens": max_tokens,
+        "min_tokens": max_tokens,
         **options,
     }
+
+
+def constrained(name: str, **options: Any) -> dict[str, Any]:
+    """Return a question whose answer's form says when it ends."""
+    return about(name, **SEEDED, max_tokens=700, min_tokens=0, **options)
 
 
 SEEDED = {"temperature": 1.3, "seed": 15}
@@ -33,8 +38,8 @@ ROWS = {
     "properties": {
         "rows": {
             "type": "array",
-            "minItems": 30,
-            "maxItems": 30,
+            "minItems": 14,
+            "maxItems": 14,
             "items": {
                 "type": "object",
                 "properties": {
@@ -68,29 +73,23 @@ def _picture() -> list[dict[str, Any]]:
 KINDS: Mapping[str, Body] = {
     "greedy": about("os.path.join"),
     "seeded": about("os.path.split", **SEEDED),
-    "json_schema": about(
+    "json_schema": constrained(
         "os.stat",
-        **SEEDED,
         response_format={"type": "json_schema", "json_schema": {"name": "rows", "schema": ROWS}},
-        max_tokens=900,
     ),
-    "regex": about(
+    "regex": constrained(
         "os.walk",
-        **SEEDED,
         structured_outputs={"regex": "([a-z]{3,8} [0-9]{2,4}, ){40}end"},
-        max_tokens=900,
     ),
-    "tools": about(
+    "tools": constrained(
         "json.dumps",
-        **SEEDED,
         tools=[TOOL],
         tool_choice="required",
         parallel_tool_calls=False,
-        max_tokens=900,
     ),
     "several": about("json.loads", **SEEDED, n=3),
     "logprobs": about("re.match", **SEEDED, logprobs=True, top_logprobs=5),
-    "min_tokens": about("re.sub", **SEEDED, ignore_eos=False, min_tokens=300),
+    "min_tokens": about("re.sub", **SEEDED, min_tokens=300),
     "penalties": about(
         "time.sleep",
         **SEEDED,
@@ -100,6 +99,7 @@ KINDS: Mapping[str, Body] = {
         logit_bias={"100": 2, "200": -3},
     ),
     "image": about("", messages=_picture()),
+    "ignore_eos": about("os.walk", min_tokens=0, ignore_eos=True),
 }
 """`stop` is missing: `split_stop` makes it from an answer."""
 
