@@ -1,4 +1,4 @@
-"""A model's only replica is killed, in both of Serve's modes: its requests go on at its successor."""
+"""A model's only replica is killed, in both of Serve's modes: its successor takes over."""
 
 import asyncio
 import signal

@@ -31,7 +31,7 @@ def constrained(name: str, **options: Any) -> dict[str, Any]:
     return about(name, **SEEDED, max_tokens=700, min_tokens=0, **options)
 
 
-SEEDED = {"temperature": 1.3, "seed": 15}
+SEEDED: dict[str, Any] = {"temperature": 1.3, "seed": 15}
 
 ROWS = {
     "type": "object",
