@@ -36,8 +36,13 @@ class FakeHandle:
 
     def __init__(self, *answers: object) -> None:
         self.calls: list[FakeResponse] = []
+        self.suspect: object = None
         self._answers = cycle(answers)
         self.describe = FakeMethod(FakeResponse(DESCRIPTION))
+
+    def options(self, method_name: str, stream: bool) -> FakeMethod:
+        assert (method_name, stream) == ("classify_suspect", True)
+        return FakeMethod(self.suspect)
 
     @property
     def classify(self) -> FakeMethod:

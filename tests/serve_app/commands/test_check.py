@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import yaml
 
-from deployments import text_classifier
 from deployments.user_config import BATCH_KEYS
 from serve_app.commands.check import BatchingConfig, find_problems, main
 
