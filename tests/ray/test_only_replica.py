@@ -10,7 +10,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.faults.served.answer import opened, read
+from tests.faults.served.answer import assert_equal, opened, read
 from tests.faults.served.kinds import SEEDED, about
 from tests.faults.served.replicas import DEADLINE_S, reached
 from tests.ray.serve_run import Server
@@ -48,7 +48,7 @@ async def test_streams_of_the_only_replica_wait_and_are_equal(
         await streams[-1].read_tokens(20)
         replica_of(shipped_server, "pydoc-chat").send_signal(signal.SIGKILL)
         answers = await asyncio.gather(*(stream.read_to_end() for stream in streams))
-    assert [answer.essence for answer in answers] == [answer.essence for answer in expected]
+    assert_equal(answers, expected)
     for answer in answers:
         assert answer.comments[0] == "waiting"
         assert answer.comments[-1] == "moved"

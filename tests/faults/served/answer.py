@@ -3,13 +3,15 @@
 import json
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 from uuid import uuid4
 
 import httpx
+import pytest
 
 COUNTED = {"include_usage": True, "continuous_usage_stats": True}
 """Stream options by which each chunk tells how many tokens there are so far."""
@@ -90,7 +92,7 @@ class Answer:
     @property
     def essence(self) -> object:
         """All that must not depend on what happened to replicas."""
-        assert self.is_whole, self
+        assert self.is_whole, (self.request_id, self.status, self.num_done, self.error, self.body)
         assert len(self.heads) == 1, self.heads
         usage = dict(self.usage or {})
         for name in CACHE_FIELDS:
@@ -128,6 +130,27 @@ class Answer:
             self.choices[choice["index"]].gain(choice)
 
 
+def assert_equal(answers: Sequence[Answer], expected: Sequence[Answer]) -> None:
+    """Fail, and name the first difference, unless answers are whole and equal to others."""
+    for answer, other in zip(answers, expected, strict=True):
+        if answer.essence != other.essence:
+            pytest.fail(
+                f"{answer.request_id}, lost at {answer.lost_at}: {_difference(answer, other)}"
+            )
+
+
+def _difference(answer: Answer, expected: Answer) -> str:
+    for index, choice in expected.choices.items():
+        found = answer.choices[index]
+        for name in ("text", "calls", "finish_reason"):
+            if getattr(found, name) != getattr(choice, name):
+                return f"{name}: {getattr(found, name)!r} is not {getattr(choice, name)!r}"
+        for at, pair in enumerate(zip_longest(found.logprobs, choice.logprobs)):
+            if pair[0] != pair[1]:
+                return f"logprobs of token {at}: {pair[0]} is not {pair[1]}"
+    return f"usage: {answer.usage} is not {expected.usage}"
+
+
 class Stream:
     """An open stream; it is read only as far as a test asks."""
 
@@ -138,12 +161,17 @@ class Stream:
     async def read_tokens(self, num_tokens: int) -> None:
         """Read until so many tokens have come; fail if the stream ends first."""
         while self.answer.num_tokens < num_tokens:
-            self.answer.take(await anext(self._lines))
+            await self._read_line()
 
     async def read_comment(self, comment: str) -> None:
         """Read until a comment has come; fail if the stream ends first."""
         while comment not in self.answer.comments:
-            self.answer.take(await anext(self._lines))
+            await self._read_line()
+
+    async def _read_line(self) -> None:
+        line = await anext(self._lines, None)
+        assert line is not None, f"the stream has ended: {self.answer.error}"
+        self.answer.take(line)
 
     async def read_to_end(self) -> Answer:
         """Read what is left; return all of it."""

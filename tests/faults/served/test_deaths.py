@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 import httpx
 import pytest
 
-from tests.faults.served.answer import Answer, Stream, opened, read
+from tests.faults.served.answer import Answer, Stream, assert_equal, opened, read
 from tests.faults.served.conftest import NUM_REPLICAS, Record
 from tests.faults.served.kinds import SEEDED, about
 from tests.faults.served.replicas import Replicas, is_alive, kill, reached
@@ -37,10 +37,8 @@ async def read_all(streams: list[Stream]) -> list[Answer]:
     return list(await asyncio.gather(*(stream.read_to_end() for stream in streams)))
 
 
-def assert_equal(
-    answers: list[Answer], expected: list[Answer], record: Record, *, num_moved: int
-) -> None:
-    assert [answer.essence for answer in answers] == [answer.essence for answer in expected]
+def check(answers: list[Answer], expected: list[Answer], record: Record, *, num_moved: int) -> None:
+    assert_equal(answers, expected)
     moved = [answer for answer in answers if answer.lost_at]
     assert len(moved) >= num_moved
     record("streams moved", len(moved))
@@ -55,7 +53,7 @@ async def test_streams_of_one_of_two_replicas_are_equal(
     (victim,) = replicas.runs_of(streams[0].answer.request_id)
     kill(victim)
     answers = await read_all(streams)
-    assert_equal(answers, expected, record, num_moved=1)
+    check(answers, expected, record, num_moved=1)
 
 
 async def test_streams_of_both_replicas_one_after_the_other_are_equal(
@@ -69,7 +67,7 @@ async def test_streams_of_both_replicas_one_after_the_other_are_equal(
     assert second != first
     kill(second)
     answers = await read_all(streams)
-    assert_equal(answers, expected, record, num_moved=NUM_STREAMS)
+    check(answers, expected, record, num_moved=NUM_STREAMS)
 
 
 async def test_streams_wait_for_a_replica_if_none_is_left(
@@ -79,12 +77,12 @@ async def test_streams_wait_for_a_replica_if_none_is_left(
     for victim in replicas.alive:
         kill(victim)
     answers = await read_all(streams)
-    assert_equal(answers, expected, record, num_moved=NUM_STREAMS)
+    check(answers, expected, record, num_moved=NUM_STREAMS)
     assert all("waiting" in answer.comments for answer in answers)
 
 
 async def test_a_whole_answer_is_equal(client: httpx.AsyncClient, replicas: Replicas) -> None:
-    body = {**BODIES[0], "max_tokens": 900, "stream": False}
+    body = {**BODIES[0], "stream": False}
     undisturbed = (await client.post("/v1/chat/completions", json=body)).json()
     headers = {"X-Request-Id": "whole"}
     answer = asyncio.create_task(client.post("/v1/chat/completions", json=body, headers=headers))
@@ -96,6 +94,6 @@ async def test_a_whole_answer_is_equal(client: httpx.AsyncClient, replicas: Repl
     assert len(replicas.runs_of("whole")) > 1
     assert response.status_code == 200
     assert response.json()["choices"] == undisturbed["choices"]
-    assert response.json()["usage"]["completion_tokens"] == 900
+    assert response.json()["usage"]["completion_tokens"] == BODIES[0]["max_tokens"]
     assert not is_alive(victim)
     await replicas.complete(NUM_REPLICAS)

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 import httpx
 import pytest
 
-from tests.faults.served.answer import opened, read
+from tests.faults.served.answer import assert_equal, opened, read
 from tests.faults.served.conftest import NUM_REPLICAS, Record
 from tests.faults.served.kinds import SEEDED, about
 from tests.faults.served.replicas import Replicas, is_alive, reached
@@ -32,7 +32,7 @@ async def test_streams_of_a_replica_that_hangs_are_equal(
             if comes_back:
                 _continue(victim)
         answers = await asyncio.gather(*(stream.read_to_end() for stream in streams))
-    assert [answer.essence for answer in answers] == [answer.essence for answer in expected]
+    assert_equal(answers, expected)
     if not comes_back:
         await reached(lambda: not is_alive(victim))
     await replicas.complete(NUM_REPLICAS)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import httpx
 import pytest
 
-from tests.faults.served.answer import Answer, read
+from tests.faults.served.answer import Answer, assert_equal, read
 from tests.faults.served.conftest import NUM_QUEUED, NUM_REPLICAS, NUM_SLOTS, Memory, Record
 from tests.faults.served.kinds import SEEDED, about
 from tests.faults.served.replicas import Replicas, kill
@@ -72,8 +72,7 @@ async def test_refusals_are_clean_and_admitted_answers_whole(
         tasks.create_task(crowd.press(duration_s))
         tasks.create_task(kill_one_after(replicas, duration_s / 3))
     growth = memory.of_the_ingress() - before
-    for answer in crowd.answers:
-        assert answer.essence == expected.essence
+    assert_equal(crowd.answers, [expected] * len(crowd.answers))
     for refusal in crowd.refusals:
         assert_clean(refusal)
     assert crowd.refusals

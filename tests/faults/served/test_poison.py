@@ -7,7 +7,7 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from tests.faults.served.answer import opened, read
+from tests.faults.served.answer import assert_equal, opened, read
 from tests.faults.served.conftest import NUM_REPLICAS, Record
 from tests.faults.served.kinds import SEEDED, about
 from tests.faults.served.replicas import Replicas, is_alive
@@ -30,7 +30,7 @@ async def test_only_the_request_that_kills_fails(
             await stream.read_tokens(5)
         poison = await read(client, POISON, request_id=name)
         answers = await asyncio.gather(*(stream.read_to_end() for stream in streams))
-    assert [answer.essence for answer in answers] == [answer.essence for answer in expected]
+    assert_equal(answers, expected)
     assert not poison.is_whole
     assert poison.num_done == 0
     code = "generation_failed"

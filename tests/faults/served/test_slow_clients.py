@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 import httpx
 import pytest
 
-from tests.faults.served.answer import Answer, opened, read
+from tests.faults.served.answer import Answer, assert_equal, opened, read
 from tests.faults.served.conftest import Memory, Record
 from tests.faults.served.kinds import SEEDED, about
 from tests.faults.served.replicas import Replicas, kill, reached
@@ -34,10 +34,10 @@ async def test_slow_readers_get_all_and_others_do_not_wait_for_them(
         async with opened(client, SMALL) as stream:
             await stream.read_tokens(20)
             kill(replicas.runs_of(stream.answer.request_id)[-1])
-            assert (await stream.read_to_end()).essence == small.essence
+            assert_equal([await stream.read_to_end()], [small])
         growth = memory.of_the_ingress() - before
         answers = [await stream.read_to_end() for stream in slow]
-    assert [answer.essence for answer in answers] == [large.essence] * 4
+    assert_equal(answers, [large] * 4)
     assert growth < MAX_GROWTH_BYTES
     record("growth of the ingress, MiB", round(growth / 2**20, 1))
 
@@ -55,13 +55,13 @@ async def test_a_body_that_arrives_while_streams_move_is_answered(
         kill(replicas.runs_of(stream.answer.request_id)[-1])
         await stream.read_comment("moved")
         writer.write(body[len(body) // 2 :])
-        assert (await stream.read_to_end()).essence == small.essence
+        assert_equal([await stream.read_to_end()], [small])
     response, received = parsed(await reader.read(), "POST")
     writer.close()
     answer = Answer("slow body", response.status_code)
     for line in received.decode().splitlines():
         answer.take(line)
-    assert answer.essence == small.essence
+    assert_equal([answer], [small])
 
 
 def vanish(connection: socket.socket) -> None:
@@ -90,5 +90,5 @@ async def test_a_client_that_vanishes_while_its_stream_moves_frees_its_slot(
             vanish(connection)
         except PermissionError:
             pytest.skip("needs CAP_NET_ADMIN")
-        assert (await stream.read_to_end()).essence == small.essence
+        assert_equal([await stream.read_to_end()], [small])
     record("until all slots were free, s", round(await reached(lambda: replicas.are_idle), 2))
