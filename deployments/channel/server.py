@@ -8,6 +8,7 @@ open. All methods belong to one event loop.
 import asyncio
 import hmac
 import logging
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from secrets import token_bytes
@@ -40,16 +41,15 @@ CONNECT_TIMEOUT_S: Final = 10.0
 MAX_BUFFER_BYTES: Final = 256 * 1024
 """Bytes that wait for an ingress to read, above which deltas gather in its outbox."""
 
+CONFIRM_TIMEOUT_S: Final = 30.0
+"""How long the system waits for an ingress's node to confirm what was sent to it."""
+
 SECRET_BYTES: Final = 16
 _HEARTBEAT: Final = encode_message(())
 
 
 class ChannelServer:
-    """Sends deltas to all ingresses of a replica.
-
-    Attributes:
-        num_strangers: Connections that have not yet shown the secret.
-    """
+    """Sends deltas to all ingresses of a replica."""
 
     def __init__(self, host: str, tls: TlsFiles | None = None) -> None:
         """Prepare the server; it listens from the first call of `address` on.
@@ -58,12 +58,12 @@ class ChannelServer:
             host: The address to listen on, which the ingresses can reach.
             tls: The files for TLS; None speaks plain TCP.
         """
-        self.num_strangers = 0
         self._host = host
         self._tls = tls
         self._secret = token_bytes(SECRET_BYTES)
         self._outboxes: dict[str, Outbox] = {}
         self._connections: dict[str, _Connection] = {}
+        self._strangers: set[_Connection] = set()
         self._deadlines: dict[str, asyncio.TimerHandle] = {}
         self._listening: asyncio.Future[tuple[asyncio.Server, ChannelAddress]] | None = None
 
@@ -92,8 +92,18 @@ class ChannelServer:
         """Stop listening and close all channels, after what is already on its way."""
         if self._listening is not None and self._listening.done():
             self._listening.result()[0].close()
-        for connection in list(self._connections.values()):
+        for connection in [*self._connections.values(), *self._strangers]:
             connection.close()
+
+    @property
+    def num_strangers(self) -> int:
+        """How many connections have not yet shown the secret."""
+        return len(self._strangers)
+
+    def greet(self, stranger: "_Connection") -> bool:
+        """Add a connection; return whether there is room for it."""
+        self._strangers.add(stranger)
+        return len(self._strangers) <= MAX_NUM_STRANGERS
 
     @contextmanager
     def stream(self, key: StreamKey) -> Iterator[OutgoingStream]:
@@ -113,7 +123,7 @@ class ChannelServer:
             outbox.close(key.number)
 
     def flush(self) -> None:
-        """Send each ingress what its streams have gained, in one message."""
+        """Send each ingress what its streams have gained, in one message; see `Outbox.flush`."""
         for outbox in self._outboxes.values():
             outbox.flush()
 
@@ -127,15 +137,17 @@ class ChannelServer:
         if earlier is not None:
             self._outboxes[channel_id].disconnect()
             earlier.close()
+        self._strangers.discard(connection)
         self._connections[channel_id] = connection
         deadline = self._deadlines.pop(channel_id, None)
         if deadline is not None:
             deadline.cancel()
         return self._outboxes.setdefault(channel_id, Outbox())
 
-    def disconnect(self, channel_id: str, connection: "_Connection") -> None:
+    def disconnect(self, channel_id: str | None, connection: "_Connection") -> None:
         """End the streams of an ingress whose connection is lost, unless it has another one."""
-        if self._connections.get(channel_id) is not connection:
+        self._strangers.discard(connection)
+        if channel_id is None or self._connections.get(channel_id) is not connection:
             return
         del self._connections[channel_id]
         outbox = self._outboxes[channel_id]
@@ -167,8 +179,8 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(MAX_BUFFER_BYTES)
-        self._server.num_strangers += 1
-        if self._server.num_strangers > MAX_NUM_STRANGERS:
+        _limit_silence(transport.get_extra_info("socket"))
+        if not self._server.greet(self):
             self._transport.abort()
             return
         loop = asyncio.get_running_loop()
@@ -195,7 +207,6 @@ class _Connection(asyncio.Protocol):
         hello = decode_hello(payload)
         if not self._server.knows(hello):
             raise WireError("an ingress must show this replica's secret")
-        self._server.num_strangers -= 1
         self._channel_id = hello.channel_id
         self._outbox = self._server.connect(hello.channel_id, self)
         self._send(_HEARTBEAT)
@@ -226,7 +237,7 @@ class _Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         if self._outbox is not None:
             self._outbox.is_paused = False
-            self._outbox.flush()
+            self._outbox.send()
 
     def close(self) -> None:
         """Close the connection after what is already written."""
@@ -236,7 +247,11 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        if self._channel_id is None:
-            self._server.num_strangers -= 1
-        else:
-            self._server.disconnect(self._channel_id, self)
+        self._server.disconnect(self._channel_id, self)
+
+
+def _limit_silence(connection: socket.socket) -> None:
+    """Let the system close a connection whose other end is gone without a word."""
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
+        timeout_ms = round(CONFIRM_TIMEOUT_S * 1000)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout_ms)

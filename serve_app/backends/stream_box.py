@@ -77,7 +77,9 @@ class StreamBox:
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, delta: TextDelta) -> None:
-        """Add a delta."""
+        """Add a delta; a stream that has failed takes none, since some may be missing before it."""
+        if self._error is not None:
+            return
         self._deltas.append(delta)
         self.is_complete = delta.finish_reason is not None
         if self._is_first or self.is_complete:

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from deployments.channel import outbox as outbox_module
 from deployments.channel import server as module
 from deployments.channel.server import ChannelServer
 from deployments.channel.wire import (
@@ -19,16 +20,10 @@ from deployments.channel.wire import (
     encode_message,
 )
 from deployments.contract import ChannelAddress, FinishReason, StreamKey, TextDelta
+from tests.deadline import in_time
 
 FIRST, LAST = TextDelta((1,), "a"), TextDelta((2,), "b", FinishReason.STOP)
 ABORTED = TextDelta((), "", FinishReason.ABORT)
-DEADLINE_S = 30
-
-
-@pytest.fixture(autouse=True)
-async def deadline() -> AsyncIterator[None]:
-    async with asyncio.timeout(DEADLINE_S):
-        yield
 
 
 @pytest.fixture
@@ -86,10 +81,11 @@ def hello_of(address: ChannelAddress, name: str = "me") -> bytes:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
+    while not condition():  # noqa: ASYNC110 - the server tells nobody of these changes
         await asyncio.sleep(0)
 
 
+@in_time
 async def test_two_ingresses_get_their_own_streams(server: ChannelServer) -> None:
     address = await server.address()
     async with (
@@ -106,6 +102,7 @@ async def test_two_ingresses_get_their_own_streams(server: ChannelServer) -> Non
         assert await one.entries() == [(7, ABORTED)]
 
 
+@in_time
 async def test_an_ingress_may_connect_after_the_last_delta(server: ChannelServer) -> None:
     address = await server.address()
     with server.stream(StreamKey("me", 1)) as stream:
@@ -130,6 +127,7 @@ async def test_an_ingress_may_connect_after_the_last_delta(server: ChannelServer
     ],
     ids=["wrong secret", "no secret", "http", "garbage", "oversized", "message"],
 )
+@in_time
 async def test_a_stranger_is_closed_without_a_byte(server: ChannelServer, hello: bytes) -> None:
     address = await server.address()
     with server.stream(StreamKey("me", 1)) as stream:
@@ -141,6 +139,7 @@ async def test_a_stranger_is_closed_without_a_byte(server: ChannelServer, hello:
     await until(lambda: server.num_strangers == 0)
 
 
+@in_time
 async def test_a_stranger_that_says_nothing_is_closed(
     server: ChannelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,6 +148,7 @@ async def test_a_stranger_that_says_nothing_is_closed(
         assert await stranger.rest() == b""
 
 
+@in_time
 async def test_only_some_strangers_may_be_connected(
     server: ChannelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,6 +165,7 @@ async def test_only_some_strangers_may_be_connected(
         assert server.num_strangers == 0
 
 
+@in_time
 async def test_an_ingress_that_sends_more_than_its_hello_is_closed(server: ChannelServer) -> None:
     address = await server.address()
     async with connected(address, hello_of(address) * 2) as peer:
@@ -174,6 +175,7 @@ async def test_an_ingress_that_sends_more_than_its_hello_is_closed(server: Chann
             await stream.wait_until_ended()
 
 
+@in_time
 async def test_a_silent_channel_gets_heartbeats(
     server: ChannelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,6 +185,7 @@ async def test_a_silent_channel_gets_heartbeats(
         assert [await peer.message() for _ in range(5)] == [[]] * 5
 
 
+@in_time
 async def test_streams_of_a_lost_ingress_end(server: ChannelServer) -> None:
     address = await server.address()
     async with connected(address, hello_of(address)) as peer:
@@ -193,6 +196,7 @@ async def test_streams_of_a_lost_ingress_end(server: ChannelServer) -> None:
             assert not stream.is_delivered
 
 
+@in_time
 async def test_a_second_connection_of_an_ingress_replaces_the_first(server: ChannelServer) -> None:
     address = await server.address()
     async with connected(address, hello_of(address)) as first:
@@ -208,6 +212,7 @@ async def test_a_second_connection_of_an_ingress_replaces_the_first(server: Chan
                     assert (2, FIRST) in await second.entries()
 
 
+@in_time
 async def test_streams_of_an_ingress_that_never_connects_end(
     server: ChannelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,9 +224,11 @@ async def test_streams_of_an_ingress_that_never_connects_end(
     assert server._outboxes == {}
 
 
+@in_time
 async def test_an_ingress_that_does_not_read_makes_deltas_gather_and_gets_all(
-    server: ChannelServer,
+    server: ChannelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(outbox_module, "MIN_INTERVAL_S", 0.0)
     address = await server.address()
     sent = TextDelta((1,) * 1000, "x" * 20_000)
     async with connected(address, hello_of(address)) as peer:
@@ -249,6 +256,7 @@ async def test_an_ingress_that_does_not_read_makes_deltas_gather_and_gets_all(
     assert text == "x" * ((num_sent + 10) * 20_000) + "b"
 
 
+@in_time
 async def test_what_was_sent_arrives_before_the_server_closes(server: ChannelServer) -> None:
     address = await server.address()
     async with connected(address, hello_of(address)) as peer:

@@ -14,15 +14,10 @@ from deployments.errors import ReplicaUnavailableError
 from serve_app.backends import token_channels as module
 from serve_app.backends.stream_box import StreamBox
 from serve_app.backends.token_channels import MAX_NUM_SILENT_TICKS, TokenChannels
+from tests.deadline import in_time
 from tests.serve_app.tls_server import certify
 
 FIRST, LAST = TextDelta((1,), "a"), TextDelta((2,), "b", FinishReason.STOP)
-
-
-@pytest.fixture(autouse=True)
-async def deadline() -> AsyncIterator[None]:
-    async with asyncio.timeout(30):
-        yield
 
 
 @pytest.fixture
@@ -45,6 +40,7 @@ async def opened(channels: TokenChannels, replica: ChannelServer) -> StreamBox:
     return box
 
 
+@in_time
 async def test_all_streams_share_one_connection(
     channels: TokenChannels, replica: ChannelServer
 ) -> None:
@@ -57,6 +53,7 @@ async def test_all_streams_share_one_connection(
             assert await box.take() == [FIRST]
 
 
+@in_time
 async def test_deltas_that_arrive_before_the_call_is_accepted_are_kept(
     channels: TokenChannels, replica: ChannelServer
 ) -> None:
@@ -69,6 +66,7 @@ async def test_deltas_that_arrive_before_the_call_is_accepted_are_kept(
     await channels.connect(box, await replica.address())
 
 
+@in_time
 async def test_one_ingress_reads_from_two_replicas_and_loses_only_one(
     channels: TokenChannels, replica: ChannelServer
 ) -> None:
@@ -86,6 +84,7 @@ async def test_one_ingress_reads_from_two_replicas_and_loses_only_one(
         assert await one.take() == [LAST]
 
 
+@in_time
 async def test_all_streams_of_a_lost_replica_fail_at_once_after_what_has_arrived(
     channels: TokenChannels, replica: ChannelServer
 ) -> None:
@@ -100,6 +99,7 @@ async def test_all_streams_of_a_lost_replica_fail_at_once_after_what_has_arrived
             await box.take()
 
 
+@in_time
 async def test_a_stream_that_is_complete_survives_its_replica(
     channels: TokenChannels, replica: ChannelServer
 ) -> None:
@@ -113,6 +113,7 @@ async def test_a_stream_that_is_complete_survives_its_replica(
     assert await complete.take() == [LAST]
 
 
+@in_time
 async def test_a_stream_whose_deltas_came_through_a_lost_channel_fails(
     channels: TokenChannels, replica: ChannelServer
 ) -> None:
@@ -131,6 +132,7 @@ async def test_a_stream_whose_deltas_came_through_a_lost_channel_fails(
             await early.take()
 
 
+@in_time
 async def test_a_replica_that_is_silent_for_too_long_is_lost(
     channels: TokenChannels, replica: ChannelServer
 ) -> None:
@@ -149,6 +151,7 @@ async def test_a_replica_that_is_silent_for_too_long_is_lost(
         await box.take()
 
 
+@in_time
 async def test_after_a_loss_the_next_stream_connects_anew(
     channels: TokenChannels, replica: ChannelServer
 ) -> None:
@@ -164,6 +167,7 @@ async def test_after_a_loss_the_next_stream_connects_anew(
         assert await box.take() == [LAST]
 
 
+@in_time
 async def test_a_replica_that_refuses_or_does_not_listen_is_unavailable(
     channels: TokenChannels, replica: ChannelServer
 ) -> None:
@@ -178,20 +182,25 @@ async def test_a_replica_that_refuses_or_does_not_listen_is_unavailable(
     assert channels._channels == {}
 
 
+@in_time
 async def test_a_replica_that_does_not_answer_is_unavailable(
     channels: TokenChannels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    silent = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+    writers: list[asyncio.StreamWriter] = []
+    silent = await asyncio.start_server(lambda _, writer: writers.append(writer), "127.0.0.1", 0)
     monkeypatch.setattr(module, "CONNECT_TIMEOUT_S", 0.01)
     port = silent.sockets[0].getsockname()[1]
     with pytest.raises(ReplicaUnavailableError):
         await channels.connect(channels.open(), ChannelAddress("127.0.0.1", port, b""))
     silent.close()
+    for writer in writers:
+        writer.close()
 
 
 REQUEST_ID: contextvars.ContextVar[str] = contextvars.ContextVar("request_id", default="none")
 
 
+@in_time
 async def test_a_channel_does_not_inherit_the_context_of_the_request_that_opened_it(
     channels: TokenChannels, replica: ChannelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,6 +233,7 @@ def tls_environment(folder: Path, name: str = "localhost") -> dict[str, str]:
     }
 
 
+@in_time
 async def test_with_ray_s_tls_both_sides_verify_each_other(tmp_path: Path) -> None:
     environment = tls_environment(tmp_path / "cluster")
     replica = ChannelServer("localhost", TlsFiles.of(environment))
@@ -246,6 +256,7 @@ async def test_with_ray_s_tls_both_sides_verify_each_other(tmp_path: Path) -> No
     replica.close()
 
 
+@in_time
 async def test_a_certificate_of_another_host_is_refused(tmp_path: Path) -> None:
     environment = tls_environment(tmp_path / "cluster", "elsewhere")
     replica = ChannelServer("localhost", TlsFiles.of(environment))
