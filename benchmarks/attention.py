@@ -100,7 +100,6 @@ def attend(step: PackedStep, way: str) -> float:
     with (
         patch.dict(CALL_COST_BYTES, costs),
         patch.object(attention, "can_attend", lambda *_: way == "kernel"),
-        patch.object(attention, "can_prefill", lambda *_: way == "kernel"),
     ):
         started = time.perf_counter()
         for layer in LAYERS:

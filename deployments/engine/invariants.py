@@ -95,8 +95,8 @@ def _broken_counters(scheduler: Scheduler, budget: TokenBudget, kv: KVSlots) -> 
         yield f"a step may run {budget.tokens} of {budget.max_tokens} tokens"
     if scheduler.max_step_tokens != budget.tokens:
         yield f"the scheduler plans {scheduler.max_step_tokens} tokens, not {budget.tokens}"
-    arrivals = [sequence.arrival for sequence in scheduler.waiting]
-    if arrivals != sorted(set(arrivals)):
+    turns = [sequence.turn for sequence in scheduler.waiting]
+    if turns != sorted(set(turns)):
         yield "the waiting queue is out of order"
 
 

@@ -4,9 +4,9 @@ It is registered with transformers under the name `slots`. One call serves one l
 step.
 
 Decode rows store their keys and values and then attend over their slots, batched. On a CPU, the
-rows of prefill chunks do the same if that is faster. Otherwise each chunk attends in a separate
-call, over the tokens in its slot and over itself, and is stored afterwards. This is also necessary
-in a layer with a sliding window if a chunk's end would overwrite tokens that its beginning sees.
+rows of prefill chunks do the same, so a token's keys and values are the same to the last bit
+whether it was decoded or prefilled. Where there is no kernel for that, each chunk attends in a
+separate call, over the tokens in its slot and over itself, and is stored afterwards.
 
 Arguments that it does not support (sinks, masks, ...) are refused by name, not ignored.
 """
@@ -17,11 +17,7 @@ import torch
 from transformers import AttentionInterface
 
 from deployments.compute.attention_arguments import UnsupportedAttentionError, check_arguments
-from deployments.compute.cpu.attention.slot_attention import (
-    attend_slot_rows,
-    can_attend,
-    can_prefill,
-)
+from deployments.compute.cpu.attention.slot_attention import attend_slot_rows, can_attend
 from deployments.compute.sdpa import Scores, attend
 from deployments.engine.attention.kv_slots import KVShape
 from deployments.engine.attention.packed_step import ChunkRows, PackedStep
@@ -145,14 +141,9 @@ def attend_slots(
     kv = step.kv
     if not step.chunks:
         return _decode(query, key, value, layer, step, scores)
+    if can_attend(query, kv.shape.num_kv_heads):
+        return _attend_rows(query, key, value, layer, step, scores)
     rows, keys, values = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    has_kernel = can_prefill(query, kv.shape.num_kv_heads)
-    seen = step.slot_rows(kv.capacities[layer]) if has_kernel else None
-    if seen is not None:
-        for chunk in step.chunks:
-            part = chunk.rows
-            kv.write_chunk(layer, chunk.slot, chunk.start, keys[part], values[part])
-        return attend_slot_rows(query, key, value, kv.keys[layer], kv.values[layer], seen, scores)
     output = torch.empty_like(rows, memory_format=torch.contiguous_format)
     if num_decode := step.num_decode:
         own_query, own_key, own_value = (t[:, :, :num_decode] for t in (query, key, value))
@@ -161,6 +152,43 @@ def attend_slots(
         part = chunk.rows
         output[part] = _prefill(rows[part], keys[part], values[part], layer, step, chunk, scores)
     return output[None]
+
+
+def _attend_rows(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    layer: int,
+    step: PackedStep,
+    scores: Scores,
+) -> torch.Tensor:
+    """Store and attend with all rows as if each were a decode row, by the CPU's kernel.
+
+    So a token's result does not depend on whether it was decoded or prefilled, nor on how its
+    prompt was cut into chunks.
+
+    Args:
+        query: [1, num_heads, n, head_dim].
+        key: [1, num_kv_heads, n, head_dim].
+        value: [1, num_kv_heads, n, head_dim].
+        layer: Index of the layer.
+        step: The packed step.
+        scores: Scale and softcap of the scores.
+
+    Returns:
+        [1, n, num_heads, head_dim].
+    """
+    kv = step.kv
+    slots = kv.keys[layer], kv.values[layer]
+    keys, values = (tensor[0].transpose(0, 1) for tensor in (key, value))
+    outputs = []
+    for run in step.row_runs(kv.capacities[layer]):
+        for chunk in run.chunks:
+            part = chunk.rows
+            kv.write_chunk(layer, chunk.slot, chunk.start, keys[part], values[part])
+        own = (tensor[:, :, run.rows] for tensor in (query, key, value))
+        outputs.append(attend_slot_rows(*own, *slots, run.seen, scores, in_order=run.in_order))
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
 
 def _decode(

@@ -4,9 +4,9 @@ The model runner makes one `PackedStep` per step; every layer's attention reads 
 same capacity share places and masks, so these are computed once and kept.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import torch
 
@@ -73,6 +73,39 @@ class DecodePlaces:
     rows: SlotRows | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class RowRun:
+    """Neighbouring rows that attend in one call of the CPU's kernel.
+
+    Attributes:
+        rows: The rows.
+        seen: Where they write, and how far they read.
+        chunks: Those of their chunks that must be stored before; empty if the rows run in order.
+        in_order: Whether a row overwrites a token that an earlier one sees.
+    """
+
+    rows: slice
+    seen: SlotRows
+    chunks: tuple[ChunkRows, ...]
+    in_order: bool
+
+    @classmethod
+    def of(
+        cls,
+        first: int,
+        slots: Sequence[int],
+        positions: Sequence[int],
+        capacity: int,
+        chunks: tuple[ChunkRows, ...] | None = None,
+    ) -> Self:
+        """Return rows from `first` on, at these slots and positions; in order without chunks."""
+        indices = [position % capacity for position in positions]
+        # A full ring holds exactly the window of its newest token.
+        lengths = [min(position + 1, capacity) for position in positions]
+        seen = SlotRows.of(slots, indices, lengths)
+        return cls(slice(first, first + len(slots)), seen, chunks or (), chunks is None)
+
+
 @dataclass(slots=True)
 class PackedStep:
     """The rows of one step. Decode rows come first.
@@ -93,7 +126,7 @@ class PackedStep:
     _decode_places: dict[int, DecodePlaces] = field(default_factory=dict)
     _decode_spans: dict[int, tuple[DecodeSpan, ...]] = field(default_factory=dict)
     _chunk_masks: dict[tuple[ChunkRows, int], torch.Tensor | None] = field(default_factory=dict)
-    _slot_rows: dict[int, SlotRows | None] = field(default_factory=dict)
+    _row_runs: dict[int, tuple[RowRun, ...]] = field(default_factory=dict)
 
     @property
     def num_decode(self) -> int:
@@ -129,30 +162,37 @@ class PackedStep:
         """Return how far each row reads its slot; None unless rows read by length."""
         return None
 
-    def slot_rows(self, capacity: int) -> SlotRows | None:
-        """Return the slots and lengths that all rows read once the chunks are stored.
+    def row_runs(self, capacity: int) -> tuple[RowRun, ...]:
+        """Return all rows in the form that the CPU's kernel reads, in order.
 
         Args:
             capacity: Tokens that the layer holds, which is also the most that a query sees.
-
-        Returns:
-            The rows, in order; None if a chunk's end overwrites tokens that its beginning sees.
         """
-        if capacity not in self._slot_rows:
-            self._slot_rows[capacity] = self._all_rows(capacity)
-        return self._slot_rows[capacity]
+        if capacity not in self._row_runs:
+            self._row_runs[capacity] = tuple(self._runs(capacity))
+        return self._row_runs[capacity]
 
-    def _all_rows(self, capacity: int) -> SlotRows | None:
-        if any(chunk.end > capacity for chunk in self.chunks):
-            return None
-        slots, lengths = [*self.decode_slots], [*self.decode_places(capacity).lengths]
-        indices = [position % capacity for position in self.decode_positions]
+    def _runs(self, capacity: int) -> Iterator[RowRun]:
+        """Yield runs: a chunk whose end overwrites tokens that its beginning sees is one of them.
+
+        Such a chunk's rows must store and attend one after the other, as if they were decoded.
+        """
+        slots, positions = [*self.decode_slots], [*self.decode_positions]
+        first, chunks = 0, list[ChunkRows]()
         for chunk in self.chunks:
-            positions = range(chunk.start, chunk.end)
-            slots += [chunk.slot] * len(positions)
-            indices += positions
-            lengths += (position + 1 for position in positions)
-        return SlotRows.of(slots, indices, lengths)
+            if chunk.end > capacity:
+                if slots:
+                    yield RowRun.of(first, slots, positions, capacity, tuple(chunks))
+                own = range(chunk.start, chunk.end)
+                yield RowRun.of(chunk.first_row, [chunk.slot] * len(own), own, capacity)
+                slots, positions, chunks = [], [], []
+                first = chunk.rows.stop
+            else:
+                slots += [chunk.slot] * (chunk.end - chunk.start)
+                positions += range(chunk.start, chunk.end)
+                chunks.append(chunk)
+        if slots:
+            yield RowRun.of(first, slots, positions, capacity, tuple(chunks))
 
     def decode_spans(self, capacity: int) -> tuple[DecodeSpan, ...]:
         """Return the decode rows' attention calls in order, each padded to its longest row."""

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
+from deployments.compute.cpu.linear.prepack import is_single_row_exact
 from deployments.compute.host_to_device import to_device
 from deployments.engine.attention.kv_slots import KVSlots
 from deployments.engine.attention.packed_step import ChunkRows, PackedStep
@@ -81,6 +82,7 @@ class ModelRunner:
                 reads_by_length=can_read_slots(kv.shape, num_heads, kv.device),
             )
         self._forward: Forward = StockForward(model)
+        self._pads_single_rows = not is_single_row_exact(model)
         self.visited_layers: set[int] = set()
 
     def trace(self) -> None:
@@ -101,10 +103,10 @@ class ModelRunner:
     def run(self, plan: StepPlan) -> StepLogits | None:
         """Run a plan; return the logits of the sequences that are due, or None if none is."""
         parts: list[StepLogits] = []
-        text = tuple(chunk for chunk in plan.prefill if chunk.sequence.can_chunk_prefill)
+        text = tuple(chunk for chunk in plan.prefill if not chunk.has_images)
         if plan.decode or text:
             parts.append(self._run_packed(StepPlan(plan.decode, text)))
-        parts += [self._run_stock(c) for c in plan.prefill if not c.sequence.can_chunk_prefill]
+        parts += [self._run_stock(chunk) for chunk in plan.prefill if chunk.has_images]
         return StepLogits.join([part for part in parts if part.sequences])
 
     def _run_packed(self, plan: StepPlan) -> StepLogits:
@@ -113,6 +115,9 @@ class ModelRunner:
             if logits is not None:
                 return StepLogits(tuple(row.sequence for row in plan.decode), logits)
         device = self._kv.device
+        is_padded = self._pads_single_rows and plan.num_tokens == 1
+        if is_padded:
+            plan = StepPlan(plan.decode * 2, plan.prefill * 2)  # stores the same token twice
         step = self._pack(plan)
         token_ids = [row.sequence.token_ids[-1] for row in plan.decode]
         positions = list(step.decode_positions)
@@ -122,12 +127,17 @@ class ModelRunner:
             positions += range(chunk.start, chunk.end)
             if chunk.end == len(chunk.sequence.token_ids):
                 due.append((chunk.sequence, rows.rows.stop - 1))
+        if is_padded:
+            due = due[:1]
+        due_rows = [row for _, row in due]
+        if self._pads_single_rows and len(due) == 1:
+            due_rows *= 2
         logits = self._compute(
             to_device([token_ids], device, torch.int64),
             to_device([positions], device, torch.int64),
-            to_device([row for _, row in due], device, torch.int64),
+            to_device(due_rows, device, torch.int64),
             step,
-        )
+        )[: len(due)]
         # Always a copy: the next run may reuse the logits' memory.
         return StepLogits(
             tuple(sequence for sequence, _ in due), logits.to(torch.float32, copy=True)
@@ -165,26 +175,26 @@ class ModelRunner:
         )
 
     def _run_stock(self, chunk: PrefillChunk) -> StepLogits:
-        """Prefill a whole prompt with images."""
+        """Prefill a whole prompt with images, without the answer's tokens.
+
+        So the prompt's keys and values are the same when the sequence is resumed.
+        """
         sequence = chunk.sequence
         device = self._kv.device
         inputs = {name: t.to(device) for name, t in sequence.request.model_inputs.items()}
-        num_generated = len(sequence.token_ids) - sequence.num_prompt_tokens
-        if "token_type_ids" in inputs:
-            inputs["token_type_ids"] = torch.nn.functional.pad(
-                inputs["token_type_ids"], (0, num_generated)
-            )
+        prompt = sequence.request.prompt_token_ids
         cache = DynamicCache(config=self._text_config)
         with self._stock_attention():
             output = self._model(
-                input_ids=torch.tensor([sequence.token_ids], device=device),
+                input_ids=torch.tensor([prompt], device=device),
                 past_key_values=cache,
                 use_cache=True,
                 logits_to_keep=1,
                 **inputs,
             )
         self._kv.load(chunk.slot, cache)
-        return StepLogits((sequence,), output.logits[0, -1:].float())
+        is_due = chunk.end == len(sequence.token_ids)
+        return StepLogits((sequence,) if is_due else (), output.logits[0, -1:].float())
 
     @contextmanager
     def _stock_attention(self) -> Iterator[None]:

@@ -181,7 +181,7 @@ def _passes(plan: StepPlan) -> Iterator[tuple[Row, ...]]:
 
 
 def _runs_alone(chunk: PrefillChunk) -> bool:
-    return chunk.sequence.is_suspect or not chunk.sequence.can_chunk_prefill
+    return chunk.sequence.is_suspect or chunk.has_images
 
 
 def _plan(rows: Iterable[Row]) -> StepPlan:
@@ -194,9 +194,7 @@ def _plan(rows: Iterable[Row]) -> StepPlan:
 
 def _can_be_smaller(row: Row) -> bool:
     """Return whether the row could run as several smaller chunks."""
-    return (
-        isinstance(row, PrefillChunk) and row.sequence.can_chunk_prefill and row.end - row.start > 1
-    )
+    return isinstance(row, PrefillChunk) and not row.has_images and row.end - row.start > 1
 
 
 def _fail(row: Row, why: str, outcome: StepOutcome) -> None:

@@ -4,17 +4,22 @@ Owns the waiting queue; the slot table owns the slots' occupancy. It decides and
 tensors, no I/O.
 
 Policy: every decoding sequence gets its one token. The rest of the step's token budget goes to
-prefill chunks: first to prompts already begun, then to the waiting queue, oldest first. A prompt
-with images can't be cut into chunks, so it runs when it fits into the remaining budget, or when the
-step has no other prefill.
+prefill chunks: first to prompts already begun, then to the waiting queue. A prompt with images can't
+be cut into chunks, so it runs when it fits into the remaining budget, or when the step has no other
+prefill.
+
+Sequences that another engine had accepted wait before those that are new: their clients have been
+promised an answer, and most have seen a part of it. Otherwise the oldest goes first. New sequences
+can't starve, because resumed ones come from replicas that have ended: they are at most as many as
+those replicas held, and each leaves the queue once.
 
 An admitted sequence takes over the longest matching prefix in any slot. The queue waits while a
 running sequence is computing more of the prefix that the queue's first sequence needs, so that a
 burst of prompts with a common prefix computes it once.
 
 When memory is short, the engine lowers `max_step_tokens`. Each running sequence needs one token of
-a step, so the newest sequences beyond that number are preempted: they return to their place in the
-queue.
+a step, so the last sequences beyond that number, in the queue's order, are preempted: they return to
+their place in the queue.
 """
 
 from bisect import insort
@@ -35,6 +40,11 @@ class PrefillChunk:
     slot: int
     start: int
     end: int
+
+    @property
+    def has_images(self) -> bool:
+        """Whether it is a whole prompt with images."""
+        return self.start == 0 and not self.sequence.can_chunk_prefill
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +78,7 @@ class StepPlan:
 
 
 class Scheduler:
-    """FIFO admission into slots under a token budget."""
+    """Admission into slots under a token budget: resumed sequences first, then by age."""
 
     def __init__(
         self,
@@ -113,7 +123,7 @@ class Scheduler:
 
     @property
     def waiting(self) -> tuple[Sequence, ...]:
-        """Sequences without a slot, oldest first."""
+        """Sequences without a slot, in the order in which they get one."""
         return tuple(self._waiting)
 
     @property
@@ -123,15 +133,15 @@ class Scheduler:
 
     @property
     def excess(self) -> list[Sequence]:
-        """Running sequences that exceed `max_step_tokens`, newest first."""
-        oldest_first = sorted(self._table.running, key=lambda sequence: sequence.arrival)
-        return oldest_first[self.max_step_tokens :][::-1]
+        """Running sequences that exceed `max_step_tokens`, the last in the queue's order first."""
+        ordered = sorted(self._table.running, key=_turn)
+        return ordered[self.max_step_tokens :][::-1]
 
     def add(self, sequence: Sequence) -> None:
-        """Append a sequence to the waiting queue."""
+        """Put a sequence into the waiting queue: behind all that are its equals."""
         sequence.arrival = self._num_arrivals
         self._num_arrivals += 1
-        self._waiting.append(sequence)
+        insort(self._waiting, sequence, key=_turn)
 
     def schedule(self) -> StepPlan:
         """Admit the sequences that fit and return the next step's work."""
@@ -156,8 +166,8 @@ class Scheduler:
                 if self._table.is_prefix_pending(sequence, prefix):
                     return
                 num_tokens -= prefix.num_tokens if prefix else 0
-            if sequence.can_chunk_prefill:
-                num_tokens = min(num_tokens, budget)
+            num_whole = sequence.num_indivisible_tokens
+            num_tokens = min(num_tokens, budget) if num_whole == 1 else num_whole
             if num_tokens == 0 or (num_tokens > budget and not is_first):
                 return
             if sequence.state is SequenceState.WAITING:
@@ -201,5 +211,9 @@ class Scheduler:
             IllegalTransitionError: The sequence is not running; nothing was changed.
         """
         sequence.preempt()
-        insort(self._waiting, sequence, key=lambda other: other.arrival)
+        insort(self._waiting, sequence, key=_turn)
         return tuple(self._table.remove(sequence))
+
+
+def _turn(sequence: Sequence) -> tuple[bool, int]:
+    return sequence.turn

@@ -173,9 +173,20 @@ class Sequence:
         return self._state
 
     @property
+    def turn(self) -> tuple[bool, int]:
+        """Its place among sequences that wait or run: resumed ones come first, then older ones."""
+        return not self.request.is_resumed, self.arrival
+
+    @property
     def can_chunk_prefill(self) -> bool:
         """Whether the prompt may be prefilled in chunks. A prompt with images may not."""
         return not self.request.model_inputs
+
+    @property
+    def num_indivisible_tokens(self) -> int:
+        """Tokens that the next chunk must begin with: those of a prompt with images, else 1."""
+        is_whole = self.num_computed_tokens == 0 and not self.can_chunk_prefill
+        return self.num_prompt_tokens if is_whole else 1
 
     @property
     def num_uncomputed_tokens(self) -> int:

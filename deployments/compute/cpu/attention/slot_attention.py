@@ -25,13 +25,6 @@ MIN_PARALLEL_PRODUCTS = 100_000
 Measured on two cores of a Zen 5: with 115,000 products a call took 13.4 to 13.8 us instead of 15.8,
 with 57,000 products 13.0 us instead of 12.4."""
 
-MIN_PREFILL_GROUP = {torch.bfloat16: 2, torch.float32: 4}
-"""Queries that must share a key for this kernel to prefill faster than torch's.
-
-torch's kernel packs keys once for many queries. Measured on two cores of a Zen 5, for chunks of 64
-to 512 tokens after up to 3500 others: 1.3 to 3.3 and 0.65 to 2.5 times as fast from these numbers
-on, 0.5 to 1.3 and 0.2 to 1.3 times as fast below them."""
-
 
 def can_attend(query: torch.Tensor, num_kv_heads: int) -> bool:
     """Return whether there is a kernel for these queries, [1, num_heads, m, head_dim].
@@ -39,13 +32,6 @@ def can_attend(query: torch.Tensor, num_kv_heads: int) -> bool:
     There is none for other devices, for other dtypes or for heads that no vector divides.
     """
     return query.is_cpu and _find_kernel(query, num_kv_heads) is not None
-
-
-def can_prefill(query: torch.Tensor, num_kv_heads: int) -> bool:
-    """Return whether the kernel takes these queries and prefills faster than torch's."""
-    least = MIN_PREFILL_GROUP.get(query.dtype)
-    is_grouped = least is not None and query.shape[1] >= least * num_kv_heads
-    return is_grouped and can_attend(query, num_kv_heads)
 
 
 def attend_slot_rows(
@@ -56,11 +42,15 @@ def attend_slot_rows(
     values: torch.Tensor,
     rows: SlotRows,
     scores: Scores,
+    *,
+    in_order: bool = False,
 ) -> torch.Tensor:
     """Store each row's token in its slot, and attend with each row's query.
 
-    Rows do not wait for each other: if a row sees another row's token, that token must already be
-    in the slot.
+    A row's result depends only on its query and on the tokens that it sees, to the last bit.
+
+    Unless they run in order, rows do not wait for each other: if a row sees another row's token,
+    that token must already be in the slot.
 
     Args:
         query: [1, num_heads, m, head_dim], accepted by `can_attend`.
@@ -70,6 +60,8 @@ def attend_slot_rows(
         values: As keys.
         rows: The slots and lengths of the rows.
         scores: How scores are computed.
+        in_order: Whether each row is stored and has attended before the next one is stored, which
+            takes a single thread.
 
     Returns:
         [1, m, num_heads, head_dim].
@@ -81,7 +73,7 @@ def attend_slot_rows(
     query, key, value = (_joined(tensor, head_dim) for tensor in (query, key, value))
     output = empty((1, num_rows, num_heads, head_dim), query.dtype)
     is_brief = rows.num_tokens * num_heads * head_dim < MIN_PARALLEL_PRODUCTS
-    num_threads = 1 if is_brief else torch.get_num_threads()
+    num_threads = 1 if is_brief or in_order else torch.get_num_threads()
     # A row's heads are adjacent in memory, so they form one unit if there are enough rows.
     num_unit_heads = shape.num_kv_heads if num_rows >= num_threads else 1
     num_units = num_rows * (shape.num_kv_heads // num_unit_heads)

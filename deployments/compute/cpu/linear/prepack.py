@@ -45,6 +45,22 @@ def num_prepacked_bytes(model: torch.nn.Module) -> int:
     return sum(m.num_bytes for m in model.modules() if isinstance(m, layers))
 
 
+@torch.inference_mode()
+def is_single_row_exact(model: torch.nn.Module) -> bool:
+    """Return whether the prepacked layers compute a single row as they compute it among others.
+
+    For a single row of more than 1024 inputs in float32, oneDNN adds in another order. Whether it
+    does depends on the number of inputs only, so one layer of each is tried.
+    """
+    layers = {m.in_features: m for m in model.modules() if isinstance(m, PrepackedLinear)}
+    generator = torch.Generator().manual_seed(0)
+    for num_inputs, layer in layers.items():
+        rows = torch.randn(2, num_inputs, generator=generator).to(layer.dtype)
+        if not torch.equal(layer(rows[:1]), layer(rows)[:1]):
+            return False
+    return True
+
+
 def _merge_siblings(module: torch.nn.Module, names: tuple[str, ...], layer: Layer) -> None:
     children = dict(module.named_children())
     linears = [child for name in names if _is_replaceable(child := children.get(name), layer)]

@@ -37,6 +37,7 @@ class PrepackedLinear(torch.nn.Module):
         """
         super().__init__()
         self.out_features, self.in_features = weight.shape
+        self.dtype = weight.dtype
         self.num_bytes = sum(t.nbytes for t in (weight, bias) if t is not None)
         # Not a buffer: an opaque layout can be neither saved nor moved.
         self._packed = _ops()._reorder_linear_weight(weight.detach().contiguous(), BATCH_HINT)

@@ -2,10 +2,11 @@
 
 The product of a small batch with a large matrix is bound by memory at one row and by arithmetic at
 a hundred. In between, a core waits for memory and computes in turn, unless it prefetches: each tile
-fetches a part of the next block of weights into the L2 cache while it computes.
+fetches a part of the next block of weights into the L2 cache while it computes. With more rows the
+kernel is as fast as oneDNN's, and is used because a row's result is the same in any batch.
 
 The weights are in oneDNN's layout: [blocks of 64 columns, pairs of inputs, 64, 2]. A tile computes
-some rows of half a block, entirely in registers. Threads take blocks one by one from a ticket
+some rows of half a block, entirely in registers. Threads take units one by one from a ticket
 counter, so a thread that has lost its core to another process does not delay the rest.
 
 Source: https://llvm.org/docs/LangRef.html; `vdpbf16ps` in Intel's Intrinsics Guide (AVX512_BF16).
@@ -28,8 +29,8 @@ PAIR_BYTES = BLOCK * 4
 UNROLLED = 4
 """Pairs of inputs in one iteration of a tile's loop."""
 
-MAX_ROWS = 96
-"""With more rows oneDNN's own kernel is about as fast; measured on a Zen 5."""
+GROUP_ROWS = 64
+"""Rows that a thread computes at a time where blocks of columns are too few for all threads."""
 
 MAX_TILE_ROWS = 8
 """Each row needs an address, and only 15 registers can hold one: tiles of 12 rows took 1.5 times as
@@ -42,10 +43,11 @@ HALVES = BLOCK // HALF
 
 ARGUMENTS = (
     *("rows", "row_bytes", "weights", "block_bytes", "num_turns", "output", "output_row_bytes"),
-    *("bias", "num_blocks", "tile", "num_tiles", "tile_rows", "num_rows", "fetched_bytes"),
-    "ticket",
+    *("bias", "num_units", "tile", "num_tiles", "tile_rows", "num_rows", "fetched_bytes"),
+    *("num_groups", "ticket"),
 )
-"""The kernel's arguments, an array of 64-bit integers. The ticket counts the blocks taken."""
+"""The kernel's arguments, an array of 64-bit integers. A unit is a group of rows and a block of
+columns; `num_tiles` are those of a group. The ticket counts the units taken."""
 
 DECLARATIONS = """
 declare <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512(<16 x float>, <32 x bfloat>, <32 x bfloat>)
@@ -60,7 +62,7 @@ class Tiling:
 
     Attributes:
         num_tiles: Tiles of a half block. The last one ends with the last row, and may overlap.
-        tile_rows: Rows of each tile.
+        tile_rows: Rows of each tile; `MAX_TILE_ROWS` of them if there are `GROUP_ROWS` or more.
         lines: Cache lines that a tile fetches in an iteration.
     """
 
@@ -69,6 +71,7 @@ class Tiling:
     lines: int
 
     @classmethod
+    @cache
     def of(cls, num_rows: int) -> "Tiling":
         """Return the tiling with the fewest tiles."""
         num_tiles = -(-num_rows // MAX_TILE_ROWS)
@@ -87,18 +90,18 @@ class SmallBatchKernel:
     Attributes:
         address: The function's address, for a parallel region; its argument is an array of
             `ARGUMENTS`.
-        tilings: The tilings for 0 to `MAX_ROWS` rows; the first is not used.
-        tiles: The address of each tiling's function.
+        tiles: The addresses of the tilings' functions, by their names. Any number of rows has a
+            tiling among those of up to `GROUP_ROWS` rows.
     """
 
     def __init__(self) -> None:
         """Compile for this machine, in about 0.2 s."""
-        self.tilings = [Tiling.of(max(1, num_rows)) for num_rows in range(MAX_ROWS + 1)]
-        functions = {tiling.name: "\n".join(_tile(tiling)) for tiling in self.tilings}
+        tilings = {(tiling := Tiling.of(num)).name: tiling for num in range(1, GROUP_ROWS + 1)}
+        functions = {name: "\n".join(_tile(tiling)) for name, tiling in tilings.items()}
         source = "\n".join([DECLARATIONS, *functions.values(), _worker()])
         self._code = MachineCode(source, optimize=False)
         self.address = self._code.address_of("multiply")
-        self.tiles = [self._code.address_of(tiling.name) for tiling in self.tilings]
+        self.tiles = {name: self._code.address_of(name) for name in functions}
 
 
 @cache
@@ -185,7 +188,10 @@ def _multiply_pair(pair: int, rows: range, vectors: range) -> Iterator[str]:
 
 
 def _worker() -> str:
-    """Return the function that each thread runs: it takes blocks until none are left."""
+    """Return the function that each thread runs: it takes units until none are left.
+
+    Where groups share their last rows, two threads may write the same values to the same places.
+    """
     loads = "\n".join(
         f"%{name}_at = getelementptr i64, ptr %arguments, i64 {index}\n"
         f"%{name} = load i64, ptr %{name}_at"
@@ -205,15 +211,19 @@ entry:
   %first = atomicrmw add ptr %ticket, i64 1 monotonic
   br label %take
 take:
-  %block = phi i64 [%first, %entry], [%after, %taken]
-  %is_left = icmp slt i64 %block, %num_blocks
+  %unit = phi i64 [%first, %entry], [%after, %taken]
+  %is_left = icmp slt i64 %unit, %num_units
   br i1 %is_left, label %work, label %end
 work:
   %after = atomicrmw add ptr %ticket, i64 1 monotonic
+  %block = udiv i64 %unit, %num_groups
+  %group = urem i64 %unit, %num_groups
+  %group_tile = mul i64 %group, %num_tiles
   %weights_offset = mul i64 %block, %block_bytes
   %block_weights = getelementptr i8, ptr %weights_to, i64 %weights_offset
-  %fetched = call i64 @llvm.smin.i64(i64 %after, i64 %num_blocks)
-  %fetched_offset = mul i64 %fetched, %block_bytes
+  %fetched = call i64 @llvm.smin.i64(i64 %after, i64 %num_units)
+  %fetched_block = udiv i64 %fetched, %num_groups
+  %fetched_offset = mul i64 %fetched_block, %block_bytes
   %next_weights = getelementptr i8, ptr %weights_to, i64 %fetched_offset
   %output_offset = mul i64 %block, {BLOCK * 2}
   %block_output = getelementptr i8, ptr %output_to, i64 %output_offset
@@ -232,7 +242,8 @@ half:
   br label %rows_tile
 rows_tile:
   %n = phi i64 [0, %half], [%n_next, %rows_tile]
-  %wanted_row = mul i64 %n, %tile_rows
+  %wanted_tile = add i64 %group_tile, %n
+  %wanted_row = mul i64 %wanted_tile, %tile_rows
   %row = call i64 @llvm.smin.i64(i64 %wanted_row, i64 %last_tile)
   %row_offset = mul i64 %row, %row_bytes
   %tile_input = getelementptr i8, ptr %rows_to, i64 %row_offset

@@ -1,8 +1,9 @@
-"""A prepacked linear layer for the small batch of a decode step.
+"""A prepacked linear layer whose kernel is made for the small batch of a decode step.
 
-It reads the weights that oneDNN has packed, so no weight is in memory twice. oneDNN's own kernel,
-which handles any number of rows, computes and waits for memory in turn. This one does both at once:
-see `small_batch_kernel`.
+It reads the weights that oneDNN has packed, so no weight is in memory twice. oneDNN's own kernel
+computes and waits for memory in turn. This one does both at once: see `small_batch_kernel`. It also
+takes large batches, where oneDNN is as fast, because oneDNN adds in another order: prefilled tokens
+would differ from decoded ones in the last bit.
 """
 
 import ctypes
@@ -17,10 +18,11 @@ from deployments.compute.cpu.linear.small_batch_kernel import (
     ARGUMENTS,
     BLOCK,
     CACHE_LINE,
-    MAX_ROWS,
+    GROUP_ROWS,
     PAIR_BYTES,
     UNROLLED,
     SmallBatchKernel,
+    Tiling,
     make_kernel,
 )
 
@@ -29,6 +31,9 @@ MAX_INPUTS = 5120
 
 INPUT_BLOCK = 32
 """oneDNN pads the inputs to a multiple of this."""
+
+UNITS_PER_THREAD = 4
+"""Units of work for each thread, so that one that has lost its core delays the others little."""
 
 Arguments = ctypes.c_int64 * len(ARGUMENTS)
 
@@ -63,18 +68,25 @@ class SmallBatchLinear(torch.nn.Module):
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """Apply the layer to [..., in_features], bfloat16."""
         num_rows = rows.numel() // self._in_features
-        if not 0 < num_rows <= MAX_ROWS:
-            output = _linear(rows, self._packed, self._bias, "none", [], "")
-            assert isinstance(output, torch.Tensor)
-            return output
         rows = rows.contiguous()
         output = empty((*rows.shape[:-1], self._out_features), rows.dtype)
-        arguments = self._arguments(rows.data_ptr(), output.data_ptr(), num_rows)
-        launch(KernelCall(self._kernel.address, arguments), torch.get_num_threads())
+        if num_rows:
+            num_threads = torch.get_num_threads()
+            num_groups = self._num_groups(num_rows, num_threads)
+            arguments = self._arguments(rows.data_ptr(), output.data_ptr(), num_rows, num_groups)
+            launch(KernelCall(self._kernel.address, arguments), num_threads)
         return output
 
-    def _arguments(self, rows: int, output: int, num_rows: int) -> ctypes.Array[ctypes.c_int64]:
-        tiling = self._kernel.tilings[num_rows]
+    def _num_groups(self, num_rows: int, num_threads: int) -> int:
+        """Return how many groups of rows keep all threads busy: one, if blocks are many."""
+        wanted = UNITS_PER_THREAD * num_threads * BLOCK // self._out_features
+        return max(1, min(num_rows // GROUP_ROWS, wanted))
+
+    def _arguments(
+        self, rows: int, output: int, num_rows: int, num_groups: int
+    ) -> ctypes.Array[ctypes.c_int64]:
+        tiling = Tiling.of(num_rows)
+        num_tiles = -(-tiling.num_tiles // num_groups)
         num_turns = self._in_features // (2 * UNROLLED)
         return Arguments(
             rows,
@@ -85,12 +97,13 @@ class SmallBatchLinear(torch.nn.Module):
             output,
             2 * self._out_features,
             self._wide_bias.data_ptr(),
-            self._out_features // BLOCK,
-            self._kernel.tiles[num_rows],
-            tiling.num_tiles,
+            self._out_features // BLOCK * num_groups,
+            self._kernel.tiles[tiling.name],
+            num_tiles,
             tiling.tile_rows,
             num_rows,
             num_turns * CACHE_LINE * tiling.lines,
+            num_groups,
             0,
         )
 

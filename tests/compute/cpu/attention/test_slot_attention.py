@@ -10,7 +10,6 @@ from deployments.compute.cpu.attention import head_shape, slot_attention
 from deployments.compute.cpu.attention.slot_attention import (
     attend_slot_rows,
     can_attend,
-    can_prefill,
 )
 from deployments.compute.cpu.attention.slot_rows import SlotRows
 from deployments.compute.cpu.jit import openmp
@@ -344,14 +343,3 @@ def test_the_kernel_does_not_take_other_dtypes(dtype: torch.dtype) -> None:
 
 def test_the_kernel_does_not_take_other_devices() -> None:
     assert not can_attend(torch.zeros(1, 2, 1, 64, device="meta"), 1)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "least"), [(torch.bfloat16, 2), (torch.float32, 4), (torch.float16, None)]
-)
-def test_the_kernel_takes_chunks_where_enough_queries_share_a_key(
-    dtype: torch.dtype, least: int | None
-) -> None:
-    for group in range(1, 6):
-        query = torch.zeros(1, 3 * group, 5, 64, dtype=dtype)
-        assert can_prefill(query, 3) == (least is not None and group >= least)

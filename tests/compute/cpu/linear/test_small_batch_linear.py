@@ -5,7 +5,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from deployments.compute.cpu.jit.openmp import find_parallel
 from deployments.compute.cpu.linear import small_batch_linear
 from deployments.compute.cpu.linear.prepacked_linear import PrepackedLinear, can_prepack
-from deployments.compute.cpu.linear.small_batch_kernel import MAX_ROWS, make_kernel
+from deployments.compute.cpu.linear.small_batch_kernel import GROUP_ROWS, make_kernel
 from deployments.compute.cpu.linear.small_batch_linear import (
     MAX_INPUTS,
     SmallBatchLinear,
@@ -45,7 +45,7 @@ def assert_close(
     assert torch.all((found.double() - expected).abs() <= expected.abs() * 2**-8 + scale * 2**-18)
 
 
-@pytest.mark.parametrize("num_rows", range(1, MAX_ROWS + 2))
+@pytest.mark.parametrize("num_rows", (*range(1, GROUP_ROWS + 12), 200, 333))
 def test_every_number_of_rows_gives_the_product(num_rows: int) -> None:
     weight, bias, rows = random(192, 96), random(192, seed=1), random(1, num_rows, 96, seed=2)
     found = layer_of(weight, bias)(rows)
@@ -56,7 +56,7 @@ def test_every_number_of_rows_gives_the_product(num_rows: int) -> None:
 @pytest.mark.parametrize(
     ("inputs", "outputs"), [(32, 64), (64, 4096), (MAX_INPUTS, 128), (896, 896)]
 )
-@pytest.mark.parametrize("num_rows", [1, 13, MAX_ROWS])
+@pytest.mark.parametrize("num_rows", [1, 13, 130])
 def test_every_size_of_a_layer_gives_the_product(inputs: int, outputs: int, num_rows: int) -> None:
     weight, rows = random(outputs, inputs), random(num_rows, inputs, seed=1)
     assert_close(layer_of(weight, None)(rows), rows, weight, None)
@@ -73,11 +73,17 @@ def test_any_number_of_threads_gives_the_same(num_threads: int) -> None:
         torch.set_num_threads(before)
 
 
-def test_a_rows_result_does_not_depend_on_its_batch() -> None:
-    layer, rows = layer_of(random(256, 64), random(256, seed=1)), random(MAX_ROWS, 64, seed=2)
+@pytest.mark.parametrize("num_threads", [1, 2, 9])
+def test_a_rows_result_does_not_depend_on_its_batch(num_threads: int) -> None:
+    layer, rows = layer_of(random(256, 64), random(256, seed=1)), random(420, 64, seed=2)
     alone = torch.cat([layer(row[None]) for row in rows])
-    for num_rows in range(1, MAX_ROWS + 1, 5):
-        assert torch.equal(layer(rows[:num_rows]), alone[:num_rows])
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        for num_rows in (*range(1, 100, 7), 2 * GROUP_ROWS - 1, 2 * GROUP_ROWS, 331, 420):
+            assert torch.equal(layer(rows[:num_rows]), alone[:num_rows])
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_nothing_is_written_outside_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
