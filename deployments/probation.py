@@ -19,6 +19,11 @@ NUM_TOKENS_AGAIN: Final = 32
 """Tokens that it must gain after a second death: it may need some tokens to kill a replica."""
 
 
+def num_tokens_of_trial(num_deaths: int) -> int:
+    """Return how many tokens a suspect must gain, by its number of deaths, at least 1."""
+    return NUM_TOKENS if num_deaths == 1 else NUM_TOKENS_AGAIN
+
+
 class Trial:
     """One request's probation; a request that is no suspect has none to end."""
 
@@ -68,7 +73,7 @@ class Probation:
             yield Trial()
             return
         await self._lock.acquire()
-        trial = Trial(self._lock, NUM_TOKENS if num_deaths == 1 else NUM_TOKENS_AGAIN)
+        trial = Trial(self._lock, num_tokens_of_trial(num_deaths))
         try:
             yield trial
         finally:

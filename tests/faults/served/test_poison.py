@@ -16,9 +16,13 @@ NEIGHBOURS = [about("os.stat", **SEEDED | {"seed": seed}, max_tokens=900) for se
 POISON = about("os.path.join")
 
 
-@pytest.mark.parametrize("way", ["kill-encoding", "kill-at-1", "kill-at-40"])
+WAYS = {"kill-encoding": 2, "kill-at-1": 2, "kill-at-40": 3}
+"""When the request kills, and how many replicas: a text that has begun is suspected later."""
+
+
+@pytest.mark.parametrize(("way", "num_killed"), WAYS.items(), ids=WAYS)
 async def test_only_the_request_that_kills_fails(
-    client: httpx.AsyncClient, replicas: Replicas, record: Record, way: str
+    client: httpx.AsyncClient, replicas: Replicas, record: Record, way: str, num_killed: int
 ) -> None:
     expected = await asyncio.gather(*(read(client, body) for body in NEIGHBOURS))
     before = replicas.alive
@@ -35,11 +39,10 @@ async def test_only_the_request_that_kills_fails(
     assert poison.num_done == 0
     code = "generation_failed"
     assert code in poison.body if poison.error is None else poison.error["code"] == code
-    assert poison.status == 200 or poison.status == 500
-    killed = set(replicas.runs_of(name))
-    assert not any(is_alive(process_id) for process_id in killed)
-    assert len(killed) == 2
+    assert poison.status in (200, 500)
+    ran = set(replicas.runs_of(name))
+    killed = [process_id for process_id in ran if not is_alive(process_id)]
     await replicas.complete(NUM_REPLICAS)
-    assert len(replicas.runs_of(name)) == len(killed), "it was sent to a replica again"
+    assert len(killed) == len(ran) == num_killed
     record("replicas killed", len(killed))
     record("longest pause of a neighbour, s", round(max(a.longest_gap_s for a in answers), 2))
