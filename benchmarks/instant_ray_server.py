@@ -15,6 +15,7 @@ from ray import serve
 from ray.serve.config import HTTPOptions
 
 from benchmarks.instant_server import InstantBackend, InstantStream
+from deployments.channel.server import ChannelServer
 from deployments.contract import Accepted, GenerationEvent, GenerationRequest, ModelDescription
 from serve_app.config import AppConfig
 from serve_app.ingress import Ingress
@@ -23,11 +24,20 @@ from serve_app.ingress import Ingress
 class InstantReplica:
     """A replica with a fixed answer."""
 
+    def __init__(self) -> None:
+        self._channels = ChannelServer("127.0.0.1")
+
     async def generate(self, request: GenerationRequest) -> AsyncIterator[list[GenerationEvent]]:
         """Accept at once, and stream the answer."""
-        yield [Accepted(InstantStream.num_prompt_tokens)]
-        async for deltas in InstantStream():
-            yield [*deltas]
+        address = await self._channels.address()
+        assert request.stream is not None
+        with self._channels.stream(request.stream) as stream:
+            yield [Accepted(InstantStream.num_prompt_tokens, channel=address)]
+            async for deltas in InstantStream():
+                for delta in deltas:
+                    stream.put(delta)
+                self._channels.flush()
+            await stream.wait_until_ended()
 
     async def describe(self) -> ModelDescription:
         """Describe the fake model."""

@@ -18,6 +18,7 @@ from deployments.reasoning_format import PromptReasoning
 
 __all__ = [
     "Accepted",
+    "ChannelAddress",
     "ChatMessage",
     "Classification",
     "ClassificationRequest",
@@ -36,6 +37,7 @@ __all__ = [
     "RequestGroup",
     "SamplingParams",
     "Started",
+    "StreamKey",
     "TemplatePairs",
     "TemplateValue",
     "TextDelta",
@@ -140,6 +142,36 @@ class RequestGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class StreamKey:
+    """Where a sequence's deltas go: a stream of the channel between an ingress and a replica.
+
+    Attributes:
+        channel_id: Names the ingress; the same in all its channels.
+        number: Unique among all streams of this ingress.
+    """
+
+    channel_id: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelAddress:
+    """Where a replica waits for the channels of ingresses; see `deployments.channel`.
+
+    Attributes:
+        host: The node's address.
+        port: The TCP port.
+        secret: What an ingress must show.
+        uses_tls: Whether the replica speaks TLS there.
+    """
+
+    host: str
+    port: int
+    secret: bytes = field(repr=False)
+    uses_tls: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """A request for one text.
 
@@ -161,6 +193,7 @@ class GenerationRequest:
             length may leave fewer. None means the value of the model's generation config.
         length_param: The client's name of `max_tokens`, for the error if the model's length leaves
             fewer tokens. None lowers it to what is left instead.
+        stream: Where the deltas go. The backend sets it for each call.
     """
 
     request_id: str
@@ -174,6 +207,7 @@ class GenerationRequest:
     default_max_tokens: int | None = None
     length_param: str | None = None
     template_kwargs: TemplatePairs = field(default=(), repr=False)
+    stream: StreamKey | None = field(default=None, repr=False)
 
     @property
     def is_admitted(self) -> bool:
@@ -183,22 +217,24 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The first event of a suspect's stream: from here on, its replica's death is blamed on it."""
+    """The first event of a suspect's call: from here on, its replica's death is blamed on it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The first event of a stream, or the next after `Started`: the request is tokenized, fits, and is queued.
+    """The first event of a call, or the next after `Started`: the request is tokenized and queued.
 
     Attributes:
         num_prompt_tokens: Tokens of the prompt.
         replica_id: Identifies the replica among those of its model.
         reasoning: What the end of the prompt says about the model's reasoning.
+        channel: Where the replica waits for the ingress, to send it the deltas.
     """
 
     num_prompt_tokens: int
     replica_id: str = ""
     reasoning: PromptReasoning = PromptReasoning.OPEN
+    channel: ChannelAddress | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +257,8 @@ class Refused:
     is_full: bool = False
 
 
-GenerationEvent = Started | Accepted | Refused | TextDelta
+GenerationEvent = Started | Accepted | Refused
+"""What the call of a request yields; its deltas take the channel."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ kind and buckets: Ray merges them into one.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -18,6 +18,8 @@ LATENCY_BUCKETS_S = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30
 TOKEN_BUCKETS_S = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5]
 SEQUENCE_BUCKETS: list[float] = [1, 2, 4, 8, 16, 32, 64, 128, 256]
 TOKEN_BUCKETS: list[float] = [32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384]
+OBSERVATION_S = 0.1
+"""The least time between two records of a stream's tokens, except the first and the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +156,11 @@ class GeneratorMetrics:
 
 
 class StreamClock:
-    """Times one stream for the metrics."""
+    """Times one stream for the metrics.
+
+    It records the first tokens and the last at once, and those between at most every
+    `OBSERVATION_S`: recording takes longer than generating a small model's token.
+    """
 
     def __init__(self, metrics: GeneratorMetrics, arrived: float) -> None:
         """Start the clock.
@@ -165,19 +171,20 @@ class StreamClock:
         """
         self._metrics = metrics
         self._arrived = self._last = arrived
+        self._num_tokens = 0
         self._has_tokens = False
 
-    def observe(self, deltas: Sequence[TextDelta]) -> None:
-        """Record deltas that became ready together."""
-        now = time.monotonic()
-        num_tokens = sum(len(delta.token_ids) for delta in deltas)
-        if num_tokens:
+    def observe(self, delta: TextDelta) -> None:
+        """Record a delta that has become ready."""
+        self._num_tokens += len(delta.token_ids)
+        now, reason = time.monotonic(), delta.finish_reason
+        is_due = reason is not None or not self._has_tokens or now - self._last >= OBSERVATION_S
+        if self._num_tokens and is_due:
             self._metrics.observe_tokens(
-                num_tokens, since_last_s=now - self._last, is_first=not self._has_tokens
+                self._num_tokens, since_last_s=now - self._last, is_first=not self._has_tokens
             )
-            self._has_tokens, self._last = True, now
-        reason = deltas[-1].finish_reason
-        if reason is not None:
+            self._has_tokens, self._last, self._num_tokens = True, now, 0
+        if reason in (FinishReason.STOP, FinishReason.LENGTH):
             self._metrics.observe_finish(reason, duration_s=now - self._arrived)
 
 

@@ -32,8 +32,6 @@ MAX_BATCH_SIZE = 32
 BATCH_WAIT_TIMEOUT_S = 0.0
 """Zero, because requests collect in the queue while the device is busy."""
 
-USER_CONFIG_KEYS = BATCH_KEYS
-
 
 class TextClassifier(ModelReplica):
     """Classifies texts with one model."""
@@ -77,7 +75,7 @@ class TextClassifier(ModelReplica):
                 `batch_wait_timeout_s`, how long the first of them waits for others; and
                 `max_queued_requests` and `max_queued_tokens`, which replace the model entry's.
         """
-        given = given_settings(user_config, USER_CONFIG_KEYS)
+        given = given_settings(user_config, BATCH_KEYS)
         self._queue.set_limits(QueueLimits(*queue_limits(given, self._spec)))
         set_batching(self._encode, given, MAX_BATCH_SIZE, BATCH_WAIT_TIMEOUT_S)
 

@@ -1,20 +1,25 @@
 """TextGenerator: the engine behind a streaming method, as a Serve deployment.
 
 Requests that arrive together are tokenized together (`@serve.batch`) and handed to the engine
-(`deployments.generator.async_engine`). Each message of a stream is a list of deltas. Closing a
-stream aborts its sequence.
+(`deployments.generator.async_engine`). The deltas of all sequences leave by the channels of their
+ingresses (`deployments.channel`); Serve's call of a request only accepts it, and ends with it.
+Closing that call aborts the sequence.
 """
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import replace
 
+import ray
 from ray import serve
 
 from deployments.bounded_executor import BoundedExecutor
+from deployments.channel.server import ChannelServer
+from deployments.channel.tls import TlsFiles
 from deployments.contract import (
     Accepted,
     GenerationEvent,
@@ -39,7 +44,7 @@ from deployments.errors import (
     RaystreamError,
 )
 from deployments.generator.admission import Admission, AdmissionLimits, Permit
-from deployments.generator.async_engine import MAX_MESSAGES_PER_S, AsyncEngine
+from deployments.generator.async_engine import AsyncEngine
 from deployments.generator.context_length import fit_length, prompt_field
 from deployments.generator.description import describe_model
 from deployments.generator.placed_engine import PlacedEngine, place_engine
@@ -54,13 +59,12 @@ MAX_NUM_TOKEN_CALLS = 256
 MAX_BATCH_SIZE = 32
 BATCH_WAIT_TIMEOUT_S = 0.002
 
-USER_CONFIG_KEYS = BATCH_KEYS | {"max_messages_per_s"}
-
 
 class TextGenerator(ModelReplica):
     """Generates text with one model."""
 
     def _start(self) -> PlacedEngine:
+        self._channels = ChannelServer(node_address(), TlsFiles.of(os.environ))
         self._engine = AsyncEngine(self._place, self._observe)
         self._engine.start()
         loaded = self._placed.loaded
@@ -86,6 +90,7 @@ class TextGenerator(ModelReplica):
         return self._placed.engine
 
     def _observe(self, stats: EngineStats) -> None:
+        self._channels.flush()
         self._metrics.observe_engine(stats)
 
     @property
@@ -106,16 +111,14 @@ class TextGenerator(ModelReplica):
         return await self._token_executor.run(self._encoder.detokenize, token_ids)
 
     def reconfigure(self, user_config: Mapping[str, float | None]) -> None:
-        """Set how requests are batched, how often streams send, and how much may wait.
+        """Set how requests are batched, and how much may wait.
 
         Args:
             user_config: `max_batch_size`, the most requests that are tokenized in one call;
                 `batch_wait_timeout_s`, how long the first of them waits for others;
-                `max_messages_per_s`, the rate of messages above which streams collect their tokens;
                 and `max_queued_requests` and `max_queued_tokens`, which replace the model entry's.
         """
-        given = given_settings(user_config, USER_CONFIG_KEYS)
-        self._engine.max_messages_per_s = given.get("max_messages_per_s", MAX_MESSAGES_PER_S)
+        given = given_settings(user_config, BATCH_KEYS)
         self._admission.set_limits(*queue_limits(given, self._spec))
         set_batching(self._encode, given, MAX_BATCH_SIZE, BATCH_WAIT_TIMEOUT_S)
 
@@ -136,9 +139,10 @@ class TextGenerator(ModelReplica):
         await self._engine.ping()
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[list[GenerationEvent]]:
-        """Stream lists of events: first only `Accepted`, then all deltas since the last list.
+        """Yield `Accepted` in a list of its own, and end when the sequence has ended.
 
-        A full replica sends only `Refused`. Closing the iterator aborts the sequence.
+        Its deltas go to `request.stream`. A full replica yields only `Refused`. Closing the
+        iterator aborts the sequence.
 
         Raises:
             RaystreamError: The request was refused or has failed (see `deployments.errors`).
@@ -177,13 +181,20 @@ class TextGenerator(ModelReplica):
         except InvalidParameterError as error:
             raise InvalidRequestError(error.message, error.param) from error
         permit.weigh(self._placed.engine.limits.max_num_tokens(sequence))
-        self._metrics.count_prompt(len(encoded.token_ids))
-        with self._engine.running(sequence) as gains:
-            yield [Accepted(len(encoded.token_ids), self._replica_id, encoded.reasoning)]
-            clock = StreamClock(self._metrics, arrived)
-            async for deltas in gains:
-                clock.observe(deltas)
-                yield [TextDelta.join(deltas)]
+        num_tokens = len(encoded.token_ids)
+        self._metrics.count_prompt(num_tokens)
+        channel = await self._channels.address()
+        assert request.stream is not None, "each call says where its deltas go"
+        clock = StreamClock(self._metrics, arrived)
+        with self._channels.stream(request.stream) as stream:
+
+            def take(delta: TextDelta) -> None:
+                clock.observe(delta)
+                stream.put(delta)
+
+            with self._engine.running(sequence, take):
+                yield [Accepted(num_tokens, self._replica_id, encoded.reasoning, channel)]
+                await stream.wait_until_ended()
 
     def _sampling_of(self, request: GenerationRequest, num_prompt_tokens: int) -> SamplingParams:
         """Return the sampling with a length that fits; see `fit_length`."""
@@ -223,8 +234,14 @@ class TextGenerator(ModelReplica):
     def _stop(self) -> None:
         if hasattr(self, "_engine"):
             self._engine.stop()
+            self._channels.close()
         if hasattr(self, "_compiling"):
             self._compiling.shutdown(wait=False)
+
+
+def node_address() -> str:
+    """Return the address of this node in Ray's cluster; the loopback's if Ray does not run."""
+    return str(ray.util.get_node_ip_address()) if ray.is_initialized() else "127.0.0.1"  # type: ignore[no-untyped-call] # Ray leaves it untyped
 
 
 def _after(prompt: PromptReasoning, sampling: SamplingParams) -> SamplingParams:

@@ -1,13 +1,14 @@
-"""The engine as an event loop sees it: sequences go in, streams of deltas come out.
+"""The engine as an event loop sees it: sequences go in, deltas come out.
 
-The engine's thread hands over all deltas of a step at once, and the event loop distributes them to
-the streams. Closing a stream aborts its sequence.
+The engine's thread hands over all deltas of a step at once, and the event loop gives each to the
+function that takes this sequence's deltas.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from itertools import count
 
 from deployments.contract import SamplingParams
@@ -16,26 +17,16 @@ from deployments.engine.engine_thread import Deltas, EngineDeadError, EngineThre
 from deployments.engine.output import EngineStats, FinishReason, TextDelta
 from deployments.engine.scheduling.sequence import SequenceRequest
 from deployments.errors import GenerationFailedError, ReplicaUnavailableError
-from deployments.generator.delta_stream import DeltaStream
 
 PROBE = SamplingParams(temperature=0, max_tokens=1)
 PROGRESS = TextDelta((), "")
 
-MIN_INTERVAL_S = 0.01
-"""The least time between messages of a stream: 100 a second is more than a reader or a screen can
-take in."""
-
-MAX_MESSAGES_PER_S = 500.0
-"""The default limit of messages to the ingress, over all streams; each costs about half a
-millisecond of CPU on its way to the client."""
+Take = Callable[[TextDelta], None]
+"""Takes the deltas of one sequence, on the event loop; it must not raise."""
 
 
 class AsyncEngine:
-    """Runs sequences for the coroutines of one event loop.
-
-    Attributes:
-        max_messages_per_s: The rate of messages above which streams collect their tokens.
-    """
+    """Runs sequences for the coroutines of one event loop."""
 
     def __init__(
         self, make_engine: Callable[[], Engine], on_stats: Callable[[EngineStats], None]
@@ -44,11 +35,11 @@ class AsyncEngine:
 
         Args:
             make_engine: Called once, on the engine's thread.
-            on_stats: Called on the event loop after each turn of the engine's thread.
+            on_stats: Called on the event loop after each turn of the engine's thread, once its
+                deltas are taken.
         """
-        self.max_messages_per_s = MAX_MESSAGES_PER_S
         self._on_stats = on_stats
-        self._streams: dict[str, DeltaStream] = {}
+        self._takers: dict[str, Take] = {}
         self._serial = count()
         self._pings: set[str] = set()
         self._num_steps_seen = 0
@@ -67,7 +58,7 @@ class AsyncEngine:
         self._thread.start().result()
 
     def stop(self) -> None:
-        """Stop the thread after its current step; unfinished sequences end with an error."""
+        """Stop the thread after its current step; unfinished sequences are aborted."""
         self._thread.stop()
 
     @property
@@ -100,58 +91,46 @@ class AsyncEngine:
             RaystreamError: The engine is broken.
         """
         probe = SequenceRequest(self.unique_id("ping"), (0,), PROBE)
+        progress: asyncio.Future[TextDelta] = asyncio.get_running_loop().create_future()
+
+        def take(delta: TextDelta) -> None:
+            if not progress.done():
+                progress.set_result(delta)
+
         self._pings.add(probe.sequence_id)
         try:
-            with self.running(probe) as gains:
-                await anext(gains)
+            with self.running(probe, take):
+                delta = await progress
         finally:
             self._pings.discard(probe.sequence_id)
+        if delta.finish_reason is FinishReason.ABORT:
+            raise ReplicaUnavailableError("the engine has ended; try again")
+        if delta.finish_reason is FinishReason.ERROR:
+            raise GenerationFailedError(delta.error or "the generation failed")
 
     @contextmanager
-    def running(self, sequence: SequenceRequest) -> Iterator[AsyncIterator[list[TextDelta]]]:
+    def running(self, sequence: SequenceRequest, take: Take) -> Iterator[None]:
         """Run a sequence, and abort it if the block ends first.
 
-        Yields:
-            The deltas of the sequence until it ends. Reading them raises `GenerationFailedError` if
-            the sequence fails in the engine.
+        Args:
+            sequence: The sequence.
+            take: Takes its deltas. The last one has a reason: `ABORT` if the engine has ended, so
+                that the sequence may go on elsewhere, and `ERROR` if the sequence itself failed.
 
         Raises:
             ReplicaUnavailableError: The engine's thread has ended.
         """
-        stream = self._streams[sequence.sequence_id] = DeltaStream(self._interval_s)
+        self._takers[sequence.sequence_id] = take
         self._loop = asyncio.get_running_loop()
         try:
             self._thread.add(sequence)
-            yield self._read(stream)
+            yield
         except EngineDeadError as error:
             raise ReplicaUnavailableError("the engine has ended; try again") from error
         finally:
-            del self._streams[sequence.sequence_id]
-            if not stream.is_finished:
+            if self._takers.pop(sequence.sequence_id, None) is not None:
                 with suppress(EngineDeadError):
                     self._thread.abort(sequence.sequence_id)
-
-    async def _read(self, stream: DeltaStream) -> AsyncIterator[list[TextDelta]]:
-        """Yield the deltas of a sequence until it ends.
-
-        Raises:
-            GenerationFailedError: The sequence failed in the engine.
-            ReplicaUnavailableError: The engine's thread has ended.
-        """
-        while not stream.is_finished:
-            deltas = await stream.take()
-            if deltas[-1].finish_reason is not FinishReason.ERROR:
-                yield deltas
-                continue
-            if deltas[:-1]:
-                yield deltas[:-1]
-            if not self._thread.is_alive:
-                raise ReplicaUnavailableError("the engine has ended; try again")
-            raise GenerationFailedError(deltas[-1].error or "the generation failed")
-
-    def _interval_s(self) -> float:
-        """Return how long each stream collects tokens, to keep all within `max_messages_per_s`."""
-        return max(MIN_INTERVAL_S, len(self._streams) / self.max_messages_per_s)
 
     def _hand_over(self, deltas: Deltas) -> None:
         """Pass a step's deltas to the event loop; runs on the engine's thread.
@@ -171,12 +150,22 @@ class AsyncEngine:
         if stats.num_steps > self._num_steps_spread:
             # Any step shows that the engine works; the probe itself may have to wait. Put progress
             # in before the deltas, because a stream's last delta must stay the last.
-            for name in self._pings:
-                self._streams[name].put(PROGRESS)
+            for name in self._pings & self._takers.keys():
+                self._takers[name](PROGRESS)
         self._num_steps_spread = stats.num_steps
         while self._handed_over:
             sequence_id, delta = self._handed_over.popleft()
-            stream = self._streams.get(sequence_id)
-            if stream is not None:
-                stream.put(delta)
+            take = self._takers.get(sequence_id)
+            if take is None:
+                continue
+            if delta.finish_reason is not None:
+                del self._takers[sequence_id]
+                delta = self._last(delta)
+            take(delta)
         self._on_stats(stats)
+
+    def _last(self, delta: TextDelta) -> TextDelta:
+        """Return a sequence's last delta; the engine's end is no failure of the sequence."""
+        if delta.finish_reason is FinishReason.ERROR and not self._thread.is_alive:
+            return replace(delta, finish_reason=FinishReason.ABORT, error=None)
+        return delta

@@ -1,25 +1,47 @@
 """Models that generate, as surfaces see them: Protocols, and Ray Serve's handles behind them.
 
-Every stream that was opened is cancelled when its reader stops early.
+A request's call is accepted or refused, and ends with its sequence; the deltas come through the
+channel to the replica (`token_channels`). A call is cancelled when its reader stops early.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
-from typing import Protocol, Self, cast
+from dataclasses import replace
+from typing import ClassVar, Final, Protocol, Self, cast
 
 from deployments.contract import (
     Accepted,
+    FinishReason,
     GenerationEvent,
     GenerationRequest,
     ModelDescription,
     PromptReasoning,
     Refused,
+    Started,
     TextDelta,
     TokenizedPrompt,
     TokenizeRequest,
 )
-from deployments.errors import RaystreamError, ReplicaUnavailableError
+from deployments.errors import (
+    GenerationAbortedError,
+    GenerationFailedError,
+    RaystreamError,
+    ReplicaUnavailableError,
+)
 from serve_app.backends.admission_queue import AdmissionQueue
-from serve_app.backends.handles import Handle, HandleBackend, Responses, translated_errors
+from serve_app.backends.handles import (
+    Handle,
+    HandleBackend,
+    Responses,
+    read_to_end,
+    translated_errors,
+)
+from serve_app.backends.stream_box import StreamBox
+from serve_app.backends.token_channels import TokenChannels
+
+LAST_DELTA_TIMEOUT_S: Final = 5.0
+"""How long a stream may go on after its call has ended. The last delta is sent before the call
+ends, by another way; normally it arrives first."""
 
 
 class GenerationStream(Protocol):
@@ -100,44 +122,78 @@ class HandleGenerationBackend(HandleBackend[ModelDescription]):
         super().__init__(handle, count_refusal)
         self._generate = handle.options(method_name="generate", stream=True)
         self._queue = AdmissionQueue()
+        self._channels = TokenChannels()
 
-    async def generate(self, request: GenerationRequest) -> GenerationStream:
+    async def generate(
+        self, request: GenerationRequest, on_started: Callable[[], object] = lambda: None
+    ) -> GenerationStream:
         """Open a stream; see `GenerationBackend.generate`.
 
         Requests that belong to admitted work skip the queue.
-        """
-        if request.is_admitted:
-            return await self._offer(lambda: self._open(request))
-        with self._refusals_counted():
-            return await self._queue.run(lambda: self._offer(lambda: self._open(request)))
 
-    async def _open(self, request: GenerationRequest) -> GenerationStream:
-        responses = cast("Responses", self._generate.remote(request))
+        Args:
+            request: The request; its `stream` is set here.
+            on_started: Called if a replica has sent `Started`.
+        """
+
+        async def offer() -> GenerationStream:
+            return await self._offer(lambda: self._open(request, on_started))
+
+        if request.is_admitted:
+            return await offer()
+        with self._refusals_counted():
+            return await self._queue.run(offer)
+
+    async def _open(
+        self, request: GenerationRequest, on_started: Callable[[], object]
+    ) -> GenerationStream:
+        box = self._channels.open()
+        responses = cast("Responses", self._generate.remote(replace(request, stream=box.key)))
+        try:
+            answer = await self._answer(responses, on_started)
+        except BaseException:
+            self._channels.close(box)
+            responses.cancel()
+            raise
+        try:
+            self._replicas.hear(answer)
+        except RaystreamError:  # a refusal
+            self._channels.close(box)
+            raise
+        assert isinstance(answer, Accepted), "`hear` raises a refusal"
+        stream = HandleGenerationStream(responses, answer, box, self._channels)
+        try:
+            assert answer.channel is not None, "a replica says where it listens"
+            await self._channels.connect(box, answer.channel)
+        except BaseException:
+            await stream.aclose()
+            raise
+        return stream
+
+    async def _answer(
+        self, responses: Responses, on_started: Callable[[], object]
+    ) -> Accepted | Refused:
+        """Wait until a replica has accepted or refused a request.
+
+        Raises:
+            RaystreamError: The request is invalid, or no replica could be asked.
+        """
         try:
             with translated_errors():
-                first = await anext(responses)
-                if isinstance(first[0], Refused):
+                event = await _next_event(responses)
+                if isinstance(event, Started):
+                    on_started()
+                    event = await _next_event(responses)
+                if isinstance(event, Refused):
                     await anext(responses, None)  # so that Ray counts the call as ended
         except StopAsyncIteration:
             raise ReplicaUnavailableError("The model's replica gave no answer.") from None
-        except BaseException:
-            responses.cancel()
-            raise
-        return self._stream(responses, *first)
+        assert isinstance(event, Accepted | Refused), f"got a {type(event).__name__}"
+        return event
 
-    def _stream(
-        self, responses: Responses, first: GenerationEvent, *others: GenerationEvent
-    ) -> GenerationStream:
-        """Return the stream that a replica has opened with these events.
-
-        Raises:
-            OverloadedError: The replica is full.
-        """
-        assert not others, "the first event comes in a list of its own"
-        assert isinstance(first, Accepted | Refused), f"got a {type(first).__name__}"
-        self._replicas.hear(first)
-        assert isinstance(first, Accepted), "`hear` raises a refusal"
-        return HandleGenerationStream(responses, first)
+    async def aclose(self) -> None:
+        """Close the channels to all replicas; streams that are still open fail."""
+        await self._channels.aclose()
 
     async def tokenize(self, request: TokenizeRequest) -> TokenizedPrompt:
         """Ask a replica; see `GenerationBackend.tokenize`."""
@@ -148,31 +204,102 @@ class HandleGenerationBackend(HandleBackend[ModelDescription]):
         return cast("str", await self._call("detokenize", token_ids))
 
 
-class HandleGenerationStream:
-    """A stream that a replica has accepted."""
+async def _next_event(responses: Responses) -> GenerationEvent:
+    """Return a call's next event; each comes in a list of its own."""
+    (event,) = await anext(responses)
+    return event
 
-    def __init__(self, responses: Responses, accepted: Accepted) -> None:
-        """Take over the responses that follow the first event."""
+
+class HandleGenerationStream:
+    """A stream that a replica has accepted.
+
+    It ends for its reader with the last delta. The replica's call is read to its end in the
+    background, so that Serve counts it as ended.
+    """
+
+    _watched: ClassVar[set[asyncio.Future[None]]] = set()
+    """Keeps the tasks that read calls to their ends: the event loop alone does not."""
+
+    def __init__(
+        self, responses: Responses, accepted: Accepted, box: StreamBox, channels: TokenChannels
+    ) -> None:
+        """Take over a call after its answer.
+
+        Args:
+            responses: The replica's call.
+            accepted: The replica's answer.
+            box: Where the deltas arrive.
+            channels: What drops the box when the stream has ended.
+        """
         self.num_prompt_tokens = accepted.num_prompt_tokens
         self.reasoning = accepted.reasoning
         self._responses = responses
+        self._box = box
+        self._channels = channels
+        self._error: RaystreamError | None = None
         self._ended = False
+        watching = asyncio.ensure_future(self._watch())
+        self._watched.add(watching)
+        watching.add_done_callback(self._watched.discard)
 
     def __aiter__(self) -> Self:
         """Return itself: a stream is read once."""
         return self
 
     async def __anext__(self) -> list[TextDelta]:
-        """Return the deltas that have become ready since the last call."""
+        """Return the deltas that have become ready since the last call.
+
+        Raises:
+            ReplicaUnavailableError: The replica, or the channel to it, is lost.
+            GenerationAbortedError: The replica's engine has ended; the text may go on elsewhere.
+            GenerationFailedError: The sequence has failed.
+        """
+        if self._error is not None:
+            raise self._error
+        if self._ended:
+            raise StopAsyncIteration
         try:
-            with translated_errors():
-                return cast("list[TextDelta]", await anext(self._responses))
-        except (StopAsyncIteration, RaystreamError):
-            self._ended = True
+            deltas = await self._box.take()
+        except RaystreamError:
+            await self.aclose()
             raise
+        if deltas[-1].finish_reason is None:
+            return deltas
+        self._end()
+        self._error = _error_of(deltas[-1])
+        if self._error is None:
+            return deltas
+        gained = replace(TextDelta.join(deltas), finish_reason=None, error=None)
+        if not gained.token_ids and not gained.text:
+            raise self._error
+        return [gained]
 
     async def aclose(self) -> None:
-        """Cancel the replica's call unless it has ended."""
+        """Cancel the replica's call unless the stream has ended; closing twice is harmless."""
         if not self._ended:
-            self._ended = True
+            self._end()
             self._responses.cancel()
+
+    def _end(self) -> None:
+        self._ended = True
+        self._channels.close(self._box)
+
+    async def _watch(self) -> None:
+        """Read the call to its end; then the last delta must come soon."""
+        await read_to_end(self._responses)
+        if not self._box.is_complete and not self._ended:
+            asyncio.get_running_loop().call_later(
+                LAST_DELTA_TIMEOUT_S,
+                self._box.fail,
+                ReplicaUnavailableError("The model's replica has ended the request."),
+            )
+
+
+def _error_of(last: TextDelta) -> RaystreamError | None:
+    """Return the error that a stream's last delta stands for; None for a true finish."""
+    match last.finish_reason:
+        case FinishReason.ABORT:
+            return GenerationAbortedError("The text was aborted before it was finished.")
+        case FinishReason.ERROR:
+            return GenerationFailedError(last.error or "The sequence failed in the engine.")
+    return None

@@ -7,7 +7,7 @@ Ray.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Generic, Protocol, Self, TypeVar, cast
 
 import grpc  # type: ignore[import-untyped] # ships no types
@@ -134,6 +134,13 @@ def translated_errors() -> Iterator[None]:
         if ours is error:
             raise
         raise ours from error
+
+
+async def read_to_end(responses: Responses) -> None:
+    """Read a call to its end, however it ends, so that Serve counts it as ended."""
+    with suppress(RaystreamError, TaskCancelledError), translated_errors():
+        async for _ in responses:
+            pass
 
 
 def _translate(error: Exception) -> RaystreamError:

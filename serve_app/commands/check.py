@@ -58,19 +58,6 @@ class BatchingConfig(StrictModel):
     max_queued_tokens: int | None = Field(default=None, ge=0)
 
 
-class GeneratorConfig(BatchingConfig):
-    """The `user_config` of a model that generates."""
-
-    max_messages_per_s: float | None = Field(default=None, gt=0)
-
-
-USER_CONFIGS: dict[str, type[BatchingConfig]] = {
-    "generate": GeneratorConfig,
-    "classify": BatchingConfig,
-}
-"""The schema of `user_config` by the model's task."""
-
-
 def main() -> int:
     """Check the file that the command line names and return the exit code."""
     if len(sys.argv) != 2:
@@ -285,7 +272,7 @@ def _model_deployment_problems(
     deployment: dict[str, Any], model: ModelConfig, path: str
 ) -> Iterator[str]:
     user_config = deployment.get("user_config") or {}
-    wrong = _invalid_values(user_config, USER_CONFIGS[model.task], f"{path}.user_config")
+    wrong = _invalid_values(user_config, BatchingConfig, f"{path}.user_config")
     yield from wrong
     if not wrong:
         yield from queue_problems(deployment, model, user_config, path)

@@ -1,3 +1,4 @@
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,6 +9,7 @@ from deployments.engine.output import EngineStats, FinishReason, TextDelta
 from deployments.metrics import (
     CLASSIFIER,
     GENERATOR,
+    OBSERVATION_S,
     ClassifierMetrics,
     GeneratorMetrics,
     StreamClock,
@@ -180,11 +182,11 @@ def test_cached_tokens_are_counted_once_however_often_stats_come(recorder: Recor
 
 def test_a_stream_is_timed_from_its_arrival(recorder: Recorder, now: Now) -> None:
     clock = StreamClock(GeneratorMetrics(8), arrived=99.0)
-    clock.observe([delta(1)])
+    clock.observe(delta(1))
     now.seconds = 102.0
-    clock.observe([delta(1), delta(3)])
+    clock.observe(delta(4))
     now.seconds = 103.0
-    clock.observe([delta(1, FinishReason.STOP)])
+    clock.observe(delta(1, FinishReason.STOP))
     assert recorder.values["time_to_first_token_seconds"] == [1.0]
     assert recorder.values["inter_token_latency_seconds"] == [0.5, 1.0]
     assert recorder.values["e2e_request_latency_seconds"] == [4.0]
@@ -192,9 +194,29 @@ def test_a_stream_is_timed_from_its_arrival(recorder: Recorder, now: Now) -> Non
     assert recorder.tags == [{"finished_reason": "stop"}]
 
 
+def test_tokens_between_the_first_and_the_last_are_recorded_together(
+    recorder: Recorder, now: Now
+) -> None:
+    clock = StreamClock(GeneratorMetrics(8), arrived=100.0)
+    for step in range(1, 101):
+        now.seconds = 100 + step / 64
+        clock.observe(delta(1, FinishReason.LENGTH if step == 100 else None))
+    assert sum(recorder.values["generation_tokens_total"]) == 100
+    recorded = recorder.values["inter_token_latency_seconds"]
+    assert recorded == [pytest.approx(1 / 64)] * len(recorded)
+    assert len(recorded) == math.ceil(99 / math.ceil(64 * OBSERVATION_S))
+
+
+@pytest.mark.parametrize("reason", [FinishReason.ERROR, FinishReason.ABORT])
+def test_a_stream_that_was_cut_is_no_success(recorder: Recorder, reason: FinishReason) -> None:
+    StreamClock(GeneratorMetrics(8), arrived=99.0).observe(delta(1, reason))
+    assert recorder.values["request_success_total"] == []
+    assert recorder.values["generation_tokens_total"] == [1]
+
+
 def test_a_stream_without_tokens_has_no_time_to_first_token(recorder: Recorder, now: Now) -> None:
     clock = StreamClock(GeneratorMetrics(8), arrived=99.0)
-    clock.observe([delta(0)])
+    clock.observe(delta(0))
     assert recorder.values["time_to_first_token_seconds"] == []
     assert recorder.values["generation_tokens_total"] == []
 

@@ -1,8 +1,9 @@
 import asyncio
 from collections.abc import Iterator
+from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from llguidance import LLMatcher
@@ -16,6 +17,7 @@ from deployments.contract import (
     GenerationRequest,
     ImagePart,
     SamplingParams,
+    StreamKey,
     TextDelta,
     TextPart,
     TokenizeRequest,
@@ -27,8 +29,8 @@ from deployments.errors import (
     RaystreamError,
     ReplicaUnavailableError,
 )
-from deployments.generator.async_engine import MAX_MESSAGES_PER_S
 from deployments.text_generator import BATCH_WAIT_TIMEOUT_S, MAX_BATCH_SIZE, TextGenerator
+from tests.deployments.local_handle import local_backend, read
 from tests.deployments.tiny_folder import save_text_model, spec
 from tests.engine.tiny_models import byte_tokenizer, generate, qwen2
 
@@ -51,12 +53,6 @@ def user(text: str) -> tuple[ChatMessage, ...]:
     return (ChatMessage("user", (TextPart(text),)),)
 
 
-async def collect(generator: TextGenerator, request: GenerationRequest) -> list[TextDelta]:
-    events = [event async for events in generator.generate(request) for event in events]
-    assert isinstance(events[0], Accepted)
-    return cast("list[TextDelta]", events[1:])
-
-
 def joined(deltas: list[TextDelta]) -> tuple[list[int], str]:
     return [i for d in deltas for i in d.token_ids], "".join(d.text for d in deltas)
 
@@ -64,12 +60,15 @@ def joined(deltas: list[TextDelta]) -> tuple[list[int], str]:
 async def test_the_first_message_is_only_accepted_with_the_prompt_s_length(
     generator: TextGenerator,
 ) -> None:
-    first = await anext(aiter(generator.generate(GenerationRequest("r", "Hello", GREEDY))))
-    assert first == [Accepted(5, generator._replica_id)]
+    request = GenerationRequest("r", "Hello", GREEDY, stream=StreamKey("nobody", 0))
+    first = await anext(aiter(generator.generate(request)))
+    channel = await generator._channels.address()
+    assert first == [Accepted(5, generator._replica_id, channel=channel)]
+    assert channel.host == "127.0.0.1"
 
 
 async def test_a_chat_is_rendered_by_the_model_s_template(generator: TextGenerator) -> None:
-    token_ids, _ = joined(await collect(generator, GenerationRequest("r", user("Hi"), GREEDY)))
+    token_ids, _ = joined(await read(generator, GenerationRequest("r", user("Hi"), GREEDY)))
     text = "<special1>user\nHi<special2><special1>assistant\n"
     prompt = byte_tokenizer().encode(text, add_special_tokens=False)
     assert token_ids == generate(qwen2, prompt, 8)
@@ -82,8 +81,8 @@ async def test_requests_that_arrive_together_are_answered_as_by_themselves(
         "one", (60, 61), user("two"), "three" * 9, user("four"), "five",
     ]  # fmt: skip
     requests = [GenerationRequest(f"r{i}", prompt, GREEDY) for i, prompt in enumerate(prompts)]
-    together = await asyncio.gather(*(collect(generator, request) for request in requests))
-    alone = [await collect(generator, request) for request in requests]
+    together = await asyncio.gather(*(read(generator, request) for request in requests))
+    alone = [await read(generator, request) for request in requests]
     assert [joined(deltas) for deltas in together] == [joined(deltas) for deltas in alone]
 
 
@@ -113,7 +112,7 @@ async def test_only_the_request_that_cannot_run_is_refused(
 ) -> None:
     good = GenerationRequest("good", "fine", GREEDY)
     refused, answered = await asyncio.gather(
-        collect(generator, request_), collect(generator, good), return_exceptions=True
+        read(generator, request_), read(generator, good), return_exceptions=True
     )
     assert isinstance(refused, error)
     assert says in str(refused)
@@ -123,19 +122,22 @@ async def test_only_the_request_that_cannot_run_is_refused(
 
 async def test_two_requests_with_the_same_id_are_two_sequences(generator: TextGenerator) -> None:
     requests = [GenerationRequest("same", prompt, GREEDY) for prompt in ("one", "another")]
-    together = await asyncio.gather(*(collect(generator, request) for request in requests))
-    alone = [await collect(generator, request) for request in requests]
+    together = await asyncio.gather(*(read(generator, request) for request in requests))
+    alone = [await read(generator, request) for request in requests]
     assert [joined(deltas) for deltas in together] == [joined(deltas) for deltas in alone]
 
 
 async def test_a_closed_stream_frees_its_slot(generator: TextGenerator) -> None:
     endless = SamplingParams(temperature=0, ignore_eos=True)
-    streams = [generator.generate(GenerationRequest(f"r{i}", "go", endless)) for i in range(4)]
-    for stream in streams:
-        await anext(stream)
-        await anext(stream)
-    for stream in streams:
-        await stream.aclose()  # type: ignore[attr-defined] # it is a generator
+    backend = local_backend(generator)
+    async with aclosing(backend):
+        streams = [
+            await backend.generate(GenerationRequest(f"r{i}", "go", endless)) for i in range(4)
+        ]
+        for stream in streams:
+            await anext(aiter(stream))
+        for stream in streams:
+            await stream.aclose()
     async with asyncio.timeout(10):
         while generator._engine.stats.num_running:
             await generator.ping()
@@ -145,10 +147,10 @@ async def test_a_resumed_stream_continues_with_the_same_tokens(
     generator: TextGenerator,
 ) -> None:
     sampling = SamplingParams(temperature=1, seed=5, max_tokens=12, ignore_eos=True)
-    whole = await collect(generator, GenerationRequest("r", "again", sampling))
+    whole = await read(generator, GenerationRequest("r", "again", sampling))
     token_ids, text = joined(whole)
     for num_done in (1, 5, 11):
-        rest = await collect(
+        rest = await read(
             generator, GenerationRequest("r", "again", sampling, tuple(token_ids[:num_done]))
         )
         assert joined(rest)[0] == token_ids[num_done:]
@@ -168,13 +170,13 @@ async def test_a_parameter_that_the_model_rejects_is_named(
 ) -> None:
     sampling = SamplingParams(max_tokens=8, logit_bias=((300, 1.0),))
     with pytest.raises(InvalidRequestError, match="names token 300") as caught:
-        await collect(generator, GenerationRequest("r", "x", sampling))
+        await read(generator, GenerationRequest("r", "x", sampling))
     assert caught.value.param == "logit_bias"
 
 
 async def test_each_token_has_its_logprobs(generator: TextGenerator) -> None:
     sampling = SamplingParams(temperature=0, max_tokens=8, top_logprobs=2)
-    deltas = await collect(generator, GenerationRequest("r", "x", sampling))
+    deltas = await read(generator, GenerationRequest("r", "x", sampling))
     told = [logprobs for delta in deltas for logprobs in delta.logprobs]
     assert [logprobs.chosen.token_id for logprobs in told] == joined(deltas)[0]
     assert all(logprobs.top[0] == logprobs.chosen for logprobs in told)
@@ -195,7 +197,7 @@ async def test_a_dead_engine_fails_health_and_requests(folder: Path) -> None:
     with pytest.raises(RuntimeError, match="ended"):
         await generator.check_health()
     with pytest.raises(ReplicaUnavailableError):
-        await collect(generator, GenerationRequest("r", "x", GREEDY))
+        await read(generator, GenerationRequest("r", "x", GREEDY))
 
 
 def test_user_config_sets_the_batching_or_changes_nothing(generator: TextGenerator) -> None:
@@ -208,19 +210,6 @@ def test_user_config_sets_the_batching_or_changes_nothing(generator: TextGenerat
     generator.reconfigure({})
     assert batching._get_max_batch_size() == MAX_BATCH_SIZE
     assert batching._get_batch_wait_timeout_s() == BATCH_WAIT_TIMEOUT_S
-
-
-async def test_user_config_sets_how_often_a_stream_sends(generator: TextGenerator) -> None:
-    request = GenerationRequest("r", "x", SamplingParams(temperature=0, max_tokens=60))
-    whole = joined(await collect(generator, request))
-    generator.reconfigure({"max_messages_per_s": 1 / 3600})
-    messages = [message async for message in generator.generate(request)]
-    # `Accepted`, the first delta, and all others with the last.
-    assert len(messages) <= 3
-    deltas = [event for message in messages for event in message if isinstance(event, TextDelta)]
-    assert joined(deltas) == whole
-    generator.reconfigure({"max_messages_per_s": None})
-    assert generator._engine.max_messages_per_s == MAX_MESSAGES_PER_S
 
 
 def test_a_folder_without_a_model_is_refused_in_one_line(tmp_path: Path) -> None:
@@ -241,7 +230,7 @@ async def test_a_repeated_prompt_is_reused_unless_prefix_caching_is_off(
 ) -> None:
     generator = TextGenerator(spec(folder, prefix_caching=prefix_caching))
     deltas = [
-        await collect(generator, GenerationRequest(name, "x" * 40, SamplingParams(max_tokens=2)))
+        await read(generator, GenerationRequest(name, "x" * 40, SamplingParams(max_tokens=2)))
         for name in ("first", "second")
     ]
     found = [sum(delta.num_cached_tokens for delta in each) for each in deltas]
@@ -257,7 +246,7 @@ async def test_a_replica_answers_with_int8_weights(
     on_int8 = TextGenerator(spec(folder, quantization="int8"))
     assert "float32 with int8 weights" in caplog.text
     assert on_int8._placed.loaded.num_weight_bytes < generator._placed.loaded.num_weight_bytes / 2
-    deltas = await collect(on_int8, GenerationRequest("r", user("hello"), GREEDY))
+    deltas = await read(on_int8, GenerationRequest("r", user("hello"), GREEDY))
     assert deltas[-1].finish_reason is not None
     on_int8.__del__()
 
@@ -267,7 +256,7 @@ async def test_an_answer_follows_its_grammar(
 ) -> None:
     grammar = LLMatcher.grammar_from_json_schema('{"enum": ["red", "green"]}')
     params = replace(GREEDY, grammar=grammar, max_tokens=20)
-    deltas = await collect(generator, GenerationRequest("r", "Hello", params))
+    deltas = await read(generator, GenerationRequest("r", "Hello", params))
     assert joined(deltas)[1] in ('"red"', '"green"')
     assert deltas[-1].finish_reason is FinishReason.STOP
 
@@ -275,7 +264,7 @@ async def test_an_answer_follows_its_grammar(
 async def test_a_grammar_that_the_model_cannot_follow_is_refused(generator: TextGenerator) -> None:
     params = replace(GREEDY, grammar="start: <|no_such_token|>")
     with pytest.raises(InvalidRequestError) as refused:
-        await collect(generator, GenerationRequest("r", "Hello", params))
+        await read(generator, GenerationRequest("r", "Hello", params))
     assert refused.value.param == "response_format"
 
 
@@ -298,7 +287,7 @@ async def test_a_default_length_is_cut_to_the_rest_of_the_model_s_length(
 ) -> None:
     sampling = SamplingParams(temperature=0, ignore_eos=True)
     request = GenerationRequest("r", prompt, sampling, default_max_tokens=16)
-    deltas = await collect(generator, request)
+    deltas = await read(generator, request)
     assert len(joined(deltas)[0]) == num_tokens
     assert deltas[-1].finish_reason is FinishReason.LENGTH
 
@@ -309,11 +298,11 @@ async def test_a_request_s_length_overrides_the_generation_config_s(
     monkeypatch.setattr(generator._placed.loaded.model.generation_config, "max_new_tokens", 5)
     for asked, num_tokens in ((None, 5), (9, 9)):
         sampling = SamplingParams(temperature=0, ignore_eos=True, max_tokens=asked)
-        deltas = await collect(generator, GenerationRequest("r", "x", sampling))
+        deltas = await read(generator, GenerationRequest("r", "x", sampling))
         assert len(joined(deltas)[0]) == num_tokens
 
 
 async def test_numbers_beyond_a_tensor_s_range_are_handled(generator: TextGenerator) -> None:
     sampling = SamplingParams(temperature=1e-300, top_k=10**30, min_tokens=10**30, top_p=1e-300)
-    deltas = await collect(generator, GenerationRequest("r", "x" * 120, sampling))
+    deltas = await read(generator, GenerationRequest("r", "x" * 120, sampling))
     assert deltas[-1].finish_reason is FinishReason.LENGTH

@@ -2,7 +2,9 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pytest
@@ -15,11 +17,13 @@ from deployments.contract import (
     Refused,
     RequestGroup,
     SamplingParams,
-    TextDelta,
+    StreamKey,
 )
 from deployments.errors import InvalidRequestError, RaystreamError
 from deployments.generator.prompt_encoder import EncodedPrompt
 from deployments.text_generator import TextGenerator
+from serve_app.backends.text_stream import read_to_end
+from tests.deployments.local_handle import local_backend, read
 from tests.deployments.tiny_folder import save_text_model, spec
 
 ENDLESS = SamplingParams(temperature=0, ignore_eos=True)
@@ -35,12 +39,17 @@ def with_setters(method: Any) -> Any:
 
 
 class Replica(TextGenerator):
-    """Encodes each request by itself.
+    """Encodes each request by itself, and takes requests that no ingress has sent.
 
     The queue of `@serve.batch` belongs to one event loop per process, here another module's.
     """
 
     num_encoded = 0
+    numbers = count()
+
+    def generate(self, request: GenerationRequest) -> Stream:
+        key = request.stream or StreamKey("nobody", next(self.numbers))
+        return super().generate(replace(request, stream=key))
 
     @with_setters
     async def _encode(self, request: GenerationRequest) -> EncodedPrompt | RaystreamError:
@@ -108,11 +117,8 @@ async def test_a_refusal_ends_the_stream(generator: Replica) -> None:
 async def test_each_waiting_request_gets_its_whole_answer(generator: Replica) -> None:
     request = replace(REQUEST, sampling=SamplingParams(max_tokens=20, ignore_eos=True))
 
-    async def read(request: GenerationRequest) -> int:
-        events = [event async for message in generator.generate(request) for event in message]
-        return sum(len(getattr(event, "token_ids", ())) for event in events)
-
-    assert await asyncio.gather(*(read(request) for _ in range(5))) == [20] * 5
+    answers = await asyncio.gather(*(read(generator, request) for _ in range(5)))
+    assert [sum(len(delta.token_ids) for delta in answer) for answer in answers] == [20] * 5
     assert is_empty(generator)
 
 
@@ -145,11 +151,12 @@ async def test_a_length_that_is_lowered_ends_the_answer_and_counts_as_what_is_le
     sampling = SamplingParams(max_tokens=10**6, ignore_eos=True)
     long = replace(REQUEST, prompt=(60,) * 4090, sampling=sampling)
     accepted, _ = await open_streams(generator, 2)
-    waiting = generator.generate(long)
-    assert isinstance((await anext(waiting))[0], Accepted)
-    assert generator._admission.num_waiting_tokens == 4096
-    await close(accepted)
-    text = TextDelta.join([event async for [event] in waiting if isinstance(event, TextDelta)])
+    backend = local_backend(generator)
+    async with aclosing(backend):
+        waiting = await backend.generate(long)
+        assert generator._admission.num_waiting_tokens == 4096
+        await close(accepted)
+        text = await read_to_end(waiting)
     assert (len(text.token_ids), text.finish_reason) == (6, FinishReason.LENGTH)
     assert is_empty(generator)
 

@@ -9,8 +9,7 @@ from deployments.engine.engine_thread import EngineDeadError
 from deployments.engine.output import EngineStats
 from deployments.engine.scheduling.sequence import SequenceRequest
 from deployments.errors import GenerationFailedError, ReplicaUnavailableError
-from deployments.generator.async_engine import MIN_INTERVAL_S, AsyncEngine
-from deployments.generator.delta_stream import DeltaStream
+from deployments.generator.async_engine import AsyncEngine
 from tests.engine.tiny_models import load, make_engine, qwen2
 
 ENDLESS = SamplingParams(temperature=0, ignore_eos=True)
@@ -45,6 +44,26 @@ def endless(name: str) -> SequenceRequest:
     return SequenceRequest(name, (1, 2, 3), ENDLESS)
 
 
+class Gains:
+    """Takes the deltas of a sequence, for a reader that waits for each."""
+
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[TextDelta] = asyncio.Queue()
+        self.take = self._queue.put_nowait
+
+    async def next(self) -> TextDelta:
+        async with asyncio.timeout(60):
+            return await self._queue.get()
+
+    async def next_of(self, num: int) -> list[TextDelta]:
+        return [await self.next() for _ in range(num)]
+
+    async def last(self) -> TextDelta:
+        while (delta := await self.next()).finish_reason is None:
+            pass
+        return delta
+
+
 async def test_start_raises_the_error_of_making_the_engine() -> None:
     def fail() -> Engine:
         raise MemoryError("the model is too large")
@@ -54,12 +73,13 @@ async def test_start_raises_the_error_of_making_the_engine() -> None:
 
 
 async def test_a_ping_does_not_wait_for_a_slot(engine: AsyncEngine) -> None:
-    with engine.running(endless("busy")) as gains:
-        assert await anext(gains)
+    gains = Gains()
+    with engine.running(endless("busy"), gains.take):
+        await gains.next()
         async with asyncio.timeout(10):
             await engine.ping()
             await engine.ping()
-        assert await anext(gains)
+        await gains.next()
 
 
 async def test_a_ping_of_a_failing_engine_raises(
@@ -83,11 +103,11 @@ async def test_an_engine_that_runs_but_gives_no_tokens_is_not_healthy(
 
     monkeypatch.setattr("deployments.engine.recovery.sampling_recovery.sample", fail)
     for i in range(2):
-        with (
-            engine.running(endless(f"r{i}")) as gains,
-            pytest.raises(GenerationFailedError, match="sampled"),
-        ):
-            await anext(gains)
+        gains = Gains()
+        with engine.running(endless(f"r{i}"), gains.take):
+            failed = await gains.last()
+        assert failed.finish_reason is FinishReason.ERROR
+        assert "sampled" in (failed.error or "")
         with pytest.raises(GenerationFailedError, match="sampled"):
             await engine.check_health()
 
@@ -102,12 +122,11 @@ async def test_a_bug_in_the_engine_fails_its_health_and_its_streams(
     def fail() -> None:
         raise KeyError("a bug")
 
-    with engine.running(endless("r")) as gains:
-        await anext(gains)
+    gains = Gains()
+    with engine.running(endless("r"), gains.take):
+        await gains.next()
         monkeypatch.setattr(inner._scheduler, "schedule", fail)
-        with pytest.raises(ReplicaUnavailableError):
-            async for _ in gains:
-                pass
+        assert (await gains.last()).finish_reason is FinishReason.ABORT
     with pytest.raises(EngineDeadError):
         await engine.check_health()
 
@@ -115,24 +134,23 @@ async def test_a_bug_in_the_engine_fails_its_health_and_its_streams(
 async def test_streams_of_an_engine_that_ends_may_be_resumed_elsewhere(
     engine: AsyncEngine,
 ) -> None:
-    with engine.running(endless("r")) as gains:
-        await anext(gains)
+    gains = Gains()
+    with engine.running(endless("r"), gains.take):
+        await gains.next()
         await asyncio.to_thread(engine.stop)
-        with pytest.raises(ReplicaUnavailableError):
-            async for _ in gains:
-                pass
-    with pytest.raises(ReplicaUnavailableError), engine.running(endless("late")):
+        last = await gains.last()
+    assert (last.finish_reason, last.error) == (FinishReason.ABORT, None)
+    with pytest.raises(ReplicaUnavailableError), engine.running(endless("late"), gains.take):
         pass
 
 
-async def test_the_more_streams_there_are_the_longer_each_collects(engine: AsyncEngine) -> None:
-    engine.max_messages_per_s = 8
-    with engine.running(endless("a")):
-        assert engine._interval_s() == 1 / 8
-        with engine.running(endless("b")):
-            assert engine._interval_s() == 2 / 8
-        assert engine._interval_s() == 1 / 8
-    assert engine._interval_s() == MIN_INTERVAL_S
+async def test_a_block_that_ends_early_aborts_its_sequence(engine: AsyncEngine) -> None:
+    gains = Gains()
+    with engine.running(endless("left"), gains.take):
+        await gains.next()
+    async with asyncio.timeout(60):
+        while engine.stats.num_running:
+            await engine.ping()
 
 
 class Spreading(Observed):
@@ -140,10 +158,10 @@ class Spreading(Observed):
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__()
-        self.streams = {name: DeltaStream() for name in ("a", "b")}
+        self.gains = {name: Gains() for name in ("a", "b")}
         self.num_calls = 0
         self.real_loop = asyncio.get_running_loop()
-        monkeypatch.setattr(self, "_streams", self.streams)
+        monkeypatch.setattr(self, "_takers", {n: g.take for n, g in self.gains.items()})
         monkeypatch.setattr(self, "_loop", self)
 
     def is_closed(self) -> bool:
@@ -173,14 +191,12 @@ async def test_steps_that_the_loop_has_not_handled_take_one_call(
     for i in range(5):
         spreading.hand_over(("a", gain(i)), ("b", gain(10 + i)), ("gone", gain(20 + i)))
     assert spreading.num_calls == 1
-    async with asyncio.timeout(10):
-        assert await spreading.streams["a"].take() == [gain(i) for i in range(5)]
-        assert await spreading.streams["b"].take() == [gain(10 + i) for i in range(5)]
+    assert await spreading.gains["a"].next_of(5) == [gain(i) for i in range(5)]
+    assert await spreading.gains["b"].next_of(5) == [gain(10 + i) for i in range(5)]
     assert len(spreading.seen) == 1
     spreading.hand_over(("a", gain(5)))
     assert spreading.num_calls == 2
-    async with asyncio.timeout(10):
-        assert await spreading.streams["a"].take() == [gain(5)]
+    assert await spreading.gains["a"].next() == gain(5)
 
 
 async def test_deltas_handed_over_during_a_call_get_their_own_call(
@@ -194,18 +210,14 @@ async def test_deltas_handed_over_during_a_call_get_their_own_call(
 
     monkeypatch.setattr(spreading, "_on_stats", observe)
     spreading.hand_over(("a", gain(0)))
-    found = list[TextDelta]()
-    async with asyncio.timeout(10):
-        while len(found) < 3:
-            found += await spreading.streams["a"].take()
-    assert found == [gain(0), gain(1), gain(2)]
+    assert await spreading.gains["a"].next_of(3) == [gain(0), gain(1), gain(2)]
     assert spreading.num_calls == 3
 
 
 async def test_nothing_is_lost_when_the_engine_hands_over_while_the_loop_spreads(
     spreading: Spreading,
 ) -> None:
-    num_tokens, found = 5000, list[TextDelta]()
+    num_tokens = 5000
 
     def run_steps() -> None:
         for i in range(num_tokens - 1):
@@ -213,9 +225,6 @@ async def test_nothing_is_lost_when_the_engine_hands_over_while_the_loop_spreads
         spreading.hand_over(("a", gain(num_tokens - 1, FinishReason.LENGTH)))
 
     engine = asyncio.create_task(asyncio.to_thread(run_steps))
-    stream = spreading.streams["a"]
-    async with asyncio.timeout(60):
-        while not stream.is_finished:
-            found += await stream.take()
-        await engine
+    found = await spreading.gains["a"].next_of(num_tokens)
+    await engine
     assert [i for delta in found for i in delta.token_ids] == list(range(num_tokens))

@@ -1,8 +1,9 @@
 """Two hundred clients at once ask a model with 8 slots and a queue of 16."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ import ray
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from deployments.contract import GenerationEvent, GenerationRequest
-from deployments.generator.admission import Permit
+from deployments.channel.outbox import OutgoingStream
+from deployments.channel.server import ChannelServer
+from deployments.contract import StreamKey, TextDelta
 from deployments.model_spec import ModelSpec
-from deployments.text_generator import TextGenerator
+from deployments.text_generator import TextGenerator, node_address
 from serve_app.config import AppConfig, ModelConfig
 from serve_app.ingress import Ingress
 from tests.deployments.tiny_folder import spec
@@ -26,25 +28,51 @@ DEADLINE_S = 120
 Handle = DeploymentHandle[Any]
 
 
+class HeldChannels(ChannelServer):
+    """Holds all deltas until it is told to release them."""
+
+    def __init__(self, host: str) -> None:
+        super().__init__(host)
+        self._is_held = True
+        self._held: list[Callable[[], None]] = []
+
+    def hold(self) -> None:
+        self._is_held = True
+
+    def let_go(self) -> None:
+        self._is_held = False
+        held, self._held = self._held, []
+        for put in held:
+            put()
+        self.flush()
+
+    @contextmanager
+    def stream(self, key: StreamKey) -> Iterator[OutgoingStream]:
+        with super().stream(key) as stream:
+            put = stream.put
+
+            def put_or_hold(delta: TextDelta) -> None:
+                if self._is_held:
+                    self._held.append(partial(put, delta))
+                else:
+                    put(delta)
+
+            stream.put = put_or_hold  # type: ignore[method-assign] # only of this stream
+            yield stream
+
+
 class HeldGenerator(TextGenerator):
     """Accepts requests, and holds their answers until it is told to release them."""
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec)
-        self._gate = asyncio.Event()
+        self._channels: HeldChannels = HeldChannels(node_address())
 
     async def hold(self) -> None:
-        self._gate.clear()
+        self._channels.hold()
 
     async def let_go(self) -> None:
-        self._gate.set()
-
-    async def _generate(
-        self, request: GenerationRequest, permit: Permit
-    ) -> AsyncGenerator[list[GenerationEvent], None]:
-        async for message in super()._generate(request, permit):
-            yield message
-            await self._gate.wait()
+        self._channels.let_go()
 
 
 def serve_held(

@@ -15,6 +15,7 @@ import pytest
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
+from deployments.channel.server import ChannelServer
 from deployments.contract import (
     Accepted,
     ChatMessage,
@@ -26,6 +27,7 @@ from deployments.contract import (
     TextDelta,
     TextPart,
 )
+from deployments.text_generator import node_address
 from serve_app.config import AppConfig, ModelConfig
 from serve_app.ingress import Ingress
 from tests.deployments.tiny_folder import spec
@@ -38,6 +40,9 @@ ABORT_BUDGET_S = 0.05
 class Echo:
     """Answers with the prompt's own text, one character at a time."""
 
+    def __init__(self) -> None:
+        self._channels = ChannelServer(node_address())
+
     async def describe(self) -> ModelDescription:
         return ModelDescription(
             "echo", 0, 1000, accepts_images=False, default_sampling=SamplingParams()
@@ -47,14 +52,20 @@ class Echo:
         """Report good health."""
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[list[GenerationEvent]]:
-        yield [Accepted(1)]
         message = request.prompt[0]
         assert isinstance(message, ChatMessage)
         part = message.parts[0]
         assert isinstance(part, TextPart)
-        for character in part.text:
-            yield [TextDelta((1,), character)]
-        yield [TextDelta((1,), "", FinishReason.STOP)]
+        assert request.stream is not None
+        address = await self._channels.address()
+        with self._channels.stream(request.stream) as stream:
+            yield [Accepted(1, channel=address)]
+            for character in part.text:
+                stream.put(TextDelta((1,), character))
+                self._channels.flush()
+            stream.put(TextDelta((1,), "", FinishReason.STOP))
+            self._channels.flush()
+            await stream.wait_until_ended()
 
 
 @pytest.fixture(scope="module")

@@ -1,67 +1,20 @@
 """A replica of a real model in the tests' own process, without Ray."""
 
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, cast
 
 import httpx
 from ray import serve
 
-from deployments.contract import (
-    Accepted,
-    GenerationRequest,
-    ModelDescription,
-    TextDelta,
-    TokenizedPrompt,
-    TokenizeRequest,
-)
 from deployments.device.device import open_device
 from deployments.text_generator import TextGenerator
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
+from tests.deployments.local_handle import local_backend
 from tests.deployments.replica_context import as_replica
 from tests.deployments.tiny_folder import spec
-
-
-class LocalStream:
-    """A replica's stream without Ray."""
-
-    def __init__(self, events: AsyncIterator[list[Any]], accepted: Accepted) -> None:
-        self.num_prompt_tokens = accepted.num_prompt_tokens
-        self.reasoning = accepted.reasoning
-        self._events = events
-
-    def __aiter__(self) -> AsyncIterator[list[TextDelta]]:
-        return self._events
-
-    async def aclose(self) -> None:
-        await self._events.aclose()  # type: ignore[attr-defined] # a generator, as Ray has it
-
-
-class LocalBackend:
-    """A replica in this process."""
-
-    def __init__(self, generator: TextGenerator) -> None:
-        self._generator = generator
-
-    async def generate(self, request: GenerationRequest) -> LocalStream:
-        events = aiter(self._generator.generate(request))
-        (accepted,) = await anext(events)
-        assert isinstance(accepted, Accepted)
-        return LocalStream(events, accepted)
-
-    async def describe(self) -> ModelDescription:
-        return await self._generator.describe()
-
-    async def tokenize(self, request: TokenizeRequest) -> TokenizedPrompt:
-        return await self._generator.tokenize(request)
-
-    async def detokenize(self, token_ids: tuple[int, ...]) -> str:
-        return await self._generator.detokenize(token_ids)
-
-    async def ping(self) -> None:
-        await self._generator.ping()
 
 
 @contextmanager
@@ -95,7 +48,11 @@ async def local_client(
     generator: TextGenerator, config: AppConfig
 ) -> AsyncIterator[httpx.AsyncClient]:
     """Open a client of the application that this replica serves as `m`."""
-    app: Any = build_app(AppParts(config, {"m": LocalBackend(generator)}))
+    backend = local_backend(generator)
+    app: Any = build_app(AppParts(config, {"m": backend}))
     transport = httpx.ASGITransport(app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+    async with (
+        aclosing(backend),
+        httpx.AsyncClient(transport=transport, base_url="http://test") as client,
+    ):
         yield client

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from deployments import text_classifier
-from deployments.text_generator import USER_CONFIG_KEYS
-from serve_app.commands.check import USER_CONFIGS, find_problems, main
+from deployments.user_config import BATCH_KEYS
+from serve_app.commands.check import BatchingConfig, find_problems, main
 
 ROOT = Path(__file__).resolve().parents[3]
 SHIPPED = (ROOT / "serve_config.yaml").read_text(encoding="utf-8")
@@ -120,10 +119,6 @@ def test_unknown_key_of_any_section_is_found(place: Any, path: str, hint: str) -
             {"model": {"user_config": {"batch_wait_timeout_s": -1}}},
             f"{MODEL}.user_config.batch_wait_timeout_s",
         ),
-        (
-            {"model": {"user_config": {"max_messages_per_s": 0}}},
-            f"{MODEL}.user_config.max_messages_per_s",
-        ),
         ({"application": {"args": {}}}, "applications[0].args.models"),
         ({"application": {"deployments": {"name": "x"}}}, "applications[0].deployments"),
         ({"application": {"deployments": [None]}}, "applications[0].deployments[0]"),
@@ -156,17 +151,17 @@ def test_code_that_the_file_names_is_not_imported() -> None:
 
 
 def test_user_config_of_a_model_accepts_exactly_its_deployments_keys() -> None:
-    assert set(USER_CONFIGS["generate"].model_fields) == USER_CONFIG_KEYS
-    assert set(USER_CONFIGS["classify"].model_fields) == text_classifier.USER_CONFIG_KEYS
-    ones = dict.fromkeys(USER_CONFIG_KEYS, 1)
+    assert set(BatchingConfig.model_fields) == BATCH_KEYS
+    ones = dict.fromkeys(BATCH_KEYS, 1)
     assert problems(model={"user_config": ones | {"max_queued_tokens": 1024}}) == []
 
 
+def test_a_user_config_with_a_key_of_older_versions_is_refused() -> None:
+    (problem,) = problems(model={"user_config": {"max_messages_per_s": 8}})
+    assert problem.startswith(f"{MODEL}.user_config: unknown key 'max_messages_per_s'")
+
+
 def test_a_classifier_refuses_the_keys_of_generation() -> None:
-    text = SHIPPED.replace("batch_wait_timeout_s: 0 #", "max_messages_per_s: 8 #")
-    (problem,) = find_problems(text)
-    detector = "applications[0].deployments[2].user_config"
-    assert problem.startswith(f"{detector}: unknown key 'max_messages_per_s'")
     text = SHIPPED.replace("task: classify\n", "task: classify\n          max_num_seqs: 4\n")
     (problem,) = find_problems(text)
     assert problem.startswith("applications[0].args.models[1]: task 'classify' has no max_num_seqs")

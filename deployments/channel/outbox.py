@@ -1,0 +1,113 @@
+"""What a replica has for one ingress: the deltas of all its streams that are not yet sent.
+
+`flush` sends them as one message. While the ingress is not connected, or reads too slowly, they
+gather: then each stream gets one joined delta later. So the outbox holds at most the answers
+themselves, however slow the ingress is.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from deployments.channel.wire import Entry, encode_message
+from deployments.engine.output import FinishReason, TextDelta
+
+MAX_NUM_DELTAS: Final = 1024
+"""The most deltas in one message. After each message the outbox looks again whether the ingress
+keeps up; a step of the engine seldom has more."""
+
+ABORTED: Final = TextDelta((), "", FinishReason.ABORT)
+
+
+class OutgoingStream:
+    """One sequence's way to its ingress."""
+
+    def __init__(self, outbox: "Outbox", number: int) -> None:
+        self._outbox = outbox
+        self._number = number
+        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.is_delivered = False
+
+    def put(self, delta: TextDelta) -> None:
+        """Add a delta to the next message; none may follow the last one."""
+        self._outbox.put(self._number, delta)
+
+    async def wait_until_ended(self) -> None:
+        """Wait until the last delta is on its way, or the ingress is lost."""
+        await self._ended
+
+    def end(self, *, is_delivered: bool) -> None:
+        """Wake the waiting sequence: the last delta was sent, or nothing can be sent any more."""
+        self.is_delivered = self.is_delivered or is_delivered
+        if not self._ended.done():
+            self._ended.set_result(None)
+
+
+class Outbox:
+    """The streams to one ingress."""
+
+    def __init__(self) -> None:
+        self._streams: dict[int, OutgoingStream] = {}
+        self._gathered: dict[int, list[TextDelta]] = {}
+        self._send: Callable[[bytes], None] | None = None
+        self.is_paused = False
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the ingress is connected."""
+        return self._send is not None
+
+    def open(self, number: int) -> OutgoingStream:
+        """Add a stream; its ingress never uses a number twice."""
+        assert number not in self._streams, f"stream {number} is open already"
+        stream = self._streams[number] = OutgoingStream(self, number)
+        return stream
+
+    def close(self, number: int) -> None:
+        """Remove a stream; unless its last delta was sent, the ingress hears of an abort."""
+        if not self._streams.pop(number).is_delivered:
+            self._gathered[number] = [ABORTED]
+            self.flush()
+
+    def put(self, number: int, delta: TextDelta) -> None:
+        """Add what a stream has gained."""
+        self._gathered.setdefault(number, []).append(delta)
+
+    def flush(self) -> None:
+        """Send all that is there, as far as the ingress keeps up."""
+        while self._gathered and self._send is not None and not self.is_paused:
+            self._send(encode_message(self._take()))
+
+    def connect(self, send: Callable[[bytes], None]) -> None:
+        """Send to this connection from now on, first what has gathered."""
+        self._send = send
+        self.is_paused = False
+        self.flush()
+
+    def disconnect(self) -> None:
+        """End all streams: what was sent last may be lost, so none can go on.
+
+        If the ingress connects again, it hears that they were aborted.
+        """
+        self._send = None
+        self._gathered = {number: [ABORTED] for number in self._streams}
+        for stream in self._streams.values():
+            stream.end(is_delivered=False)
+
+    def _take(self) -> list[Entry]:
+        """Remove the deltas of the next message; return one entry for each stream."""
+        entries: list[Entry] = []
+        room = MAX_NUM_DELTAS
+        for number in list(self._gathered):
+            deltas = self._gathered.pop(number)
+            if len(deltas) > room:
+                self._gathered[number] = deltas[room:]
+                deltas = deltas[:room]
+            room -= len(deltas)
+            entries.append((number, TextDelta.join(deltas)))
+            stream = self._streams.get(number)
+            if stream is not None and deltas[-1].finish_reason is not None:
+                stream.end(is_delivered=True)
+            if not room:
+                break
+        return entries

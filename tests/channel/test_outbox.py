@@ -1,0 +1,148 @@
+import pytest
+
+from deployments.channel import outbox as module
+from deployments.channel.outbox import Outbox
+from deployments.channel.wire import MAX_MESSAGE_BYTES, Entry, FrameReader, decode_message
+from deployments.contract import FinishReason, TextDelta
+
+LAST = TextDelta((9,), "!", FinishReason.STOP)
+ABORTED = TextDelta((), "", FinishReason.ABORT)
+
+
+def gain(token_id: int) -> TextDelta:
+    return TextDelta((token_id,), str(token_id))
+
+
+class Ingress:
+    """Collects what an outbox sends; its buffer is full after some messages."""
+
+    def __init__(self, outbox: Outbox, room: int = 10**6) -> None:
+        self.messages: list[list[Entry]] = []
+        self._outbox = outbox
+        self._room = room
+
+    def send(self, frame: bytes) -> None:
+        (payload,) = FrameReader(MAX_MESSAGE_BYTES).feed(frame)
+        self.messages.append(decode_message(payload))
+        self._room -= 1
+        self._outbox.is_paused = self._room <= 0
+
+    def read(self, room: int) -> None:
+        self._room = room
+        self._outbox.is_paused = False
+        self._outbox.flush()
+
+
+async def test_what_all_streams_gained_is_one_message() -> None:
+    outbox = Outbox()
+    ingress = Ingress(outbox)
+    outbox.connect(ingress.send)
+    one, two = outbox.open(1), outbox.open(2)
+    for step in range(2):
+        one.put(gain(step))
+        two.put(gain(10 + step))
+        outbox.flush()
+    outbox.flush()
+    assert ingress.messages == [[(1, gain(0)), (2, gain(10))], [(1, gain(1)), (2, gain(11))]]
+
+
+async def test_what_gathers_before_the_ingress_connects_is_sent_then_joined() -> None:
+    outbox = Outbox()
+    one = outbox.open(1)
+    for step in range(3):
+        one.put(gain(step))
+        outbox.flush()
+    ingress = Ingress(outbox)
+    outbox.connect(ingress.send)
+    assert ingress.messages == [[(1, TextDelta((0, 1, 2), "012"))]]
+
+
+async def test_a_slow_ingress_gets_one_joined_entry_for_each_stream() -> None:
+    outbox = Outbox()
+    ingress = Ingress(outbox, room=1)
+    outbox.connect(ingress.send)
+    streams = [outbox.open(number) for number in range(3)]
+    for step in range(100):
+        for stream in streams:
+            stream.put(gain(step))
+        outbox.flush()
+    assert len(ingress.messages) == 1
+    ingress.read(room=1)
+    rest = TextDelta.join([gain(step) for step in range(1, 100)])
+    assert ingress.messages[1:] == [[(number, rest) for number in range(3)]]
+
+
+async def test_a_long_backlog_is_sent_in_parts_that_wait_for_the_ingress(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "MAX_NUM_DELTAS", 10)
+    outbox = Outbox()
+    ingress = Ingress(outbox, room=0)
+    for number in range(3):
+        stream = outbox.open(number)
+        for step in range(8):
+            stream.put(gain(step))
+    outbox.connect(ingress.send)
+    assert len(ingress.messages) == 1
+    assert sum(len(delta.token_ids) for _, delta in ingress.messages[0]) == 10
+    ingress.read(room=9)
+    entries = [entry for message in ingress.messages for entry in message]
+    whole = TextDelta.join([gain(step) for step in range(8)])
+    for number in range(3):
+        assert TextDelta.join([delta for n, delta in entries if n == number]) == whole
+
+
+async def test_a_stream_ends_once_its_last_delta_is_on_its_way() -> None:
+    outbox = Outbox()
+    ingress = Ingress(outbox, room=0)
+    outbox.connect(ingress.send)
+    outbox.is_paused = True
+    stream = outbox.open(1)
+    stream.put(LAST)
+    outbox.flush()
+    assert not stream.is_delivered
+    ingress.read(room=1)
+    await stream.wait_until_ended()
+    outbox.close(1)
+    assert ingress.messages == [[(1, LAST)]]
+
+
+async def test_a_stream_that_is_closed_early_is_dropped_and_told_to_be_aborted() -> None:
+    outbox = Outbox()
+    ingress = Ingress(outbox, room=1)
+    outbox.connect(ingress.send)
+    one, two = outbox.open(1), outbox.open(2)
+    one.put(gain(0))
+    outbox.flush()
+    one.put(gain(1))
+    two.put(gain(2))
+    outbox.close(1)
+    ingress.read(room=1)
+    assert sorted(ingress.messages[1]) == [(1, ABORTED), (2, gain(2))]
+
+
+async def test_all_streams_of_a_lost_ingress_end_and_their_deltas_are_dropped() -> None:
+    outbox = Outbox()
+    first = Ingress(outbox)
+    outbox.connect(first.send)
+    streams = [outbox.open(number) for number in range(2)]
+    streams[0].put(gain(0))
+    outbox.flush()
+    streams[1].put(gain(1))
+    outbox.disconnect()
+    for stream in streams:
+        await stream.wait_until_ended()
+    again = Ingress(outbox)
+    outbox.connect(again.send)
+    for number in range(2):
+        outbox.close(number)
+    told = [entry for message in again.messages for entry in message]
+    assert {number for number, _ in told} == {0, 1}
+    assert {delta for _, delta in told} == {ABORTED}
+
+
+async def test_a_number_that_is_in_use_is_refused() -> None:
+    outbox = Outbox()
+    outbox.open(1)
+    with pytest.raises(AssertionError, match="stream 1"):
+        outbox.open(1)

@@ -1,0 +1,21 @@
+"""A deadline for tests that wait on sockets: what never comes fails one test, not the run."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import wraps
+from typing import Any, ParamSpec
+
+P = ParamSpec("P")
+
+DEADLINE_S = 30
+
+
+def in_time(test: Callable[P, Awaitable[None]]) -> Callable[P, Coroutine[Any, Any, None]]:
+    """Fail a test that takes longer than any machine needs."""
+
+    @wraps(test)
+    async def limited(*args: P.args, **kwargs: P.kwargs) -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            await test(*args, **kwargs)
+
+    return limited
