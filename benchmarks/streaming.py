@@ -6,9 +6,10 @@ streams asks for answers of 64 tokens to prompts of about 64, no two of which be
 alternate, and medians of the rounds are compared, since machines are noisy.
 
 A gap is the time from one message with text to the next of the same answer, as its reader sees
-them: messages that arrive in one read count as one. TTFT is the time from sending a request to the first message with text. CPU time is that of
-all the server's processes. The client runs in this process and shares the machine's cores with
-ingress, engine and HAProxy, so it only notes when bytes arrive and reads them after the round.
+them: messages that arrive in one read count as one. TTFT is the time from sending a request to the
+first message with text. CPU time is that of all the server's processes. The client runs in this
+process and shares the machine's cores with ingress, engine and HAProxy, so it only notes when bytes
+arrive and reads them after the round.
 
 The baseline is the last commit in which each stream was a Serve call with messages of its own.
 
