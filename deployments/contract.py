@@ -21,6 +21,7 @@ __all__ = [
     "ChannelAddress",
     "ChatMessage",
     "Classification",
+    "ClassificationEvent",
     "ClassificationRequest",
     "Classified",
     "ClassifierDescription",
@@ -222,7 +223,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The first event of a call, or the next after `Started`: the request is tokenized and queued.
+    """The first event of a call, but for `Started`: the request is tokenized, fits and is queued.
 
     Attributes:
         num_prompt_tokens: Tokens of the prompt.
@@ -354,12 +355,15 @@ class ClassificationRequest:
         truncate: Whether to drop the end of a text that is too long; otherwise it is an error.
         max_num_tokens: The most tokens to keep of a text, special ones included; None means the
             model's length. Ignored without `truncate`.
+        num_deaths: See `GenerationRequest`. A suspect is sent to `classify_suspect`, which answers
+            `Started` first.
     """
 
     request_id: str
     texts: tuple[str, ...] = field(repr=False)
     truncate: bool = False
     max_num_tokens: int | None = None
+    num_deaths: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,6 +393,9 @@ class Classified:
 
     classifications: tuple[Classification, ...]
     replica_id: str = ""
+
+
+ClassificationEvent = Started | Classified | Refused
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ A cancelled request leaves the queue, and its unfinished results are dropped.
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 
 from ray import serve
 
@@ -18,14 +18,17 @@ from deployments.classifier.sequence_classifier import SequenceClassifier
 from deployments.classifier.text_encoder import EncodedTexts, TextEncoder
 from deployments.contract import (
     Classification,
+    ClassificationEvent,
     ClassificationRequest,
     Classified,
     ClassifierDescription,
     Refused,
+    Started,
 )
 from deployments.errors import OverloadedError, RaystreamError, ReplicaUnavailableError
 from deployments.metrics import ClassifierMetrics
 from deployments.model_replica import ModelReplica
+from deployments.probation import Probation
 from deployments.user_config import BATCH_KEYS, given_settings, queue_limits, set_batching
 
 MAX_BATCH_SIZE = 32
@@ -48,6 +51,7 @@ class TextClassifier(ModelReplica):
         loaded = self._placed.loaded
         self._encoder = TextEncoder(loaded.tokenizer, loaded.max_model_len)
         self._metrics = ClassifierMetrics()
+        self._probation = Probation()
         self._description = ClassifierDescription(
             id=spec.id,
             created=int(time.time()),
@@ -85,11 +89,14 @@ class TextClassifier(ModelReplica):
         Raises:
             ReplicaUnavailableError: The worker has ended; Serve replaces the replica.
         """
-        if not self._worker.is_alive:
-            raise ReplicaUnavailableError("The classifier's worker has ended.")
+        self._require_alive()
         if self._worker.num_batches == self._num_batches_seen:
             await self.ping()
         self._num_batches_seen = self._worker.num_batches
+
+    def _require_alive(self) -> None:
+        if not self._worker.is_alive:
+            raise ReplicaUnavailableError("The classifier's worker has ended.")
 
     async def ping(self) -> None:
         """Wait until the device has run a micro-batch; an idle device gets a short text.
@@ -114,6 +121,20 @@ class TextClassifier(ModelReplica):
             return Refused(error.message, error.retry_after_s or 1, self._replica_id)
         self._metrics.observe_finish(duration_s=time.monotonic() - arrived)
         return classified
+
+    async def classify_suspect(
+        self, request: ClassificationRequest
+    ) -> AsyncIterator[list[ClassificationEvent]]:
+        """Stream two lists: `Started` when this suspect's turn has come, then `classify`'s answer.
+
+        Raises:
+            RaystreamError: The request was refused or has failed (see `deployments.errors`).
+        """
+        async with self._probation.trial(request.num_deaths):
+            self._require_alive()
+            yield [Started()]
+            answer = await self.classify(request)
+        yield [answer]
 
     async def _classify(self, request: ClassificationRequest, job: Job) -> Classified:
         encoded = await self._encode(request)

@@ -29,6 +29,7 @@ from deployments.contract import (
     PromptReasoning,
     Refused,
     SamplingParams,
+    Started,
     TokenizedPrompt,
     TokenizeRequest,
 )
@@ -51,6 +52,7 @@ from deployments.generator.placed_engine import PlacedEngine, place_engine
 from deployments.generator.prompt_encoder import EncodedPrompt, PromptEncoder
 from deployments.metrics import GeneratorMetrics, StreamClock
 from deployments.model_replica import ModelReplica
+from deployments.probation import Probation, Trial
 from deployments.user_config import BATCH_KEYS, given_settings, queue_limits, set_batching
 
 MAX_NUM_TOKEN_CALLS = 256
@@ -78,6 +80,7 @@ class TextGenerator(ModelReplica):
                 self.plan.num_slots, self._spec.max_queued_requests, self._spec.max_queued_tokens
             )
         )
+        self._probation = Probation()
         # A separate thread: a large grammar would otherwise delay every prompt.
         self._compiling = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar")
         self._metrics = GeneratorMetrics(self.plan.num_slots)
@@ -141,23 +144,28 @@ class TextGenerator(ModelReplica):
     async def generate(self, request: GenerationRequest) -> AsyncIterator[list[GenerationEvent]]:
         """Yield `Accepted` in a list of its own, and end when the sequence has ended.
 
-        Its deltas go to `request.stream`. A full replica yields only `Refused`. Closing the
-        iterator aborts the sequence.
+        Its deltas go to `request.stream`. A suspect waits for its turn, and gets `Started`, also in
+        a list of its own, before anything is done for it. A full replica yields only `Refused`.
+        Closing the iterator aborts the sequence.
 
         Raises:
             RaystreamError: The request was refused or has failed (see `deployments.errors`).
         """
         try:
             with self._admission.permit(request) as permit:
-                async with aclosing(self._generate(request, permit)) as events:
-                    async for ready in events:
-                        yield ready
+                async with self._probation.trial(request.num_deaths) as trial:
+                    if trial.is_on:
+                        self._engine.require_alive()
+                        yield [Started()]
+                    async with aclosing(self._generate(request, permit, trial)) as events:
+                        async for ready in events:
+                            yield ready
         except OverloadedError as error:
             is_full = self._admission.is_full
             yield [Refused(error.message, error.retry_after_s or 1, self._replica_id, is_full)]
 
     async def _generate(
-        self, request: GenerationRequest, permit: Permit
+        self, request: GenerationRequest, permit: Permit, trial: Trial
     ) -> AsyncGenerator[list[GenerationEvent], None]:
         arrived = time.monotonic()
         encoded = await self._encode(request)
@@ -190,6 +198,7 @@ class TextGenerator(ModelReplica):
 
             def take(delta: TextDelta) -> None:
                 clock.observe(delta)
+                trial.gained(len(delta.token_ids))
                 stream.put(delta)
 
             with self._engine.running(sequence, take):

@@ -225,6 +225,8 @@ class LimitsConfig(StrictModel):
         stall_timeout_s: Most seconds from one token to the next; None sets no limit.
         total_timeout_s: Most seconds from a request to the end of its answer; classification
             requests have only this time limit. None sets no limit.
+        failover_timeout_s: Most seconds from the loss of an answer's replica until another goes on
+            with it, or begins anew if nothing had come.
         slow_reader_timeout_s: Most seconds that a client may leave a stream unread while there is
             more to send; then it loses the stream. None waits forever.
         max_num_tools: Tools that one request may offer to the model.
@@ -257,6 +259,7 @@ class LimitsConfig(StrictModel):
     first_token_timeout_s: float | None = Field(default=600, gt=0, allow_inf_nan=False)
     stall_timeout_s: float | None = Field(default=120, gt=0, allow_inf_nan=False)
     total_timeout_s: float | None = Field(default=3600, gt=0, allow_inf_nan=False)
+    failover_timeout_s: float = Field(default=90, gt=0, allow_inf_nan=False)
     slow_reader_timeout_s: float | None = Field(default=30, gt=0, allow_inf_nan=False)
     max_num_tools: int = Field(default=128, ge=0, le=MAX_NUM_TOOLS)
     max_tools_bytes: int = Field(default=64 * 2**10, ge=0)

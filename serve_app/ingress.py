@@ -29,9 +29,14 @@ from serve_app.api.tokenize.routes import TokenizeApi
 from serve_app.backends.catalog import ModelCatalog
 from serve_app.backends.classification import ClassificationBackend, HandleClassificationBackend
 from serve_app.backends.deadlines import DeadlineClassificationBackend, DeadlineGenerationBackend
+from serve_app.backends.failover import (
+    FailoverClassificationBackend,
+    FailoverGenerationBackend,
+)
 from serve_app.backends.generation import GenerationBackend, HandleGenerationBackend
 from serve_app.backends.handles import Handle
 from serve_app.backends.ledger_handle import HandleLedger, Ledger
+from serve_app.backends.losses import FailoverLimits
 from serve_app.clock import Clock, SystemClock
 from serve_app.config import AppConfig
 from serve_app.http.errors import install_error_handlers
@@ -111,13 +116,19 @@ def build_app(parts: AppParts) -> FastAPI:
 
 
 def _catalog(parts: AppParts) -> ModelCatalog:
-    """Return the catalog of models, each wrapped to enforce the time limits."""
+    """Return the catalog of models, each wrapped to outlive replicas and to keep time limits."""
     limits = parts.config.limits
+    failover = FailoverLimits(limits.failover_timeout_s)
     return ModelCatalog(
-        {id_: DeadlineGenerationBackend(parts.generators[id_], limits) for id_ in parts.generators},
         {
-            id_: DeadlineClassificationBackend(parts.classifiers[id_], limits.total_timeout_s)
-            for id_ in parts.classifiers
+            id_: DeadlineGenerationBackend(FailoverGenerationBackend(backend, failover), limits)
+            for id_, backend in parts.generators.items()
+        },
+        {
+            id_: DeadlineClassificationBackend(
+                FailoverClassificationBackend(backend, failover), limits.total_timeout_s
+            )
+            for id_, backend in parts.classifiers.items()
         },
     )
 

@@ -56,7 +56,8 @@ class TextDelta:
         text: New text that is final. It may be empty while bytes of a character or a possible
             stop string are held back.
         finish_reason: Set only on the last delta.
-        error: What went wrong; set only with `FinishReason.ERROR`.
+        error: What went wrong; set with `FinishReason.ERROR`, and with `ABORT` if the whole engine
+            has failed.
         logprobs: One for each of `token_ids` if they were requested, else empty. They arrive with
             their ids, even if the text is held back or cut off by a stop string.
         num_cached_tokens: Set only on the first delta: prompt tokens whose keys and values were

@@ -16,10 +16,16 @@ from deployments.engine.engine import Engine
 from deployments.engine.engine_thread import Deltas, EngineDeadError, EngineThread
 from deployments.engine.output import EngineStats, FinishReason, TextDelta
 from deployments.engine.scheduling.sequence import SequenceRequest
-from deployments.errors import GenerationFailedError, ReplicaUnavailableError
+from deployments.errors import (
+    GenerationAbortedError,
+    GenerationFailedError,
+    RaystreamError,
+    ReplicaUnavailableError,
+)
 
 PROBE = SamplingParams(temperature=0, max_tokens=1)
 PROGRESS = TextDelta((), "")
+FAILED = "the engine has failed; try again"
 
 Take = Callable[[TextDelta], None]
 """Takes the deltas of one sequence, on the event loop; it must not raise."""
@@ -47,6 +53,7 @@ class AsyncEngine:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._handed_over: deque[tuple[str, TextDelta]] = deque()
         self._is_spreading = False
+        self._is_stopped = False
         self._thread = EngineThread(make_engine, self._hand_over)
 
     def start(self) -> None:
@@ -59,12 +66,29 @@ class AsyncEngine:
 
     def stop(self) -> None:
         """Stop the thread after its current step; unfinished sequences are aborted."""
+        self._is_stopped = True
         self._thread.stop()
 
     @property
     def stats(self) -> EngineStats:
         """The engine's load and counters after its last step."""
         return self._thread.stats
+
+    def require_alive(self) -> None:
+        """Raise if the engine's thread has ended.
+
+        Raises:
+            GenerationAbortedError: It was stopped.
+            ReplicaUnavailableError: It has failed; Serve will replace the replica.
+        """
+        if not self._thread.is_alive:
+            raise self._end_error()
+
+    def _end_error(self) -> RaystreamError:
+        """Return what the engine's end means for a sequence, which may go on elsewhere."""
+        if self._is_stopped:
+            return GenerationAbortedError("the engine was stopped; try again")
+        return ReplicaUnavailableError(FAILED)
 
     def unique_id(self, name: str) -> str:
         """Return a unique name for a sequence, since clients may repeat a request id."""
@@ -104,7 +128,7 @@ class AsyncEngine:
         finally:
             self._pings.discard(probe.sequence_id)
         if delta.finish_reason is FinishReason.ABORT:
-            raise ReplicaUnavailableError("the engine has ended; try again")
+            raise self._end_error()
         if delta.finish_reason is FinishReason.ERROR:
             raise GenerationFailedError(delta.error or "the generation failed")
 
@@ -115,10 +139,12 @@ class AsyncEngine:
         Args:
             sequence: The sequence.
             take: Takes its deltas. The last one has a reason: `ABORT` if the engine has ended, so
-                that the sequence may go on elsewhere, and `ERROR` if the sequence itself failed.
+                that the sequence may go on elsewhere, with an error if the engine has failed; and
+                `ERROR` if the sequence itself failed.
 
         Raises:
-            ReplicaUnavailableError: The engine's thread has ended.
+            GenerationAbortedError: The engine was stopped.
+            ReplicaUnavailableError: The engine has failed.
         """
         self._takers[sequence.sequence_id] = take
         self._loop = asyncio.get_running_loop()
@@ -126,7 +152,7 @@ class AsyncEngine:
             self._thread.add(sequence)
             yield
         except EngineDeadError as error:
-            raise ReplicaUnavailableError("the engine has ended; try again") from error
+            raise self._end_error() from error
         finally:
             if self._takers.pop(sequence.sequence_id, None) is not None:
                 with suppress(EngineDeadError):
@@ -167,5 +193,6 @@ class AsyncEngine:
     def _last(self, delta: TextDelta) -> TextDelta:
         """Return a sequence's last delta; the engine's end is no failure of the sequence."""
         if delta.finish_reason is FinishReason.ERROR and not self._thread.is_alive:
-            return replace(delta, finish_reason=FinishReason.ABORT, error=None)
+            why = None if self._is_stopped else FAILED
+            return replace(delta, finish_reason=FinishReason.ABORT, error=why)
         return delta

@@ -1,15 +1,17 @@
 """Classifiers, as surfaces see them: a Protocol, and Ray Serve's handles behind it."""
 
+from collections.abc import Callable
 from typing import Protocol, cast
 
 from deployments.contract import (
     Classification,
+    ClassificationEvent,
     ClassificationRequest,
     Classified,
     ClassifierDescription,
     Refused,
 )
-from serve_app.backends.handles import HandleBackend
+from serve_app.backends.handles import Handle, HandleBackend, Responses, first_answer
 
 
 class ClassificationBackend(Protocol):
@@ -43,6 +45,11 @@ class ClassificationBackend(Protocol):
 class HandleClassificationBackend(HandleBackend[ClassifierDescription]):
     """A classifier behind a Ray Serve handle; see `ClassificationBackend`."""
 
+    def __init__(self, handle: Handle, count_refusal: Callable[[], object] = lambda: None) -> None:
+        """Wrap a model's handle; see `HandleBackend`."""
+        super().__init__(handle, count_refusal)
+        self._classify_suspect = handle.options(method_name="classify_suspect", stream=True)
+
     async def classify(self, request: ClassificationRequest) -> tuple[Classification, ...]:
         """Ask a replica; see `ClassificationBackend.classify`."""
         with self._refusals_counted():
@@ -50,7 +57,15 @@ class HandleClassificationBackend(HandleBackend[ClassifierDescription]):
         return classified.classifications
 
     async def _classify(self, request: ClassificationRequest) -> Classified:
-        answer = cast("Classified | Refused", await self._call("classify", request))
+        answer = await self._ask(request)
         self._replicas.hear(answer)
         assert isinstance(answer, Classified), "`hear` raises a refusal"
+        return answer
+
+    async def _ask(self, request: ClassificationRequest) -> Classified | Refused:
+        if not request.num_deaths:
+            return cast("Classified | Refused", await self._call("classify", request))
+        responses = self._classify_suspect.remote(request)
+        answer = await first_answer(cast("Responses[ClassificationEvent]", responses))
+        assert isinstance(answer, Classified | Refused), f"got a {type(answer).__name__}"
         return answer

@@ -17,7 +17,6 @@ from deployments.contract import (
     ModelDescription,
     PromptReasoning,
     Refused,
-    Started,
     TextDelta,
     TokenizedPrompt,
     TokenizeRequest,
@@ -33,9 +32,10 @@ from serve_app.backends.handles import (
     Handle,
     HandleBackend,
     Responses,
+    first_answer,
     read_to_end,
-    translated_errors,
 )
+from serve_app.backends.losses import LostAfterStartError
 from serve_app.backends.stream_box import StreamBox
 from serve_app.backends.token_channels import TokenChannels
 
@@ -124,72 +124,46 @@ class HandleGenerationBackend(HandleBackend[ModelDescription]):
         self._queue = AdmissionQueue()
         self._channels = TokenChannels()
 
-    async def generate(
-        self, request: GenerationRequest, on_started: Callable[[], object] = lambda: None
-    ) -> GenerationStream:
+    async def generate(self, request: GenerationRequest) -> GenerationStream:
         """Open a stream; see `GenerationBackend.generate`.
 
         Requests that belong to admitted work skip the queue.
 
-        Args:
-            request: The request; its `stream` is set here.
-            on_started: Called if a replica has sent `Started`.
         """
-
-        async def offer() -> GenerationStream:
-            return await self._offer(lambda: self._open(request, on_started))
-
         if request.is_admitted:
-            return await offer()
+            return await self._offer(lambda: self._open(request))
         with self._refusals_counted():
-            return await self._queue.run(offer)
+            return await self._queue.run(lambda: self._offer(lambda: self._open(request)))
 
-    async def _open(
-        self, request: GenerationRequest, on_started: Callable[[], object]
-    ) -> GenerationStream:
-        box = self._channels.open()
-        responses = cast("Responses", self._generate.remote(replace(request, stream=box.key)))
-        try:
-            answer = await self._answer(responses, on_started)
-        except BaseException:
-            self._channels.close(box)
-            responses.cancel()
-            raise
-        try:
-            self._replicas.hear(answer)
-        except RaystreamError:  # a refusal
-            self._channels.close(box)
-            raise
-        assert isinstance(answer, Accepted), "`hear` raises a refusal"
-        stream = HandleGenerationStream(responses, answer, box, self._channels)
-        try:
-            assert answer.channel is not None, "a replica says where it listens"
-            await self._channels.connect(box, answer.channel)
-        except BaseException:
-            await stream.aclose()
-            raise
-        return stream
-
-    async def _answer(
-        self, responses: Responses, on_started: Callable[[], object]
-    ) -> Accepted | Refused:
-        """Wait until a replica has accepted or refused a request.
+    async def _open(self, request: GenerationRequest) -> GenerationStream:
+        """Return the stream that a replica has accepted.
 
         Raises:
-            RaystreamError: The request is invalid, or no replica could be asked.
+            OverloadedError: The replica is full.
+            LostAfterStartError: The replica was lost after it had begun with the request.
+            RaystreamError: See `first_answer`.
         """
+        box = self._channels.open()
+        call = self._generate.remote(replace(request, stream=box.key))
+        responses = cast("Responses[GenerationEvent]", call)
         try:
-            with translated_errors():
-                event = await _next_event(responses)
-                if isinstance(event, Started):
-                    on_started()
-                    event = await _next_event(responses)
-                if isinstance(event, Refused):
-                    await anext(responses, None)  # so that Ray counts the call as ended
-        except StopAsyncIteration:
-            raise ReplicaUnavailableError("The model's replica gave no answer.") from None
-        assert isinstance(event, Accepted | Refused), f"got a {type(event).__name__}"
-        return event
+            first = await first_answer(responses)
+            assert isinstance(first, Accepted | Refused), f"got a {type(first).__name__}"
+            self._replicas.hear(first)
+        except BaseException:
+            self._channels.close(box)
+            raise
+        assert isinstance(first, Accepted), "`hear` raises a refusal"
+        stream = HandleGenerationStream(responses, first, box, self._channels)
+        try:
+            assert first.channel is not None, "a replica says where it listens"
+            await self._channels.connect(box, first.channel)
+        except BaseException as error:
+            await stream.aclose()
+            if isinstance(error, ReplicaUnavailableError):
+                raise LostAfterStartError(*error.args) from error
+            raise
+        return stream
 
     async def aclose(self) -> None:
         """Close the channels to all replicas; streams that are still open fail."""
@@ -204,12 +178,6 @@ class HandleGenerationBackend(HandleBackend[ModelDescription]):
         return cast("str", await self._call("detokenize", token_ids))
 
 
-async def _next_event(responses: Responses) -> GenerationEvent:
-    """Return a call's next event; each comes in a list of its own."""
-    (event,) = await anext(responses)
-    return event
-
-
 class HandleGenerationStream:
     """A stream that a replica has accepted.
 
@@ -221,7 +189,11 @@ class HandleGenerationStream:
     """Keeps the tasks that read calls to their ends: the event loop alone does not."""
 
     def __init__(
-        self, responses: Responses, accepted: Accepted, box: StreamBox, channels: TokenChannels
+        self,
+        responses: Responses[GenerationEvent],
+        accepted: Accepted,
+        box: StreamBox,
+        channels: TokenChannels,
     ) -> None:
         """Take over a call after its answer.
 
@@ -250,8 +222,8 @@ class HandleGenerationStream:
         """Return the deltas that have become ready since the last call.
 
         Raises:
-            ReplicaUnavailableError: The replica, or the channel to it, is lost.
-            GenerationAbortedError: The replica's engine has ended; the text may go on elsewhere.
+            ReplicaUnavailableError: The replica, its engine or the channel to it is lost.
+            GenerationAbortedError: The replica was stopped; the text may go on elsewhere.
             GenerationFailedError: The sequence has failed.
         """
         if self._error is not None:
@@ -298,6 +270,8 @@ class HandleGenerationStream:
 def _error_of(last: TextDelta) -> RaystreamError | None:
     """Return the error that a stream's last delta stands for; None for a true finish."""
     match last.finish_reason:
+        case FinishReason.ABORT if last.error is not None:
+            return ReplicaUnavailableError("The model's replica has failed.")
         case FinishReason.ABORT:
             return GenerationAbortedError("The text was aborted before it was finished.")
         case FinishReason.ERROR:

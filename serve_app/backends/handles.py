@@ -6,7 +6,7 @@ Ray.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Generator, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Generic, Protocol, Self, TypeVar, cast
 
@@ -15,7 +15,7 @@ from ray.exceptions import RayActorError, RayTaskError, TaskCancelledError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
-from deployments.contract import GenerationEvent, InvalidParameterError
+from deployments.contract import InvalidParameterError, Refused, Started
 from deployments.errors import (
     InvalidRequestError,
     OverloadedError,
@@ -23,22 +23,24 @@ from deployments.errors import (
     ReplicaUnavailableError,
 )
 from serve_app.backends.known_replicas import KnownReplicas
+from serve_app.backends.losses import LostAfterStartError, NoReplicaError, ReplicaStoppedError
 
 Handle = DeploymentHandle[Any]
 """A deployment's handle, as the composition root binds it."""
 
 T = TypeVar("T")
 DescriptionT = TypeVar("DescriptionT")
+EventT_co = TypeVar("EventT_co", covariant=True)
 
 
-class Responses(Protocol):
-    """The part of Ray's `DeploymentResponseGenerator` that we use."""
+class Responses(Protocol[EventT_co]):
+    """The part of Ray's `DeploymentResponseGenerator` that we use: lists of events."""
 
     def __aiter__(self) -> Self:
         """Return itself."""
         ...
 
-    async def __anext__(self) -> list[GenerationEvent]:
+    async def __anext__(self) -> Sequence[EventT_co]:
         """Return what the replica yielded next."""
         ...
 
@@ -112,6 +114,32 @@ class HandleBackend(Generic[DescriptionT]):
             raise
 
 
+async def first_answer(responses: Responses[EventT_co]) -> EventT_co:
+    """Return the first event of a replica's answer, skipping `Started`; cancel the call on failure.
+
+    Raises:
+        LostAfterStartError: The replica was lost after `Started`.
+        RaystreamError: The replica has failed.
+    """
+    has_started = False
+    try:
+        with translated_errors():
+            (first,) = await anext(responses)
+            if isinstance(first, Started):
+                has_started = True
+                (first,) = await anext(responses)
+            if isinstance(first, Refused):
+                await anext(responses, None)  # so that Ray counts the call as ended
+    except StopAsyncIteration:
+        raise ReplicaUnavailableError("The model's replica gave no answer.") from None
+    except BaseException as error:
+        responses.cancel()
+        if has_started and type(error) is ReplicaUnavailableError:
+            raise LostAfterStartError(*error.args) from error
+        raise
+    return first
+
+
 @contextmanager
 def translated_errors() -> Iterator[None]:
     """Raise a `RaystreamError` in place of Ray's error; let this task's own cancellation pass.
@@ -125,7 +153,7 @@ def translated_errors() -> Iterator[None]:
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
-        raise ReplicaUnavailableError("The model's replica has cancelled the request.") from error
+        raise ReplicaStoppedError("The model's replica has cancelled the request.") from error
     except (StopAsyncIteration, TaskCancelledError):
         raise
     except Exception as error:
@@ -136,7 +164,7 @@ def translated_errors() -> Iterator[None]:
         raise ours from error
 
 
-async def read_to_end(responses: Responses) -> None:
+async def read_to_end(responses: Responses[object]) -> None:
     """Read a call to its end, however it ends, so that Serve counts it as ended."""
     with suppress(RaystreamError, TaskCancelledError), translated_errors():
         async for _ in responses:
@@ -153,7 +181,9 @@ def _translate(error: Exception) -> RaystreamError:
             return InvalidRequestError(cause.message, cause.param)
         case BackPressureError():
             return OverloadedError("Too many requests wait for the model. Try again later.")
-        case RayActorError() | DeploymentUnavailableError() | grpc.aio.AioRpcError():
+        case DeploymentUnavailableError():
+            return NoReplicaError("The model has no replica.")
+        case RayActorError() | grpc.aio.AioRpcError():
             return ReplicaUnavailableError("The model's replica can't be reached.")
         case _:
             return RaystreamError("The model's replica failed at this request.")

@@ -8,6 +8,8 @@ from typing import Final
 from pydantic_core import to_json
 from starlette.types import Scope
 
+from serve_app.http.notice import Notice
+
 CLIENT_DISCONNECTED: Final = "client_disconnected"
 
 
@@ -33,6 +35,8 @@ class AccessRecord:
         is_answered: Whether the last byte was handed to the server.
         has_left: Whether the client left before that, and before anything had failed.
         warnings: What the client asked for and will not get; the answer's header tells.
+        num_moves: How often another replica took over after a loss, over all answers.
+        on_notice: Takes the notices for the client; a streamed answer sets it while it sends.
     """
 
     request_id: str
@@ -51,6 +55,8 @@ class AccessRecord:
     is_answered: bool = False
     has_left: bool = False
     warnings: tuple[str, ...] = ()
+    num_moves: int = 0
+    on_notice: Callable[[Notice], object] = lambda notice: None
 
     @property
     def num_tokens(self) -> int:
@@ -68,6 +74,10 @@ class AccessRecord:
         self.num_completion_tokens += num_tokens
         if finish_reason is not None:
             self.finish_reason = finish_reason
+
+    def moved(self) -> None:
+        """Note that another replica has taken over."""
+        self.num_moves += 1
 
     def failed(self, code: str | None) -> None:
         """Note the code of the error that broke an answer."""
@@ -107,6 +117,7 @@ class AccessRecord:
                 "error_code": self.error_code,
                 "prompt_tokens": self.num_prompt_tokens,
                 "completion_tokens": self.num_completion_tokens,
+                "moves": self.num_moves,
                 "ttft_ms": _ms(self.first_token_s, self.started_s),
                 "duration_ms": _ms(self.now(), self.started_s),
             }

@@ -1,18 +1,23 @@
 """A response that is a stream of Server-Sent Events.
 
 The response sits between a surface of `api` and the socket. It sends a ping at regular intervals,
-so that proxies keep a quiet connection open. It watches for the client's disconnect, whichever
-version of ASGI the server speaks. However it ends, it closes the stream that its events come from.
+so that proxies keep a quiet connection open, and the notices of the request's streams. It watches
+for the client's disconnect, whichever version of ASGI the server speaks. However it ends, it closes
+the stream that its events come from.
 """
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from serve_app.streaming.sse import EVENT_STREAM_HEADERS, PING, LastEvent
+from serve_app.http.access_record import current_record
+from serve_app.streaming.sse import EVENT_STREAM_HEADERS, PING, LastEvent, encode_comment
+
+if TYPE_CHECKING:
+    from serve_app.http.notice import Notice
 
 PING_INTERVAL_S = 15.0
 
@@ -56,6 +61,7 @@ class EventStreamResponse(StreamingResponse):
         others = [
             asyncio.ensure_future(self.listen_for_disconnect(receive)),
             asyncio.ensure_future(self._send_pings(send)),
+            asyncio.ensure_future(self._send_notices(send, _collected_notices())),
         ]
         try:
             await asyncio.wait([stream, *others], return_when=asyncio.FIRST_COMPLETED)
@@ -85,6 +91,11 @@ class EventStreamResponse(StreamingResponse):
             await self._sleep(self._ping_interval_s)
             await send({"type": "http.response.body", "body": PING, "more_body": True})
 
+    async def _send_notices(self, send: Send, notices: "asyncio.Queue[Notice]") -> None:
+        while True:
+            comment = encode_comment(await notices.get())
+            await send({"type": "http.response.body", "body": comment, "more_body": True})
+
     async def _stop(self, *tasks: asyncio.Future[None]) -> None:
         for task in tasks:
             task.cancel()
@@ -93,6 +104,15 @@ class EventStreamResponse(StreamingResponse):
         finally:
             await self.source.aclose()
             await self.events.aclose()
+
+
+def _collected_notices() -> "asyncio.Queue[Notice]":
+    """Return a queue that gets the notices of this task's request from now on."""
+    notices: asyncio.Queue[Notice] = asyncio.Queue()
+    record = current_record()
+    if record is not None:
+        record.on_notice = notices.put_nowait
+    return notices
 
 
 def _one_at_a_time(send: Send) -> Send:

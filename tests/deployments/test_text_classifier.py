@@ -14,6 +14,7 @@ from deployments.contract import (
     Classified,
     ClassifierDescription,
     Refused,
+    Started,
 )
 from deployments.device.memory_budget import DeviceMemoryError
 from deployments.errors import (
@@ -310,3 +311,31 @@ def test_a_micro_batch_that_does_not_fit_fails_at_the_start(
     )
     with pytest.raises(DeviceMemoryError, match="lower max_batched_tokens or max_model_len"):
         TextClassifier(spec(folder))
+
+
+async def test_suspects_are_classified_one_at_a_time_beside_other_texts(
+    classifier: TextClassifier, gate: Gate
+) -> None:
+    suspect = ClassificationRequest("s", ("bad",), num_deaths=1)
+    first, second = (aiter(classifier.classify_suspect(suspect)) for _ in range(2))
+    assert await anext(first) == [Started()]
+    answer = asyncio.ensure_future(anext(first))
+    await gate.wait_for_batch()
+    waiting = asyncio.ensure_future(anext(second))
+    other = asyncio.ensure_future(classified(classifier, "good"))
+    await until(lambda: classifier._queue.num_waiting == 1)
+    assert not waiting.done()
+    gate.open()
+    assert await answer == [await classified(classifier, "bad")]
+    assert len((await other).classifications) == 1
+    async with asyncio.timeout(DEADLINE_S):
+        assert await waiting == [Started()]
+    await second.aclose()  # type: ignore[attr-defined] # a generator
+
+
+async def test_a_suspect_that_is_refused_is_told_so(classifier: TextClassifier) -> None:
+    classifier.reconfigure({"max_queued_requests": 0})
+    suspect = ClassificationRequest("s", ("bad",), num_deaths=1)
+    found = [event async for event in classifier.classify_suspect(suspect)]
+    assert found[0] == [Started()]
+    assert isinstance(found[1][0], Classified | Refused)

@@ -17,6 +17,7 @@ from deployments.contract import (
     GenerationRequest,
     ImagePart,
     SamplingParams,
+    Started,
     StreamKey,
     TextDelta,
     TextPart,
@@ -25,6 +26,7 @@ from deployments.contract import (
 from deployments.device.memory_budget import DeviceMemoryError
 from deployments.errors import (
     ContextLengthExceededError,
+    GenerationAbortedError,
     InvalidRequestError,
     RaystreamError,
     ReplicaUnavailableError,
@@ -306,3 +308,55 @@ async def test_numbers_beyond_a_tensor_s_range_are_handled(generator: TextGenera
     sampling = SamplingParams(temperature=1e-300, top_k=10**30, min_tokens=10**30, top_p=1e-300)
     deltas = await read(generator, GenerationRequest("r", "x" * 120, sampling))
     assert deltas[-1].finish_reason is FinishReason.LENGTH
+
+
+async def test_suspects_run_one_at_a_time_beside_the_other_requests(
+    generator: TextGenerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = asyncio.Event()
+    encode = generator._encode
+
+    async def encode_when_free(request: GenerationRequest) -> Any:
+        if request.num_deaths:
+            await held.wait()
+        return await encode(request)
+
+    monkeypatch.setattr(generator, "_encode", encode_when_free)
+    suspect = GenerationRequest(
+        "s", "go", GREEDY, is_resumed=True, num_deaths=1, stream=StreamKey("nobody", 0)
+    )
+    first, second = (aiter(generator.generate(suspect)) for _ in range(2))
+    assert await anext(first) == [Started()]
+    waiting = asyncio.ensure_future(anext(second))
+    assert (await read(generator, GenerationRequest("r", "fine", GREEDY)))[-1].finish_reason
+    assert not waiting.done()
+    held.set()
+    assert isinstance((await anext(first))[0], Accepted)
+    async with asyncio.timeout(30):
+        assert await waiting == [Started()]  # the first has gained a token
+    await first.aclose()  # type: ignore[attr-defined] # a generator
+    await second.aclose()  # type: ignore[attr-defined] # a generator
+    async with asyncio.timeout(30):
+        third = aiter(generator.generate(suspect))
+        assert await anext(third) == [Started()]
+    await third.aclose()  # type: ignore[attr-defined] # a generator
+
+
+async def test_a_suspect_s_answer_is_the_same(generator: TextGenerator) -> None:
+    request = GenerationRequest("r", "Hello", GREEDY)
+    alone = await read(generator, request)
+    for num_deaths in (1, 2):
+        suspect = replace(request, num_deaths=num_deaths)
+        assert joined(await read(generator, suspect)) == joined(alone)
+
+
+async def test_an_engine_that_has_ended_starts_no_suspect(
+    generator: TextGenerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(generator._engine._thread), "is_alive", False)
+    suspect = GenerationRequest("s", "go", GREEDY, num_deaths=1)
+    with pytest.raises(ReplicaUnavailableError, match="failed"):
+        await anext(aiter(generator.generate(suspect)))
+    monkeypatch.setattr(generator._engine, "_is_stopped", True)
+    with pytest.raises(GenerationAbortedError, match="stopped"):
+        await anext(aiter(generator.generate(suspect)))

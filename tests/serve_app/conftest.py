@@ -31,6 +31,7 @@ def config() -> AppConfig:
                 "max_num_images": 2,
                 "max_image_pixels": 100,
                 "max_num_prompts": 8,
+                "failover_timeout_s": 0.05,
             },
         }
     )

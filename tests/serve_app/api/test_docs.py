@@ -19,7 +19,7 @@ from deployments.contract import (
     TokenLogprob,
     TokenLogprobs,
 )
-from deployments.errors import OverloadedError, RaystreamError, ReplicaUnavailableError
+from deployments.errors import GenerationFailedError, OverloadedError, RaystreamError
 from serve_app.config import AppConfig
 from serve_app.http.warning_header import WARNING_HEADER
 from serve_app.ingress import AppParts, build_app
@@ -210,7 +210,7 @@ async def test_every_event_is_what_the_document_says(
 ) -> None:
     broken: list[Step] = [
         [TextDelta((1,), "a", logprobs=(told(1),))],
-        ReplicaUnavailableError("gone"),
+        GenerationFailedError("gone"),
     ]
     backend.scripts = [[*broken[:1], [TextDelta((2,), "b", FinishReason.STOP)]], broken]
     document = await openapi(client)

@@ -1,17 +1,20 @@
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import cycle
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import pytest
 from ray.exceptions import ActorDiedError
 
 from deployments.contract import (
     Classification,
+    ClassificationEvent,
     ClassificationRequest,
     Classified,
     ClassifierDescription,
     Refused,
+    Started,
 )
 from deployments.errors import (
     ContextLengthExceededError,
@@ -21,6 +24,7 @@ from deployments.errors import (
 )
 from serve_app.backends.classification import HandleClassificationBackend
 from serve_app.backends.known_replicas import MAX_ATTEMPTS
+from serve_app.backends.losses import LostAfterStartError, ReplicaStoppedError
 from tests.serve_app.backends.test_handles import ERRORS, FakeMethod, FakeResponse, dual_error
 
 if TYPE_CHECKING:
@@ -31,13 +35,43 @@ ANSWER = (Classification((0.25, 0.75), 3),)
 DESCRIPTION = ClassifierDescription("c", 1, 8, ("a", "b"), False)
 
 
+class FakeResponses:
+    """A streaming call."""
+
+    def __init__(self) -> None:
+        self._items: list[list[ClassificationEvent] | BaseException] = []
+        self.is_cancelled = False
+
+    def put(self, *items: list[ClassificationEvent] | BaseException) -> None:
+        self._items += items
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> list[ClassificationEvent]:
+        if not self._items:
+            raise StopAsyncIteration
+        item = self._items.pop(0)
+        if isinstance(item, BaseException):
+            raise item
+        return item
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
 class FakeHandle:
     """The part of `DeploymentHandle` that the backend uses; calls get these answers in turn."""
 
     def __init__(self, *answers: object) -> None:
         self.calls: list[FakeResponse] = []
+        self.suspects = FakeResponses()
         self._answers = cycle(answers)
         self.describe = FakeMethod(FakeResponse(DESCRIPTION))
+
+    def options(self, method_name: str, stream: bool) -> FakeMethod:
+        assert (method_name, stream) == ("classify_suspect", True)
+        return FakeMethod(self.suspects)
 
     @property
     def classify(self) -> FakeMethod:
@@ -141,3 +175,37 @@ async def test_a_client_that_leaves_cancels_the_replica_s_call() -> None:
     with pytest.raises(asyncio.CancelledError):
         await asked
     assert handle.calls[0].is_cancelled
+
+
+@pytest.mark.parametrize(
+    "answer", [Classified(ANSWER, "a"), Refused("full", 7, "a")], ids=["answered", "refused"]
+)
+async def test_a_suspect_s_answer_follows_its_start(answer: Classified | Refused) -> None:
+    model, handle = backend()
+    handle.suspects.put([Started()], [answer])
+    asking = model.classify(replace(REQUEST, num_deaths=1))
+    if isinstance(answer, Classified):
+        assert await asking == ANSWER
+    else:
+        with pytest.raises(OverloadedError, match="full"):
+            await asking
+    assert not handle.calls
+
+
+@pytest.mark.parametrize("has_started", [True, False])
+async def test_a_lost_suspect_tells_whether_it_had_started(has_started: bool) -> None:
+    model, handle = backend()
+    if has_started:
+        handle.suspects.put([Started()])
+    handle.suspects.put(ActorDiedError())
+    with pytest.raises(ReplicaUnavailableError) as caught:
+        await model.classify(replace(REQUEST, num_deaths=1))
+    assert isinstance(caught.value, LostAfterStartError) is has_started
+    assert handle.suspects.is_cancelled
+
+
+async def test_a_suspect_whose_replica_is_stopped_did_not_kill_it() -> None:
+    model, handle = backend()
+    handle.suspects.put([Started()], asyncio.CancelledError())
+    with pytest.raises(ReplicaStoppedError):
+        await model.classify(replace(REQUEST, num_deaths=1))

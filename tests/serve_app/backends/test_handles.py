@@ -16,6 +16,7 @@ from deployments.errors import (
     ReplicaUnavailableError,
 )
 from serve_app.backends.handles import HandleBackend
+from serve_app.backends.losses import NoReplicaError
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
@@ -38,7 +39,7 @@ def dual_error(cause: Exception) -> RayTaskError:
 ERRORS: list[tuple[Exception, type[RaystreamError]]] = [
     (ActorDiedError(), ReplicaUnavailableError),
     (ActorUnavailableError("gone", b"\0" * 16), ReplicaUnavailableError),
-    (DeploymentUnavailableError(DeploymentID(name="m")), ReplicaUnavailableError),
+    (DeploymentUnavailableError(DeploymentID(name="m")), NoReplicaError),
     (BackPressureError(1, 1), OverloadedError),
     (dual_error(BackPressureError(1, 1)), OverloadedError),
     (dual_error(ContextLengthExceededError("too long")), ContextLengthExceededError),

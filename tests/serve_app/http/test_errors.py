@@ -45,8 +45,6 @@ ERROR_CLASSES = [
         (ModelNotFoundError("no", "p"), 404, "invalid_request_error", "model_not_found"),
         (GenerationFailedError("no", "p"), 500, "server_error", "generation_failed"),
         (OverloadedError("no", "p"), 503, "overloaded_error", "overloaded"),
-        (ReplicaUnavailableError("no", "p"), 503, "server_error", "replica_unavailable"),
-        (GenerationAbortedError("no", "p"), 503, "server_error", "generation_aborted"),
         (RaystreamError("no", "p"), 500, "server_error", "internal_error"),
     ],
 )
@@ -68,6 +66,20 @@ async def test_each_refusal_has_its_status_type_and_code(
     assert answer.headers["content-type"] == "application/json"
     assert answer.headers.get("retry-after") == ("1" if status == 503 else None)
     assert answer.headers.get("x-should-retry") == ("false" if status < 500 else None)
+
+
+@pytest.mark.parametrize("lost", [ReplicaUnavailableError("gone"), GenerationAbortedError("gone")])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_model_without_a_replica_in_time_has_a_retry_after(
+    client: httpx.AsyncClient, backend: FakeBackend, lost: RaystreamError, stream: bool
+) -> None:
+    backend.refusal = lost
+    answer = await client.post(CHAT, json={**HI, "stream": stream})
+    assert answer.status_code == 503
+    error = answer.json()["error"]
+    assert (error["type"], error["code"]) == ("server_error", "replica_unavailable")
+    assert "limits.failover_timeout_s" in error["message"]
+    assert int(answer.headers["retry-after"]) > 1
 
 
 @pytest.mark.parametrize("stream", [False, True])

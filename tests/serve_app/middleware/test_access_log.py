@@ -49,6 +49,7 @@ async def test_an_answer_writes_one_line(
         "error_code": None,
         "prompt_tokens": 7,
         "completion_tokens": 5,
+        "moves": 0,
     }
 
 

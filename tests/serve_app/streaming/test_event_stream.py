@@ -4,6 +4,8 @@ from collections.abc import AsyncGenerator
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
+from serve_app.http.access_record import CURRENT_RECORD, AccessRecord
+from serve_app.http.notice import Notice
 from serve_app.streaming.event_stream import EventStreamResponse
 from serve_app.streaming.sse import DONE, PING, LastEvent, encode_event
 from tests.serve_app.asgi_call import AsgiCall
@@ -146,3 +148,26 @@ async def test_a_failed_write_closes_the_source() -> None:
     with pytest.raises(OSError):  # noqa: PT011 - the class is all there is to it
         await response({"type": "http"}, receive, send)
     assert source.is_closed
+
+
+async def test_notices_are_sent_as_comments_while_the_stream_is_silent() -> None:
+    record = AccessRecord("r", "POST", lambda: 0.0, 0.0)
+    goes_on = asyncio.Event()
+
+    async def events() -> AsyncGenerator[bytes, None]:
+        record.on_notice(Notice.WAITING)
+        record.on_notice(Notice.MOVED)
+        await goes_on.wait()
+        yield DONE
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        CURRENT_RECORD.set(record)
+        await receive()
+        await EventStreamResponse(events(), Source())(scope, receive, send)
+
+    async with AsgiCall(app, "/", None) as call:
+        await call.wait_until(lambda: b": waiting\n\n: moved\n\n" in call.body)
+        goes_on.set()
+        await call.end()
+    assert call.body == b": waiting\n\n: moved\n\n" + DONE
+    record.on_notice(Notice.MOVED)  # a notice after the end goes nowhere

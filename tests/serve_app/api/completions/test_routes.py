@@ -7,7 +7,7 @@ import pytest
 from fastapi import FastAPI
 
 from deployments.contract import FinishReason, TextDelta, TokenLogprob, TokenLogprobs
-from deployments.errors import OverloadedError, ReplicaUnavailableError
+from deployments.errors import GenerationFailedError, OverloadedError
 from tests.serve_app.asgi_call import AsgiCall
 from tests.serve_app.fakes import HELLO, FakeBackend, Step
 from tests.serve_app.sse_decoder import stream_events
@@ -153,7 +153,7 @@ async def test_several_prompts_are_streamed_under_their_indexes(
 async def test_a_stream_that_breaks_ends_with_an_error_and_without_done(
     client: httpx.AsyncClient, backend: FakeBackend
 ) -> None:
-    backend.scripts = [HELLO, [BYE[0], ReplicaUnavailableError("gone")]]
+    backend.scripts = [HELLO, [BYE[0], GenerationFailedError("gone")]]
     events = await chunks_of(client, prompt=["a", "b"])
     assert events[-1]["error"]["message"] == "gone"
     assert "[DONE]" not in events

@@ -1,0 +1,267 @@
+"""Requests that outlive their replicas: streams that go on elsewhere, and calls that are repeated.
+
+The stream of a text keeps the token ids that it has passed on. When its replica is lost, it opens
+again at whichever replica the router picks, with these ids after the prompt, and goes on after
+them. The next token depends only on the tokens before it, the request and (seed, position), and the
+replica replays the ids through its grammar, penalties and detokenizer. So what follows is what
+would have followed. A delta arrives whole or not at all, with its finish reason: ids without a
+finish belong to a text that goes on.
+
+`serve_app.backends.losses` decides what follows from a loss.
+"""
+
+import asyncio
+from dataclasses import replace
+from typing import Self
+
+from deployments.contract import (
+    Classification,
+    ClassificationRequest,
+    ClassifierDescription,
+    FinishReason,
+    GenerationRequest,
+    ModelDescription,
+    TextDelta,
+    TokenizedPrompt,
+    TokenizeRequest,
+)
+from deployments.errors import (
+    ClassificationFailedError,
+    GenerationAbortedError,
+    GenerationFailedError,
+    RaystreamError,
+    ReplicaUnavailableError,
+)
+from serve_app.backends.classification import ClassificationBackend
+from serve_app.backends.generation import GenerationBackend, GenerationStream
+from serve_app.backends.losses import LOST, FailoverLimits, Losses
+from serve_app.http.notice import Notice
+
+
+class FailoverGenerationBackend:
+    """A model whose streams go on at another replica when theirs is lost."""
+
+    def __init__(self, backend: GenerationBackend, limits: FailoverLimits) -> None:
+        self._backend = backend
+        self._limits = limits
+
+    async def generate(self, request: GenerationRequest) -> GenerationStream:
+        """Open a stream; see `GenerationBackend.generate`.
+
+        Raises:
+            GenerationFailedError: Two replicas died while they ran the request.
+            RaystreamError: See `GenerationBackend.generate` and `Losses.until_taken`.
+        """
+        losses = Losses(self._limits, GenerationFailedError, is_accepted=request.is_resumed)
+        stream = await losses.until_taken(
+            lambda: self._backend.generate(_with_deaths(request, losses))
+        )
+        losses.is_accepted = True
+        return FailoverStream(self._backend, request, stream, losses, self._limits)
+
+    async def describe(self) -> ModelDescription:
+        """Return what the model can do; see `GenerationBackend.describe`."""
+        return await self._backend.describe()
+
+    async def tokenize(self, request: TokenizeRequest) -> TokenizedPrompt:
+        """Return a prompt's tokens; see `GenerationBackend.tokenize`."""
+        return await self._backend.tokenize(request)
+
+    async def detokenize(self, token_ids: tuple[int, ...]) -> str:
+        """Return the text of tokens; see `GenerationBackend.detokenize`."""
+        return await self._backend.detokenize(token_ids)
+
+    async def ping(self) -> None:
+        """Exercise a replica's engine; see `GenerationBackend.ping`."""
+        await self._backend.ping()
+
+
+class FailoverStream:
+    """A stream that goes on at another replica when its own is lost.
+
+    Attributes:
+        num_prompt_tokens: See `GenerationStream`.
+        reasoning: See `GenerationStream`.
+    """
+
+    def __init__(
+        self,
+        backend: GenerationBackend,
+        request: GenerationRequest,
+        stream: GenerationStream,
+        losses: Losses,
+        limits: FailoverLimits,
+    ) -> None:
+        """Take over an accepted stream.
+
+        Args:
+            backend: Opens the stream again.
+            request: The request that `stream` answers.
+            stream: The stream at its first replica.
+            losses: The replicas that the request has lost until now.
+            limits: Limits on the search for another replica.
+        """
+        self.num_prompt_tokens = stream.num_prompt_tokens
+        self.reasoning = stream.reasoning
+        self._backend = backend
+        self._request = request
+        self._losses = losses
+        self._notice_interval_s = limits.notice_interval_s
+        self._token_ids = list(request.generated_token_ids)
+        self._is_ended = False  # finished, failed or closed: a loss no longer matters
+        self._loss: RaystreamError | None = None
+        self._opening: asyncio.Task[None] | None = None
+        self._begin(stream)
+
+    def __aiter__(self) -> Self:
+        """Return itself: a stream is read once."""
+        return self
+
+    async def __anext__(self) -> list[TextDelta]:
+        """Return the deltas that have become ready since the last call.
+
+        Raises:
+            GenerationFailedError: Two replicas died while they ran the request.
+            RaystreamError: See `GenerationStream.__aiter__` and `Losses.until_taken`.
+        """
+        while True:
+            if self._loss is not None:
+                await self._move(self._loss)
+            try:
+                deltas = await anext(self._deltas)
+            except StopAsyncIteration:
+                if self._is_ended:
+                    raise
+                self._loss = ReplicaUnavailableError("The text ended before it was finished.")
+            except LOST as error:
+                if self._is_ended:
+                    raise StopAsyncIteration from error
+                self._loss = error
+            else:
+                if kept := self._keep(deltas):
+                    return kept
+
+    async def aclose(self) -> None:
+        """Abort the sequence unless it has ended, wherever it is; closing twice is harmless."""
+        self._is_ended = True
+        if self._opening is not None:
+            self._opening.cancel()
+            await asyncio.gather(self._opening, return_exceptions=True)
+        await self._stream.aclose()
+
+    def _begin(self, stream: GenerationStream) -> None:
+        """Read from this stream from here on."""
+        self._stream = stream
+        self._deltas = aiter(stream)
+        self._num_before = len(self._token_ids)  # tokens that came before this stream
+        self._is_first_message = True
+
+    def _keep(self, deltas: list[TextDelta]) -> list[TextDelta]:
+        """Remember what deltas bring; return those to pass on."""
+        if not deltas:
+            return deltas
+        if self._is_first_message:
+            self._is_first_message = False
+            if self._num_before and deltas[0].num_cached_tokens:
+                # The first stream has told how much of the prompt was cached.
+                deltas = [replace(deltas[0], num_cached_tokens=0), *deltas[1:]]
+        last = deltas[-1]
+        if last.finish_reason is FinishReason.ABORT:
+            self._loss = _loss_of(last)
+            # Tokens that came with the abort count, and the text goes on after them.
+            deltas = [
+                *deltas[:-1],
+                *([replace(last, finish_reason=None, error=None)] if last.token_ids else []),
+            ]
+        elif last.finish_reason is not None:
+            self._is_ended = True
+        for delta in deltas:
+            self._token_ids += delta.token_ids
+        return deltas
+
+    async def _move(self, loss: RaystreamError) -> None:
+        """Go on at another replica.
+
+        Raises:
+            RaystreamError: See `Losses.add` and `Losses.until_taken`.
+        """
+        self._loss = None
+        await self._stream.aclose()
+        has_gained = len(self._token_ids) > self._num_before
+        try:
+            self._losses.add(loss, has_started=True, has_gained=has_gained)
+            self._opening = asyncio.ensure_future(self._open_again())
+            await self._wait_for(self._opening)
+        except RaystreamError:
+            self._is_ended = True
+            raise
+        self._opening = None
+        self._losses.tell(Notice.MOVED)
+
+    async def _wait_for(self, opening: asyncio.Task[None]) -> None:
+        """Wait until the stream is open again, and tell the client so from time to time."""
+        try:
+            while not (await asyncio.wait([opening], timeout=self._notice_interval_s))[0]:
+                self._losses.tell(Notice.WAITING)
+        finally:
+            opening.cancel()  # if the reader was cancelled; `aclose` waits for the end
+        if self._is_ended:  # closed meanwhile
+            raise StopAsyncIteration
+        opening.result()
+
+    async def _open_again(self) -> None:
+        self._begin(
+            await self._losses.until_taken(lambda: self._backend.generate(self._resumption()))
+        )
+
+    def _resumption(self) -> GenerationRequest:
+        """Return the request for the rest of the text; it no longer belongs to a group."""
+        return replace(
+            _with_deaths(self._request, self._losses),
+            generated_token_ids=tuple(self._token_ids),
+            is_resumed=True,
+            group=None,
+        )
+
+
+class FailoverClassificationBackend:
+    """A classifier whose requests are sent again when their replica is lost."""
+
+    def __init__(self, backend: ClassificationBackend, limits: FailoverLimits) -> None:
+        self._backend = backend
+        self._limits = limits
+
+    async def classify(self, request: ClassificationRequest) -> tuple[Classification, ...]:
+        """Return the classification of each text; see `ClassificationBackend.classify`.
+
+        Raises:
+            ClassificationFailedError: Two replicas died while they ran the request.
+            RaystreamError: See `ClassificationBackend.classify` and `Losses.until_taken`.
+        """
+        losses = Losses(self._limits, ClassificationFailedError, is_accepted=True)
+        return await losses.until_taken(
+            lambda: self._backend.classify(
+                replace(request, num_deaths=losses.num_deaths) if losses.num_deaths else request
+            )
+        )
+
+    async def describe(self) -> ClassifierDescription:
+        """Return what the model can do; see `ClassificationBackend.describe`."""
+        return await self._backend.describe()
+
+    async def ping(self) -> None:
+        """Exercise a replica's device worker; see `ClassificationBackend.ping`."""
+        await self._backend.ping()
+
+
+def _with_deaths(request: GenerationRequest, losses: Losses) -> GenerationRequest:
+    if not losses.num_deaths:
+        return request
+    return replace(request, num_deaths=request.num_deaths + losses.num_deaths)
+
+
+def _loss_of(aborted: TextDelta) -> RaystreamError:
+    """Return what an abort means: the replica was stopped, or its engine has failed."""
+    if aborted.error is not None:
+        return ReplicaUnavailableError(aborted.error)
+    return GenerationAbortedError("The text was aborted before it was finished.")

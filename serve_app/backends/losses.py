@@ -1,0 +1,205 @@
+"""What follows when a request loses its replica: another attempt, or its end.
+
+A request counts its deaths: replicas that were lost while they may have run it. From the first on
+it is a suspect, and the next replica runs it on probation (`deployments.probation`). A suspect that
+had started there and gained nothing until that replica died, too, is taken for the cause: it fails,
+and no third replica gets it.
+
+Shared by texts and classifications; it knows neither Ray nor HTTP.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from deployments.errors import (
+    GenerationAbortedError,
+    OverloadedError,
+    RaystreamError,
+    ReplicaUnavailableError,
+)
+from serve_app.http.access_record import AccessRecord, current_record
+from serve_app.http.notice import Notice
+
+T = TypeVar("T")
+
+LOST: Final = (ReplicaUnavailableError, GenerationAbortedError)
+"""The errors of an attempt that may succeed at another replica. Any other error is final."""
+
+RETRY_AFTER_S: Final = 5.0
+"""When to come back after no replica took over: by then a new one may be up."""
+
+
+class ReplicaStoppedError(ReplicaUnavailableError):
+    """The replica was stopped on purpose and has cancelled the request; it did not die of it."""
+
+
+class NoReplicaError(ReplicaUnavailableError):
+    """Ray Serve has given up on starting a replica of the model."""
+
+
+class LostAfterStartError(ReplicaUnavailableError):
+    """A replica died after it had started with a suspect, and before it accepted or answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class FailoverLimits:
+    """How long and how often a request looks for another replica.
+
+    Attributes:
+        timeout_s: Most seconds from a loss until another replica takes over.
+        max_moves: How often a request may move.
+        first_backoff_s: Seconds before the second attempt to find a replica; doubled after each.
+        max_backoff_s: The longest of these waits.
+        notice_interval_s: Seconds between two notices to a client whose stream waits.
+    """
+
+    timeout_s: float
+    max_moves: int = 8
+    first_backoff_s: float = 0.05
+    max_backoff_s: float = 1.0
+    notice_interval_s: float = 2.0
+
+    def backoffs_s(self) -> Iterator[float]:
+        """Yield the waits between attempts, without end."""
+        backoff_s = self.first_backoff_s
+        while True:
+            yield backoff_s
+            backoff_s = min(2 * backoff_s, self.max_backoff_s)
+
+
+class Losses:
+    """The replicas that one request has lost.
+
+    Attributes:
+        num_deaths: See `GenerationRequest.num_deaths`.
+        num_moves: How often another replica has taken over.
+        is_accepted: Whether a replica had taken the request. From then on it is never refused: it
+            waits for room.
+    """
+
+    def __init__(
+        self,
+        limits: FailoverLimits,
+        blame: Callable[[str], RaystreamError],
+        *,
+        is_accepted: bool = False,
+    ) -> None:
+        """Start without a loss.
+
+        Args:
+            limits: Limits on the search for another replica.
+            blame: Makes the error for a request that has killed its replicas.
+            is_accepted: See the class.
+        """
+        self.num_deaths = 0
+        self.num_moves = 0
+        self.is_accepted = is_accepted
+        self._limits = limits
+        self._blame = blame
+        self._record: AccessRecord | None = current_record()
+        self._give_up_at_s: float | None = None  # by the event loop's clock; None without a loss
+        self._waits_first = False
+
+    def add(self, error: RaystreamError, *, has_started: bool, has_gained: bool = False) -> None:
+        """Note that the latest attempt has lost its replica.
+
+        Args:
+            error: One of `LOST`.
+            has_started: Whether the replica had begun with the request. Only a suspect's replica
+                tells that before it accepts.
+            has_gained: Whether a token or an answer had come from it since.
+
+        Raises:
+            RaystreamError: The request is taken for the cause, or has moved too often.
+        """
+        if self._give_up_at_s is None:
+            self._give_up_at_s = asyncio.get_running_loop().time() + self._limits.timeout_s
+            if self.num_moves >= self._limits.max_moves:
+                raise ReplicaUnavailableError(
+                    f"The request has lost {self.num_moves + 1} replicas. Try again later.",
+                    None,
+                    RETRY_AFTER_S,
+                ) from error
+        is_death = _is_death(error)
+        # Serve cancels the calls of a client that leaves; we may hear of that before it does.
+        self._waits_first = not is_death
+        is_suspect = self.num_deaths > 0
+        if is_death and is_suspect and has_started and not has_gained:
+            raise self._blame(
+                "Two replicas of the model died while they ran this request, so it is not sent to "
+                "a third. Change the request before you send it again."
+            ) from error
+        if is_death and (has_started or not is_suspect):
+            self.num_deaths += 1
+
+    async def until_taken(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Make a call, and repeat it while replicas are lost, until one takes the request.
+
+        The first call may take any time. After a loss, the time is limited.
+
+        Args:
+            call: Sends the request, with the current `num_deaths`, to the replica that the router
+                picks; waits while there is none.
+
+        Raises:
+            ReplicaUnavailableError: No replica took over in time.
+            RaystreamError: The request was refused, is taken for the cause of the losses, or has
+                moved too often.
+        """
+        try:
+            async with asyncio.timeout_at(self._give_up_at_s) as timer:
+                taken = await self._attempt(call, timer)
+        except TimeoutError:
+            if timer.expired():
+                raise self._gave_up() from None
+            raise
+        self._note_move()
+        return taken
+
+    async def _attempt(self, call: Callable[[], Awaitable[T]], timer: asyncio.Timeout) -> T:
+        waits = self._waits_first
+        for backoff_s in self._limits.backoffs_s():
+            if waits:
+                await asyncio.sleep(backoff_s)
+            waits = True
+            try:
+                return await call()
+            except OverloadedError:
+                if self._give_up_at_s is None or not self.is_accepted:
+                    raise
+            except LOST as error:
+                if self._give_up_at_s is None and isinstance(error, NoReplicaError):
+                    raise  # nothing was lost
+                self.add(error, has_started=isinstance(error, LostAfterStartError))
+                timer.reschedule(self._give_up_at_s)
+        raise AssertionError("there is no last backoff")
+
+    def _note_move(self) -> None:
+        if self._give_up_at_s is None:
+            return
+        self._give_up_at_s, self._waits_first = None, False
+        self.num_moves += 1
+        if self._record is not None:
+            self._record.moved()
+
+    def tell(self, notice: Notice) -> None:
+        """Tell the client, if it reads a stream."""
+        if self._record is not None:
+            self._record.on_notice(notice)
+
+    def _gave_up(self) -> ReplicaUnavailableError:
+        return ReplicaUnavailableError(
+            "The model's replica was lost, and no other took over within "
+            f"{self._limits.timeout_s:g} s (limits.failover_timeout_s). Try again later.",
+            None,
+            RETRY_AFTER_S,
+        )
+
+
+def _is_death(error: RaystreamError) -> bool:
+    """Return whether the replica may have died of the request."""
+    return isinstance(error, ReplicaUnavailableError) and not isinstance(
+        error, ReplicaStoppedError | NoReplicaError
+    )

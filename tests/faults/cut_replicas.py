@@ -1,0 +1,155 @@
+"""Two replicas in this process, whose streams are cut after chosen tokens.
+
+The cut is made where a replica hands a sequence's deltas to the channel: what follows is never
+sent, and the stream is told that the engine has failed or was stopped. Everything else is real:
+the application, the channels, the replicas and their engines.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import (
+    AbstractContextManager,
+    AsyncExitStack,
+    ExitStack,
+    aclosing,
+    asynccontextmanager,
+    contextmanager,
+)
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from deployments.contract import (
+    GenerationRequest,
+    ModelDescription,
+    TextDelta,
+    TokenizedPrompt,
+    TokenizeRequest,
+)
+from deployments.engine.output import FinishReason
+from deployments.engine.scheduling.sequence import SequenceRequest
+from deployments.generator.async_engine import Take
+from deployments.text_generator import TextGenerator
+from serve_app.backends.generation import GenerationBackend, GenerationStream
+from serve_app.config import AppConfig
+from serve_app.ingress import AppParts, build_app
+from tests.deployments.local_handle import local_backend
+from tests.serve_app.local_replica import local_generator
+
+Running = Callable[[SequenceRequest, Take], AbstractContextManager[None]]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A loss once an answer has this many tokens, by its replica's death or by a graceful stop."""
+
+    num_tokens: int
+    is_death: bool
+
+    @property
+    def last_delta(self) -> TextDelta:
+        return TextDelta((), "", FinishReason.ABORT, "cut" if self.is_death else None)
+
+
+class Cuts:
+    """The cuts that are still to be made, for each sequence of the requests that are to be cut."""
+
+    def __init__(self) -> None:
+        self.num_made = 0
+        self._planned: dict[str, tuple[Cut, ...]] = {}
+        self._left: dict[tuple[str, int, tuple[int, ...]], list[Cut]] = {}
+
+    def plan(self, request_id: str, cuts: Sequence[Cut]) -> None:
+        """Cut each answer to this request."""
+        self._planned[request_id] = tuple(cuts)
+
+    def left_for(self, sequence: SequenceRequest) -> list[Cut]:
+        """Return the cuts of the answer that a sequence is, or goes on with."""
+        request_id = sequence.sequence_id.rpartition("-")[0]
+        key = (request_id, sequence.params.seed, sequence.prompt_token_ids)
+        return self._left.setdefault(key, list(self._planned.get(request_id, ())))
+
+    def wrap(self, generator: TextGenerator) -> None:
+        """Make the cuts in this replica."""
+        original: Running = generator._engine.running
+
+        @contextmanager
+        def running(sequence: SequenceRequest, take: Take) -> Iterator[None]:
+            left = self.left_for(sequence)
+            num_tokens = len(sequence.generated_token_ids)
+            is_cut = False
+
+            def cut_if_due() -> None:
+                nonlocal is_cut
+                if left and num_tokens >= left[0].num_tokens and not is_cut:
+                    is_cut = True
+                    self.num_made += 1
+                    take(left.pop(0).last_delta)
+                    generator._channels.flush()
+
+            def take_until_cut(delta: TextDelta) -> None:
+                nonlocal num_tokens
+                if is_cut:
+                    return
+                take(delta)
+                num_tokens += len(delta.token_ids)
+                if delta.finish_reason is None:
+                    cut_if_due()
+
+            with original(sequence, take_until_cut):
+                asyncio.get_running_loop().call_soon(cut_if_due)
+                yield
+
+        generator._engine.running = running  # type: ignore[method-assign]
+
+
+class Router:
+    """A model with several replicas, which take requests in turn."""
+
+    def __init__(self, backends: Sequence[GenerationBackend]) -> None:
+        self._backends = backends
+        self._num_requests = 0
+
+    async def generate(self, request: GenerationRequest) -> GenerationStream:
+        self._num_requests += 1
+        return await self._backends[self._num_requests % len(self._backends)].generate(request)
+
+    async def describe(self) -> ModelDescription:
+        return await self._backends[0].describe()
+
+    async def tokenize(self, request: TokenizeRequest) -> TokenizedPrompt:
+        return await self._backends[0].tokenize(request)
+
+    async def detokenize(self, token_ids: tuple[int, ...]) -> str:
+        return await self._backends[0].detokenize(token_ids)
+
+    async def ping(self) -> None:
+        await self._backends[0].ping()
+
+
+@contextmanager
+def two_replicas(folder: Path, cuts: Cuts, **changes: object) -> Iterator[list[TextGenerator]]:
+    """Load a model twice; its streams are cut as planned."""
+    with ExitStack() as stack:
+        made = [stack.enter_context(local_generator(folder, **changes)) for _ in range(2)]
+        for generator in made:
+            cuts.wrap(generator)
+        yield made
+
+
+@asynccontextmanager
+async def client_of_all(
+    generators: Sequence[TextGenerator], config: AppConfig
+) -> AsyncIterator[httpx.AsyncClient]:
+    """Open a client of the application over these replicas."""
+    async with AsyncExitStack() as stack:
+        backends = [
+            await stack.enter_async_context(aclosing(local_backend(each))) for each in generators
+        ]
+        app: Any = build_app(AppParts(config, {"m": Router(backends)}))
+        transport = httpx.ASGITransport(app)
+        yield await stack.enter_async_context(
+            httpx.AsyncClient(transport=transport, base_url="http://test", timeout=None)
+        )

@@ -1,0 +1,251 @@
+"""Streams that lose their replica after each of their first 65 tokens are what they were to be.
+
+Every kind of answer is cut at every index from 0 to 64, and cut again while it resumes. A stream
+may move eight times, so each run is cut at four indexes, twice each; one loss of a run is a death,
+after which the stream is a suspect, and the others are graceful stops.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterator, Mapping
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from PIL import Image
+
+from deployments.text_generator import TextGenerator
+from serve_app.config import AppConfig
+from tests.faults.cut_replicas import Cut, Cuts, client_of_all, two_replicas
+from tests.images import data_uri
+from tests.serve_app.sse_decoder import SseDecoder, events_of
+
+FOLDER = Path(__file__).resolve().parents[2] / "models/pydoc-chat"
+CHAT, COMPLETIONS, PLAIN = "/v1/chat/completions", "/v1/completions", "/text-generation"
+NUM_RUNS = 17
+NUM_TOKENS = 66
+"""One more than the last cut needs."""
+
+LOGPROB_TOLERANCE = 1e-4
+IDS = count()
+
+TEXT: dict[str, Any] = {
+    "model": "m",
+    "messages": [{"role": "user", "content": "What does os.path.join do?"}],
+    "max_tokens": NUM_TOKENS,
+    "ignore_eos": True,
+    "temperature": 0,
+}
+SEEDED: dict[str, Any] = {**TEXT, "temperature": 1.2, "seed": 7}
+OBJECT: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "minLength": 40, "maxLength": 60},
+        "depths": {"type": "array", "items": {"type": "integer"}, "minItems": 20, "maxItems": 40},
+    },
+    "required": ["name", "depths"],
+    "additionalProperties": False,
+}
+CALL = {"type": "function", "function": {"name": "look_up", "parameters": OBJECT}}
+PICTURE = {"url": data_uri(Image.new("RGB", (32, 32), "red"))}
+LOOK = [{"type": "text", "text": "What is this?"}, {"type": "image_url", "image_url": PICTURE}]
+
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "greedy": (CHAT, TEXT),
+    "seeded": (CHAT, SEEDED),
+    "json schema": (
+        CHAT,
+        {
+            **SEEDED,
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "o", "schema": OBJECT},
+            },
+        },
+    ),
+    "regex": (CHAT, {**SEEDED, "structured_outputs": {"regex": "[a-f]{90,}(x[0-9]{50,})?"}}),
+    "tools": (CHAT, {**SEEDED, "tools": [CALL], "tool_choice": "required"}),
+    "stop": (CHAT, {**SEEDED, "stop": ["\0 a stop string of the text"]}),
+    "n=3": (CHAT, {**SEEDED, "n": 3}),
+    "logprobs": (CHAT, {**SEEDED, "logprobs": True, "top_logprobs": 3}),
+    "min_tokens": (CHAT, {**TEXT, "ignore_eos": False, "min_tokens": NUM_TOKENS - 1}),
+    "penalties": (
+        CHAT,
+        {
+            **SEEDED,
+            "presence_penalty": 0.4,
+            "frequency_penalty": 0.7,
+            "repetition_penalty": 1.2,
+            "logit_bias": {"100": 1.5},
+        },
+    ),
+    "image": (CHAT, {**TEXT, "messages": [{"role": "user", "content": LOOK}]}),
+    "completions": (
+        COMPLETIONS,
+        {
+            **{key: SEEDED[key] for key in SEEDED if key != "messages"},
+            "prompt": ["def join(", "import os"],
+            "logprobs": 2,
+            "echo": False,
+        },
+    ),
+    "text-generation": (
+        PLAIN,
+        {"model": "m", "prompt": "def join(", "max_tokens": NUM_TOKENS, "seed": 3},
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def cuts() -> Cuts:
+    return Cuts()
+
+
+@pytest.fixture(scope="module")
+def replicas(cuts: Cuts) -> Iterator[list[TextGenerator]]:
+    # Without shared prefixes, the number of cached tokens does not depend on earlier requests.
+    with two_replicas(
+        FOLDER, cuts, max_model_len=384, max_num_seqs=16, prefix_caching=False
+    ) as made:
+        yield made
+
+
+@pytest.fixture
+async def client(replicas: list[TextGenerator]) -> AsyncIterator[httpx.AsyncClient]:
+    config = AppConfig.model_validate({"models": [{"id": "m", "source": "nowhere"}]})
+    async with client_of_all(replicas, config) as client:
+        yield client
+
+
+def cuts_of_run(number: int, num_runs: int = NUM_RUNS) -> list[Cut]:
+    """Return the cuts of one run; all runs together cut at each index from 0 on."""
+    return [
+        Cut(at, is_death=is_first and turn == number % 4)
+        for turn, at in enumerate(range(number, 4 * num_runs, num_runs))
+        for is_first in (True, False)
+    ]
+
+
+async def ask(
+    client: httpx.AsyncClient, path: str, body: Mapping[str, Any], cuts: Cuts, run: list[Cut]
+) -> tuple[dict[str, Any], int]:
+    """Return what a stream tells, and how often it says that it has moved."""
+    request_id = f"cut{next(IDS)}"
+    cuts.plan(request_id, run)
+    options = {} if path == PLAIN else {"stream_options": {"include_usage": True}}
+    answer = await client.post(
+        path, json={**body, **options, "stream": True}, headers={"x-request-id": request_id}
+    )
+    assert answer.status_code == 200, answer.text
+    decoder = SseDecoder()
+    decoder.feed(answer.content)
+    return told(events_of(answer.content)), decoder.comments.count("moved")
+
+
+def told(events: list[Any]) -> dict[str, Any]:
+    """Return what a stream tells, however its events are cut."""
+    assert events[-1] == "[DONE]", events[-1]
+    found: dict[str, Any] = defaultdict(str)
+    found["logprobs"] = []
+    for event in events[:-1]:
+        found["usage"] = event.get("usage")
+        found["text"] += event.get("text", "")
+        found["total"] = event.get("total_token_count")
+        for choice in event.get("choices", ()):
+            add_choice(found, choice)
+    ids = {(e["id"], e["created"]) for e in events[:-1] if "id" in e}
+    assert len(ids) <= 1
+    return dict(found)
+
+
+def add_choice(found: dict[str, Any], choice: dict[str, Any]) -> None:
+    index = choice["index"]
+    delta = choice.get("delta", choice)
+    for key in ("content", "text", "reasoning_content"):
+        found[f"{index} {key}"] += delta.get(key) or ""
+    for call in delta.get("tool_calls", ()):
+        for key, value in call["function"].items():
+            found[f"{index} call {call['index']} {key}"] += value
+    if choice["finish_reason"] is not None:
+        found[f"{index} finish"] += choice["finish_reason"]
+    logprobs = choice.get("logprobs") or {}
+    entries = logprobs.get("content") or zip(
+        logprobs.get("tokens", ()), logprobs.get("token_logprobs", ()), strict=True
+    )
+    for entry in entries:
+        token, logprob = entry if isinstance(entry, tuple) else (entry["token"], entry["logprob"])
+        found[f"{index} tokens"] += f"{token}|"
+        found["logprobs"].append((index, len(found[f"{index} tokens"]), logprob))
+
+
+def assert_equal(found: dict[str, Any], undisturbed: dict[str, Any]) -> None:
+    assert {**found, "logprobs": 0} == {**undisturbed, "logprobs": 0}
+    mine, theirs = sorted(found["logprobs"]), sorted(undisturbed["logprobs"])
+    assert [entry[:2] for entry in mine] == [entry[:2] for entry in theirs]
+    assert [entry[2] for entry in mine] == pytest.approx(
+        [entry[2] for entry in theirs], abs=LOGPROB_TOLERANCE
+    )
+
+
+async def body_of(client: httpx.AsyncClient, kind: str) -> tuple[str, dict[str, Any]]:
+    path, body = KINDS[kind]
+    if kind == "stop":
+        text = (await client.post(path, json=SEEDED)).json()["choices"][0]["message"]["content"]
+        at = 3 * len(text) // 4
+        body = {**body, "stop": [*body["stop"], text[at : at + 12]]}
+    return path, body
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_answer_is_the_undisturbed_one_wherever_it_is_cut(
+    client: httpx.AsyncClient, cuts: Cuts, replicas: list[TextGenerator], kind: str
+) -> None:
+    path, body = await body_of(client, kind)
+    undisturbed, num_moves = await ask(client, path, body, cuts, [])
+    assert num_moves == 0
+    num_made = cuts.num_made
+    runs = [ask(client, path, body, cuts, cuts_of_run(number)) for number in range(NUM_RUNS)]
+    for found, num_moves in await asyncio.gather(*runs):
+        assert_equal(found, undisturbed)
+        assert num_moves > 0
+    num_answers = sum(key.endswith("finish") for key in undisturbed) or 1
+    is_short = kind == "stop"  # its text ends before the last cuts
+    assert cuts.num_made - num_made >= (1 if is_short else 2) * 65 * num_answers
+    for replica in replicas:
+        assert replica._admission.num_running == replica._admission.num_waiting == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["tools", "n=3", "image", "text-generation", "completions"])
+async def test_a_whole_answer_is_the_undisturbed_one(
+    client: httpx.AsyncClient, cuts: Cuts, kind: str
+) -> None:
+    path, body = await body_of(client, kind)
+    body = {**body, "stream": False}
+    whole = (await client.post(path, json=body)).json()
+
+    async def cut(number: int) -> dict[str, Any]:
+        request_id = f"cut{next(IDS)}"
+        cuts.plan(request_id, cuts_of_run(number))
+        answer = await client.post(path, json=body, headers={"x-request-id": request_id})
+        found: dict[str, Any] = answer.json()
+        return found
+
+    num_made = cuts.num_made
+    for answer in await asyncio.gather(cut(0), cut(5), cut(16)):
+        assert lasting(answer) == lasting(whole)
+    assert cuts.num_made - num_made >= 3 * 6
+
+
+def lasting(answer: dict[str, Any]) -> dict[str, Any]:
+    """Return an answer without what differs between any two answers."""
+    differing = {"id", "created", "time", "token_rate"}
+    kept = {key: answer[key] for key in answer if key not in differing}
+    for choice in kept.get("choices", ()):
+        for call in choice.get("message", {}).get("tool_calls", ()):
+            call.pop("id", None)
+        choice.pop("logprobs", None)
+    return kept

@@ -1,0 +1,143 @@
+"""Fake replicas that continue a known text exactly, and are lost at chosen points."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+from deployments.contract import (
+    Classification,
+    ClassificationRequest,
+    ClassifierDescription,
+    FinishReason,
+    GenerationRequest,
+    ModelDescription,
+    PromptReasoning,
+    SamplingParams,
+    TextDelta,
+    TokenizedPrompt,
+    TokenizeRequest,
+)
+from deployments.errors import RaystreamError, ReplicaUnavailableError
+
+GONE = ReplicaUnavailableError("gone")
+
+
+@dataclass(frozen=True)
+class Fate:
+    """What happens to one attempt.
+
+    Attributes:
+        num_tokens: How many tokens come before the end; None lets the text finish.
+        error: How it ends then; None ends the stream without a finish. It also ends a stream that
+            has finished.
+        opening_error: Raised in place of a stream.
+        waits_for: Waited for before the replica answers.
+        aborts: Whether an `ABORT` comes instead of the error.
+        num_together: Deltas in one list.
+    """
+
+    num_tokens: int | None = None
+    error: RaystreamError | None = GONE
+    aborts: bool = False
+    opening_error: RaystreamError | None = None
+    waits_for: asyncio.Event | None = None
+    num_together: int = 1
+
+
+class Replicas:
+    """A model with one text; each attempt meets the next fate, and after these none is lost."""
+
+    def __init__(self, num_tokens: int = 6, fates: Sequence[Fate] = ()) -> None:
+        self.num_tokens = num_tokens
+        self.fates = list(fates)
+        self.requests: list[GenerationRequest] = []
+        self.num_open = 0
+        self.num_opening = 0
+        self.opens = asyncio.Event()  # set at the first request whose replica must be waited for
+
+    async def generate(self, request: GenerationRequest) -> "Stream":
+        self.requests.append(request)
+        fate = self.fates.pop(0) if self.fates else Fate()
+        self.num_opening += 1
+        try:
+            await asyncio.sleep(0)
+            if fate.waits_for is not None:
+                self.opens.set()
+                await fate.waits_for.wait()
+        finally:
+            self.num_opening -= 1
+        if fate.opening_error is not None:
+            raise fate.opening_error
+        self.num_open += 1
+        return Stream(self, request, fate)
+
+    async def describe(self) -> ModelDescription:
+        return ModelDescription("m", 1, 128, False, SamplingParams())
+
+    async def tokenize(self, request: TokenizeRequest) -> TokenizedPrompt:
+        return TokenizedPrompt((1,))
+
+    async def detokenize(self, token_ids: tuple[int, ...]) -> str:
+        return "a"
+
+    async def ping(self) -> None:
+        pass
+
+
+class Stream:
+    """A stream of a text whose i-th token is 100 + i."""
+
+    def __init__(self, replicas: Replicas, request: GenerationRequest, fate: Fate) -> None:
+        # Every replica has encoded the same prompt; the second number would show a mix-up.
+        self.num_prompt_tokens = 7 if not request.is_resumed else 99
+        self.reasoning = PromptReasoning.BEGUN if not request.is_resumed else PromptReasoning.OPEN
+        self._replicas = replicas
+        self._first = len(request.generated_token_ids)
+        self._fate = fate
+        self._is_open = True
+
+    async def __aiter__(self) -> AsyncIterator[list[TextDelta]]:
+        fate, num_tokens = self._fate, self._replicas.num_tokens
+        end = num_tokens if fate.num_tokens is None else self._first + fate.num_tokens
+        deltas = [self._delta(index) for index in range(self._first, min(end, num_tokens))]
+        if end < num_tokens and fate.aborts:
+            deltas.append(TextDelta((), "", FinishReason.ABORT))
+        for start in range(0, len(deltas), fate.num_together):
+            await asyncio.sleep(0)
+            yield deltas[start : start + fate.num_together]
+        if fate.error is not None and not fate.aborts:
+            raise fate.error
+
+    def _delta(self, index: int) -> TextDelta:
+        is_last = index == self._replicas.num_tokens - 1
+        return TextDelta(
+            (100 + index,),
+            f"<{index}>",
+            FinishReason.LENGTH if is_last else None,
+            num_cached_tokens=3 + self._first if index == self._first else 0,
+        )
+
+    async def aclose(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._replicas.num_open -= 1
+
+
+class Classifiers:
+    """A classifier that is lost as often as there are errors."""
+
+    def __init__(self, *errors: RaystreamError) -> None:
+        self.errors = list(errors)
+        self.requests: list[ClassificationRequest] = []
+
+    async def classify(self, request: ClassificationRequest) -> tuple[Classification, ...]:
+        self.requests.append(request)
+        if self.errors:
+            raise self.errors.pop(0)
+        return (Classification((1.0,), 3),)
+
+    async def describe(self) -> ClassifierDescription:
+        return ClassifierDescription("c", 1, 8, ("a",), False)
+
+    async def ping(self) -> None:
+        pass
