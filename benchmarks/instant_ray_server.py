@@ -9,26 +9,39 @@ Run: python benchmarks/instant_ray_server.py PORT
 import sys
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 import ray
 from ray import serve
 from ray.serve.config import HTTPOptions
 
 from benchmarks.instant_server import InstantBackend, InstantStream
-from deployments.channel.server import ChannelServer
-from deployments.contract import Accepted, GenerationEvent, GenerationRequest, ModelDescription
+from deployments.contract import Accepted, GenerationRequest, ModelDescription
 from serve_app.config import AppConfig
 from serve_app.ingress import Ingress
+
+try:
+    from deployments.channel.server import ChannelServer
+except ImportError:  # an older commit, where each stream was a Serve call with its own messages
+    HAS_CHANNEL = False
+else:
+    HAS_CHANNEL = True
 
 
 class InstantReplica:
     """A replica with a fixed answer."""
 
     def __init__(self) -> None:
-        self._channels = ChannelServer("127.0.0.1")
+        if HAS_CHANNEL:
+            self._channels = ChannelServer("127.0.0.1")
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[list[GenerationEvent]]:
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[list[Any]]:
         """Accept at once, and stream the answer."""
+        if not HAS_CHANNEL:
+            yield [Accepted(InstantStream.num_prompt_tokens)]
+            async for deltas in InstantStream():
+                yield [*deltas]
+            return
         address = await self._channels.address()
         assert request.stream is not None
         with self._channels.stream(request.stream) as stream:

@@ -8,9 +8,7 @@ Runs on a replica's event loop; it knows neither Ray nor the engine.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Final
+from typing import Final, Self
 
 NUM_TOKENS: Final = 1
 """Tokens that a suspect must gain: encoding and prefill are where a request kills a replica."""
@@ -20,35 +18,49 @@ NUM_TOKENS_AGAIN: Final = 32
 
 
 class Trial:
-    """One request's probation; a request that is no suspect has none to end."""
+    """One request's probation, as an asynchronous context: it begins when its turn has come.
 
-    def __init__(self, lock: asyncio.Lock | None = None, num_tokens: int = 0) -> None:
-        """Begin.
+    It ends with its tokens, or else with the block. A request that is no suspect has no turn to
+    wait for, and none to give up.
+
+    Attributes:
+        is_on: Whether other suspects wait for this one.
+    """
+
+    def __init__(self, lock: asyncio.Lock, num_deaths: int) -> None:
+        """Prepare a trial.
 
         Args:
-            lock: Held until the trial ends; None if the request is no suspect.
-            num_tokens: Tokens that end the trial.
+            lock: Held during the trial of a suspect.
+            num_deaths: The request's; at 0 it is no suspect.
         """
+        self.is_on = False
         self._lock = lock
-        self._num_tokens_left = num_tokens
+        self._num_tokens_left = (0, NUM_TOKENS, NUM_TOKENS_AGAIN)[min(num_deaths, 2)]
 
-    @property
-    def is_on(self) -> bool:
-        """Whether the request holds up other suspects."""
-        return self._lock is not None
+    async def __aenter__(self) -> Self:
+        """Wait for a suspect's turn."""
+        if self._num_tokens_left:
+            await self._lock.acquire()
+            self.is_on = True
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """End the trial unless it has ended before."""
+        self.end()
 
     def gained(self, num_tokens: int) -> None:
-        """Note new tokens, and end the trial if they are enough."""
-        if self._lock is not None:
+        """Note new tokens of the request, and end its trial if they are enough."""
+        if self.is_on:
             self._num_tokens_left -= num_tokens
             if self._num_tokens_left <= 0:
                 self.end()
 
     def end(self) -> None:
         """Let the next suspect begin; ending twice is harmless."""
-        if self._lock is not None:
+        if self.is_on:
+            self.is_on = False
             self._lock.release()
-            self._lock = None
 
 
 class Probation:
@@ -57,19 +69,6 @@ class Probation:
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
 
-    @asynccontextmanager
-    async def trial(self, num_deaths: int) -> AsyncIterator[Trial]:
-        """Wait for a suspect's turn, and end its trial with the block if it has not ended before.
-
-        Args:
-            num_deaths: The request's; at 0 it is no suspect and does not wait.
-        """
-        if not num_deaths:
-            yield Trial()
-            return
-        await self._lock.acquire()
-        trial = Trial(self._lock, NUM_TOKENS if num_deaths == 1 else NUM_TOKENS_AGAIN)
-        try:
-            yield trial
-        finally:
-            trial.end()
+    def trial(self, num_deaths: int) -> Trial:
+        """Return the trial of a request that has this many deaths."""
+        return Trial(self._lock, num_deaths)

@@ -1,8 +1,10 @@
 """What a replica has for one ingress: the deltas of all its streams that are not yet sent.
 
-`flush` sends them as one message. While the ingress is not connected, or reads too slowly, they
-gather: then each stream gets one joined delta later. So the outbox holds at most the answers
-themselves, however slow the ingress is.
+One message holds what all streams have gained. A stream's first delta and its last leave at once,
+with all that is there. Otherwise a message leaves at most every `MIN_INTERVAL_S`: the steps of a
+small model follow each other faster than a reader can take them in. While the ingress is not
+connected, or reads too slowly, deltas gather, and each stream gets one joined delta later. So the
+outbox holds at most the answers themselves, however slow the ingress is.
 """
 
 import asyncio
@@ -16,6 +18,8 @@ MAX_NUM_DELTAS: Final = 1024
 """The most deltas in one message. After each message the outbox looks again whether the ingress
 keeps up; a step of the engine seldom has more."""
 
+MIN_INTERVAL_S: Final = 0.01
+
 ABORTED: Final = TextDelta((), "", FinishReason.ABORT)
 
 
@@ -26,11 +30,14 @@ class OutgoingStream:
         self._outbox = outbox
         self._number = number
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._has_begun = False
         self.is_delivered = False
 
     def put(self, delta: TextDelta) -> None:
         """Add a delta to the next message; none may follow the last one."""
-        self._outbox.put(self._number, delta)
+        is_urgent = not self._has_begun or delta.finish_reason is not None
+        self._has_begun = True
+        self._outbox.put(self._number, delta, is_urgent=is_urgent)
 
     async def wait_until_ended(self) -> None:
         """Wait until the last delta is on its way, or the ingress is lost."""
@@ -50,6 +57,9 @@ class Outbox:
         self._streams: dict[int, OutgoingStream] = {}
         self._gathered: dict[int, list[TextDelta]] = {}
         self._send: Callable[[bytes], None] | None = None
+        self._is_urgent = False
+        self._due_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
         self.is_paused = False
 
     @property
@@ -67,14 +77,29 @@ class Outbox:
         """Remove a stream; unless its last delta was sent, the ingress hears of an abort."""
         if not self._streams.pop(number).is_delivered:
             self._gathered[number] = [ABORTED]
-            self.flush()
+            self.send()
 
-    def put(self, number: int, delta: TextDelta) -> None:
+    def put(self, number: int, delta: TextDelta, *, is_urgent: bool) -> None:
         """Add what a stream has gained."""
         self._gathered.setdefault(number, []).append(delta)
+        self._is_urgent = self._is_urgent or is_urgent
 
     def flush(self) -> None:
+        """Send what is there if it is urgent or due; otherwise when it is due."""
+        loop = asyncio.get_running_loop()
+        if self._is_urgent or loop.time() >= self._due_s:
+            self.send()
+        elif self._gathered and self._timer is None:
+            self._timer = loop.call_at(self._due_s, self.send)
+
+    def send(self) -> None:
         """Send all that is there, as far as the ingress keeps up."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._gathered:
+            self._due_s = asyncio.get_running_loop().time() + MIN_INTERVAL_S
+        self._is_urgent = False
         while self._gathered and self._send is not None and not self.is_paused:
             self._send(encode_message(self._take()))
 
@@ -82,7 +107,7 @@ class Outbox:
         """Send to this connection from now on, first what has gathered."""
         self._send = send
         self.is_paused = False
-        self.flush()
+        self.send()
 
     def disconnect(self) -> None:
         """End all streams: what was sent last may be lost, so none can go on.

@@ -8,6 +8,7 @@ open. All methods belong to one event loop.
 import asyncio
 import hmac
 import logging
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from secrets import token_bytes
@@ -39,6 +40,9 @@ CONNECT_TIMEOUT_S: Final = 10.0
 
 MAX_BUFFER_BYTES: Final = 256 * 1024
 """Bytes that wait for an ingress to read, above which deltas gather in its outbox."""
+
+CONFIRM_TIMEOUT_S: Final = 30.0
+"""How long the system waits for an ingress's node to confirm what was sent to it."""
 
 SECRET_BYTES: Final = 16
 _HEARTBEAT: Final = encode_message(())
@@ -119,7 +123,7 @@ class ChannelServer:
             outbox.close(key.number)
 
     def flush(self) -> None:
-        """Send each ingress what its streams have gained, in one message."""
+        """Send each ingress what its streams have gained, in one message; see `Outbox.flush`."""
         for outbox in self._outboxes.values():
             outbox.flush()
 
@@ -175,6 +179,7 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(MAX_BUFFER_BYTES)
+        _limit_silence(transport.get_extra_info("socket"))
         if not self._server.greet(self):
             self._transport.abort()
             return
@@ -232,7 +237,7 @@ class _Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         if self._outbox is not None:
             self._outbox.is_paused = False
-            self._outbox.flush()
+            self._outbox.send()
 
     def close(self) -> None:
         """Close the connection after what is already written."""
@@ -243,3 +248,10 @@ class _Connection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
         self._server.disconnect(self._channel_id, self)
+
+
+def _limit_silence(connection: socket.socket) -> None:
+    """Let the system close a connection whose other end is gone without a word."""
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
+        timeout_ms = round(CONFIRM_TIMEOUT_S * 1000)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout_ms)

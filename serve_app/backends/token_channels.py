@@ -189,6 +189,7 @@ class _Channel(asyncio.Protocol):
             self._timer.cancel()
         if not self.opened.done():
             self.opened.set_exception(ConnectionResetError("the replica refused the channel"))
+            self.opened.exception()  # else Python logs "never retrieved" if TLS has failed before
         self.closed.set_result(None)
         self._channels.lose(self)
 

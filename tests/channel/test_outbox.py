@@ -1,3 +1,6 @@
+import asyncio
+from collections.abc import Callable
+
 import pytest
 
 from deployments.channel import outbox as module
@@ -11,6 +14,12 @@ ABORTED = TextDelta((), "", FinishReason.ABORT)
 
 def gain(token_id: int) -> TextDelta:
     return TextDelta((token_id,), str(token_id))
+
+
+@pytest.fixture
+def unpaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each flush send."""
+    monkeypatch.setattr(module, "MIN_INTERVAL_S", 0.0)
 
 
 class Ingress:
@@ -30,9 +39,86 @@ class Ingress:
     def read(self, room: int) -> None:
         self._room = room
         self._outbox.is_paused = False
-        self._outbox.flush()
+        self._outbox.send()
 
 
+Clock = Callable[[float], None]
+
+
+@pytest.fixture
+async def advance(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Stop the event loop's clock; return a function that advances it."""
+    loop = asyncio.get_running_loop()
+    now = loop.time()
+    monkeypatch.setattr(loop, "time", lambda: now)
+
+    def move(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    return move
+
+
+async def settle() -> None:
+    """Run everything that is ready."""
+    for _ in range(9):
+        await asyncio.sleep(0)
+
+
+async def test_the_first_and_the_last_delta_leave_at_once_with_all_that_is_there(
+    advance: Clock,
+) -> None:
+    outbox = Outbox()
+    ingress = Ingress(outbox)
+    outbox.connect(ingress.send)
+    one = outbox.open(1)
+    one.put(gain(0))
+    outbox.flush()
+    one.put(gain(1))
+    outbox.flush()
+    await settle()
+    assert ingress.messages == [[(1, gain(0))]]
+    two = outbox.open(2)
+    two.put(gain(10))
+    outbox.flush()
+    assert ingress.messages[1:] == [[(1, gain(1)), (2, gain(10))]]
+    one.put(LAST)
+    outbox.flush()
+    assert ingress.messages[2:] == [[(1, LAST)]]
+
+
+async def test_between_first_and_last_there_is_one_message_for_each_interval(
+    advance: Clock,
+) -> None:
+    outbox = Outbox()
+    ingress = Ingress(outbox)
+    outbox.connect(ingress.send)
+    one = outbox.open(1)
+    for step in range(41):
+        one.put(gain(step))
+        outbox.flush()
+        await settle()
+        advance(module.MIN_INTERVAL_S / 4)
+    assert [delta.token_ids for message in ingress.messages for _, delta in message] == [
+        (0,),
+        *(tuple(range(step, step + 4)) for step in range(1, 41, 4)),
+    ]
+
+
+async def test_what_no_step_follows_leaves_when_it_is_due(advance: Clock) -> None:
+    outbox = Outbox()
+    ingress = Ingress(outbox)
+    outbox.connect(ingress.send)
+    one = outbox.open(1)
+    for step in range(2):
+        one.put(gain(step))
+        outbox.flush()
+    advance(2 * module.MIN_INTERVAL_S)
+    await settle()
+    assert ingress.messages == [[(1, gain(0))], [(1, gain(1))]]
+
+
+@pytest.mark.usefixtures("unpaced")
 async def test_what_all_streams_gained_is_one_message() -> None:
     outbox = Outbox()
     ingress = Ingress(outbox)

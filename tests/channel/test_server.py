@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from deployments.channel import outbox as outbox_module
 from deployments.channel import server as module
 from deployments.channel.server import ChannelServer
 from deployments.channel.wire import (
@@ -225,8 +226,9 @@ async def test_streams_of_an_ingress_that_never_connects_end(
 
 @in_time
 async def test_an_ingress_that_does_not_read_makes_deltas_gather_and_gets_all(
-    server: ChannelServer,
+    server: ChannelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(outbox_module, "MIN_INTERVAL_S", 0.0)
     address = await server.address()
     sent = TextDelta((1,) * 1000, "x" * 20_000)
     async with connected(address, hello_of(address)) as peer:

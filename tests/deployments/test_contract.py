@@ -5,6 +5,7 @@ import pytest
 
 from deployments.contract import (
     Accepted,
+    ChannelAddress,
     ChatMessage,
     Classification,
     ClassificationRequest,
@@ -20,6 +21,7 @@ from deployments.contract import (
     Refused,
     RequestGroup,
     SamplingParams,
+    StreamKey,
     TextDelta,
     TextPart,
     TokenizedPrompt,
@@ -50,6 +52,9 @@ MESSAGES = [
     ReasoningDescription("qwen3", ReasoningTokens(1, 2)),
     TokenizedPrompt((1, 2), ("a", "b")),
     Accepted(12),
+    Accepted(12, channel=ChannelAddress("10.0.0.7", 4000, b"SECRET")),
+    StreamKey("ingress", 7),
+    ChannelAddress("10.0.0.7", 4000, b"SECRET", uses_tls=True),
     TextDelta((1, 2), "text"),
     TextDelta((), "", FinishReason.ERROR, "it failed"),
     TextDelta((1,), "t", logprobs=(TokenLogprobs(LIKELY, (LIKELY,)),)),
@@ -88,6 +93,7 @@ ASSISTANT_CALL = ChatMessage("assistant", (), (ToolCall("c", "f", '{"a": "SECRET
         ),
         ASSISTANT_CALL,
         TextPart("SECRET"),
+        Accepted(12, channel=ChannelAddress("10.0.0.7", 4000, b"SECRET")),
         TokenizeRequest("SECRET"),
         GenerationRequest("r", "", SAMPLING, template_kwargs=(("name", "SECRET"),)),
         TokenizedPrompt((1,), ("SECRET",)),

@@ -24,6 +24,7 @@ from deployments.contract import (
     TokenizeRequest,
 )
 from deployments.device.memory_budget import DeviceMemoryError
+from deployments.engine.scheduling.sequence import SequenceRequest
 from deployments.errors import (
     ContextLengthExceededError,
     GenerationAbortedError,
@@ -314,14 +315,14 @@ async def test_suspects_run_one_at_a_time_beside_the_other_requests(
     generator: TextGenerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = asyncio.Event()
-    encode = generator._encode
+    compile_grammar = generator._compile_grammar
 
-    async def encode_when_free(request: GenerationRequest) -> Any:
-        if request.num_deaths:
+    async def hold_suspects(sequence: SequenceRequest) -> SequenceRequest:
+        if sequence.is_resumed:
             await held.wait()
-        return await encode(request)
+        return await compile_grammar(sequence)
 
-    monkeypatch.setattr(generator, "_encode", encode_when_free)
+    monkeypatch.setattr(generator, "_compile_grammar", hold_suspects)
     suspect = GenerationRequest(
         "s", "go", GREEDY, is_resumed=True, num_deaths=1, stream=StreamKey("nobody", 0)
     )
@@ -331,7 +332,8 @@ async def test_suspects_run_one_at_a_time_beside_the_other_requests(
     assert (await read(generator, GenerationRequest("r", "fine", GREEDY)))[-1].finish_reason
     assert not waiting.done()
     held.set()
-    assert isinstance((await anext(first))[0], Accepted)
+    (accepted,) = await anext(first)
+    assert isinstance(accepted, Accepted)
     async with asyncio.timeout(30):
         assert await waiting == [Started()]  # the first has gained a token
     await first.aclose()  # type: ignore[attr-defined] # a generator
