@@ -16,9 +16,9 @@ from unittest.mock import patch
 import torch
 from rich.console import Console
 from rich.table import Table
-from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.engine import CPU, FOLDER, half_billion
+from benchmarks.three_million import three_million
 from deployments.compute.cpu.memory import keep_freed_memory
 from deployments.device.device import num_cores
 from deployments.engine.engine import Engine
@@ -32,20 +32,6 @@ TURN = 5
 """Consecutive steps of one way. The first of them meets cold caches and is left out."""
 
 PROMPT_TOKENS = 64
-
-
-def three_million() -> PreTrainedModel:
-    """Return a model whose steps spend more time in Python than in arithmetic."""
-    config = Qwen2Config(
-        vocab_size=4096,
-        hidden_size=256,
-        intermediate_size=512,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        tie_word_embeddings=True,
-    )
-    return Qwen2ForCausalLM(config).bfloat16()
 
 
 def main() -> None:

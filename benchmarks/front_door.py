@@ -16,20 +16,17 @@ Run: python -m benchmarks.front_door [--ray]
 
 import argparse
 import asyncio
-import io
 import json
 import os
 import re
 import statistics
 import subprocess
 import sys
-import tarfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from urllib.request import urlopen
 
 import psutil
@@ -38,10 +35,10 @@ from rich.table import Table
 
 from benchmarks.free_port import free_ports
 from benchmarks.instant_server import NUM_DELTAS, TOKENS_PER_DELTA
+from benchmarks.old_checkout import ROOT, old_checkout
 from k8s.make_base import parse_env
 from serve_app.commands.server_environment import HAPROXY_PORTS
 
-ROOT = Path(__file__).resolve().parent.parent
 BASELINE = "febb12765bda9ee4d10a50bf14ef2e40a136b500"
 SERVER = Path(__file__).with_name("instant_server.py")
 RAY_SERVER = Path(__file__).with_name("instant_ray_server.py")
@@ -70,21 +67,6 @@ class Round:
     requests_per_s: float
     cpu_us_per_token: float
     all_cpu_us_per_token: float
-
-
-@contextmanager
-def old_checkout(commit: str) -> Iterator[Path]:
-    """Extract a commit's packages into a temporary folder."""
-    archive = subprocess.run(
-        ["git", "archive", commit, "serve_app", "deployments"],
-        cwd=ROOT,
-        check=True,
-        stdout=subprocess.PIPE,
-    ).stdout
-    with TemporaryDirectory() as folder:
-        with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-            tar.extractall(folder, filter="data")
-        yield Path(folder)
 
 
 @contextmanager
@@ -257,7 +239,7 @@ def main() -> None:
     parser.add_argument("--ray", action="store_true", help="through Ray Serve, not uvicorn")
     options = parser.parse_args()
     with ExitStack() as stack:
-        old = stack.enter_context(old_checkout(options.baseline))
+        old = stack.enter_context(old_checkout(options.baseline, "serve_app", "deployments"))
         servers = (
             stack.enter_context(started(options.baseline[:7], old, on_ray=options.ray)),
             stack.enter_context(started("now", ROOT, on_ray=options.ray)),

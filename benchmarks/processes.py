@@ -5,7 +5,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,8 +17,13 @@ END_DEADLINE_S = 30
 
 @contextmanager
 def started(
-    command: Sequence[str], url: str, *, log: Path, cwd: Path | None = None
-) -> Iterator[None]:
+    command: Sequence[str],
+    url: str,
+    *,
+    log: Path,
+    cwd: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[psutil.Popen]:
     """Run a server until the block ends.
 
     Args:
@@ -26,17 +31,26 @@ def started(
         url: Answers with 200 as soon as the server is ready.
         log: The file for the server's output.
         cwd: The server's working directory.
+        environment: The server's variables; None means this process's own.
+
+    Yields:
+        The process that the command started.
 
     Raises:
         RuntimeError: The server ended, or was not ready in time.
     """
     with log.open("wb") as file:
         process = psutil.Popen(
-            list(command), stdout=file, stderr=subprocess.STDOUT, cwd=cwd, start_new_session=True
+            list(command),
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            cwd=cwd,
+            env=environment,
+            start_new_session=True,
         )
         try:
             _wait_until_ready(process, url, log)
-            yield
+            yield process
         finally:
             _end(process)
 

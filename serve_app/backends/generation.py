@@ -128,7 +128,6 @@ class HandleGenerationBackend(HandleBackend[ModelDescription]):
         """Open a stream; see `GenerationBackend.generate`.
 
         Requests that belong to admitted work skip the queue.
-
         """
         if request.is_admitted:
             return await self._offer(lambda: self._open(request))

@@ -26,6 +26,7 @@ from deployments.errors import (
 )
 from serve_app.backends import generation
 from serve_app.backends.generation import GenerationStream, HandleGenerationBackend
+from serve_app.backends.losses import LostAfterStartError
 from tests.deadline import in_time
 from tests.deployments.local_handle import local_backend
 
@@ -211,13 +212,13 @@ async def test_a_replica_whose_channel_cannot_be_reached_is_unavailable_and_its_
 ) -> None:
     await replica.channels.address()
     replica.channels.close()
-    with pytest.raises(ReplicaUnavailableError):
+    with pytest.raises(LostAfterStartError):
         await backend.generate(REQUEST)
     await replica.idle.wait()
 
 
 @in_time
-async def test_a_suspect_starts_before_it_is_accepted(
+async def test_a_suspect_is_accepted_after_its_start(
     backend: HandleGenerationBackend, replica: Replica
 ) -> None:
     replica.is_suspicious = True
@@ -225,3 +226,13 @@ async def test_a_suspect_starts_before_it_is_accepted(
     async with aclosing(stream):
         replica.gain(LAST)
         assert await rest_of(stream) == LAST
+
+
+@in_time
+async def test_an_engine_that_fails_is_no_graceful_end(
+    backend: HandleGenerationBackend, replica: Replica
+) -> None:
+    stream = await backend.generate(REQUEST)
+    replica.gain(TextDelta((), "", FinishReason.ABORT, "the engine has failed"))
+    with pytest.raises(ReplicaUnavailableError):
+        await rest_of(stream)
