@@ -42,8 +42,8 @@ class Flood:
         scheduler.max_step_tokens = max_step_tokens
         for seq in scheduler.excess:
             scheduler.preempt(seq)
-        arrivals = [seq.arrival for seq in scheduler.waiting]
-        assert arrivals == sorted(arrivals)
+        turns = [seq.turn for seq in scheduler.waiting]
+        assert turns == sorted(turns)
         return plan
 
 
@@ -88,6 +88,32 @@ def test_a_long_prompt_is_not_starved_by_short_ones(
         if aged.state is SequenceState.FINISHED:
             return
     raise AssertionError(f"still {aged.state} after {last_step} steps")
+
+
+@given(
+    num_slots=st.integers(1, 4),
+    waves=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=12),
+    short_of_memory_at=st.lists(st.integers(0, 40), max_size=4, unique=True),
+)
+def test_resumed_sequences_overtake_only_new_ones_and_all_end(
+    num_slots: int, waves: list[tuple[int, int]], short_of_memory_at: list[int]
+) -> None:
+    flood = Flood(make_scheduler(num_slots, budget=20), 0, shares_prefix=False)
+    scheduler, admitted = flood.scheduler, list[Sequence]()
+    for step in range(1000):
+        if step < len(waves):
+            for is_resumed, number in zip((False, True), waves[step], strict=True):
+                for i in range(number):
+                    seq = sequence(f"{is_resumed}{step}.{i}", 18, is_resumed=is_resumed)
+                    scheduler.add(seq)
+        resumed = [seq for seq in scheduler.waiting if seq.request.is_resumed]
+        plan = flood.step(2 if step in short_of_memory_at else 20)
+        admitted += plan.admitted
+        if any(not seq.request.is_resumed for seq in plan.admitted):
+            assert set(resumed) <= set(plan.admitted)
+        if step >= len(waves) and not scheduler.num_waiting and not scheduler.num_running:
+            break
+    assert len(set(admitted)) == sum(map(sum, waves))
 
 
 @given(order=st.permutations(["long", "image", "short", "tiny"]), num_slots=st.integers(1, 3))

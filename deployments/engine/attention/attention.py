@@ -179,15 +179,23 @@ def _attend_rows(
         [1, n, num_heads, head_dim].
     """
     kv = step.kv
-    slots = kv.keys[layer], kv.values[layer]
     keys, values = (tensor[0].transpose(0, 1) for tensor in (key, value))
     outputs = []
     for run in step.row_runs(kv.capacities[layer]):
         for chunk in run.chunks:
             part = chunk.rows
             kv.write_chunk(layer, chunk.slot, chunk.start, keys[part], values[part])
-        own = (tensor[:, :, run.rows] for tensor in (query, key, value))
-        outputs.append(attend_slot_rows(*own, *slots, run.seen, scores, in_order=run.in_order))
+        output = attend_slot_rows(
+            query[:, :, run.rows],
+            key[:, :, run.rows],
+            value[:, :, run.rows],
+            kv.keys[layer],
+            kv.values[layer],
+            run.seen,
+            scores,
+            in_order=run.in_order,
+        )
+        outputs.append(output)
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
 

@@ -4,9 +4,9 @@ Owns the waiting queue; the slot table owns the slots' occupancy. It decides and
 tensors, no I/O.
 
 Policy: every decoding sequence gets its one token. The rest of the step's token budget goes to
-prefill chunks: first to prompts already begun, then to the waiting queue. A prompt with images can't
-be cut into chunks, so it runs when it fits into the remaining budget, or when the step has no other
-prefill.
+prefill chunks: first to prompts already begun, then to the waiting queue. A prompt with images
+can't be cut into chunks, so it runs when it fits into the remaining budget, or when the step has no
+other prefill.
 
 Sequences that another engine had accepted wait before those that are new: their clients have been
 promised an answer, and most have seen a part of it. Otherwise the oldest goes first. New sequences
@@ -18,7 +18,7 @@ running sequence is computing more of the prefix that the queue's first sequence
 burst of prompts with a common prefix computes it once.
 
 When memory is short, the engine lowers `max_step_tokens`. Each running sequence needs one token of
-a step, so the last sequences beyond that number, in the queue's order, are preempted: they return to
+a step, so the last sequences in the queue's order beyond that number are preempted: they return to
 their place in the queue.
 """
 

@@ -18,7 +18,13 @@ LENGTH = 1000
 
 
 def sequence(
-    name: str, num_tokens: int, *, has_images: bool = False, shares_prefix: bool = False
+    name: str,
+    num_tokens: int,
+    *,
+    has_images: bool = False,
+    shares_prefix: bool = False,
+    is_resumed: bool = False,
+    num_generated: int = 0,
 ) -> Sequence:
     """Return a sequence whose prompt has a first token of its own, or the shared one."""
     first = -1 if shares_prefix else 1000 + int.from_bytes(name.encode())
@@ -26,7 +32,9 @@ def sequence(
         name,
         (first, *range(num_tokens - 1)),
         SamplingParams(),
+        generated_token_ids=(0,) * num_generated,
         model_inputs={"pixel_values": torch.zeros(1)} if has_images else {},
+        is_resumed=is_resumed,
     )
     return Sequence(request, max_model_len=LENGTH, eos_token_ids=frozenset())
 
@@ -91,6 +99,42 @@ def test_a_prompt_with_images_is_never_cut() -> None:
     assert chunks(plan) == [("text", 0, 0, 4)]
     complete(plan)
     assert chunks(scheduler.schedule()) == [("image", 1, 0, 8)]
+
+
+def test_a_resumed_prompt_with_images_is_prefilled_as_at_first_and_its_answer_in_chunks() -> None:
+    scheduler = make_scheduler(budget=10)
+    scheduler.add(sequence("image", 8, has_images=True, num_generated=15, is_resumed=True))
+    found = []
+    for _ in range(4):
+        plan = scheduler.schedule()
+        found += [(c.start, c.end, c.has_images) for c in plan.prefill]
+        complete(plan)
+    assert found == [(0, 8, True), (8, 18, False), (18, 23, False)]
+
+
+def test_resumed_sequences_wait_before_new_ones_oldest_first() -> None:
+    scheduler = make_scheduler(num_slots=1)
+    for name, is_resumed in [("a", False), ("R", True), ("b", False), ("S", True)]:
+        scheduler.add(sequence(name, 2, is_resumed=is_resumed))
+    assert [seq.sequence_id for seq in scheduler.waiting] == ["R", "S", "a", "b"]
+
+
+def test_new_sequences_are_preempted_before_resumed_ones_and_wait_behind_them() -> None:
+    scheduler = make_scheduler(num_slots=4, budget=20)
+    scheduler.add(sequence("R", 2, is_resumed=True))
+    for name in "ab":
+        scheduler.add(sequence(name, 2))
+    complete(scheduler.schedule())
+    scheduler.add(sequence("S", 2, is_resumed=True))
+    complete(scheduler.schedule())
+    scheduler.add(sequence("c", 2))
+    scheduler.add(sequence("T", 2, is_resumed=True))
+    scheduler.max_step_tokens = 1
+    excess = scheduler.excess
+    assert [seq.sequence_id for seq in excess] == ["b", "a", "S"]
+    for seq in excess:
+        scheduler.preempt(seq)
+    assert [seq.sequence_id for seq in scheduler.waiting] == ["S", "T", "a", "b", "c"]
 
 
 def test_a_prompt_with_images_beyond_the_budget_runs_alone() -> None:

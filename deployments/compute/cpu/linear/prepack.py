@@ -4,6 +4,7 @@ import inspect
 from typing import TypeGuard
 
 import torch
+from transformers.pytorch_utils import Conv1D
 
 from deployments.compute.cpu.linear.int8_linear import Int8Linear
 from deployments.compute.cpu.linear.merged_linear import Layer, MergedLinear, MergedLinearPart
@@ -31,6 +32,8 @@ def prepack(model: torch.nn.Module, layer: Layer = PrepackedLinear) -> None:
         for name, child in list(module.named_children()):
             if _is_replaceable(child, layer):
                 setattr(module, name, layer(child.weight, child.bias))
+            elif layer is PrepackedLinear and _is_transposed(child):
+                setattr(module, name, layer(child.weight.T, child.bias))
 
 
 def num_weight_bytes(model: torch.nn.Module) -> int:
@@ -77,6 +80,11 @@ def _reads_weights(module: torch.nn.Module) -> bool:
     A prepacked layer has no `weight`, so the layers of such a module are not replaced.
     """
     return "weight" in inspect.unwrap(type(module).forward).__code__.co_names
+
+
+def _is_transposed(module: torch.nn.Module) -> TypeGuard[Conv1D]:
+    """Return whether a module is GPT-2's kind of linear layer."""
+    return type(module) is Conv1D and can_prepack(module.weight.dtype)
 
 
 def _is_replaceable(module: torch.nn.Module | None, layer: Layer) -> TypeGuard[torch.nn.Linear]:

@@ -72,7 +72,8 @@ class SmallBatchLinear(torch.nn.Module):
         output = empty((*rows.shape[:-1], self._out_features), rows.dtype)
         if num_rows:
             num_threads = torch.get_num_threads()
-            num_groups = self._num_groups(num_rows, num_threads)
+            is_small = num_rows < 2 * GROUP_ROWS
+            num_groups = 1 if is_small else self._num_groups(num_rows, num_threads)
             arguments = self._arguments(rows.data_ptr(), output.data_ptr(), num_rows, num_groups)
             launch(KernelCall(self._kernel.address, arguments), num_threads)
         return output

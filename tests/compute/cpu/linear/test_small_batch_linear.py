@@ -45,7 +45,7 @@ def assert_close(
     assert torch.all((found.double() - expected).abs() <= expected.abs() * 2**-8 + scale * 2**-18)
 
 
-@pytest.mark.parametrize("num_rows", (*range(1, GROUP_ROWS + 12), 200, 333))
+@pytest.mark.parametrize("num_rows", [*range(1, GROUP_ROWS + 12), 200, 333])
 def test_every_number_of_rows_gives_the_product(num_rows: int) -> None:
     weight, bias, rows = random(192, 96), random(192, seed=1), random(1, num_rows, 96, seed=2)
     found = layer_of(weight, bias)(rows)
