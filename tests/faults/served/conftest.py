@@ -25,8 +25,8 @@ Record = Callable[[str, object], None]
 """Tells a measured value; the values are printed after the tests."""
 
 NUM_REPLICAS = 2
-NUM_SLOTS = 8
-NUM_QUEUED = 16
+NUM_SLOTS = 16
+NUM_QUEUED = 8
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -52,6 +52,7 @@ def config() -> dict[str, Any]:
         del section["autoscaling_config"]
         section["num_replicas"] = num_replicas
     replicas |= {"health_check_period_s": 1, "health_check_timeout_s": 5}
+    replicas["graceful_shutdown_timeout_s"] = 5  # after which Serve kills a replica that hangs
     application["deployments"] = [ingress, replicas]
     return document
 

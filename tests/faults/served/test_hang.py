@@ -16,7 +16,14 @@ from tests.faults.served.replicas import Replicas, is_alive, reached
 BODIES = [about("os.path.join", **SEEDED | {"seed": seed}, max_tokens=900) for seed in range(8)]
 
 
-@pytest.mark.parametrize("comes_back", [True, False], ids=["comes back", "never returns"])
+@pytest.mark.parametrize(
+    "comes_back",
+    [
+        pytest.param(True, id="comes back"),
+        # Serve needs half a minute to replace it.
+        pytest.param(False, id="never returns", marks=pytest.mark.soak),
+    ],
+)
 async def test_streams_of_a_replica_that_hangs_are_equal(
     client: httpx.AsyncClient, replicas: Replicas, record: Record, comes_back: bool
 ) -> None:

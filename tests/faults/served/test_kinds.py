@@ -11,10 +11,8 @@ from tests.faults.served.kinds import KINDS, SEEDED, Body, about, split_stop
 from tests.faults.served.replicas import Replicas, is_alive, kill
 
 ROUNDS = (
-    {"greedy": 1, "json_schema": 2, "several": 3},
-    {"seeded": 5, "regex": 8, "image": 13},
-    {"tools": 21, "logprobs": 34, "stop": 48},
-    {"min_tokens": 64, "penalties": 55},
+    {"greedy": 1, "json_schema": 2, "several": 3, "seeded": 5, "regex": 8},
+    {"image": 13, "tools": 21, "logprobs": 34, "stop": 48, "penalties": 55, "min_tokens": 64},
 )
 """After how many tokens the replica of each kind is killed; a round's requests run at once."""
 

@@ -20,7 +20,14 @@ WAYS = {"kill-encoding": 2, "kill-at-1": 2, "kill-at-40": 3}
 """When the request kills, and how many replicas: a text that has begun is suspected later."""
 
 
-@pytest.mark.parametrize(("way", "num_killed"), WAYS.items(), ids=WAYS)
+@pytest.mark.parametrize(
+    ("way", "num_killed"),
+    [
+        pytest.param(*pair, marks=() if pair[0] == "kill-encoding" else pytest.mark.soak)
+        for pair in WAYS.items()
+    ],
+    ids=WAYS,
+)
 async def test_only_the_request_that_kills_fails(
     client: httpx.AsyncClient, replicas: Replicas, record: Record, way: str, num_killed: int
 ) -> None:
