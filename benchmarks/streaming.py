@@ -6,9 +6,10 @@ streams asks for answers of 64 tokens to prompts of about 64, no two of which be
 alternate, and medians of the rounds are compared, since machines are noisy.
 
 A gap is the time from one message with text to the next of the same answer, as its reader sees
-them. TTFT is the time from sending a request to the first message with text. CPU time is that of
-all the server's processes. The client runs in this process and shares the machine's cores with
-ingress, engine and HAProxy, so it only notes when bytes arrive and reads them after the round.
+them: messages that arrive in one read count as one. TTFT is the time from sending a request to the
+first message with text. CPU time is that of all the server's processes. The client runs in this
+process and shares the machine's cores with ingress, engine and HAProxy, so it only notes when bytes
+arrive and reads them after the round.
 
 The baseline is the last commit in which each stream was a Serve call with messages of its own.
 
@@ -169,7 +170,8 @@ def _text_times(answer: Answer) -> tuple[list[float], int]:
     for time_s, message in answer.messages():
         match message:
             case {"choices": [{"delta": {"content": str(text)}}, *_]} if text:
-                times.append(time_s)
+                if time_s not in times[-1:]:
+                    times.append(time_s)
             case {"usage": {"completion_tokens": int(count)}}:
                 num_tokens = count
     return times, num_tokens
@@ -208,10 +210,8 @@ def compare(
 def _add_rows(table: Table, num_streams: int, pairs: list[list[Round]]) -> None:
     for figure, value in FIGURES.items():
         old, new = (statistics.median(value(pair[at]) for pair in pairs) for at in (0, 1))
-        # Messages that arrive together have a gap of 0.
-        ratios = [value(pair[1]) / value(pair[0]) for pair in pairs if value(pair[0])]
-        ratio = f"{statistics.median(ratios):.2f}" if ratios else "-"
-        cells = (f"{old:.1f}", f"{new:.1f}", ratio)
+        ratio = statistics.median(value(pair[1]) / value(pair[0]) for pair in pairs)
+        cells = (f"{old:.1f}", f"{new:.1f}", f"{ratio:.2f}")
         table.add_row(str(num_streams), figure, *cells, end_section=figure == [*FIGURES][-1])
 
 

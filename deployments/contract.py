@@ -184,9 +184,10 @@ class GenerationRequest:
             after them; they count towards `max_tokens` and are not sent again.
         is_resumed: Whether another replica had accepted it and was lost. It is never refused, and
             runs before sequences that are new to the replica.
-        num_deaths: How many replicas were lost while they may have run it. From the first on, it is
-            a suspect: a replica runs suspects one at a time until each has shown that it is not the
-            cause, and sends `Started` before it begins with one.
+        num_deaths: How many replicas were lost, one after the other, while they may have run it; 0
+            if that says nothing about it. From 1 on, it is a suspect: a replica runs suspects one
+            at a time until each has shown that it is not the cause, and sends `Started` before it
+            begins with one.
         group: The group of its HTTP request's sequences, if there is more than one.
         tools: The functions that the chat template offers to the model.
         template_kwargs: Values for the chat template's own parameters, by name.

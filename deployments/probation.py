@@ -17,6 +17,11 @@ NUM_TOKENS_AGAIN: Final = 32
 """Tokens that it must gain after a second death: it may need some tokens to kill a replica."""
 
 
+def num_tokens_of_trial(num_deaths: int) -> int:
+    """Return how many tokens a request must gain in its trial, by its number of deaths."""
+    return (0, NUM_TOKENS, NUM_TOKENS_AGAIN)[min(num_deaths, 2)]
+
+
 class Trial:
     """One request's probation, as an asynchronous context: it begins when its turn has come.
 
@@ -36,7 +41,7 @@ class Trial:
         """
         self.is_on = False
         self._lock = lock
-        self._num_tokens_left = (0, NUM_TOKENS, NUM_TOKENS_AGAIN)[min(num_deaths, 2)]
+        self._num_tokens_left = num_tokens_of_trial(num_deaths)
 
     async def __aenter__(self) -> Self:
         """Wait for a suspect's turn."""

@@ -11,7 +11,7 @@ torch.set_num_threads(1)
 settings.register_profile("raystream", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("raystream")
 
-SERVING = ("tests/ray/", "tests/clients/")
+SERVING = ("tests/ray/", "tests/clients/", "tests/faults/served/")
 """Folders whose tests mostly wait for a Ray."""
 
 

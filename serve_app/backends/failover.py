@@ -49,7 +49,7 @@ class FailoverGenerationBackend:
         """Open a stream; see `GenerationBackend.generate`.
 
         Raises:
-            GenerationFailedError: Two replicas died while they ran the request.
+            GenerationFailedError: The request is taken for the cause of its replicas' deaths.
             RaystreamError: See `GenerationBackend.generate` and `Losses.until_taken`.
         """
         losses = Losses(self._limits, GenerationFailedError, is_accepted=request.is_resumed)
@@ -121,7 +121,7 @@ class FailoverStream:
         """Return the deltas that have become ready since the last call.
 
         Raises:
-            GenerationFailedError: Two replicas died while they ran the request.
+            GenerationFailedError: The request is taken for the cause of its replicas' deaths.
             RaystreamError: See `GenerationStream.__aiter__` and `Losses.until_taken`.
         """
         while True:
@@ -187,9 +187,9 @@ class FailoverStream:
         """
         self._loss = None
         await self._stream.aclose()
-        has_gained = len(self._token_ids) > self._num_before
+        num_gained = len(self._token_ids) - self._num_before
         try:
-            self._losses.add(loss, has_started=True, has_gained=has_gained)
+            self._losses.add(loss, has_started=True, num_gained=num_gained)
             self._opening = asyncio.ensure_future(self._open_again())
             await self._wait_for(self._opening)
         except RaystreamError:
@@ -235,7 +235,7 @@ class FailoverClassificationBackend:
         """Return the classification of each text; see `ClassificationBackend.classify`.
 
         Raises:
-            ClassificationFailedError: Two replicas died while they ran the request.
+            ClassificationFailedError: See `Losses.add`.
             RaystreamError: See `ClassificationBackend.classify` and `Losses.until_taken`.
         """
         losses = Losses(self._limits, ClassificationFailedError, is_accepted=True)

@@ -1,9 +1,13 @@
 """What follows when a request loses its replica: another attempt, or its end.
 
-A request counts its deaths: replicas that were lost while they may have run it. From the first on
-it is a suspect, and the next replica runs it on probation (`deployments.probation`). A suspect that
-had started there and gained nothing until that replica died, too, is taken for the cause: it fails,
-and no third replica gets it.
+A request counts its deaths: replicas that were lost while they may have run it, in a row, each
+before it had gained much there. A request without any token is a suspect from the first death on: a
+prompt kills where it is encoded or prefilled. A text that goes on is one from the second death on,
+since one death says little about it. The next replica runs a suspect on probation
+(`deployments.probation`). If that replica dies, too, before the probation is over, the suspect is
+taken for the cause: it fails, and no further replica gets it. So a prompt that kills its replicas
+kills two, and an answer that does so three, while an innocent request must lose as many replicas at
+its worst moments to be blamed.
 
 Shared by texts and classifications; it knows neither Ray nor HTTP.
 """
@@ -19,6 +23,7 @@ from deployments.errors import (
     RaystreamError,
     ReplicaUnavailableError,
 )
+from deployments.probation import NUM_TOKENS_AGAIN, num_tokens_of_trial
 from serve_app.http.access_record import AccessRecord, current_record
 from serve_app.http.notice import Notice
 
@@ -52,6 +57,9 @@ class FailoverLimits:
         max_moves: How often a request may move.
         first_backoff_s: Seconds before the second attempt to find a replica; doubled after each.
         max_backoff_s: The longest of these waits.
+        first_patience_s: Seconds that a lost request waits for a replica to take it, before it is
+            offered again; doubled after each. A replica that hangs takes nothing, and Serve needs a
+            minute or so to kill it.
         notice_interval_s: Seconds between two notices to a client whose stream waits.
     """
 
@@ -59,6 +67,7 @@ class FailoverLimits:
     max_moves: int = 8
     first_backoff_s: float = 0.05
     max_backoff_s: float = 1.0
+    first_patience_s: float = 5.0
     notice_interval_s: float = 2.0
 
     def backoffs_s(self) -> Iterator[float]:
@@ -73,7 +82,6 @@ class Losses:
     """The replicas that one request has lost.
 
     Attributes:
-        num_deaths: See `GenerationRequest.num_deaths`.
         num_moves: How often another replica has taken over.
         is_accepted: Whether a replica had taken the request. From then on it is never refused: it
             waits for room.
@@ -93,23 +101,29 @@ class Losses:
             blame: Makes the error for a request that has killed its replicas.
             is_accepted: See the class.
         """
-        self.num_deaths = 0
         self.num_moves = 0
         self.is_accepted = is_accepted
+        self._num_deaths = 0
+        self._has_tokens = False
         self._limits = limits
         self._blame = blame
         self._record: AccessRecord | None = current_record()
         self._give_up_at_s: float | None = None  # by the event loop's clock; None without a loss
         self._waits_first = False
 
-    def add(self, error: RaystreamError, *, has_started: bool, has_gained: bool = False) -> None:
+    @property
+    def num_deaths(self) -> int:
+        """The deaths that make the request a suspect; see `GenerationRequest.num_deaths`."""
+        return 0 if self._has_tokens and self._num_deaths == 1 else self._num_deaths
+
+    def add(self, error: RaystreamError, *, has_started: bool, num_gained: int = 0) -> None:
         """Note that the latest attempt has lost its replica.
 
         Args:
             error: One of `LOST`.
             has_started: Whether the replica had begun with the request. Only a suspect's replica
                 tells that before it accepts.
-            has_gained: Whether a token or an answer had come from it since.
+            num_gained: Tokens that had come from it since.
 
         Raises:
             RaystreamError: The request is taken for the cause, or has moved too often.
@@ -125,14 +139,16 @@ class Losses:
         is_death = _is_death(error)
         # Serve cancels the calls of a client that leaves; we may hear of that before it does.
         self._waits_first = not is_death
-        is_suspect = self.num_deaths > 0
-        if is_death and is_suspect and has_started and not has_gained:
+        if not is_death or not (has_started or self._num_deaths == 0):
+            return
+        suspected = self.num_deaths
+        if suspected and num_gained < num_tokens_of_trial(suspected):
             raise self._blame(
-                "Two replicas of the model died while they ran this request, so it is not sent to "
-                "a third. Change the request before you send it again."
+                f"{self._num_deaths + 1} replicas of the model died while they ran this request, "
+                "so it is not sent to another. Change it before you send it again."
             ) from error
-        if is_death and (has_started or not is_suspect):
-            self.num_deaths += 1
+        self._num_deaths = 1 if num_gained >= NUM_TOKENS_AGAIN else self._num_deaths + 1
+        self._has_tokens = self._has_tokens or num_gained > 0
 
     async def until_taken(self, call: Callable[[], Awaitable[T]]) -> T:
         """Make a call, and repeat it while replicas are lost, until one takes the request.
@@ -160,12 +176,20 @@ class Losses:
 
     async def _attempt(self, call: Callable[[], Awaitable[T]], timer: asyncio.Timeout) -> T:
         waits = self._waits_first
+        patience_s = self._limits.first_patience_s
         for backoff_s in self._limits.backoffs_s():
             if waits:
                 await asyncio.sleep(backoff_s)
             waits = True
             try:
-                return await call()
+                async with asyncio.timeout(
+                    None if self._give_up_at_s is None else patience_s
+                ) as wait:
+                    return await call()
+            except TimeoutError:
+                if not wait.expired():
+                    raise
+                patience_s *= 2
             except OverloadedError:
                 if self._give_up_at_s is None or not self.is_accepted:
                     raise

@@ -7,17 +7,15 @@ the stream that its events come from.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol
 
 from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from serve_app.http.access_record import current_record
 from serve_app.streaming.sse import EVENT_STREAM_HEADERS, PING, LastEvent, encode_comment
-
-if TYPE_CHECKING:
-    from serve_app.http.notice import Notice
 
 PING_INTERVAL_S = 15.0
 
@@ -58,13 +56,13 @@ class EventStreamResponse(StreamingResponse):
         """Send until the events end or the client leaves, whichever comes first."""
         send = _one_at_a_time(send)
         stream = asyncio.ensure_future(self.stream_response(send))
-        others = [
+        others: list[asyncio.Future[None]] = [
             asyncio.ensure_future(self.listen_for_disconnect(receive)),
             asyncio.ensure_future(self._send_pings(send)),
-            asyncio.ensure_future(self._send_notices(send, _collected_notices())),
         ]
         try:
-            await asyncio.wait([stream, *others], return_when=asyncio.FIRST_COMPLETED)
+            with _notices_to(lambda comment: others.append(_sending(send, comment))):
+                await asyncio.wait([stream, *others], return_when=asyncio.FIRST_COMPLETED)
             failed = stream.exception() if stream.done() else None
         finally:
             await self._stop(stream, *others)
@@ -91,11 +89,6 @@ class EventStreamResponse(StreamingResponse):
             await self._sleep(self._ping_interval_s)
             await send({"type": "http.response.body", "body": PING, "more_body": True})
 
-    async def _send_notices(self, send: Send, notices: "asyncio.Queue[Notice]") -> None:
-        while True:
-            comment = encode_comment(await notices.get())
-            await send({"type": "http.response.body", "body": comment, "more_body": True})
-
     async def _stop(self, *tasks: asyncio.Future[None]) -> None:
         for task in tasks:
             task.cancel()
@@ -106,13 +99,26 @@ class EventStreamResponse(StreamingResponse):
             await self.events.aclose()
 
 
-def _collected_notices() -> "asyncio.Queue[Notice]":
-    """Return a queue that gets the notices of this task's request from now on."""
-    notices: asyncio.Queue[Notice] = asyncio.Queue()
+@contextmanager
+def _notices_to(send: Callable[[bytes], None]) -> Iterator[None]:
+    """Pass on the notices of this task's request as comments; those after the block go nowhere.
+
+    Notices are rare, so no stream has a task that waits for them.
+    """
     record = current_record()
-    if record is not None:
-        record.on_notice = notices.put_nowait
-    return notices
+    if record is None:
+        yield
+        return
+    record.on_notice = lambda notice: send(encode_comment(notice))
+    try:
+        yield
+    finally:
+        record.on_notice = lambda notice: None
+
+
+def _sending(send: Send, comment: bytes) -> asyncio.Future[None]:
+    message = {"type": "http.response.body", "body": comment, "more_body": True}
+    return asyncio.ensure_future(send(message))
 
 
 def _one_at_a_time(send: Send) -> Send:

@@ -1,0 +1,140 @@
+import os
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+import yaml
+
+from benchmarks.free_port import free_port
+from tests.faults.served.fragile_generator import FOLDER
+from tests.faults.served.replicas import DEADLINE_S, Replicas, reached
+from tests.ray.serve_run import (
+    READY_DEADLINE_S,
+    ROOT,
+    SERVE_RUN,
+    Server,
+    haproxy_environment,
+    wait_until,
+)
+
+Record = Callable[[str, object], None]
+"""Tells a measured value; the values are printed after the tests."""
+
+NUM_REPLICAS = 2
+NUM_SLOTS = 16
+NUM_QUEUED = 8
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.is_relative_to(here):
+            item.add_marker(pytest.mark.ray)
+            item.add_marker(pytest.mark.slow)
+
+
+def config() -> dict[str, Any]:
+    """Return the shipped configuration with two small, fragile replicas of the chat model."""
+    document: dict[str, Any] = yaml.safe_load((ROOT / "serve_config.yaml").read_text())
+    document["http_options"]["port"] = free_port()
+    application = document["applications"][0]
+    application["import_path"] = "tests.faults.served.build:build"
+    (chat,) = (each for each in application["args"]["models"] if each["id"] == "pydoc-chat")
+    chat |= {"num_cpus": 0.4, "max_num_seqs": NUM_SLOTS, "max_queued_requests": NUM_QUEUED}
+    application["args"]["models"] = [chat]
+    ingress, replicas = application["deployments"][:2]
+    assert (ingress["name"], replicas["name"]) == ("Ingress", "pydoc-chat")
+    for section, num_replicas in ((ingress, 1), (replicas, NUM_REPLICAS)):
+        del section["autoscaling_config"]
+        section["num_replicas"] = num_replicas
+    replicas |= {"health_check_period_s": 1, "health_check_timeout_s": 5}
+    replicas["graceful_shutdown_timeout_s"] = 5  # after which Serve kills a replica that hangs
+    application["deployments"] = [ingress, replicas]
+    return document
+
+
+@pytest.fixture(scope="package")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("faults")
+
+
+@pytest.fixture(scope="package")
+def server(folder: Path) -> Iterator[Server]:
+    """Start a server as `make serve` does, and stop it after the last test of this package."""
+    Replicas.watched_in(folder)
+    path = folder / "serve_config.yaml"
+    path.write_text(yaml.safe_dump(config()))
+    environment = {**os.environ, "HOME": str(folder), FOLDER: str(folder)}
+    server = Server(path, folder / "serve.log", environment | haproxy_environment(), SERVE_RUN)
+    try:
+        wait_until(server.is_ready, READY_DEADLINE_S)
+        yield server
+    finally:
+        server.kill()
+
+
+@pytest.fixture
+async def replicas(server: Server, folder: Path) -> AsyncIterator[Replicas]:
+    """Wait until both replicas live and have nothing to do; check afterwards what they left."""
+    replicas = Replicas(folder)
+    await replicas.complete(NUM_REPLICAS)
+    await reached(lambda: replicas.are_idle)
+    yield replicas
+    await reached(lambda: replicas.are_idle)
+    assert replicas.broken == []
+
+
+@pytest.fixture
+async def client(server: Server) -> AsyncIterator[httpx.AsyncClient]:
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+    async with httpx.AsyncClient(base_url=server.url, timeout=DEADLINE_S, limits=limits) as client:
+        yield client
+
+
+@pytest.fixture
+def record(record_property: Record) -> Record:
+    return record_property
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print what tests have measured."""
+    reports = terminalreporter.getreports("passed") + terminalreporter.getreports("failed")
+    measured = [report for report in reports if report.when == "call" and report.user_properties]
+    if measured:
+        terminalreporter.section("measured")
+    for report in measured:
+        terminalreporter.line(report.nodeid.partition("::")[2])
+        for name, value in report.user_properties:
+            terminalreporter.line(f"    {name}: {value}")
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The memory of a server's processes."""
+
+    server: Server
+
+    def of_the_ingress(self) -> int:
+        """Return the resident bytes of the ingress."""
+        family = psutil.Process(self.server.process.pid).children(recursive=True)
+        ingresses = [
+            p for p in family if _title(p).startswith("ray::ServeReplica:raystream:Ingress")
+        ]
+        assert ingresses
+        return sum(process.memory_info().rss for process in ingresses)
+
+
+def _title(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:  # it has just ended
+        return ""
+
+
+@pytest.fixture
+def memory(server: Server) -> Memory:
+    return Memory(server)

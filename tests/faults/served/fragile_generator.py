@@ -1,0 +1,122 @@
+"""A text generator that writes down what it does, and that some requests kill.
+
+The request's id says how: `kill-encoding-...` kills the process that encodes its prompt, and
+`kill-at-40-...` the process whose engine samples its 40th token. Everything else is the shipped
+generator's.
+"""
+
+import json
+import os
+import re
+import signal
+import threading
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+from deployments.contract import GenerationEvent, GenerationRequest
+from deployments.engine.engine import Engine
+from deployments.engine.invariants import InvariantError
+from deployments.engine.output import TextDelta
+from deployments.errors import RaystreamError
+from deployments.generator.placed_engine import PlacedEngine
+from deployments.generator.prompt_encoder import EncodedPrompt, PromptEncoder
+from deployments.text_generator import TextGenerator
+
+FOLDER = "RAYSTREAM_TEST_FAULTS_FOLDER"
+"""The environment variable with the folder that replicas write to."""
+
+REPORT_INTERVAL_S = 0.02
+STEPS_BETWEEN_CHECKS = 64
+"""`Engine.check` reads every slot, which would slow each step down."""
+
+_KILL_ENCODING = "kill-encoding-"
+_KILL_AT = re.compile(r"kill-at-(\d+)-")
+
+
+class FragileGenerator(TextGenerator):
+    """Writes to a folder which process runs which request, and how many sequences it holds.
+
+    - `runs/REQUEST_ID` gets a line with the process's id for each call;
+    - `replicas/PROCESS_ID` holds the latest counts as JSON, and exists once the model is loaded;
+    - `broken/PROCESS_ID` holds the invariant that its engine has broken.
+    """
+
+    def _start(self) -> PlacedEngine:
+        self._folder = Path(os.environ[FOLDER])
+        self._num_resumed: dict[str, int] = {}
+        placed = super()._start()
+        loaded = placed.loaded
+        self._encoder = FragileEncoder(
+            loaded.tokenizer, loaded.processor, self._spec.reasoning_parser
+        )
+        self._is_over = threading.Event()
+        threading.Thread(target=self._report, name="report", daemon=True).start()
+        return placed
+
+    def _stop(self) -> None:
+        self._is_over.set()
+        super()._stop()
+
+    def _place(self) -> Engine:
+        engine = super()._place()
+        step, num_steps = engine.step, 0
+        num_tokens: dict[str, int] = {}
+
+        def fragile_step() -> list[tuple[str, TextDelta]]:
+            nonlocal num_steps
+            deltas = step()
+            num_steps += 1
+            if num_steps % STEPS_BETWEEN_CHECKS == 0 or not engine.has_work:
+                self._check(engine)
+            for name, delta in deltas:
+                if found := _KILL_AT.match(name):
+                    resumed = self._num_resumed[name.rpartition("-")[0]]
+                    num_tokens[name] = num_tokens.get(name, resumed) + len(delta.token_ids)
+                    if num_tokens[name] >= int(found[1]):
+                        die()
+            return deltas
+
+        engine.step = fragile_step  # type: ignore[method-assign] # a fault
+        return engine
+
+    def _check(self, engine: Engine) -> None:
+        try:
+            engine.check()
+        except InvariantError as error:
+            (self._folder / "broken" / str(os.getpid())).write_text(str(error))
+            raise
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[list[GenerationEvent]]:
+        self._num_resumed[request.request_id] = len(request.generated_token_ids)
+        with (self._folder / "runs" / request.request_id).open("a") as file:
+            file.write(f"{os.getpid()}\n")
+        async for events in super().generate(request):
+            yield events
+
+    def _report(self) -> None:
+        """Write the counts at regular intervals; a replica that is stopped or dead writes none."""
+        path = self._folder / "replicas" / str(os.getpid())
+        draft = self._folder / f"{os.getpid()}.draft"
+        while not self._is_over.wait(REPORT_INTERVAL_S):
+            stats, admission = self._engine.stats, self._admission
+            counts = {
+                "num_sequences": stats.num_running + stats.num_waiting,
+                "num_permits": admission.num_running + admission.num_waiting,
+            }
+            draft.write_text(json.dumps(counts))
+            draft.replace(path)
+
+
+class FragileEncoder(PromptEncoder):
+    """Kills its process at a certain request."""
+
+    def encode(self, requests: Sequence[GenerationRequest]) -> list[EncodedPrompt | RaystreamError]:
+        """Encode requests together, or die."""
+        if any(request.request_id.startswith(_KILL_ENCODING) for request in requests):
+            die()
+        return super().encode(requests)
+
+
+def die() -> None:
+    """End this process as the system's memory killer does."""
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,87 @@
+"""The model's replicas from outside: which process runs what, and how to harm it."""
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import psutil
+
+DEADLINE_S = 180
+"""For conditions on the server. A replica starts in about 8 s, or in a minute on a busy machine."""
+
+POLL_S = 0.01
+
+
+async def reached(condition: Callable[[], bool], deadline_s: float = DEADLINE_S) -> float:
+    """Wait until a condition holds; return the seconds that took."""
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    while not condition():
+        assert loop.time() - started < deadline_s, f"not within {deadline_s} s"
+        # The condition is another process's state, so this polls.
+        await asyncio.sleep(POLL_S)
+    return loop.time() - started
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """The replicas of one model, by the files that `FragileGenerator` writes."""
+
+    folder: Path
+
+    @classmethod
+    def watched_in(cls, folder: Path) -> Self:
+        """Make the folders that replicas write to."""
+        for name in ("runs", "replicas", "broken"):
+            (folder / name).mkdir(parents=True)
+        return cls(folder)
+
+    @property
+    def alive(self) -> list[int]:
+        """The processes whose models are loaded, the oldest first."""
+        named = sorted((self.folder / "replicas").iterdir(), key=lambda path: int(path.name))
+        return [int(path.name) for path in named if is_alive(int(path.name))]
+
+    @property
+    def broken(self) -> list[str]:
+        """The invariants that engines have broken."""
+        return [path.read_text() for path in (self.folder / "broken").iterdir()]
+
+    def runs_of(self, request_id: str) -> list[int]:
+        """Return the processes that a request was sent to, in order."""
+        path = self.folder / "runs" / request_id
+        return [int(line) for line in path.read_text().split()] if path.exists() else []
+
+    def counts_of(self, process_id: int) -> dict[str, int]:
+        """Return a process's latest counts."""
+        counts: dict[str, int] = json.loads(
+            (self.folder / "replicas" / str(process_id)).read_text()
+        )
+        return counts
+
+    @property
+    def are_idle(self) -> bool:
+        """Whether no living replica holds a sequence or a permit."""
+        return all(not any(self.counts_of(process_id).values()) for process_id in self.alive)
+
+    async def complete(self, num_replicas: int) -> None:
+        """Wait until as many replicas live as are configured."""
+        await reached(lambda: len(self.alive) >= num_replicas)
+
+
+def is_alive(process_id: int) -> bool:
+    """Whether a process exists and has not ended."""
+    try:
+        return psutil.Process(process_id).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def kill(process_id: int) -> None:
+    """End a process at once."""
+    os.kill(process_id, signal.SIGKILL)

@@ -1,0 +1,53 @@
+"""A replica that stops without dying, and one that then comes back."""
+
+import asyncio
+import os
+import signal
+from contextlib import AsyncExitStack
+
+import httpx
+import pytest
+
+from tests.faults.served.answer import assert_equal, opened, read
+from tests.faults.served.conftest import NUM_REPLICAS, Record
+from tests.faults.served.kinds import SEEDED, about
+from tests.faults.served.replicas import Replicas, is_alive, reached
+
+BODIES = [about("os.path.join", **SEEDED | {"seed": seed}, max_tokens=900) for seed in range(8)]
+
+
+@pytest.mark.parametrize(
+    "comes_back",
+    [
+        pytest.param(True, id="comes back"),
+        # Serve needs half a minute to replace it.
+        pytest.param(False, id="never returns", marks=pytest.mark.soak),
+    ],
+)
+async def test_streams_of_a_replica_that_hangs_are_equal(
+    client: httpx.AsyncClient, replicas: Replicas, record: Record, comes_back: bool
+) -> None:
+    expected = await asyncio.gather(*(read(client, body) for body in BODIES))
+    async with AsyncExitStack() as stack:
+        streams = [await stack.enter_async_context(opened(client, body)) for body in BODIES]
+        await streams[0].read_tokens(20)
+        (victim,) = replicas.runs_of(streams[0].answer.request_id)
+        os.kill(victim, signal.SIGSTOP)
+        try:
+            await streams[0].read_comment("moved")
+        finally:
+            if comes_back:
+                _continue(victim)
+        answers = await asyncio.gather(*(stream.read_to_end() for stream in streams))
+    assert_equal(answers, expected)
+    if not comes_back:
+        await reached(lambda: not is_alive(victim))
+    await replicas.complete(NUM_REPLICAS)
+    record("longest pause, s", round(max(answer.longest_gap_s for answer in answers), 2))
+    record("replaced", not is_alive(victim))
+
+
+def _continue(process_id: int) -> None:
+    """Let a process go on, unless Serve has ended it."""
+    if is_alive(process_id):
+        os.kill(process_id, signal.SIGCONT)
