@@ -199,7 +199,7 @@ async def test_a_dead_engine_fails_health_and_requests(folder: Path) -> None:
     generator._engine.stop()
     with pytest.raises(RuntimeError, match="ended"):
         await generator.check_health()
-    with pytest.raises(ReplicaUnavailableError):
+    with pytest.raises(GenerationAbortedError, match="stopped"):
         await read(generator, GenerationRequest("r", "x", GREEDY))
 
 

@@ -8,7 +8,11 @@ from deployments.engine.engine import Engine
 from deployments.engine.engine_thread import EngineDeadError
 from deployments.engine.output import EngineStats
 from deployments.engine.scheduling.sequence import SequenceRequest
-from deployments.errors import GenerationFailedError, ReplicaUnavailableError
+from deployments.errors import (
+    GenerationAbortedError,
+    GenerationFailedError,
+    ReplicaUnavailableError,
+)
 from deployments.generator.async_engine import AsyncEngine
 from tests.engine.tiny_models import load, make_engine, qwen2
 
@@ -126,7 +130,11 @@ async def test_a_bug_in_the_engine_fails_its_health_and_its_streams(
     with engine.running(endless("r"), gains.take):
         await gains.next()
         monkeypatch.setattr(inner._scheduler, "schedule", fail)
-        assert (await gains.last()).finish_reason is FinishReason.ABORT
+        last = await gains.last()
+    assert last.finish_reason is FinishReason.ABORT
+    assert "failed" in (last.error or "")
+    with pytest.raises(ReplicaUnavailableError), engine.running(endless("late"), gains.take):
+        pass
     with pytest.raises(EngineDeadError):
         await engine.check_health()
 
@@ -140,7 +148,7 @@ async def test_streams_of_an_engine_that_ends_may_be_resumed_elsewhere(
         await asyncio.to_thread(engine.stop)
         last = await gains.last()
     assert (last.finish_reason, last.error) == (FinishReason.ABORT, None)
-    with pytest.raises(ReplicaUnavailableError), engine.running(endless("late"), gains.take):
+    with pytest.raises(GenerationAbortedError), engine.running(endless("late"), gains.take):
         pass
 
 
