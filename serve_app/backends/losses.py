@@ -164,9 +164,18 @@ class Losses:
             RaystreamError: The request was refused, is taken for the cause of the losses, or has
                 moved too often.
         """
+        waits = self._waits_first
+        if self._give_up_at_s is None:
+            try:
+                return await call()
+            except NoReplicaError:
+                raise  # nothing was lost
+            except LOST as error:
+                self._add_attempt(error)
+                waits = True
         try:
             async with asyncio.timeout_at(self._give_up_at_s) as timer:
-                taken = await self._attempt(call, timer)
+                taken = await self._search(call, waits)
         except TimeoutError:
             if timer.expired():
                 raise self._gave_up() from None
@@ -174,35 +183,37 @@ class Losses:
         self._note_move()
         return taken
 
-    async def _attempt(self, call: Callable[[], Awaitable[T]], timer: asyncio.Timeout) -> T:
-        waits = self._waits_first
+    async def _search(self, call: Callable[[], Awaitable[T]], waits: bool) -> T:
+        """Make a call until a replica takes the request, waiting longer before each further one.
+
+        Args:
+            call: See `until_taken`.
+            waits: Whether to wait before the first one, too.
+        """
         patience_s = self._limits.first_patience_s
         for backoff_s in self._limits.backoffs_s():
             if waits:
                 await asyncio.sleep(backoff_s)
             waits = True
             try:
-                async with asyncio.timeout(
-                    None if self._give_up_at_s is None else patience_s
-                ) as wait:
+                async with asyncio.timeout(patience_s) as wait:
                     return await call()
             except TimeoutError:
                 if not wait.expired():
                     raise
                 patience_s *= 2
             except OverloadedError:
-                if self._give_up_at_s is None or not self.is_accepted:
+                if not self.is_accepted:
                     raise
             except LOST as error:
-                if self._give_up_at_s is None and isinstance(error, NoReplicaError):
-                    raise  # nothing was lost
-                self.add(error, has_started=isinstance(error, LostAfterStartError))
-                timer.reschedule(self._give_up_at_s)
+                self._add_attempt(error)
         raise AssertionError("there is no last backoff")
 
+    def _add_attempt(self, error: RaystreamError) -> None:
+        """Note that an attempt has lost its replica before it was taken; see `add`."""
+        self.add(error, has_started=isinstance(error, LostAfterStartError))
+
     def _note_move(self) -> None:
-        if self._give_up_at_s is None:
-            return
         self._give_up_at_s, self._waits_first = None, False
         self.num_moves += 1
         if self._record is not None:
