@@ -249,7 +249,10 @@ async def test_a_channel_that_is_lost_while_it_opens_is_not_used_again(
 
 
 @in_time
-async def test_closing_ends_connections_that_are_still_opening() -> None:
+async def test_closing_ends_connections_that_are_still_opening(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "TICK_S", 1000)  # silence does not end it
     connected, ended = asyncio.Event(), asyncio.Event()
 
     async def stay_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
