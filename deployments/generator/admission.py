@@ -55,6 +55,7 @@ class Permit:
         """
         self.num_tokens = 0
         self.siblings = siblings
+        self.unclaimed = list(siblings)
         self.is_bounded = True
         self._admission = admission
 
@@ -85,7 +86,7 @@ class Admission:
         self._now_s = now_s
         self._running: set[Permit] = set()
         self._waiting: dict[Permit, None] = {}  # a set that keeps its order, oldest first
-        self._reserved: dict[str, list[Permit]] = {}
+        self._reserved: dict[str, Permit] = {}  # the first of each group
         self._retry_estimator = RetryEstimator()
 
     @property
@@ -149,7 +150,7 @@ class Admission:
         for each in (permit, *siblings):
             self._enter(each)
         if group is not None:
-            self._reserved[group.id] = list(siblings)
+            self._reserved[group.id] = permit
         return permit
 
     def _redeem(self, group_id: str) -> Permit:
@@ -158,8 +159,8 @@ class Admission:
         The first sequence may have run on another replica or may have ended already; this sequence
         still belongs to an admitted request.
         """
-        reserved = self._reserved.get(group_id)
-        permit = reserved.pop() if reserved else Permit(self)
+        first = self._reserved.get(group_id)
+        permit = first.unclaimed.pop() if first and first.unclaimed else Permit(self)
         permit.is_bounded = False
         if permit not in self._running and permit not in self._waiting:
             self._enter(permit)
@@ -212,10 +213,12 @@ class Admission:
             self._waiting[permit] = None
 
     def _give_back(self, request: GenerationRequest, permit: Permit) -> None:
-        group = _group_of(request)
-        if group is not None and group.is_first:
-            for unclaimed in self._reserved.pop(group.id, ()):
-                self._leave(unclaimed)
+        # A request whose replica seemed lost may come again before its first call has ended.
+        group = request.group
+        if group is not None and self._reserved.get(group.id) is permit:
+            del self._reserved[group.id]
+        for unclaimed in permit.unclaimed:
+            self._leave(unclaimed)
         if permit.num_tokens:  # otherwise it was refused and took no engine time
             self._retry_estimator.note_end(self._now_s())
         self._leave(permit)

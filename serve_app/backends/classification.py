@@ -11,7 +11,13 @@ from deployments.contract import (
     ClassifierDescription,
     Refused,
 )
-from serve_app.backends.handles import Handle, HandleBackend, Responses, first_answer
+from serve_app.backends.handles import (
+    Handle,
+    HandleBackend,
+    Responses,
+    first_answer,
+    read_to_end,
+)
 
 
 class ClassificationBackend(Protocol):
@@ -65,7 +71,9 @@ class HandleClassificationBackend(HandleBackend[ClassifierDescription]):
     async def _ask(self, request: ClassificationRequest) -> Classified | Refused:
         if not request.num_deaths:
             return cast("Classified | Refused", await self._call("classify", request))
-        responses = self._classify_suspect.remote(request)
-        answer = await first_answer(cast("Responses[ClassificationEvent]", responses))
+        call = self._classify_suspect.remote(request)
+        responses = cast("Responses[ClassificationEvent]", call)
+        answer = await first_answer(responses)
+        await read_to_end(responses)
         assert isinstance(answer, Classified | Refused), f"got a {type(answer).__name__}"
         return answer

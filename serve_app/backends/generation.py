@@ -127,9 +127,10 @@ class HandleGenerationBackend(HandleBackend[ModelDescription]):
     async def generate(self, request: GenerationRequest) -> GenerationStream:
         """Open a stream; see `GenerationBackend.generate`.
 
-        Requests that belong to admitted work skip the queue.
+        Requests that belong to admitted work skip the queue. So do suspects: a replica answers them
+        when their turn has come, and others would wait behind them.
         """
-        if request.is_admitted:
+        if request.is_admitted or request.num_deaths:
             return await self._offer(lambda: self._open(request))
         with self._refusals_counted():
             return await self._queue.run(lambda: self._offer(lambda: self._open(request)))
@@ -143,9 +144,9 @@ class HandleGenerationBackend(HandleBackend[ModelDescription]):
             RaystreamError: See `first_answer`.
         """
         box = self._channels.open()
-        call = self._generate.remote(replace(request, stream=box.key))
-        responses = cast("Responses[GenerationEvent]", call)
         try:
+            call = self._generate.remote(replace(request, stream=box.key))
+            responses = cast("Responses[GenerationEvent]", call)
             first = await first_answer(responses)
             assert isinstance(first, Accepted | Refused), f"got a {type(first).__name__}"
             self._replicas.hear(first)

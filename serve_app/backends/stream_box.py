@@ -18,6 +18,9 @@ MIN_INTERVAL_S: Final = 0.01
 MAX_SHARE: Final = 0.5
 """The share of the event loop's time that readers of running streams may take."""
 
+MAX_WAIT_S: Final = 1.0
+"""The longest wait for the next round: if the process itself was stopped, no reader was busy."""
+
 
 class Rounds:
     """Wakes readers together, and waits the longer the more time that takes."""
@@ -48,8 +51,10 @@ class Rounds:
 
     def _end(self) -> None:
         # From the due time on, so that a late round counts as a long one.
-        taken_s = asyncio.get_running_loop().time() - self._due_s
+        now_s = asyncio.get_running_loop().time()
+        taken_s = now_s - self._due_s
         self._due_s += max(MIN_INTERVAL_S, taken_s / MAX_SHARE)
+        self._due_s = min(self._due_s, now_s + MAX_WAIT_S)
         self._is_planned = False
         if self._wakes:
             self._plan()

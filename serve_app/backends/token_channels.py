@@ -72,7 +72,7 @@ class TokenChannels:
                 self._connect(address), context=Context()
             )
             self._channels[address] = opening
-            opening.add_done_callback(lambda _: self._drop_failed(address, opening))
+            opening.add_done_callback(lambda _: self._drop_lost(address))
         channel = await asyncio.shield(self._channels[address])
         box.source = box.source or channel
         if channel.is_lost:
@@ -90,14 +90,20 @@ class TokenChannels:
                     ssl=None if tls is None else tls.client_context(),
                 )
                 await channel.opened
-        except (OSError, TimeoutError) as error:
+        except BaseException as error:
             channel.abort()
-            raise ReplicaUnavailableError("The model's replica can't be reached.") from error
+            if isinstance(error, OSError):  # also a TimeoutError
+                raise ReplicaUnavailableError("The model's replica can't be reached.") from error
+            raise
         return channel
 
-    def _drop_failed(self, address: ChannelAddress, opening: "asyncio.Task[_Channel]") -> None:
-        if opening.cancelled() or opening.exception() is not None:
-            self._channels.pop(address, None)
+    def _drop_lost(self, address: ChannelAddress) -> None:
+        """Drop the channel to a replica if it has failed or is lost, but none that opens anew."""
+        opening = self._channels.get(address)
+        if opening is None or not opening.done():
+            return
+        if opening.cancelled() or opening.exception() is not None or opening.result().is_lost:
+            del self._channels[address]
 
     def box(self, number: int) -> StreamBox | None:
         """Return the box of an open stream."""
@@ -105,7 +111,7 @@ class TokenChannels:
 
     def lose(self, channel: "_Channel") -> None:
         """Fail all streams of a channel; the next stream connects anew."""
-        self._channels.pop(channel.address, None)
+        self._drop_lost(channel.address)
         for box in list(self._boxes.values()):
             if box.source is channel:
                 box.fail(_lost())
@@ -147,7 +153,6 @@ class _Channel(asyncio.Protocol):
 
     def abort(self) -> None:
         """Close the connection, if there is one, at once."""
-        self.opened.cancel()
         if self._transport is not None:
             self._transport.abort()
 

@@ -167,6 +167,20 @@ def test_siblings_keep_their_permits_after_the_first_has_ended() -> None:
     assert (counted.num_running, counted.num_waiting) == (0, 0)
 
 
+def test_a_group_that_comes_again_before_its_first_call_has_ended_leaves_no_permit() -> None:
+    counted, _ = admission(num_slots=2, max_queued=4)
+    first = request(RequestGroup("g", 3, is_first=True))
+    lost, again = ExitStack(), ExitStack()
+    lost.enter_context(counted.permit(first))
+    again.enter_context(counted.permit(first))
+    lost.close()
+    assert (counted.num_running, counted.num_waiting) == (2, 1)
+    take(counted, request(RequestGroup("g", 3, is_first=False)))
+    assert counted.num_running + counted.num_waiting == 2, "it had one of the reserved permits"
+    again.close()
+    assert (counted.num_running, counted.num_waiting) == (0, 0)
+
+
 def refusal(counted: Admission, size: int = 1) -> float | None:
     """Return `retry_after_s` of a refused request."""
     group = RequestGroup("refused", size, is_first=True) if size > 1 else None

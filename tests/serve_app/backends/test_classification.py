@@ -41,6 +41,7 @@ class FakeResponses:
     def __init__(self) -> None:
         self._items: list[list[ClassificationEvent] | BaseException] = []
         self.is_cancelled = False
+        self.is_exhausted = False
 
     def put(self, *items: list[ClassificationEvent] | BaseException) -> None:
         self._items += items
@@ -50,6 +51,7 @@ class FakeResponses:
 
     async def __anext__(self) -> list[ClassificationEvent]:
         if not self._items:
+            self.is_exhausted = True
             raise StopAsyncIteration
         item = self._items.pop(0)
         if isinstance(item, BaseException):
@@ -190,6 +192,7 @@ async def test_a_suspect_s_answer_follows_its_start(answer: Classified | Refused
         with pytest.raises(OverloadedError, match="full"):
             await asking
     assert not handle.calls
+    assert handle.suspects.is_exhausted, "Ray counts the call as ended"
 
 
 @pytest.mark.parametrize("has_started", [True, False])

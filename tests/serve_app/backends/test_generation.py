@@ -236,14 +236,30 @@ async def test_one_full_refusal_goes_to_all_queued_requests_and_counts_for_each(
     assert len(router.calls) < 3 * MAX_NUM_ASKING
 
 
-async def test_a_request_of_an_admitted_group_or_stream_skips_the_queue(
+async def test_an_admitted_request_and_a_suspect_skip_the_queue(
     listening: ChannelServer,
 ) -> None:
     model, router = routed(await has_room(listening, "a"))
     model._queue = AdmissionQueue(max_num_asking=0)
     group = RequestGroup("g", 2, is_first=False)
-    for request in (replace(REQUEST, group=group), replace(REQUEST, is_resumed=True)):
+    skipping = [
+        replace(REQUEST, group=group),
+        replace(REQUEST, is_resumed=True),
+        replace(REQUEST, num_deaths=1),
+    ]
+    for request in skipping:
         async with asyncio.timeout(30), aclosing(await model.generate(request)):
             pass
-    assert len(router.calls) == 2
+    assert len(router.calls) == len(skipping)
     await model.aclose()
+
+
+async def test_a_call_that_can_t_be_sent_leaves_nothing_behind() -> None:
+    class BrokenRouter(FakeRouter):
+        def remote(self, request: GenerationRequest) -> FakeResponses:
+            raise RuntimeError("the router is closed")
+
+    model = HandleGenerationBackend(cast("DeploymentHandle[Any]", BrokenRouter([])))
+    with pytest.raises(RuntimeError):
+        await model.generate(REQUEST)
+    assert not model._channels._boxes

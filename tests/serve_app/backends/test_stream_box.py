@@ -5,7 +5,7 @@ import pytest
 
 from deployments.contract import FinishReason, StreamKey, TextDelta
 from deployments.errors import ReplicaUnavailableError
-from serve_app.backends.stream_box import MAX_SHARE, MIN_INTERVAL_S, Rounds, StreamBox
+from serve_app.backends.stream_box import MAX_SHARE, MAX_WAIT_S, MIN_INTERVAL_S, Rounds, StreamBox
 from tests.deadline import in_time
 
 DELTAS = [TextDelta((i,), str(i)) for i in range(4)]
@@ -121,6 +121,22 @@ async def test_the_longer_readers_take_the_rarer_they_are_woken(advance: Clock) 
     advance(0.2 * (busy_s / MAX_SHARE - busy_s))
     await settle()
     assert next_reader.result() == [DELTAS[2]]
+
+
+@in_time
+async def test_readers_do_not_wait_as_long_again_after_their_process_was_stopped(
+    advance: Clock,
+) -> None:
+    box = await begun()
+    box.put(DELTAS[1])
+    advance(10 * MAX_WAIT_S)
+    await settle()
+    assert await box.take() == [DELTAS[1]]
+    box.put(DELTAS[2])
+    reader = asyncio.ensure_future(box.take())
+    advance(MAX_WAIT_S)
+    await settle()
+    assert reader.result() == [DELTAS[2]]
 
 
 @in_time

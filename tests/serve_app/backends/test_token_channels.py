@@ -3,6 +3,7 @@
 import asyncio
 import contextvars
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -195,6 +196,83 @@ async def test_a_replica_that_does_not_answer_is_unavailable(
     silent.close()
     for writer in writers:
         writer.close()
+
+
+@in_time
+async def test_a_replica_that_answers_nonsense_is_unavailable(channels: TokenChannels) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        await reader.read()  # until the ingress closes
+        writer.close()
+
+    strange = await asyncio.start_server(answer, "127.0.0.1", 0)
+    port = strange.sockets[0].getsockname()[1]
+    with pytest.raises(ReplicaUnavailableError):
+        await channels.connect(channels.open(), ChannelAddress("127.0.0.1", port, b""))
+    strange.close()
+
+
+@in_time
+async def test_the_end_of_a_lost_channel_does_not_drop_the_one_that_opens_anew(
+    channels: TokenChannels, replica: ChannelServer
+) -> None:
+    await opened(channels, replica)
+    (opening,) = channels._channels.values()
+    lost = opening.result()
+    lost.abort()
+    await lost.closed
+    anew = asyncio.ensure_future(opened(channels, replica))
+    await asyncio.sleep(0)
+    (opening_anew,) = channels._channels.values()
+    channels.lose(lost)
+    await anew
+    assert list(channels._channels.values()) == [opening_anew]
+
+
+@in_time
+async def test_a_channel_that_is_lost_while_it_opens_is_not_used_again(
+    channels: TokenChannels, replica: ChannelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect = TokenChannels._connect
+
+    async def connect_and_lose(self: TokenChannels, address: ChannelAddress) -> module._Channel:
+        channel = await connect(self, address)
+        channel.abort()
+        await channel.closed
+        return channel
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TokenChannels, "_connect", connect_and_lose)
+        with pytest.raises(ReplicaUnavailableError):
+            await opened(channels, replica)
+    await opened(channels, replica)
+
+
+@in_time
+async def test_closing_ends_connections_that_are_still_opening(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "TICK_S", 1000)  # silence does not end it
+    connected, ended = asyncio.Event(), asyncio.Event()
+
+    async def stay_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connected.set()
+        with suppress(ConnectionError):
+            await reader.read()
+        ended.set()
+        writer.close()
+
+    silent = await asyncio.start_server(stay_silent, "127.0.0.1", 0)
+    port = silent.sockets[0].getsockname()[1]
+    channels = TokenChannels({})
+    connecting = asyncio.ensure_future(
+        channels.connect(channels.open(), ChannelAddress("127.0.0.1", port, b""))
+    )
+    await connected.wait()
+    await channels.aclose()
+    await ended.wait()
+    await asyncio.wait([connecting])
+    silent.close()
 
 
 REQUEST_ID: contextvars.ContextVar[str] = contextvars.ContextVar("request_id", default="none")
