@@ -166,7 +166,8 @@ def figures(answers: Sequence[Answer], sent_s: float, cpu_s: float) -> Round:
 
 def _text_times(answer: Answer) -> tuple[list[float], int]:
     """Return when each message with text arrived, and the answer's number of tokens."""
-    times, num_tokens = [], 0
+    times: list[float] = []
+    num_tokens = 0
     for time_s, message in answer.messages():
         match message:
             case {"choices": [{"delta": {"content": str(text)}}, *_]} if text:

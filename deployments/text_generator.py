@@ -59,7 +59,7 @@ MAX_NUM_TOKEN_CALLS = 256
 """The most calls of `tokenize` and `detokenize` in progress; admission does not count them."""
 
 MAX_BATCH_SIZE = 32
-BATCH_WAIT_TIMEOUT_S = 0.002
+BATCH_WAIT_TIMEOUT_S = 0.0
 
 
 class TextGenerator(ModelReplica):
@@ -218,7 +218,7 @@ class TextGenerator(ModelReplica):
     @serve.batch(
         max_batch_size=MAX_BATCH_SIZE,
         batch_wait_timeout_s=BATCH_WAIT_TIMEOUT_S,
-        max_concurrent_batches=16,
+        max_concurrent_batches=2,
     )
     async def _encode(
         self, requests: list[GenerationRequest]
