@@ -17,7 +17,7 @@ from tests.ray.serve_run import Server
 
 NUM_STREAMS = 8
 BODIES = [about("os.stat", **SEEDED | {"seed": i}, max_tokens=600) for i in range(NUM_STREAMS)]
-MANY_TEXTS = {"model": "pydoc-detector", "input": ["Join two paths. " * 60] * 1000}
+MANY_TEXTS = {"model": "pydoc-detector", "input": ["Join two paths. " * 30] * 400}
 
 pytestmark = pytest.mark.slow
 
