@@ -153,6 +153,9 @@ class TextGenerator(ModelReplica):
         """
         try:
             with self._admission.permit(request) as permit:
+                if request.num_deaths:
+                    # Otherwise it could be blamed for a death while it waits.
+                    await permit.wait_for_slot()
                 async with self._probation.trial(request.num_deaths) as trial:
                     if trial.is_on:
                         self._engine.require_alive()

@@ -75,7 +75,11 @@ class ChannelServer:
         """
         if self._listening is None:
             self._listening = asyncio.ensure_future(self._listen())
-        return (await asyncio.shield(self._listening))[1]
+        try:
+            return (await asyncio.shield(self._listening))[1]
+        except OSError:
+            self._listening = None  # the next call tries again
+            raise
 
     async def _listen(self) -> tuple[asyncio.Server, ChannelAddress]:
         server = await asyncio.get_running_loop().create_server(

@@ -1,9 +1,9 @@
 """Admission: which sequences may run on a replica, which may wait, and which are refused.
 
 Each sequence holds a permit from its arrival to its end. As many sequences run as there are KV
-slots. A limited number of sequences and tokens may wait, oldest first as in the engine's own queue.
-All ingress replicas share this admission, so their number does not change the limits. It runs only
-on the replica's event loop and needs no lock.
+slots. A limited number of sequences and tokens may wait, in the order of the engine's own queue:
+resumed sequences first, then the oldest. All ingress replicas share this admission, so their number
+does not change the limits. It runs only on the replica's event loop and needs no lock.
 
 A sequence is counted before any work is done for it, so that a refusal costs almost nothing. Its
 tokens are counted once they are known. The sequences of one HTTP request (several answers, several
@@ -11,6 +11,7 @@ prompts) are admitted together or not at all: the first takes permits for all, a
 theirs. Sequences that another replica has already admitted bypass the limits, so that they finish.
 """
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -57,7 +58,9 @@ class Permit:
         self.siblings = siblings
         self.unclaimed = list(siblings)
         self.is_bounded = True
+        self.is_resumed = False
         self._admission = admission
+        self._slot_is_due: asyncio.Event | None = None
 
     def weigh(self, num_tokens: int) -> None:
         """Count the sequence's tokens, and as many for each sibling permit.
@@ -66,6 +69,17 @@ class Permit:
             OverloadedError: Too many tokens would wait.
         """
         self._admission.weigh(self, num_tokens)
+
+    async def wait_for_slot(self) -> None:
+        """Wait until the sequence would have a KV slot if it were in the engine."""
+        if not self._admission.is_running(self):
+            self._slot_is_due = asyncio.Event()
+            await self._slot_is_due.wait()
+
+    def note_slot(self) -> None:
+        """Wake `wait_for_slot`."""
+        if self._slot_is_due is not None:
+            self._slot_is_due.set()
 
 
 class Admission:
@@ -85,7 +99,7 @@ class Admission:
         self.num_waiting_tokens = 0
         self._now_s = now_s
         self._running: set[Permit] = set()
-        self._waiting: dict[Permit, None] = {}  # a set that keeps its order, oldest first
+        self._waiting: dict[Permit, None] = {}  # a set that keeps its order, as the engine's queue
         self._reserved: dict[str, Permit] = {}  # the first of each group
         self._retry_estimator = RetryEstimator()
 
@@ -98,6 +112,10 @@ class Admission:
     def num_waiting(self) -> int:
         """Permits of sequences that wait for a slot."""
         return len(self._waiting)
+
+    def is_running(self, permit: Permit) -> bool:
+        """Return whether a permit's sequence has a slot."""
+        return permit in self._running
 
     @property
     def is_full(self) -> bool:
@@ -147,6 +165,7 @@ class Admission:
         siblings = tuple(Permit(self) for _ in range(size - 1))
         permit = Permit(self, siblings)
         permit.is_bounded = is_bounded
+        permit.is_resumed = request.is_resumed
         for each in (permit, *siblings):
             self._enter(each)
         if group is not None:
@@ -196,7 +215,7 @@ class Admission:
     def _num_to_end(self, num_tokens: int) -> int:
         """Return how many sequences must end before `num_tokens` fewer tokens wait.
 
-        Each end lets the oldest waiting sequence run.
+        Each end lets the first waiting sequence run.
         """
         for number, permit in enumerate(self._waiting, start=1):
             num_tokens -= permit.num_tokens
@@ -209,6 +228,11 @@ class Admission:
             self._retry_estimator.start(self._now_s())
         if len(self._running) < self.limits.num_slots:
             self._running.add(permit)
+        elif permit.is_resumed:
+            waiting = [*self._waiting]
+            num_resumed = sum(each.is_resumed for each in waiting)
+            waiting.insert(num_resumed, permit)
+            self._waiting = dict.fromkeys(waiting)
         else:
             self._waiting[permit] = None
 
@@ -230,10 +254,11 @@ class Admission:
             return
         self._running.remove(permit)
         if self._waiting and len(self._running) < self.limits.num_slots:
-            oldest = next(iter(self._waiting))
-            del self._waiting[oldest]
-            self.num_waiting_tokens -= oldest.num_tokens
-            self._running.add(oldest)
+            first = next(iter(self._waiting))
+            del self._waiting[first]
+            self.num_waiting_tokens -= first.num_tokens
+            self._running.add(first)
+            first.note_slot()
 
 
 def _group_of(request: GenerationRequest) -> RequestGroup | None:

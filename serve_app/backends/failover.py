@@ -52,7 +52,7 @@ class FailoverGenerationBackend:
             GenerationFailedError: The request is taken for the cause of its replicas' deaths.
             RaystreamError: See `GenerationBackend.generate` and `Losses.until_taken`.
         """
-        losses = Losses(self._limits, GenerationFailedError, is_accepted=request.is_resumed)
+        losses = Losses(self._limits, GenerationFailedError, is_accepted=request.is_admitted)
         stream = await losses.until_taken(
             lambda: self._backend.generate(_with_deaths(request, losses))
         )

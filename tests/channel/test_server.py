@@ -86,6 +86,17 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 @in_time
+async def test_a_server_that_could_not_listen_tries_again(
+    server: ChannelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(server, "_host", "192.0.2.1")  # no address of this machine
+        with pytest.raises(OSError, match="assign"):
+            await server.address()
+    assert (await server.address()).port
+
+
+@in_time
 async def test_two_ingresses_get_their_own_streams(server: ChannelServer) -> None:
     address = await server.address()
     async with (

@@ -1,6 +1,6 @@
 import asyncio
 from collections.abc import Iterator
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -342,6 +342,20 @@ async def test_suspects_run_one_at_a_time_beside_the_other_requests(
         third = aiter(generator.generate(suspect))
         assert await anext(third) == [Started()]
     await third.aclose()  # type: ignore[attr-defined] # a generator
+
+
+async def test_a_suspect_without_a_slot_is_not_started(generator: TextGenerator) -> None:
+    suspect = GenerationRequest("s", "go", GREEDY, is_resumed=True, num_deaths=1)
+    with ExitStack() as stack:
+        for _ in range(generator.plan.num_slots):
+            stack.enter_context(generator._admission.permit(GenerationRequest("r", "x", GREEDY)))
+        events = aiter(generator.generate(suspect))
+        started = asyncio.ensure_future(anext(events))
+        while not generator._admission.num_waiting:  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0)
+        assert not started.done()
+    assert await started == [Started()]
+    await events.aclose()  # type: ignore[attr-defined] # a generator
 
 
 async def test_a_suspect_s_answer_is_the_same(generator: TextGenerator) -> None:

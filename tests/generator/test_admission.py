@@ -1,3 +1,4 @@
+import asyncio
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -143,6 +144,24 @@ def test_sequences_that_another_replica_has_admitted_bypass_the_limits() -> None
                 permit.weigh(1000)
                 assert counted.num_waiting == 2
     assert (counted.num_running, counted.num_waiting, counted.num_waiting_tokens) == (0, 0, 0)
+
+
+async def test_resumed_sequences_get_the_next_slots_in_turn() -> None:
+    counted, _ = admission(num_slots=1)
+    with ExitStack() as stack, held(counted, 2) as permits:
+        resumed = [
+            (stack.enter_context(each := ExitStack()), each.enter_context(counted.permit(again)))
+            for again in [request(is_resumed=True)] * 2
+        ]
+        waits = [asyncio.ensure_future(permit.wait_for_slot()) for _, permit in resumed]
+        await asyncio.sleep(0)
+        permits[0][1].close()
+        await waits[0]
+        assert not waits[1].done()
+        resumed[0][0].close()
+        await waits[1]
+        assert counted.num_waiting == 1, "the new one is still behind them"
+        await resumed[1][1].wait_for_slot()
 
 
 def test_a_resumed_first_sequence_takes_no_permits_for_its_group() -> None:
