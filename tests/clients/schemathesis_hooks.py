@@ -4,6 +4,8 @@ Only valid cases are changed, and they stay valid. Cases that schemathesis broke
 unchanged.
 """
 
+import ast
+from threading import Lock
 from typing import Any
 
 import schemathesis
@@ -28,6 +30,22 @@ FAMILIAR: dict[str, Any] = {
 }
 """Substitutes for values that only the model can validate, and would nearly always refuse."""
 
+
+_parsing = Lock()
+_parse = ast.parse
+
+
+def _parse_alone(*args: Any, **kwargs: Any) -> Any:
+    """Parse while no other thread does: hypothesis parses the sources of functions.
+
+    CPython before 3.11.9 counts the depth of all threads together, and may then raise SystemError.
+    Source: https://github.com/python/cpython/issues/106905
+    """
+    with _parsing:
+        return _parse(*args, **kwargs)
+
+
+ast.parse = _parse_alone  # type: ignore[assignment] # its overloads do not matter here
 
 CONSTRAINED = ("ChatRequest", "CompletionRequest")
 

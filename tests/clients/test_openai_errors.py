@@ -12,9 +12,13 @@ import httpx2
 import openai
 import pytest
 
+from deployments.contract import TextDelta
+from deployments.errors import GenerationFailedError
 from tests.clients.conftest import Window
 from tests.clients.questions import MODEL, NAME, NARROW, about, endless
 from tests.ray.serve_run import READY_DEADLINE_S, Server, wait_until
+from tests.serve_app.apps import make_app
+from tests.serve_app.fakes import FakeBackend, Step
 
 
 @pytest.fixture
@@ -120,16 +124,32 @@ def test_an_unknown_path_or_method_raises(
     assert caught.value.code == {404: "not_found", 405: "method_not_allowed"}[status]
 
 
-def test_a_broken_stream_raises_and_never_looks_complete(
+async def test_a_broken_stream_raises_and_never_looks_complete() -> None:
+    steps: list[Step] = [[TextDelta((1,), "a")], GenerationFailedError("broken")]
+    transport = httpx2.ASGITransport(make_app(FakeBackend(steps)))
+    async with httpx2.AsyncClient(transport=transport) as http:
+        client = openai.AsyncOpenAI(
+            base_url="http://test/v1", api_key="none", http_client=http, max_retries=0
+        )
+        stream = await client.chat.completions.create(**about(NAME, model="m"), stream=True)
+        chunks: list[Any] = []
+        with pytest.raises(openai.APIError) as caught:
+            chunks.extend([chunk async for chunk in stream])
+    assert caught.value.code == "generation_failed"
+    assert [choice for chunk in chunks for choice in chunk.choices if choice.finish_reason] == []
+
+
+def test_a_stream_whose_replica_is_killed_is_whole(
     client: openai.OpenAI, window: Window, server: Server
 ) -> None:
     """Kill the narrow model's replica in mid-stream; no later test may need that first replica."""
-    stream = client.chat.completions.create(**endless(NARROW), stream=True)
-    next(stream)
+    body = endless(NARROW)
+    expected = client.chat.completions.create(**body)
+    stream = client.chat.completions.create(**body, stream=True)
+    text = next(stream).choices[0].delta.content or ""
     os.kill(window.process_id(NARROW), signal.SIGKILL)
-    chunks: list[Any] = []
-    with pytest.raises(openai.APIError) as caught:
-        chunks.extend(stream)
-    assert caught.value.code == "replica_unavailable"
-    assert [choice for chunk in chunks for choice in chunk.choices if choice.finish_reason] == []
+    chunks = list(stream)
+    text += "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    assert text == expected.choices[0].message.content
+    assert chunks[-1].choices[0].finish_reason == expected.choices[0].finish_reason
     wait_until(server.is_ready, READY_DEADLINE_S)

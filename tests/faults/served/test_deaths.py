@@ -28,9 +28,14 @@ async def expected(client: httpx.AsyncClient, replicas: Replicas) -> list[Answer
 
 @pytest.fixture
 async def streams(client: httpx.AsyncClient, expected: list[Answer]) -> AsyncIterator[list[Stream]]:
-    """Open a stream for each of the bodies."""
+    """Open a stream for each of the bodies; all of them have tokens.
+
+    A request without any is a suspect from its first death on.
+    """
     async with AsyncExitStack() as stack:
-        yield [await stack.enter_async_context(opened(client, body)) for body in BODIES]
+        streams = [await stack.enter_async_context(opened(client, body)) for body in BODIES]
+        await asyncio.gather(*(each.read_tokens(1) for each in streams))
+        yield streams
 
 
 async def read_all(streams: list[Stream]) -> list[Answer]:

@@ -5,7 +5,8 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from deployments.contract import FinishReason, TextDelta
-from deployments.errors import OverloadedError, ReplicaUnavailableError
+from deployments.errors import GenerationFailedError, OverloadedError
+from serve_app.backends.losses import ReplicaStoppedError
 from serve_app.http.access_record import current_record, record_of
 from serve_app.keys.ledger import KeyLedger
 from serve_app.middleware.access_log import AccessLogMiddleware
@@ -106,7 +107,7 @@ async def test_calls_that_serve_cancels_for_a_leaving_client_are_not_replica_fai
     caplog: pytest.LogCaptureFixture, stream: bool, status: int
 ) -> None:
     cancelled = asyncio.Event()
-    backend = FakeBackend([HELLO[0], cancelled, ReplicaUnavailableError("cancelled")])
+    backend = FakeBackend([HELLO[0], cancelled, ReplicaStoppedError("cancelled")])
     async with AsgiCall(make_app(backend), CHAT, question(stream=stream)) as call:
         async with asyncio.timeout(5):
             await backend.opened.wait()
@@ -120,27 +121,27 @@ async def test_calls_that_serve_cancels_for_a_leaving_client_are_not_replica_fai
     assert line["error_code"] is None
 
 
-async def test_a_replica_that_dies_before_the_client_leaves_is_logged(
+async def test_an_error_before_the_client_leaves_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    backend = FakeBackend([HELLO[0], ReplicaUnavailableError("gone")])
+    backend = FakeBackend([HELLO[0], GenerationFailedError("broken")])
     async with AsgiCall(make_app(backend), CHAT, question(stream=True)) as call:
         await call.wait_until(lambda: b"error" in call.body)
         call.leave()
         await call.end()
     (line,) = access_lines(caplog)
-    assert (line["finish_reason"], line["error_code"]) == ("error", "replica_unavailable")
+    assert (line["finish_reason"], line["error_code"]) == ("error", "generation_failed")
 
 
 async def test_a_stream_that_breaks_is_logged_with_its_error(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    steps: list[Step] = [[TextDelta((1,), "a")], ReplicaUnavailableError("gone")]
+    steps: list[Step] = [[TextDelta((1,), "a")], GenerationFailedError("broken")]
     async with client_of(make_app(FakeBackend(steps))) as client:
         await client.post(CHAT, json=question(stream=True))
     (line,) = access_lines(caplog)
     assert (line["status"], line["finish_reason"]) == (200, "error")
-    assert line["error_code"] == "replica_unavailable"
+    assert line["error_code"] == "generation_failed"
 
 
 async def test_an_overload_is_logged_with_its_status_and_code(
