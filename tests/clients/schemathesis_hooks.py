@@ -45,7 +45,7 @@ def _parse_alone(*args: Any, **kwargs: Any) -> Any:
         return _parse(*args, **kwargs)
 
 
-ast.parse = _parse_alone  # type: ignore[assignment] # its overloads do not matter here
+ast.parse = _parse_alone
 
 CONSTRAINED = ("ChatRequest", "CompletionRequest")
 
