@@ -10,10 +10,10 @@ import pytest
 from tests.faults.served.answer import Answer, assert_equal, read
 from tests.faults.served.conftest import NUM_QUEUED, NUM_REPLICAS, NUM_SLOTS, Memory, Record
 from tests.faults.served.kinds import SEEDED, about
-from tests.faults.served.replicas import Replicas, kill
+from tests.faults.served.replicas import Replicas, kill, reached
 
 NUM_CLIENTS = 10 * NUM_REPLICAS * (NUM_SLOTS + NUM_QUEUED)
-BODY = about("os.path.join", **SEEDED, max_tokens=80)
+BODY = about("os.path.join", **SEEDED, max_tokens=300)
 BACKOFF_S = 1
 """A refused client comes back sooner than it is told."""
 
@@ -47,8 +47,11 @@ class Crowd:
 
 
 async def kill_one_after(replicas: Replicas, delay_s: float) -> None:
+    """Kill a replica that runs sequences, once the clients have asked for some seconds."""
     await asyncio.sleep(delay_s)
-    kill(replicas.alive[0])
+    victim = replicas.alive[0]
+    await reached(lambda: replicas.counts_of(victim)["num_sequences"] > 0)
+    kill(victim)
 
 
 def assert_clean(refusal: Answer) -> None:
