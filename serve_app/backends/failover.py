@@ -12,13 +12,12 @@ finish belong to a text that goes on.
 
 import asyncio
 from dataclasses import replace
-from typing import Self
+from typing import Self, TypeVar
 
 from deployments.contract import (
     Classification,
     ClassificationRequest,
     ClassifierDescription,
-    FinishReason,
     GenerationRequest,
     ModelDescription,
     TextDelta,
@@ -27,7 +26,6 @@ from deployments.contract import (
 )
 from deployments.errors import (
     ClassificationFailedError,
-    GenerationAbortedError,
     GenerationFailedError,
     RaystreamError,
     ReplicaUnavailableError,
@@ -36,6 +34,8 @@ from serve_app.backends.classification import ClassificationBackend
 from serve_app.backends.generation import GenerationBackend, GenerationStream
 from serve_app.backends.losses import LOST, FailoverLimits, Losses
 from serve_app.http.notice import Notice
+
+RequestT = TypeVar("RequestT", GenerationRequest, ClassificationRequest)
 
 
 class FailoverGenerationBackend:
@@ -165,15 +165,7 @@ class FailoverStream:
             if self._num_before and deltas[0].num_cached_tokens:
                 # The first stream has told how much of the prompt was cached.
                 deltas = [replace(deltas[0], num_cached_tokens=0), *deltas[1:]]
-        last = deltas[-1]
-        if last.finish_reason is FinishReason.ABORT:
-            self._loss = _loss_of(last)
-            # Tokens that came with the abort count, and the text goes on after them.
-            deltas = [
-                *deltas[:-1],
-                *([replace(last, finish_reason=None, error=None)] if last.token_ids else []),
-            ]
-        elif last.finish_reason is not None:
+        if deltas[-1].finish_reason is not None:
             self._is_ended = True
         for delta in deltas:
             self._token_ids += delta.token_ids
@@ -240,9 +232,7 @@ class FailoverClassificationBackend:
         """
         losses = Losses(self._limits, ClassificationFailedError, is_accepted=True)
         return await losses.until_taken(
-            lambda: self._backend.classify(
-                replace(request, num_deaths=losses.num_deaths) if losses.num_deaths else request
-            )
+            lambda: self._backend.classify(_with_deaths(request, losses))
         )
 
     async def describe(self) -> ClassifierDescription:
@@ -254,14 +244,5 @@ class FailoverClassificationBackend:
         await self._backend.ping()
 
 
-def _with_deaths(request: GenerationRequest, losses: Losses) -> GenerationRequest:
-    if not losses.num_deaths:
-        return request
-    return replace(request, num_deaths=request.num_deaths + losses.num_deaths)
-
-
-def _loss_of(aborted: TextDelta) -> RaystreamError:
-    """Return what an abort means: the replica was stopped, or its engine has failed."""
-    if aborted.error is not None:
-        return ReplicaUnavailableError(aborted.error)
-    return GenerationAbortedError("The text was aborted before it was finished.")
+def _with_deaths(request: RequestT, losses: Losses) -> RequestT:
+    return replace(request, num_deaths=losses.num_deaths) if losses.num_deaths else request

@@ -60,6 +60,8 @@ class GenerationStream(Protocol):
     def __aiter__(self) -> AsyncIterator[list[TextDelta]]:
         """Iterate over lists of deltas: each holds all that became ready since the last.
 
+        A delta's finish reason is a true one: a stream raises an error in place of others.
+
         Raises:
             RaystreamError: The replica has failed.
         """

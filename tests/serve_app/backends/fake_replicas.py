@@ -32,13 +32,11 @@ class Fate:
             has finished.
         opening_error: Raised in place of a stream.
         waits_for: Waited for before the replica answers.
-        aborts: Whether an `ABORT` comes instead of the error.
         num_together: Deltas in one list.
     """
 
     num_tokens: int | None = None
     error: RaystreamError | None = GONE
-    aborts: bool = False
     opening_error: RaystreamError | None = None
     waits_for: asyncio.Event | None = None
     num_together: int = 1
@@ -100,12 +98,10 @@ class Stream:
         fate, num_tokens = self._fate, self._replicas.num_tokens
         end = num_tokens if fate.num_tokens is None else self._first + fate.num_tokens
         deltas = [self._delta(index) for index in range(self._first, min(end, num_tokens))]
-        if end < num_tokens and fate.aborts:
-            deltas.append(TextDelta((), "", FinishReason.ABORT))
         for start in range(0, len(deltas), fate.num_together):
             await asyncio.sleep(0)
             yield deltas[start : start + fate.num_together]
-        if fate.error is not None and not fate.aborts:
+        if fate.error is not None:
             raise fate.error
 
     def _delta(self, index: int) -> TextDelta:

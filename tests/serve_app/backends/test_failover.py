@@ -54,6 +54,7 @@ UNDISTURBED = TextDelta(
     tuple(range(100, 106)), "<0><1><2><3><4><5>", FinishReason.LENGTH, num_cached_tokens=3
 )
 STOPPED = ReplicaStoppedError("stopped")
+ABORTED = GenerationAbortedError("aborted")
 
 
 def model(replicas: Replicas, limits: FailoverLimits = FAST) -> FailoverGenerationBackend:
@@ -84,18 +85,17 @@ async def recorded() -> AsyncIterator[AccessRecord]:
 
 def may_be_death(fate: Fate) -> bool:
     """Return whether a stream that meets this fate may be suspected of it."""
-    return fate.opening_error is None and not fate.aborts and fate.error in (None, GONE)
+    return fate.opening_error is None and fate.error in (None, GONE)
 
 
 fates = st.lists(
     st.builds(
         Fate,
         num_tokens=st.integers(1, 4),
-        error=st.sampled_from([None, GONE, STOPPED, GenerationAbortedError("stopping")]),
-        aborts=st.booleans(),
+        error=st.sampled_from([None, GONE, STOPPED, ABORTED]),
         num_together=st.integers(1, 4),
     )
-    | st.builds(Fate, opening_error=st.sampled_from([STOPPED, GenerationAbortedError("stopping")])),
+    | st.builds(Fate, opening_error=st.sampled_from([STOPPED, ABORTED])),
     max_size=8,
 ).filter(lambda each: sum(map(may_be_death, each)) <= 2)
 
@@ -124,7 +124,7 @@ async def test_a_stream_goes_on_after_the_tokens_that_it_has_passed_on(num_token
 
 
 async def test_an_abort_that_comes_with_tokens_keeps_them() -> None:
-    replicas = Replicas(fates=[Fate(2, aborts=True, num_together=9)])
+    replicas = Replicas(fates=[Fate(2, error=ABORTED, num_together=9)])
     assert await answer(replicas) == UNDISTURBED
     assert replicas.requests[1].generated_token_ids == (100, 101)
     assert replicas.requests[1].num_deaths == 0
@@ -302,7 +302,7 @@ async def test_a_request_that_has_lost_no_replica_waits_as_long_as_it_takes() ->
     assert len(replicas.requests) == 1
 
 
-@pytest.mark.parametrize("kind", [Fate(0, error=STOPPED), Fate(0, aborts=True)])
+@pytest.mark.parametrize("kind", [Fate(0, error=STOPPED), Fate(0, error=ABORTED)])
 async def test_replicas_that_stop_on_purpose_are_no_deaths(kind: Fate) -> None:
     replicas = Replicas(fates=[Fate(0), kind, kind, kind])
     assert await answer(replicas) == replace(UNDISTURBED, num_cached_tokens=3)
@@ -359,8 +359,7 @@ async def test_200_readers_that_leave_at_random_moments_leave_nothing_open() -> 
         fates = [
             Fate(
                 random_.randrange(3),
-                error=random_.choice([STOPPED, None]),
-                aborts=random_.random() < 0.3,
+                error=random_.choice([STOPPED, None, ABORTED]),
                 opening_error=random_.choice([None, None, STOPPED]),
                 waits_for=random_.choice([None, None, None, up]),
             )
