@@ -4,6 +4,8 @@ from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
+from tests.stopped_clock import Clock, stop_clock
+
 # The models in the tests are so small that a second thread only waits for the first.
 torch.set_num_threads(1)
 
@@ -34,3 +36,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ServingApart:
     return ServingApart(config, log)
+
+
+@pytest.fixture
+async def advance(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Stop the event loop's clock; return a function that advances it."""
+    return stop_clock(monkeypatch)

@@ -1,12 +1,10 @@
-import asyncio
-from collections.abc import Callable
-
 import pytest
 
 from deployments.channel import outbox as module
 from deployments.channel.outbox import Outbox
 from deployments.channel.wire import MAX_MESSAGE_BYTES, Entry, FrameReader, decode_message
 from deployments.contract import FinishReason, TextDelta
+from tests.stopped_clock import Clock, settle
 
 LAST = TextDelta((9,), "!", FinishReason.STOP)
 ABORTED = TextDelta((), "", FinishReason.ABORT)
@@ -40,29 +38,6 @@ class Ingress:
         self._room = room
         self._outbox.is_paused = False
         self._outbox.send()
-
-
-Clock = Callable[[float], None]
-
-
-@pytest.fixture
-async def advance(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """Stop the event loop's clock; return a function that advances it."""
-    loop = asyncio.get_running_loop()
-    now = loop.time()
-    monkeypatch.setattr(loop, "time", lambda: now)
-
-    def move(seconds: float) -> None:
-        nonlocal now
-        now += seconds
-
-    return move
-
-
-async def settle() -> None:
-    """Run everything that is ready."""
-    for _ in range(9):
-        await asyncio.sleep(0)
 
 
 async def test_the_first_and_the_last_delta_leave_at_once_with_all_that_is_there(

@@ -2,14 +2,13 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import cycle
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from ray.exceptions import ActorDiedError
 
 from deployments.contract import (
     Classification,
-    ClassificationEvent,
     ClassificationRequest,
     Classified,
     ClassifierDescription,
@@ -25,7 +24,13 @@ from deployments.errors import (
 from serve_app.backends.classification import HandleClassificationBackend
 from serve_app.backends.known_replicas import MAX_ATTEMPTS
 from serve_app.backends.losses import LostAfterStartError, ReplicaStoppedError
-from tests.serve_app.backends.test_handles import ERRORS, FakeMethod, FakeResponse, dual_error
+from tests.serve_app.backends.test_handles import (
+    ERRORS,
+    FakeMethod,
+    FakeResponse,
+    FakeResponses,
+    dual_error,
+)
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
@@ -33,33 +38,6 @@ if TYPE_CHECKING:
 REQUEST = ClassificationRequest("r", ("hi",))
 ANSWER = (Classification((0.25, 0.75), 3),)
 DESCRIPTION = ClassifierDescription("c", 1, 8, ("a", "b"), False)
-
-
-class FakeResponses:
-    """A streaming call."""
-
-    def __init__(self) -> None:
-        self._items: list[list[ClassificationEvent] | BaseException] = []
-        self.is_cancelled = False
-        self.is_exhausted = False
-
-    def put(self, *items: list[ClassificationEvent] | BaseException) -> None:
-        self._items += items
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> list[ClassificationEvent]:
-        if not self._items:
-            self.is_exhausted = True
-            raise StopAsyncIteration
-        item = self._items.pop(0)
-        if isinstance(item, BaseException):
-            raise item
-        return item
-
-    def cancel(self) -> None:
-        self.is_cancelled = True
 
 
 class FakeHandle:

@@ -31,6 +31,7 @@ from serve_app.backends.known_replicas import MAX_ATTEMPTS
 from tests.serve_app.backends.test_handles import (
     ERRORS,
     FakeHandle,
+    FakeResponses,
     dual_error,
     task_error,
 )
@@ -41,28 +42,6 @@ if TYPE_CHECKING:
 REQUEST = GenerationRequest("r", "hi", SamplingParams())
 
 Item = list[GenerationEvent] | BaseException
-
-
-class FakeResponses:
-    def __init__(self, items: list[Item]) -> None:
-        self._items = list(items)
-        self.is_cancelled = False
-        self.is_exhausted = False
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> list[GenerationEvent]:
-        if not self._items:
-            self.is_exhausted = True
-            raise StopAsyncIteration
-        item = self._items.pop(0)
-        if isinstance(item, BaseException):
-            raise item
-        return item
-
-    def cancel(self) -> None:
-        self.is_cancelled = True
 
 
 def backend(responses: object = None, answer: object = None) -> HandleGenerationBackend:

@@ -1,6 +1,6 @@
 import asyncio
-from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Generator, Sequence
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
@@ -63,6 +63,33 @@ class FakeResponse:
         if isinstance(self._answer, BaseException):
             raise self._answer
         return self._answer
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+class FakeResponses:
+    """A streaming call; its lists of events and its errors come in turn."""
+
+    def __init__(self, items: Sequence[list[Any] | BaseException] = ()) -> None:
+        self._items = [*items]
+        self.is_cancelled = False
+        self.is_exhausted = False
+
+    def put(self, *items: list[Any] | BaseException) -> None:
+        self._items += items
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> list[Any]:
+        if not self._items:
+            self.is_exhausted = True
+            raise StopAsyncIteration
+        item = self._items.pop(0)
+        if isinstance(item, BaseException):
+            raise item
+        return item
 
     def cancel(self) -> None:
         self.is_cancelled = True

@@ -1,5 +1,4 @@
 import asyncio
-from collections.abc import Callable
 
 import pytest
 
@@ -7,32 +6,11 @@ from deployments.contract import FinishReason, StreamKey, TextDelta
 from deployments.errors import ReplicaUnavailableError
 from serve_app.backends.stream_box import MAX_SHARE, MAX_WAIT_S, MIN_INTERVAL_S, Rounds, StreamBox
 from tests.deadline import in_time
+from tests.stopped_clock import Clock, settle
 
 DELTAS = [TextDelta((i,), str(i)) for i in range(4)]
 LAST = TextDelta((9,), "9", FinishReason.STOP)
 LOST = ReplicaUnavailableError("lost")
-
-Clock = Callable[[float], None]
-
-
-@pytest.fixture
-async def advance(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """Stop the event loop's clock; return a function that advances it."""
-    loop = asyncio.get_running_loop()
-    now = loop.time()
-    monkeypatch.setattr(loop, "time", lambda: now)
-
-    def move(seconds: float) -> None:
-        nonlocal now
-        now += seconds
-
-    return move
-
-
-async def settle() -> None:
-    """Run everything that is ready."""
-    for _ in range(9):
-        await asyncio.sleep(0)
 
 
 def make_box(rounds: Rounds | None = None) -> StreamBox:
