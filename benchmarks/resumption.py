@@ -22,9 +22,10 @@ from random import Random
 import torch
 from rich.console import Console
 from rich.table import Table
-from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedModel, Qwen2ForCausalLM
 
 from benchmarks.engine import CPU, FOLDER
+from benchmarks.three_million import CONFIG
 from deployments.compute.cpu.memory import keep_freed_memory
 from deployments.engine.engine import Engine
 from deployments.engine.limits import EngineLimits
@@ -79,25 +80,16 @@ class Counts:
     resumed_in_company: Count = field(default_factory=Count)
 
 
-def three_million() -> PreTrainedModel:
-    """Return a model of 3 million random weights whose text varies."""
-    config = Qwen2Config(
-        vocab_size=4096,
-        hidden_size=256,
-        intermediate_size=512,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        tie_word_embeddings=True,
-    )
+def varied() -> PreTrainedModel:
+    """Return the model of 3 million parameters with random weights that give varied text."""
     torch.manual_seed(0)
-    model = Qwen2ForCausalLM(config)
+    model = Qwen2ForCausalLM(CONFIG)
     for name, weight in model.named_parameters():
         if weight.dim() == 2 and "embed" not in name:
             gain = {"down_proj": 1.6, "o_proj": 0.5}.get(name.split(".")[-2], 1.0)
             torch.nn.init.normal_(weight, 0, gain / sqrt(weight.shape[1]))
     torch.nn.init.normal_(model.model.embed_tokens.weight, 0, 0.05)
-    torch.nn.init.constant_(model.model.norm.weight, 8 / sqrt(config.hidden_size))
+    torch.nn.init.constant_(model.model.norm.weight, 8 / sqrt(CONFIG.hidden_size))
     return model
 
 
@@ -112,7 +104,7 @@ def models(dtype: str) -> Iterator[tuple[str, Callable[[], LoadedModel]]]:
 
         return load
 
-    yield "3 million", random_weights(three_million)
+    yield "3 million", random_weights(varied)
     yield (
         "pydoc-chat",
         lambda: load_model(str(FOLDER), revision=None, dtype=dtype, device=CPU),

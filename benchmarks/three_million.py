@@ -8,20 +8,22 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, Qwen2Config, Qw
 TOKENIZER = Path(__file__).resolve().parent.parent / "models" / "pydoc-chat"
 
 
+CONFIG = Qwen2Config(
+    vocab_size=4096,
+    hidden_size=256,
+    intermediate_size=512,
+    num_hidden_layers=4,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=4096,
+    tie_word_embeddings=True,
+    dtype="bfloat16",
+)
+
+
 def three_million() -> Qwen2ForCausalLM:
     """Return the model in bfloat16 with random weights."""
-    config = Qwen2Config(
-        vocab_size=4096,
-        hidden_size=256,
-        intermediate_size=512,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=4096,
-        tie_word_embeddings=True,
-        dtype="bfloat16",
-    )
-    return Qwen2ForCausalLM(config).bfloat16()
+    return Qwen2ForCausalLM(CONFIG).bfloat16()
 
 
 def save_three_million(folder: Path) -> PreTrainedTokenizerBase:

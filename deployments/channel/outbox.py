@@ -62,11 +62,6 @@ class Outbox:
         self._timer: asyncio.TimerHandle | None = None
         self.is_paused = False
 
-    @property
-    def is_connected(self) -> bool:
-        """Whether the ingress is connected."""
-        return self._send is not None
-
     def open(self, number: int) -> OutgoingStream:
         """Add a stream; its ingress never uses a number twice."""
         assert number not in self._streams, f"stream {number} is open already"
