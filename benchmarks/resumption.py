@@ -25,7 +25,7 @@ from rich.table import Table
 from transformers import PreTrainedModel, Qwen2ForCausalLM
 
 from benchmarks.engine import CPU, FOLDER
-from benchmarks.three_million import CONFIG
+from benchmarks.three_million import config
 from deployments.compute.cpu.memory import keep_freed_memory
 from deployments.engine.engine import Engine
 from deployments.engine.limits import EngineLimits
@@ -83,13 +83,13 @@ class Counts:
 def varied() -> PreTrainedModel:
     """Return the model of 3 million parameters with random weights that give varied text."""
     torch.manual_seed(0)
-    model = Qwen2ForCausalLM(CONFIG)
+    model = Qwen2ForCausalLM(config())
     for name, weight in model.named_parameters():
         if weight.dim() == 2 and "embed" not in name:
             gain = {"down_proj": 1.6, "o_proj": 0.5}.get(name.split(".")[-2], 1.0)
             torch.nn.init.normal_(weight, 0, gain / sqrt(weight.shape[1]))
     torch.nn.init.normal_(model.model.embed_tokens.weight, 0, 0.05)
-    torch.nn.init.constant_(model.model.norm.weight, 8 / sqrt(CONFIG.hidden_size))
+    torch.nn.init.constant_(model.model.norm.weight, 8 / sqrt(model.config.hidden_size))
     return model
 
 

@@ -8,22 +8,24 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, Qwen2Config, Qw
 TOKENIZER = Path(__file__).resolve().parent.parent / "models" / "pydoc-chat"
 
 
-CONFIG = Qwen2Config(
-    vocab_size=4096,
-    hidden_size=256,
-    intermediate_size=512,
-    num_hidden_layers=4,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    max_position_embeddings=4096,
-    tie_word_embeddings=True,
-    dtype="bfloat16",
-)
+def config() -> Qwen2Config:
+    """Return the model's configuration, a new one for each model: transformers writes into it."""
+    return Qwen2Config(
+        vocab_size=4096,
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+        dtype="bfloat16",
+    )
 
 
 def three_million() -> Qwen2ForCausalLM:
     """Return the model in bfloat16 with random weights."""
-    return Qwen2ForCausalLM(CONFIG).bfloat16()
+    return Qwen2ForCausalLM(config()).bfloat16()
 
 
 def save_three_million(folder: Path) -> PreTrainedTokenizerBase:
