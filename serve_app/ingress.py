@@ -6,7 +6,7 @@ the class that Ray Serve runs.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -78,6 +78,7 @@ class AppParts:
         clock: The time, as surfaces see it.
         images: Fetches images; None fetches over the network.
         serve_echoes_id: See `RequestIdMiddleware`.
+        on_shutdown: Called once the application has answered its last request.
     """
 
     config: AppConfig
@@ -88,6 +89,7 @@ class AppParts:
     clock: Clock = field(default_factory=SystemClock)
     images: ImageSource | None = None
     serve_echoes_id: bool = False
+    on_shutdown: Sequence[Callable[[], Awaitable[None]]] = ()
 
 
 def build_app(parts: AppParts) -> FastAPI:
@@ -103,7 +105,7 @@ def build_app(parts: AppParts) -> FastAPI:
         redoc_url=None,
         summary="Transformer models behind Server-Sent Events",
         redirect_slashes=False,
-        lifespan=_lifespan(catalog),
+        lifespan=_lifespan(catalog, parts.on_shutdown),
         middleware=list(_middleware(parts)),
     )
     app.state.limits = limits
@@ -133,7 +135,9 @@ def _catalog(parts: AppParts) -> ModelCatalog:
     )
 
 
-def _lifespan(catalog: ModelCatalog) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+def _lifespan(
+    catalog: ModelCatalog, on_shutdown: Sequence[Callable[[], Awaitable[None]]]
+) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
     """Return a lifespan that asks every model for its description at startup.
 
     Otherwise the first request to a model would wait for the description too.
@@ -145,6 +149,7 @@ def _lifespan(catalog: ModelCatalog) -> Callable[[FastAPI], AbstractAsyncContext
         yield
         descriptions.cancel()
         await asyncio.wait([descriptions])
+        await asyncio.gather(*(close() for close in on_shutdown))
 
     return lifespan
 
@@ -208,21 +213,27 @@ class Ingress:
         logger.info("serving %s; POST /v1/chat/completions, GET /docs", ", ".join(handles))
         classifying = {model.id for model in config.models if model.task == "classify"}
         refusals_of = IngressMetrics().refusals_of
+        generators = {
+            id_: HandleGenerationBackend(handle, refusals_of(id_))
+            for id_, handle in handles.items()
+            if id_ not in classifying
+        }
+        classifiers = {
+            id_: HandleClassificationBackend(handle, refusals_of(id_))
+            for id_, handle in handles.items()
+            if id_ in classifying
+        }
         self._parts = AppParts(
             config,
-            {
-                id_: HandleGenerationBackend(handle, refusals_of(id_))
-                for id_, handle in handles.items()
-                if id_ not in classifying
-            },
-            {
-                id_: HandleClassificationBackend(handle, refusals_of(id_))
-                for id_, handle in handles.items()
-                if id_ in classifying
-            },
+            generators,
+            classifiers,
             keys,
             None if ledger is None else HandleLedger(ledger),
             serve_echoes_id=True,
+            on_shutdown=[
+                *(each.aclose for each in generators.values()),
+                *(each.aclose for each in classifiers.values()),
+            ],
         )
 
     def __serve_build_asgi_app__(self) -> FastAPI:

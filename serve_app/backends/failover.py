@@ -11,6 +11,7 @@ finish belong to a text that goes on.
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Self, TypeVar
 
@@ -35,6 +36,7 @@ from serve_app.backends.generation import GenerationBackend, GenerationStream
 from serve_app.backends.losses import LOST, FailoverLimits, Losses
 from serve_app.http.notice import Notice
 
+T = TypeVar("T")
 RequestT = TypeVar("RequestT", GenerationRequest, ClassificationRequest)
 
 
@@ -61,15 +63,15 @@ class FailoverGenerationBackend:
 
     async def describe(self) -> ModelDescription:
         """Return what the model can do; see `GenerationBackend.describe`."""
-        return await self._backend.describe()
+        return await _read(self._backend.describe, self._limits)
 
     async def tokenize(self, request: TokenizeRequest) -> TokenizedPrompt:
         """Return a prompt's tokens; see `GenerationBackend.tokenize`."""
-        return await self._backend.tokenize(request)
+        return await _read(lambda: self._backend.tokenize(request), self._limits)
 
     async def detokenize(self, token_ids: tuple[int, ...]) -> str:
         """Return the text of tokens; see `GenerationBackend.detokenize`."""
-        return await self._backend.detokenize(token_ids)
+        return await _read(lambda: self._backend.detokenize(token_ids), self._limits)
 
     async def ping(self) -> None:
         """Exercise a replica's engine; see `GenerationBackend.ping`."""
@@ -237,11 +239,21 @@ class FailoverClassificationBackend:
 
     async def describe(self) -> ClassifierDescription:
         """Return what the model can do; see `ClassificationBackend.describe`."""
-        return await self._backend.describe()
+        return await _read(self._backend.describe, self._limits)
 
     async def ping(self) -> None:
         """Exercise a replica's device worker; see `ClassificationBackend.ping`."""
         await self._backend.ping()
+
+
+async def _read(call: Callable[[], Awaitable[T]], limits: FailoverLimits) -> T:
+    """Make a call that changes nothing, and once more if its replica dies.
+
+    Raises:
+        RaystreamError: See `Losses.add` and `Losses.until_taken`.
+    """
+    losses = Losses(limits, ReplicaUnavailableError, starts_at_once=True)
+    return await losses.until_taken(call)
 
 
 def _with_deaths(request: RequestT, losses: Losses) -> RequestT:

@@ -14,6 +14,8 @@ Shared by texts and classifications; it knows neither Ray nor HTTP.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -45,7 +47,7 @@ class NoReplicaError(ReplicaUnavailableError):
 
 
 class LostAfterStartError(ReplicaUnavailableError):
-    """A replica died after it had started with a suspect, and before it accepted or answered."""
+    """A replica was lost after the ingress had let it begin, and before it accepted or answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +59,9 @@ class FailoverLimits:
         max_moves: How often a request may move.
         first_backoff_s: Seconds before the second attempt to find a replica; doubled after each.
         max_backoff_s: The longest of these waits.
-        first_patience_s: Seconds that a lost request waits for a replica to take it, before it is
-            offered again; doubled after each. A replica that hangs takes nothing, and Serve needs a
-            minute or so to kill it.
+        first_patience_s: Seconds that a lost request waits for a replica to take it or begin with
+            it, before it is offered again; doubled after each. A replica that hangs takes nothing,
+            and Serve needs a minute or so to kill it.
         notice_interval_s: Seconds between two notices to a client whose stream waits.
     """
 
@@ -93,6 +95,7 @@ class Losses:
         blame: Callable[[str], RaystreamError],
         *,
         is_accepted: bool = False,
+        starts_at_once: bool = False,
     ) -> None:
         """Start without a loss.
 
@@ -100,8 +103,11 @@ class Losses:
             limits: Limits on the search for another replica.
             blame: Makes the error for a request that has killed its replicas.
             is_accepted: See the class.
+            starts_at_once: Whether a replica begins without waiting for a go-ahead, so that any
+                replica that was lost may have died of the request.
         """
         self.num_moves = 0
+        self._starts_at_once = starts_at_once
         self.is_accepted = is_accepted
         self._num_deaths = 0
         self._has_tokens = False
@@ -121,8 +127,8 @@ class Losses:
 
         Args:
             error: One of `LOST`.
-            has_started: Whether the replica had begun with the request. Only a suspect's replica
-                tells that before it accepts.
+            has_started: Whether the replica may have begun with the request. A suspect's replica
+                had not unless it had the go-ahead.
             num_gained: Tokens that had come from it since.
 
         Raises:
@@ -197,7 +203,8 @@ class Losses:
             waits = True
             try:
                 async with asyncio.timeout(patience_s) as wait:
-                    return await call()
+                    with _ended_by_start(wait):
+                        return await call()
             except TimeoutError:
                 if not wait.expired():
                     raise
@@ -211,7 +218,8 @@ class Losses:
 
     def _add_attempt(self, error: RaystreamError) -> None:
         """Note that an attempt has lost its replica before it was taken; see `add`."""
-        self.add(error, has_started=isinstance(error, LostAfterStartError))
+        has_started = self._starts_at_once or isinstance(error, LostAfterStartError)
+        self.add(error, has_started=has_started)
 
     def _note_move(self) -> None:
         self._give_up_at_s, self._waits_first = None, False
@@ -231,6 +239,29 @@ class Losses:
             None,
             RETRY_AFTER_S,
         )
+
+
+_PATIENCE: ContextVar[asyncio.Timeout | None] = ContextVar("patience", default=None)
+"""The wait that ends when a replica begins with this task's request."""
+
+
+@contextmanager
+def _ended_by_start(wait: asyncio.Timeout) -> Iterator[None]:
+    token = _PATIENCE.set(wait)
+    try:
+        yield
+    finally:
+        _PATIENCE.reset(token)
+
+
+def wait_patiently() -> None:
+    """Note that a replica begins with this task's suspect, which is no longer offered to others.
+
+    Otherwise it could run at two replicas at once, and kill both.
+    """
+    wait = _PATIENCE.get()
+    if wait is not None:
+        wait.reschedule(None)
 
 
 def _is_death(error: RaystreamError) -> bool:
