@@ -9,9 +9,8 @@ import asyncio
 import hmac
 import logging
 import socket
-import ssl
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from secrets import token_bytes
 from typing import Final, cast
 
@@ -40,7 +39,8 @@ LATE_S: Final = MAX_SILENCE_S - 2 * HEARTBEAT_S
 
 HELLO_TIMEOUT_S: Final = 5.0
 MAX_NUM_STRANGERS: Final = 64
-"""The most connections that have not yet shown the secret."""
+"""The most connections that have not yet shown the secret. With TLS, asyncio's server shows us a
+connection only after its handshake."""
 
 CONNECT_TIMEOUT_S: Final = 10.0
 """How long sequences run for an ingress that is not connected."""
@@ -73,7 +73,7 @@ class ChannelServer:
         self.go_aheads = GoAheads()
         self.was_given_up = False
         self._host = host
-        self._tls = None if tls is None else tls.server_context()
+        self._tls = tls
         self._secret = token_bytes(SECRET_BYTES)
         self._outboxes: dict[str, Outbox] = {}
         self._connections: dict[str, _Connection] = {}
@@ -100,6 +100,8 @@ class ChannelServer:
             lambda: _Connection(self),
             self._host,
             0,
+            ssl=None if self._tls is None else self._tls.server_context(),
+            ssl_handshake_timeout=None if self._tls is None else HELLO_TIMEOUT_S,
         )
         port = server.sockets[0].getsockname()[1]
         return server, ChannelAddress(self._host, port, self._secret, self._tls is not None)
@@ -115,11 +117,6 @@ class ChannelServer:
     def num_strangers(self) -> int:
         """How many connections have not yet shown the secret."""
         return len(self._strangers)
-
-    @property
-    def tls(self) -> ssl.SSLContext | None:
-        """What connections begin with; None if they are plain TCP."""
-        return self._tls
 
     def greet(self, stranger: "_Connection") -> bool:
         """Add a connection; return whether there is room for it."""
@@ -196,8 +193,6 @@ class _Connection(asyncio.Protocol):
         self._outbox: Outbox | None = None
         self._has_sent = False
         self._timer: asyncio.TimerHandle | None = None
-        self._handshake: asyncio.Task[None] | None = None
-        self._early = bytearray()  # what has come before the task of the handshake has ended
         self._beat_s = 0.0
         self._was_late = False
 
@@ -210,30 +205,8 @@ class _Connection(asyncio.Protocol):
             return
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(HELLO_TIMEOUT_S, self._transport.abort)
-        if self._server.tls is not None:
-            # asyncio's server would show us strangers only after their handshakes.
-            self._transport.pause_reading()
-            self._handshake = loop.create_task(self._shake_hands(self._server.tls))
-
-    async def _shake_hands(self, context: ssl.SSLContext) -> None:
-        """Speak TLS from here on."""
-        raw, secured = self._transport, None
-        with suppress(OSError):  # also an SSLError
-            loop = asyncio.get_running_loop()
-            secured = await loop.start_tls(raw, self, context, server_side=True)
-        self._handshake = None
-        if secured is None or raw.is_closing():
-            raw.abort()
-            self._server.disconnect(None, self)
-            return
-        secured.set_write_buffer_limits(MAX_BUFFER_BYTES)
-        self._transport = secured
-        self.data_received(bytes(self._early))
 
     def data_received(self, data: bytes) -> None:
-        if self._handshake is not None:
-            self._early += data
-            return
         if self._transport.is_closing():
             return
         try:
