@@ -4,10 +4,10 @@ A request counts its deaths: replicas that were lost while they may have run it,
 before it had gained much there. A request without any token is a suspect from the first death on: a
 prompt kills where it is encoded or prefilled. A text that goes on is one from the second death on,
 since one death says little about it. The next replica runs a suspect on probation
-(`deployments.probation`). If that replica dies, too, before the probation is over, the suspect is
-taken for the cause: it fails, and no further replica gets it. So a prompt that kills its replicas
-kills two, and an answer that does so three, while an innocent request must lose as many replicas at
-its worst moments to be blamed.
+(`deployments.probation`), once this ingress has given the go-ahead. If that replica dies, too,
+before the probation is over, the suspect is taken for the cause: it fails, and no further replica
+gets it. So a prompt that kills its replicas kills two, and an answer that does so three, while an
+innocent request must lose as many replicas at its worst moments to be blamed.
 
 Shared by texts and classifications; it knows neither Ray nor HTTP.
 """
