@@ -43,6 +43,7 @@ from deployments.errors import (
 )
 from deployments.generator.admission import Admission, AdmissionLimits, Permit
 from deployments.generator.async_engine import AsyncEngine
+from deployments.generator.brief_prompts import are_brief
 from deployments.generator.context_length import fit_length, prompt_field
 from deployments.generator.description import describe_model
 from deployments.generator.placed_engine import PlacedEngine, place_engine
@@ -228,7 +229,9 @@ class TextGenerator(ModelReplica):
     async def _encode(
         self, requests: list[GenerationRequest]
     ) -> list[EncodedPrompt | RaystreamError]:
-        """Encode requests that arrived together, off the event loop."""
+        """Encode requests that arrived together, off the event loop unless that takes longer."""
+        if are_brief(requests):
+            return self._encoder.encode(requests)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._encoding, self._encoder.encode, requests)
 

@@ -19,6 +19,9 @@ from deployments.compute.sdpa import Scores
 if TYPE_CHECKING:
     from deployments.compute.cpu.attention.slot_attention_kernel import SlotAttentionKernel
 
+PRODUCTS_PER_US = 16_000
+"""Products of a query and a token's element that one thread computes in a microsecond."""
+
 MIN_PARALLEL_PRODUCTS = 100_000
 """Number of products in a call above which waking a second thread pays: about 6 us on one thread.
 
@@ -72,7 +75,8 @@ def attend_slot_rows(
     shape = kernel.shape
     query, key, value = (_joined(tensor, head_dim) for tensor in (query, key, value))
     output = empty((1, num_rows, num_heads, head_dim), query.dtype)
-    is_brief = rows.num_tokens * num_heads * head_dim < MIN_PARALLEL_PRODUCTS
+    num_products = rows.num_tokens * num_heads * head_dim
+    is_brief = num_products < MIN_PARALLEL_PRODUCTS
     num_threads = 1 if is_brief or in_order else torch.get_num_threads()
     # A row's heads are adjacent in memory, so they form one unit if there are enough rows.
     num_unit_heads = shape.num_kv_heads if num_rows >= num_threads else 1
@@ -97,7 +101,7 @@ def attend_slot_rows(
         0,
     )
     call = KernelCall(kernel.address, arguments)
-    launch(call, 0 if is_brief else min(num_threads, num_units))
+    launch(call, min(num_threads, num_units), num_products / PRODUCTS_PER_US)
     return output
 
 

@@ -20,6 +20,9 @@ from deployments.compute.cpu.jit.launch import KernelCall, empty, empty_like, la
 
 BFLOAT16 = torch.bfloat16
 
+ELEMENTS_PER_US = 1_000
+"""Elements that one thread computes in a microsecond."""
+
 MIN_PARALLEL_ELEMENTS = 30_000
 """Number of elements above which waking a second thread pays: about 30 us on one thread."""
 
@@ -169,8 +172,8 @@ def _run(kernel: int, num_rows: int, num_elements: int, *arguments: int) -> None
     """Run a kernel on rows of `num_elements` elements in total."""
     array = _array_type(2 + len(arguments))(0, num_rows, *arguments)
     is_brief = num_elements < MIN_PARALLEL_ELEMENTS
-    num_threads = 0 if is_brief else min(num_rows, torch.get_num_threads())
-    launch(KernelCall(kernel, array), num_threads)
+    num_threads = 1 if is_brief else min(num_rows, torch.get_num_threads())
+    launch(KernelCall(kernel, array), num_threads, num_elements / ELEMENTS_PER_US)
 
 
 @cache

@@ -9,11 +9,15 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import torch
 
 from deployments.compute.cpu.jit.openmp import run_holding_gil, run_parallel
+
+MAX_HELD_US: Final = 2_000
+"""The longest call, in microseconds, that keeps the GIL. Whoever waits for the GIL leaves it to its
+holder for 5,000 anyway, and so does this thread, at each call that releases it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +64,19 @@ def captured_by(capture: CallCapture) -> Iterator[None]:
         _current.capture = None
 
 
-def launch(call: KernelCall, num_threads: int) -> None:
+def launch(call: KernelCall, num_threads: int, cost_us: float) -> None:
     """Run a kernel on `num_threads` of torch's threads, or capture the call.
+
+    A call on this thread alone keeps the GIL, unless it is long.
 
     Args:
         call: The kernel and its arguments.
-        num_threads: 0 runs the kernel on this thread without releasing the GIL, for calls that take
-            microseconds.
+        num_threads: 1 runs the kernel on this thread.
+        cost_us: About how many microseconds it takes on one thread.
     """
     if _current.capture is not None:
         _current.capture.capture(call)
-    elif num_threads:
+    elif num_threads > 1 or cost_us > MAX_HELD_US:
         run_parallel(call.kernel, call.arguments, num_threads)
     else:
         run_holding_gil(call.kernel, call.arguments)

@@ -64,7 +64,7 @@ def run_parallel(function: int, argument: ctypes.Array[ctypes.c_int64], num_thre
 
 
 def run_holding_gil(function: int, argument: ctypes.Array[ctypes.c_int64]) -> None:
-    """Run a C function that takes microseconds on the calling thread, without releasing the GIL.
+    """Run a short C function on the calling thread, without releasing the GIL.
 
     If it were released so often, this thread would often wait to get it back.
     """

@@ -35,6 +35,9 @@ INPUT_BLOCK = 32
 UNITS_PER_THREAD = 4
 """Units of work for each thread, so that one that has lost its core delays the others little."""
 
+PRODUCTS_PER_US = 200_000
+"""Products that one thread computes in a microsecond, unless it waits for the weights."""
+
 Arguments = ctypes.c_int64 * len(ARGUMENTS)
 
 _linear = torch.ops.mkldnn._linear_pointwise.default
@@ -75,7 +78,9 @@ class SmallBatchLinear(torch.nn.Module):
             is_small = num_rows < 2 * GROUP_ROWS
             num_groups = 1 if is_small else self._num_groups(num_rows, num_threads)
             arguments = self._arguments(rows.data_ptr(), output.data_ptr(), num_rows, num_groups)
-            launch(KernelCall(self._kernel.address, arguments), num_threads)
+            num_products = num_rows * self._in_features * self._out_features
+            call = KernelCall(self._kernel.address, arguments)
+            launch(call, num_threads, num_products / PRODUCTS_PER_US)
         return output
 
     def _num_groups(self, num_rows: int, num_threads: int) -> int:

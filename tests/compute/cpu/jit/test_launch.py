@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from deployments.compute.cpu.jit.launch import (
+    MAX_HELD_US,
     KernelCall,
     captured_by,
     empty,
@@ -43,19 +44,19 @@ class Counter:
         self.num_runs += 1
 
 
-@pytest.mark.parametrize("num_threads", [0, 1])
-def test_a_call_runs_at_once(num_threads: int) -> None:
+@pytest.mark.parametrize("cost_us", [1, 2 * MAX_HELD_US])
+def test_a_call_runs_at_once(cost_us: float) -> None:
     counter = Counter()
-    launch(counter.call, num_threads)
+    launch(counter.call, 1, cost_us)
     assert counter.num_runs == 1
 
 
 def test_a_captured_call_is_kept_and_does_not_run() -> None:
     counter, capture = Counter(), Capture()
     with captured_by(capture):
-        launch(counter.call, 0)
+        launch(counter.call, 1, 1)
     assert (capture.calls, counter.num_runs) == ([counter.call], 0)
-    launch(counter.call, 0)
+    launch(counter.call, 1, 1)
     assert (capture.calls, counter.num_runs) == ([counter.call], 1)
 
 
@@ -63,7 +64,7 @@ def test_an_error_ends_the_capture() -> None:
     counter, capture = Counter(), Capture()
     with pytest.raises(ZeroDivisionError), captured_by(capture):
         _ = 1 / 0
-    launch(counter.call, 0)
+    launch(counter.call, 1, 1)
     assert (capture.calls, counter.num_runs) == ([], 1)
 
 
