@@ -1,6 +1,7 @@
 """ModelReplica: starts and stops a replica, whatever its model does.
 
-A replica is one process with one model on one device, or on a share of one.
+A replica is one process with one model on one device, or on a share of one. A replica that finds
+that it can't serve again ends its process.
 """
 
 import logging
@@ -15,6 +16,7 @@ from transformers.utils import logging as transformers_logging
 from deployments.assigned_device import open_assigned_device
 from deployments.device.device import MemoryDevice
 from deployments.model_spec import ModelSpec
+from deployments.own_actor import end_own_actor
 
 logger = logging.getLogger("ray.serve.raystream.replica")
 """Below Serve's logger, whose own INFO lines do not reach the terminal of `make serve`."""
@@ -37,19 +39,22 @@ class PlacedModel(Protocol):
 class ModelReplica:
     """One model on its share of a device, and a thread that tokenizes for it.
 
-    A subclass starts its model in `_start` and stops it in `_stop`.
+    A subclass starts its model in `_start`, stops it in `_stop`, and says how it is in
+    `_check_health` and `_is_dead`.
     """
 
     def __init__(
         self,
         spec: ModelSpec,
         open_device: Callable[[ModelSpec], MemoryDevice] = open_assigned_device,
+        end_process: Callable[[], None] = end_own_actor,
     ) -> None:
         """Load the model onto its share of the device and warm it up.
 
         Args:
             spec: The model.
             open_device: Returns the device for the model.
+            end_process: Ends this process, if that may be.
 
         Raises:
             UnsupportedModelError: The model can't be served; one line says why.
@@ -58,6 +63,7 @@ class ModelReplica:
         started = time.monotonic()
         _hide_bars_of_weights()
         self._spec = spec
+        self._end_process = end_process
         self._replica_id = uuid4().hex
         self._encoding = ThreadPoolExecutor(max_workers=1, thread_name_prefix="encode")
         self._device = open_device(spec)
@@ -80,12 +86,52 @@ class ModelReplica:
         """Stop the threads that `_start` has started; `_start` may have failed at any point."""
         raise NotImplementedError
 
+    async def check_health(self) -> None:
+        """Raise unless the model has worked since the last call, or works now.
+
+        A replica that won't work again says so in one line, and ends its process: Serve replaces it
+        at once. Its requests have moved by then, or move now.
+
+        Raises:
+            Exception: The model fails; Serve replaces the replica after three such checks.
+        """
+        try:
+            await self._check_health()
+        except Exception as error:
+            if self._is_dead:
+                self._end(error)
+            raise
+
+    def _end(self, error: Exception) -> None:
+        """Log why the replica ends, in one line, and end its process."""
+        logger.error("%s can't go on and is replaced: %s", self._spec.id, _in_one_line(error))
+        # Serve's handlers write this record to the file only.
+        logger.error("the traceback", exc_info=error, extra={"log_to_stderr": False})
+        self._end_process()
+
+    async def _check_health(self) -> None:
+        """Raise unless the model has worked since the last call, or works now."""
+        raise NotImplementedError
+
+    @property
+    def _is_dead(self) -> bool:
+        """Whether the threads that run the model have ended, or hang."""
+        raise NotImplementedError
+
     def __del__(self) -> None:
         """End the threads when Serve drops the replica."""
         # A subclass may have failed before it called `__init__`.
         if hasattr(self, "_encoding"):
             self._stop()
             self._encoding.shutdown(wait=False)
+
+
+def _in_one_line(error: BaseException) -> str:
+    """Return an error and its cause; CUDA's errors have lines of advice after the first."""
+    line = next(iter(str(error).splitlines()), type(error).__name__)
+    if error.__cause__ is None:
+        return line
+    return f"{line} ({type(error.__cause__).__name__}: {_in_one_line(error.__cause__)})"
 
 
 def _hide_bars_of_weights() -> None:

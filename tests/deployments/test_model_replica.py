@@ -1,6 +1,7 @@
 from dataclasses import dataclass
 
 import pytest
+import torch
 from transformers.utils import logging as transformers_logging
 
 from deployments.device.device import CpuDevice, MemoryDevice
@@ -20,6 +21,16 @@ class Replica(ModelReplica):
 
     num_starts = 0
     num_stops = 0
+    sickness: Exception | None = None
+    is_dead = False
+
+    async def _check_health(self) -> None:
+        if self.sickness is not None:
+            raise self.sickness
+
+    @property
+    def _is_dead(self) -> bool:
+        return self.is_dead
 
     def _start(self) -> FakeModel:
         self.num_starts += 1
@@ -68,3 +79,35 @@ def test_a_replica_draws_bars_of_downloads_but_not_of_weights(
     assert capsys.readouterr().err == ""
     assert list(transformers_logging.tqdm([1, 2], desc="Fetching files")) == [1, 2]
     assert "Fetching files" in capsys.readouterr().err
+
+
+CUDA_ERROR = (
+    "CUDA error: an illegal memory access was encountered\nCompile with `TORCH_USE_CUDA_DSA`"
+)
+
+
+async def test_a_replica_that_is_dead_ends_its_process_and_logs_one_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ends: list[str] = []
+    replica = Replica(spec("m"), open_cpu, lambda: ends.append("ended"))
+    await replica.check_health()
+    replica.sickness, replica.is_dead = RuntimeError("the thread has ended"), True
+    replica.sickness.__cause__ = torch.AcceleratorError(CUDA_ERROR)
+    with pytest.raises(RuntimeError, match="has ended"):
+        await replica.check_health()
+    assert ends == ["ended"]
+    on_screen = [r for r in caplog.records if getattr(r, "log_to_stderr", True)]
+    assert [r.getMessage() for r in on_screen if r.levelname == "ERROR"] == [
+        "tiny can't go on and is replaced: the thread has ended "
+        "(AcceleratorError: CUDA error: an illegal memory access was encountered)"
+    ]
+
+
+async def test_a_replica_that_may_recover_goes_on() -> None:
+    ends: list[str] = []
+    replica = Replica(spec("m"), open_cpu, lambda: ends.append("ended"))
+    replica.sickness = RuntimeError("out of memory")
+    with pytest.raises(RuntimeError, match="out of memory"):
+        await replica.check_health()
+    assert ends == []
