@@ -14,6 +14,7 @@ from uuid import uuid4
 from transformers.utils import logging as transformers_logging
 
 from deployments.assigned_device import open_assigned_device
+from deployments.compute.errors import UnsupportedModelError
 from deployments.device.device import MemoryDevice
 from deployments.model_spec import ModelSpec
 from deployments.own_actor import end_own_actor
@@ -59,6 +60,8 @@ class ModelReplica:
         Raises:
             UnsupportedModelError: The model can't be served; one line says why.
             DeviceMemoryError: The share of the device is too small.
+            Exception: Any other error, without the errors that led to it: Serve shows it as it is,
+                and the replica's log file has the rest.
         """
         started = time.monotonic()
         _hide_bars_of_weights()
@@ -66,8 +69,12 @@ class ModelReplica:
         self._end_process = end_process
         self._replica_id = uuid4().hex
         self._encoding = ThreadPoolExecutor(max_workers=1, thread_name_prefix="encode")
-        self._device = open_device(spec)
-        placed = self._start()
+        try:
+            self._device = open_device(spec)
+            placed = self._start()
+        except Exception as error:  # noqa: BLE001 - raised again
+            self._log("can't start", error)
+            raise error.with_traceback(None) from None
         logger.info(
             "%s is ready after %.1f s on %s: share %g of the device, %d compute thread(s), %s",
             spec.id,
@@ -103,11 +110,15 @@ class ModelReplica:
             raise
 
     def _end(self, error: Exception) -> None:
-        """Log why the replica ends, in one line, and end its process."""
-        logger.error("%s can't go on and is replaced: %s", self._spec.id, _in_one_line(error))
-        # Serve's handlers write this record to the file only.
-        logger.error("the traceback", exc_info=error, extra={"log_to_stderr": False})
+        """Log why the replica ends, and end its process."""
+        self._log("can't go on and is replaced", error)
         self._end_process()
+
+    def _log(self, what: str, error: Exception) -> None:
+        """Log an error in one line, and with its traceback in the file only."""
+        logger.error("%s %s: %s", self._spec.id, what, _in_one_line(error))
+        # Serve's handlers write a record with this mark to the file only.
+        logger.error("the traceback", exc_info=error, extra={"log_to_stderr": False})
 
     async def _check_health(self) -> None:
         """Raise unless the model has worked since the last call, or works now."""
@@ -127,9 +138,12 @@ class ModelReplica:
 
 
 def _in_one_line(error: BaseException) -> str:
-    """Return an error and its cause; CUDA's errors have lines of advice after the first."""
+    """Return an error and its cause; CUDA's errors have lines of advice after the first.
+
+    An error about a model's files says all itself.
+    """
     line = next(iter(str(error).splitlines()), type(error).__name__)
-    if error.__cause__ is None:
+    if error.__cause__ is None or isinstance(error, UnsupportedModelError):
         return line
     return f"{line} ({type(error.__cause__).__name__}: {_in_one_line(error.__cause__)})"
 

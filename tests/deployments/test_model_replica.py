@@ -4,6 +4,7 @@ import pytest
 import torch
 from transformers.utils import logging as transformers_logging
 
+from deployments.compute.errors import UnsupportedModelError
 from deployments.device.device import CpuDevice, MemoryDevice
 from deployments.model_replica import ModelReplica
 from deployments.model_spec import ModelSpec
@@ -68,6 +69,24 @@ def test_a_replica_without_a_device_starts_nothing() -> None:
         Replica.__init__(replica, spec("m"), fail)
     assert replica.num_starts == 0
     replica.__del__()
+
+
+def test_a_replica_that_can_t_start_logs_one_line_and_raises_no_other_errors(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail(_: ModelSpec) -> MemoryDevice:
+        try:
+            raise OSError(28, "No space left on device")
+        except OSError as error:
+            raise UnsupportedModelError("can't load 'x': the disk is full") from error
+
+    with pytest.raises(UnsupportedModelError) as caught:
+        Replica(spec("m"), fail)
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__
+    on_screen = [r.getMessage() for r in caplog.records if getattr(r, "log_to_stderr", True)]
+    assert on_screen == ["tiny can't start: can't load 'x': the disk is full"]
+    assert "No space left on device" in caplog.text  # the traceback, in the file
 
 
 def test_a_replica_draws_bars_of_downloads_but_not_of_weights(
