@@ -1,6 +1,7 @@
 """ModelReplica: starts and stops a replica, whatever its model does.
 
-A replica is one process with one model on one device, or on a share of one.
+A replica is one process with one model on one device, or on a share of one. A replica that finds
+that it can't serve again ends its process.
 """
 
 import logging
@@ -17,8 +18,10 @@ from transformers.utils import logging as transformers_logging
 from deployments.assigned_device import open_assigned_device
 from deployments.channel.server import ChannelServer
 from deployments.channel.tls import TlsFiles
+from deployments.compute.errors import UnsupportedModelError
 from deployments.device.device import MemoryDevice
 from deployments.model_spec import ModelSpec
+from deployments.own_actor import end_own_actor
 
 logger = logging.getLogger("ray.serve.raystream.replica")
 """Below Serve's logger, whose own INFO lines do not reach the terminal of `make serve`."""
@@ -41,32 +44,42 @@ class PlacedModel(Protocol):
 class ModelReplica:
     """One model on its share of a device, a thread that tokenizes, and channels to ingresses.
 
-    A subclass starts its model in `_start` and stops it in `_stop`.
+    A subclass starts its model in `_start`, stops it in `_stop`, and says how it is in
+    `_check_health` and `_is_dead`.
     """
 
     def __init__(
         self,
         spec: ModelSpec,
         open_device: Callable[[ModelSpec], MemoryDevice] = open_assigned_device,
+        end_process: Callable[[], None] = end_own_actor,
     ) -> None:
         """Load the model onto its share of the device and warm it up.
 
         Args:
             spec: The model.
             open_device: Returns the device for the model.
+            end_process: Ends this process, if that may be.
 
         Raises:
             UnsupportedModelError: The model can't be served; one line says why.
             DeviceMemoryError: The share of the device is too small.
+            Exception: Any other error, without the errors that led to it: Serve shows it as it is,
+                and the replica's log file has the rest.
         """
         started = time.monotonic()
         _hide_bars_of_weights()
         self._spec = spec
+        self._end_process = end_process
         self._replica_id = uuid4().hex
         self._channels = ChannelServer(node_address(), TlsFiles.of(os.environ))
         self._encoding = ThreadPoolExecutor(max_workers=1, thread_name_prefix="encode")
-        self._device = open_device(spec)
-        placed = self._start()
+        try:
+            self._device = open_device(spec)
+            placed = self._start()
+        except Exception as error:  # noqa: BLE001 - raised again
+            self._log("can't start", error)
+            raise error.with_traceback(None) from None
         logger.info(
             "%s is ready after %.1f s on %s: share %g of the device, %d compute thread(s), %s",
             spec.id,
@@ -85,6 +98,42 @@ class ModelReplica:
         """Stop the threads that `_start` has started; `_start` may have failed at any point."""
         raise NotImplementedError
 
+    async def check_health(self) -> None:
+        """Raise unless the model has worked since the last call, or works now.
+
+        A replica that won't work again says so in one line, and ends its process: Serve replaces it
+        at once. Its requests have moved by then, or move now.
+
+        Raises:
+            Exception: The model fails; Serve replaces the replica after three such checks.
+        """
+        try:
+            await self._check_health()
+        except Exception as error:
+            if self._is_dead:
+                self._end(error)
+            raise
+
+    def _end(self, error: Exception) -> None:
+        """Log why the replica ends, and end its process."""
+        self._log("can't go on and is replaced", error)
+        self._end_process()
+
+    def _log(self, what: str, error: Exception) -> None:
+        """Log an error in one line, and with its traceback in the file only."""
+        logger.error("%s %s: %s", self._spec.id, what, _in_one_line(error))
+        # Serve's handlers write a record with this mark to the file only.
+        logger.error("the traceback", exc_info=error, extra={"log_to_stderr": False})
+
+    async def _check_health(self) -> None:
+        """Raise unless the model has worked since the last call, or works now."""
+        raise NotImplementedError
+
+    @property
+    def _is_dead(self) -> bool:
+        """Whether the threads that run the model have ended, or hang."""
+        raise NotImplementedError
+
     def __del__(self) -> None:
         """End the threads when Serve drops the replica."""
         # A subclass may have failed before it called `__init__`.
@@ -97,6 +146,17 @@ class ModelReplica:
 def node_address() -> str:
     """Return the address of this node in Ray's cluster; the loopback's if Ray does not run."""
     return str(ray.util.get_node_ip_address()) if ray.is_initialized() else "127.0.0.1"  # type: ignore[no-untyped-call] # Ray leaves it untyped
+
+
+def _in_one_line(error: BaseException) -> str:
+    """Return an error and its cause; CUDA's errors have lines of advice after the first.
+
+    An error about a model's files says all itself.
+    """
+    line = next(iter(str(error).splitlines()), type(error).__name__)
+    if error.__cause__ is None or isinstance(error, UnsupportedModelError):
+        return line
+    return f"{line} ({type(error.__cause__).__name__}: {_in_one_line(error.__cause__)})"
 
 
 def _hide_bars_of_weights() -> None:

@@ -31,6 +31,9 @@ from deployments.model_replica import ModelReplica
 from deployments.probation import Probation
 from deployments.user_config import BATCH_KEYS, given_settings, queue_limits, set_batching
 
+ANSWER_S = 1.0
+"""Seconds that a check waits for a micro-batch before it asks how long the current one has run."""
+
 MAX_BATCH_SIZE = 32
 BATCH_WAIT_TIMEOUT_S = 0.0
 """Zero, because requests collect in the queue while the device is busy."""
@@ -83,20 +86,30 @@ class TextClassifier(ModelReplica):
         self._queue.set_limits(QueueLimits(*queue_limits(given, self._spec)))
         set_batching(self._encode, given, MAX_BATCH_SIZE, BATCH_WAIT_TIMEOUT_S)
 
-    async def check_health(self) -> None:
-        """Raise unless the worker has run a micro-batch since the last call, or runs one now.
-
-        Raises:
-            ReplicaUnavailableError: The worker has ended; Serve replaces the replica.
-        """
+    async def _check_health(self) -> None:
         self._require_alive()
         if self._worker.num_batches == self._num_batches_seen:
-            await self.ping()
+            await self._ping_or_be_patient()
         self._num_batches_seen = self._worker.num_batches
+
+    async def _ping_or_be_patient(self) -> None:
+        """Ping the worker, but wait for the answer only if no micro-batch explains the silence."""
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                await self.ping()
+        except TimeoutError:
+            if self._worker.is_stuck:
+                self._worker.abandon()
+                raise ReplicaUnavailableError("A micro-batch hangs.") from None
+
+    @property
+    def _is_dead(self) -> bool:
+        return not self._worker.is_alive
 
     def _require_alive(self) -> None:
         if not self._worker.is_alive:
-            raise ReplicaUnavailableError("The classifier's worker has ended.")
+            why = "The classifier's worker has ended."
+            raise ReplicaUnavailableError(why) from self._worker.failure
 
     async def ping(self) -> None:
         """Wait until the device has run a micro-batch; an idle device gets a short text.

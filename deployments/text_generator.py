@@ -122,7 +122,7 @@ class TextGenerator(ModelReplica):
         self._admission.set_limits(*queue_limits(given, self._spec))
         set_batching(self._encode, given, MAX_BATCH_SIZE, BATCH_WAIT_TIMEOUT_S)
 
-    async def check_health(self) -> None:
+    async def _check_health(self) -> None:
         """Raise unless the engine has run a step since the last call, or runs one now.
 
         Raises:
@@ -132,6 +132,10 @@ class TextGenerator(ModelReplica):
         if self._channels.was_given_up:
             raise ReplicaUnavailableError("The replica hung for seconds, and was taken for lost.")
         await self._engine.check_health()
+
+    @property
+    def _is_dead(self) -> bool:
+        return not self._engine.is_alive
 
     async def ping(self) -> None:
         """Wait until the engine has run a step; an idle engine gets a one-token sequence.

@@ -9,6 +9,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
@@ -29,6 +30,7 @@ from serve_app.api.tokenize.routes import TokenizeApi
 from serve_app.backends.catalog import ModelCatalog
 from serve_app.backends.classification import ClassificationBackend, HandleClassificationBackend
 from serve_app.backends.deadlines import DeadlineClassificationBackend, DeadlineGenerationBackend
+from serve_app.backends.deployment_status import down_deployments
 from serve_app.backends.failover import (
     FailoverClassificationBackend,
     FailoverGenerationBackend,
@@ -37,6 +39,7 @@ from serve_app.backends.generation import GenerationBackend, HandleGenerationBac
 from serve_app.backends.handles import Handle
 from serve_app.backends.ledger_handle import HandleLedger, Ledger
 from serve_app.backends.losses import FailoverLimits
+from serve_app.backends.readiness import AskWhatIsDown, Readiness, nothing_is_down
 from serve_app.clock import Clock, SystemClock
 from serve_app.config import AppConfig
 from serve_app.http.errors import install_error_handlers
@@ -77,6 +80,7 @@ class AppParts:
         ledger: Keeps the accounts of keys with limits; required if any key has limits.
         clock: The time, as surfaces see it.
         images: Fetches images; None fetches over the network.
+        ask_what_is_down: Asks for deployments without a replica, for `GET /ready`.
         serve_echoes_id: See `RequestIdMiddleware`.
         on_shutdown: Called once the application has answered its last request.
     """
@@ -88,6 +92,7 @@ class AppParts:
     ledger: Ledger | None = None
     clock: Clock = field(default_factory=SystemClock)
     images: ImageSource | None = None
+    ask_what_is_down: AskWhatIsDown = nothing_is_down
     serve_echoes_id: bool = False
     on_shutdown: Sequence[Callable[[], Awaitable[None]]] = ()
 
@@ -112,7 +117,17 @@ def build_app(parts: AppParts) -> FastAPI:
     install_error_handlers(app)
     images = parts.images or ImageFetcher(limits)
     structured = parts.config.structured_outputs
-    context = ApiContext(catalog, limits, parts.clock, images, structured_outputs=structured)
+    readiness = Readiness(
+        parts.ask_what_is_down, [model.deployment_name for model in parts.config.models]
+    )
+    context = ApiContext(
+        catalog,
+        limits,
+        parts.clock,
+        images,
+        structured_outputs=structured,
+        readiness=readiness,
+    )
     _install_surfaces(app, context)
     return app
 
@@ -229,6 +244,7 @@ class Ingress:
             classifiers,
             keys,
             None if ledger is None else HandleLedger(ledger),
+            ask_what_is_down=partial(down_deployments, serve.get_replica_context().app_name),
             serve_echoes_id=True,
             on_shutdown=[
                 *(each.aclose for each in generators.values()),

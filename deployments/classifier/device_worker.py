@@ -24,6 +24,7 @@ from deployments.classifier.request_queue import Probabilities, RequestQueue, To
 from deployments.compute.bisection import Bisection
 from deployments.compute.device_errors import is_fatal, is_out_of_memory, release_cache
 from deployments.compute.token_budget import TokenBudget
+from deployments.compute.work_watch import WorkWatch
 from deployments.errors import ClassificationFailedError, ReplicaUnavailableError
 
 logger = logging.getLogger(__name__)
@@ -52,6 +53,11 @@ class Classifier(Protocol):
         """A short text that an idle device runs to show that it works."""
         ...
 
+    @property
+    def max_batch_s(self) -> float:
+        """Seconds after which a micro-batch can only hang."""
+        ...
+
     def __call__(self, sequences: Sequence[TokenIds]) -> torch.Tensor:
         """Return probabilities, [len(sequences), num_labels], float32, on the CPU.
 
@@ -74,7 +80,12 @@ class BatchStats:
 
 
 class DeviceWorker:
-    """Classifies the requests of a queue."""
+    """Classifies the requests of a queue.
+
+    Attributes:
+        num_batches: Number of micro-batches so far, probes included.
+        failure: What has ended a lane, and with it the worker.
+    """
 
     def __init__(
         self,
@@ -93,12 +104,15 @@ class DeviceWorker:
             on_batch: Called after each micro-batch on its thread, never concurrently.
         """
         self.num_batches = 0
+        self.failure: BaseException | None = None
         self._make_classifier = make_classifier
         self._queue = queue
         self._budget = TokenBudget(max_batched_tokens)
         self._on_batch = on_batch
         self._lock = threading.Lock()
         self._pings: deque[Future[None]] = deque()
+        self._watch = WorkWatch()
+        self._is_abandoned = False
         self._classifier: Future[Classifier] = Future()
         self._thread = threading.Thread(target=self._run, name="classifier", daemon=True)
 
@@ -110,8 +124,24 @@ class DeviceWorker:
     def stop(self) -> None:
         """Stop all threads after their current micro-batches; unfinished requests fail."""
         self._queue.close()
-        if self._thread.is_alive():
+        if self._thread.is_alive() and not self._is_abandoned:
             self._thread.join()
+
+    def abandon(self) -> None:
+        """Fail all requests and pings and accept no more, while a micro-batch hangs.
+
+        The threads are left as they are; only the end of the process frees what they hold.
+        """
+        self._is_abandoned = True
+        self._queue.close()
+        self._queue.fail_all(_dead())
+        self._answer_pings(_dead())
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether a micro-batch has run for longer than any can take."""
+        made = self._classifier
+        return made.done() and self._watch.longest_s > made.result().max_batch_s
 
     @property
     def is_alive(self) -> bool:
@@ -162,11 +192,12 @@ class DeviceWorker:
         try:
             while (work := lanes.take()) is not None:
                 try:
-                    self._run_work(classifier, work)
+                    with self._watch.working():
+                        self._run_work(classifier, work)
                 finally:
                     lanes.give_back(work)
-        except BaseException:
-            logger.exception("a thread of the classifier failed; the replica must be replaced")
+        except BaseException as error:  # noqa: BLE001 - `failure` passes it on
+            self.failure = error
         self._queue.close()
 
     def _run_work(self, classifier: Classifier, work: LaneWork) -> None:

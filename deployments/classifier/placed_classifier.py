@@ -13,6 +13,7 @@ from deployments.classifier.request_queue import TokenIds
 from deployments.classifier.sequence_classifier import Layout, SequenceClassifier
 from deployments.compute.device_errors import is_fatal, is_out_of_memory
 from deployments.compute.errors import UnsupportedModelError
+from deployments.compute.work_watch import max_work_s
 from deployments.device.device import MemoryDevice
 from deployments.device.memory_budget import GIB, DeviceMemoryError
 from deployments.device_share import claim_share, set_compute_threads
@@ -73,7 +74,14 @@ def place_classifier(spec: ModelSpec, device: MemoryDevice) -> PlacedClassifier:
     num_threads = set_compute_threads(spec, loaded.num_weight_bytes, LARGE_MODEL_BYTES)
     probes = loaded.probes
     num_lanes = choose_num_lanes(loaded.model, device.torch_device, num_threads)
-    classifier = SequenceClassifier(loaded.model, loaded.layout, probes.of_length(1), num_lanes)
+    max_batch_s = max_work_s(
+        loaded.num_weight_bytes,
+        max(spec.max_batched_tokens, loaded.max_model_len),
+        device.torch_device.type,
+    )
+    classifier = SequenceClassifier(
+        loaded.model, loaded.layout, probes.of_length(1), num_lanes, max_batch_s
+    )
     _warm_up(classifier, probes.of_length(loaded.max_model_len), spec)
     return PlacedClassifier(classifier, loaded, num_threads)
 

@@ -159,13 +159,14 @@ class RequestQueue:
     def fail_all(self, error: Exception) -> None:
         """Fail all waiting and running requests.
 
-        Only the device's thread may call this, after the queue is closed.
+        Only the device's thread may call this, or another one if it hangs; the queue must be
+        closed.
         """
         with self._changed:
             assert self._is_closed, "a request may still enter"
-            waiting = [job for job in self._waiting if job.answer.set_running_or_notify_cancel()]
-            for job in (*waiting, *self._running):
-                if not job.answer.done():
+            pending = [job for job in (*self._waiting, *self._running) if not job.answer.done()]
+            for job in pending:
+                if job in self._running or job.answer.set_running_or_notify_cancel():
                     job.answer.set_exception(error)
 
     def _ready(self) -> list[Job]:

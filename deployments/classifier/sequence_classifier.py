@@ -13,6 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from deployments.classifier.packed_backbone import pad
 from deployments.classifier.request_queue import TokenIds
+from deployments.compute.work_watch import LEAST_S
 
 Layout = Literal["packed", "padded", "one by one"]
 """How a micro-batch is laid out for a model."""
@@ -24,7 +25,12 @@ class SequenceClassifier:
     """Classifies batches with one model."""
 
     def __init__(
-        self, model: PreTrainedModel, layout: Layout, probe: TokenIds, num_lanes: int = 1
+        self,
+        model: PreTrainedModel,
+        layout: Layout,
+        probe: TokenIds,
+        num_lanes: int = 1,
+        max_batch_s: float = LEAST_S,
     ) -> None:
         """Wrap a model.
 
@@ -33,6 +39,7 @@ class SequenceClassifier:
             layout: The layout that `model_loader.prepare` returned.
             probe: A short text that the model accepts.
             num_lanes: How many threads may run batches at once.
+            max_batch_s: Seconds after which a batch can only hang.
         """
         self._model = model
         self._activation = choose_activation(model.config)
@@ -40,6 +47,7 @@ class SequenceClassifier:
         self.layout = layout
         self.probe = probe
         self.num_lanes = num_lanes
+        self.max_batch_s = max_batch_s
 
     @property
     def is_padded(self) -> bool:

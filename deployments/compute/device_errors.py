@@ -31,19 +31,22 @@ def is_out_of_memory(error: BaseException) -> bool:
 def is_fatal(error: BaseException) -> bool:
     """Return whether the device is lost to this process, so that no input is at fault.
 
-    After an illegal access or a failed assertion every later call in the process fails, too. After
-    a refused launch (of too many threads, for example) later calls work.
+    After an illegal access or a failed assertion every later call in the process fails, too, that
+    of a library (cuBLAS, cuDNN) with a `RuntimeError`. After a refused launch (of too many threads,
+    for example) later calls work. So the device is asked.
 
     Source: CUDA, cudaErrorAssert and similar errors: the process must be restarted.
     """
-    if not isinstance(error, torch.AcceleratorError) or is_out_of_memory(error):
+    if is_out_of_memory(error):
         return False
-    return not _still_answers()
+    if isinstance(error, torch.AcceleratorError):
+        return not (torch.cuda.is_available() and _still_answers())
+    # Asking would initialise CUDA in a process that does not use it.
+    uses_cuda: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call] # torch leaves it untyped
+    return isinstance(error, RuntimeError) and uses_cuda and not _still_answers()
 
 
 def _still_answers() -> bool:
-    if not torch.cuda.is_available():
-        return False
     try:
         torch.cuda.synchronize()
     except RuntimeError:

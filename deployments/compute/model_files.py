@@ -1,7 +1,9 @@
 """Checks while a model's files are loaded: complete weights and tokenizer, dtype, clear errors."""
 
+import errno
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
@@ -18,7 +20,7 @@ LOAD_ERRORS = (OSError, ValueError, RuntimeError, ImportError, SafetensorError)
 
 @contextmanager
 def wrap_load_errors(source: str) -> Iterator[None]:
-    """Raise load errors of the block as an `UnsupportedModelError` of one line.
+    """Raise load errors of the block as an `UnsupportedModelError`: a line that says what to do.
 
     Raises:
         UnsupportedModelError: A file is missing or broken, or the block raised this error itself.
@@ -28,8 +30,30 @@ def wrap_load_errors(source: str) -> Iterator[None]:
     except UnsupportedModelError:
         raise
     except LOAD_ERRORS as error:
-        summary = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise UnsupportedModelError(f"can't load {source!r}: {summary}") from error
+        raise UnsupportedModelError(f"can't load {source!r}: {_advice(source, error)}") from error
+
+
+def _advice(source: str, error: Exception) -> str:
+    summary = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    if _is_disk_full(error):
+        return "the disk is full; free some space, or set HF_HOME to a folder on another disk"
+    if isinstance(error, SafetensorError):
+        return f"its weights are damaged ({summary}); copy or download them again"
+    if isinstance(error, OSError) and not Path(source).is_dir():
+        return (
+            "there is no such folder, and no repository of this name was found: "
+            f"{summary.rstrip('.')}; check `source` in the model's entry"
+        )
+    return summary
+
+
+def _is_disk_full(error: BaseException | None) -> bool:
+    """Return whether an error, or one that led to it, says that a disk has no space left."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def require_all_weights(source: str, missing_keys: Iterable[str], advice: str = "") -> None:

@@ -16,6 +16,7 @@ from dataclasses import replace
 from deployments.compute.errors import UnsupportedModelError
 from deployments.compute.sdpa import disable_cudnn_attention
 from deployments.compute.token_budget import TokenBudget
+from deployments.compute.work_watch import max_work_s
 from deployments.engine.attention.kv_slots import KVShape, KVSlots
 from deployments.engine.detokenizing.detokenizer import UndecodableError
 from deployments.engine.detokenizing.detokenizers import Detokenizers
@@ -38,7 +39,12 @@ logger = logging.getLogger(__name__)
 
 
 class Engine:
-    """Runs many sequences on one model."""
+    """Runs many sequences on one model.
+
+    Attributes:
+        limits: How many sequences and tokens it holds.
+        max_step_s: Seconds after which a step can only hang.
+    """
 
     def __init__(self, loaded: LoadedModel, limits: EngineLimits) -> None:
         """Allocate the slots.
@@ -52,6 +58,11 @@ class Engine:
         """
         check_length(loaded.text_config, limits.max_model_len)
         self.limits = limits
+        self.max_step_s = max_work_s(
+            loaded.num_weight_bytes,
+            max(limits.max_batched_tokens, limits.num_slots),
+            loaded.model.device.type,
+        )
         self._text_config = loaded.text_config
         self._detokenizers = Detokenizers(loaded.tokenizer)
         self._vocab_size: int = loaded.text_config.vocab_size

@@ -4,9 +4,12 @@ Other threads post commands to it and receive deltas, one call per step. The eng
 on this thread: OpenMP workers belong to one thread, and using them from a second thread would slow
 every step.
 
-If a step raises an error that the engine does not handle, the thread logs it and reports itself
-dead. However the thread ends, every unfinished sequence, whether in the engine or still queued as
-a command, ends with an error delta.
+If a step raises an error that the engine does not handle, the thread ends and keeps the error for
+`require_alive`. However the thread ends, every unfinished sequence, whether in the engine or still
+queued as a command, ends with an error delta.
+
+A step that never ends does not end the thread. `is_stuck` tells, and `abandon` ends the sequences
+without the thread.
 """
 
 import logging
@@ -15,6 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 
+from deployments.compute.work_watch import WorkWatch
 from deployments.engine.engine import Engine
 from deployments.engine.output import EngineStats, FinishReason, TextDelta
 from deployments.engine.scheduling.sequence import SequenceRequest
@@ -47,6 +51,9 @@ class EngineThread:
         self._commands: deque[Command] = deque()
         self._wake = threading.Condition()
         self._is_stopping = False
+        self._is_abandoned = False
+        self._failure: BaseException | None = None
+        self._watch = WorkWatch()
         self._unfinished: set[str] = set()  # guarded by `_wake`, like the commands
         self._engine: Future[Engine] = Future()
         self._stats = EngineStats(0, 0, 0)
@@ -65,13 +72,38 @@ class EngineThread:
         with self._wake:
             self._is_stopping = True
             self._wake.notify()
-        if self._thread.is_alive():
+        if self._thread.is_alive() and not self._is_abandoned:
             self._thread.join()
+
+    def abandon(self) -> None:
+        """Fail all unfinished sequences and refuse further commands, while a step hangs.
+
+        The thread is left as it is: nothing can end it, and only the end of the process frees what
+        it holds.
+        """
+        self._is_abandoned = True
+        self._end_all("the engine hangs; send the request again")
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the current turn has run for longer than any step can take."""
+        made = self._engine
+        return made.done() and self._watch.longest_s > made.result().max_step_s
 
     @property
     def is_alive(self) -> bool:
         """Whether the thread still accepts commands."""
         return self._thread.is_alive() and not self._is_stopping
+
+    def require_alive(self) -> None:
+        """Raise if the thread no longer accepts commands.
+
+        Raises:
+            EngineDeadError: It was stopped, was abandoned, or has failed; then the error that it
+                failed with is the cause.
+        """
+        if not self.is_alive:
+            raise EngineDeadError("the engine's thread has ended") from self._failure
 
     @property
     def stats(self) -> EngineStats:
@@ -114,8 +146,7 @@ class EngineThread:
 
     def _post(self, command: Command) -> None:
         with self._wake:
-            if not self.is_alive:
-                raise EngineDeadError("the engine's thread has ended")
+            self.require_alive()
             self._commands.append(command)
             self._wake.notify()
 
@@ -131,8 +162,8 @@ class EngineThread:
         try:
             while self._wait_for_work(engine):
                 self._turn(engine)
-        except BaseException:  # a panic in Rust code, such as the tokenizer's, is not an Exception
-            logger.exception("the engine's thread failed; the replica must be replaced")
+        except BaseException as error:  # noqa: BLE001 - also a panic in Rust code; kept as the cause
+            self._failure = error
             why = "the engine failed; send the request again"
         self._end_all(why)
 
@@ -144,10 +175,11 @@ class EngineThread:
     def _turn(self, engine: Engine) -> None:
         """Execute the posted commands, run a step, and hand over the deltas of both."""
         deltas: Deltas = []
-        while self._commands:
-            deltas += self._commands.popleft()(engine)
-        if engine.has_work:
-            deltas += engine.step()
+        with self._watch.working():
+            while self._commands:
+                deltas += self._commands.popleft()(engine)
+            if engine.has_work:
+                deltas += engine.step()
         self._stats = engine.stats
         self._on_deltas(deltas)
         with self._wake:

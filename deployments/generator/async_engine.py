@@ -26,6 +26,8 @@ from deployments.errors import (
 PROBE = SamplingParams(temperature=0, max_tokens=1)
 PROGRESS = TextDelta((), "")
 FAILED = "the engine has failed; try again"
+ANSWER_S = 1.0
+"""Seconds that a check waits for a step before it asks how long the current one has run."""
 
 Take = Callable[[TextDelta], None]
 """Takes the deltas of one sequence, on the event loop; it must not raise."""
@@ -74,6 +76,11 @@ class AsyncEngine:
         """The engine's load and counters after its last step."""
         return self._thread.stats
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether the engine's thread still takes sequences."""
+        return self._thread.is_alive
+
     def require_alive(self) -> None:
         """Raise if the engine's thread has ended.
 
@@ -95,18 +102,35 @@ class AsyncEngine:
         return f"{name}-{next(self._serial)}"
 
     async def check_health(self) -> None:
-        """Raise unless the engine has run a step since the last call, or runs one now.
+        """Raise unless the engine has run a step since the last call, or can run one.
+
+        An engine that has run one computes nothing for this. The answer comes within `ANSWER_S`,
+        also while a long step runs; if that can only hang, its sequences end.
 
         Raises:
-            EngineDeadError: The engine's thread has ended.
+            EngineDeadError: The engine's thread has ended, or hangs; it won't come back.
             RaystreamError: The engine is broken.
         """
         num_steps = self.stats.num_steps
-        if not self._thread.is_alive:
-            raise EngineDeadError("the engine's thread has ended")
+        self._thread.require_alive()
         if num_steps == self._num_steps_seen:
-            await self.ping()
+            await self._ping_or_be_patient()
         self._num_steps_seen = self.stats.num_steps
+
+    async def _ping_or_be_patient(self) -> None:
+        """Ping the engine, but wait for the answer only if no step explains the silence.
+
+        Raises:
+            EngineDeadError: The engine's thread hangs.
+            RaystreamError: The engine is broken.
+        """
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                await self.ping()
+        except TimeoutError:
+            if self._thread.is_stuck:
+                self._thread.abandon()
+                raise EngineDeadError("a step of the engine hangs") from None
 
     async def ping(self) -> None:
         """Wait until the engine has run a step; an idle engine gets a one-token sequence.

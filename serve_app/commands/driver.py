@@ -9,8 +9,10 @@ INFO lines of Ray's workers (`worker_logs`), and the server's address as the las
 import io
 import logging
 import os
+import re
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
 from threading import Event
@@ -27,6 +29,7 @@ from ray.serve.schema import (
 )
 from ray.serve.scripts import run
 
+from deployments.compute.errors import UnsupportedModelError
 from serve_app.commands import preflight, worker_logs
 from serve_app.commands.announcement import (
     Announcement,
@@ -38,6 +41,7 @@ from serve_app.commands.check import BUILDER
 from serve_app.config import PROJECT_ROOT, AppConfig
 from serve_app.keys.api_keys import load_api_keys
 
+EXCEPTION_CLASS = re.compile(r"^(?:\w+\.)*\w+(?:Error|Exception): ")
 WORKER_HOOK = f"{worker_logs.__name__}.{worker_logs.keep_info_in_files.__name__}"
 
 
@@ -54,6 +58,7 @@ def _serve(name: str) -> int:
     started_s = time.monotonic()
     _tell(f"Starting Ray and the models of {name}; large models take minutes.\n")
     worker_logs.keep_info_in_files()
+    worker_logs.hide_crash_reports()
     # Workers inherit this. `worker_process_setup_hook` in `runtime_env` sets it too, but then the
     # workers that Ray starts in advance don't fit, and stay idle.
     os.environ[WORKER_PROCESS_SETUP_HOOK_ENV_VAR] = WORKER_HOOK
@@ -61,6 +66,7 @@ def _serve(name: str) -> int:
         # The namespace is that of `serve run`.
         context: Any = ray.init(address="local", namespace="serve", logging_level=logging.WARNING)
         session = Path(context.address_info["session_dir"])
+        require_gpus(name, ray.cluster_resources().get("GPU", 0.0))  # type: ignore[no-untyped-call] # Ray leaves it untyped
         deploy(name, context.address_info["gcs_address"])
         app, announcement = describe(name, context.dashboard_url, session)
         announce_when_ready(
@@ -71,7 +77,7 @@ def _serve(name: str) -> int:
         )
         Event().wait()
     except StartFailedError as error:
-        sys.stderr.write(f"The application did not start: {error} The errors are above.\n")
+        sys.stderr.write(f"The application did not start: {error}\n")
         return 1
     except KeyboardInterrupt:
         _tell("\nStopping.\n")
@@ -84,6 +90,24 @@ def _serve(name: str) -> int:
 def _tell(text: str) -> None:
     sys.stdout.write(text)
     sys.stdout.flush()
+
+
+def require_gpus(name: str, num_gpus: float) -> None:
+    """Refuse models that ask for more GPUs than this machine has: Serve would wait for ever.
+
+    Args:
+        name: The file.
+        num_gpus: How many GPUs Ray has found.
+
+    Raises:
+        StartFailedError: Some model asks for more.
+    """
+    for model in _application(name)[1].models:
+        if model.num_gpus != "auto" and model.num_gpus > num_gpus:
+            raise StartFailedError(
+                f"{model.id}: it asks for num_gpus {model.num_gpus:g}, and Ray has found "
+                f"{num_gpus:g} GPUs on this machine; write `num_gpus: auto`, or install the driver"
+            )
 
 
 def deploy(name: str, address: str) -> None:
@@ -116,10 +140,8 @@ def describe(name: str, dashboard_url: str | None, session: Path) -> tuple[str, 
         dashboard_url: Ray's dashboard, without a scheme; None or empty if it does not run.
         session: The folder of Ray's session.
     """
-    with open(name, encoding="utf-8") as file:
-        schema = ServeDeploySchema.model_validate(yaml.safe_load(file))
+    schema, config = _application(name)
     application = next(a for a in schema.applications if a.import_path == BUILDER)
-    config = AppConfig.model_validate(application.args)
     http, prefix = schema.http_options, application.route_prefix or "/"
     return application.name, Announcement(
         url=local_url(http.host, http.port, prefix, has_tls=http.ssl_certfile is not None),
@@ -130,21 +152,46 @@ def describe(name: str, dashboard_url: str | None, session: Path) -> tuple[str, 
     )
 
 
+def _application(name: str) -> tuple[ServeDeploySchema, AppConfig]:
+    with open(name, encoding="utf-8") as file:
+        schema = ServeDeploySchema.model_validate(yaml.safe_load(file))
+    application = next(a for a in schema.applications if a.import_path == BUILDER)
+    return schema, AppConfig.model_validate(application.args)
+
+
 def pending_deployments(status: ServeStatus, name: str) -> list[str]:
     """Return the deployments of an application that do not run yet.
 
     Raises:
-        StartFailedError: Serve has given the application up.
+        StartFailedError: Serve has given the application up, or a model can't be served at all,
+            which Serve would try twice more. The text says why in one line.
     """
     application = status.applications.get(name)
     if application is None:
         return [name]
-    if application.status == ApplicationStatus.DEPLOY_FAILED:
-        raise StartFailedError(application.message)
+    failures = {
+        id_: deployment.message
+        for id_, deployment in application.deployments.items()
+        if "failed to start" in deployment.message
+    }
+    is_final = any(UnsupportedModelError.__name__ in message for message in failures.values())
+    if application.status == ApplicationStatus.DEPLOY_FAILED or is_final:
+        raise StartFailedError(_in_one_line(failures) or last_line(application.message))
     if application.status == ApplicationStatus.RUNNING:
         return []
     deployments = application.deployments.items()
     return [id_ for id_, deployment in deployments if deployment.status != "HEALTHY"] or [name]
+
+
+def _in_one_line(failures: Mapping[str, str]) -> str:
+    """Return what each deployment failed of, without tracebacks."""
+    return "; ".join(f"{id_}: {last_line(message)}" for id_, message in failures.items())
+
+
+def last_line(message: str) -> str:
+    """Return the end of Serve's message, which holds a traceback: the error without its class."""
+    lines = message.strip().splitlines()
+    return EXCEPTION_CLASS.sub("", lines[-1].strip()) if lines else "Serve does not say why"
 
 
 def _stop() -> None:

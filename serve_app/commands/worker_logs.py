@@ -9,17 +9,29 @@ Ray calls `keep_info_in_files` at the start of each worker, as its `worker_proce
 
 import logging
 import re
-from typing import Final
+from typing import Any, Final
 
-USELESS_WARNINGS: Final = re.compile(
+from ray._private import worker
+
+CRASH_REPORT: Final = "A worker died or was killed while executing a task by an unexpected system"
+
+FOR_THE_FILE: Final = re.compile(
     # True, and as it should be: this server is one node, and listens where the file says.
     r"HTTPOptions\.host='.*' won't accept connections from HAProxy on other nodes"
     # Large models take longer, and `raystream-serve` names the models that it waits for.
     r"|Deployment .* that have taken more than \d+s to initialize"
     # On a busy machine. It is asked again.
     r"|Proxy actor readiness check .* didn't complete|Proxy actor reported not ready"
+    # Another server on this machine; the next port is tried.
+    r"|Failed to start RequestProtocol.* Retrying"
+    # The replica has said why in one line, and `raystream-serve` says it again as the last one.
+    r"|Exception in Replica|Failed to update the deployments"
+    # What follows from "Actor for Replica ... crashed", which is one line for one death.
+    r"|Replica .* failed health check, stopping it|The deployments .* are UNHEALTHY"
+    r"|Replica.* is temporarily unavailable|Failed to (?:fetch|get) queue length"
+    r"|Replica health check failed"
 )
-"""Warnings on which a user of one machine can't act. The files have them."""
+"""Warnings and errors on which a user of one machine can't act, or that repeat another one."""
 
 
 def keep_info_in_files() -> None:
@@ -31,8 +43,23 @@ def keep_info_in_files() -> None:
     logging.getLogger("ray.serve").addFilter(_mark)
 
 
+def hide_crash_reports() -> None:
+    """Keep Ray's own report of a worker's crash, of a dozen rows, off the driver's terminal.
+
+    Serve's controller names the replica in one line. Ray's driver prints what its node reports by
+    this private function; a Ray without it fails at import, so we would notice.
+    """
+    tell = worker.print_to_stdstream
+
+    def tell_others(data: dict[str, Any], ignore_prefix: bool) -> None:
+        if not any(line.startswith(CRASH_REPORT) for line in data["lines"]):
+            tell(data, ignore_prefix)
+
+    worker.print_to_stdstream = tell_others
+
+
 def _mark(record: logging.LogRecord) -> bool:
-    if record.levelno < logging.WARNING or USELESS_WARNINGS.match(record.getMessage()):
+    if record.levelno < logging.WARNING or FOR_THE_FILE.match(record.getMessage()):
         # Serve's own handlers read this attribute: `log_to_stderr_filter` in its logging_utils.
         record.log_to_stderr = False
     return True

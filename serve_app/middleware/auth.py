@@ -18,7 +18,7 @@ from serve_app.http.access_record import record_of
 from serve_app.http.errors import error_response
 from serve_app.keys.api_keys import ENVIRONMENT_VARIABLE, ApiKey, KeyRing
 
-OPEN_PATHS: Final = frozenset({"/health", "/ready"})
+OPEN_PATHS: Final = frozenset({"/health", "/live", "/ready"})
 
 UNPROTECTED: Final = (
     "the server listens on {host}, where others can reach it, and has no API keys. Name a file of "

@@ -25,6 +25,7 @@ class GatedDevice:
     device = torch.device("cpu")
     num_lanes = 1
     probe = (0,)
+    max_batch_s = 1e9
 
     def __init__(self, *, is_padded: bool = False) -> None:
         self.is_padded = is_padded
@@ -357,6 +358,27 @@ def test_a_lost_device_ends_the_worker_and_is_blamed_on_no_text(device: GatedDev
         answer(replica.ask((1,)))
     replica.worker.stop()
     assert not replica.worker.is_alive
+    assert isinstance(replica.worker.failure, torch.AcceleratorError)
+
+
+def test_a_worker_that_hangs_is_abandoned_and_its_requests_fail(device: GatedDevice) -> None:
+    replica = Replica(device)
+    device.is_open, device.max_batch_s = False, 0.0
+    assert not replica.worker.is_stuck
+    running = replica.ask((1,))
+    device.wait_for_batch()
+    waiting = replica.ask((2,))
+    ping = replica.worker.ping()
+    assert replica.worker.is_stuck
+    replica.worker.abandon()
+    for future in (running.answer, waiting.answer, ping):
+        with pytest.raises(ReplicaUnavailableError):
+            future.result(DEADLINE_S)
+    assert not replica.worker.is_alive
+    replica.worker.stop()  # does not wait for the micro-batch
+    device.may_go_on.release()
+    replica.worker._thread.join(DEADLINE_S)
+    assert not replica.worker._thread.is_alive()
 
 
 def test_the_error_of_loading_the_model_is_passed_on() -> None:

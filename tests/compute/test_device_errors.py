@@ -50,3 +50,18 @@ def test_an_error_is_fatal_if_the_device_no_longer_answers(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
     assert is_fatal(error) != still_answers
+
+
+@pytest.mark.parametrize("is_poisoned", [False, True])
+def test_an_error_of_a_library_is_fatal_if_the_device_no_longer_answers(
+    monkeypatch: pytest.MonkeyPatch, is_poisoned: bool
+) -> None:
+    def synchronize() -> None:
+        if is_poisoned:
+            raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    error = RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling cublasGemmEx")
+    assert is_fatal(error) == is_poisoned
+    assert not is_fatal(ValueError("not a library's"))

@@ -1,8 +1,10 @@
 from dataclasses import dataclass
 
 import pytest
+import torch
 from transformers.utils import logging as transformers_logging
 
+from deployments.compute.errors import UnsupportedModelError
 from deployments.device.device import CpuDevice, MemoryDevice
 from deployments.model_replica import ModelReplica
 from deployments.model_spec import ModelSpec
@@ -20,6 +22,16 @@ class Replica(ModelReplica):
 
     num_starts = 0
     num_stops = 0
+    sickness: Exception | None = None
+    is_dead = False
+
+    async def _check_health(self) -> None:
+        if self.sickness is not None:
+            raise self.sickness
+
+    @property
+    def _is_dead(self) -> bool:
+        return self.is_dead
 
     def _start(self) -> FakeModel:
         self.num_starts += 1
@@ -59,6 +71,24 @@ def test_a_replica_without_a_device_starts_nothing() -> None:
     replica.__del__()
 
 
+def test_a_replica_that_can_t_start_logs_one_line_and_raises_no_other_errors(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail(_: ModelSpec) -> MemoryDevice:
+        try:
+            raise OSError(28, "No space left on device")
+        except OSError as error:
+            raise UnsupportedModelError("can't load 'x': the disk is full") from error
+
+    with pytest.raises(UnsupportedModelError) as caught:
+        Replica(spec("m"), fail)
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__
+    on_screen = [r.getMessage() for r in caplog.records if getattr(r, "log_to_stderr", True)]
+    assert on_screen == ["tiny can't start: can't load 'x': the disk is full"]
+    assert "No space left on device" in caplog.text  # the traceback, in the file
+
+
 def test_a_replica_draws_bars_of_downloads_but_not_of_weights(
     capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
 ) -> None:
@@ -68,3 +98,35 @@ def test_a_replica_draws_bars_of_downloads_but_not_of_weights(
     assert capsys.readouterr().err == ""
     assert list(transformers_logging.tqdm([1, 2], desc="Fetching files")) == [1, 2]
     assert "Fetching files" in capsys.readouterr().err
+
+
+CUDA_ERROR = (
+    "CUDA error: an illegal memory access was encountered\nCompile with `TORCH_USE_CUDA_DSA`"
+)
+
+
+async def test_a_replica_that_is_dead_ends_its_process_and_logs_one_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ends: list[str] = []
+    replica = Replica(spec("m"), open_cpu, lambda: ends.append("ended"))
+    await replica.check_health()
+    replica.sickness, replica.is_dead = RuntimeError("the thread has ended"), True
+    replica.sickness.__cause__ = torch.AcceleratorError(CUDA_ERROR)
+    with pytest.raises(RuntimeError, match="has ended"):
+        await replica.check_health()
+    assert ends == ["ended"]
+    on_screen = [r for r in caplog.records if getattr(r, "log_to_stderr", True)]
+    assert [r.getMessage() for r in on_screen if r.levelname == "ERROR"] == [
+        "tiny can't go on and is replaced: the thread has ended "
+        "(AcceleratorError: CUDA error: an illegal memory access was encountered)"
+    ]
+
+
+async def test_a_replica_that_may_recover_goes_on() -> None:
+    ends: list[str] = []
+    replica = Replica(spec("m"), open_cpu, lambda: ends.append("ended"))
+    replica.sickness = RuntimeError("out of memory")
+    with pytest.raises(RuntimeError, match="out of memory"):
+        await replica.check_health()
+    assert ends == []

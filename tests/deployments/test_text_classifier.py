@@ -280,6 +280,26 @@ async def test_a_healthy_replica_passes_its_check_idle_or_busy(
         await classifier.check_health()
 
 
+async def test_a_micro_batch_that_hangs_ends_the_requests_and_the_health(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deployments.text_classifier.ANSWER_S", 0.1)
+    ends: list[str] = []
+    classifier = TextClassifier(spec(folder), end_process=lambda: ends.append("ended"))
+    gate = Gate(classifier, monkeypatch)
+    running = asyncio.ensure_future(classified(classifier, "running"))
+    await gate.wait_for_batch()
+    await classifier.check_health()  # a long micro-batch is no reason
+    classifier._placed.classifier.max_batch_s = 0.0
+    with pytest.raises(ReplicaUnavailableError, match="hangs"):
+        await classifier.check_health()
+    with pytest.raises(ReplicaUnavailableError):
+        await running
+    assert ends == ["ended"]
+    gate.open()
+    classifier.__del__()
+
+
 async def test_a_replica_whose_worker_has_ended_is_unhealthy(folder: Path) -> None:
     classifier = TextClassifier(spec(folder))
     classifier._worker.stop()

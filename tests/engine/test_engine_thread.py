@@ -161,7 +161,7 @@ class Panic(BaseException):
 
 @pytest.mark.parametrize("error", [MemoryError("the device is gone"), Panic("the device is gone")])
 def test_when_the_engine_dies_all_sequences_fail_even_those_still_queued(
-    start: Start, inbox: Inbox, caplog: pytest.LogCaptureFixture, error: BaseException
+    start: Start, inbox: Inbox, error: BaseException
 ) -> None:
     gate = Gate()
     gate.error = error
@@ -173,11 +173,32 @@ def test_when_the_engine_dies_all_sequences_fail_even_those_still_queued(
     for name in ("running", "queued"):
         inbox.wait_until(lambda name=name: inbox.finish_reason(name) is FinishReason.ERROR)  # type: ignore[misc] # bound now
     assert not thread.is_alive
-    assert "the device is gone" in caplog.text
-    with pytest.raises(EngineDeadError):
+    with pytest.raises(EngineDeadError) as caught:
         thread.add(greedy("late"))
+    assert caught.value.__cause__ is error
     with pytest.raises(EngineDeadError):
         thread.abort("running")
+
+
+def test_a_thread_that_hangs_is_abandoned_and_its_sequences_end(start: Start, inbox: Inbox) -> None:
+    gate = Gate()
+    gate.engine.max_step_s = 0.0
+    thread = start(lambda: gate.engine)
+    assert not thread.is_stuck
+    thread.add(SequenceRequest("running", (60,), ENDLESS))
+    assert gate.is_reached.wait(DEADLINE_S)
+    thread.add(SequenceRequest("queued", (60,), ENDLESS))
+    assert thread.is_stuck
+    thread.abandon()
+    for name in ("running", "queued"):
+        assert inbox.finish_reason(name) is FinishReason.ERROR
+        assert "hangs" in (inbox.deltas(name)[-1].error or "")
+    with pytest.raises(EngineDeadError):
+        thread.add(greedy("late"))
+    thread.stop()  # does not wait for the step
+    gate.may_go_on.set()
+    thread._thread.join(DEADLINE_S)
+    assert not thread._thread.is_alive()
 
 
 def test_a_stop_ends_unfinished_sequences_and_may_be_repeated(start: Start, inbox: Inbox) -> None:

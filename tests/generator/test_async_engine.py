@@ -1,4 +1,5 @@
 import asyncio
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -138,6 +139,71 @@ async def test_a_bug_in_the_engine_fails_its_health_and_its_streams(
         pass
     with pytest.raises(EngineDeadError):
         await engine.check_health()
+
+
+async def test_an_engine_that_has_just_worked_computes_nothing_for_its_check(
+    engine: AsyncEngine,
+) -> None:
+    await engine.ping()
+    num_steps = engine.stats.num_steps
+    await engine.check_health()
+    assert engine.stats.num_steps == num_steps
+    await engine.check_health()
+    assert engine.stats.num_steps > num_steps
+
+
+class Hanging:
+    """An engine that hangs in its next step until told to go on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, max_step_s: float) -> None:
+        self.inner = make_tiny_engine()
+        self.inner.max_step_s = max_step_s
+        self.hangs, self.may_go_on = threading.Event(), threading.Event()
+        step = self.inner.step
+
+        def hang() -> list[tuple[str, TextDelta]]:
+            self.hangs.set()
+            assert self.may_go_on.wait(60)
+            return step()
+
+        monkeypatch.setattr(self.inner, "step", hang)
+        monkeypatch.setattr("deployments.generator.async_engine.ANSWER_S", 0.1)
+
+
+async def test_a_step_that_hangs_fails_the_health_and_ends_the_streams(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hanging = Hanging(monkeypatch, max_step_s=0.0)
+    engine = Observed(lambda: hanging.inner)
+    engine.start()
+    gains = Gains()
+    with engine.running(endless("r"), gains.take):
+        assert await asyncio.to_thread(hanging.hangs.wait, 60)
+        with pytest.raises(EngineDeadError, match="hangs"):
+            await engine.check_health()
+        last = await gains.last()
+    assert last.finish_reason is FinishReason.ABORT
+    assert "failed" in (last.error or "")
+    with pytest.raises(ReplicaUnavailableError), engine.running(endless("late"), gains.take):
+        pass
+    engine.stop()  # although the step hangs
+    hanging.may_go_on.set()
+
+
+async def test_a_long_step_is_no_reason_to_fail_the_health(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hanging = Hanging(monkeypatch, max_step_s=1e9)
+    engine = Observed(lambda: hanging.inner)
+    engine.start()
+    gains = Gains()
+    with engine.running(endless("r"), gains.take):
+        assert await asyncio.to_thread(hanging.hangs.wait, 60)
+        for _ in range(2):
+            await engine.check_health()
+        hanging.may_go_on.set()
+        assert (await gains.next()).finish_reason is None
+    engine.stop()
 
 
 async def test_streams_of_an_engine_that_ends_may_be_resumed_elsewhere(

@@ -99,9 +99,16 @@ class Server:
         except httpx.TransportError:
             return False
 
+    def has_ended(self) -> bool:
+        """Whether the command has ended; take note of its processes until then."""
+        if self.process.poll() is None:
+            self.watch()
+        return self.process.poll() is not None
+
     def watch(self) -> None:
         """Take note of all processes of the server."""
-        self._family |= set(psutil.Process(self.process.pid).children(recursive=True))
+        with suppress(psutil.NoSuchProcess):
+            self._family |= set(psutil.Process(self.process.pid).children(recursive=True))
 
     def interrupt(self) -> float:
         """Interrupt the server like Ctrl-C; return the seconds it took to end."""

@@ -12,6 +12,7 @@ from ray import serve
 from serve_app.config import AppConfig, ModelConfig
 from serve_app.ingress import Ingress, listening_host
 from serve_app.keys.ledger import KeyLedger
+from serve_app.middleware.auth import OPEN_PATHS
 from tests.ray.test_streaming import Echo
 from tests.serve_app.apps import ALICE, BOB, bearer, ring
 
@@ -68,9 +69,9 @@ def test_the_openai_client_raises_its_own_class_for_each_refusal(door: str) -> N
 def test_only_health_and_readiness_are_open_below_a_route_prefix_too(door: str) -> None:
     statuses = {
         path: httpx.get(f"{door}/door{path}", timeout=30).status_code
-        for path in ("/health", "/ready", "/docs", "/openapi.json", "/v1/models", "/nowhere")
+        for path in (*OPEN_PATHS, "/docs", "/openapi.json", "/v1/models", "/nowhere")
     }
-    assert {path for path in statuses if statuses[path] == 200} == {"/health", "/ready"}
+    assert {path for path in statuses if statuses[path] == 200} == OPEN_PATHS
     assert set(statuses.values()) == {200, 401}
 
 

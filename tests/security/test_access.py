@@ -10,6 +10,7 @@ import yaml
 
 from k8s.make_base import BASE
 from serve_app.commands.check import find_problems
+from serve_app.middleware.auth import OPEN_PATHS
 from tests.serve_app.apps import ALICE, CHAT, bearer, client_of, make_app, question, ring
 from tests.serve_app.asgi_call import AsgiCall
 from tests.serve_app.fakes import FakeBackend
@@ -23,7 +24,7 @@ async def test_cve_2026_48746_every_path_and_method_needs_a_key(
     backend: FakeBackend, method: str
 ) -> None:
     app = make_app(backend, ring())
-    known = [path for path in app.openapi()["paths"] if path not in ("/health", "/ready")]
+    known = [path for path in app.openapi()["paths"] if path not in OPEN_PATHS]
     for path in [*known, "/docs", "/redoc", "/openapi.json", "/metrics", "/", "", "*", "//health"]:
         async with AsgiCall(app, path, {}, method=method) as call:
             await call.end()

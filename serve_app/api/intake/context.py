@@ -6,6 +6,7 @@ from serve_app.api.intake.prompt_reader import PromptReader
 from serve_app.api.intake.stream_opener import StreamOpener
 from serve_app.api.structured.answer_grammar import GrammarSettings, schema_executor
 from serve_app.backends.catalog import ModelCatalog
+from serve_app.backends.readiness import Readiness, nothing_is_down
 from serve_app.clock import Clock
 from serve_app.config import LimitsConfig, StructuredOutputsConfig
 from serve_app.images.fetcher import ImageSource
@@ -18,6 +19,7 @@ class ApiContext:
         catalog: All models that are served.
         limits: The bounds on one request.
         clock: Gives an answer's creation time and times its tokens.
+        readiness: Says whether the models can be served.
         models: Finds the model that a request names.
         prompts: Reads the messages of a request.
         streams: Opens the streams of a request's answers.
@@ -31,6 +33,7 @@ class ApiContext:
         images: ImageSource | None = None,
         schemas: BoundedExecutor | None = None,
         structured_outputs: StructuredOutputsConfig | None = None,
+        readiness: Readiness | None = None,
     ) -> None:
         """Build the reader and the opener with one set of limits.
 
@@ -41,10 +44,12 @@ class ApiContext:
             images: Fetches images at https: URLs; without it such images are refused.
             schemas: Compiles JSON schemas; None makes an executor with its own threads.
             structured_outputs: How schemas are read; None means the defaults.
+            readiness: Says whether the models can be served; None means that they can.
         """
         self.catalog = catalog
         self.limits = limits
         self.clock = clock
+        self.readiness = readiness or Readiness(nothing_is_down, ())
         self.models = ModelLookup(catalog)
         self.prompts = PromptReader(limits, images)
         structured = structured_outputs or StructuredOutputsConfig()

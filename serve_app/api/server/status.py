@@ -1,9 +1,9 @@
-"""`GET /health`, `GET /ready` and `GET /version`: the routes that a supervisor polls."""
+"""The routes that a supervisor polls: `GET /live`, `/ready`, `/health` and `/version`."""
 
 from collections.abc import Mapping
 from typing import Literal
 
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request, Response
 from pydantic import BaseModel
 
 from deployments.errors import RaystreamError, ReplicaUnavailableError
@@ -17,11 +17,16 @@ class Health(BaseModel):
     models: list[str]
 
 
-class Readiness(BaseModel):
-    """Every model is loaded."""
+class Liveness(BaseModel):
+    """The process answers."""
 
-    status: Literal["ready"] = "ready"
-    models: list[str]
+    status: Literal["live"] = "live"
+
+
+class Readiness(BaseModel):
+    """Whether every model that should be awake can be served."""
+
+    status: Literal["ready", "not ready"]
 
 
 class Version(BaseModel):
@@ -35,15 +40,18 @@ class StatusApi:
 
     def __init__(self, context: ApiContext) -> None:
         self._catalog = context.catalog
+        self._readiness = context.readiness
 
     def router(self) -> APIRouter:
         """Return the surface's routes."""
         router = APIRouter(tags=["health"])
         router.add_api_route("/health", self.health, summary="Check the engines")
+        router.add_api_route("/live", self.live, summary="Check that the process answers")
         router.add_api_route(
             "/ready",
             self.ready,
-            summary="Check whether the models are loaded",
+            summary="Check whether the models can be served",
+            responses={503: {"model": Readiness, "description": "A model has no replica"}},
         )
         router.add_api_route("/version", self.version, summary="Show the version")
         return router
@@ -54,11 +62,19 @@ class StatusApi:
         _require_all(outcomes)
         return Health(models=list(outcomes))
 
-    async def ready(self) -> Readiness:
-        """Succeed if every model is loaded."""
-        outcomes = await self._catalog.ready()
-        _require_all(outcomes)
-        return Readiness(models=list(outcomes))
+    async def live(self) -> Liveness:
+        """Succeed while this process answers, whatever its models do."""
+        return Liveness()
+
+    async def ready(self, response: Response) -> Readiness:
+        """Succeed if each model has a running replica, or sleeps because nobody uses it.
+
+        Serve's controller is asked, at most once a second; no model computes anything.
+        """
+        if await self._readiness.is_ready():
+            return Readiness(status="ready")
+        response.status_code = 503
+        return Readiness(status="not ready")
 
     async def version(self, request: Request) -> Version:
         """Return the version of the installed package."""

@@ -51,7 +51,6 @@ def config() -> dict[str, Any]:
     for section, num_replicas in ((ingress, 1), (replicas, NUM_REPLICAS)):
         del section["autoscaling_config"]
         section["num_replicas"] = num_replicas
-    replicas |= {"health_check_period_s": 1, "health_check_timeout_s": 5}
     replicas["graceful_shutdown_timeout_s"] = 5  # after which Serve kills a replica that hangs
     application["deployments"] = [ingress, replicas]
     return document

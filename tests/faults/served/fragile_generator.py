@@ -1,8 +1,9 @@
 """A text generator that writes down what it does, and that some requests kill.
 
 The request's id says how: `kill-encoding-...` kills the process that encodes its prompt, and
-`kill-at-40-...` the process whose engine samples its 40th token. Everything else is the shipped
-generator's.
+`kill-at-40-...` the process whose engine samples its 40th token. With `raise-at-40-...` the engine
+raises an error there, with `end-at-40-...` its thread ends, and with `hang-at-40-...` it waits for
+ever; these three spare an answer that has moved. Everything else is the shipped generator's.
 """
 
 import json
@@ -30,7 +31,7 @@ STEPS_BETWEEN_CHECKS = 64
 """`Engine.check` reads every slot, which would slow each step down."""
 
 _KILL_ENCODING = "kill-encoding-"
-_KILL_AT = re.compile(r"kill-at-(\d+)-")
+_FAULT_AT = re.compile(r"(kill|raise|end|hang)-at-(\d+)-")
 
 
 class FragileGenerator(TextGenerator):
@@ -38,6 +39,7 @@ class FragileGenerator(TextGenerator):
 
     - `runs/REQUEST_ID` gets a line with the process's id for each call;
     - `replicas/PROCESS_ID` holds the latest counts as JSON, and exists once the model is loaded;
+    - `faults/REQUEST_ID` exists once the request has made its engine hang, end or raise;
     - `broken/PROCESS_ID` holds the invariant that its engine has broken.
     """
 
@@ -69,11 +71,16 @@ class FragileGenerator(TextGenerator):
             if num_steps % STEPS_BETWEEN_CHECKS == 0 or not engine.has_work:
                 self._check(engine)
             for name, delta in deltas:
-                if found := _KILL_AT.match(name):
-                    resumed = self._num_resumed[name.rpartition("-")[0]]
+                if found := _FAULT_AT.match(name):
+                    request_id = name.rpartition("-")[0]
+                    resumed = self._num_resumed[request_id]
                     num_tokens[name] = num_tokens.get(name, resumed) + len(delta.token_ids)
-                    if num_tokens[name] >= int(found[1]):
-                        die()
+                    if num_tokens[name] >= int(found[2]):
+                        if found[1] == "kill":
+                            die()
+                        if not resumed:
+                            (self._folder / "faults" / request_id).touch()
+                            fail(found[1])
             return deltas
 
         engine.step = fragile_step  # type: ignore[method-assign] # a fault
@@ -115,6 +122,13 @@ class FragileEncoder(PromptEncoder):
         if any(request.request_id.startswith(_KILL_ENCODING) for request in requests):
             die()
         return super().encode(requests)
+
+
+def fail(how: str) -> None:
+    """Fail as a request's id asks."""
+    if how == "hang":
+        threading.Event().wait()
+    raise SystemExit if how == "end" else ZeroDivisionError("a bug in a step")
 
 
 def die() -> None:

@@ -37,7 +37,7 @@ class Replicas:
     @classmethod
     def watched_in(cls, folder: Path) -> Self:
         """Make the folders that replicas write to."""
-        for name in ("runs", "replicas", "broken"):
+        for name in ("runs", "replicas", "faults", "broken"):
             (folder / name).mkdir(parents=True)
         return cls(folder)
 
@@ -56,6 +56,10 @@ class Replicas:
         """Return the processes that a request was sent to, in order."""
         path = self.folder / "runs" / request_id
         return [int(line) for line in path.read_text().split()] if path.exists() else []
+
+    def has_failed(self, request_id: str) -> bool:
+        """Whether a request has made its engine fail."""
+        return (self.folder / "faults" / request_id).exists()
 
     def counts_of(self, process_id: int) -> dict[str, int]:
         """Return a process's latest counts."""

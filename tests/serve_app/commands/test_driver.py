@@ -15,7 +15,7 @@ from ray.serve.schema import (
 
 from serve_app.commands import driver
 from serve_app.commands.announcement import StartFailedError
-from serve_app.commands.driver import describe, main, pending_deployments
+from serve_app.commands.driver import describe, main, pending_deployments, require_gpus
 from serve_app.keys.api_keys import ENVIRONMENT_VARIABLE
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -88,6 +88,55 @@ def test_an_application_that_serve_gives_up_fails_the_start() -> None:
     failed = status(ApplicationStatus.DEPLOY_FAILED, "Failed to update the deployments ['chat'].")
     with pytest.raises(StartFailedError, match="deployments \\['chat'\\]"):
         pending_deployments(failed, "raystream")
+
+
+TRACEBACK = """The deployment failed to start 3 times in a row. Error:
+ray::ServeReplica:raystream:chat.initialize_and_get_metadata() (pid=7, ip=127.0.0.1)
+RuntimeError: Traceback (most recent call last):
+  File "deployments/model_replica.py", line 76, in __init__
+    raise error.with_traceback(None) from None
+{}
+"""
+DAMAGED = (
+    "deployments.compute.errors.UnsupportedModelError: can't load 'x': its weights are damaged"
+)
+
+
+def with_message(found: ServeStatus, message: str) -> ServeStatus:
+    (deployment,) = found.applications["raystream"].deployments.values()
+    object.__setattr__(deployment, "message", message)
+    return found
+
+
+def test_a_failed_start_tells_the_deployment_and_its_error_in_one_line() -> None:
+    failed = status(ApplicationStatus.DEPLOY_FAILED, "...", chat=DeploymentStatus.DEPLOY_FAILED)
+    message = TRACEBACK.format("ValueError: the model asks for a GPU; write `device: cpu`")
+    with pytest.raises(StartFailedError) as caught:
+        pending_deployments(with_message(failed, message), "raystream")
+    assert str(caught.value) == "chat: the model asks for a GPU; write `device: cpu`"
+
+
+def test_a_model_that_can_t_be_served_fails_the_start_at_the_first_attempt() -> None:
+    retrying = status(ApplicationStatus.DEPLOYING, chat=DeploymentStatus.UPDATING)
+    with pytest.raises(StartFailedError, match=r"^chat: can't load 'x': its weights are damaged$"):
+        pending_deployments(with_message(retrying, TRACEBACK.format(DAMAGED)), "raystream")
+
+
+def test_other_errors_may_pass_so_serve_tries_again() -> None:
+    retrying = status(ApplicationStatus.DEPLOYING, chat=DeploymentStatus.UPDATING)
+    message = TRACEBACK.format("DeviceMemoryError: too little memory is free")
+    assert pending_deployments(with_message(retrying, message), "raystream") == ["chat"]
+
+
+def test_a_model_that_asks_for_more_gpus_than_there_are_is_refused(tmp_path: Path) -> None:
+    path = Path(shipped_config(tmp_path))
+    require_gpus(str(path), 0.0)  # `auto` takes what there is
+    document = yaml.safe_load(path.read_text())
+    document["applications"][0]["args"]["models"][0]["num_gpus"] = 0.5
+    path.write_text(yaml.safe_dump(document))
+    require_gpus(str(path), 1.0)
+    with pytest.raises(StartFailedError, match=r"pydoc-chat: it asks for num_gpus 0\.5"):
+        require_gpus(str(path), 0.0)
 
 
 def test_an_interruption_that_serve_s_command_catches_is_no_failed_start(

@@ -61,7 +61,7 @@ async def test_any_other_credentials_are_refused_in_openais_shape(
     assert backend.requests == []
 
 
-@pytest.mark.parametrize("path", ["/health", "/ready"])
+@pytest.mark.parametrize("path", ["/health", "/live", "/ready"])
 async def test_health_and_readiness_need_no_key(backend: FakeBackend, path: str) -> None:
     async with client_of(make_app(backend, ring())) as client:
         assert (await client.get(path)).status_code == 200
@@ -116,7 +116,7 @@ async def test_all_routes_of_the_application_but_two_need_a_key(
     assert len(paths) > 4
     async with client_of(app) as client:
         open_paths = [path for path in paths if (await client.get(path)).status_code != 401]
-    assert sorted(open_paths) == ["/health", "/ready"]
+    assert sorted(open_paths) == ["/health", "/live", "/ready"]
 
 
 async def test_websockets_are_closed(backend: FakeBackend) -> None:

@@ -4,8 +4,8 @@ import pytest
 
 @pytest.mark.parametrize(
     "path",
-    ["/v1/models", "/v1/models/m", "/v1/models/x", "/health", "/ready", "/version", "/docs",
-     "/openapi.json", "/nothing"],
+    ["/v1/models", "/v1/models/m", "/v1/models/x", "/health", "/live", "/ready", "/version",
+     "/docs", "/openapi.json", "/nothing"],
 )  # fmt: skip
 async def test_head_is_answered_like_get_without_the_body(
     client: httpx.AsyncClient, path: str

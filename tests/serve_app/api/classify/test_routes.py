@@ -538,7 +538,6 @@ async def test_both_kinds_of_model_are_listed_shown_and_checked(
     assert (await client.get("/v1/models/c")).json() == cards[1]
     assert cards[1]["max_model_len"] == MAX_MODEL_LEN
     assert not cards[1]["accepts_images"]
-    assert (await client.get("/ready")).json()["models"] == ["m", "c"]
     assert (await client.get("/health")).json()["models"] == ["m", "c"]
     classifier.sickness = ClassificationFailedError("the worker has ended")
     answer = await client.get("/health")

@@ -1,0 +1,60 @@
+import threading
+
+import pytest
+
+from deployments.compute.work_watch import LEAST_S, WorkWatch, max_work_s
+
+GB = 10**9
+
+
+@pytest.mark.parametrize(
+    ("num_weight_bytes", "num_tokens", "device_type", "expected_s"),
+    [
+        (12 * 10**6, 512, "cpu", LEAST_S),
+        (15 * GB, 512, "cpu", 3072.0),
+        (15 * GB, 512, "cuda", LEAST_S),
+        (15 * GB, 8192, "cuda", 24.576),
+    ],
+)
+def test_the_largest_step_of_a_slow_device_may_end(
+    num_weight_bytes: int, num_tokens: int, device_type: str, expected_s: float
+) -> None:
+    assert max_work_s(num_weight_bytes, num_tokens, device_type) == pytest.approx(expected_s)
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_the_oldest_work_that_has_not_ended_counts() -> None:
+    clock = Clock()
+    watch = WorkWatch(clock)
+    assert watch.longest_s == 0
+    began, may_end = threading.Event(), threading.Event()
+
+    def work() -> None:
+        with watch.working():
+            began.set()
+            assert may_end.wait(10)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert began.wait(10)
+    clock.now_s = 3
+    with watch.working():
+        clock.now_s = 5
+        assert watch.longest_s == 5
+        may_end.set()
+        thread.join(10)
+        assert watch.longest_s == 2
+    assert watch.longest_s == 0
+
+
+def test_work_that_fails_has_ended() -> None:
+    watch = WorkWatch(Clock())
+    with pytest.raises(ValueError, match="a bug"), watch.working():
+        raise ValueError("a bug")
+    assert watch.longest_s == 0

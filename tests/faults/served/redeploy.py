@@ -1,0 +1,130 @@
+"""Changes to a running server, as `serve deploy` makes them."""
+
+import asyncio
+import copy
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import httpx
+
+from tests.faults.served.replicas import DEADLINE_S
+from tests.ray.serve_run import Server
+
+APPLICATIONS = "/api/serve/applications/"
+_DASHBOARD = re.compile(r"http://(127\.0\.0\.1:\d+)")
+
+
+@dataclass
+class Deployed:
+    """The configuration that a server runs.
+
+    Attributes:
+        dashboard_url: Where Ray's dashboard listens.
+        document: The configuration, as in the file.
+        token: Ray's token, if it asks for one.
+    """
+
+    dashboard_url: str
+    document: dict[str, Any]
+    token: str = ""
+    _first: dict[str, Any] = field(init=False)
+
+    @classmethod
+    def of(cls, server: Server, home: Path, document: dict[str, Any]) -> Self:
+        """Return the configuration of a server.
+
+        Args:
+            server: A server that is ready.
+            home: Its HOME, where Ray keeps the token.
+            document: The configuration that it was started with.
+        """
+        found = _DASHBOARD.search(server.log.read_text())
+        assert found is not None, "Ray has named its dashboard"
+        token = (home / ".ray" / "auth_token").read_text().strip()
+        return cls(found[0], document, token)
+
+    def __post_init__(self) -> None:
+        self._first = copy.deepcopy(self.document)
+
+    @property
+    def application(self) -> dict[str, Any]:
+        """The only application of the configuration; a test changes it and calls `apply`."""
+        application: dict[str, Any] = self.document["applications"][0]
+        return application
+
+    @property
+    def models(self) -> list[dict[str, Any]]:
+        """The entries under `args: models`."""
+        models: list[dict[str, Any]] = self.application["args"]["models"]
+        return models
+
+    def section(self, name: str) -> dict[str, Any]:
+        """Return the section of a deployment."""
+        (found,) = (each for each in self.application["deployments"] if each["name"] == name)
+        section: dict[str, Any] = found
+        return section
+
+    def restore(self) -> None:
+        """Return to the configuration that the server was started with, without applying it."""
+        self.document = copy.deepcopy(self._first)
+
+    async def apply(self) -> None:
+        """Apply the configuration; Serve then works on it."""
+        async with self._client() as client:
+            response = await client.put(APPLICATIONS, json=self.document)
+            assert response.status_code == 200, response.text
+
+    async def remove(self) -> None:
+        """Remove all applications, and wait until they are gone."""
+        async with self._client() as client, asyncio.timeout(DEADLINE_S):
+            await client.delete(APPLICATIONS)
+            while await _applications(client):  # noqa: ASYNC110 - another process's state
+                await asyncio.sleep(0.1)
+
+    async def reachable(self, num_nodes: int) -> None:
+        """Wait until the dashboard answers and shows so many nodes."""
+        async with self._client() as client, asyncio.timeout(DEADLINE_S):
+            while await _num_alive(client) < num_nodes:  # noqa: ASYNC110 - another process's state
+                await asyncio.sleep(0.1)
+
+    async def details(self) -> dict[str, Any]:
+        """Return what Serve says about the application."""
+        async with self._client() as client:
+            response = await client.get(APPLICATIONS)
+        details: dict[str, Any] = response.json()["applications"][self.application["name"]]
+        return details
+
+    async def settled(self) -> None:
+        """Wait until the application runs as configured."""
+        async with asyncio.timeout(DEADLINE_S):
+            while not await self._is_settled():  # noqa: ASYNC110 - another process's state
+                await asyncio.sleep(0.1)
+
+    async def _is_settled(self) -> bool:
+        details = await self.details()
+        deployments = details["deployments"].values()
+        return details["status"] == "RUNNING" and all(
+            each["status"] == "HEALTHY" for each in deployments
+        )
+
+    def _client(self) -> httpx.AsyncClient:
+        headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
+        return httpx.AsyncClient(base_url=self.dashboard_url, headers=headers, timeout=60)
+
+
+async def _num_alive(client: httpx.AsyncClient) -> int:
+    try:
+        response = await client.get("/nodes?view=summary")
+    except httpx.TransportError:
+        return 0
+    if response.status_code != 200:
+        return 0
+    nodes = response.json()["data"]["summary"]
+    return sum(node["raylet"]["state"] == "ALIVE" for node in nodes)
+
+
+async def _applications(client: httpx.AsyncClient) -> dict[str, Any]:
+    applications: dict[str, Any] = (await client.get(APPLICATIONS)).json()["applications"]
+    return applications

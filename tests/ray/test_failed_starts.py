@@ -1,0 +1,65 @@
+"""`make serve` with a model that can't be served: one line says why, and nothing is left."""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from benchmarks.free_port import free_port
+from tests.ray.serve_run import READY_DEADLINE_S, ROOT, Server, haproxy_environment, wait_until
+
+pytestmark = pytest.mark.slow
+
+LAST = "The application did not start: "
+
+Damage = Callable[[dict[str, Any], Path], None]
+
+
+def truncate(model: dict[str, Any], folder: Path) -> None:
+    model["source"] = str(shutil.copytree(ROOT / "models/pydoc-chat", folder / "truncated"))
+    weights = folder / "truncated/model.safetensors"
+    os.truncate(weights, weights.stat().st_size // 2)
+
+
+def misname(model: dict[str, Any], folder: Path) -> None:
+    model["source"] = "models/pydoc-chatt"
+
+
+def want_gpu(model: dict[str, Any], folder: Path) -> None:
+    model["num_gpus"] = 1
+
+
+@pytest.mark.parametrize(
+    ("damage", "advice"),
+    [
+        (truncate, "its weights are damaged"),
+        (misname, "check `source` in the model's entry"),
+        (want_gpu, "write `num_gpus: auto`"),
+    ],
+)
+def test_a_start_that_fails_ends_with_one_line_that_says_what_to_do(
+    damage: Damage, advice: str, tmp_path: Path
+) -> None:
+    document = yaml.safe_load((ROOT / "serve_config.yaml").read_text())
+    document["http_options"]["port"] = free_port()
+    damage(document["applications"][0]["args"]["models"][0], tmp_path)
+    path = tmp_path / "serve_config.yaml"
+    path.write_text(yaml.safe_dump(document))
+    environment = {**os.environ, "HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    environment |= {**haproxy_environment(), "CUDA_VISIBLE_DEVICES": ""}
+    server = Server(path, tmp_path / "serve.log", environment)
+    try:
+        wait_until(lambda: server.has_ended(), READY_DEADLINE_S)
+        assert server.process.returncode == 1
+        screen = server.log.read_text()
+        (told,) = [line for line in screen.splitlines() if line.startswith(LAST)]
+        assert told.startswith(f"{LAST}pydoc-chat: ")
+        assert advice in told
+        assert "Traceback" not in screen
+        assert not server.survivors()
+    finally:
+        server.kill()
