@@ -10,7 +10,7 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -48,6 +48,7 @@ from deployments.generator.admission import Admission, AdmissionLimits, Permit
 from deployments.generator.async_engine import AsyncEngine
 from deployments.generator.context_length import fit_length, prompt_field
 from deployments.generator.description import describe_model
+from deployments.generator.fingerprint import content_digest, model_folder, system_fingerprint
 from deployments.generator.placed_engine import PlacedEngine, place_engine
 from deployments.generator.prompt_encoder import EncodedPrompt, PromptEncoder
 from deployments.metrics import GeneratorMetrics, StreamClock
@@ -68,8 +69,11 @@ class TextGenerator(ModelReplica):
     def _start(self) -> PlacedEngine:
         self._channels = ChannelServer(node_address(), TlsFiles.of(os.environ))
         self._engine = AsyncEngine(self._place, self._observe)
+        digest = self._digest_folder()
         self._engine.start()
         loaded = self._placed.loaded
+        content = content_digest(model_folder(self._spec)) if digest is None else digest.result()
+        self._fingerprint = system_fingerprint(self._spec, content, self._device.torch_device)
         self._encoder = PromptEncoder(
             loaded.tokenizer, loaded.processor, self._spec.reasoning_parser
         )
@@ -84,8 +88,14 @@ class TextGenerator(ModelReplica):
         # A separate thread: a large grammar would otherwise delay every prompt.
         self._compiling = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar")
         self._metrics = GeneratorMetrics(self.plan.num_slots)
-        self._description = describe_model(self._spec, loaded, self._encoder)
+        self._description = describe_model(self._spec, loaded, self._encoder, self._fingerprint)
         return self._placed
+
+    def _digest_folder(self) -> Future[str] | None:
+        """Read a folder's files while they are loaded; a hub's are named by their content."""
+        if not os.path.isabs(self._spec.source):
+            return None
+        return self._encoding.submit(content_digest, model_folder(self._spec))
 
     def _place(self) -> Engine:
         """Make the engine; runs on the engine's thread."""
