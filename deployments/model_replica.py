@@ -40,6 +40,8 @@ class ModelReplica:
     A subclass starts its model in `_start` and stops it in `_stop`.
     """
 
+    _fingerprint: str | None = None
+
     def __init__(
         self,
         spec: ModelSpec,
@@ -71,6 +73,10 @@ class ModelReplica:
             placed.num_threads,
             placed.summary,
         )
+
+    def record_replica_metadata(self) -> dict[str, str | None]:
+        """Return what Serve tells the callers of this replica; asked once, after the start."""
+        return {"replica_id": self._replica_id, "fingerprint": self._fingerprint}
 
     def _start(self) -> PlacedModel:
         """Load the model, start the threads that run it, and return it."""

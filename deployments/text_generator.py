@@ -59,6 +59,11 @@ from deployments.user_config import BATCH_KEYS, given_settings, queue_limits, se
 MAX_NUM_TOKEN_CALLS = 256
 """The most calls of `tokenize` and `detokenize` in progress; admission does not count them."""
 
+OTHER_VERSION = (
+    "The model was replaced by another version before the answer was finished. Send the request "
+    "again."
+)
+
 MAX_BATCH_SIZE = 32
 BATCH_WAIT_TIMEOUT_S = 0.0
 
@@ -73,7 +78,8 @@ class TextGenerator(ModelReplica):
         self._engine.start()
         loaded = self._placed.loaded
         content = content_digest(model_folder(self._spec)) if digest is None else digest.result()
-        self._fingerprint = system_fingerprint(self._spec, content, self._device.torch_device)
+        fingerprint = system_fingerprint(self._spec, content, self._device.torch_device)
+        self._fingerprint = fingerprint
         self._encoder = PromptEncoder(
             loaded.tokenizer, loaded.processor, self._spec.reasoning_parser
         )
@@ -88,7 +94,7 @@ class TextGenerator(ModelReplica):
         # A separate thread: a large grammar would otherwise delay every prompt.
         self._compiling = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar")
         self._metrics = GeneratorMetrics(self.plan.num_slots)
-        self._description = describe_model(self._spec, loaded, self._encoder, self._fingerprint)
+        self._description = describe_model(self._spec, loaded, self._encoder, fingerprint)
         return self._placed
 
     def _digest_folder(self) -> Future[str] | None:
@@ -155,12 +161,16 @@ class TextGenerator(ModelReplica):
         """Yield `Accepted` in a list of its own, and end when the sequence has ended.
 
         Its deltas go to `request.stream`. A suspect waits for its turn, and gets `Started`, also in
-        a list of its own, before anything is done for it. A full replica yields only `Refused`.
-        Closing the iterator aborts the sequence.
+        a list of its own, before anything is done for it. A full replica yields only `Refused`,
+        and so does one of another version than the request needs. Closing the iterator aborts the
+        sequence.
 
         Raises:
             RaystreamError: The request was refused or has failed (see `deployments.errors`).
         """
+        if request.fingerprint not in (None, self._fingerprint):
+            yield [Refused(OTHER_VERSION, 1, self._replica_id, is_other_version=True)]
+            return
         try:
             with self._admission.permit(request) as permit:
                 if request.num_deaths:
@@ -215,7 +225,15 @@ class TextGenerator(ModelReplica):
                 stream.put(delta)
 
             with self._engine.running(sequence, take):
-                yield [Accepted(num_tokens, self._replica_id, encoded.reasoning, channel)]
+                yield [
+                    Accepted(
+                        num_tokens,
+                        self._replica_id,
+                        encoded.reasoning,
+                        channel,
+                        self._fingerprint,
+                    )
+                ]
                 await stream.wait_until_ended()
 
     def _sampling_of(self, request: GenerationRequest, num_prompt_tokens: int) -> SamplingParams:

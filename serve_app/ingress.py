@@ -6,11 +6,12 @@ the class that Ray Serve runs.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from typing import Final
+from typing import Any, Final
 
 from fastapi import FastAPI
 from ray import serve
@@ -28,15 +29,18 @@ from serve_app.api.text_generation.routes import TextGenerationApi
 from serve_app.api.tokenize.routes import TokenizeApi
 from serve_app.backends.catalog import ModelCatalog
 from serve_app.backends.classification import ClassificationBackend, HandleClassificationBackend
+from serve_app.backends.cluster_state import replica_states, watch_draining_nodes
 from serve_app.backends.deadlines import DeadlineClassificationBackend, DeadlineGenerationBackend
+from serve_app.backends.departures import Departures
 from serve_app.backends.failover import (
     FailoverClassificationBackend,
     FailoverGenerationBackend,
 )
-from serve_app.backends.generation import GenerationBackend, HandleGenerationBackend
+from serve_app.backends.generation import HandleGenerationBackend, ReplicaBackend
 from serve_app.backends.handles import Handle
 from serve_app.backends.ledger_handle import HandleLedger, Ledger
 from serve_app.backends.losses import FailoverLimits
+from serve_app.backends.running_replicas import RunningReplicas, running_replicas_of
 from serve_app.clock import Clock, SystemClock
 from serve_app.config import AppConfig
 from serve_app.http.errors import install_error_handlers
@@ -78,16 +82,18 @@ class AppParts:
         clock: The time, as surfaces see it.
         images: Fetches images; None fetches over the network.
         serve_echoes_id: See `RequestIdMiddleware`.
+        watches: Coroutines that run while the application does.
     """
 
     config: AppConfig
-    generators: Mapping[str, GenerationBackend]
+    generators: Mapping[str, ReplicaBackend]
     classifiers: Mapping[str, ClassificationBackend] = field(default_factory=dict)
     keys: KeyRing | None = None
     ledger: Ledger | None = None
     clock: Clock = field(default_factory=SystemClock)
     images: ImageSource | None = None
     serve_echoes_id: bool = False
+    watches: Sequence[Callable[[], Coroutine[Any, Any, None]]] = ()
 
 
 def build_app(parts: AppParts) -> FastAPI:
@@ -103,7 +109,7 @@ def build_app(parts: AppParts) -> FastAPI:
         redoc_url=None,
         summary="Transformer models behind Server-Sent Events",
         redirect_slashes=False,
-        lifespan=_lifespan(catalog),
+        lifespan=_lifespan(catalog, parts.watches),
         middleware=list(_middleware(parts)),
     )
     app.state.limits = limits
@@ -133,18 +139,21 @@ def _catalog(parts: AppParts) -> ModelCatalog:
     )
 
 
-def _lifespan(catalog: ModelCatalog) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
-    """Return a lifespan that asks every model for its description at startup.
+def _lifespan(
+    catalog: ModelCatalog, watches: Sequence[Callable[[], Coroutine[Any, Any, None]]]
+) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+    """Return a lifespan that asks every model for its description at startup, and runs watches.
 
     Otherwise the first request to a model would wait for the description too.
     """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        descriptions = asyncio.create_task(catalog.get_all())
+        tasks = [asyncio.create_task(each()) for each in (catalog.get_all, *watches)]
         yield
-        descriptions.cancel()
-        await asyncio.wait([descriptions])
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
 
     return lifespan
 
@@ -208,12 +217,19 @@ class Ingress:
         logger.info("serving %s; POST /v1/chat/completions, GET /docs", ", ".join(handles))
         classifying = {model.id for model in config.models if model.task == "classify"}
         refusals_of = IngressMetrics().refusals_of
+        replicas = {id_: _replicas_of(handle) for id_, handle in handles.items()}
+        departures = {
+            id_: Departures(
+                replicas[id_], partial(replica_states, handle.app_name, handle.deployment_name)
+            )
+            for id_, handle in handles.items()
+            if id_ not in classifying
+        }
         self._parts = AppParts(
             config,
             {
-                id_: HandleGenerationBackend(handle, refusals_of(id_))
-                for id_, handle in handles.items()
-                if id_ not in classifying
+                id_: HandleGenerationBackend(handles[id_], refusals_of(id_), each)
+                for id_, each in departures.items()
             },
             {
                 id_: HandleClassificationBackend(handle, refusals_of(id_))
@@ -223,11 +239,19 @@ class Ingress:
             keys,
             None if ledger is None else HandleLedger(ledger),
             serve_echoes_id=True,
+            watches=(
+                partial(watch_draining_nodes, tuple(replicas.values())),
+                *(each.run for each in departures.values()),
+            ),
         )
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Return the application that this replica serves."""
         return build_app(self._parts)
+
+
+def _replicas_of(handle: Handle) -> RunningReplicas:
+    return running_replicas_of(handle.app_name, handle.deployment_name)
 
 
 def listening_host() -> str | None:

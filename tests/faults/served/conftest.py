@@ -11,6 +11,7 @@ import yaml
 
 from benchmarks.free_port import free_port
 from tests.faults.served.fragile_generator import FOLDER
+from tests.faults.served.redeploy import Deployed
 from tests.faults.served.replicas import DEADLINE_S, Replicas, reached
 from tests.ray.serve_run import (
     READY_DEADLINE_S,
@@ -24,6 +25,7 @@ from tests.ray.serve_run import (
 Record = Callable[[str, object], None]
 """Tells a measured value; the values are printed after the tests."""
 
+MODEL_SECTION = "pydoc-chat"
 NUM_REPLICAS = 2
 NUM_SLOTS = 16
 NUM_QUEUED = 8
@@ -75,6 +77,13 @@ def server(folder: Path) -> Iterator[Server]:
         yield server
     finally:
         server.kill()
+
+
+@pytest.fixture
+def deployed(server: Server, folder: Path) -> Deployed:
+    """Return the server's configuration; a test that changes it restores it at its end."""
+    path = folder / "serve_config.yaml"
+    return Deployed(server, folder, yaml.safe_load(path.read_text()))
 
 
 @pytest.fixture

@@ -1,8 +1,8 @@
 """A text generator that writes down what it does, and that some requests kill.
 
 The request's id says how: `kill-encoding-...` kills the process that encodes its prompt, and
-`kill-at-40-...` the process whose engine samples its 40th token. Everything else is the shipped
-generator's.
+`kill-at-40-...` the process whose engine samples its 40th token. `slow-...` makes each of its
+steps take longer. Everything else is the shipped generator's.
 """
 
 import json
@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import threading
+import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
@@ -29,6 +30,9 @@ REPORT_INTERVAL_S = 0.02
 STEPS_BETWEEN_CHECKS = 64
 """`Engine.check` reads every slot, which would slow each step down."""
 
+SLOW_STEP_S = 0.02
+
+_SLOW = "slow-"
 _KILL_ENCODING = "kill-encoding-"
 _KILL_AT = re.compile(r"kill-at-(\d+)-")
 
@@ -68,6 +72,8 @@ class FragileGenerator(TextGenerator):
             num_steps += 1
             if num_steps % STEPS_BETWEEN_CHECKS == 0 or not engine.has_work:
                 self._check(engine)
+            if any(name.startswith(_SLOW) for name, _ in deltas):
+                time.sleep(SLOW_STEP_S)
             for name, delta in deltas:
                 if found := _KILL_AT.match(name):
                     resumed = self._num_resumed[name.rpartition("-")[0]]
