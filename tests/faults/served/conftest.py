@@ -80,10 +80,14 @@ def server(folder: Path) -> Iterator[Server]:
 
 
 @pytest.fixture
-def deployed(server: Server, folder: Path) -> Deployed:
-    """Return the server's configuration; a test that changes it restores it at its end."""
+async def deployed(server: Server, folder: Path) -> AsyncIterator[Deployed]:
+    """Return the server's configuration, which a test may change; restore it afterwards."""
     path = folder / "serve_config.yaml"
-    return Deployed(server, folder, yaml.safe_load(path.read_text()))
+    deployed = Deployed.of(server, folder, yaml.safe_load(path.read_text()))
+    yield deployed
+    deployed.restore()
+    await deployed.apply()
+    await deployed.settled()
 
 
 @pytest.fixture
@@ -129,12 +133,15 @@ class Memory:
 
     def of_the_ingress(self) -> int:
         """Return the resident bytes of the ingress."""
-        family = psutil.Process(self.server.process.pid).children(recursive=True)
-        ingresses = [
-            p for p in family if _title(p).startswith("ray::ServeReplica:raystream:Ingress")
-        ]
+        ingresses = self.ingresses()
         assert ingresses
-        return sum(process.memory_info().rss for process in ingresses)
+        return sum(psutil.Process(each).memory_info().rss for each in ingresses)
+
+    def ingresses(self) -> list[int]:
+        """Return the processes of the ingresses."""
+        family = psutil.Process(self.server.process.pid).children(recursive=True)
+        title = "ray::ServeReplica:raystream:Ingress"
+        return [process.pid for process in family if _title(process).startswith(title)]
 
 
 def _title(process: psutil.Process) -> str:

@@ -5,7 +5,7 @@ import copy
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx
 
@@ -21,15 +21,29 @@ class Deployed:
     """The configuration that a server runs.
 
     Attributes:
-        server: The server.
-        home: Its HOME, where Ray keeps the token.
+        dashboard_url: Where Ray's dashboard listens.
         document: The configuration, as in the file.
+        token: Ray's token, if it asks for one.
     """
 
-    server: Server
-    home: Path
+    dashboard_url: str
     document: dict[str, Any]
+    token: str = ""
     _first: dict[str, Any] = field(init=False)
+
+    @classmethod
+    def of(cls, server: Server, home: Path, document: dict[str, Any]) -> Self:
+        """Return the configuration of a server.
+
+        Args:
+            server: A server that is ready.
+            home: Its HOME, where Ray keeps the token.
+            document: The configuration that it was started with.
+        """
+        found = _DASHBOARD.search(server.log.read_text())
+        assert found is not None, "Ray has named its dashboard"
+        token = (home / ".ray" / "auth_token").read_text().strip()
+        return cls(found[0], document, token)
 
     def __post_init__(self) -> None:
         self._first = copy.deepcopy(self.document)
@@ -62,6 +76,19 @@ class Deployed:
             response = await client.put(APPLICATIONS, json=self.document)
             assert response.status_code == 200, response.text
 
+    async def remove(self) -> None:
+        """Remove all applications, and wait until they are gone."""
+        async with self._client() as client, asyncio.timeout(DEADLINE_S):
+            await client.delete(APPLICATIONS)
+            while await _applications(client):  # noqa: ASYNC110 - another process's state
+                await asyncio.sleep(0.1)
+
+    async def reachable(self, num_nodes: int) -> None:
+        """Wait until the dashboard answers and shows so many nodes."""
+        async with self._client() as client, asyncio.timeout(DEADLINE_S):
+            while await _num_alive(client) < num_nodes:  # noqa: ASYNC110 - another process's state
+                await asyncio.sleep(0.1)
+
     async def details(self) -> dict[str, Any]:
         """Return what Serve says about the application."""
         async with self._client() as client:
@@ -83,8 +110,21 @@ class Deployed:
         )
 
     def _client(self) -> httpx.AsyncClient:
-        found = _DASHBOARD.search(self.server.log.read_text())
-        assert found is not None, "Ray has named its dashboard"
-        token = (self.home / ".ray" / "auth_token").read_text().strip()
-        headers = {"Authorization": f"Bearer {token}"}
-        return httpx.AsyncClient(base_url=f"http://{found[1]}", headers=headers, timeout=60)
+        headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
+        return httpx.AsyncClient(base_url=self.dashboard_url, headers=headers, timeout=60)
+
+
+async def _num_alive(client: httpx.AsyncClient) -> int:
+    try:
+        response = await client.get("/nodes?view=summary")
+    except httpx.TransportError:
+        return 0
+    if response.status_code != 200:
+        return 0
+    nodes = response.json()["data"]["summary"]
+    return sum(node["raylet"]["state"] == "ALIVE" for node in nodes)
+
+
+async def _applications(client: httpx.AsyncClient) -> dict[str, Any]:
+    applications: dict[str, Any] = (await client.get(APPLICATIONS)).json()["applications"]
+    return applications
