@@ -182,8 +182,12 @@ class GenerationRequest:
         sampling: How tokens are chosen and when the text ends.
         generated_token_ids: Tokens that another replica has already generated. Generation continues
             after them; they count towards `max_tokens` and are not sent again.
-        is_resumed: Whether another replica had accepted it and was lost. It is never refused, and
-            runs before sequences that are new to the replica.
+        is_resumed: Whether another replica had accepted it and was lost, or is about to end. It
+            runs before sequences that are new to the replica, and is not refused for lack of room.
+        is_planned: Whether the replica that runs it goes on until another has accepted it, because
+            it is about to end. Then a replica without a free slot refuses it.
+        fingerprint: The only version of the model that may go on with it; see `ModelDescription`.
+            None takes any.
         num_deaths: How many replicas were lost, one after the other, while they may have run it; 0
             if that says nothing about it. From 1 on, it is a suspect: a replica runs suspects one
             at a time until each has shown that it is not the cause, and begins with one only after
@@ -203,6 +207,8 @@ class GenerationRequest:
     sampling: SamplingParams
     generated_token_ids: tuple[int, ...] = ()
     is_resumed: bool = False
+    is_planned: bool = False
+    fingerprint: str | None = None
     num_deaths: int = 0
     group: RequestGroup | None = None
     tools: tuple[Tool, ...] = ()
@@ -242,17 +248,19 @@ class Accepted:
         replica_id: Identifies the replica among those of its model.
         reasoning: What the end of the prompt says about the model's reasoning.
         channel: Where the replica waits for the ingress, to send it the deltas.
+        fingerprint: The version of the replica's model; see `ModelDescription`.
     """
 
     num_prompt_tokens: int
     replica_id: str = ""
     reasoning: PromptReasoning = PromptReasoning.OPEN
     channel: ChannelAddress | None = None
+    fingerprint: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The only event that a full replica sends.
+    """The only event that a full replica sends, or one of another version than is asked for.
 
     It is an event and not an exception because Ray logs every exception with its traceback. Under
     overload, that would cost more than the rest of the refusal.
@@ -262,12 +270,14 @@ class Refused:
         retry_after_s: The estimated time until there is room.
         replica_id: Identifies the replica among those of its model.
         is_full: Whether the replica would have refused any other request too, however small.
+        is_other_version: Whether it is not full, but its model is another version.
     """
 
     message: str
     retry_after_s: float
     replica_id: str = ""
     is_full: bool = False
+    is_other_version: bool = False
 
 
 GenerationEvent = Started | Accepted | Refused
@@ -337,7 +347,8 @@ class ModelDescription:
         reasoning: How the model marks its reasoning; None if its answers have none.
         template_parameters: The names that the chat template reads besides messages and tools; a
             request may set them.
-        system_fingerprint: If it changes, the same seed may give another text.
+        system_fingerprint: The version of the model and of what computes it. Replicas of the same
+            version continue each other's texts.
         root: The hub repository of the model's files; None or the id if they lie in a folder.
     """
 

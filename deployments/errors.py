@@ -134,6 +134,13 @@ class ReplicaUnavailableError(RaystreamError):
     code = "replica_unavailable"
 
 
+class ModelChangedError(RaystreamError):
+    """Only other versions of the model run than the one that began the answer."""
+
+    status = 503
+    code = "model_changed"
+
+
 class GenerationFailedError(RaystreamError):
     """The sequence failed inside the engine; no other sequence was affected."""
 

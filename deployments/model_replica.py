@@ -48,6 +48,8 @@ class ModelReplica:
     `_check_health` and `_is_dead`.
     """
 
+    _fingerprint: str | None = None
+
     def __init__(
         self,
         spec: ModelSpec,
@@ -89,6 +91,10 @@ class ModelReplica:
             placed.num_threads,
             placed.summary,
         )
+
+    def record_replica_metadata(self) -> dict[str, str | None]:
+        """Return what Serve tells the callers of this replica; asked once, after the start."""
+        return {"replica_id": self._replica_id, "fingerprint": self._fingerprint}
 
     def _start(self) -> PlacedModel:
         """Load the model, start the threads that run it, and return it."""

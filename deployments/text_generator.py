@@ -7,9 +7,10 @@ Closing that call aborts the sequence.
 """
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -46,6 +47,7 @@ from deployments.generator.async_engine import AsyncEngine
 from deployments.generator.brief_prompts import are_brief
 from deployments.generator.context_length import fit_length, prompt_field
 from deployments.generator.description import describe_model
+from deployments.generator.fingerprint import content_digest, model_folder, system_fingerprint
 from deployments.generator.placed_engine import PlacedEngine, place_engine
 from deployments.generator.prompt_encoder import EncodedPrompt, PromptEncoder
 from deployments.metrics import GeneratorMetrics, StreamClock
@@ -56,6 +58,11 @@ from deployments.user_config import BATCH_KEYS, given_settings, queue_limits, se
 MAX_NUM_TOKEN_CALLS = 256
 """The most calls of `tokenize` and `detokenize` in progress; admission does not count them."""
 
+OTHER_VERSION = (
+    "The model was replaced by another version before the answer was finished. Send the request "
+    "again."
+)
+
 MAX_BATCH_SIZE = 32
 BATCH_WAIT_TIMEOUT_S = 0.0
 
@@ -65,8 +72,12 @@ class TextGenerator(ModelReplica):
 
     def _start(self) -> PlacedEngine:
         self._engine = AsyncEngine(self._place, self._observe)
+        digest = self._digest_folder()
         self._engine.start()
         loaded = self._placed.loaded
+        content = content_digest(model_folder(self._spec)) if digest is None else digest.result()
+        fingerprint = system_fingerprint(self._spec, content, self._device.torch_device)
+        self._fingerprint = fingerprint
         self._encoder = PromptEncoder(
             loaded.tokenizer, loaded.processor, self._spec.reasoning_parser
         )
@@ -81,8 +92,14 @@ class TextGenerator(ModelReplica):
         # A separate thread: a large grammar would otherwise delay every prompt.
         self._compiling = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar")
         self._metrics = GeneratorMetrics(self.plan.num_slots)
-        self._description = describe_model(self._spec, loaded, self._encoder)
+        self._description = describe_model(self._spec, loaded, self._encoder, fingerprint)
         return self._placed
+
+    def _digest_folder(self) -> Future[str] | None:
+        """Read a folder's files while they are loaded; a hub's are named by their content."""
+        if not os.path.isabs(self._spec.source):
+            return None
+        return self._encoding.submit(content_digest, model_folder(self._spec))
 
     def _place(self) -> Engine:
         """Make the engine; runs on the engine's thread."""
@@ -150,11 +167,15 @@ class TextGenerator(ModelReplica):
 
         Its deltas go to `request.stream`. A suspect waits for its turn, and gets `Started`, also in
         a list of its own; it ends with that if its ingress gives no go-ahead. A full replica yields
-        only `Refused`. Closing the iterator aborts the sequence.
+        only `Refused`, and so does one of another version than the request needs. Closing the
+        iterator aborts the sequence.
 
         Raises:
             RaystreamError: The request was refused or has failed (see `deployments.errors`).
         """
+        if request.fingerprint not in (None, self._fingerprint):
+            yield [Refused(OTHER_VERSION, 1, self._replica_id, is_other_version=True)]
+            return
         try:
             with self._admission.permit(request) as permit:
                 if request.num_deaths:
@@ -212,7 +233,15 @@ class TextGenerator(ModelReplica):
                 clock.observe(delta)
 
             with self._engine.running(sequence, take):
-                yield [Accepted(num_tokens, self._replica_id, encoded.reasoning, channel)]
+                yield [
+                    Accepted(
+                        num_tokens,
+                        self._replica_id,
+                        encoded.reasoning,
+                        channel,
+                        self._fingerprint,
+                    )
+                ]
                 await stream.wait_until_ended()
 
     def _sampling_of(self, request: GenerationRequest, num_prompt_tokens: int) -> SamplingParams:

@@ -13,6 +13,7 @@ from ray.serve import Application
 from deployments.model_spec import ModelSpec
 from deployments.text_classifier import TextClassifier
 from deployments.text_generator import TextGenerator
+from serve_app.backends.model_router import PATH as MODEL_ROUTER
 from serve_app.config import (
     INGRESS_NAME,
     LEDGER_NAME,
@@ -95,6 +96,7 @@ def _bind(model: ModelConfig) -> Application:
         name=model.deployment_name,
         max_ongoing_requests=max(MIN_ONGOING_REQUESTS, model.ongoing_requests()),
         ray_actor_options={"num_cpus": model.num_cpus, "num_gpus": spec.num_gpus},
+        request_router_config={"request_router_class": MODEL_ROUTER},
     )(TextGenerator if model.task == "generate" else TextClassifier)
     return deployment.bind(spec)
 

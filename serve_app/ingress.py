@@ -6,12 +6,20 @@ the class that Ray Serve runs.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from typing import Final
+from typing import Any, Final
 
 from fastapi import FastAPI
 from ray import serve
@@ -29,17 +37,23 @@ from serve_app.api.text_generation.routes import TextGenerationApi
 from serve_app.api.tokenize.routes import TokenizeApi
 from serve_app.backends.catalog import ModelCatalog
 from serve_app.backends.classification import ClassificationBackend, HandleClassificationBackend
+from serve_app.backends.cluster_state import (
+    down_deployments,
+    replica_states,
+    watch_draining_nodes,
+)
 from serve_app.backends.deadlines import DeadlineClassificationBackend, DeadlineGenerationBackend
-from serve_app.backends.deployment_status import down_deployments
+from serve_app.backends.departures import Departures
 from serve_app.backends.failover import (
     FailoverClassificationBackend,
     FailoverGenerationBackend,
 )
-from serve_app.backends.generation import GenerationBackend, HandleGenerationBackend
+from serve_app.backends.generation import HandleGenerationBackend, ReplicaBackend
 from serve_app.backends.handles import Handle
 from serve_app.backends.ledger_handle import HandleLedger, Ledger
 from serve_app.backends.losses import FailoverLimits
 from serve_app.backends.readiness import AskWhatIsDown, Readiness, nothing_is_down
+from serve_app.backends.running_replicas import RunningReplicas, running_replicas_of
 from serve_app.clock import Clock, SystemClock
 from serve_app.config import AppConfig
 from serve_app.http.errors import install_error_handlers
@@ -83,10 +97,11 @@ class AppParts:
         ask_what_is_down: Asks for deployments without a replica, for `GET /ready`.
         serve_echoes_id: See `RequestIdMiddleware`.
         on_shutdown: Called once the application has answered its last request.
+        watches: Coroutines that run while the application does.
     """
 
     config: AppConfig
-    generators: Mapping[str, GenerationBackend]
+    generators: Mapping[str, ReplicaBackend]
     classifiers: Mapping[str, ClassificationBackend] = field(default_factory=dict)
     keys: KeyRing | None = None
     ledger: Ledger | None = None
@@ -95,6 +110,7 @@ class AppParts:
     ask_what_is_down: AskWhatIsDown = nothing_is_down
     serve_echoes_id: bool = False
     on_shutdown: Sequence[Callable[[], Awaitable[None]]] = ()
+    watches: Sequence[Callable[[], Coroutine[Any, Any, None]]] = ()
 
 
 def build_app(parts: AppParts) -> FastAPI:
@@ -110,7 +126,7 @@ def build_app(parts: AppParts) -> FastAPI:
         redoc_url=None,
         summary="Transformer models behind Server-Sent Events",
         redirect_slashes=False,
-        lifespan=_lifespan(catalog, parts.on_shutdown),
+        lifespan=_lifespan(catalog, parts),
         middleware=list(_middleware(parts)),
     )
     app.state.limits = limits
@@ -151,20 +167,21 @@ def _catalog(parts: AppParts) -> ModelCatalog:
 
 
 def _lifespan(
-    catalog: ModelCatalog, on_shutdown: Sequence[Callable[[], Awaitable[None]]]
+    catalog: ModelCatalog, parts: AppParts
 ) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
-    """Return a lifespan that asks every model for its description at startup.
+    """Return a lifespan that asks every model for its description at startup, and runs watches.
 
     Otherwise the first request to a model would wait for the description too.
     """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        descriptions = asyncio.create_task(catalog.get_all())
+        tasks = [asyncio.create_task(each()) for each in (catalog.get_all, *parts.watches)]
         yield
-        descriptions.cancel()
-        await asyncio.wait([descriptions])
-        await asyncio.gather(*(close() for close in on_shutdown))
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        await asyncio.gather(*(close() for close in parts.on_shutdown))
 
     return lifespan
 
@@ -228,10 +245,17 @@ class Ingress:
         logger.info("serving %s; POST /v1/chat/completions, GET /docs", ", ".join(handles))
         classifying = {model.id for model in config.models if model.task == "classify"}
         refusals_of = IngressMetrics().refusals_of
-        generators = {
-            id_: HandleGenerationBackend(handle, refusals_of(id_))
+        replicas = {id_: _replicas_of(handle) for id_, handle in handles.items()}
+        departures = {
+            id_: Departures(
+                replicas[id_], partial(replica_states, handle.app_name, handle.deployment_name)
+            )
             for id_, handle in handles.items()
             if id_ not in classifying
+        }
+        generators = {
+            id_: HandleGenerationBackend(handles[id_], refusals_of(id_), each)
+            for id_, each in departures.items()
         }
         classifiers = {
             id_: HandleClassificationBackend(handle, refusals_of(id_))
@@ -250,11 +274,19 @@ class Ingress:
                 *(each.aclose for each in generators.values()),
                 *(each.aclose for each in classifiers.values()),
             ],
+            watches=[
+                partial(watch_draining_nodes, tuple(replicas.values())),
+                *(each.run for each in departures.values()),
+            ],
         )
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Return the application that this replica serves."""
         return build_app(self._parts)
+
+
+def _replicas_of(handle: Handle) -> RunningReplicas:
+    return running_replicas_of(handle.app_name, handle.deployment_name)
 
 
 def listening_host() -> str | None:

@@ -8,7 +8,8 @@ does not change the limits. It runs only on the replica's event loop and needs n
 A sequence is counted before any work is done for it, so that a refusal costs almost nothing. Its
 tokens are counted once they are known. The sequences of one HTTP request (several answers, several
 prompts) are admitted together or not at all: the first takes permits for all, and the others claim
-theirs. Sequences that another replica has already admitted bypass the limits, so that they finish.
+theirs. Sequences that another replica has already admitted bypass the limits, so that they finish;
+but if that replica still runs them, they are admitted only to a free slot.
 """
 
 import asyncio
@@ -162,6 +163,8 @@ class Admission:
         is_bounded = not request.is_resumed
         if is_bounded:
             self._check(size)
+        elif request.is_planned and self.num_running >= self.limits.num_slots:
+            raise self._overloaded(1, "a sequence that is still run elsewhere asks for a free slot")
         siblings = tuple(Permit(self) for _ in range(size - 1))
         permit = Permit(self, siblings)
         permit.is_bounded = is_bounded

@@ -1,11 +1,6 @@
 """Describes a replica's model to the ingress."""
 
-import hashlib
-import json
 import time
-
-import torch
-import transformers
 
 from deployments.contract import ModelDescription
 from deployments.engine.model.loader import LoadedModel
@@ -17,7 +12,7 @@ from deployments.model_spec import ModelSpec
 
 
 def describe_model(
-    spec: ModelSpec, loaded: LoadedModel, encoder: PromptEncoder
+    spec: ModelSpec, loaded: LoadedModel, encoder: PromptEncoder, fingerprint: str
 ) -> ModelDescription:
     """Describe a model: what it accepts, and how it samples by default."""
     template = encoder.template
@@ -33,26 +28,6 @@ def describe_model(
         tool_call_token_ids=special_marks(loaded.tokenizer, tool_call_format),
         reasoning=describe_reasoning(loaded.tokenizer, encoder.reasoning_format),
         template_parameters=template.parameters,
-        system_fingerprint=system_fingerprint(spec),
+        system_fingerprint=fingerprint,
         root=spec.root,
     )
-
-
-def system_fingerprint(spec: ModelSpec) -> str:
-    """Return `fp_` and ten hexadecimal digits, the same on all replicas of one configuration.
-
-    It covers what a model's texts depend on besides the request. A client that repeats a seed and
-    gets another text can see in the fingerprint that the server has changed.
-
-    Source: https://platform.openai.com/docs/api-reference/chat/object (system_fingerprint)
-    """
-    decisive = (
-        spec.source,
-        spec.revision,
-        spec.dtype,
-        spec.quantization,
-        spec.device,
-        torch.__version__,
-        transformers.__version__,
-    )
-    return "fp_" + hashlib.sha256(json.dumps(decisive).encode()).hexdigest()[:10]

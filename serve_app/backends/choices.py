@@ -75,6 +75,8 @@ class Choices:
         opened = await backend.generate(first)
         if not others:
             return cls([opened])
+        # One answer never has two versions of the model.
+        others = [replace(each, fingerprint=opened.fingerprint) for each in others]
         try:
             return await cls.open([_return(opened), *map(backend.generate, others)], num_prompts)
         except BaseException:
@@ -90,6 +92,11 @@ class Choices:
     def num_prompt_tokens(self) -> int:
         """Tokens of the prompts; a prompt with several answers counts once."""
         return sum(s.num_prompt_tokens for s in self._streams[:: self.num_per_prompt])
+
+    @property
+    def fingerprint(self) -> str | None:
+        """The version of the model that all answers come from."""
+        return self._streams[0].fingerprint
 
     @property
     def reasoning(self) -> PromptReasoning:

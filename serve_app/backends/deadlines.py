@@ -188,6 +188,7 @@ class DeadlineStream:
         """
         self.num_prompt_tokens = stream.num_prompt_tokens
         self.reasoning = stream.reasoning
+        self.fingerprint = stream.fingerprint
         self._stream = stream
         self._deltas = aiter(stream)
         self._has_tokens = False

@@ -28,6 +28,7 @@ from deployments.errors import (
     ReplicaUnavailableError,
 )
 from serve_app.backends.admission_queue import AdmissionQueue
+from serve_app.backends.departures import Departures
 from serve_app.backends.handles import (
     Handle,
     HandleBackend,
@@ -57,6 +58,11 @@ class GenerationStream(Protocol):
         """What the end of the prompt says about the model's reasoning."""
         ...
 
+    @property
+    def fingerprint(self) -> str | None:
+        """The version of the model that began the text, and goes on with it."""
+        ...
+
     def __aiter__(self) -> AsyncIterator[list[TextDelta]]:
         """Iterate over lists of deltas: each holds all that became ready since the last.
 
@@ -68,7 +74,21 @@ class GenerationStream(Protocol):
         ...
 
     async def aclose(self) -> None:
-        """Abort the sequence unless it has ended; closing twice is harmless."""
+        """Abort the sequence unless it has ended; closing twice is harmless.
+
+        A reader that waits for deltas gets a `ReplicaUnavailableError`.
+        """
+        ...
+
+
+class ReplicaStream(GenerationStream, Protocol):
+    """A stream at one replica."""
+
+    def watch(self, on_due: Callable[[], object]) -> None:
+        """Call a function, once a second, while the stream should go on at another replica.
+
+        It should while its replica is about to end and another one could take over.
+        """
         ...
 
 
@@ -116,16 +136,36 @@ class GenerationBackend(Protocol):
         ...
 
 
-class HandleGenerationBackend(HandleBackend[ModelDescription]):
-    """A model behind a Ray Serve handle; see `GenerationBackend`."""
+class ReplicaBackend(GenerationBackend, Protocol):
+    """A model whose streams end with their replicas."""
 
-    def __init__(self, handle: Handle, count_refusal: Callable[[], object] = lambda: None) -> None:
-        """Wrap a model's handle; see `HandleBackend`."""
+    async def generate(self, request: GenerationRequest) -> ReplicaStream:
+        """Open a stream at one replica; see `GenerationBackend.generate`."""
+        ...
+
+
+class HandleGenerationBackend(HandleBackend[ModelDescription]):
+    """A model behind a Ray Serve handle; see `ReplicaBackend`."""
+
+    def __init__(
+        self,
+        handle: Handle,
+        count_refusal: Callable[[], object] = lambda: None,
+        departures: Departures | None = None,
+    ) -> None:
+        """Wrap a model's handle; see `HandleBackend`.
+
+        Args:
+            handle: See there.
+            count_refusal: See there.
+            departures: Knows which replicas are about to end; None knows of none.
+        """
         super().__init__(handle, count_refusal)
         self._generate = handle.options(method_name="generate", stream=True)
         self._queue = AdmissionQueue()
+        self._departures = departures
 
-    async def generate(self, request: GenerationRequest) -> GenerationStream:
+    async def generate(self, request: GenerationRequest) -> ReplicaStream:
         """Open a stream; see `GenerationBackend.generate`.
 
         Requests that belong to admitted work skip the queue. So do suspects: a replica answers them
@@ -136,11 +176,12 @@ class HandleGenerationBackend(HandleBackend[ModelDescription]):
         with self._refusals_counted():
             return await self._queue.run(lambda: self._offer(lambda: self._open(request)))
 
-    async def _open(self, request: GenerationRequest) -> GenerationStream:
+    async def _open(self, request: GenerationRequest) -> ReplicaStream:
         """Return the stream that a replica has accepted.
 
         Raises:
             OverloadedError: The replica is full.
+            ModelChangedError: The replica is of another version than the request needs.
             LostAfterStartError: The replica was lost after it had begun with the request.
             RaystreamError: See `first_answer`.
         """
@@ -155,7 +196,7 @@ class HandleGenerationBackend(HandleBackend[ModelDescription]):
             self._channels.close(box)
             raise
         assert isinstance(first, Accepted), "`hear` raises a refusal"
-        stream = HandleGenerationStream(responses, first, box, self._channels)
+        stream = HandleGenerationStream(responses, first, box, self._channels, self._departures)
         try:
             assert first.channel is not None, "a replica says where it listens"
             await self._channels.connect(box, first.channel)
@@ -191,6 +232,7 @@ class HandleGenerationStream:
         accepted: Accepted,
         box: StreamBox,
         channels: TokenChannels,
+        departures: Departures | None = None,
     ) -> None:
         """Take over a call after its answer.
 
@@ -199,9 +241,14 @@ class HandleGenerationStream:
             accepted: The replica's answer.
             box: Where the deltas arrive.
             channels: What drops the box when the stream has ended.
+            departures: See `HandleGenerationBackend`.
         """
         self.num_prompt_tokens = accepted.num_prompt_tokens
         self.reasoning = accepted.reasoning
+        self.fingerprint = accepted.fingerprint
+        self._replica_id = accepted.replica_id
+        self._departures = departures
+        self._unwatch: Callable[[], object] = lambda: None
         self._responses = responses
         self._box = box
         self._channels = channels
@@ -210,6 +257,11 @@ class HandleGenerationStream:
         watching = asyncio.ensure_future(self._watch())
         self._watched.add(watching)
         watching.add_done_callback(self._watched.discard)
+
+    def watch(self, on_due: Callable[[], object]) -> None:
+        """Call a function while the stream should leave; see `ReplicaStream.watch`."""
+        if self._departures is not None and not self._ended:
+            self._unwatch = self._departures.watch(self._replica_id, on_due)
 
     def __aiter__(self) -> Self:
         """Return itself: a stream is read once."""
@@ -247,10 +299,12 @@ class HandleGenerationStream:
         """Cancel the replica's call unless the stream has ended; closing twice is harmless."""
         if not self._ended:
             self._end()
+            self._box.fail(ReplicaUnavailableError("The stream is closed."))
             self._responses.cancel()
 
     def _end(self) -> None:
         self._ended = True
+        self._unwatch()
         self._channels.close(self._box)
 
     async def _watch(self) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from deployments.contract import Accepted, Classified, Refused
-from deployments.errors import OverloadedError
+from deployments.errors import ModelChangedError, OverloadedError
 from serve_app.backends.admission_queue import FullError
 
 T = TypeVar("T")
@@ -39,8 +39,11 @@ class KnownReplicas:
         Raises:
             FullError: It has no room for any request.
             OverloadedError: It has no room for this request.
+            ModelChangedError: It is another version than the request needs.
         """
         self._heard_at_s[answer.replica_id] = self._now()
+        if isinstance(answer, Refused) and answer.is_other_version:
+            raise ModelChangedError(answer.message, None, answer.retry_after_s)
         if isinstance(answer, Refused) and answer.is_full:
             raise FullError(answer.message, answer.retry_after_s, answer.replica_id)
         if isinstance(answer, Refused):
@@ -65,15 +68,19 @@ class KnownReplicas:
         Raises:
             FullError: All replicas are full. It carries the shortest wait of their refusals.
             OverloadedError: All replicas that were asked refused. Also with the shortest wait.
+            ModelChangedError: They are all of another version than the request needs.
         """
         refusals: list[OverloadedError] = []
+        others: list[ModelChangedError] = []
         while True:
             try:
                 return await call()
             except OverloadedError as error:
                 refusals.append(error)
-            if len(refusals) >= min(MAX_ATTEMPTS, self.count()):
-                raise self._summary(refusals)
+            except ModelChangedError as error:
+                others.append(error)
+            if len(refusals) + len(others) >= min(MAX_ATTEMPTS, self.count()):
+                raise self._summary(refusals) if refusals else others[-1]
 
     def _summary(self, refusals: Sequence[OverloadedError]) -> OverloadedError:
         """Return the refusal with the shortest wait; `FullError` only if all are full."""

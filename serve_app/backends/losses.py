@@ -21,6 +21,7 @@ from typing import Final, TypeVar
 
 from deployments.errors import (
     GenerationAbortedError,
+    ModelChangedError,
     OverloadedError,
     RaystreamError,
     ReplicaUnavailableError,
@@ -116,6 +117,7 @@ class Losses:
         self._record: AccessRecord | None = current_record()
         self._give_up_at_s: float | None = None  # by the event loop's clock; None without a loss
         self._waits_first = False
+        self._other_version: ModelChangedError | None = None
 
     @property
     def num_deaths(self) -> int:
@@ -167,6 +169,7 @@ class Losses:
 
         Raises:
             ReplicaUnavailableError: No replica took over in time.
+            ModelChangedError: The same, and only other versions of the model run.
             RaystreamError: The request was refused, is taken for the cause of the losses, or has
                 moved too often.
         """
@@ -212,6 +215,8 @@ class Losses:
             except OverloadedError:
                 if not self.is_accepted:
                     raise
+            except ModelChangedError as error:
+                self._other_version = error
             except LOST as error:
                 self._add_attempt(error)
         raise AssertionError("there is no last backoff")
@@ -223,7 +228,12 @@ class Losses:
 
     def _note_move(self) -> None:
         self._give_up_at_s, self._waits_first = None, False
+        self._other_version = None
         self.num_moves += 1
+        self.note_planned_move()
+
+    def note_planned_move(self) -> None:
+        """Note that another replica has taken over before anything was lost."""
         if self._record is not None:
             self._record.moved()
 
@@ -232,7 +242,9 @@ class Losses:
         if self._record is not None:
             self._record.on_notice(notice)
 
-    def _gave_up(self) -> ReplicaUnavailableError:
+    def _gave_up(self) -> RaystreamError:
+        if self._other_version is not None:
+            return self._other_version
         return ReplicaUnavailableError(
             "The model's replica was lost, and no other took over within "
             f"{self._limits.timeout_s:g} s (limits.failover_timeout_s). Try again later.",

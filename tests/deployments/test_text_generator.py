@@ -69,7 +69,8 @@ async def test_the_first_message_is_only_accepted_with_the_prompt_s_length(
     request = GenerationRequest("r", "Hello", GREEDY, stream=StreamKey("nobody", 0))
     first = await anext(aiter(generator.generate(request)))
     channel = await generator._channels.address()
-    assert first == [Accepted(5, generator._replica_id, channel=channel)]
+    fingerprint = (await generator.describe()).system_fingerprint
+    assert first == [Accepted(5, generator._replica_id, channel=channel, fingerprint=fingerprint)]
     assert channel.host == "127.0.0.1"
 
 

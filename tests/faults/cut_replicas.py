@@ -32,7 +32,7 @@ from deployments.engine.output import FinishReason
 from deployments.engine.scheduling.sequence import SequenceRequest
 from deployments.generator.async_engine import Take
 from deployments.text_generator import TextGenerator
-from serve_app.backends.generation import GenerationBackend, GenerationStream
+from serve_app.backends.generation import ReplicaBackend, ReplicaStream
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
 from tests.deployments.local_handle import local_backend
@@ -108,11 +108,11 @@ class Cuts:
 class Router:
     """A model with several replicas, which take requests in turn."""
 
-    def __init__(self, backends: Sequence[GenerationBackend]) -> None:
+    def __init__(self, backends: Sequence[ReplicaBackend]) -> None:
         self._backends = backends
         self._num_requests = 0
 
-    async def generate(self, request: GenerationRequest) -> GenerationStream:
+    async def generate(self, request: GenerationRequest) -> ReplicaStream:
         self._num_requests += 1
         return await self._backends[self._num_requests % len(self._backends)].generate(request)
 

@@ -1,7 +1,7 @@
 """Fake replicas and a fake clock."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from deployments.contract import (
@@ -38,6 +38,7 @@ class FakeStream:
     ) -> None:
         self.num_prompt_tokens = num_prompt_tokens
         self.reasoning = reasoning
+        self.fingerprint = "fp_fake"
         self.closed = asyncio.Event()
         self.waits = asyncio.Event()
         self._steps = steps
@@ -51,6 +52,9 @@ class FakeStream:
                 raise step
             else:
                 yield step
+
+    def watch(self, on_due: Callable[[], object]) -> None:
+        """Never call it."""
 
     async def aclose(self) -> None:
         self.closed.set()

@@ -65,7 +65,7 @@ class ChatApi:
         reasoning = Separation.of(
             model.description, choices.reasoning, body.include_reasoning is not False
         )
-        head = AnswerHead.begin(f"chatcmpl-{request_id}", body.model, model, context.clock)
+        head = AnswerHead.begin(f"chatcmpl-{request_id}", body.model, choices, context.clock)
         if not body.stream:
             return await whole_answer(head, choices, offer, reasoning)
         writer = ChunkWriter(head, "chat.completion.chunk", body.stream_options, choices, reasoning)

@@ -60,7 +60,7 @@ class CompletionsApi:
             model, prompts, body, request_id, num_per_prompt
         )
         echoes = await _echoes(prompts, model, choices) if body.echo else None
-        head = AnswerHead.begin(f"cmpl-{request_id}", body.model, model, context.clock)
+        head = AnswerHead.begin(f"cmpl-{request_id}", body.model, choices, context.clock)
         if not body.stream:
             return await whole_answer(head, choices, echoes)
         writer = ChunkWriter(head, "text_completion", body.stream_options, choices)

@@ -14,7 +14,6 @@ from deployments.errors import RaystreamError
 from serve_app.api.openai.answer_schema import StreamOptions
 from serve_app.api.openai.usage import UsageTally
 from serve_app.api.reasoning.separation import Separation
-from serve_app.backends.catalog import ServedModel
 from serve_app.backends.choices import Choices
 from serve_app.clock import Clock
 from serve_app.http.errors import error_payload
@@ -38,10 +37,9 @@ class AnswerHead:
     system_fingerprint: str | None
 
     @classmethod
-    def begin(cls, answer_id: str, asked_for: str, model: ServedModel, clock: Clock) -> Self:
+    def begin(cls, answer_id: str, asked_for: str, choices: Choices, clock: Clock) -> Self:
         """Return the head of an answer that begins now."""
-        created = int(clock.unix_s())
-        return cls(answer_id, created, asked_for, model.description.system_fingerprint)
+        return cls(answer_id, int(clock.unix_s()), asked_for, choices.fingerprint)
 
 
 class ChoiceFramer(Protocol):

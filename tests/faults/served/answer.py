@@ -60,6 +60,7 @@ class Answer:
         error: The error event's contents.
         comments: The comments without pings, in order.
         lost_at: The number of tokens received when the stream told of each move.
+        moved_at_s: When it told so, by the monotonic clock.
         heads: The ids, times, models and fingerprints of the chunks.
         num_done: How often `[DONE]` came.
         longest_gap_s: The longest time without an event between two events.
@@ -74,6 +75,7 @@ class Answer:
     error: dict[str, Any] | None = None
     comments: list[str] = field(default_factory=list)
     lost_at: list[int] = field(default_factory=list)
+    moved_at_s: list[float] = field(default_factory=list)
     heads: set[tuple[Any, ...]] = field(default_factory=set)
     num_done: int = 0
     longest_gap_s: float = 0.0
@@ -112,6 +114,7 @@ class Answer:
     def _take_comment(self, comment: str) -> None:
         if comment == "moved":
             self.lost_at.append(self.num_tokens)
+            self.moved_at_s.append(time.monotonic())
         if comment != "ping":
             self.comments.append(comment)
 

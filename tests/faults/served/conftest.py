@@ -11,6 +11,7 @@ import yaml
 
 from benchmarks.free_port import free_port
 from tests.faults.served.fragile_generator import FOLDER
+from tests.faults.served.redeploy import Deployed
 from tests.faults.served.replicas import DEADLINE_S, Replicas, reached
 from tests.ray.serve_run import (
     READY_DEADLINE_S,
@@ -24,6 +25,7 @@ from tests.ray.serve_run import (
 Record = Callable[[str, object], None]
 """Tells a measured value; the values are printed after the tests."""
 
+MODEL_SECTION = "pydoc-chat"
 NUM_REPLICAS = 2
 NUM_SLOTS = 16
 NUM_QUEUED = 8
@@ -77,6 +79,17 @@ def server(folder: Path) -> Iterator[Server]:
 
 
 @pytest.fixture
+async def deployed(server: Server, folder: Path) -> AsyncIterator[Deployed]:
+    """Return the server's configuration, which a test may change; restore it afterwards."""
+    path = folder / "serve_config.yaml"
+    deployed = Deployed.of(server, folder, yaml.safe_load(path.read_text()))
+    yield deployed
+    deployed.restore()
+    await deployed.apply()
+    await deployed.settled()
+
+
+@pytest.fixture
 async def replicas(server: Server, folder: Path) -> AsyncIterator[Replicas]:
     """Wait until both replicas live and have nothing to do; check afterwards what they left."""
     replicas = Replicas(folder)
@@ -119,12 +132,15 @@ class Memory:
 
     def of_the_ingress(self) -> int:
         """Return the resident bytes of the ingress."""
-        family = psutil.Process(self.server.process.pid).children(recursive=True)
-        ingresses = [
-            p for p in family if _title(p).startswith("ray::ServeReplica:raystream:Ingress")
-        ]
+        ingresses = self.ingresses()
         assert ingresses
-        return sum(process.memory_info().rss for process in ingresses)
+        return sum(psutil.Process(each).memory_info().rss for each in ingresses)
+
+    def ingresses(self) -> list[int]:
+        """Return the processes of the ingresses."""
+        family = psutil.Process(self.server.process.pid).children(recursive=True)
+        title = "ray::ServeReplica:raystream:Ingress"
+        return [process.pid for process in family if _title(process).startswith(title)]
 
 
 def _title(process: psutil.Process) -> str:

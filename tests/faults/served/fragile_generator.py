@@ -3,7 +3,8 @@
 The request's id says how: `kill-encoding-...` kills the process that encodes its prompt, and
 `kill-at-40-...` the process whose engine samples its 40th token. With `raise-at-40-...` the engine
 raises an error there, with `end-at-40-...` its thread ends, and with `hang-at-40-...` it waits for
-ever; these three spare an answer that has moved. Everything else is the shipped generator's.
+ever; these three spare an answer that has moved. `slow-...` makes each of its steps take longer.
+Everything else is the shipped generator's.
 """
 
 import json
@@ -11,6 +12,7 @@ import os
 import re
 import signal
 import threading
+import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
@@ -30,6 +32,9 @@ REPORT_INTERVAL_S = 0.02
 STEPS_BETWEEN_CHECKS = 64
 """`Engine.check` reads every slot, which would slow each step down."""
 
+SLOW_STEP_S = 0.02
+
+_SLOW = "slow-"
 _KILL_ENCODING = "kill-encoding-"
 _FAULT_AT = re.compile(r"(kill|raise|end|hang)-at-(\d+)-")
 
@@ -70,6 +75,8 @@ class FragileGenerator(TextGenerator):
             num_steps += 1
             if num_steps % STEPS_BETWEEN_CHECKS == 0 or not engine.has_work:
                 self._check(engine)
+            if any(name.startswith(_SLOW) for name, _ in deltas):
+                time.sleep(SLOW_STEP_S)
             for name, delta in deltas:
                 if found := _FAULT_AT.match(name):
                     request_id = name.rpartition("-")[0]

@@ -1,7 +1,7 @@
 """Fake replicas that continue a known text exactly, and are lost at chosen points."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 from deployments.contract import (
@@ -33,6 +33,8 @@ class Fate:
         opening_error: Raised in place of a stream.
         waits_for: Waited for before the replica answers.
         num_together: Deltas in one list.
+        stands_before: The index of a token that never comes; a reader waits until the stream is
+            closed.
     """
 
     num_tokens: int | None = None
@@ -40,6 +42,7 @@ class Fate:
     opening_error: RaystreamError | None = None
     waits_for: asyncio.Event | None = None
     num_together: int = 1
+    stands_before: int | None = None
 
 
 class Replicas:
@@ -56,6 +59,7 @@ class Replicas:
         self.num_reads = 0
         self.fates = list(fates)
         self.requests: list[GenerationRequest] = []
+        self.streams: list[Stream] = []
         self.num_open = 0
         self.num_opening = 0
         self.opens = asyncio.Event()  # set at the first request whose replica must be waited for
@@ -74,7 +78,8 @@ class Replicas:
         if fate.opening_error is not None:
             raise fate.opening_error
         self.num_open += 1
-        return Stream(self, request, fate)
+        self.streams.append(Stream(self, request, fate))
+        return self.streams[-1]
 
     def _read(self) -> None:
         self.num_reads += 1
@@ -104,6 +109,10 @@ class Stream:
         # Every replica has encoded the same prompt; the second number would show a mix-up.
         self.num_prompt_tokens = 7 if not request.is_resumed else 99
         self.reasoning = PromptReasoning.BEGUN if not request.is_resumed else PromptReasoning.OPEN
+        self.fingerprint = "fp_fake"
+        self.leave: Callable[[], object] = lambda: None  # says that the replica is about to end
+        self.stands = asyncio.Event()
+        self._closed = asyncio.Event()
         self._replicas = replicas
         self._first = len(request.generated_token_ids)
         self._fate = fate
@@ -115,6 +124,10 @@ class Stream:
         deltas = [self._delta(index) for index in range(self._first, min(end, num_tokens))]
         for start in range(0, len(deltas), fate.num_together):
             await asyncio.sleep(0)
+            if self._first + start == fate.stands_before:
+                self.stands.set()
+                await self._closed.wait()
+                raise GONE
             yield deltas[start : start + fate.num_together]
         if fate.error is not None:
             raise fate.error
@@ -128,7 +141,11 @@ class Stream:
             num_cached_tokens=3 + self._first if index == self._first else 0,
         )
 
+    def watch(self, on_due: Callable[[], object]) -> None:
+        self.leave = on_due
+
     async def aclose(self) -> None:
+        self._closed.set()
         if self._is_open:
             self._is_open = False
             self._replicas.num_open -= 1

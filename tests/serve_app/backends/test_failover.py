@@ -119,6 +119,7 @@ async def test_a_stream_goes_on_after_the_tokens_that_it_has_passed_on(num_token
         REQUEST,
         generated_token_ids=tuple(range(100, 100 + num_tokens)),
         is_resumed=True,
+        fingerprint="fp_fake",
         num_deaths=int(num_tokens == 0),
         group=None,
     )

@@ -6,7 +6,7 @@ from ray.serve.schema import (
     DeploymentStatusOverview,
 )
 
-from serve_app.backends.deployment_status import down_in
+from serve_app.backends.cluster_state import down_in
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,87 @@
+"""Questions to Ray's control plane, which no stream waits for.
+
+Which nodes are about to stop, and which state a replica is in, only private functions of Ray tell:
+Serve's controller asks the first itself, and the dashboard shows the second.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import ray
+from ray import serve
+from ray._raylet import GcsClient  # type: ignore[attr-defined] # a compiled module without stubs
+from ray.serve._private.common import DeploymentStatus, ReplicaState
+from ray.serve.context import _get_global_client
+from ray.serve.schema import ApplicationStatusOverview
+
+from serve_app.backends.running_replicas import RunningReplicas
+
+logger = logging.getLogger("ray.serve")
+
+POLL_INTERVAL_S: Final = 1.0
+TIMEOUT_S: Final = 5.0
+
+
+async def watch_draining_nodes(models: Sequence[RunningReplicas]) -> None:
+    """Ask every second which nodes are about to stop, and tell it all models."""
+    client = GcsClient(address=ray.get_runtime_context().gcs_address)
+    has_failed = False
+    while True:
+        try:
+            nodes = await asyncio.to_thread(client.get_draining_nodes, timeout=TIMEOUT_S)
+        except Exception as error:  # noqa: BLE001 - serving goes on without Ray's control plane
+            if not has_failed:
+                logger.warning("Ray does not tell which nodes are about to stop: %s", error)
+            has_failed = True
+        else:
+            has_failed = False
+            for running in models:
+                running.set_draining_nodes(frozenset(nodes))
+        await asyncio.sleep(POLL_INTERVAL_S)
+
+
+async def replica_states(app: str, deployment: str) -> Mapping[str, str]:
+    """Return Serve's state of each replica of a deployment, by Serve's id.
+
+    Raises:
+        Exception: The controller does not answer, as while it is restarted.
+    """
+    return await asyncio.to_thread(_replica_states, app, deployment)
+
+
+def _replica_states(app: str, deployment: str) -> Mapping[str, str]:
+    client = _get_global_client(raise_if_no_controller_running=True)
+    assert client is not None, "it raises"
+    asked = client._controller.get_serve_instance_details.remote()
+    details = ray.get(asked, timeout=TIMEOUT_S)
+    deployments = details["applications"].get(app, {}).get("deployments", {})
+    replicas = deployments.get(deployment, {}).get("replicas", ())
+    return {
+        each["replica_id"]: str(getattr(each["state"], "value", each["state"])) for each in replicas
+    }
+
+
+async def down_deployments(application: str) -> frozenset[str]:
+    """Return the deployments of an application that should serve now and have no running replica.
+
+    One without replicas is asleep, not down, if Serve calls it healthy: it wants none then.
+
+    Raises:
+        RayError: The controller can't be reached.
+    """
+    # Serve's public call blocks.
+    status = await asyncio.to_thread(serve.status)
+    overview = status.applications.get(application)
+    return frozenset() if overview is None else down_in(overview)
+
+
+def down_in(overview: ApplicationStatusOverview) -> frozenset[str]:
+    """Return the deployments that should serve now and have no running replica."""
+    return frozenset(
+        name
+        for name, deployment in overview.deployments.items()
+        if deployment.status != DeploymentStatus.HEALTHY
+        and not deployment.replica_states.get(ReplicaState.RUNNING)
+    )

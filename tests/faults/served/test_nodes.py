@@ -1,0 +1,166 @@
+"""A node is told to stop, or is lost: streams of its replicas go on at the other node."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.faults.served.answer import Answer, Stream, assert_equal, opened, read
+from tests.faults.served.conftest import Record, config
+from tests.faults.served.kinds import SEEDED, about
+from tests.faults.served.nodes import Cluster, Node
+from tests.faults.served.redeploy import Deployed
+from tests.faults.served.replicas import DEADLINE_S, Replicas, reached
+
+NUM_STREAMS = 12
+BODIES = [about("os.path.join", **SEEDED | {"seed": i}, max_tokens=400) for i in range(NUM_STREAMS)]
+QUICK = about("os.stat", max_tokens=5)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("nodes")
+    Replicas.watched_in(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def cluster(folder: Path) -> Iterator[Cluster]:
+    cluster = Cluster(folder)
+    try:
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+@pytest.fixture
+async def worker(cluster: Cluster) -> AsyncIterator[Node]:
+    node = cluster.add_worker()
+    try:
+        yield node
+    finally:
+        node.kill()
+
+
+@pytest.fixture
+async def deployed(cluster: Cluster, worker: Node) -> AsyncIterator[Deployed]:
+    """Deploy the application over both nodes: each gets an ingress and a replica."""
+    document = config()
+    document["proxy_location"] = "HeadOnly"
+    application = document["applications"][0]
+    application["args"]["auth"]["allow_unauthenticated_ray"] = True
+    for section in application["deployments"]:
+        section["num_replicas"] = 2
+    deployed = Deployed(f"http://127.0.0.1:{cluster.dashboard_port}", document)
+    await deployed.reachable(num_nodes=2)
+    await deployed.apply()
+    await deployed.settled()
+    yield deployed
+    await deployed.remove()
+
+
+@pytest.fixture
+async def client(deployed: Deployed) -> AsyncIterator[httpx.AsyncClient]:
+    port = deployed.document["http_options"]["port"]
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+    async with httpx.AsyncClient(
+        base_url=f"http://127.0.0.1:{port}", timeout=DEADLINE_S, limits=limits
+    ) as client:
+        yield client
+
+
+@pytest.fixture
+def replicas(folder: Path) -> Replicas:
+    return Replicas(folder)
+
+
+@asynccontextmanager
+async def streams_of(client: httpx.AsyncClient, name: str) -> AsyncIterator[list[Stream]]:
+    async with AsyncExitStack() as stack:
+        streams = [
+            await stack.enter_async_context(opened(client, body, request_id=f"slow-{name}-{i}"))
+            for i, body in enumerate(BODIES)
+        ]
+        await asyncio.gather(*(each.read_tokens(1) for each in streams))
+        yield streams
+
+
+async def undisturbed(client: httpx.AsyncClient) -> list[Answer]:
+    return list(await asyncio.gather(*(read(client, body) for body in BODIES)))
+
+
+def require_spread(node: Node, replicas: Replicas) -> None:
+    """Fail unless one ingress and one replica run on the node, and others elsewhere."""
+    ids = node.process_ids()
+    assert 0 < len(ids & set(replicas.alive)) < len(replicas.alive)
+    titles = [" ".join(each.cmdline()) for each in node.processes() if each.is_running()]
+    assert sum("Ingress" in title for title in titles) == 1
+
+
+async def test_a_node_that_is_told_to_stop_loses_nothing(
+    client: httpx.AsyncClient, worker: Node, replicas: Replicas, record: Record
+) -> None:
+    require_spread(worker, replicas)
+    expected = await undisturbed(client)
+    async with streams_of(client, "stop") as streams:
+        on_worker = [s for s in streams if runs_on(worker, s.answer, replicas)]
+        assert 0 < len(on_worker) < NUM_STREAMS
+        asked_s = time.monotonic()
+        worker.terminate()
+        reading = [asyncio.create_task(each.read_to_end()) for each in streams]
+        quick = [await read(client, QUICK) for _ in range(20)]
+        answers = await asyncio.gather(*reading)
+    assert_equal(answers, expected)
+    assert all(answer.is_whole for answer in quick)
+    assert all(stream.answer.lost_at for stream in on_worker)
+    moved_s = sorted(round(at - asked_s, 2) for each in answers for at in each.moved_at_s)
+    record("seconds from SIGTERM until moved", moved_s)
+    record("longest pause, s", round(max(each.longest_gap_s for each in answers), 2))
+    ended_s = await reached(lambda: worker.process.poll() is not None)
+    record("seconds from the last stream's end until the node had ended", round(ended_s, 1))
+
+
+async def test_a_node_that_is_lost_breaks_only_what_came_through_it(
+    client: httpx.AsyncClient, worker: Node, replicas: Replicas, record: Record
+) -> None:
+    require_spread(worker, replicas)
+    expected = await undisturbed(client)
+    async with streams_of(client, "kill") as streams:
+        on_worker = [s for s in streams if runs_on(worker, s.answer, replicas)]
+        assert 0 < len(on_worker) < NUM_STREAMS
+        reading = [asyncio.create_task(outcome_of(each)) for each in streams]
+        worker.kill()
+        killed_s = time.monotonic()
+        await answered(client)
+        record("seconds until a new request was answered", round(time.monotonic() - killed_s, 1))
+        await asyncio.gather(*reading)
+    whole = {i: s.answer for i, s in enumerate(streams) if s.answer.num_done}
+    assert_equal(list(whole.values()), [expected[i] for i in whole])
+    assert 0 < len(whole) < NUM_STREAMS
+    assert any(answer.lost_at for answer in whole.values())
+    record("streams that were reset", NUM_STREAMS - len(whole))
+    record("streams that moved", sum(bool(each.lost_at) for each in whole.values()))
+    record("longest pause, s", round(max(each.longest_gap_s for each in whole.values()), 2))
+
+
+def runs_on(node: Node, answer: Answer, replicas: Replicas) -> bool:
+    return replicas.runs_of(answer.request_id)[0] in node.process_ids()
+
+
+async def outcome_of(stream: Stream) -> None:
+    """Read a stream until it ends or is reset."""
+    with suppress(httpx.TransportError):
+        await stream.read_to_end()
+
+
+async def answered(client: httpx.AsyncClient) -> None:
+    """Ask until a new request is answered."""
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            with suppress(httpx.TransportError, AssertionError):
+                if (await read(client, QUICK)).is_whole:
+                    return
