@@ -54,6 +54,18 @@ async def test_streams_of_the_only_replica_wait_and_are_equal(
         assert answer.comments[-1] == "moved"
 
 
+async def test_the_server_is_live_but_not_ready_while_a_model_has_no_replica(
+    shipped_server: Server, client: httpx.AsyncClient
+) -> None:
+    assert (await client.get("/ready")).json() == {"status": "ready"}
+    replica_of(shipped_server, "pydoc-detector").send_signal(signal.SIGKILL)
+    async with asyncio.timeout(DEADLINE_S):
+        while (await client.get("/ready")).json() != {"status": "not ready"}:
+            assert (await client.get("/live")).status_code == 200
+        while (await client.get("/ready")).status_code != 200:
+            assert (await client.get("/live")).status_code == 200
+
+
 async def test_texts_of_the_only_classifier_are_classified_by_its_successor(
     shipped_server: Server, client: httpx.AsyncClient
 ) -> None:

@@ -5,10 +5,11 @@ from logging.handlers import MemoryHandler
 from pathlib import Path
 
 import pytest
+from ray._private import worker
 from ray.serve._private.logging_utils import configure_component_logger
 from ray.serve.schema import LoggingConfig
 
-from serve_app.commands.worker_logs import keep_info_in_files
+from serve_app.commands.worker_logs import hide_crash_reports, keep_info_in_files
 
 
 @pytest.fixture
@@ -68,6 +69,17 @@ def terminal(logger: logging.Logger, file: Path) -> io.StringIO:
             logging.WARNING,
             "Proxy actor readiness check for proxy on 5ba7 didn't complete in 5.0s.",
         ),
+        (
+            logging.ERROR,
+            "Exception in Replica(id='9dxr6062', deployment='m', app='raystream'), the replica "
+            "will be stopped.\nTraceback (most recent call last):",
+        ),
+        (logging.ERROR, "The deployments ['pydoc-chat'] are UNHEALTHY."),
+        (
+            logging.WARNING,
+            "Replica Replica(id='9dxr6062', deployment='m', app='raystream') failed health check, "
+            "stopping it.",
+        ),
     ],
 )
 def test_what_a_user_can_t_act_on_is_only_in_the_file(
@@ -86,6 +98,30 @@ def test_warnings_and_errors_are_in_the_file_and_on_the_terminal(
     logger.log(level, message)
     assert message in file.read_text()
     assert message in terminal.getvalue()
+
+
+def test_the_one_line_of_a_death_is_on_the_terminal(
+    logger: logging.Logger, file: Path, terminal: io.StringIO
+) -> None:
+    message = "Actor for Replica(id='9dxr6062', deployment='m', app='raystream') crashed, marking"
+    logger.warning(message)
+    assert message in terminal.getvalue()
+
+
+def test_ray_s_report_of_a_crash_is_not_on_the_driver_s_terminal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(
+        worker, "print_to_stdstream", lambda data, ignore_prefix: told.extend(data["lines"])
+    )
+    hide_crash_reports()
+    for line in (
+        "A worker died or was killed while executing a task by an unexpected system error. To",
+        "1 Workers (tasks / actors) killed due to memory pressure (OOM)",
+    ):
+        worker.print_to_stdstream({"lines": [line]}, ignore_prefix=False)
+    assert told == ["1 Workers (tasks / actors) killed due to memory pressure (OOM)"]
 
 
 def test_raystream_s_own_lines_stay_on_the_terminal(file: Path, terminal: io.StringIO) -> None:
