@@ -79,6 +79,7 @@ class Cluster:
             "RAY_AUTH_MODE": "disabled",
             "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(DRAIN_S),
             "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
+            "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": "5",
             FOLDER: str(folder),
         }
         self.head = self._start(
