@@ -190,8 +190,8 @@ class GenerationRequest:
             None takes any.
         num_deaths: How many replicas were lost, one after the other, while they may have run it; 0
             if that says nothing about it. From 1 on, it is a suspect: a replica runs suspects one
-            at a time until each has shown that it is not the cause, and sends `Started` before it
-            begins with one.
+            at a time until each has shown that it is not the cause, and begins with one only after
+            `Started` and the ingress's go-ahead.
         group: The group of its HTTP request's sequences, if there is more than one.
         tools: The functions that the chat template offers to the model.
         template_kwargs: Values for the chat template's own parameters, by name.
@@ -225,7 +225,18 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The first event of a suspect's call: from here on, its replica's death is blamed on it."""
+    """The first event of a suspect's call: its turn has come.
+
+    It begins once the ingress has given its go-ahead over the channel. From then on, its replica's
+    death is blamed on it.
+
+    Attributes:
+        channel: Where the replica waits for the ingress.
+        number: Names the suspect in the go-ahead.
+    """
+
+    channel: ChannelAddress
+    number: int
 
 
 @dataclass(frozen=True, slots=True)

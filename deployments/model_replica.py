@@ -4,15 +4,19 @@ A replica is one process with one model on one device, or on a share of one.
 """
 
 import logging
+import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 from uuid import uuid4
 
+import ray
 from transformers.utils import logging as transformers_logging
 
 from deployments.assigned_device import open_assigned_device
+from deployments.channel.server import ChannelServer
+from deployments.channel.tls import TlsFiles
 from deployments.device.device import MemoryDevice
 from deployments.model_spec import ModelSpec
 
@@ -35,7 +39,7 @@ class PlacedModel(Protocol):
 
 
 class ModelReplica:
-    """One model on its share of a device, and a thread that tokenizes for it.
+    """One model on its share of a device, a thread that tokenizes, and channels to ingresses.
 
     A subclass starts its model in `_start` and stops it in `_stop`.
     """
@@ -61,6 +65,7 @@ class ModelReplica:
         _hide_bars_of_weights()
         self._spec = spec
         self._replica_id = uuid4().hex
+        self._channels = ChannelServer(node_address(), TlsFiles.of(os.environ))
         self._encoding = ThreadPoolExecutor(max_workers=1, thread_name_prefix="encode")
         self._device = open_device(spec)
         placed = self._start()
@@ -91,7 +96,13 @@ class ModelReplica:
         # A subclass may have failed before it called `__init__`.
         if hasattr(self, "_encoding"):
             self._stop()
+            self._channels.close()
             self._encoding.shutdown(wait=False)
+
+
+def node_address() -> str:
+    """Return the address of this node in Ray's cluster; the loopback's if Ray does not run."""
+    return str(ray.util.get_node_ip_address()) if ray.is_initialized() else "127.0.0.1"  # type: ignore[no-untyped-call] # Ray leaves it untyped
 
 
 def _hide_bars_of_weights() -> None:

@@ -127,12 +127,17 @@ class TextClassifier(ModelReplica):
     ) -> AsyncIterator[list[ClassificationEvent]]:
         """Stream two lists: `Started` when this suspect's turn has come, then `classify`'s answer.
 
+        The answer is missing if the ingress gives no go-ahead.
+
         Raises:
             RaystreamError: The request was refused or has failed (see `deployments.errors`).
         """
         async with self._probation.trial(request.num_deaths):
             self._require_alive()
-            yield [Started()]
+            with self._channels.go_aheads.expect() as go_ahead:
+                yield [Started(await self._channels.address(), go_ahead.number)]
+                if not await go_ahead.is_given():
+                    return
             answer = await self.classify(request)
         yield [answer]
 

@@ -14,12 +14,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import replace
 
-import ray
 from ray import serve
 
 from deployments.bounded_executor import BoundedExecutor
-from deployments.channel.server import ChannelServer
-from deployments.channel.tls import TlsFiles
 from deployments.contract import (
     Accepted,
     GenerationEvent,
@@ -43,6 +40,7 @@ from deployments.errors import (
     InvalidRequestError,
     OverloadedError,
     RaystreamError,
+    ReplicaUnavailableError,
 )
 from deployments.generator.admission import Admission, AdmissionLimits, Permit
 from deployments.generator.async_engine import AsyncEngine
@@ -72,7 +70,6 @@ class TextGenerator(ModelReplica):
     """Generates text with one model."""
 
     def _start(self) -> PlacedEngine:
-        self._channels = ChannelServer(node_address(), TlsFiles.of(os.environ))
         self._engine = AsyncEngine(self._place, self._observe)
         digest = self._digest_folder()
         self._engine.start()
@@ -146,7 +143,10 @@ class TextGenerator(ModelReplica):
 
         Raises:
             EngineDeadError: The engine's thread has ended; Serve replaces the replica.
+            ReplicaUnavailableError: The replica hung; its streams have moved.
         """
+        if self._channels.was_given_up:
+            raise ReplicaUnavailableError("The replica hung for seconds, and was taken for lost.")
         await self._engine.check_health()
 
     async def ping(self) -> None:
@@ -161,9 +161,9 @@ class TextGenerator(ModelReplica):
         """Yield `Accepted` in a list of its own, and end when the sequence has ended.
 
         Its deltas go to `request.stream`. A suspect waits for its turn, and gets `Started`, also in
-        a list of its own, before anything is done for it. A full replica yields only `Refused`,
-        and so does one of another version than the request needs. Closing the iterator aborts the
-        sequence.
+        a list of its own; it ends with that if its ingress gives no go-ahead. A full replica yields
+        only `Refused`, and so does one of another version than the request needs. Closing the
+        iterator aborts the sequence.
 
         Raises:
             RaystreamError: The request was refused or has failed (see `deployments.errors`).
@@ -179,7 +179,10 @@ class TextGenerator(ModelReplica):
                 async with self._probation.trial(request.num_deaths) as trial:
                     if trial.is_on:
                         self._engine.require_alive()
-                        yield [Started()]
+                        with self._channels.go_aheads.expect() as go_ahead:
+                            yield [Started(await self._channels.address(), go_ahead.number)]
+                            if not await go_ahead.is_given():
+                                return
                     async with aclosing(self._generate(request, permit, trial)) as events:
                         async for ready in events:
                             yield ready
@@ -220,9 +223,9 @@ class TextGenerator(ModelReplica):
         with self._channels.stream(request.stream) as stream:
 
             def take(delta: TextDelta) -> None:
-                clock.observe(delta)
+                stream.put(delta)  # first, so that no error of a metric loses it
                 trial.gained(len(delta.token_ids))
-                stream.put(delta)
+                clock.observe(delta)
 
             with self._engine.running(sequence, take):
                 yield [
@@ -274,14 +277,8 @@ class TextGenerator(ModelReplica):
     def _stop(self) -> None:
         if hasattr(self, "_engine"):
             self._engine.stop()
-            self._channels.close()
         if hasattr(self, "_compiling"):
             self._compiling.shutdown(wait=False)
-
-
-def node_address() -> str:
-    """Return the address of this node in Ray's cluster; the loopback's if Ray does not run."""
-    return str(ray.util.get_node_ip_address()) if ray.is_initialized() else "127.0.0.1"  # type: ignore[no-untyped-call] # Ray leaves it untyped
 
 
 def _after(prompt: PromptReasoning, sampling: SamplingParams) -> SamplingParams:

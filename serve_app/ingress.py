@@ -6,7 +6,15 @@ the class that Ray Serve runs.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -83,6 +91,7 @@ class AppParts:
         images: Fetches images; None fetches over the network.
         serve_echoes_id: See `RequestIdMiddleware`.
         watches: Coroutines that run while the application does.
+        on_shutdown: Called once the application has answered its last request.
     """
 
     config: AppConfig
@@ -94,6 +103,7 @@ class AppParts:
     images: ImageSource | None = None
     serve_echoes_id: bool = False
     watches: Sequence[Callable[[], Coroutine[Any, Any, None]]] = ()
+    on_shutdown: Sequence[Callable[[], Awaitable[None]]] = ()
 
 
 def build_app(parts: AppParts) -> FastAPI:
@@ -109,7 +119,7 @@ def build_app(parts: AppParts) -> FastAPI:
         redoc_url=None,
         summary="Transformer models behind Server-Sent Events",
         redirect_slashes=False,
-        lifespan=_lifespan(catalog, parts.watches),
+        lifespan=_lifespan(catalog, parts.watches, parts.on_shutdown),
         middleware=list(_middleware(parts)),
     )
     app.state.limits = limits
@@ -140,7 +150,9 @@ def _catalog(parts: AppParts) -> ModelCatalog:
 
 
 def _lifespan(
-    catalog: ModelCatalog, watches: Sequence[Callable[[], Coroutine[Any, Any, None]]]
+    catalog: ModelCatalog,
+    watches: Sequence[Callable[[], Coroutine[Any, Any, None]]],
+    on_shutdown: Sequence[Callable[[], Awaitable[None]]],
 ) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
     """Return a lifespan that asks every model for its description at startup, and runs watches.
 
@@ -154,6 +166,7 @@ def _lifespan(
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
+        await asyncio.gather(*(close() for close in on_shutdown))
 
     return lifespan
 
@@ -225,17 +238,19 @@ class Ingress:
             for id_, handle in handles.items()
             if id_ not in classifying
         }
+        generators = {
+            id_: HandleGenerationBackend(handles[id_], refusals_of(id_), each)
+            for id_, each in departures.items()
+        }
+        classifiers = {
+            id_: HandleClassificationBackend(handle, refusals_of(id_))
+            for id_, handle in handles.items()
+            if id_ in classifying
+        }
         self._parts = AppParts(
             config,
-            {
-                id_: HandleGenerationBackend(handles[id_], refusals_of(id_), each)
-                for id_, each in departures.items()
-            },
-            {
-                id_: HandleClassificationBackend(handle, refusals_of(id_))
-                for id_, handle in handles.items()
-                if id_ in classifying
-            },
+            generators,
+            classifiers,
             keys,
             None if ledger is None else HandleLedger(ledger),
             serve_echoes_id=True,
@@ -243,6 +258,10 @@ class Ingress:
                 partial(watch_draining_nodes, tuple(replicas.values())),
                 *(each.run for each in departures.values()),
             ),
+            on_shutdown=[
+                *(each.aclose for each in generators.values()),
+                *(each.aclose for each in classifiers.values()),
+            ],
         )
 
     def __serve_build_asgi_app__(self) -> FastAPI:

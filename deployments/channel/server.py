@@ -1,8 +1,8 @@
 """The replica's end of the channels: a TCP server on the node's address.
 
-Each ingress connects once and shows the secret that came with `Accepted`. A connection without it
-gets no byte of an answer, may send 256 bytes, lives a few seconds, and only some of them can be
-open. All methods belong to one event loop.
+Each ingress connects once and shows the secret that came with `Accepted` or `Started`. A connection
+without it gets no byte of an answer, may send 256 bytes, lives a few seconds, and only some of them
+can be open. All methods belong to one event loop.
 """
 
 import asyncio
@@ -14,13 +14,16 @@ from contextlib import contextmanager
 from secrets import token_bytes
 from typing import Final, cast
 
+from deployments.channel.go_ahead import GoAheads
 from deployments.channel.outbox import Outbox, OutgoingStream
 from deployments.channel.tls import TlsFiles
 from deployments.channel.wire import (
-    MAX_HELLO_BYTES,
+    MAX_INGRESS_BYTES,
+    MAX_SILENCE_S,
     FrameReader,
     Hello,
     WireError,
+    decode_go_ahead,
     decode_hello,
     encode_message,
 )
@@ -31,9 +34,13 @@ logger = logging.getLogger("ray.serve.raystream.channel")
 HEARTBEAT_S: Final = 1.0
 """How long a channel may be silent before the replica sends an empty message."""
 
+LATE_S: Final = MAX_SILENCE_S - 2 * HEARTBEAT_S
+"""The least time between two heartbeats after which an ingress may take the replica for lost."""
+
 HELLO_TIMEOUT_S: Final = 5.0
 MAX_NUM_STRANGERS: Final = 64
-"""The most connections that have not yet shown the secret."""
+"""The most connections that have not yet shown the secret. With TLS, asyncio's server shows us a
+connection only after its handshake."""
 
 CONNECT_TIMEOUT_S: Final = 10.0
 """How long sequences run for an ingress that is not connected."""
@@ -49,7 +56,12 @@ _HEARTBEAT: Final = encode_message(())
 
 
 class ChannelServer:
-    """Sends deltas to all ingresses of a replica."""
+    """Sends deltas to all ingresses of a replica, and hears their go-aheads.
+
+    Attributes:
+        go_aheads: What suspects wait for.
+        was_given_up: Whether an ingress has closed its channel while this process did not run.
+    """
 
     def __init__(self, host: str, tls: TlsFiles | None = None) -> None:
         """Prepare the server; it listens from the first call of `address` on.
@@ -58,6 +70,8 @@ class ChannelServer:
             host: The address to listen on, which the ingresses can reach.
             tls: The files for TLS; None speaks plain TCP.
         """
+        self.go_aheads = GoAheads()
+        self.was_given_up = False
         self._host = host
         self._tls = tls
         self._secret = token_bytes(SECRET_BYTES)
@@ -174,11 +188,13 @@ class _Connection(asyncio.Protocol):
 
     def __init__(self, server: ChannelServer) -> None:
         self._server = server
-        self._reader = FrameReader(MAX_HELLO_BYTES)
+        self._reader = FrameReader(MAX_INGRESS_BYTES)
         self._channel_id: str | None = None
         self._outbox: Outbox | None = None
         self._has_sent = False
         self._timer: asyncio.TimerHandle | None = None
+        self._beat_s = 0.0
+        self._was_late = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -201,13 +217,15 @@ class _Connection(asyncio.Protocol):
             self._transport.abort()
 
     def _hear(self, payload: bytes) -> None:
-        """Take the hello, the only frame that an ingress sends.
+        """Take the hello, and after that go-aheads.
 
         Raises:
-            WireError: It is no hello, without the secret, or a second one.
+            WireError: The first frame is no hello or lacks the secret, or a later one is no
+                go-ahead.
         """
         if self._outbox is not None:
-            raise WireError("an ingress sent more than its hello")
+            self._server.go_aheads.give(decode_go_ahead(payload))
+            return
         hello = decode_hello(payload)
         if not self._server.knows(hello):
             raise WireError("an ingress must show this replica's secret")
@@ -215,6 +233,7 @@ class _Connection(asyncio.Protocol):
         self._outbox = self._server.connect(hello.channel_id, self)
         self._send(_HEARTBEAT)
         self._outbox.connect(self._send)
+        self._beat_s = asyncio.get_running_loop().time()
         self._set_timer()
 
     def _send(self, frame: bytes) -> None:
@@ -228,11 +247,15 @@ class _Connection(asyncio.Protocol):
 
     def beat(self) -> None:
         """Send a heartbeat if nothing was sent since the last call."""
+        self._was_late, self._beat_s = self._is_late(), asyncio.get_running_loop().time()
         # While it is paused, the ingress has enough to read.
         if not self._has_sent and self._outbox is not None and not self._outbox.is_paused:
             self._transport.write(_HEARTBEAT)
         self._has_sent = False
         self._set_timer()
+
+    def _is_late(self) -> bool:
+        return asyncio.get_running_loop().time() - self._beat_s > LATE_S
 
     def pause_writing(self) -> None:
         if self._outbox is not None:
@@ -251,6 +274,8 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        if self._channel_id is not None and (self._was_late or self._is_late()):
+            self._server.was_given_up = True
         self._server.disconnect(self._channel_id, self)
 
 

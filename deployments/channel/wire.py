@@ -1,14 +1,16 @@
 """What goes over a channel's socket: frames, each a length and a msgpack value.
 
-The ingress sends one frame, its hello. The replica answers with an empty message; after that, each
-frame is a message with what streams have gained: an array of entries. An empty one is a heartbeat.
-Nothing is pickled, so a stranger who reaches the socket can at worst send a malformed frame.
+The ingress's first frame is its hello. The replica answers with an empty message; after that, each
+of its frames is a message with what streams have gained: an array of entries. An empty one is a
+heartbeat. The ingress sends nothing more but go-aheads, by which suspects begin. Nothing is
+pickled, so a stranger who reaches the socket can at worst send a malformed frame.
 
-    frame   = length of the payload (4 bytes, big-endian), payload
-    hello   = [version, secret, channel id]
-    entry   = [stream number, token ids, text]
-            | [stream number, token ids, text, finish reason, error, logprobs, cached tokens]
-    logprob = [[token id, bytes, logprob], [likeliest tokens, in the same form]]
+    frame    = length of the payload (4 bytes, big-endian), payload
+    hello    = [version, secret, channel id]
+    go-ahead = [number in `Started`]
+    entry    = [stream number, token ids, text]
+             | [stream number, token ids, text, finish reason, error, logprobs, cached tokens]
+    logprob  = [[token id, bytes, logprob], [likeliest tokens, in the same form]]
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,10 +21,15 @@ import msgpack  # type: ignore[import-untyped] # ships no types
 
 from deployments.engine.output import FinishReason, TextDelta, TokenLogprob, TokenLogprobs
 
-VERSION: Final = 1
-MAX_HELLO_BYTES: Final = 256
+VERSION: Final = 2
+MAX_INGRESS_BYTES: Final = 256
+"""The most bytes of a frame from an ingress."""
+
 MAX_MESSAGE_BYTES: Final = 64 * 2**20
 """Far more than a message of `outbox.MAX_NUM_DELTAS` deltas takes."""
+
+MAX_SILENCE_S: Final = 5.0
+"""A replica that sends nothing for so long is taken for lost; it sends something every second."""
 
 _LENGTH_BYTES: Final = 4
 _UNICODE_ERRORS: Final = "surrogatepass"
@@ -63,6 +70,23 @@ def decode_hello(payload: bytes) -> Hello:
         case [int(version), bytes(secret), str(channel_id)] if version == VERSION:
             return Hello(secret, channel_id)
     raise WireError("this is no hello of this version")
+
+
+def encode_go_ahead(number: int) -> bytes:
+    """Return the frame that lets a suspect begin."""
+    return _frame([number])
+
+
+def decode_go_ahead(payload: bytes) -> int:
+    """Return the number of the suspect that may begin.
+
+    Raises:
+        WireError: It is no go-ahead.
+    """
+    match _unpack(payload):
+        case [int(number)]:
+            return number
+    raise WireError("this is no go-ahead")
 
 
 def encode_message(entries: Iterable[Entry]) -> bytes:

@@ -179,6 +179,14 @@ class AsyncEngine:
             for name in self._pings & self._takers.keys():
                 self._takers[name](PROGRESS)
         self._num_steps_spread = stats.num_steps
+        try:
+            self._give_out()
+        finally:
+            if self._handed_over:  # one that takes deltas has raised; the others get theirs
+                self._hand_over([])
+            self._on_stats(stats)
+
+    def _give_out(self) -> None:
         while self._handed_over:
             sequence_id, delta = self._handed_over.popleft()
             take = self._takers.get(sequence_id)
@@ -188,7 +196,6 @@ class AsyncEngine:
                 del self._takers[sequence_id]
                 delta = self._last(delta)
             take(delta)
-        self._on_stats(stats)
 
     def _last(self, delta: TextDelta) -> TextDelta:
         """Return a sequence's last delta; the engine's end is no failure of the sequence."""

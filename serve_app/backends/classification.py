@@ -73,7 +73,7 @@ class HandleClassificationBackend(HandleBackend[ClassifierDescription]):
             return cast("Classified | Refused", await self._call("classify", request))
         call = self._classify_suspect.remote(request)
         responses = cast("Responses[ClassificationEvent]", call)
-        answer = await first_answer(responses)
+        answer = await first_answer(responses, self._channels)
         await read_to_end(responses)
         assert isinstance(answer, Classified | Refused), f"got a {type(answer).__name__}"
         return answer

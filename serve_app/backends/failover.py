@@ -15,6 +15,7 @@ the first one has ended.
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Final, Self, TypeVar
 
@@ -45,6 +46,7 @@ from serve_app.backends.losses import (
 )
 from serve_app.http.notice import Notice
 
+T = TypeVar("T")
 RequestT = TypeVar("RequestT", GenerationRequest, ClassificationRequest)
 
 MAX_NUM_HAND_OVERS: Final = 16
@@ -77,15 +79,15 @@ class FailoverGenerationBackend:
 
     async def describe(self) -> ModelDescription:
         """Return what the model can do; see `GenerationBackend.describe`."""
-        return await self._backend.describe()
+        return await _read(self._backend.describe, self._limits)
 
     async def tokenize(self, request: TokenizeRequest) -> TokenizedPrompt:
         """Return a prompt's tokens; see `GenerationBackend.tokenize`."""
-        return await self._backend.tokenize(request)
+        return await _read(lambda: self._backend.tokenize(request), self._limits)
 
     async def detokenize(self, token_ids: tuple[int, ...]) -> str:
         """Return the text of tokens; see `GenerationBackend.detokenize`."""
-        return await self._backend.detokenize(token_ids)
+        return await _read(lambda: self._backend.detokenize(token_ids), self._limits)
 
     async def ping(self) -> None:
         """Exercise a replica's engine; see `GenerationBackend.ping`."""
@@ -251,9 +253,12 @@ class FailoverStream:
         )
 
     def _leave(self) -> None:
-        """Try to go on at another replica; called again while that has not worked."""
+        """Try to go on at another replica; called again while that has not worked.
+
+        A suspect stays: it would run at two replicas at once, and might kill both.
+        """
         is_busy = self._handing_over or self._opening or self._loss or self._is_ended
-        if self._may_leave and not is_busy:
+        if self._may_leave and not is_busy and not self._losses.num_deaths:
             self._handing_over = asyncio.ensure_future(self._hand_over(self._stream))
             self._handing_over.add_done_callback(self._note_end_of_hand_over)
 
@@ -314,11 +319,21 @@ class FailoverClassificationBackend:
 
     async def describe(self) -> ClassifierDescription:
         """Return what the model can do; see `ClassificationBackend.describe`."""
-        return await self._backend.describe()
+        return await _read(self._backend.describe, self._limits)
 
     async def ping(self) -> None:
         """Exercise a replica's device worker; see `ClassificationBackend.ping`."""
         await self._backend.ping()
+
+
+async def _read(call: Callable[[], Awaitable[T]], limits: FailoverLimits) -> T:
+    """Make a call that changes nothing, and once more if its replica dies.
+
+    Raises:
+        RaystreamError: See `Losses.add` and `Losses.until_taken`.
+    """
+    losses = Losses(limits, ReplicaUnavailableError, starts_at_once=True)
+    return await losses.until_taken(call)
 
 
 def _unfinished() -> ReplicaUnavailableError:

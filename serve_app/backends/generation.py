@@ -163,7 +163,6 @@ class HandleGenerationBackend(HandleBackend[ModelDescription]):
         super().__init__(handle, count_refusal)
         self._generate = handle.options(method_name="generate", stream=True)
         self._queue = AdmissionQueue()
-        self._channels = TokenChannels()
         self._departures = departures
 
     async def generate(self, request: GenerationRequest) -> ReplicaStream:
@@ -190,7 +189,7 @@ class HandleGenerationBackend(HandleBackend[ModelDescription]):
         try:
             call = self._generate.remote(replace(request, stream=box.key))
             responses = cast("Responses[GenerationEvent]", call)
-            first = await first_answer(responses)
+            first = await first_answer(responses, self._channels)
             assert isinstance(first, Accepted | Refused), f"got a {type(first).__name__}"
             self._replicas.hear(first)
         except BaseException:
@@ -207,10 +206,6 @@ class HandleGenerationBackend(HandleBackend[ModelDescription]):
                 raise LostAfterStartError(*error.args) from error
             raise
         return stream
-
-    async def aclose(self) -> None:
-        """Close the channels to all replicas; streams that are still open fail."""
-        await self._channels.aclose()
 
     async def tokenize(self, request: TokenizeRequest) -> TokenizedPrompt:
         """Ask a replica; see `GenerationBackend.tokenize`."""

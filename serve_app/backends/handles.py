@@ -23,7 +23,13 @@ from deployments.errors import (
     ReplicaUnavailableError,
 )
 from serve_app.backends.known_replicas import KnownReplicas
-from serve_app.backends.losses import LostAfterStartError, NoReplicaError, ReplicaStoppedError
+from serve_app.backends.losses import (
+    LostAfterStartError,
+    NoReplicaError,
+    ReplicaStoppedError,
+    wait_patiently,
+)
+from serve_app.backends.token_channels import TokenChannels
 
 Handle = DeploymentHandle[Any]
 """A deployment's handle, as the composition root binds it."""
@@ -73,6 +79,7 @@ class HandleBackend(Generic[DescriptionT]):
         """
         self._handle = handle
         self._replicas = KnownReplicas()
+        self._channels = TokenChannels()
         self._count_refusal = count_refusal
 
     async def describe(self) -> DescriptionT:
@@ -90,6 +97,10 @@ class HandleBackend(Generic[DescriptionT]):
             RaystreamError: It is not healthy, or no replica could answer.
         """
         await self._call("ping")
+
+    async def aclose(self) -> None:
+        """Close the channels to all replicas; streams that are still open fail."""
+        await self._channels.aclose()
 
     async def _call(self, method: str, *args: object) -> object:
         """Call a method of one replica and return its answer."""
@@ -114,30 +125,54 @@ class HandleBackend(Generic[DescriptionT]):
             raise
 
 
-async def first_answer(responses: Responses[EventT_co]) -> EventT_co:
-    """Return the first event of a replica's answer, skipping `Started`; cancel the call on failure.
+async def first_answer(responses: Responses[EventT_co], channels: TokenChannels) -> EventT_co:
+    """Return the first event of a replica's answer after `Started`; cancel the call on failure.
+
+    The answer to `Started` is the go-ahead.
 
     Raises:
-        LostAfterStartError: The replica was lost after `Started`.
+        LostAfterStartError: The replica was lost after the go-ahead.
         RaystreamError: The replica has failed.
     """
-    has_started = False
     try:
-        with translated_errors():
-            (first,) = await anext(responses)
-            if isinstance(first, Started):
-                has_started = True
-                (first,) = await anext(responses)
-            if isinstance(first, Refused):
-                await anext(responses, None)  # so that Ray counts the call as ended
+        first = await _next(responses)
+        if isinstance(first, Started):
+            first = await _answer_to_suspect(first, responses, channels)
+        if isinstance(first, Refused):
+            await read_to_end(responses)
     except StopAsyncIteration:
         raise ReplicaUnavailableError("The model's replica gave no answer.") from None
-    except BaseException as error:
+    except BaseException:
         responses.cancel()
-        if has_started and type(error) is ReplicaUnavailableError:
-            raise LostAfterStartError(*error.args) from error
         raise
     return first
+
+
+async def _answer_to_suspect(
+    started: Started, responses: Responses[EventT_co], channels: TokenChannels
+) -> EventT_co:
+    """Let a suspect begin at its replica and return its answer.
+
+    Raises:
+        StopAsyncIteration: The replica did not get the go-ahead in time.
+        LostAfterStartError: The replica was lost after the go-ahead.
+        RaystreamError: The replica has failed, or was lost before the go-ahead.
+    """
+    channel = await channels.reach(started.channel)
+    wait_patiently()
+    channel.give_go_ahead(started.number)
+    try:
+        return await channel.unless_lost(_next(responses))
+    except ReplicaUnavailableError as error:
+        if type(error) is ReplicaUnavailableError:
+            raise LostAfterStartError(*error.args) from error
+        raise
+
+
+async def _next(responses: Responses[EventT_co]) -> EventT_co:
+    with translated_errors():
+        (event,) = await anext(responses)
+    return event
 
 
 @contextmanager

@@ -4,16 +4,18 @@ A request counts its deaths: replicas that were lost while they may have run it,
 before it had gained much there. A request without any token is a suspect from the first death on: a
 prompt kills where it is encoded or prefilled. A text that goes on is one from the second death on,
 since one death says little about it. The next replica runs a suspect on probation
-(`deployments.probation`). If that replica dies, too, before the probation is over, the suspect is
-taken for the cause: it fails, and no further replica gets it. So a prompt that kills its replicas
-kills two, and an answer that does so three, while an innocent request must lose as many replicas at
-its worst moments to be blamed.
+(`deployments.probation`), once this ingress has given the go-ahead. If that replica dies, too,
+before the probation is over, the suspect is taken for the cause: it fails, and no further replica
+gets it. So a prompt that kills its replicas kills two, and an answer that does so three, while an
+innocent request must lose as many replicas at its worst moments to be blamed.
 
 Shared by texts and classifications; it knows neither Ray nor HTTP.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -46,7 +48,7 @@ class NoReplicaError(ReplicaUnavailableError):
 
 
 class LostAfterStartError(ReplicaUnavailableError):
-    """A replica died after it had started with a suspect, and before it accepted or answered."""
+    """A replica was lost after the ingress had let it begin, and before it accepted or answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +60,9 @@ class FailoverLimits:
         max_moves: How often a request may move.
         first_backoff_s: Seconds before the second attempt to find a replica; doubled after each.
         max_backoff_s: The longest of these waits.
-        first_patience_s: Seconds that a lost request waits for a replica to take it, before it is
-            offered again; doubled after each. A replica that hangs takes nothing, and Serve needs a
-            minute or so to kill it.
+        first_patience_s: Seconds that a lost request waits for a replica to take it or begin with
+            it, before it is offered again; doubled after each. A replica that hangs takes nothing,
+            and Serve needs a minute or so to kill it.
         notice_interval_s: Seconds between two notices to a client whose stream waits.
     """
 
@@ -94,6 +96,7 @@ class Losses:
         blame: Callable[[str], RaystreamError],
         *,
         is_accepted: bool = False,
+        starts_at_once: bool = False,
     ) -> None:
         """Start without a loss.
 
@@ -101,8 +104,11 @@ class Losses:
             limits: Limits on the search for another replica.
             blame: Makes the error for a request that has killed its replicas.
             is_accepted: See the class.
+            starts_at_once: Whether a replica begins without waiting for a go-ahead, so that any
+                replica that was lost may have died of the request.
         """
         self.num_moves = 0
+        self._starts_at_once = starts_at_once
         self.is_accepted = is_accepted
         self._num_deaths = 0
         self._has_tokens = False
@@ -123,8 +129,8 @@ class Losses:
 
         Args:
             error: One of `LOST`.
-            has_started: Whether the replica had begun with the request. Only a suspect's replica
-                tells that before it accepts.
+            has_started: Whether the replica may have begun with the request. A suspect's replica
+                had not unless it had the go-ahead.
             num_gained: Tokens that had come from it since.
 
         Raises:
@@ -200,7 +206,8 @@ class Losses:
             waits = True
             try:
                 async with asyncio.timeout(patience_s) as wait:
-                    return await call()
+                    with _ended_by_start(wait):
+                        return await call()
             except TimeoutError:
                 if not wait.expired():
                     raise
@@ -216,7 +223,8 @@ class Losses:
 
     def _add_attempt(self, error: RaystreamError) -> None:
         """Note that an attempt has lost its replica before it was taken; see `add`."""
-        self.add(error, has_started=isinstance(error, LostAfterStartError))
+        has_started = self._starts_at_once or isinstance(error, LostAfterStartError)
+        self.add(error, has_started=has_started)
 
     def _note_move(self) -> None:
         self._give_up_at_s, self._waits_first = None, False
@@ -243,6 +251,29 @@ class Losses:
             None,
             RETRY_AFTER_S,
         )
+
+
+_PATIENCE: ContextVar[asyncio.Timeout | None] = ContextVar("patience", default=None)
+"""The wait that ends when a replica begins with this task's request."""
+
+
+@contextmanager
+def _ended_by_start(wait: asyncio.Timeout) -> Iterator[None]:
+    token = _PATIENCE.set(wait)
+    try:
+        yield
+    finally:
+        _PATIENCE.reset(token)
+
+
+def wait_patiently() -> None:
+    """Note that a replica begins with this task's suspect, which is no longer offered to others.
+
+    Otherwise it could run at two replicas at once, and kill both.
+    """
+    wait = _PATIENCE.get()
+    if wait is not None:
+        wait.reschedule(None)
 
 
 def _is_death(error: RaystreamError) -> bool:

@@ -1,37 +1,44 @@
 """The ingress's end of the channels: one connection to each replica, for all its streams.
 
-A replica says in `Accepted` where it listens; the first stream connects, and the others share the
-connection. A channel that is lost, or silent for too long, fails all its streams at once: that is
-how the ingress learns that a replica is dead.
+A replica says in `Accepted` or `Started` where it listens; the first request connects, and the
+others share the connection. A channel that is lost, or silent for too long, fails all its streams
+at once: that is how the ingress learns that a replica is dead.
 """
 
 import asyncio
 import os
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from contextvars import Context
 from itertools import count
 from secrets import token_hex
-from typing import Final, cast
+from typing import Any, Final, TypeVar, cast
 
 from deployments.channel.tls import TlsFiles
 from deployments.channel.wire import (
     MAX_MESSAGE_BYTES,
+    MAX_SILENCE_S,
     FrameReader,
     Hello,
     WireError,
     decode_message,
+    encode_go_ahead,
     encode_hello,
 )
 from deployments.contract import ChannelAddress, StreamKey
 from deployments.errors import ReplicaUnavailableError
 from serve_app.backends.stream_box import Rounds, StreamBox
 
+T = TypeVar("T")
+
 CONNECT_TIMEOUT_S: Final = 5.0
 
 TICK_S: Final = 1.0
-MAX_NUM_SILENT_TICKS: Final = 5
-"""A replica sends something every second. Ticks are counted, not seconds: if this process has
-slept, only one tick is late, and what has arrived meanwhile is read before the next."""
+MAX_NUM_SILENT_TICKS: Final = round(MAX_SILENCE_S / TICK_S)
+"""Ticks are counted, not seconds: if this process has slept, only one tick is late, and what has
+arrived meanwhile is read before the next."""
+
+CALL_END_TIMEOUT_S: Final = 1.0
+"""How long a call may outlive its replica's channel. It tells better how the replica has ended."""
 
 
 class TokenChannels:
@@ -66,6 +73,21 @@ class TokenChannels:
         Raises:
             ReplicaUnavailableError: The replica can't be reached there.
         """
+        channel = await self._reach(address)
+        box.source = box.source or channel
+        channel.require_open()
+
+    async def reach(self, address: ChannelAddress) -> "_Channel":
+        """Return the channel to a replica, for a suspect that is about to begin there.
+
+        Raises:
+            ReplicaUnavailableError: The replica can't be reached there.
+        """
+        channel = await self._reach(address)
+        channel.require_open()
+        return channel
+
+    async def _reach(self, address: ChannelAddress) -> "_Channel":
         if address not in self._channels:
             # An empty context: the channel outlives the request that opens it.
             opening = asyncio.get_running_loop().create_task(
@@ -73,10 +95,7 @@ class TokenChannels:
             )
             self._channels[address] = opening
             opening.add_done_callback(lambda _: self._drop_lost(address))
-        channel = await asyncio.shield(self._channels[address])
-        box.source = box.source or channel
-        if channel.is_lost:
-            raise _lost()
+        return await asyncio.shield(self._channels[address])
 
     async def _connect(self, address: ChannelAddress) -> "_Channel":
         channel = _Channel(address, self)
@@ -149,7 +168,44 @@ class _Channel(asyncio.Protocol):
     @property
     def is_lost(self) -> bool:
         """Whether nothing more can arrive."""
-        return self.closed.done()
+        return self.closed.done() or (self._transport is not None and self._transport.is_closing())
+
+    def require_open(self) -> None:
+        """Raise if nothing more can arrive.
+
+        Raises:
+            ReplicaUnavailableError: The channel is lost.
+        """
+        if self.is_lost:
+            raise _lost()
+
+    def give_go_ahead(self, number: int) -> None:
+        """Let a suspect begin at the replica.
+
+        Args:
+            number: The one in `Started`.
+        """
+        assert self._transport is not None, "it has been opened"
+        self._transport.write(encode_go_ahead(number))
+
+    async def unless_lost(self, call: Awaitable[T]) -> T:
+        """Wait for a call to the replica, but not for long once the channel is lost.
+
+        Raises:
+            ReplicaUnavailableError: The channel is lost, and the call goes on.
+        """
+        calling = asyncio.ensure_future(call)
+        try:
+            either: list[asyncio.Future[Any]] = [calling, self.closed]
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if not calling.done():
+                await asyncio.wait([calling], timeout=CALL_END_TIMEOUT_S)
+            if not calling.done():
+                raise _lost()
+            return calling.result()
+        finally:
+            calling.cancel()
+            await asyncio.gather(calling, return_exceptions=True)
 
     def abort(self) -> None:
         """Close the connection, if there is one, at once."""

@@ -10,17 +10,20 @@ from deployments.channel import outbox as outbox_module
 from deployments.channel import server as module
 from deployments.channel.server import ChannelServer
 from deployments.channel.wire import (
-    MAX_HELLO_BYTES,
+    MAX_INGRESS_BYTES,
     MAX_MESSAGE_BYTES,
+    MAX_SILENCE_S,
     Entry,
     FrameReader,
     Hello,
     decode_message,
+    encode_go_ahead,
     encode_hello,
     encode_message,
 )
 from deployments.contract import ChannelAddress, FinishReason, StreamKey, TextDelta
 from tests.deadline import in_time
+from tests.stopped_clock import Clock, settle
 
 FIRST, LAST = TextDelta((1,), "a"), TextDelta((2,), "b", FinishReason.STOP)
 ABORTED = TextDelta((), "", FinishReason.ABORT)
@@ -133,7 +136,7 @@ async def test_an_ingress_may_connect_after_the_last_delta(server: ChannelServer
         encode_hello(Hello(b"", "me")),
         b"GET / HTTP/1.1\r\nHost: replica\r\n\r\n",
         b"\0\0\0\x01\xc1",
-        (MAX_HELLO_BYTES + 1).to_bytes(4),
+        (MAX_INGRESS_BYTES + 1).to_bytes(4),
         encode_message([(1, LAST)]),
     ],
     ids=["wrong secret", "no secret", "http", "garbage", "oversized", "message"],
@@ -177,13 +180,72 @@ async def test_only_some_strangers_may_be_connected(
 
 
 @in_time
-async def test_an_ingress_that_sends_more_than_its_hello_is_closed(server: ChannelServer) -> None:
+async def test_an_ingress_gives_go_aheads(server: ChannelServer) -> None:
     address = await server.address()
-    async with connected(address, hello_of(address) * 2) as peer:
+    with server.go_aheads.expect() as one, server.go_aheads.expect() as other:
+        unknown = other.number + 1
+        given = b"".join(map(encode_go_ahead, (unknown, one.number, one.number)))
+        async with connected(address, hello_of(address) + given) as peer:
+            assert await one.is_given()
+            assert not other._given.done()
+            peer.writer.write(encode_go_ahead(other.number))
+            assert await other.is_given()
+
+
+@in_time
+async def test_a_stranger_gives_no_go_ahead(server: ChannelServer) -> None:
+    address = await server.address()
+    with server.go_aheads.expect() as suspect:
+        async with connected(address, encode_go_ahead(suspect.number)) as stranger:
+            assert await stranger.rest() == b""
+        assert not suspect._given.done()
+
+
+@pytest.mark.parametrize(
+    "extra", ["hello", b"\0\0\0\x01\xc1", (MAX_INGRESS_BYTES + 1).to_bytes(4)], ids=repr
+)
+@in_time
+async def test_an_ingress_that_sends_anything_else_is_closed(
+    server: ChannelServer, extra: str | bytes
+) -> None:
+    address = await server.address()
+    hello = hello_of(address)
+    async with connected(address, hello + (hello if isinstance(extra, str) else extra)) as peer:
         with server.stream(StreamKey("me", 1)) as stream:
             await peer.rest()
             stream.put(FIRST)
             await stream.wait_until_ended()
+
+
+@pytest.mark.parametrize("beats_first", [True, False])
+@in_time
+async def test_a_replica_that_hung_until_an_ingress_gave_it_up_knows_that(
+    server: ChannelServer, advance: Clock, beats_first: bool
+) -> None:
+    address = await server.address()
+    async with connected(address, hello_of(address)) as peer:
+        await peer.message()
+        advance(MAX_SILENCE_S)
+        if beats_first:
+            await settle()
+    await until(lambda: not server._connections)
+    assert server.was_given_up
+
+
+@in_time
+async def test_a_replica_that_was_not_given_up_or_did_not_hang_is_sound(
+    server: ChannelServer, advance: Clock
+) -> None:
+    address = await server.address()
+    async with connected(address, hello_of(address)) as peer:
+        await peer.message()
+        for seconds in (MAX_SILENCE_S, module.HEARTBEAT_S):
+            advance(seconds)
+            await settle()
+        assert await peer.message() == []
+        assert not server.was_given_up, "the ingress has waited"
+    await until(lambda: not server._connections)
+    assert not server.was_given_up, "the ingress has left"
 
 
 @in_time

@@ -5,13 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.channel.wire import (
-    MAX_HELLO_BYTES,
+    MAX_INGRESS_BYTES,
     VERSION,
     FrameReader,
     Hello,
     WireError,
+    decode_go_ahead,
     decode_hello,
     decode_message,
+    encode_go_ahead,
     encode_hello,
     encode_message,
 )
@@ -62,7 +64,7 @@ def test_frames_arrive_whole_wherever_reads_split_them(
 
 @given(st.binary(min_size=16, max_size=16), st.text(string.hexdigits, min_size=32, max_size=32))
 def test_a_hello_arrives_as_it_was_sent_and_fits(secret: bytes, channel_id: str) -> None:
-    (payload,) = payloads(encode_hello(Hello(secret, channel_id)), MAX_HELLO_BYTES)
+    (payload,) = payloads(encode_hello(Hello(secret, channel_id)), MAX_INGRESS_BYTES)
     assert decode_hello(payload) == Hello(secret, channel_id)
 
 
@@ -72,7 +74,7 @@ def test_a_hello_does_not_print_the_secret() -> None:
 
 @given(st.binary(max_size=300))
 def test_garbage_is_refused_or_understood_and_never_a_crash(garbage: bytes) -> None:
-    for decode in (decode_hello, decode_message):
+    for decode in (decode_hello, decode_go_ahead, decode_message):
         try:
             decode(garbage)
         except WireError:
@@ -96,7 +98,21 @@ def test_a_hello_of_another_version_is_refused() -> None:
         decode_hello(payload[:1] + bytes([VERSION + 1]) + payload[2:])
 
 
+@given(st.integers(0, 2**63))
+def test_a_go_ahead_arrives_as_it_was_sent_and_is_no_hello(number: int) -> None:
+    (payload,) = payloads(encode_go_ahead(number), MAX_INGRESS_BYTES)
+    assert decode_go_ahead(payload) == number
+    with pytest.raises(WireError):
+        decode_hello(payload)
+
+
+@pytest.mark.parametrize("payload", [b"\x90", b"\x92\x01\x02", b"\x91\xc0", b"\x01"], ids=repr)
+def test_a_payload_that_is_no_go_ahead_is_refused(payload: bytes) -> None:
+    with pytest.raises(WireError):
+        decode_go_ahead(payload)
+
+
 def test_a_frame_that_is_too_long_is_refused_by_its_first_bytes() -> None:
     with pytest.raises(WireError, match="257 bytes"):
-        payloads((257).to_bytes(4), MAX_HELLO_BYTES)
-    assert payloads((256).to_bytes(4), MAX_HELLO_BYTES) == []
+        payloads((257).to_bytes(4), MAX_INGRESS_BYTES)
+    assert payloads((256).to_bytes(4), MAX_INGRESS_BYTES) == []

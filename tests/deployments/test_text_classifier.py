@@ -8,8 +8,10 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
+from deployments.channel import go_ahead
 from deployments.compute.errors import UnsupportedModelError
 from deployments.contract import (
+    ClassificationEvent,
     ClassificationRequest,
     Classified,
     ClassifierDescription,
@@ -313,12 +315,19 @@ def test_a_micro_batch_that_does_not_fit_fails_at_the_start(
         TextClassifier(spec(folder))
 
 
+def let_begin(classifier: TextClassifier, told: list[ClassificationEvent]) -> None:
+    """Give a suspect its go-ahead, as the ingress's channel does."""
+    (started,) = told
+    assert isinstance(started, Started)
+    classifier._channels.go_aheads.give(started.number)
+
+
 async def test_suspects_are_classified_one_at_a_time_beside_other_texts(
     classifier: TextClassifier, gate: Gate
 ) -> None:
     suspect = ClassificationRequest("s", ("bad",), num_deaths=1)
     first, second = (aiter(classifier.classify_suspect(suspect)) for _ in range(2))
-    assert await anext(first) == [Started()]
+    let_begin(classifier, await anext(first))
     answer = asyncio.ensure_future(anext(first))
     await gate.wait_for_batch()
     waiting = asyncio.ensure_future(anext(second))
@@ -329,13 +338,25 @@ async def test_suspects_are_classified_one_at_a_time_beside_other_texts(
     assert await answer == [await classified(classifier, "bad")]
     assert len((await other).classifications) == 1
     async with asyncio.timeout(DEADLINE_S):
-        assert await waiting == [Started()]
+        assert isinstance((await waiting)[0], Started)
     await second.aclose()  # type: ignore[attr-defined] # a generator
 
 
 async def test_a_suspect_that_is_refused_is_told_so(classifier: TextClassifier) -> None:
     classifier.reconfigure({"max_queued_requests": 0})
     suspect = ClassificationRequest("s", ("bad",), num_deaths=1)
-    found = [event async for event in classifier.classify_suspect(suspect)]
-    assert found[0] == [Started()]
-    assert isinstance(found[1][0], Classified | Refused)
+    events = aiter(classifier.classify_suspect(suspect))
+    let_begin(classifier, await anext(events))
+    (answer,) = [event async for (event,) in events]
+    assert isinstance(answer, Classified | Refused)
+
+
+async def test_a_suspect_without_its_go_ahead_is_not_classified(
+    classifier: TextClassifier, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(go_ahead, "TIMEOUT_S", 0.0)
+    suspect = ClassificationRequest("s", ("bad",), num_deaths=1)
+    for _ in range(2):
+        found = [event async for (event,) in classifier.classify_suspect(suspect)]
+        assert [type(event) for event in found] == [Started]
+    assert classifier._queue.num_waiting == 0

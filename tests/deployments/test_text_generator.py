@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher
 
+from deployments.channel import go_ahead
 from deployments.compute.cpu.linear.int8_linear import int8_obstacle
 from deployments.compute.errors import UnsupportedModelError
 from deployments.contract import (
     Accepted,
     ChatMessage,
     FinishReason,
+    GenerationEvent,
     GenerationRequest,
     ImagePart,
     SamplingParams,
@@ -32,6 +34,7 @@ from deployments.errors import (
     RaystreamError,
     ReplicaUnavailableError,
 )
+from deployments.metrics import StreamClock
 from deployments.text_generator import BATCH_WAIT_TIMEOUT_S, MAX_BATCH_SIZE, TextGenerator
 from tests.deployments.local_handle import local_backend, read
 from tests.deployments.tiny_folder import save_text_model, spec
@@ -312,6 +315,13 @@ async def test_numbers_beyond_a_tensor_s_range_are_handled(generator: TextGenera
     assert deltas[-1].finish_reason is FinishReason.LENGTH
 
 
+def let_begin(generator: TextGenerator, told: list[GenerationEvent]) -> None:
+    """Give a suspect its go-ahead, as the ingress's channel does."""
+    (started,) = told
+    assert isinstance(started, Started)
+    generator._channels.go_aheads.give(started.number)
+
+
 async def test_suspects_run_one_at_a_time_beside_the_other_requests(
     generator: TextGenerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -328,7 +338,7 @@ async def test_suspects_run_one_at_a_time_beside_the_other_requests(
         "s", "go", GREEDY, is_resumed=True, num_deaths=1, stream=StreamKey("nobody", 0)
     )
     first, second = (aiter(generator.generate(suspect)) for _ in range(2))
-    assert await anext(first) == [Started()]
+    let_begin(generator, await anext(first))
     waiting = asyncio.ensure_future(anext(second))
     assert (await read(generator, GenerationRequest("r", "fine", GREEDY)))[-1].finish_reason
     assert not waiting.done()
@@ -336,12 +346,12 @@ async def test_suspects_run_one_at_a_time_beside_the_other_requests(
     (accepted,) = await anext(first)
     assert isinstance(accepted, Accepted)
     async with asyncio.timeout(30):
-        assert await waiting == [Started()]  # the first has gained a token
+        assert isinstance((await waiting)[0], Started)  # the first has gained a token
     await first.aclose()  # type: ignore[attr-defined] # a generator
     await second.aclose()  # type: ignore[attr-defined] # a generator
     async with asyncio.timeout(30):
         third = aiter(generator.generate(suspect))
-        assert await anext(third) == [Started()]
+        assert isinstance((await anext(third))[0], Started)
     await third.aclose()  # type: ignore[attr-defined] # a generator
 
 
@@ -355,8 +365,50 @@ async def test_a_suspect_without_a_slot_is_not_started(generator: TextGenerator)
         while not generator._admission.num_waiting:  # noqa: ASYNC110 - nothing tells of it
             await asyncio.sleep(0)
         assert not started.done()
-    assert await started == [Started()]
+    assert isinstance((await started)[0], Started)
     await events.aclose()  # type: ignore[attr-defined] # a generator
+
+
+async def test_a_suspect_without_its_go_ahead_does_not_begin_and_gives_up_its_turn(
+    generator: TextGenerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(go_ahead, "TIMEOUT_S", 0.0)
+    encoded: list[object] = []
+    monkeypatch.setattr(generator, "_encode", encoded.append)
+    suspect = GenerationRequest("s", "go", GREEDY, is_resumed=True, num_deaths=1)
+    for _ in range(2):
+        found = [event async for (event,) in generator.generate(suspect)]
+        assert [type(event) for event in found] == [Started]
+    assert not encoded
+    assert generator._admission.num_running == 0
+
+
+async def test_an_error_of_a_metric_loses_no_delta(
+    generator: TextGenerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = GenerationRequest("r", "Hello", GREEDY)
+    undisturbed = joined(await read(generator, request))
+    errors: list[dict[str, Any]] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: errors.append(context))
+
+    def fail(*_: object) -> None:
+        raise ValueError("no such tag")
+
+    monkeypatch.setattr(StreamClock, "observe", fail)
+    assert joined(await read(generator, request)) == undisturbed
+    loop.set_exception_handler(None)
+    assert {str(context["exception"]) for context in errors} == {"no such tag"}
+
+
+async def test_a_replica_that_hung_and_was_given_up_is_not_healthy(
+    generator: TextGenerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await generator.check_health()
+    monkeypatch.setattr(generator._channels, "was_given_up", True)
+    for _ in range(3):  # Serve wants to hear it several times
+        with pytest.raises(ReplicaUnavailableError, match="hung"):
+            await generator.check_health()
 
 
 async def test_a_suspect_s_answer_is_the_same(generator: TextGenerator) -> None:

@@ -17,6 +17,7 @@ from deployments.generator.async_engine import AsyncEngine
 from tests.engine.tiny_models import load, make_engine, qwen2
 
 ENDLESS = SamplingParams(temperature=0, ignore_eos=True)
+LAST = TextDelta((1,), "a", FinishReason.STOP)
 
 
 def make_tiny_engine() -> Engine:
@@ -236,3 +237,22 @@ async def test_nothing_is_lost_when_the_engine_hands_over_while_the_loop_spreads
     found = await spreading.gains["a"].next_of(num_tokens)
     await engine
     assert [i for delta in found for i in delta.token_ids] == list(range(num_tokens))
+
+
+async def test_one_that_fails_to_take_its_deltas_does_not_keep_others_from_theirs(
+    engine: AsyncEngine,
+) -> None:
+    loop = asyncio.get_running_loop()
+    errors: list[object] = []
+    loop.set_exception_handler(lambda _, context: errors.append(context["exception"]))
+
+    def fail(_: TextDelta) -> None:
+        raise ValueError("a bug")
+
+    gains = Gains()
+    engine._loop = loop
+    engine._takers |= {"bad": fail, "good": gains.take}
+    engine._hand_over([("bad", LAST), ("good", LAST)])
+    assert await gains.next() == LAST
+    assert [type(error) for error in errors] == [ValueError]
+    loop.set_exception_handler(None)

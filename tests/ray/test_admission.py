@@ -16,8 +16,9 @@ from ray.serve.handle import DeploymentHandle
 from deployments.channel.outbox import OutgoingStream
 from deployments.channel.server import ChannelServer
 from deployments.contract import StreamKey, TextDelta
+from deployments.model_replica import node_address
 from deployments.model_spec import ModelSpec
-from deployments.text_generator import TextGenerator, node_address
+from deployments.text_generator import TextGenerator
 from serve_app.config import AppConfig, ModelConfig
 from serve_app.ingress import Ingress
 from tests.deployments.tiny_folder import spec

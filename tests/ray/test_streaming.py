@@ -27,7 +27,7 @@ from deployments.contract import (
     TextDelta,
     TextPart,
 )
-from deployments.text_generator import node_address
+from deployments.model_replica import node_address
 from serve_app.config import AppConfig, ModelConfig
 from serve_app.ingress import Ingress
 from tests.deployments.tiny_folder import spec

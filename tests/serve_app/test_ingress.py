@@ -7,6 +7,8 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from serve_app.config import AppConfig
+from serve_app.ingress import AppParts, build_app
 from tests.serve_app.fakes import FakeBackend
 
 CHECK = """
@@ -33,6 +35,18 @@ async def test_models_are_asked_for_their_descriptions_when_the_application_star
         backend.loaded.set()
         assert (await client.get("/health")).status_code == 200
     assert backend.num_describes == 1
+
+
+async def test_connections_are_closed_when_the_application_ends(config: AppConfig) -> None:
+    closed: list[str] = []
+
+    async def close() -> None:
+        closed.append("here")
+
+    app = build_app(AppParts(config, {}, on_shutdown=[close]))
+    async with app.router.lifespan_context(app):
+        assert not closed
+    assert closed == ["here"]
 
 
 async def openapi(client: httpx.AsyncClient) -> dict[str, Any]:

@@ -40,11 +40,10 @@ async def test_streams_of_a_replica_that_hangs_are_equal(
                 _continue(victim)
         answers = await asyncio.gather(*(stream.read_to_end() for stream in streams))
     assert_equal(answers, expected)
-    if not comes_back:
-        await reached(lambda: not is_alive(victim))
+    # One that comes back notices that its streams have moved; Serve finds the other.
+    await reached(lambda: not is_alive(victim))
     await replicas.complete(NUM_REPLICAS)
     record("longest pause, s", round(max(answer.longest_gap_s for answer in answers), 2))
-    record("replaced", not is_alive(victim))
 
 
 def _continue(process_id: int) -> None:

@@ -48,8 +48,15 @@ class Fate:
 class Replicas:
     """A model with one text; each attempt meets the next fate, and after these none is lost."""
 
-    def __init__(self, num_tokens: int = 6, fates: Sequence[Fate] = ()) -> None:
+    def __init__(
+        self,
+        num_tokens: int = 6,
+        fates: Sequence[Fate] = (),
+        read_errors: Sequence[RaystreamError] = (),
+    ) -> None:
         self.num_tokens = num_tokens
+        self.read_errors = list(read_errors)
+        self.num_reads = 0
         self.fates = list(fates)
         self.requests: list[GenerationRequest] = []
         self.streams: list[Stream] = []
@@ -74,13 +81,21 @@ class Replicas:
         self.streams.append(Stream(self, request, fate))
         return self.streams[-1]
 
+    def _read(self) -> None:
+        self.num_reads += 1
+        if self.read_errors:
+            raise self.read_errors.pop(0)
+
     async def describe(self) -> ModelDescription:
+        self._read()
         return ModelDescription("m", 1, 128, False, SamplingParams())
 
     async def tokenize(self, request: TokenizeRequest) -> TokenizedPrompt:
+        self._read()
         return TokenizedPrompt((1,))
 
     async def detokenize(self, token_ids: tuple[int, ...]) -> str:
+        self._read()
         return "a"
 
     async def ping(self) -> None:
@@ -141,6 +156,7 @@ class Classifiers:
 
     def __init__(self, *errors: RaystreamError) -> None:
         self.errors = list(errors)
+        self.read_errors: list[RaystreamError] = []
         self.requests: list[ClassificationRequest] = []
 
     async def classify(self, request: ClassificationRequest) -> tuple[Classification, ...]:
@@ -150,6 +166,8 @@ class Classifiers:
         return (Classification((1.0,), 3),)
 
     async def describe(self) -> ClassifierDescription:
+        if self.read_errors:
+            raise self.read_errors.pop(0)
         return ClassifierDescription("c", 1, 8, ("a",), False)
 
     async def ping(self) -> None:

@@ -1,5 +1,6 @@
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from itertools import cycle
 from typing import TYPE_CHECKING, Any, cast
@@ -7,8 +8,11 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 from ray.exceptions import ActorDiedError
 
+from deployments.channel import go_ahead
+from deployments.channel.server import ChannelServer
 from deployments.contract import (
     Classification,
+    ClassificationEvent,
     ClassificationRequest,
     Classified,
     ClassifierDescription,
@@ -24,6 +28,8 @@ from deployments.errors import (
 from serve_app.backends.classification import HandleClassificationBackend
 from serve_app.backends.known_replicas import MAX_ATTEMPTS
 from serve_app.backends.losses import LostAfterStartError, ReplicaStoppedError
+from tests.deadline import in_time
+from tests.deployments.local_handle import LocalHandle
 from tests.serve_app.backends.test_handles import (
     ERRORS,
     FakeMethod,
@@ -157,36 +163,88 @@ async def test_a_client_that_leaves_cancels_the_replica_s_call() -> None:
     assert handle.calls[0].is_cancelled
 
 
-@pytest.mark.parametrize(
-    "answer", [Classified(ANSWER, "a"), Refused("full", 7, "a")], ids=["answered", "refused"]
-)
-async def test_a_suspect_s_answer_follows_its_start(answer: Classified | Refused) -> None:
-    model, handle = backend()
-    handle.suspects.put([Started()], [answer])
-    asking = model.classify(replace(REQUEST, num_deaths=1))
-    if isinstance(answer, Classified):
-        assert await asking == ANSWER
-    else:
+class Suspects:
+    """A classifier's replica in this process, which gets only suspects."""
+
+    def __init__(self, end: Classified | Refused | BaseException) -> None:
+        self.channels = ChannelServer("127.0.0.1")
+        self.num_begun = 0
+        self.idle = asyncio.Event()
+        self._end = end
+
+    async def classify_suspect(
+        self, request: ClassificationRequest
+    ) -> AsyncGenerator[list[ClassificationEvent], None]:
+        assert request.num_deaths
+        try:
+            with self.channels.go_aheads.expect() as go_ahead:
+                yield [Started(await self.channels.address(), go_ahead.number)]
+                if not await go_ahead.is_given():
+                    return
+            self.num_begun += 1
+            if isinstance(self._end, BaseException):
+                raise self._end
+            yield [self._end]
+        finally:
+            self.idle.set()
+
+
+@asynccontextmanager
+async def suspects(
+    end: Classified | Refused | BaseException,
+) -> AsyncIterator[tuple[HandleClassificationBackend, Suspects]]:
+    replica = Suspects(end)
+    handle = cast("DeploymentHandle[Any]", LocalHandle(replica))
+    async with aclosing(HandleClassificationBackend(handle)) as model:
+        yield model, replica
+    await replica.idle.wait()
+    replica.channels.close()
+
+
+SUSPECT = replace(REQUEST, num_deaths=1)
+
+
+@in_time
+async def test_a_suspect_is_answered_after_its_go_ahead() -> None:
+    async with suspects(Classified(ANSWER, "a")) as (model, replica):
+        assert await model.classify(SUSPECT) == ANSWER
+        assert replica.num_begun == 1
+    async with suspects(Refused("full", 7, "a")) as (model, _):
         with pytest.raises(OverloadedError, match="full"):
-            await asking
-    assert not handle.calls
-    assert handle.suspects.is_exhausted, "Ray counts the call as ended"
+            await model.classify(SUSPECT)
 
 
-@pytest.mark.parametrize("has_started", [True, False])
-async def test_a_lost_suspect_tells_whether_it_had_started(has_started: bool) -> None:
+@in_time
+async def test_a_suspect_that_is_lost_after_its_go_ahead_has_begun() -> None:
+    async with suspects(ActorDiedError()) as (model, _):
+        with pytest.raises(LostAfterStartError):
+            await model.classify(SUSPECT)
+
+
+@in_time
+async def test_a_suspect_without_its_go_ahead_has_not_begun(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(go_ahead, "TIMEOUT_S", 0.0)
+    async with suspects(ActorDiedError()) as (model, replica):
+        with pytest.raises(ReplicaUnavailableError) as caught:
+            await model.classify(SUSPECT)
+        assert not isinstance(caught.value, LostAfterStartError)
+        assert replica.num_begun == 0
+
+
+@in_time
+async def test_a_suspect_that_is_lost_before_its_start_has_not_begun() -> None:
     model, handle = backend()
-    if has_started:
-        handle.suspects.put([Started()])
     handle.suspects.put(ActorDiedError())
     with pytest.raises(ReplicaUnavailableError) as caught:
-        await model.classify(replace(REQUEST, num_deaths=1))
-    assert isinstance(caught.value, LostAfterStartError) is has_started
+        await model.classify(SUSPECT)
+    assert not isinstance(caught.value, LostAfterStartError)
     assert handle.suspects.is_cancelled
 
 
+@in_time
 async def test_a_suspect_whose_replica_is_stopped_did_not_kill_it() -> None:
-    model, handle = backend()
-    handle.suspects.put([Started()], asyncio.CancelledError())
-    with pytest.raises(ReplicaStoppedError):
-        await model.classify(replace(REQUEST, num_deaths=1))
+    async with suspects(asyncio.CancelledError()) as (model, _):
+        with pytest.raises(ReplicaStoppedError):
+            await model.classify(SUSPECT)

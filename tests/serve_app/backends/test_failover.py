@@ -1,6 +1,6 @@
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -16,6 +16,7 @@ from deployments.contract import (
     RequestGroup,
     SamplingParams,
     TextDelta,
+    TokenizeRequest,
 )
 from deployments.errors import (
     ClassificationFailedError,
@@ -391,6 +392,40 @@ async def test_texts_that_kill_two_replicas_fail() -> None:
     with pytest.raises(ClassificationFailedError, match="2 replicas"):
         await FailoverClassificationBackend(replicas, FAST).classify(TEXTS)
     assert len(replicas.requests) == 2
+
+
+READS: dict[str, Callable[[FailoverGenerationBackend], Awaitable[object]]] = {
+    "describe": lambda model: model.describe(),
+    "tokenize": lambda model: model.tokenize(TokenizeRequest("hi")),
+    "detokenize": lambda model: model.detokenize((1,)),
+}
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+async def test_a_read_is_repeated_when_its_replica_is_lost(
+    read: Callable[[FailoverGenerationBackend], Awaitable[object]],
+) -> None:
+    for errors in ([GONE], [STOPPED] * 9, [STOPPED, GONE, STOPPED]):
+        replicas = Replicas(read_errors=errors)
+        assert await read(model(replicas)) == await read(model(Replicas()))
+        assert replicas.num_reads == len(errors) + 1
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+async def test_a_read_kills_two_replicas_at_most(
+    read: Callable[[FailoverGenerationBackend], Awaitable[object]],
+) -> None:
+    replicas = Replicas(read_errors=[GONE] * 9)
+    with pytest.raises(ReplicaUnavailableError, match="2 replicas"):
+        await read(model(replicas))
+    assert replicas.num_reads == 2
+
+
+async def test_a_classifier_s_description_is_asked_for_again_when_its_replica_is_lost() -> None:
+    replicas = Classifiers()
+    replicas.read_errors = [STOPPED, GONE]
+    found = await FailoverClassificationBackend(replicas, FAST).describe()
+    assert found == await Classifiers().describe()
 
 
 @pytest.mark.parametrize("error", [OverloadedError("full"), InvalidRequestError("no")])

@@ -7,6 +7,7 @@ from contextlib import aclosing
 import pytest
 from ray.exceptions import ActorDiedError
 
+from deployments.channel import go_ahead
 from deployments.channel.outbox import OutgoingStream
 from deployments.channel.server import ChannelServer
 from deployments.contract import (
@@ -24,9 +25,9 @@ from deployments.errors import (
     RaystreamError,
     ReplicaUnavailableError,
 )
-from serve_app.backends import generation
+from serve_app.backends import generation, token_channels
 from serve_app.backends.generation import GenerationStream, HandleGenerationBackend
-from serve_app.backends.losses import LostAfterStartError
+from serve_app.backends.losses import LostAfterStartError, ReplicaStoppedError
 from tests.deadline import in_time
 from tests.deployments.local_handle import local_backend
 
@@ -42,6 +43,7 @@ class Replica:
         self.streams: list[OutgoingStream] = []
         self.num_running = 0
         self.is_suspicious = False
+        self.num_begun = 0
         self.error: Exception | None = None
         self.failing = asyncio.Event()
         self.idle = asyncio.Event()
@@ -59,9 +61,14 @@ class Replica:
         self.num_running += 1
         self.idle.clear()
         try:
-            if self.is_suspicious:
-                yield [Started()]
             address = await self.channels.address()
+            if self.is_suspicious:
+                with self.channels.go_aheads.expect() as go_ahead:
+                    yield [Started(address, go_ahead.number)]
+                    if not await go_ahead.is_given():
+                        return
+                    self.num_begun += 1
+                    await self.begin()
             with self.channels.stream(request.stream) as stream:
                 self.streams.append(stream)
                 yield [Accepted(3, "replica", channel=address)]
@@ -69,6 +76,9 @@ class Replica:
         finally:
             self.num_running -= 1
             self.idle.set()
+
+    async def begin(self) -> None:
+        """Do what comes between the go-ahead and the acceptance."""
 
     async def _run(self, stream: OutgoingStream) -> None:
         failing = asyncio.ensure_future(self.failing.wait())
@@ -218,14 +228,80 @@ async def test_a_replica_whose_channel_cannot_be_reached_is_unavailable_and_its_
 
 
 @in_time
-async def test_a_suspect_is_accepted_after_its_start(
+async def test_a_suspect_begins_with_its_go_ahead(
     backend: HandleGenerationBackend, replica: Replica
 ) -> None:
     replica.is_suspicious = True
     stream = await backend.generate(REQUEST)
+    assert replica.num_begun == 1
     async with aclosing(stream):
         replica.gain(LAST)
         assert await rest_of(stream) == LAST
+
+
+@in_time
+async def test_a_suspect_whose_replica_cannot_be_reached_has_not_begun(
+    backend: HandleGenerationBackend, replica: Replica
+) -> None:
+    replica.is_suspicious = True
+    await replica.channels.address()
+    replica.channels.close()
+    with pytest.raises(ReplicaUnavailableError) as caught:
+        await backend.generate(REQUEST)
+    assert not isinstance(caught.value, LostAfterStartError)
+    await replica.idle.wait()
+    assert replica.num_begun == 0
+
+
+@in_time
+async def test_a_suspect_whose_replica_did_not_hear_its_go_ahead_in_time_has_not_begun(
+    backend: HandleGenerationBackend, replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(go_ahead, "TIMEOUT_S", 0.0)
+    replica.is_suspicious = True
+    with pytest.raises(ReplicaUnavailableError) as caught:
+        await backend.generate(REQUEST)
+    assert not isinstance(caught.value, LostAfterStartError)
+    assert replica.num_begun == 0
+
+
+@pytest.mark.parametrize("call_ends", [True, False], ids=["dies", "falls silent"])
+@in_time
+async def test_a_suspect_whose_replica_is_lost_after_the_go_ahead_has_begun(
+    backend: HandleGenerationBackend,
+    replica: Replica,
+    monkeypatch: pytest.MonkeyPatch,
+    call_ends: bool,
+) -> None:
+    async def die() -> None:
+        if call_ends:
+            raise ActorDiedError
+        replica.channels.close()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(token_channels, "CALL_END_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(replica, "begin", die)
+    replica.is_suspicious = True
+    with pytest.raises(LostAfterStartError):
+        await backend.generate(REQUEST)
+    await replica.idle.wait()  # its call was cancelled
+    assert replica.num_begun == 1
+
+
+@in_time
+async def test_a_suspect_s_call_may_say_after_the_channel_how_its_replica_has_ended(
+    backend: HandleGenerationBackend, replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def stop() -> None:
+        replica.channels.close()
+        (opening,) = backend._channels._channels.values()
+        await opening.result().closed
+        raise asyncio.CancelledError  # as Serve ends the calls of a replica that it stops
+
+    monkeypatch.setattr(replica, "begin", stop)
+    replica.is_suspicious = True
+    with pytest.raises(ReplicaStoppedError):
+        await backend.generate(REQUEST)
 
 
 @in_time
