@@ -253,9 +253,12 @@ class FailoverStream:
         )
 
     def _leave(self) -> None:
-        """Try to go on at another replica; called again while that has not worked."""
+        """Try to go on at another replica; called again while that has not worked.
+
+        A suspect stays: it would run at two replicas at once, and might kill both.
+        """
         is_busy = self._handing_over or self._opening or self._loss or self._is_ended
-        if self._may_leave and not is_busy:
+        if self._may_leave and not is_busy and not self._losses.num_deaths:
             self._handing_over = asyncio.ensure_future(self._hand_over(self._stream))
             self._handing_over.add_done_callback(self._note_end_of_hand_over)
 

@@ -126,6 +126,16 @@ async def test_a_replica_that_dies_of_the_request_is_the_last_to_be_tried() -> N
     assert len(replicas.requests) == 2
 
 
+async def test_a_suspect_stays() -> None:
+    replicas = Replicas(fates=[Fate(0)])
+    async with opened(replicas) as stream:
+        await anext(stream)
+        replicas.streams[1].leave()
+        await settled()
+        assert (await read_to_end(stream)).token_ids == TOKEN_IDS[1:]
+    assert [each.num_deaths for each in replicas.requests] == [0, 1]
+
+
 async def test_a_text_that_ends_meanwhile_does_not_move() -> None:
     replicas = Replicas(num_tokens=2, fates=[Fate(), Fate(waits_for=asyncio.Event())])
     async with opened(replicas) as stream:
