@@ -263,7 +263,8 @@ class TextGenerator(ModelReplica):
         self, requests: list[GenerationRequest]
     ) -> list[EncodedPrompt | RaystreamError]:
         """Encode requests that arrived together, off the event loop unless that takes longer."""
-        if are_brief(requests):
+        # A processor of images may set up the tokenizer anew while it runs on the other thread.
+        if self._placed.loaded.processor is None and are_brief(requests):
             return self._encoder.encode(requests)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._encoding, self._encoder.encode, requests)
