@@ -109,7 +109,8 @@ async def client(server: Server) -> AsyncIterator[httpx.AsyncClient]:
 
 @pytest.fixture
 def record(record_property: Record) -> Record:
-    return record_property
+    """Write down a measured value, as text: xdist's workers can't send objects of any class."""
+    return lambda name, value: record_property(name, str(value))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
