@@ -31,7 +31,7 @@ async def test_streams_of_an_engine_that_fails_are_equal_and_its_replica_is_repl
             for body, name in zip(BODIES, names, strict=True)
         ]
         await streams[0].read_tokens(20)
-        (victim,) = replicas.runs_of(faulty)
+        victim = replicas.runs_of(faulty)[0]  # it may have moved already
         reading = asyncio.gather(*(stream.read_to_end() for stream in streams))
         await reached(lambda: replicas.has_failed(faulty))
         began_s = now_s()
