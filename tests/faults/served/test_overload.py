@@ -50,7 +50,7 @@ async def kill_one_after(replicas: Replicas, delay_s: float) -> None:
     """Kill a replica that runs sequences, once the clients have asked for some seconds."""
     await asyncio.sleep(delay_s)
     victim = replicas.alive[0]
-    await reached(lambda: replicas.counts_of(victim)["num_sequences"] > 0)
+    await reached(lambda: replicas.counts_of(victim)["num_sequences"] >= NUM_SLOTS // 2)
     kill(victim)
 
 
