@@ -16,6 +16,7 @@ from deployments.classifier.placed_classifier import PlacedClassifier, place_cla
 from deployments.classifier.request_queue import Job, Probabilities, QueueLimits, RequestQueue
 from deployments.classifier.sequence_classifier import SequenceClassifier
 from deployments.classifier.text_encoder import EncodedTexts, TextEncoder
+from deployments.compute.work_watch import is_hung
 from deployments.contract import (
     Classification,
     ClassificationEvent,
@@ -30,9 +31,6 @@ from deployments.metrics import ClassifierMetrics
 from deployments.model_replica import ModelReplica
 from deployments.probation import Probation
 from deployments.user_config import BATCH_KEYS, given_settings, queue_limits, set_batching
-
-ANSWER_S = 1.0
-"""Seconds that a check waits for a micro-batch before it asks how long the current one has run."""
 
 MAX_BATCH_SIZE = 32
 BATCH_WAIT_TIMEOUT_S = 0.0
@@ -88,19 +86,10 @@ class TextClassifier(ModelReplica):
 
     async def _check_health(self) -> None:
         self._require_alive()
-        if self._worker.num_batches == self._num_batches_seen:
-            await self._ping_or_be_patient()
+        is_idle = self._worker.num_batches == self._num_batches_seen
+        if is_idle and await is_hung(self._worker, self.ping):
+            raise ReplicaUnavailableError("A micro-batch hangs.")
         self._num_batches_seen = self._worker.num_batches
-
-    async def _ping_or_be_patient(self) -> None:
-        """Ping the worker, but wait for the answer only if no micro-batch explains the silence."""
-        try:
-            async with asyncio.timeout(ANSWER_S):
-                await self.ping()
-        except TimeoutError:
-            if self._worker.is_stuck:
-                self._worker.abandon()
-                raise ReplicaUnavailableError("A micro-batch hangs.") from None
 
     @property
     def _is_dead(self) -> bool:

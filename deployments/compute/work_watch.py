@@ -4,11 +4,12 @@ A thread that waits for a device or a lock for ever looks like one that computes
 apart is time: no step takes longer than the largest one does on a slow device.
 """
 
+import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, Protocol
 
 LEAST_S: Final = 5.0
 """Time for what a step does besides computing, on a busy machine: compiling, for example."""
@@ -16,6 +17,9 @@ LEAST_S: Final = 5.0
 SLOW_OPERATIONS_PER_S: Final = {"cpu": 5e9, "cuda": 10e12}
 """Operations a second, by type of device, that any device of the type exceeds: one thread of an old
 CPU, and a small GPU in half of its throughput."""
+
+ANSWER_S: Final = 1.0
+"""Seconds that a check waits for a step before it asks how long the current one has run."""
 
 
 def max_work_s(num_weight_bytes: int, num_tokens: int, device_type: str) -> float:
@@ -59,3 +63,36 @@ class WorkWatch:
         # A copy is made in one step of the interpreter, so that threads may begin meanwhile.
         begun_s = list(self._begun_s.values())
         return self._now_s() - min(begun_s) if begun_s else 0.0
+
+
+class Worker(Protocol):
+    """A thread, or several, that works on a device."""
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the current work has run for longer than any can take."""
+        ...
+
+    def abandon(self) -> None:
+        """Fail what waits for the worker, and leave its threads as they are."""
+        ...
+
+
+async def is_hung(worker: Worker, ping: Callable[[], Awaitable[None]]) -> bool:
+    """Ping a worker, and abandon it if it can only hang; the answer comes within `ANSWER_S`.
+
+    Args:
+        worker: The worker.
+        ping: Returns once the worker has done some work; may raise anything.
+
+    Returns:
+        Whether it was abandoned. A worker that does not answer may do a long piece of work.
+    """
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            await ping()
+    except TimeoutError:
+        if worker.is_stuck:
+            worker.abandon()
+            return True
+    return False

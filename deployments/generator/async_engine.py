@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import count
 
+from deployments.compute.work_watch import is_hung
 from deployments.contract import SamplingParams
 from deployments.engine.engine import Engine
 from deployments.engine.engine_thread import Deltas, EngineDeadError, EngineThread
@@ -26,8 +27,6 @@ from deployments.errors import (
 PROBE = SamplingParams(temperature=0, max_tokens=1)
 PROGRESS = TextDelta((), "")
 FAILED = "the engine has failed; try again"
-ANSWER_S = 1.0
-"""Seconds that a check waits for a step before it asks how long the current one has run."""
 
 Take = Callable[[TextDelta], None]
 """Takes the deltas of one sequence, on the event loop; it must not raise."""
@@ -104,8 +103,8 @@ class AsyncEngine:
     async def check_health(self) -> None:
         """Raise unless the engine has run a step since the last call, or can run one.
 
-        An engine that has run one computes nothing for this. The answer comes within `ANSWER_S`,
-        also while a long step runs; if that can only hang, its sequences end.
+        An engine that has run one computes nothing for this. The answer comes within
+        a second, also while a long step runs; if that can only hang, its sequences end.
 
         Raises:
             EngineDeadError: The engine's thread has ended, or hangs; it won't come back.
@@ -113,24 +112,9 @@ class AsyncEngine:
         """
         num_steps = self.stats.num_steps
         self._thread.require_alive()
-        if num_steps == self._num_steps_seen:
-            await self._ping_or_be_patient()
+        if num_steps == self._num_steps_seen and await is_hung(self._thread, self.ping):
+            raise EngineDeadError("a step of the engine hangs")
         self._num_steps_seen = self.stats.num_steps
-
-    async def _ping_or_be_patient(self) -> None:
-        """Ping the engine, but wait for the answer only if no step explains the silence.
-
-        Raises:
-            EngineDeadError: The engine's thread hangs.
-            RaystreamError: The engine is broken.
-        """
-        try:
-            async with asyncio.timeout(ANSWER_S):
-                await self.ping()
-        except TimeoutError:
-            if self._thread.is_stuck:
-                self._thread.abandon()
-                raise EngineDeadError("a step of the engine hangs") from None
 
     async def ping(self) -> None:
         """Wait until the engine has run a step; an idle engine gets a one-token sequence.

@@ -283,7 +283,7 @@ async def test_a_healthy_replica_passes_its_check_idle_or_busy(
 async def test_a_micro_batch_that_hangs_ends_the_requests_and_the_health(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deployments.text_classifier.ANSWER_S", 0.1)
+    monkeypatch.setattr("deployments.compute.work_watch.ANSWER_S", 0.1)
     ends: list[str] = []
     classifier = TextClassifier(spec(folder), end_process=lambda: ends.append("ended"))
     gate = Gate(classifier, monkeypatch)

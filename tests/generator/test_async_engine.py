@@ -167,7 +167,7 @@ class Hanging:
             return step()
 
         monkeypatch.setattr(self.inner, "step", hang)
-        monkeypatch.setattr("deployments.generator.async_engine.ANSWER_S", 0.1)
+        monkeypatch.setattr("deployments.compute.work_watch.ANSWER_S", 0.1)
 
 
 async def test_a_step_that_hangs_fails_the_health_and_ends_the_streams(
