@@ -20,6 +20,7 @@ from deployments.channel.server import ChannelServer
 from deployments.channel.tls import TlsFiles
 from deployments.compute.errors import UnsupportedModelError
 from deployments.device.device import MemoryDevice
+from deployments.errors import ReplicaUnavailableError
 from deployments.model_spec import ModelSpec
 from deployments.own_actor import end_own_actor
 
@@ -111,8 +112,11 @@ class ModelReplica:
         at once. Its requests have moved by then, or move now.
 
         Raises:
+            ReplicaUnavailableError: The replica hung; its streams have moved.
             Exception: The model fails; Serve replaces the replica after three such checks.
         """
+        if self._channels.was_given_up:
+            raise ReplicaUnavailableError("The replica hung for seconds, and was taken for lost.")
         try:
             await self._check_health()
         except Exception as error:

@@ -40,7 +40,6 @@ from deployments.errors import (
     InvalidRequestError,
     OverloadedError,
     RaystreamError,
-    ReplicaUnavailableError,
 )
 from deployments.generator.admission import Admission, AdmissionLimits, Permit
 from deployments.generator.async_engine import AsyncEngine
@@ -140,14 +139,6 @@ class TextGenerator(ModelReplica):
         set_batching(self._encode, given, MAX_BATCH_SIZE, BATCH_WAIT_TIMEOUT_S)
 
     async def _check_health(self) -> None:
-        """Raise unless the engine has run a step since the last call, or runs one now.
-
-        Raises:
-            EngineDeadError: The engine's thread has ended; Serve replaces the replica.
-            ReplicaUnavailableError: The replica hung; its streams have moved.
-        """
-        if self._channels.was_given_up:
-            raise ReplicaUnavailableError("The replica hung for seconds, and was taken for lost.")
         await self._engine.check_health()
 
     @property
