@@ -16,6 +16,7 @@ from tests.ray.serve_run import (
     SERVE_RUN,
     Server,
     haproxy_environment,
+    serving,
     wait_until,
 )
 
@@ -61,15 +62,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     path = folder / "serve_config.yaml"
     path.write_text(yaml.safe_dump(config()))
     environment = {**os.environ, "HOME": str(folder)} | haproxy_environment()
-    started = Server(path, folder / "serve.log", environment, SERVE_RUN)
-    try:
-        wait_until(started.is_ready, READY_DEADLINE_S)
+    with serving(Server(path, folder / "serve.log", environment, SERVE_RUN)) as started:
         # The window is another application, which may start later.
         window = httpx.URL(f"{started.url}/window/num_steps", params={"model": NARROW})
         wait_until(lambda: httpx.get(window, timeout=30).is_success, READY_DEADLINE_S)
         yield started
-    finally:
-        started.kill()
 
 
 @pytest.fixture

@@ -10,11 +10,10 @@ from ray.serve.config import HTTPOptions
 from benchmarks.free_port import free_port
 from tests.deployments.tiny_folder import save_text_model
 from tests.ray.serve_run import (
-    READY_DEADLINE_S,
     Server,
     haproxy_environment,
+    serving,
     shipped_config,
-    wait_until,
 )
 
 NUM_CPUS = 4
@@ -61,12 +60,8 @@ def shipped_server(
     folder = tmp_path_factory.mktemp("shipped")
     environment = {**os.environ, "HOME": str(folder)} | haproxy_environment()
     environment["RAY_SERVE_ENABLE_HA_PROXY"] = str(int(request.param == "haproxy"))
-    server = Server(shipped_config(folder), folder / "serve.log", environment)
-    try:
-        wait_until(server.is_ready, READY_DEADLINE_S)
+    with serving(Server(shipped_config(folder), folder / "serve.log", environment)) as server:
         yield server
-    finally:
-        server.kill()
 
 
 @pytest.fixture(scope="session")

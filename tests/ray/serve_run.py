@@ -5,8 +5,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -110,6 +110,15 @@ class Server:
         with suppress(psutil.NoSuchProcess):
             self._family |= set(psutil.Process(self.process.pid).children(recursive=True))
 
+    def processes(self, title: str) -> list[psutil.Process]:
+        """Return the server's processes whose command contains this."""
+        found = []
+        for process in psutil.Process(self.process.pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):  # a zombie, too
+                if title in " ".join(process.cmdline()[:1]):
+                    found.append(process)
+        return found
+
     def interrupt(self) -> float:
         """Interrupt the server like Ctrl-C; return the seconds it took to end."""
         self.watch()
@@ -136,3 +145,13 @@ class Server:
         for process in self._family:
             if process.is_running():
                 process.kill()
+
+
+@contextmanager
+def serving(server: Server) -> Iterator[Server]:
+    """Wait until a server is ready, and kill at the end what is left of it."""
+    try:
+        wait_until(server.is_ready, READY_DEADLINE_S)
+        yield server
+    finally:
+        server.kill()

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager, suppress
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
 import httpx
@@ -19,11 +19,10 @@ from tests.faults.served.answer import assert_equal, opened, read
 from tests.faults.served.kinds import SEEDED, about
 from tests.faults.served.replicas import DEADLINE_S, reached
 from tests.ray.serve_run import (
-    READY_DEADLINE_S,
     Server,
     haproxy_environment,
+    serving,
     shipped_config,
-    wait_until,
 )
 
 REDIS = shutil.which("redis-server")
@@ -64,12 +63,9 @@ def server(tmp_path: Path) -> Iterator[Server]:
     with running([REDIS, "--port", port, "--bind", "127.0.0.1", *only_in_memory], cwd=tmp_path):
         environment = {**os.environ, "HOME": str(tmp_path)} | haproxy_environment()
         environment["RAY_REDIS_ADDRESS"] = f"127.0.0.1:{port}"
-        server = Server(shipped_config(tmp_path), tmp_path / "serve.log", environment)
-        try:
-            wait_until(server.is_ready, READY_DEADLINE_S)
+        started = Server(shipped_config(tmp_path), tmp_path / "serve.log", environment)
+        with serving(started) as server:
             yield server
-        finally:
-            server.kill()
 
 
 @pytest.fixture
@@ -78,19 +74,9 @@ async def client(server: Server) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-def processes(server: Server, title: str) -> list[psutil.Process]:
-    """Return the server's processes whose command contains this."""
-    found = []
-    for process in psutil.Process(server.process.pid).children(recursive=True):
-        with suppress(psutil.NoSuchProcess):  # a zombie, too
-            if title in process.cmdline()[0]:
-                found.append(process)
-    return found
-
-
 def command_of_gcs(server: Server, gcs: psutil.Process) -> list[str]:
     """Return a command that starts GCS again, on the port that it had chosen."""
-    (raylet,) = processes(server, "raylet/raylet")
+    (raylet,) = server.processes("raylet/raylet")
     port = re.search(r"--gcs-address=\S+:(\d+)", " ".join(raylet.cmdline()))
     assert port is not None
     return [re.sub("(--gcs_server_port)=0", rf"\1={port[1]}", each) for each in gcs.cmdline()]
@@ -101,7 +87,7 @@ async def test_serving_goes_on_without_gcs_and_control_comes_back_with_it(
 ) -> None:
     expected = await asyncio.gather(*(read(client, body) for body in BODIES))
     short = await read(client, SHORT)
-    (gcs,) = processes(server, "gcs_server")
+    (gcs,) = server.processes("gcs_server")
     command, environment = command_of_gcs(server, gcs), gcs.environ()
     async with AsyncExitStack() as stack:
         streams = [await stack.enter_async_context(opened(client, body)) for body in BODIES]
@@ -113,7 +99,7 @@ async def test_serving_goes_on_without_gcs_and_control_comes_back_with_it(
         for path in ("/live", "/ready", "/health"):
             assert (await client.get(path)).status_code == 200, path
     with running(command, env=environment):
-        (replica,) = processes(server, "ray::ServeReplica:raystream:pydoc-chat")
+        (replica,) = server.processes("ray::ServeReplica:raystream:pydoc-chat")
         replica.kill()
         began_s = time.monotonic()
         answer = await read(client, BODIES[0])
@@ -121,6 +107,6 @@ async def test_serving_goes_on_without_gcs_and_control_comes_back_with_it(
             "until a killed replica's successor had answered, s", time.monotonic() - began_s
         )
         assert_equal([answer], expected[:1])
-        (successor,) = processes(server, "ray::ServeReplica:raystream:pydoc-chat")
+        (successor,) = server.processes("ray::ServeReplica:raystream:pydoc-chat")
         assert successor.pid != replica.pid
         await reached(server.is_ready)

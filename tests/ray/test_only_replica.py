@@ -30,12 +30,7 @@ async def client(shipped_server: Server) -> AsyncIterator[httpx.AsyncClient]:
 
 def replica_of(server: Server, model: str) -> psutil.Process:
     """Return the process of a model's only replica."""
-    (found,) = [
-        process
-        for process in psutil.Process(server.process.pid).children(recursive=True)
-        if process.cmdline()[:1]
-        and process.cmdline()[0].startswith(f"ray::ServeReplica:raystream:{model}")
-    ]
+    (found,) = server.processes(f"ray::ServeReplica:raystream:{model}")
     return found
 
 

@@ -1,10 +1,11 @@
 """Streamed answers as a client reads them, event by event."""
 
+import asyncio
 import json
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
@@ -210,3 +211,23 @@ async def read(
     """Open a stream and read it to its end."""
     async with opened(client, body, path, request_id) as stream:
         return await stream.read_to_end() if stream.answer.status == 200 else stream.answer
+
+
+@asynccontextmanager
+async def slow_streams(
+    client: httpx.AsyncClient, bodies: Sequence[Mapping[str, Any]], name: str
+) -> AsyncIterator[list[Stream]]:
+    """Open a stream for each body, whose steps `FragileGenerator` slows down; all have begun.
+
+    Args:
+        client: Asks for them.
+        bodies: The requests.
+        name: Part of the requests' ids, which must be new to the server.
+    """
+    async with AsyncExitStack() as stack:
+        streams = [
+            await stack.enter_async_context(opened(client, body, request_id=f"slow-{name}-{i}"))
+            for i, body in enumerate(bodies)
+        ]
+        await asyncio.gather(*(stream.read_tokens(1) for stream in streams))
+        yield streams

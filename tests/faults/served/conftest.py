@@ -14,12 +14,11 @@ from tests.faults.served.fragile_generator import FOLDER
 from tests.faults.served.redeploy import Deployed
 from tests.faults.served.replicas import DEADLINE_S, Replicas, reached
 from tests.ray.serve_run import (
-    READY_DEADLINE_S,
     ROOT,
     SERVE_RUN,
     Server,
     haproxy_environment,
-    wait_until,
+    serving,
 )
 
 Record = Callable[[str, object], None]
@@ -70,12 +69,9 @@ def server(folder: Path) -> Iterator[Server]:
     path = folder / "serve_config.yaml"
     path.write_text(yaml.safe_dump(config()))
     environment = {**os.environ, "HOME": str(folder), FOLDER: str(folder)}
-    server = Server(path, folder / "serve.log", environment | haproxy_environment(), SERVE_RUN)
-    try:
-        wait_until(server.is_ready, READY_DEADLINE_S)
+    environment |= haproxy_environment()
+    with serving(Server(path, folder / "serve.log", environment, SERVE_RUN)) as server:
         yield server
-    finally:
-        server.kill()
 
 
 @pytest.fixture
@@ -139,16 +135,8 @@ class Memory:
 
     def ingresses(self) -> list[int]:
         """Return the processes of the ingresses."""
-        family = psutil.Process(self.server.process.pid).children(recursive=True)
         title = "ray::ServeReplica:raystream:Ingress"
-        return [process.pid for process in family if _title(process).startswith(title)]
-
-
-def _title(process: psutil.Process) -> str:
-    try:
-        return " ".join(process.cmdline())
-    except psutil.Error:  # it has just ended
-        return ""
+        return [process.pid for process in self.server.processes(title)]
 
 
 @pytest.fixture

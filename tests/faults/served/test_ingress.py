@@ -1,12 +1,11 @@
 """One of two ingresses is killed: only the streams that came through it break, and visibly."""
 
 import asyncio
-from contextlib import AsyncExitStack
 
 import httpx
 import pytest
 
-from tests.faults.served.answer import Answer, Stream, assert_equal, opened, read
+from tests.faults.served.answer import Answer, Stream, assert_equal, read, slow_streams
 from tests.faults.served.conftest import Memory, Record
 from tests.faults.served.kinds import SEEDED, about
 from tests.faults.served.redeploy import Deployed
@@ -43,12 +42,7 @@ async def test_streams_of_the_other_ingress_go_on_and_new_requests_find_it(
 ) -> None:
     expected = list(await asyncio.gather(*(read(client, body) for body in BODIES)))
     assert len(two_ingresses) == 2
-    async with AsyncExitStack() as stack:
-        streams = [
-            await stack.enter_async_context(opened(client, body, request_id=f"slow-in-{number}"))
-            for number, body in enumerate(BODIES)
-        ]
-        await asyncio.gather(*(each.read_tokens(1) for each in streams))
+    async with slow_streams(client, BODIES, "in") as streams:
         reading = [asyncio.create_task(outcome_of(each)) for each in streams]
         kill(two_ingresses[0])
         quick = [await read(client, QUICK) for _ in range(NUM_REQUESTS)]

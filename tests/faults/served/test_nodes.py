@@ -7,13 +7,13 @@ each connection to either. A proxy prefers the ingress of its own node.
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.faults.served.answer import Answer, Stream, assert_equal, opened, read
+from tests.faults.served.answer import Answer, Stream, assert_equal, read, slow_streams
 from tests.faults.served.conftest import Record, config
 from tests.faults.served.kinds import SEEDED, about
 from tests.faults.served.nodes import Cluster, Node
@@ -81,17 +81,6 @@ def replicas(folder: Path) -> Replicas:
     return Replicas(folder)
 
 
-@asynccontextmanager
-async def streams_of(client: httpx.AsyncClient, name: str) -> AsyncIterator[list[Stream]]:
-    async with AsyncExitStack() as stack:
-        streams = [
-            await stack.enter_async_context(opened(client, body, request_id=f"slow-{name}-{i}"))
-            for i, body in enumerate(BODIES)
-        ]
-        await asyncio.gather(*(each.read_tokens(1) for each in streams))
-        yield streams
-
-
 async def undisturbed(client: httpx.AsyncClient) -> list[Answer]:
     return list(await asyncio.gather(*(read(client, body) for body in BODIES)))
 
@@ -109,7 +98,7 @@ async def test_a_node_that_is_told_to_stop_loses_nothing(
 ) -> None:
     require_spread(worker, replicas)
     expected = await undisturbed(client)
-    async with streams_of(client, "stop") as streams:
+    async with slow_streams(client, BODIES, "stop") as streams:
         on_worker = [s for s in streams if runs_on(worker, s.answer, replicas)]
         assert 0 < len(on_worker) < NUM_STREAMS
         asked_s = time.monotonic()
@@ -132,7 +121,7 @@ async def test_a_node_that_is_lost_breaks_only_what_came_through_it(
 ) -> None:
     require_spread(worker, replicas)
     expected = await undisturbed(client)
-    async with streams_of(client, "kill") as streams:
+    async with slow_streams(client, BODIES, "kill") as streams:
         on_worker = [s for s in streams if runs_on(worker, s.answer, replicas)]
         assert 0 < len(on_worker) < NUM_STREAMS
         reading = [asyncio.create_task(outcome_of(each)) for each in streams]

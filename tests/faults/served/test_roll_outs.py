@@ -5,7 +5,7 @@ import itertools
 import shutil
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from tests.faults.served.answer import Answer, Stream, opened, read
+from tests.faults.served.answer import Answer, opened, read, slow_streams
 from tests.faults.served.conftest import MODEL_SECTION, NUM_REPLICAS, Record
 from tests.faults.served.kinds import SEEDED, Body, about
 from tests.faults.served.redeploy import Deployed
@@ -69,17 +69,6 @@ def fingerprint_of(answer: Answer) -> object:
     return fingerprint
 
 
-@asynccontextmanager
-async def slow_streams(client: httpx.AsyncClient, name: str) -> AsyncIterator[list[Stream]]:
-    async with AsyncExitStack() as stack:
-        streams = [
-            await stack.enter_async_context(opened(client, body, request_id=f"slow-{name}-{i}"))
-            for i, body in enumerate(BODIES)
-        ]
-        await asyncio.gather(*(stream.read_tokens(1) for stream in streams))
-        yield streams
-
-
 def check(load: Load, known: dict[tuple[Any, str], object], record: Record) -> None:
     """Fail unless each answer is, as a whole, one of a version's undisturbed answers."""
     for body, answer in load.answers:
@@ -96,7 +85,7 @@ async def test_a_change_of_user_config_moves_nothing(
 ) -> None:
     before = replicas.alive
     section = deployed.section(MODEL_SECTION)
-    async with slow_streams(client, "user") as streams:
+    async with slow_streams(client, BODIES, "user") as streams:
         section["user_config"] |= {"max_batch_size": 8, "max_queued_requests": 12}
         section["max_ongoing_requests"] += 1
         await deployed.apply()

@@ -2,11 +2,10 @@
 
 import asyncio
 import time
-from contextlib import AsyncExitStack
 
 import httpx
 
-from tests.faults.served.answer import assert_equal, opened, read
+from tests.faults.served.answer import assert_equal, read, slow_streams
 from tests.faults.served.conftest import MODEL_SECTION, Record
 from tests.faults.served.kinds import SEEDED, about
 from tests.faults.served.redeploy import Deployed
@@ -28,12 +27,7 @@ async def test_streams_of_replicas_that_are_scaled_down_move_and_are_equal(
     await deployed.apply()
     await replicas.complete(3)
     await deployed.settled()
-    async with AsyncExitStack() as stack:
-        streams = [
-            await stack.enter_async_context(opened(client, body, request_id=f"slow-{number}"))
-            for number, body in enumerate(BODIES)
-        ]
-        await asyncio.gather(*(each.read_tokens(1) for each in streams))
+    async with slow_streams(client, BODIES, "down") as streams:
         before = set(replicas.alive)
         used = {pid for each in streams for pid in replicas.runs_of(each.answer.request_id)}
         assert (used, len(used)) == (before, 3)

@@ -2,14 +2,13 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import httpx
 import pytest
-import yaml
 
 from tests.faults.served.answer import Answer, assert_equal, opened, read
 from tests.faults.served.conftest import NUM_REPLICAS, Record
@@ -70,17 +69,6 @@ class Harm:
             await self._deployed.apply()
             await reached(lambda number=num_replicas: len(self._replicas.alive) == number)  # type: ignore[misc] # bound now
             await self._deployed.settled()
-
-
-@pytest.fixture
-async def deployed(server: Server, folder: Path) -> AsyncIterator[Deployed]:
-    """Return the server's configuration; restore it afterwards."""
-    document = yaml.safe_load((folder / "serve_config.yaml").read_text())
-    deployed = Deployed.of(server, folder, document)
-    yield deployed
-    deployed.restore()
-    await deployed.apply()
-    await deployed.settled()
 
 
 async def ask_again_and_again(
