@@ -13,6 +13,8 @@ from typing import Any, Protocol
 from uuid import uuid4
 
 import ray
+from ray import serve
+from ray.serve.exceptions import RayServeException
 from transformers.utils import logging as transformers_logging
 
 from deployments.assigned_device import open_assigned_device
@@ -74,7 +76,7 @@ class ModelReplica:
         _hide_bars_of_weights()
         self._spec = spec
         self._end_process = end_process
-        self._replica_id = uuid4().hex
+        self._replica_id = _own_id()
         self._channels = ChannelServer(node_address(), TlsFiles.of(os.environ))
         self._encoding = ThreadPoolExecutor(max_workers=1, thread_name_prefix="encode")
         try:
@@ -95,7 +97,7 @@ class ModelReplica:
 
     def record_replica_metadata(self) -> dict[str, str | None]:
         """Return what Serve tells the callers of this replica; asked once, after the start."""
-        return {"replica_id": self._replica_id, "fingerprint": self._fingerprint}
+        return {"fingerprint": self._fingerprint}
 
     def _start(self) -> PlacedModel:
         """Load the model, start the threads that run it, and return it."""
@@ -151,6 +153,14 @@ class ModelReplica:
             self._stop()
             self._channels.close()
             self._encoding.shutdown(wait=False)
+
+
+def _own_id() -> str:
+    """Return Serve's id of this replica; a new one if Serve does not run it."""
+    try:
+        return str(serve.get_replica_context().replica_id.unique_id)
+    except RayServeException:
+        return uuid4().hex
 
 
 def node_address() -> str:

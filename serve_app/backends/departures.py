@@ -101,10 +101,7 @@ class Departures:
         except Exception as error:  # noqa: BLE001 - any of Ray's; the next tick asks again
             logger.warning("Serve's controller did not tell the states of replicas: %s", error)
             return
-        for replica_id in absent:
-            replica = self._running.find(replica_id)
-            if replica is not None and states.get(replica.serve_id, STOPPING) == STOPPING:
-                self._stopping.add(replica_id)
+        self._stopping |= {each for each in absent if states.get(each, STOPPING) == STOPPING}
 
     def _is_due(self, replica_id: str) -> bool:
         replica = self._running.find(replica_id)

@@ -45,11 +45,8 @@ class ModelRouter(PowerOfTwoChoicesRequestRouter):
 
 
 def _facts_of(replica: RunningReplica) -> ReplicaFacts:
-    told = replica.replica_metadata
-    serve_id = replica.replica_id.unique_id
-    return ReplicaFacts(
-        told.get("replica_id", serve_id), serve_id, replica.node_id, told.get("fingerprint")
-    )
+    fingerprint = replica.replica_metadata.get("fingerprint")
+    return ReplicaFacts(replica.replica_id.unique_id, replica.node_id, fingerprint)
 
 
 def _fingerprint_of(pending_request: PendingRequest | None) -> str | None:

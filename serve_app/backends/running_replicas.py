@@ -17,14 +17,12 @@ class ReplicaFacts:
     """What is known about a replica from outside.
 
     Attributes:
-        replica_id: As in the replica's own answers.
-        serve_id: As Serve names it.
+        replica_id: As Serve names it, and as in its own answers.
         node_id: The node that it runs on.
         fingerprint: Of its model; None for a classifier.
     """
 
     replica_id: str
-    serve_id: str
     node_id: str | None
     fingerprint: str | None = None
 
@@ -34,7 +32,6 @@ class RunningReplicas:
 
     def __init__(self) -> None:
         self._by_id: Mapping[str, ReplicaFacts] = {}
-        self._by_serve_id: Mapping[str, ReplicaFacts] = {}
         self._left: dict[str, ReplicaFacts] = {}
         self._draining_nodes: frozenset[str] = frozenset()
         self._listeners: tuple[Callable[[], object], ...] = ()
@@ -46,7 +43,6 @@ class RunningReplicas:
         recent = list({**self._left, **left}.items())[-MAX_NUM_LEFT:]
         self._left = {key: each for key, each in recent if key not in now}
         self._by_id = now
-        self._by_serve_id = {each.serve_id: each for each in now.values()}
         self._tell()
 
     def set_draining_nodes(self, node_ids: frozenset[str]) -> None:
@@ -83,14 +79,14 @@ class RunningReplicas:
         """Return whether a replica's node is about to stop."""
         return replica.node_id in self._draining_nodes
 
-    def suits(self, serve_id: str, fingerprint: str | None) -> bool:
+    def suits(self, replica_id: str, fingerprint: str | None) -> bool:
         """Return whether a replica may take a request.
 
         Args:
-            serve_id: The replica.
+            replica_id: The replica.
             fingerprint: The version that the request needs; None takes any.
         """
-        replica = self._by_serve_id.get(serve_id)
+        replica = self._by_id.get(replica_id)
         if replica is None or self.is_on_draining_node(replica):
             return False
         return fingerprint in (None, replica.fingerprint)
@@ -98,7 +94,7 @@ class RunningReplicas:
     def has_successor(self, replica: ReplicaFacts) -> bool:
         """Return whether another replica of the same version can go on with a replica's streams."""
         return any(
-            self.suits(each.serve_id, replica.fingerprint)
+            self.suits(each.replica_id, replica.fingerprint)
             for each in self._by_id.values()
             if each.replica_id != replica.replica_id
         )

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from serve_app.backends.departures import Departures
 from serve_app.backends.running_replicas import ReplicaFacts, RunningReplicas
 
-A = ReplicaFacts("a", "serve-a", "node-1", "fp_1")
-B = ReplicaFacts("b", "serve-b", "node-2", "fp_1")
-OTHER = ReplicaFacts("c", "serve-c", "node-2", "fp_2")
+A = ReplicaFacts("a", "node-1", "fp_1")
+B = ReplicaFacts("b", "node-2", "fp_1")
+OTHER = ReplicaFacts("c", "node-2", "fp_2")
 
 
 class Model:
@@ -41,7 +41,7 @@ async def test_streams_of_a_replica_that_is_stopped_are_told_until_they_have_lef
     await model.departures.tell()
     assert model.told == []
     model.running.replace([B])
-    model.states = {"serve-a": "STOPPING", "serve-b": "RUNNING"}
+    model.states = {"a": "STOPPING", "b": "RUNNING"}
     await model.departures.tell()
     await model.departures.tell()
     assert model.told == ["a", "a"]
@@ -62,7 +62,7 @@ async def test_a_replica_that_is_reconfigured_keeps_its_streams() -> None:
     model = Model(A, B)
     model.open("a")
     model.running.replace([B])
-    model.states = {"serve-a": "UPDATING", "serve-b": "RUNNING"}
+    model.states = {"a": "UPDATING", "b": "RUNNING"}
     await model.departures.tell()
     model.running.replace([A, B])
     await model.departures.tell()
@@ -76,7 +76,7 @@ async def test_a_controller_that_does_not_answer_moves_nothing() -> None:
     model.states = RuntimeError("the controller restarts")
     await model.departures.tell()
     assert model.told == []
-    model.states = {"serve-a": "STOPPING"}
+    model.states = {"a": "STOPPING"}
     await model.departures.tell()
     assert model.told == ["a"]
 
@@ -136,17 +136,17 @@ async def test_changes_in_another_thread_are_noticed() -> None:
 
 def test_requests_are_kept_to_their_version_and_off_nodes_that_stop() -> None:
     model = Model(A, B, OTHER)
-    assert model.running.suits("serve-a", None)
-    assert model.running.suits("serve-a", "fp_1")
-    assert not model.running.suits("serve-c", "fp_1")
-    assert not model.running.suits("serve-unknown", None)
+    assert model.running.suits("a", None)
+    assert model.running.suits("a", "fp_1")
+    assert not model.running.suits("c", "fp_1")
+    assert not model.running.suits("unknown", None)
     model.running.set_draining_nodes(frozenset({"node-1"}))
-    assert not model.running.suits("serve-a", None)
+    assert not model.running.suits("a", None)
 
 
 def test_only_some_replicas_are_remembered_after_they_have_left() -> None:
     running = RunningReplicas()
     for number in range(1000):
-        running.replace([ReplicaFacts(str(number), str(number), None)])
+        running.replace([ReplicaFacts(str(number), None)])
     assert running.find("998") is not None
     assert running.find("0") is None
