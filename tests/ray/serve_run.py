@@ -26,15 +26,17 @@ SERVE = str(Path(sys.executable).parent / "serve")
 SUPERVISE = (sys.executable, "-m", "serve_app.commands.supervise")
 SERVE_RUN = (*SUPERVISE, SERVE, "run", "--address", "local")
 """Starts the applications of a file, whatever their builders."""
-WITH_SIGINT = """
+WITH_SIGNALS = """
 import os, signal, sys
-signal.signal(signal.SIGINT, signal.SIG_DFL)
+for number in (signal.SIGINT, signal.SIGHUP):
+    signal.signal(number, signal.SIG_DFL)
 os.execv(sys.argv[1], sys.argv[1:])
 """
-"""Runs a program with SIGINT's default disposition.
+"""Runs a program with the default dispositions of SIGINT and SIGHUP.
 
-Under nohup, or as a background job of a script, pytest ignores SIGINT. A child inherits that, and
-`raystream-supervise` then ignores it, too. `preexec_fn` is not safe in a process with threads.
+As a background job of a script pytest ignores SIGINT, and under nohup SIGHUP. A child inherits
+that, and `raystream-supervise` then ignores them, too. `preexec_fn` is not safe in a process with
+threads.
 """
 
 
@@ -77,7 +79,7 @@ class Server:
         self.log = log
         with log.open("wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", WITH_SIGINT, *command, config],
+                [sys.executable, "-c", WITH_SIGNALS, *command, config],
                 cwd=ROOT,
                 # Ray reports its usage by default.
                 env={**environment, "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"},

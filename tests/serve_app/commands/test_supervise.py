@@ -14,7 +14,7 @@ import pytest
 
 from serve_app.commands.server_environment import FOLDER_PARENT
 from serve_app.commands.supervise import SAME_REQUEST_S
-from tests.ray.serve_run import ROOT, WITH_SIGINT, wait_until
+from tests.ray.serve_run import ROOT, WITH_SIGNALS, wait_until
 
 DEADLINE_S = 20
 ORPHAN = "subprocess.Popen(['sleep', '600'], start_new_session=True)"
@@ -30,7 +30,7 @@ class Supervised:
     def __init__(self, code: str) -> None:
         command = [sys.executable, "-m", "serve_app.commands.supervise"]
         self.process = subprocess.Popen(
-            [sys.executable, "-c", WITH_SIGINT, *command, sys.executable, "-c", PRELUDE + code],
+            [sys.executable, "-c", WITH_SIGNALS, *command, sys.executable, "-c", PRELUDE + code],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
