@@ -16,8 +16,8 @@ import torch
 from deployments.compute.cpu.jit.openmp import run_holding_gil, run_parallel
 
 MAX_HELD_US: Final = 2_000
-"""The longest call, in microseconds, that keeps the GIL. Whoever waits for the GIL leaves it to its
-holder for 5,000 anyway, and so does this thread, at each call that releases it."""
+"""The longest call, in microseconds, that keeps the GIL. A call that releases it may wait for 5,000
+to get it back, because Python lets the next holder keep it that long."""
 
 
 @dataclass(frozen=True, slots=True)
