@@ -16,9 +16,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
+from deployments.contract import ClassificationRequest, GenerationRequest
 from deployments.errors import (
     GenerationAbortedError,
     ModelChangedError,
@@ -31,6 +32,7 @@ from serve_app.http.access_record import AccessRecord, current_record
 from serve_app.http.notice import Notice
 
 T = TypeVar("T")
+RequestT = TypeVar("RequestT", GenerationRequest, ClassificationRequest)
 
 LOST: Final = (ReplicaUnavailableError, GenerationAbortedError)
 """The errors of an attempt that may succeed at another replica. Any other error is final."""
@@ -123,6 +125,10 @@ class Losses:
     def num_deaths(self) -> int:
         """The deaths that make the request a suspect; see `GenerationRequest.num_deaths`."""
         return 0 if self._has_tokens and self._num_deaths == 1 else self._num_deaths
+
+    def noted_in(self, request: RequestT) -> RequestT:
+        """Return a request that tells its next replica of the deaths."""
+        return replace(request, num_deaths=self.num_deaths) if self.num_deaths else request
 
     def add(self, error: RaystreamError, *, has_started: bool, num_gained: int = 0) -> None:
         """Note that the latest attempt has lost its replica.

@@ -14,7 +14,8 @@ from deployments.errors import (
     RaystreamError,
     ReplicaUnavailableError,
 )
-from serve_app.backends.failover import FailoverGenerationBackend, FailoverStream
+from serve_app.backends.failover import FailoverGenerationBackend
+from serve_app.backends.failover_stream import FailoverStream
 from serve_app.backends.losses import FailoverLimits, ReplicaStoppedError
 from serve_app.backends.text_stream import read_to_end
 from serve_app.http.access_record import CURRENT_RECORD, AccessRecord
