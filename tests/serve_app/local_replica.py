@@ -16,6 +16,9 @@ from tests.deployments.local_handle import local_backend
 from tests.deployments.replica_context import as_replica
 from tests.deployments.tiny_folder import spec
 
+KEPT: list[type[TextGenerator]] = []
+"""Classes with queues: a queue that is garbage-collected makes an event loop and leaves it open."""
+
 
 @contextmanager
 def local_generator(folder: Path, **changes: object) -> Iterator[TextGenerator]:
@@ -31,6 +34,7 @@ def local_generator(folder: Path, **changes: object) -> Iterator[TextGenerator]:
     class OwnQueue(TextGenerator):
         _encode: Any = serve.batch(cast("Any", TextGenerator._encode).__wrapped__)
 
+    KEPT.append(OwnQueue)
     with as_replica("m"):
         # Ray may be running for other tests, but it has assigned no GPU to this process.
         made = OwnQueue(
