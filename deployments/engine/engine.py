@@ -1,6 +1,6 @@
 """Continuous batching: sequences join and leave while others run.
 
-Owns the sequences, their slots and the order of a step: schedule, run, sample, detokenize. Not
+Owns the sequences, the KV memory and the order of a step: schedule, run, sample, detokenize. Not
 thread-safe: one thread owns an engine (`deployments.engine.engine_thread`).
 
 `validate` refuses a sequence that can't be served, before it is admitted. An error in the model,
@@ -17,7 +17,7 @@ from deployments.compute.errors import UnsupportedModelError
 from deployments.compute.sdpa import disable_cudnn_attention
 from deployments.compute.token_budget import TokenBudget
 from deployments.compute.work_watch import max_work_s
-from deployments.engine.attention.kv_slots import KVShape, KVSlots
+from deployments.engine.attention.kv_cache import KVCache, KVShape
 from deployments.engine.detokenizing.detokenizer import UndecodableError
 from deployments.engine.detokenizing.detokenizers import Detokenizers
 from deployments.engine.grammar.matcher import GrammarCompiler
@@ -43,24 +43,25 @@ class Engine:
 
     Attributes:
         limits: How many sequences and tokens it holds.
+        layout: The KV memory.
         max_step_s: Seconds after which a step can only hang.
     """
 
     def __init__(self, loaded: LoadedModel, limits: EngineLimits) -> None:
-        """Allocate the slots.
+        """Allocate the KV memory.
 
         Args:
             loaded: The model and its tokenizer.
             limits: How many sequences and tokens to hold.
 
         Raises:
-            UnsupportedModelError: The model has fewer positions than a slot.
+            UnsupportedModelError: The model has fewer positions than a sequence may have tokens.
         """
         check_length(loaded.text_config, limits.max_model_len)
         self.limits = limits
         self.max_step_s = max_work_s(
             loaded.num_weight_bytes,
-            max(limits.max_batched_tokens, limits.num_slots),
+            max(limits.max_batched_tokens, limits.max_num_seqs),
             loaded.model.device.type,
         )
         self._text_config = loaded.text_config
@@ -70,21 +71,23 @@ class Engine:
         self._eos_token_ids = frozenset(i for i in loaded.eos_token_ids if i < self._vocab_size)
         self._grammars = GrammarCompiler(loaded.tokenizer, self._vocab_size, self._eos_token_ids)
         model = loaded.model
-        self._kv = KVSlots(
-            KVShape.of(loaded.text_config, model.dtype),
-            num_slots=limits.num_slots,
-            max_model_len=limits.max_model_len,
-            device=model.device,
+        shape = KVShape.of(loaded.text_config, model.dtype)
+        self.layout = limits.layout(shape.group_capacities(limits.max_model_len))
+        self._kv = KVCache(
+            shape, self.layout, max_model_len=limits.max_model_len, device=model.device
         )
         disable_cudnn_attention(model.device)
         capturer = open_capturer(model.device) if limits.cuda_graphs else None
-        self._runner = ModelRunner(model, self._kv, capturer)
+        self._runner = ModelRunner(
+            model, self._kv, max_num_seqs=limits.max_num_seqs, capturer=capturer
+        )
         self._recovery = StepRecovery(
             self._runner.run, model.device, self._kv.full_context_length, self._runner.drop_graphs
         )
-        self._budget = TokenBudget(max(limits.max_batched_tokens, limits.num_slots))
+        self._budget = TokenBudget(max(limits.max_batched_tokens, limits.max_num_seqs))
         self._scheduler = Scheduler(
-            max_num_seqs=limits.num_slots,
+            self.layout,
+            max_num_seqs=limits.max_num_seqs,
             max_batched_tokens=self._budget.max_tokens,
             full_context_length=self._kv.full_context_length,
             prefix_caching=limits.prefix_caching,
@@ -96,7 +99,7 @@ class Engine:
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of all slots."""
+        """Bytes of the KV memory."""
         return self._kv.num_bytes
 
     @property
@@ -118,13 +121,14 @@ class Engine:
             self._num_steps,
             self._num_prompt_tokens,
             self._num_cached_tokens,
+            self._scheduler.table.usage,
         )
 
     def validate(self, request: SequenceRequest) -> None:
         """Refuse a sequence that could not run. Thread-safe: it reads only constant state.
 
         Raises:
-            SequenceTooLongError: Prompt and answer don't fit into a slot.
+            SequenceTooLongError: Prompt and answer are longer than the model's length.
             InvalidSequenceError: The prompt is empty, or a token id is out of range.
             InvalidParameterError: A parameter names a token id that is out of range.
         """
@@ -167,7 +171,7 @@ class Engine:
         self._scheduler.add(sequence)
 
     def abort(self, sequence_id: str) -> None:
-        """End a sequence and free its slot. Do nothing if the sequence has already ended."""
+        """End a sequence and free its memory. Do nothing if the sequence has already ended."""
         sequence = self._sequences.get(sequence_id)
         if sequence is not None:
             self._finish(sequence, FinishReason.ABORT)
@@ -191,9 +195,11 @@ class Engine:
         return deltas
 
     def _schedule(self) -> StepPlan:
-        """Decide what runs, and prepare the slots for it."""
+        """Decide what runs, and prepare the KV memory for it."""
         plan = self._scheduler.schedule()
-        self._kv.apply(plan.edits)
+        for sequence in plan.preempted:
+            _note_preempted(sequence)
+        self._kv.apply(plan.copies)
         return plan
 
     def check(self) -> None:
@@ -212,7 +218,7 @@ class Engine:
 
     def _complete(self, outcome: StepOutcome) -> list[tuple[str, TextDelta]]:
         """Turn a step's logits and failures into deltas, and update all sequences."""
-        # This must come first: the code below frees slots and moves sequences between them.
+        # This must come first: the code below frees the memory of sequences that have ended.
         self._mark_computed(outcome.ran)
         deltas = [self._fail(sequence, why) for sequence, why in outcome.failed]
         for step_logits in outcome.logits:
@@ -245,10 +251,8 @@ class Engine:
 
     def _preempt(self, sequence: Sequence) -> None:
         """Return a running sequence to the waiting queue; its tokens are recomputed later."""
-        logger.info(
-            "sequence %s is preempted with %d tokens", sequence.sequence_id, len(sequence.token_ids)
-        )
-        self._kv.apply(self._scheduler.preempt(sequence))
+        _note_preempted(sequence)
+        self._scheduler.preempt(sequence)
 
     def _sample(self, step_logits: StepLogits) -> list[tuple[str, TextDelta]]:
         step = sample_step(step_logits)
@@ -289,12 +293,12 @@ class Engine:
 
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
         sequence.finish(reason)
-        self._kv.apply(self._scheduler.remove(sequence))
+        self._scheduler.remove(sequence)
         del self._sequences[sequence.sequence_id]
         self._detokenizers.close(sequence.sequence_id)
 
     def warm_up(self) -> None:
-        """Run a prefill and a decode step, check that each layer reads its slots, trace the model.
+        """Run a prefill and a decode step, check that each layer reads its keys, trace the model.
 
         Raises:
             UnsupportedModelError: The model does something that the engine does not support.
@@ -316,3 +320,9 @@ class Engine:
                     raise UnsupportedModelError(f"the model failed to warm up: {delta.error}")
         check_layers(self._text_config, self._runner.visited_layers)
         self._runner.trace()
+
+
+def _note_preempted(sequence: Sequence) -> None:
+    logger.info(
+        "sequence %s is preempted with %d tokens", sequence.sequence_id, len(sequence.token_ids)
+    )

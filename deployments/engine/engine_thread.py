@@ -130,7 +130,7 @@ class EngineThread:
             self._unfinished.add(request.sequence_id)
 
     def abort(self, sequence_id: str) -> None:
-        """Post a sequence's abort; its slot is free at the next step.
+        """Post a sequence's abort; its memory is free at the next step.
 
         Raises:
             EngineDeadError: The thread has ended.

@@ -1,13 +1,13 @@
 """Invariants of an engine between two steps.
 
-`Engine.check` runs these checks in tests and when debugging. They read every slot, which is too
+`Engine.check` runs these checks in tests and when debugging. They look at everything, which is too
 slow for a step.
 """
 
 from collections.abc import Collection, Iterator, Mapping
 
 from deployments.compute.token_budget import TokenBudget
-from deployments.engine.attention.kv_slots import KVSlots
+from deployments.engine.scheduling.kv_table import Holder, KVTable, num_stored_tokens
 from deployments.engine.scheduling.scheduler import Scheduler
 from deployments.engine.scheduling.sequence import Sequence, SequenceState
 
@@ -22,16 +22,14 @@ def check_invariants(
     detokenized: Collection[str],
     scheduler: Scheduler,
     budget: TokenBudget,
-    kv: KVSlots,
 ) -> None:
-    """Check that no sequence, slot or token is lost, duplicated or left behind.
+    """Check that no sequence, block or token is lost, duplicated or left behind.
 
     Args:
         sequences: The engine's sequences, by id.
         detokenized: Ids of the sequences that have a detokenizer.
         scheduler: Knows which sequences run and which wait.
         budget: The token budget of a step.
-        kv: The slots.
 
     Raises:
         InvariantError: An invariant is broken.
@@ -39,8 +37,8 @@ def check_invariants(
     broken = [
         *_broken_membership(sequences, detokenized, scheduler),
         *_broken_states(scheduler),
-        *_broken_counters(scheduler, budget, kv),
-        *_dirty_slots(scheduler, kv),
+        *_broken_counters(scheduler, budget),
+        *_broken_extents(scheduler.table),
     ]
     if broken:
         raise InvariantError("; ".join(broken))
@@ -64,10 +62,8 @@ def _broken_membership(
 
 
 def _broken_states(scheduler: Scheduler) -> Iterator[str]:
-    """Compare each sequence's state with its slot and its counts."""
-    for slot, sequence in enumerate(scheduler.running):
-        if scheduler.slot_of(sequence) != slot:
-            yield f"{sequence.sequence_id} runs in slot {slot}, but slot_of gives another"
+    """Compare each sequence's state with its counts."""
+    for sequence in scheduler.running:
         num_left = sequence.num_uncomputed_tokens
         is_prefilling = sequence.state is SequenceState.PREFILLING and num_left > 0
         is_decoding = sequence.state is SequenceState.DECODING and num_left == 1
@@ -85,10 +81,7 @@ def _broken_states(scheduler: Scheduler) -> Iterator[str]:
             yield f"{sequence.sequence_id} should have ended"
 
 
-def _broken_counters(scheduler: Scheduler, budget: TokenBudget, kv: KVSlots) -> Iterator[str]:
-    num_known = len(scheduler.num_tokens_by_slot)
-    if num_known != kv.num_slots:
-        yield f"the slot table has {num_known} of {kv.num_slots} slots"
+def _broken_counters(scheduler: Scheduler, budget: TokenBudget) -> Iterator[str]:
     if scheduler.excess:
         yield f"{len(scheduler.excess)} more sequences run than a step has tokens for"
     if not 1 <= budget.tokens <= budget.max_tokens:
@@ -100,10 +93,22 @@ def _broken_counters(scheduler: Scheduler, budget: TokenBudget, kv: KVSlots) -> 
         yield "the waiting queue is out of order"
 
 
-def _dirty_slots(scheduler: Scheduler, kv: KVSlots) -> Iterator[str]:
-    """Find keys and values in places that no sequence can have written."""
-    for slot, num_used in enumerate(scheduler.num_tokens_by_slot[: kv.num_slots]):
-        for tensor in (*kv.keys, *kv.values):
-            if bool(tensor[slot, num_used:].count_nonzero()):
-                yield f"slot {slot} is not zero after token {num_used}"
-                break
+def _broken_extents(table: KVTable) -> Iterator[str]:
+    """Compare the blocks of each group with those who should hold them."""
+    holders: set[Holder] = {*table.running, *table.retained}
+    for group, pool in enumerate(table.pools):
+        if pool.holders != holders:
+            yield f"group {group} has {len(pool.holders)} holders, not {len(holders)}"
+        end = 0
+        for extent in pool.extents:
+            if extent.first < end or extent.num_blocks < 1:
+                yield f"the extent at block {extent.first} of group {group} overlaps or is empty"
+            end = extent.end
+        num_free = pool.num_blocks - sum(extent.num_blocks for extent in pool.extents)
+        if end > pool.num_blocks or num_free != pool.num_free:
+            yield f"group {group} has {num_free} free blocks, not {pool.num_free}"
+    for holder in holders & table.pools[0].holders:
+        size = table.layout.block_size * table.pools[0][holder].num_blocks
+        num_tokens = num_stored_tokens(holder)
+        if size < min(num_tokens, table.layout.capacities[0]):
+            yield f"an extent of {size} tokens holds {num_tokens}"

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from deployments.engine.kv_layout import BLOCK_SIZE, KVLayout
 from deployments.engine.sampling_params import InvalidParameterError
 from deployments.engine.scheduling.sequence import SequenceRequest
 
@@ -11,7 +12,7 @@ class InvalidSequenceError(ValueError):
 
 
 class SequenceTooLongError(InvalidSequenceError):
-    """Prompt and answer don't fit into a slot."""
+    """Prompt and answer are longer than the model's length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,20 +20,31 @@ class EngineLimits:
     """Limits on what an engine holds.
 
     Attributes:
-        num_slots: Most sequences that run at once.
+        max_num_seqs: Most sequences that run at once.
         max_model_len: Most tokens of prompt and answer together.
         max_batched_tokens: Most tokens in one step.
         prefix_caching: Whether sequences share the keys and values of common prefixes. If so, a
             client can tell from its time to first token whether another client's prompt began
             like its own.
         cuda_graphs: Whether decode steps on a GPU are captured and launched as a whole.
+        kv_blocks: Blocks of each group of layers; None for as many as max_num_seqs sequences of
+            full length need.
+        block_size: Tokens of a block.
     """
 
-    num_slots: int
+    max_num_seqs: int
     max_model_len: int
     max_batched_tokens: int
     prefix_caching: bool = True
     cuda_graphs: bool = True
+    kv_blocks: tuple[int, ...] | None = None
+    block_size: int = BLOCK_SIZE
+
+    def layout(self, capacities: tuple[int, ...]) -> KVLayout:
+        """Return the KV memory for groups of layers with these capacities, see `KVLayout`."""
+        one = KVLayout(capacities, (), self.block_size).blocks_for(self.max_model_len)
+        blocks = self.kv_blocks or tuple(self.max_num_seqs * number for number in one)
+        return KVLayout(capacities, blocks, self.block_size)
 
     def max_num_tokens(self, request: SequenceRequest) -> int:
         """Return the most tokens that a sequence can reach, its prompt included."""
@@ -45,7 +57,7 @@ class EngineLimits:
         """Refuse a sequence that could not run.
 
         Raises:
-            SequenceTooLongError: Prompt and answer don't fit into a slot.
+            SequenceTooLongError: Prompt and answer are longer than the model's length.
             InvalidSequenceError: The prompt is empty, or a token id is out of range.
             InvalidParameterError: A parameter names a token id that is out of range.
         """

@@ -92,11 +92,12 @@ class EngineStats:
     """The engine's load and counters between two steps.
 
     Attributes:
-        num_running: Sequences that hold a slot.
-        num_waiting: Sequences without a slot.
+        num_running: Sequences that run.
+        num_waiting: Sequences that wait.
         num_steps: Steps that made progress; a step that failed for every sequence does not count.
         num_prompt_tokens: Prompt tokens of all admitted sequences.
-        num_cached_tokens: How many of those were taken from other sequences' slots.
+        num_cached_tokens: How many of those were taken from other sequences.
+        kv_usage: The part of the KV memory that running sequences hold, 0 to 1.
     """
 
     num_running: int
@@ -104,3 +105,4 @@ class EngineStats:
     num_steps: int
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
+    kv_usage: float = 0.0

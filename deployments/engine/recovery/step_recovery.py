@@ -5,7 +5,7 @@ raises is bisected (`deployments.compute.bisection`), and only sequences that fa
 themselves end. The tokens of the others do not change: a repeated pass writes the same keys and
 values to the same places.
 
-There is one exception. In slots that overwrite old positions with new ones, a chunk that continues
+There is one exception. In extents that overwrite old positions with new ones, a chunk that continues
 a prefill can't run a second time. Such a sequence restarts. As it may have caused the failure, its
 chunks run in separate passes from then on.
 
@@ -73,7 +73,7 @@ class StepRecovery:
         Args:
             run: Runs a plan; may be called again with parts of a plan that raised.
             device: The device that `run` uses.
-            full_context_length: The longest sequence for which a slot overwrites nothing. A chunk
+            full_context_length: The longest sequence that overwrites none of its tokens. A chunk
                 that ends beyond it may not run twice, unless it starts at 0.
             drop_graphs: Frees all captured steps; they are captured again on demand.
         """

@@ -1,6 +1,6 @@
 """Decides which tokens run in the next step.
 
-Owns the waiting queue; the slot table owns the slots' occupancy. It decides and returns: no
+Owns the waiting queue; the KV table owns the occupancy of the KV memory. It decides and returns: no
 tensors, no I/O.
 
 Policy: every decoding sequence gets its one token. The rest of the step's token budget goes to
@@ -13,13 +13,17 @@ promised an answer, and most have seen a part of it. Otherwise the oldest goes f
 can't starve, because resumed ones come from replicas that have ended: they are at most as many as
 those replicas held, and each leaves the queue once.
 
-An admitted sequence takes over the longest matching prefix in any slot. The queue waits while a
-running sequence is computing more of the prefix that the queue's first sequence needs, so that a
+An admitted sequence takes over the longest matching prefix in the KV memory. The queue waits while
+a running sequence is computing more of the prefix that the queue's first sequence needs, so that a
 burst of prompts with a common prefix computes it once.
 
-When memory is short, the engine lowers `max_step_tokens`. Each running sequence needs one token of
-a step, so the last sequences in the queue's order beyond that number are preempted: they return to
-their place in the queue.
+The queue's first sequence waits until the KV memory has room for all tokens that it may reach. If
+that number is unknown, it grows while it runs. If a running sequence can't grow, the last sequences
+in the queue's order are preempted: they return to their place in the queue, and go on later with
+all their tokens. So the oldest always makes progress.
+
+When memory for steps is short, the engine lowers `max_step_tokens`. Each running sequence needs one
+token of a step, so the last sequences in the queue's order beyond that number are preempted, too.
 """
 
 from bisect import insort
@@ -27,17 +31,20 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from deployments.engine.kv_layout import KVCopy, KVLayout
+from deployments.engine.scheduling.kv_table import KVTable
 from deployments.engine.scheduling.sequence import Sequence, SequenceState
-from deployments.engine.scheduling.slot_edits import SlotEdit
-from deployments.engine.scheduling.slot_table import SlotTable
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillChunk:
-    """The tokens `start` .. `end`-1 of a sequence, to be prefilled into its slot."""
+    """The tokens `start` .. `end`-1 of a sequence, to be prefilled.
+
+    `starts` is the first token of the sequence's extent in each group.
+    """
 
     sequence: Sequence
-    slot: int
+    starts: tuple[int, ...]
     start: int
     end: int
 
@@ -49,10 +56,10 @@ class PrefillChunk:
 
 @dataclass(frozen=True, slots=True)
 class DecodeRow:
-    """The newest token of a running sequence."""
+    """The newest token of a running sequence; `starts` as in `PrefillChunk`."""
 
     sequence: Sequence
-    slot: int
+    starts: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +67,18 @@ class StepPlan:
     """The work of one step.
 
     Attributes:
-        decode: The decode rows, in slot order.
+        decode: The decode rows.
         prefill: At most one chunk of each sequence.
-        edits: Edits of the slots to apply before the step.
-        admitted: The sequences that were given a slot.
+        copies: Copies in the KV memory to make before the step, in order.
+        admitted: The sequences that began to run.
+        preempted: The sequences that returned to the queue because the KV memory is full.
     """
 
     decode: tuple[DecodeRow, ...]
     prefill: tuple[PrefillChunk, ...]
-    edits: tuple[SlotEdit, ...] = ()
+    copies: tuple[KVCopy, ...] = ()
     admitted: tuple[Sequence, ...] = ()
+    preempted: tuple[Sequence, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -78,10 +87,11 @@ class StepPlan:
 
 
 class Scheduler:
-    """Admission into slots under a token budget: resumed sequences first, then by age."""
+    """Admission under a token budget and within the KV memory: resumed first, then by age."""
 
     def __init__(
         self,
+        layout: KVLayout,
         *,
         max_num_seqs: int,
         max_batched_tokens: int,
@@ -91,10 +101,11 @@ class Scheduler:
         """Start without sequences.
 
         Args:
-            max_num_seqs: Number of slots.
+            layout: The KV memory.
+            max_num_seqs: The most sequences that run at once.
             max_batched_tokens: Most tokens in one step; at least max_num_seqs. It is the initial
                 value of `max_step_tokens`, which may be lowered to 1.
-            full_context_length: See `SlotTable`.
+            full_context_length: See `KVTable`.
             prefix_caching: Whether sequences share common prefixes.
         """
         if max_batched_tokens < max_num_seqs:
@@ -102,39 +113,37 @@ class Scheduler:
         self.max_step_tokens = max_batched_tokens
         self._waiting: deque[Sequence] = deque()
         self._num_arrivals = 0
-        self._table = SlotTable(
-            num_slots=max_num_seqs, full_context_length=full_context_length, retains=prefix_caching
+        self.table = KVTable(
+            layout,
+            max_num_seqs=max_num_seqs,
+            full_context_length=full_context_length,
+            retains=prefix_caching,
         )
 
     @property
     def num_waiting(self) -> int:
-        """Number of sequences without a slot."""
+        """Number of sequences that wait."""
         return len(self._waiting)
 
     @property
     def num_running(self) -> int:
-        """Number of sequences that hold a slot."""
-        return len(self._table.running)
+        """Number of sequences that run."""
+        return len(self.table.running)
 
     @property
     def running(self) -> tuple[Sequence, ...]:
-        """Sequences that hold a slot, in slot order."""
-        return tuple(self._table.running)
+        """Sequences that run, in the order of their admission."""
+        return tuple(self.table.running)
 
     @property
     def waiting(self) -> tuple[Sequence, ...]:
-        """Sequences without a slot, in the order in which they get one."""
+        """Sequences that wait, in the order in which they will run."""
         return tuple(self._waiting)
-
-    @property
-    def num_tokens_by_slot(self) -> tuple[int, ...]:
-        """The most tokens that each slot may hold; see `SlotTable`."""
-        return self._table.num_tokens_by_slot
 
     @property
     def excess(self) -> list[Sequence]:
         """Running sequences that exceed `max_step_tokens`, the last in the queue's order first."""
-        ordered = sorted(self._table.running, key=_turn)
+        ordered = sorted(self.table.running, key=_turn)
         return ordered[self.max_step_tokens :][::-1]
 
     def add(self, sequence: Sequence) -> None:
@@ -144,75 +153,106 @@ class Scheduler:
         insort(self._waiting, sequence, key=_turn)
 
     def schedule(self) -> StepPlan:
-        """Admit the sequences that fit and return the next step's work."""
-        decode = tuple(
-            DecodeRow(sequence, slot)
-            for slot, sequence in enumerate(self._table.running)
-            if sequence.state is SequenceState.DECODING
-        )
-        edits: list[SlotEdit] = []
+        """Make room for what runs, admit what fits, and return the next step's work."""
+        copies: list[KVCopy] = []
+        preempted = self._make_room(copies)
+        decode = [s for s in self.table.running if s.state is SequenceState.DECODING]
         num_before = self.num_running
-        prefill = tuple(self._prefill(self.max_step_tokens - len(decode), edits))
-        admitted = self._table.running[num_before:]
-        return StepPlan(decode, prefill, tuple(edits), tuple(admitted))
+        chunks = list(self._prefill(self.max_step_tokens - len(decode), copies))
+        # Only now is it known where everything lies: an admission may move others.
+        starts_of = self.table.starts_of
+        return StepPlan(
+            tuple(DecodeRow(sequence, starts_of(sequence)) for sequence in decode),
+            tuple(PrefillChunk(s, starts_of(s), first, end) for s, first, end in chunks),
+            tuple(copies),
+            tuple(self.table.running[num_before:]),
+            tuple(preempted),
+        )
 
-    def _prefill(self, budget: int, edits: list[SlotEdit]) -> Iterator[PrefillChunk]:
+    def _make_room(self, copies: list[KVCopy]) -> list[Sequence]:
+        """Let running sequences grow, the first in the queue's order first.
+
+        Returns:
+            The sequences that were preempted for it.
+        """
+        preempted: list[Sequence] = []
+        growing = [s for s in self.table.running if self.table.needs_room(s)]
+        for sequence in sorted(growing, key=_turn):
+            while sequence.state is not SequenceState.WAITING:
+                grown = self.table.grow(sequence)
+                if grown is not None:
+                    copies += grown
+                    break
+                last = max(self.table.running, key=_turn)
+                self.preempt(last)
+                preempted.append(last)
+        return preempted
+
+    def _prefill(self, budget: int, copies: list[KVCopy]) -> Iterator[tuple[Sequence, int, int]]:
+        """Yield chunks: a sequence, its first token and the one after its last."""
         is_first = True
-        for slot, sequence in self._candidates():
-            prefix = None
-            num_tokens = sequence.num_uncomputed_tokens
-            if sequence.state is SequenceState.WAITING:
-                prefix = self._table.find_prefix(sequence)
-                if self._table.is_prefix_pending(sequence, prefix):
-                    return
-                num_tokens -= prefix.num_tokens if prefix else 0
+        for sequence in self._candidates():
             num_whole = sequence.num_indivisible_tokens
-            num_tokens = min(num_tokens, budget) if num_whole == 1 else num_whole
-            if num_tokens == 0 or (num_tokens > budget and not is_first):
+            if budget == 0 if num_whole == 1 else num_whole > budget and not is_first:
                 return
-            if sequence.state is SequenceState.WAITING:
-                sequence.admit(num_cached_tokens=prefix.num_tokens if prefix else 0)
-                edits += self._table.admit(self._waiting.popleft(), prefix)
+            if sequence.state is SequenceState.WAITING and not self._admit(sequence, copies):
+                return
+            if sequence.has_prefix_to_keep:
+                copies += self.table.keep_prefix(sequence)
+                sequence.prefix_to_keep = 0
+            num_tokens = num_whole
+            if num_whole == 1:
+                num_tokens = min(sequence.num_tokens_to_prefill, budget)
             start = sequence.num_computed_tokens
-            yield PrefillChunk(sequence, slot, start, start + num_tokens)
+            yield sequence, start, start + num_tokens
             budget = max(0, budget - num_tokens)
             is_first = False
 
-    def _candidates(self) -> Iterator[tuple[int, Sequence]]:
-        """Yield sequences to prefill, with their slots; the caller admits each before the next."""
-        for slot, sequence in enumerate(self._table.running):
-            if sequence.state is SequenceState.PREFILLING:
-                yield slot, sequence
-        while self._waiting and self._table.has_room and self.num_running < self.max_step_tokens:
-            yield self.num_running, self._waiting[0]
+    def _candidates(self) -> Iterator[Sequence]:
+        """Yield sequences to prefill; the caller admits each before the next."""
+        yield from [s for s in self.table.running if s.state is SequenceState.PREFILLING]
+        while self._waiting and self.table.has_place and self.num_running < self.max_step_tokens:
+            yield self._waiting[0]
 
-    def slot_of(self, sequence: Sequence) -> int | None:
-        """Return the sequence's slot, or None while it waits."""
-        return self._table.slot_of(sequence)
+    def _admit(self, sequence: Sequence, copies: list[KVCopy]) -> bool:
+        """Let the queue's first sequence run, if there is room and no prefix is pending."""
+        match = self.table.find_prefix(sequence)
+        if self.table.is_prefix_pending(sequence, match.num_tokens):
+            return False
+        needed = self.table.admit(sequence, match.prefix)
+        if needed is None:
+            return False
+        copies += needed
+        sequence.admit(num_cached_tokens=match.num_tokens)
+        sequence.prefix_to_keep = match.num_lost_tokens
+        self._waiting.popleft()
+        return True
 
-    def remove(self, sequence: Sequence) -> tuple[SlotEdit, ...]:
-        """Drop a finished sequence and return the resulting edits of the slots.
+    def remove(self, sequence: Sequence) -> None:
+        """Drop a finished sequence.
 
         Raises:
             ValueError: The sequence is neither running nor waiting.
         """
-        if self.slot_of(sequence) is None:
+        if sequence in self.table.running:
+            num_tokens = sequence.num_computed_tokens if sequence.is_reusable else 0
+            self.table.remove(sequence, num_tokens)
+        else:
             self._waiting.remove(sequence)
-            return ()
-        return tuple(self._table.remove(sequence))
 
-    def preempt(self, sequence: Sequence) -> tuple[SlotEdit, ...]:
+    def preempt(self, sequence: Sequence) -> None:
         """Return a running sequence to its place in the waiting queue; it is recomputed later.
 
-        Returns:
-            Edits that close the gap and clean its slot.
+        What it has computed is retained as long as there is room.
 
         Raises:
             IllegalTransitionError: The sequence is not running; nothing was changed.
         """
+        is_reusable = sequence.state is SequenceState.DECODING and not sequence.has_uncounted_kv
+        num_computed_tokens = sequence.num_computed_tokens
         sequence.preempt()
+        self.table.remove(sequence, num_computed_tokens if is_reusable else 0)
         insort(self._waiting, sequence, key=_turn)
-        return tuple(self._table.remove(sequence))
 
 
 def _turn(sequence: Sequence) -> tuple[bool, int]:

@@ -2,7 +2,7 @@
 
 A sequence waits, is prefilled in one or more chunks, decodes token by token, and finishes. It may
 finish from any state: by a stop, by its length, by an abort or by an error. A running sequence may
-be preempted: it gives up its slot, waits again and is prefilled with all the tokens it has by then.
+be preempted: it gives up its memory, waits again and is prefilled with all tokens that it has then.
 
 The table below holds every legal transition; any other event raises and changes nothing.
 """
@@ -89,21 +89,23 @@ class Sequence:
 
     Attributes:
         token_ids: Prompt and generated token ids.
-        num_computed_tokens: How many of `token_ids` have their keys and values in the slot.
-        num_cached_tokens: How many prompt tokens were taken from another slot at admission.
+        num_computed_tokens: How many of `token_ids` have their keys and values in its extents.
+        num_cached_tokens: How many prompt tokens were taken from another sequence at admission.
         max_num_tokens: The length at which the sequence ends.
         stop_token_ids: Ids that end it, including the model's own unless they are ignored.
         arrival: Its number among all sequences ever added to the scheduler; lower is older.
         is_suspect: Whether a pass with it failed and its chunk could not run a second time. From
             then on, its chunks run in separate forward passes.
-        has_uncounted_kv: Whether the latest pass with it failed. If so, its slot may hold more
-            tokens than `num_computed_tokens`; a slot that overwrites old positions may have lost
+        has_uncounted_kv: Whether the latest pass with it failed. If so, its extents may hold more
+            tokens than `num_computed_tokens`; one that overwrites old positions may have lost
             some, too.
+        prefix_to_keep: The tokens after which its prefill pauses for a copy that others can use;
+            0 for none.
         token_counts: Token counts for its penalties; None without penalties.
         matcher: The state of its grammar; None without a grammar.
         finish_reason: Set once, with the transition to FINISHED.
-        is_reusable: Set with `finish_reason`: whether its slot holds exactly the computed tokens,
-            and they have led to at least one row of logits, all of it finite.
+        is_reusable: Set with `finish_reason`: whether its extents hold exactly the computed
+            tokens, and they have led to at least one row of logits, all of it finite.
     """
 
     __slots__ = (
@@ -118,6 +120,7 @@ class Sequence:
         "num_cached_tokens",
         "num_computed_tokens",
         "num_prompt_tokens",
+        "prefix_to_keep",
         "request",
         "stop_token_ids",
         "token_counts",
@@ -151,6 +154,7 @@ class Sequence:
         self.arrival = 0
         self.is_suspect = False
         self.has_uncounted_kv = False
+        self.prefix_to_keep = 0
         self.token_counts: TokenCounts | None = None
         if params.has_penalties:
             self.token_counts = TokenCounts(
@@ -194,6 +198,26 @@ class Sequence:
         return len(self.token_ids) - self.num_computed_tokens
 
     @property
+    def num_tokens_to_prefill(self) -> int:
+        """Number of tokens to compute before the next pause of its prefill."""
+        end = len(self.token_ids)
+        if self.prefix_to_keep > self.num_computed_tokens:
+            end = self.prefix_to_keep
+        return end - self.num_computed_tokens
+
+    @property
+    def has_prefix_to_keep(self) -> bool:
+        """Whether its prefill has reached the prefix that is to be kept."""
+        return 0 < self.prefix_to_keep == self.num_computed_tokens
+
+    @property
+    def num_planned_tokens(self) -> int:
+        """Tokens to hold memory for: all that it may reach, or one more than now if unknown."""
+        if self.request.params.max_tokens is not None:
+            return self.max_num_tokens
+        return min(self.max_num_tokens, len(self.token_ids) + 1)
+
+    @property
     def barred_token_ids(self) -> frozenset[int]:
         """Ids that may not come next, because they would end the sequence before `min_tokens`."""
         num_generated = len(self.token_ids) - self.num_prompt_tokens
@@ -214,7 +238,7 @@ class Sequence:
         return len(self.token_ids) - num_given
 
     def admit(self, *, num_cached_tokens: int = 0) -> None:
-        """Start prefilling after the cached tokens that the slot already holds."""
+        """Start prefilling after the cached tokens that its extents already hold."""
         self.handle(SequenceEvent.ADMIT)
         self.num_computed_tokens = num_cached_tokens
         self.num_cached_tokens = min(num_cached_tokens, self.num_prompt_tokens)
@@ -250,6 +274,7 @@ class Sequence:
         self.handle(SequenceEvent.PREEMPT)
         self.num_computed_tokens = 0
         self.has_uncounted_kv = False
+        self.prefix_to_keep = 0
 
     def finish(self, reason: FinishReason) -> None:
         """End the sequence."""

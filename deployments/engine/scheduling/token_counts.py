@@ -1,7 +1,7 @@
 """The distinct tokens of a sequence and how often its output holds each; penalties need them.
 
 The counts grow token by token and are never rebuilt while the sequence runs. They belong to the
-sequence, not to a slot or a step, so they stay valid when it moves or is recomputed.
+sequence, not to a place or a step, so they stay valid when it moves or is recomputed.
 """
 
 from array import array
