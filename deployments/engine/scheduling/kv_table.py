@@ -20,6 +20,7 @@ it, and a copy as of the prefix's end is retained for the next.
 """
 
 import logging
+import math
 from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
@@ -102,7 +103,7 @@ class KVTable:
         self._retained: list[Retained] = []
         self._pools = tuple(BlockPool[Holder](number) for number in layout.num_blocks)
         self._max_num_seqs = max_num_seqs
-        self._num_held_tokens: dict[Sequence, int] = {}
+        self._num_held_tokens: dict[Sequence, float] = {}
         self._full_context_length = full_context_length
         self._retains = retains
         self._clock = 0
@@ -403,7 +404,7 @@ class KVTable:
         for pool in self._pools:
             pool.give_back(holder)
 
-    def _num_tokens_in(self, sequence: Sequence) -> int:
+    def _num_tokens_in(self, sequence: Sequence) -> float:
         """Return the tokens that a sequence's extents hold; a full ring holds any number."""
         size = self.layout.block_size
         held = [
@@ -411,7 +412,7 @@ class KVTable:
             for pool, capacity in zip(self._pools, self.layout.capacities, strict=True)
             if pool[sequence].num_blocks * size < capacity
         ]
-        return min(held, default=max(self.layout.capacities))
+        return min(held, default=math.inf)
 
     def _copies(self, group: int, moves: list[Move]) -> list[KVCopy]:
         size = self.layout.block_size

@@ -108,7 +108,7 @@ def test_the_token_counts_hold_what_the_penalties_need_and_grow(
         ([SequenceEvent.ADMIT, SequenceEvent.PREFILLED], FinishReason.ERROR, False),
     ],
 )
-def test_only_a_slot_that_decoded_without_an_error_is_reusable(
+def test_only_a_sequence_that_decoded_without_an_error_is_reusable(
     events: list[SequenceEvent], reason: FinishReason, is_reusable: bool
 ) -> None:
     request = SequenceRequest("s", (50, 51), SamplingParams())
@@ -119,7 +119,7 @@ def test_only_a_slot_that_decoded_without_an_error_is_reusable(
     assert seq.is_reusable is is_reusable
 
 
-def test_a_slot_is_not_reusable_after_a_failed_pass_until_the_sequence_waits_again() -> None:
+def test_a_sequence_is_not_reusable_after_a_failed_pass_until_it_waits_again() -> None:
     request = SequenceRequest("s", (50, 51), SamplingParams())
     seq = Sequence(request, max_model_len=20, eos_token_ids=frozenset())
     seq.admit()
