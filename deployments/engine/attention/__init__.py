@@ -1,1 +1,1 @@
-"""KV slots, and how a packed step writes and reads them."""
+"""The KV cache, and how a packed step writes and reads it."""

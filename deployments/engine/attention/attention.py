@@ -1,12 +1,12 @@
-"""Attention over KV slots, as transformers' models call it.
+"""Attention over the KV cache, as transformers' models call it.
 
-It is registered with transformers under the name `slots`. One call serves one layer of one packed
-step.
+It is registered with transformers under the name `kv_cache`. One call serves one layer of one
+packed step.
 
-Decode rows store their keys and values and then attend over their slots, batched. On a CPU, the
+Decode rows store their keys and values and then attend over their extents, batched. On a CPU, the
 rows of prefill chunks do the same, so a token's keys and values are the same to the last bit
 whether it was decoded or prefilled. Where there is no kernel for that, each chunk attends in a
-separate call, over the tokens in its slot and over itself, and is stored afterwards.
+separate call, over the earlier tokens and over itself, and is stored afterwards.
 
 Arguments that it does not support (sinks, masks, ...) are refused by name, not ignored.
 """
@@ -17,16 +17,16 @@ import torch
 from transformers import AttentionInterface
 
 from deployments.compute.attention_arguments import UnsupportedAttentionError, check_arguments
-from deployments.compute.cpu.attention.slot_attention import attend_slot_rows, can_attend
+from deployments.compute.cpu.attention.row_attention import attend_rows, can_attend
 from deployments.compute.sdpa import Scores, attend
-from deployments.engine.attention.kv_slots import KVShape
+from deployments.engine.attention.kv_cache import KVShape
 from deployments.engine.attention.packed_step import ChunkRows, PackedStep
 
-ATTENTION_NAME = "slots"
+ATTENTION_NAME = "kv_cache"
 """The name to pass to `set_attn_implementation`."""
 
 
-def slot_attention(
+def kv_attention(
     module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -39,7 +39,7 @@ def slot_attention(
     softcap: float | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Store the rows' keys and values in their slots and attend, for one layer.
+    """Store the rows' keys and values and attend, for one layer.
 
     Args:
         module: The layer's attention module, which knows its `layer_idx`.
@@ -47,7 +47,7 @@ def slot_attention(
         key: [1, num_kv_heads, n, head_dim].
         value: [1, num_kv_heads, n, head_dim].
         attention_mask: None; the packed step knows what each row sees.
-        packed_step: The slot and position of each row.
+        packed_step: The extents and position of each row.
         scaling: Factor on the scores; None means head_dim ** -0.5.
         sliding_window: Most tokens that a query sees, itself included.
         softcap: Bound on the scores, applied by tanh; None means no bound.
@@ -58,7 +58,7 @@ def slot_attention(
 
     Raises:
         UnsupportedAttentionError: An argument asks for something unsupported, the layer looks ahead
-            or attends twice, or the slots were made for other heads or another window.
+            or attends twice, or the KV cache was made for other heads or another window.
     """
     check_arguments(module, attention_mask, others)
     if packed_step is None:
@@ -74,14 +74,14 @@ def slot_attention(
         # The second keys and values would overwrite the first.
         raise UnsupportedAttentionError(f"layer {layer} attends twice in one pass")
     packed_step.visited_layers.add(layer)
-    return attend_slots(layer, query, key, value, packed_step, Scores(scaling, softcap)), None
+    return store_and_attend(layer, query, key, value, packed_step, Scores(scaling, softcap)), None
 
 
 def check_heads(shape: KVShape, key: torch.Tensor, value: torch.Tensor) -> None:
-    """Refuse keys and values whose heads do not fit the slots.
+    """Refuse keys and values whose heads do not fit the KV cache.
 
     Args:
-        shape: The shape of the slots, from the model's configuration.
+        shape: The shape of the KV cache, from the model's configuration.
         key: [1, num_kv_heads, n, head_dim].
         value: [1, num_kv_heads, n, head_dim].
 
@@ -98,11 +98,11 @@ def check_heads(shape: KVShape, key: torch.Tensor, value: torch.Tensor) -> None:
 
 
 def check_window(asked: int | None, capacity: int, max_model_len: int, layer: int) -> None:
-    """Refuse a layer that sees more or less than its slots were made for.
+    """Refuse a layer that sees more or less than the KV cache was made for.
 
     Args:
         asked: The sliding window that the model passes to attention; None means no window.
-        capacity: Tokens that a slot holds in the layer, from the model's configuration.
+        capacity: Tokens of a sequence that the layer keeps, from the model's configuration.
         max_model_len: Longest sequence; a window of this size has no effect.
         layer: Index of the layer.
 
@@ -117,7 +117,7 @@ def check_window(asked: int | None, capacity: int, max_model_len: int, layer: in
         )
 
 
-def attend_slots(
+def store_and_attend(
     layer: int,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -125,14 +125,14 @@ def attend_slots(
     step: PackedStep,
     scores: Scores,
 ) -> torch.Tensor:
-    """Store and attend, for a layer that has passed the checks of `slot_attention`.
+    """Store and attend, for a layer that has passed the checks of `kv_attention`.
 
     Args:
         layer: Index of the layer.
         query: [1, num_heads, n, head_dim].
         key: [1, num_kv_heads, n, head_dim].
         value: [1, num_kv_heads, n, head_dim].
-        step: The slot and position of each row.
+        step: The extents and position of each row.
         scores: Scale and softcap of the scores.
 
     Returns:
@@ -142,7 +142,7 @@ def attend_slots(
     if not step.chunks:
         return _decode(query, key, value, layer, step, scores)
     if can_attend(query, kv.shape.num_kv_heads):
-        return _attend_rows(query, key, value, layer, step, scores)
+        return _attend_all_rows(query, key, value, layer, step, scores)
     rows, keys, values = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     output = torch.empty_like(rows, memory_format=torch.contiguous_format)
     if num_decode := step.num_decode:
@@ -154,7 +154,7 @@ def attend_slots(
     return output[None]
 
 
-def _attend_rows(
+def _attend_all_rows(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -184,8 +184,8 @@ def _attend_rows(
     for run in step.row_runs(kv.capacities[layer]):
         for chunk in run.chunks:
             part = chunk.rows
-            kv.write_chunk(layer, chunk.slot, chunk.start, keys[part], values[part])
-        output = attend_slot_rows(
+            kv.write_chunk(layer, chunk.starts, chunk.start, keys[part], values[part])
+        output = attend_rows(
             query[:, :, run.rows],
             key[:, :, run.rows],
             value[:, :, run.rows],
@@ -207,7 +207,7 @@ def _decode(
     step: PackedStep,
     scores: Scores,
 ) -> torch.Tensor:
-    """Store each row's token and attend with one query per slot.
+    """Store each row's token and attend with one query per row.
 
     Heads that share keys take the place of query positions, so no key is repeated. Keys were stored
     with their rotary positions applied, so their order in a ring does not matter.
@@ -217,28 +217,27 @@ def _decode(
         key: [1, num_kv_heads, num_decode, head_dim].
         value: [1, num_kv_heads, num_decode, head_dim].
         layer: Index of the layer.
-        step: The slot and position of each row.
+        step: The extents and position of each row.
         scores: Scale and softcap of the scores.
 
     Returns:
         [1, num_decode, num_heads, head_dim].
     """
     kv = step.kv
+    tokens = kv.keys[layer], kv.values[layer]
     places = step.decode_places(kv.capacities[layer])
     if places.rows is not None and can_attend(query, kv.shape.num_kv_heads):
-        slots = kv.keys[layer], kv.values[layer]
-        return attend_slot_rows(query, key, value, *slots, places.rows, scores)
+        return attend_rows(query, key, value, *tokens, places.rows, scores)
     rows, *stored = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     step.store_decode(layer, *stored)
     reads = step.decode_reads(kv.capacities[layer])
     if reads is not None and scores.softcap is None:
-        return reads.attend(rows, *kv.tokens(layer), scores.scale).contiguous()[None]
+        return reads.attend(rows, *tokens, scores.scale).contiguous()[None]
     grouped = rows.reshape(len(rows), kv.shape.num_kv_heads, -1, kv.shape.head_dim)
     outputs = [
         attend(
             grouped[span.rows],
-            kv.keys[layer][span.slots, : span.read_length].transpose(1, 2),
-            kv.values[layer][span.slots, : span.read_length].transpose(1, 2),
+            *map(span.read, tokens),
             attn_mask=span.mask,
             is_causal=False,
             scores=scores,
@@ -267,7 +266,7 @@ def _prefill(
         value: [m, num_kv_heads, head_dim].
         layer: Index of the layer.
         step: The packed step.
-        chunk: The slot and positions of the rows.
+        chunk: The extents and positions of the rows.
         scores: Scale and softcap of the scores.
 
     Returns:
@@ -282,7 +281,7 @@ def _prefill(
     def head_first(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.transpose(0, 1)[:, None].expand(-1, num_groups, -1, -1)
 
-    seen_keys, seen_values = kv.joined(layer, chunk.slot, chunk.start, key, value)
+    seen_keys, seen_values = kv.joined(layer, chunk.starts, chunk.start, key, value)
     mask = step.chunk_mask(chunk, kv.capacities[layer])
     output = attend(
         grouped,
@@ -292,13 +291,13 @@ def _prefill(
         is_causal=mask is None,
         scores=scores,
     )
-    kv.write_chunk(layer, chunk.slot, chunk.start, key, value)
+    kv.write_chunk(layer, chunk.starts, chunk.start, key, value)
     return output.permute(2, 0, 1, 3).flatten(1, 2)
 
 
 def register_attention() -> None:
-    """Register `slots` with transformers.
+    """Register `kv_cache` with transformers.
 
     No mask function is registered under that name, so transformers builds no masks for it.
     """
-    AttentionInterface.register(ATTENTION_NAME, slot_attention)
+    AttentionInterface.register(ATTENTION_NAME, kv_attention)

@@ -1,8 +1,8 @@
-"""Splits the decode rows of a step into attention calls.
+"""Splits the decode rows of a step into calls of torch's attention.
 
-Each call reads as many tokens for every row as for its longest row. Rows of equal length share a
-call. A long row among short ones gets a separate call if the padding of the short rows would cost
-more than that call. The rows of a call must be in neighbouring slots, so that it reads a view.
+A row by itself reads its extent as a view, exactly as far as its sequence goes. Several rows can
+only share a call if their tokens are first gathered, each padded to the longest. So rows share a
+call if gathering and padding cost less than the calls that they save.
 """
 
 from collections.abc import Sequence
@@ -10,8 +10,15 @@ from dataclasses import dataclass
 
 CALL_COST_BYTES = {"cpu": 128 * 1024, "cuda": 32 * 2**20}
 """Bytes of keys and values that could be read in the time one more call takes, by device type.
-Source: on a CPU, one thread, bfloat16: 30 us for a call with its overhead, 4.5 GB/s from the slots.
+Source: on a CPU, one thread, bfloat16: 30 us for a call with its overhead, 4.5 GB/s from memory.
 On a GPU: a launch of about 10 us at 3 TB/s, calculated and not measured."""
+
+GATHER_COST = 3
+"""Times that a gathered token is read or written: it is read, written, and read again. Calculated
+and not measured."""
+
+MAX_GATHERED_BYTES = 64 * 2**20
+"""Most keys and values of a layer that are gathered for one call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,35 +34,41 @@ class RowSpan:
         """Tokens that the span's rows read in total."""
         return (self.end - self.first) * self.read_length
 
+    @property
+    def cost(self) -> int:
+        """Cost of the span's reads, in tokens read."""
+        return self.num_read_tokens * (GATHER_COST if self.end - self.first > 1 else 1)
 
-def split_rows(slots: Sequence[int], lengths: Sequence[int], call_cost: float) -> list[RowSpan]:
-    """Split rows into spans: one greedy pass that starts a new span only if that is cheaper.
 
-    On rows of mixed lengths this is within 3 % of the best split, and takes microseconds. A single
-    call for all rows is used instead if it is cheaper.
+def split_rows(lengths: Sequence[int], call_cost: float, max_gathered: float) -> list[RowSpan]:
+    """Split rows into spans: one greedy pass that starts a new span unless sharing is cheaper.
+
+    A single call for all rows is used instead if it is cheaper.
 
     Args:
-        slots: The slot of each row, ascending.
         lengths: Tokens that each row must read.
         call_cost: Cost of a call, in tokens read.
+        max_gathered: The most tokens that several rows together may read in a call.
     """
     spans: list[RowSpan] = []
     for row, length in enumerate(lengths):
-        if spans and slots[row] == slots[row - 1] + 1:
+        if spans:
             last = spans[-1]
             extended = RowSpan(last.first, row + 1, max(last.read_length, length))
-            if extended.num_read_tokens <= last.num_read_tokens + call_cost + length:
+            is_cheaper = extended.cost <= last.cost + call_cost + length
+            if is_cheaper and extended.num_read_tokens <= max_gathered:
                 spans[-1] = extended
                 continue
         spans.append(RowSpan(row, row + 1, length))
-    return _single_if_cheaper(spans, slots, call_cost)
+    return _single_if_cheaper(spans, call_cost, max_gathered)
 
 
 def _single_if_cheaper(
-    spans: list[RowSpan], slots: Sequence[int], call_cost: float
+    spans: list[RowSpan], call_cost: float, max_gathered: float
 ) -> list[RowSpan]:
-    if len(spans) < 2 or slots[-1] - slots[0] != len(slots) - 1:
+    if len(spans) < 2:
         return spans
     whole = RowSpan(0, spans[-1].end, max(span.read_length for span in spans))
-    split_cost = sum(call_cost + span.num_read_tokens for span in spans)
-    return [whole] if call_cost + whole.num_read_tokens < split_cost else spans
+    split_cost = sum(call_cost + span.cost for span in spans)
+    is_cheaper = call_cost + whole.cost < split_cost
+    return [whole] if is_cheaper and whole.num_read_tokens <= max_gathered else spans

@@ -1,4 +1,4 @@
-"""The slot and position of each row of a packed step, and the tokens that it may see.
+"""The extents and position of each row of a packed step, and the tokens that it may see.
 
 The model runner makes one `PackedStep` per step; every layer's attention reads it. Layers of the
 same capacity share places and masks, so these are computed once and kept.
@@ -6,29 +6,38 @@ same capacity share places and masks, so these are computed once and kept.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import add
 from typing import TYPE_CHECKING, Self
 
 import torch
 
-from deployments.compute.cpu.attention.slot_rows import SlotRows
+from deployments.compute.cpu.attention.kv_rows import KVRows
 from deployments.compute.host_to_device import to_device
-from deployments.engine.attention.decode_spans import CALL_COST_BYTES, RowSpan, split_rows
-from deployments.engine.attention.kv_slots import KVSlots
+from deployments.engine.attention.decode_spans import (
+    CALL_COST_BYTES,
+    MAX_GATHERED_BYTES,
+    RowSpan,
+    split_rows,
+)
+from deployments.engine.attention.kv_cache import KVCache
 
 if TYPE_CHECKING:
-    from deployments.engine.attention.varlen_reads import SlotReads
+    from deployments.engine.attention.varlen_reads import ExtentReads
 
 READ_BUCKET = 64
-"""A decode row reads its sequence's length rounded up to a multiple of this, so that kernels and
-masks have few different shapes."""
+"""Gathered rows are padded to a multiple of this, so that kernels and masks have few different
+shapes."""
+
+Starts = tuple[int, ...]
+"""The first token of a sequence's extent in each group."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkRows:
-    """A prefill chunk's place among the packed rows, in its sequence and in the slots."""
+    """A prefill chunk's place among the packed rows, in its sequence and in the KV memory."""
 
     first_row: int
-    slot: int
+    starts: Starts
     start: int
     end: int
 
@@ -44,15 +53,42 @@ class DecodeSpan:
 
     Attributes:
         rows: The rows, m of them.
-        slots: Their slots, which are adjacent.
-        read_length: Tokens that the rows read from their slots.
-        mask: [m, 1, 1, read_length], bool: which of them each row sees; None if every row sees all.
+        tokens: The places of the tokens that they read: a slice if there is one row, which reads
+            its extent as a view; [m, t], int64, if they are gathered.
+        mask: [m, 1, 1, t], bool: which of them each row sees; None if every row sees all.
     """
 
     rows: slice
-    slots: slice
-    read_length: int
+    tokens: slice | torch.Tensor
     mask: torch.Tensor | None
+
+    @classmethod
+    def gathered(
+        cls,
+        rows: slice,
+        starts: torch.Tensor,
+        lengths: torch.Tensor,
+        read_length: int,
+        *,
+        is_padded: bool = True,
+    ) -> Self:
+        """Return a span whose rows are padded to `read_length` tokens, by repeating their last.
+
+        Args:
+            rows: The rows.
+            starts: [m], int64, the first token of each row's extent.
+            lengths: [m], int64, how many tokens each row sees; at least 1.
+            read_length: Tokens that each row reads.
+            is_padded: Whether any row may see fewer.
+        """
+        places, own = torch.arange(read_length, device=starts.device), lengths[:, None]
+        tokens = starts[:, None] + torch.minimum(places, own - 1)
+        return cls(rows, tokens, (places < own)[:, None, None] if is_padded else None)
+
+    def read(self, stored: torch.Tensor) -> torch.Tensor:
+        """Return what the rows read of a layer's keys or values: [m, num_kv_heads, t, head_dim]."""
+        num_rows = self.rows.stop - self.rows.start
+        return stored[self.tokens].view(num_rows, -1, *stored.shape[1:]).transpose(1, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +96,16 @@ class DecodePlaces:
     """The places where decode rows write and the lengths that they read, in layers of one capacity.
 
     Attributes:
-        slots: [num_decode], int64, the slot of each row.
-        indices: [num_decode], int64, the place of each row's own token in its slot.
-        lengths: How many tokens of its slot each row sees, its own included; empty if only the
-            device knows.
-        rows: The same for the CPU's kernel; None if there are no lengths.
+        tokens: [num_decode], int64, the place of each row's own token.
+        starts: The first token of each row's extent; empty if only the device knows.
+        lengths: How many tokens from there each row sees, its own included; empty likewise.
+        rows: The same for the CPU's kernel; None if only the device knows.
     """
 
-    slots: torch.Tensor
-    indices: torch.Tensor
+    tokens: torch.Tensor
+    starts: tuple[int, ...] = ()
     lengths: tuple[int, ...] = ()
-    rows: SlotRows | None = None
+    rows: KVRows | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +120,7 @@ class RowRun:
     """
 
     rows: slice
-    seen: SlotRows
+    seen: KVRows
     chunks: tuple[ChunkRows, ...]
     in_order: bool
 
@@ -93,17 +128,17 @@ class RowRun:
     def of(
         cls,
         first: int,
-        slots: Sequence[int],
+        starts: Sequence[int],
         positions: Sequence[int],
         capacity: int,
         chunks: tuple[ChunkRows, ...] | None = None,
     ) -> Self:
-        """Return rows from `first` on, at these slots and positions; in order without chunks."""
+        """Return rows from `first` on, in extents that start there; in order without chunks."""
         indices = [position % capacity for position in positions]
         # A full ring holds exactly the window of its newest token.
         lengths = [min(position + 1, capacity) for position in positions]
-        seen = SlotRows.of(slots, indices, lengths)
-        return cls(slice(first, first + len(slots)), seen, chunks or (), chunks is None)
+        seen = KVRows.of(starts, indices, lengths)
+        return cls(slice(first, first + len(starts)), seen, chunks or (), chunks is None)
 
 
 @dataclass(slots=True)
@@ -111,15 +146,15 @@ class PackedStep:
     """The rows of one step. Decode rows come first.
 
     Attributes:
-        kv: The slots of all layers.
-        decode_slots: The slot of each decode row.
+        kv: The keys and values of all layers.
+        decode_starts: The extents of each decode row.
         decode_positions: The position of each decode row's token in its sequence.
         chunks: The prefill chunks.
         visited_layers: Layers that attended in this step.
     """
 
-    kv: KVSlots
-    decode_slots: tuple[int, ...]
+    kv: KVCache
+    decode_starts: tuple[Starts, ...]
     decode_positions: tuple[int, ...]
     chunks: tuple[ChunkRows, ...]
     visited_layers: set[int] = field(default_factory=set)
@@ -131,7 +166,7 @@ class PackedStep:
     @property
     def num_decode(self) -> int:
         """The number of decode rows."""
-        return len(self.decode_slots)
+        return len(self.decode_starts)
 
     def decode_places(self, capacity: int) -> DecodePlaces:
         """Return where the decode rows write and read in layers of this capacity."""
@@ -143,23 +178,24 @@ class PackedStep:
     def store_decode(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Store the decode rows' keys and values: [num_decode, num_kv_heads, head_dim] each."""
         places = self.decode_places(self.kv.capacities[layer])
-        self.kv.write_rows(layer, places.slots, places.indices, keys, values)
+        self.kv.write_tokens(layer, places.tokens, keys, values)
 
     def _place(self, capacity: int) -> DecodePlaces:
-        device = self.kv.device
-        positions = self.decode_positions
+        group, positions = self.kv.group_of(capacity), self.decode_positions
+        starts = tuple([row[group] for row in self.decode_starts])
         # A full ring holds exactly the window of its newest token.
         lengths = tuple(min(position + 1, capacity) for position in positions)
         indices = [position % capacity for position in positions]
+        tokens = list(map(add, starts, indices))
         return DecodePlaces(
-            to_device(self.decode_slots, device, torch.int64),
-            to_device(indices, device, torch.int64),
+            to_device(tokens, self.kv.device, torch.int64),
+            starts,
             lengths,
-            SlotRows.of(self.decode_slots, indices, lengths),
+            KVRows.of(starts, indices, lengths),
         )
 
-    def decode_reads(self, capacity: int) -> "SlotReads | None":
-        """Return how far each row reads its slot; None unless rows read by length."""
+    def decode_reads(self, capacity: int) -> "ExtentReads | None":
+        """Return how far each row reads its extent; None unless rows read by length."""
         return None
 
     def row_runs(self, capacity: int) -> tuple[RowRun, ...]:
@@ -177,57 +213,59 @@ class PackedStep:
 
         Such a chunk's rows must store and attend one after the other, as if they were decoded.
         """
-        slots, positions = [*self.decode_slots], [*self.decode_positions]
+        group = self.kv.group_of(capacity)
+        starts = [row[group] for row in self.decode_starts]
+        positions = [*self.decode_positions]
         first, chunks = 0, list[ChunkRows]()
         for chunk in self.chunks:
+            own = range(chunk.start, chunk.end)
+            own_starts = [chunk.starts[group]] * len(own)
             if chunk.end > capacity:
-                if slots:
-                    yield RowRun.of(first, slots, positions, capacity, tuple(chunks))
-                own = range(chunk.start, chunk.end)
-                yield RowRun.of(chunk.first_row, [chunk.slot] * len(own), own, capacity)
-                slots, positions, chunks = [], [], []
+                if starts:
+                    yield RowRun.of(first, starts, positions, capacity, tuple(chunks))
+                yield RowRun.of(chunk.first_row, own_starts, own, capacity)
+                starts, positions, chunks = [], [], []
                 first = chunk.rows.stop
             else:
-                slots += [chunk.slot] * (chunk.end - chunk.start)
-                positions += range(chunk.start, chunk.end)
+                starts += own_starts
+                positions += own
                 chunks.append(chunk)
-        if slots:
-            yield RowRun.of(first, slots, positions, capacity, tuple(chunks))
+        if starts:
+            yield RowRun.of(first, starts, positions, capacity, tuple(chunks))
 
     def decode_spans(self, capacity: int) -> tuple[DecodeSpan, ...]:
-        """Return the decode rows' attention calls in order, each padded to its longest row."""
+        """Return the decode rows' calls of torch's attention, in order."""
         spans = self._decode_spans.get(capacity)
         if spans is None:
             spans = self._decode_spans[capacity] = tuple(self._split(capacity))
         return spans
 
     def _split(self, capacity: int) -> Iterator[DecodeSpan]:
-        lengths = self.decode_places(capacity).lengths
-        padded = [min(-(-n // READ_BUCKET) * READ_BUCKET, capacity) for n in lengths]
-        call_cost = CALL_COST_BYTES[self.kv.device.type] / self.kv.shape.bytes_per_layer_token
-        for span in split_rows(self.decode_slots, padded, call_cost):
-            yield self._span(span, lengths[span.first : span.end])
+        places, token_bytes = self.decode_places(capacity), self.kv.shape.bytes_per_layer_token
+        padded = [min(-(-n // READ_BUCKET) * READ_BUCKET, capacity) for n in places.lengths]
+        call_cost = CALL_COST_BYTES[self.kv.device.type] / token_bytes
+        for span in split_rows(padded, call_cost, MAX_GATHERED_BYTES / token_bytes):
+            yield self._span(span, places)
 
-    def _span(self, span: RowSpan, lengths: tuple[int, ...]) -> DecodeSpan:
+    def _span(self, span: RowSpan, places: DecodePlaces) -> DecodeSpan:
         rows = slice(span.first, span.end)
-        mask = None
-        if min(lengths) < span.read_length:
-            seen = to_device(lengths, self.kv.device, torch.int64)[:, None]
-            places = torch.arange(span.read_length, device=self.kv.device)
-            mask = (places < seen)[:, None, None]
-        first_slot = self.decode_slots[span.first]
-        slots = slice(first_slot, first_slot + span.end - span.first)
-        return DecodeSpan(rows, slots, span.read_length, mask)
+        if span.end - span.first == 1:
+            start, length = places.starts[span.first], places.lengths[span.first]
+            return DecodeSpan(rows, slice(start, start + length), None)
+        own = [places.starts[rows], places.lengths[rows]]
+        starts, lengths = to_device(own, self.kv.device, torch.int64)
+        is_padded = min(own[1]) < span.read_length
+        return DecodeSpan.gathered(rows, starts, lengths, span.read_length, is_padded=is_padded)
 
     def chunk_mask(self, chunk: ChunkRows, capacity: int) -> torch.Tensor | None:
-        """Return which tokens of the slot and of the chunk itself a chunk's queries see.
+        """Return which earlier tokens and which of the chunk itself a chunk's queries see.
 
         Args:
             chunk: One of the chunks.
             capacity: Tokens that the layer holds, which is also the most that a query sees.
 
         Returns:
-            [m, t + m], bool, for the t tokens that `KVSlots.joined` puts before the chunk's m; None
+            [m, t + m], bool, for the t tokens that `KVCache.joined` puts before the chunk's m; None
             if no token precedes the chunk and each query sees all up to itself.
         """
         key = chunk, capacity

@@ -1,11 +1,14 @@
-"""Attention for decode rows that reads each slot only as far as its sequence goes.
+"""Attention for decode rows that reads each extent only as far as its sequence goes.
 
-The slots form one long row of tokens, cut at equal distances. A tensor on the device tells torch's
-`varlen_attn` how much of each cut is in use. So a captured step needs no mask and reads no padding.
-If there are few rows, many of the GPU's processors read parts of a long slot at the same time.
+A layer is one long row of tokens. Two tensors on the device tell torch's `varlen_attn` where each
+row's extent starts and how much of it is in use. So a captured step needs no mask and reads no
+padding. If there are few rows, many of the GPU's processors read parts of a long extent at the same
+time.
 
-This has not run on a GPU yet. So `can_read_slots` compares its results with masked attention on the
-device at hand before it is used. If they differ, or `varlen_attn` is missing, the mask stays.
+`varlen_attn` takes starts that ascend; what it does with gaps between the extents, or with starts
+in another order, its documentation does not say. This has not run on a GPU yet. So
+`can_read_extents` compares its results with masked attention on the device at hand before it is
+used. If they differ, or `varlen_attn` is missing, the mask stays.
 """
 
 import logging
@@ -16,12 +19,15 @@ from torch.nn.attention import varlen
 from torch.nn.functional import scaled_dot_product_attention
 
 from deployments.compute.device_errors import is_fatal
-from deployments.engine.attention.kv_slots import KVShape
+from deployments.engine.attention.kv_cache import KVShape
 
 logger = logging.getLogger(__name__)
 
 PROBE_LENGTHS = (1, 77, 2048, 300)
 """Sequence lengths of the comparison; one is long enough to be read in parts."""
+
+PROBE_EXTENT = 2304
+"""Tokens from one extent's start to the next in the comparison."""
 
 TOLERANCE = {torch.float16: 5e-3, torch.bfloat16: 3e-2}
 """Allowed difference of outputs, which are averages of numbers around 1, for each dtype that
@@ -29,35 +35,45 @@ TOLERANCE = {torch.float16: 5e-3, torch.bfloat16: 3e-2}
 
 
 @dataclass(frozen=True, slots=True)
-class SlotReads:
-    """The parts of slots that n rows read in layers of one capacity; row i reads slot i.
+class ExtentReads:
+    """The parts of extents that n rows read in layers of one capacity.
 
     Attributes:
         query_starts: [n + 1], int32: 0, 1, 2, ..., since each row has one query.
-        slot_starts: [n + 1], int32, the first token of each slot.
-        lengths: [n], int32, how many tokens of its slot each row sees.
+        starts: [n + 1], int32, the first token of each row's extent, and any other token.
+        lengths: [n], int32, how many tokens from there each row sees.
         longest: The most tokens that a row can see.
     """
 
     query_starts: torch.Tensor
-    slot_starts: torch.Tensor
+    starts: torch.Tensor
     lengths: torch.Tensor
     longest: int
 
     @classmethod
-    def of(cls, lengths: torch.Tensor, capacity: int, longest: int) -> "SlotReads":
-        """Return the reads of rows with these lengths: [n], int64, each at least 1."""
-        starts = torch.arange(len(lengths) + 1, dtype=torch.int32, device=lengths.device)
-        return cls(starts, starts * capacity, lengths.clamp(max=longest).int(), longest)
+    def of(
+        cls, starts: torch.Tensor, lengths: torch.Tensor, spare_token: int, longest: int
+    ) -> "ExtentReads":
+        """Return the reads of n rows.
+
+        Args:
+            starts: [n], int64, the first token of each row's extent.
+            lengths: [n], int64, the length of each row's sequence, at least 1.
+            spare_token: The token after all extents.
+            longest: The most tokens that a row can see.
+        """
+        query_starts = torch.arange(len(starts) + 1, dtype=torch.int32, device=starts.device)
+        ended = torch.nn.functional.pad(starts, (0, 1), value=spare_token)
+        return cls(query_starts, ended.int(), lengths.clamp(max=longest).int(), longest)
 
     def attend(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float | None
     ) -> torch.Tensor:
-        """Attend with one query per slot.
+        """Attend with one query per row.
 
         Args:
             query: [n, num_heads, head_dim].
-            keys: [tokens of all slots, num_kv_heads, head_dim]; more tokens may follow.
+            keys: [tokens of the layer, num_kv_heads, head_dim].
             values: As keys.
             scale: Factor on the scores; None means head_dim ** -0.5.
 
@@ -69,7 +85,7 @@ class SlotReads:
             keys,
             values,
             self.query_starts,
-            self.slot_starts,
+            self.starts,
             1,
             self.longest,
             scale=scale,
@@ -81,30 +97,49 @@ class SlotReads:
 
 
 @torch.inference_mode()
-def can_read_slots(shape: KVShape, num_heads: int, device: torch.device) -> bool:
-    """Return whether `SlotReads` gives the same results as masked attention for such heads.
+def can_read_extents(
+    shape: KVShape, num_heads: int, device: torch.device, *, is_sorted: bool
+) -> bool:
+    """Return whether `ExtentReads` gives the same results as masked attention for such heads.
+
+    Args:
+        shape: The keys and values.
+        num_heads: Heads of queries.
+        device: The model's device.
+        is_sorted: Whether the starts of a step's extents always ascend.
 
     Raises:
         torch.AcceleratorError: The device failed.
     """
     if device.type != "cuda" or shape.dtype not in TOLERANCE:
         return False
+    orders = [range(len(PROBE_LENGTHS))]
+    if not is_sorted:
+        orders.append(orders[0][::-1])
     try:
-        error = _error(shape, num_heads, device)
+        for order in orders:
+            error = _error(shape, num_heads, device, order)
+            if not error <= TOLERANCE[shape.dtype]:  # true for NaN
+                logger.warning("extents are read with a mask: varlen_attn is off by %g", error)
+                return False
     except Exception as failure:  # after any error, masked attention still works
         if is_fatal(failure):
             raise
-        logger.warning("slots are read with a mask: varlen_attn fails here", exc_info=True)
+        logger.warning("extents are read with a mask: varlen_attn fails here", exc_info=True)
         return False
-    if error <= TOLERANCE[shape.dtype]:  # false for NaN
-        return True
-    logger.warning("slots are read with a mask: varlen_attn is off by %g", error)
-    return False
+    return True
 
 
-def _error(shape: KVShape, num_heads: int, device: torch.device) -> float:
-    """Return the largest difference from masked attention, on random keys and values."""
-    num_rows, capacity = len(PROBE_LENGTHS), max(PROBE_LENGTHS)
+def _error(shape: KVShape, num_heads: int, device: torch.device, order: range) -> float:
+    """Return the largest difference from masked attention, on random keys and values.
+
+    Args:
+        shape: The keys and values.
+        num_heads: Heads of queries.
+        device: The model's device.
+        order: For each row, how many extents are before its own. Tokens of no row are NaN.
+    """
+    num_rows, spare_token = len(order), len(order) * PROBE_EXTENT
     generator = torch.Generator(device).manual_seed(0)
 
     def random(*size: int) -> torch.Tensor:
@@ -112,16 +147,19 @@ def _error(shape: KVShape, num_heads: int, device: torch.device) -> float:
         return numbers.to(shape.dtype)
 
     query = random(num_rows, num_heads)
-    keys, values = (random(num_rows * capacity + 1, shape.num_kv_heads) for _ in range(2))
+    keys, values = (random(spare_token + 1, shape.num_kv_heads) for _ in range(2))
     lengths = torch.tensor(PROBE_LENGTHS, device=device)
-    found = SlotReads.of(lengths, capacity, capacity).attend(query, keys, values, None)
+    starts = torch.tensor(order, device=device) * PROBE_EXTENT
+    places = torch.arange(max(PROBE_LENGTHS), device=device)
+    tokens = starts[:, None] + torch.minimum(places, lengths[:, None] - 1)
+    is_unread = torch.ones(len(keys), dtype=torch.bool, device=device)
+    is_unread[tokens.flatten()] = False
+    for stored in (keys, values):
+        stored.masked_fill_(is_unread[:, None, None], torch.nan)
+    reads = ExtentReads.of(starts, lengths, spare_token, max(PROBE_LENGTHS))
+    found = reads.attend(query, keys, values, None)
     grouped = query.view(num_rows, shape.num_kv_heads, -1, shape.head_dim).float()
-    slot_keys, slot_values = (
-        tokens[:-1].view(num_rows, capacity, *tokens.shape[1:]).transpose(1, 2).float()
-        for tokens in (keys, values)
-    )
-    seen = torch.arange(capacity, device=device) < lengths[:, None]
-    expected = scaled_dot_product_attention(
-        grouped, slot_keys, slot_values, attn_mask=seen[:, None, None]
-    )
+    own_keys, own_values = (stored[tokens].transpose(1, 2).float() for stored in (keys, values))
+    seen = (places < lengths[:, None])[:, None, None]
+    expected = scaled_dot_product_attention(grouped, own_keys, own_values, attn_mask=seen)
     return (found.float() - expected.flatten(1, 2)).abs().max().item()

@@ -23,7 +23,7 @@ class Forward(Protocol):
             token_ids: [1, n], int64.
             positions: [1, n], int64.
             due: [k], int64, indices of the rows whose logits are wanted.
-            step: The slot and position of each row.
+            step: The extents and position of each row.
         """
         ...
 
@@ -32,7 +32,7 @@ class StockForward:
     """The model's own forward pass."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        """Wrap a model that attends over slots."""
+        """Wrap a model that attends over the KV cache."""
         self._model = model
 
     def __call__(

@@ -1,7 +1,7 @@
 """Runs the model once for each step.
 
 Decode rows and chunks of text prompts are packed into a single row [1, n]. Prompts with images go
-through the model's stock forward pass one by one, and their cache is copied into the slot.
+through the model's stock forward pass one by one, and their cache is copied into their extents.
 
 A step of decode rows only is captured and replayed if the device supports it.
 
@@ -19,9 +19,9 @@ from transformers import DynamicCache, PreTrainedModel
 
 from deployments.compute.cpu.linear.prepack import is_single_row_exact
 from deployments.compute.host_to_device import to_device
-from deployments.engine.attention.kv_slots import KVSlots
+from deployments.engine.attention.kv_cache import KVCache
 from deployments.engine.attention.packed_step import ChunkRows, PackedStep
-from deployments.engine.attention.varlen_reads import can_read_slots
+from deployments.engine.attention.varlen_reads import can_read_extents
 from deployments.engine.model.forward import Forward, StockForward
 from deployments.engine.model.traced_forward import trace
 from deployments.engine.replay.cuda_capture import GraphCapturer
@@ -56,20 +56,26 @@ class StepLogits:
 
 
 class ModelRunner:
-    """Runs step plans on a model whose language model attends over slots."""
+    """Runs step plans on a model whose language model attends over a KV cache."""
 
     def __init__(
-        self, model: PreTrainedModel, kv: KVSlots, capturer: GraphCapturer | None = None
+        self,
+        model: PreTrainedModel,
+        kv: KVCache,
+        max_num_seqs: int,
+        capturer: GraphCapturer | None = None,
     ) -> None:
-        """Run `model`, whose language model attends over the slots in `kv`, on their device.
+        """Run `model`, whose language model attends over `kv`, on its device.
 
         Args:
             model: The model.
-            kv: The slots.
+            kv: The KV cache.
+            max_num_seqs: The most decode rows of a step.
             capturer: Captures decode steps, to replay them; None if that is impossible.
         """
         self._model = model
         self._kv = kv
+        self._max_num_seqs = max_num_seqs
         self._text_config = model.config.get_text_config()
         self._graphs = None
         if capturer is not None:
@@ -78,8 +84,11 @@ class ModelRunner:
                 self._compute,
                 kv,
                 capturer,
+                max_num_seqs=max_num_seqs,
                 max_graphs=MAX_GRAPHS,
-                reads_by_length=can_read_slots(kv.shape, num_heads, kv.device),
+                reads_by_length=can_read_extents(
+                    kv.shape, num_heads, kv.device, is_sorted=kv.num_groups == 1
+                ),
             )
         self._forward: Forward = StockForward(model)
         self._pads_single_rows = not is_single_row_exact(model)
@@ -87,7 +96,7 @@ class ModelRunner:
 
     def trace(self) -> None:
         """Trace the model and run the traced forward pass from now on."""
-        self._forward = trace(self._model, self._kv.shape)
+        self._forward = trace(self._model, self._kv.shape, self._max_num_seqs)
 
     @property
     def num_graphs(self) -> int:
@@ -152,7 +161,7 @@ class ModelRunner:
             token_ids: [1, n], int64.
             positions: [1, n], int64.
             due: [k], int64, the rows whose logits are wanted.
-            step: The slot and position of each row.
+            step: The extents and position of each row.
 
         Returns:
             [k, vocab], in the model's dtype.
@@ -162,14 +171,14 @@ class ModelRunner:
         return logits[0]
 
     def _pack(self, plan: StepPlan) -> PackedStep:
-        """Lay out the rows: decode rows first, in the order of their slots, then the chunks."""
+        """Lay out the rows: decode rows first, then the chunks."""
         chunks, first_row = list[ChunkRows](), len(plan.decode)
         for chunk in plan.prefill:
-            chunks.append(ChunkRows(first_row, chunk.slot, chunk.start, chunk.end))
+            chunks.append(ChunkRows(first_row, chunk.starts, chunk.start, chunk.end))
             first_row += chunk.end - chunk.start
         return PackedStep(
             kv=self._kv,
-            decode_slots=tuple(row.slot for row in plan.decode),
+            decode_starts=tuple(row.starts for row in plan.decode),
             decode_positions=tuple(row.sequence.num_computed_tokens for row in plan.decode),
             chunks=tuple(chunks),
         )
@@ -192,7 +201,7 @@ class ModelRunner:
                 logits_to_keep=1,
                 **inputs,
             )
-        self._kv.load(chunk.slot, cache)
+        self._kv.load(chunk.starts, cache)
         is_due = chunk.end == len(sequence.token_ids)
         return StepLogits((sequence,) if is_due else (), output.logits[0, -1:].float())
 

@@ -23,9 +23,10 @@ from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
 from deployments.compute.attention_arguments import check_arguments
 from deployments.compute.sdpa import Scores
-from deployments.engine.attention.attention import attend_slots
-from deployments.engine.attention.kv_slots import KVShape, KVSlots
+from deployments.engine.attention.attention import store_and_attend
+from deployments.engine.attention.kv_cache import KVCache, KVShape
 from deployments.engine.attention.packed_step import ChunkRows, PackedStep
+from deployments.engine.kv_layout import KVLayout
 from deployments.engine.model.forward import Forward, StockForward
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ NUM_ROWS, NUM_DUE = 7, 3
 they must differ from each other and from 0 and 1."""
 
 PROBE_LENGTH = 16
-"""Tokens per slot when the trace is compared with the model."""
+"""Tokens of an extent when the trace is compared with the model."""
 
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """Allowed difference, relative to the largest logit. Other kernels add in another order, and each
@@ -94,16 +95,18 @@ def _(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, call: int) ->
 class TracedForward:
     """Runs a traced forward pass; on a CPU, with fused operators."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, max_num_seqs: int) -> None:
         """Trace a model symbolically; nothing is computed.
 
         Args:
-            model: Attends over slots, on its device.
+            model: Attends over the KV cache, on its device.
+            max_num_seqs: The most decode rows of a step.
 
         Raises:
             NotTraceableError: The model's control flow depends on values, or on the number of rows.
         """
         self._calls: list[AttentionCall] = []
+        self._max_num_seqs = max_num_seqs
         device = model.device
         inputs = (
             torch.zeros(1, NUM_ROWS, dtype=torch.long, device=device),
@@ -154,7 +157,7 @@ class TracedForward:
             from deployments.engine.replay.cpu_program import DecodePrograms
 
             attend = partial(partial, _attend_by, self._calls)
-            self._programs = DecodePrograms(self._fused, step.kv, attend)
+            self._programs = DecodePrograms(self._fused, step.kv, self._max_num_seqs, attend)
         return self._programs.run(token_ids, positions, due, step)
 
 
@@ -167,19 +170,20 @@ def _attend_by(
     index: int,
 ) -> torch.Tensor:
     call = calls[index]
-    return attend_slots(call.layer, query, key, value, step, call.scores)
+    return store_and_attend(call.layer, query, key, value, step, call.scores)
 
 
-def trace(model: PreTrainedModel, shape: KVShape) -> Forward:
+def trace(model: PreTrainedModel, shape: KVShape, max_num_seqs: int) -> Forward:
     """Return the model's traced forward pass, or its own if it can't be traced faithfully.
 
     Args:
-        model: Attends over slots, on its device.
-        shape: The shape of the slots.
+        model: Attends over the KV cache, on its device.
+        shape: The shape of the KV cache.
+        max_num_seqs: The most decode rows of a step.
     """
     own = StockForward(model)
     try:
-        traced = TracedForward(model)
+        traced = TracedForward(model, max_num_seqs)
     except NotTraceableError as error:
         logger.info("the forward pass is not traced: %s", error)
         return own
@@ -205,11 +209,14 @@ def _are_close(expected: torch.Tensor, found: torch.Tensor) -> bool:
 
 def _probe(forward: Forward, model: PreTrainedModel, shape: KVShape) -> list[torch.Tensor]:
     """Return the logits of a prefill, of a decode row with a prefill, and of a decode row only."""
-    kv = KVSlots(shape, num_slots=2, max_model_len=PROBE_LENGTH, device=model.device)
+    capacities = shape.group_capacities(PROBE_LENGTH)
+    layout = KVLayout(capacities, (2,) * len(capacities), block_size=PROBE_LENGTH)
+    kv = KVCache(shape, layout, max_model_len=PROBE_LENGTH, device=model.device)
+    one, other = (0,) * kv.num_groups, (PROBE_LENGTH,) * kv.num_groups
     steps = (
-        PackedStep(kv, (), (), (ChunkRows(0, 0, 0, 5),)),
-        PackedStep(kv, (0,), (5,), (ChunkRows(1, 1, 0, 3),)),
-        PackedStep(kv, (1,), (3,), ()),
+        PackedStep(kv, (), (), (ChunkRows(0, one, 0, 5),)),
+        PackedStep(kv, (one,), (5,), (ChunkRows(1, other, 0, 3),)),
+        PackedStep(kv, (other,), (3,), ()),
     )
     inputs = ((range(5), [4]), ([5, *range(3)], [0, 3]), ([3], [0]))
 
@@ -254,9 +261,9 @@ def _trace_attention(
     sliding_window: int | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Stand in for `slot_attention` while a model is traced.
+    """Stand in for `kv_attention` while a model is traced.
 
-    The window is not checked: the model has warmed up on the slots, which checked it.
+    The window is not checked: the model has warmed up, which checked it.
     """
     check_arguments(module, attention_mask, others)
     layer = module.layer_idx

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from deployments.compute.cpu.fusion import ops
 from deployments.compute.cpu.jit.kernel_program import EPOCH, KernelProgram, can_run
 from deployments.compute.cpu.jit.launch import KernelCall, captured_by
-from deployments.engine.attention.kv_slots import KVSlots
+from deployments.engine.attention.kv_cache import KVCache
 from deployments.engine.attention.packed_step import PackedStep
 from deployments.engine.replay.static_decode import CpuStaticDecodeStep
 
@@ -40,18 +40,19 @@ class NotProgrammableError(ValueError):
 
 
 class DecodePrograms:
-    """The programs of one graph on one set of slots, by the numbers of rows and threads.
+    """The programs of one graph on one KV cache, by the numbers of rows and threads.
 
     All programs use the same memory, so only one thread may use them at a time.
 
     Attributes:
-        kv: The slots.
+        kv: The KV cache.
     """
 
     def __init__(
         self,
         graph: torch.fx.GraphModule,
-        kv: KVSlots,
+        kv: KVCache,
+        max_rows: int,
         attend: Callable[[PackedStep], Attend],
     ) -> None:
         """Split the graph; each program is captured by the first step of its size.
@@ -59,12 +60,13 @@ class DecodePrograms:
         Args:
             graph: Takes token ids, positions, the rows that are due, and attention; calls kernels
                 by `launch`.
-            kv: The slots.
+            kv: The KV cache.
+            max_rows: The most rows of a step.
             attend: Returns the attention of a step.
         """
         self.kv = kv
         self._attend = attend
-        self._memory = _BufferPool(kv.num_slots)
+        self._memory = _BufferPool(max_rows)
         self._programs: dict[tuple[int, int], _DecodeProgram] = {}
         self._refused: set[tuple[int, int]] = set()
         self._parts: tuple[torch.fx.GraphModule, torch.fx.GraphModule] | None = None

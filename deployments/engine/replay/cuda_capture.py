@@ -66,7 +66,7 @@ class CudaCapturer:
             with torch.cuda.stream(self._stream):
                 result = run()
         finally:
-            # Work launched before a failure still writes to the slots.
+            # Work launched before a failure still writes to the KV cache.
             current.wait_stream(self._stream)
         result.record_stream(current)
         return result

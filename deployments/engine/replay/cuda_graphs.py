@@ -2,10 +2,11 @@
 
 On a GPU, launching a decode step's kernels from Python takes longer than running them. So a step of
 decode rows only is padded to one of a few sizes (`graph_sizes`). The first step of a size runs
-plainly and is then captured; each later one is a replay. Its inputs, token ids and lengths, are in
-static buffers that one copy from pinned memory fills.
+plainly and is then captured; each later one is a replay. Its inputs (token ids, lengths, and where
+each row's extents start) are in a static buffer that one copy from pinned memory fills. The rows
+run in the order in which their extents lie in memory; their logits are in the order of the step.
 
-If a capture fails, later captures read slots with a mask. If they already did, all steps run
+If a capture fails, later captures read extents with a mask. If they already did, all steps run
 plainly from then on. But if a capture only lacked memory, existing captures stay in use, and steps
 of other sizes run plainly. If the step itself fails, it raises as a plain step would, and may be
 run again in parts: its rows write the same keys and values to the same places.
@@ -18,8 +19,8 @@ from functools import partial
 import torch
 
 from deployments.compute.device_errors import is_out_of_memory, release_cache
-from deployments.compute.host_to_device import host_tensor, take_rows
-from deployments.engine.attention.kv_slots import KVSlots
+from deployments.compute.host_to_device import host_tensor
+from deployments.engine.attention.kv_cache import KVCache
 from deployments.engine.attention.packed_step import PackedStep
 from deployments.engine.replay.cuda_capture import Graph, GraphCapturer
 from deployments.engine.replay.graph_sizes import DecodeBucket, DecodeBuckets
@@ -39,9 +40,10 @@ class DecodeGraphs:
     def __init__(
         self,
         run_model: RunModel,
-        kv: KVSlots,
+        kv: KVCache,
         capturer: GraphCapturer,
         *,
+        max_num_seqs: int,
         max_graphs: int,
         reads_by_length: bool,
     ) -> None:
@@ -49,22 +51,24 @@ class DecodeGraphs:
 
         Args:
             run_model: Runs the model.
-            kv: The slots that the model attends over.
+            kv: The KV cache that the model attends over.
             capturer: Captures the steps.
+            max_num_seqs: The most rows of a step.
             max_graphs: Most graphs that are kept; the least recently used one is dropped.
-            reads_by_length: Whether rows read their slots by `SlotReads`.
+            reads_by_length: Whether rows read their extents by `ExtentReads`.
         """
         self._run_model = run_model
         self._kv = kv
-        self._buckets = DecodeBuckets(kv.num_slots, max(kv.capacities))
+        self._buckets = DecodeBuckets(max_num_seqs, max(kv.capacities))
         self._max_graphs = max_graphs
         self._reads_by_length = reads_by_length
         self._is_full = False  # there was no memory for another graph
         self._capturer: GraphCapturer | None = capturer
         self._graphs: dict[DecodeBucket, Graph] = {}  # the most recently used is last
-        # A size's token ids, then its lengths, so that a single copy fills both.
-        self._inputs = torch.zeros(2 * kv.num_slots, dtype=torch.int64, device=kv.device)
-        self._rows = torch.arange(kv.num_slots, device=kv.device)
+        # The inputs of a size lie one after the other, so that a single copy fills all.
+        self._num_inputs = 3 + kv.num_groups
+        num_values = self._num_inputs * max_num_seqs
+        self._inputs = torch.zeros(num_values, dtype=torch.int64, device=kv.device)
         self._logits: torch.Tensor | None = None
 
     @property
@@ -79,7 +83,7 @@ class DecodeGraphs:
         self._is_full = False
 
     def run(self, rows: Sequence[DecodeRow]) -> torch.Tensor | None:
-        """Run a step of these rows, in the order of their slots.
+        """Run a step of these rows.
 
         Returns:
             [n, vocab], float32, a copy that later steps do not change; None if the step has to run
@@ -88,7 +92,7 @@ class DecodeGraphs:
         if self._capturer is None:
             return None
         lengths = [row.sequence.num_computed_tokens + 1 for row in rows]
-        bucket = self._buckets.cover(rows[-1].slot + 1, max(lengths))
+        bucket = self._buckets.cover(len(rows), max(lengths))
         if self._is_full and bucket not in self._graphs:
             return None
         self._fill(rows, lengths, bucket)
@@ -101,26 +105,36 @@ class DecodeGraphs:
             self._graphs[bucket] = graph
             assert self._logits is not None
             logits = self._logits
-        return _rows_of_slots(logits, [row.slot for row in rows])
+        return logits[: len(rows)].to(torch.float32, copy=True)
 
     def _fill(
         self, rows: Sequence[DecodeRow], lengths: Sequence[int], bucket: DecodeBucket
     ) -> None:
-        values = [0] * (2 * bucket.num_rows)
-        for row, length in zip(rows, lengths, strict=True):
-            values[row.slot] = row.sequence.token_ids[-1]
-            values[bucket.num_rows + row.slot] = length
+        """Fill the static inputs: each row's place in the order in which they run, then the rest.
+
+        The starts of extents must ascend for `ExtentReads`, at least those of the first group.
+        """
+        starts = [row.starts for row in rows]
+        order = sorted(range(len(rows)), key=starts.__getitem__)
+        places = sorted(order, key=order.__getitem__)
+        token_ids = [rows[i].sequence.token_ids[-1] for i in order]
+        num_padding = bucket.num_rows - len(rows)
+        padding = [0] * num_padding
+        values = [*places, *range(len(rows), bucket.num_rows), *token_ids, *padding]
+        values += [*[lengths[i] for i in order], *padding]
+        for group, spare_token in enumerate(self._kv.spare_tokens):
+            values += [*[starts[i][group] for i in order], *[spare_token] * num_padding]
         host = host_tensor(values, self._inputs.device, torch.int64)
         self._inputs[: len(values)].copy_(host, non_blocking=True)
 
     def _compute(self, bucket: DecodeBucket) -> torch.Tensor:
-        """Run the model on the static inputs: [num_rows, vocab]."""
-        token_ids, lengths = self._inputs[: 2 * bucket.num_rows].view(2, -1)
+        """Run the model on the static inputs: [num_rows, vocab], in the order of the step."""
+        inputs = self._inputs[: self._num_inputs * bucket.num_rows].view(self._num_inputs, -1)
+        places, token_ids, lengths = inputs[:3]
         step = CudaStaticDecodeStep.of(
-            self._kv, bucket, lengths, reads_by_length=self._reads_by_length
+            self._kv, bucket, lengths, inputs[3:], reads_by_length=self._reads_by_length
         )
-        kept = self._rows[: bucket.num_rows]
-        return self._run_model(token_ids[None], step.positions[None], kept, step)
+        return self._run_model(token_ids[None], step.positions[None], places, step)
 
     def _run_and_capture(self, bucket: DecodeBucket, capturer: GraphCapturer) -> torch.Tensor:
         """Run the first step of a size, and capture it for the next."""
@@ -145,7 +159,7 @@ class DecodeGraphs:
             logger.warning("no more sizes of steps are captured than these %d", len(self._graphs))
             self._is_full = True
         elif self._reads_by_length and not is_short:
-            logger.warning("captured steps read slots with a mask from now on")
+            logger.warning("captured steps read extents with a mask from now on")
             self._reads_by_length = False
             self.drop()
         else:
@@ -160,14 +174,6 @@ class DecodeGraphs:
             del self._graphs[next(iter(self._graphs))]
         if self._logits is None:
             # One buffer serves all graphs; one for each graph would have to be kept alive.
-            self._logits = like.new_empty(self._kv.num_slots, like.shape[-1])
+            self._logits = like.new_empty(self._buckets.max_rows, like.shape[-1])
         target = self._logits[: bucket.num_rows]
         return capturer.capture(lambda: target.copy_(self._compute(bucket)))
-
-
-def _rows_of_slots(logits: torch.Tensor, slots: Sequence[int]) -> torch.Tensor:
-    """Return the rows of these slots as a float32 copy."""
-    first, end = slots[0], slots[-1] + 1
-    if end - first == len(slots):
-        return logits[first:end].to(torch.float32, copy=True)
-    return take_rows(logits, slots).float()

@@ -3,12 +3,10 @@
 Captured kernels always get the same arguments, so the values that change from step to step (where
 rows write, how far they read) must be in memory that a static step owns. There are two kinds:
 
-- `CpuStaticDecodeStep` overwrites its places on the host with those of each later step. Its rows
-  may be in any slots.
-- `CudaStaticDecodeStep` computes places and masks on the device from the rows' lengths. Row i
-  belongs to slot i, and attention reads the slots as a view. A row without a sequence is padding:
-  it stores its keys and values in the spare place after the slots, which is never read, and sees
-  the first token of slot i, whatever that holds. Its result stays in its own row and is dropped.
+- `CpuStaticDecodeStep` overwrites its places on the host with those of each later step.
+- `CudaStaticDecodeStep` computes places and masks on the device from the rows' lengths and from
+  where their extents start. A row without a sequence is padding: it stores its keys and values in
+  the spare place after the blocks and reads that one token. Its result is dropped.
 """
 
 from collections.abc import Iterator
@@ -17,25 +15,27 @@ from typing import Any, Self
 
 import torch
 
-from deployments.compute.cpu.attention.slot_rows import SlotRows
-from deployments.engine.attention.kv_slots import KVSlots
+from deployments.compute.cpu.attention.kv_rows import KVRows
+from deployments.engine.attention.decode_spans import MAX_GATHERED_BYTES
+from deployments.engine.attention.kv_cache import KVCache
 from deployments.engine.attention.packed_step import DecodePlaces, DecodeSpan, PackedStep
-from deployments.engine.attention.varlen_reads import SlotReads
+from deployments.engine.attention.varlen_reads import ExtentReads
 from deployments.engine.replay.graph_sizes import DecodeBucket
 
 
 @dataclass(slots=True)
 class StaticDecodeStep(PackedStep):
-    """A packed step of decode rows only, one in each of the first slots, to capture."""
+    """A packed step of decode rows only, to capture."""
 
     @classmethod
-    def _of_rows(cls, kv: KVSlots, num_rows: int, **fields: Any) -> Self:
-        """Return a step in which row i is at the end of slot i.
+    def _of_rows(cls, kv: KVCache, num_rows: int, **fields: Any) -> Self:
+        """Return a step in which each row is the last of the longest sequence.
 
-        No sequence is longer, so calls that are sized by the rows' lengths are large enough.
+        So calls that are sized by the rows' lengths are large enough. Nothing is read or written
+        where the rows say: each later step says where.
         """
-        slots, last = tuple(range(num_rows)), (kv.max_model_len - 1,) * num_rows
-        return cls(kv, slots, last, (), **fields)
+        starts, last = ((0,) * kv.num_groups,) * num_rows, (kv.max_model_len - 1,) * num_rows
+        return cls(kv, starts, last, (), **fields)
 
 
 @dataclass(slots=True)
@@ -43,47 +43,50 @@ class CpuStaticDecodeStep(StaticDecodeStep):
     """A static step whose places are on the host; each later step's are copied over them."""
 
     @classmethod
-    def of(cls, kv: KVSlots, num_rows: int) -> Self:
+    def of(cls, kv: KVCache, num_rows: int) -> Self:
         """Return a step of `num_rows` rows."""
         step = cls._of_rows(kv, num_rows)
-        for capacity in set(kv.capacities):
+        for capacity in kv.layout.capacities:
             step.decode_places(capacity)
         return step
 
     def take(self, step: PackedStep) -> None:
         """Overwrite the rows' places with those of another step of this size."""
         for capacity, places in self._decode_places.items():
-            _slot_rows(places).places[:] = _slot_rows(step.decode_places(capacity)).places
+            _kv_rows(places).places[:] = _kv_rows(step.decode_places(capacity)).places
 
 
-def _slot_rows(places: DecodePlaces) -> SlotRows:
+def _kv_rows(places: DecodePlaces) -> KVRows:
     assert places.rows is not None
     return places.rows
 
 
 @dataclass(slots=True)
 class CudaStaticDecodeStep(StaticDecodeStep):
-    """A static step whose places are computed on the device, from one tensor of lengths.
+    """A static step whose places are computed on the device, from two tensors.
 
     Attributes:
-        lengths: [num_rows], int64, on the slots' device: tokens of each row's sequence, its own
+        lengths: [num_rows], int64, on the KV cache's device: tokens of each row's sequence, its own
             token included; 0 for padding.
-        read_length: Tokens that each row reads from its slot.
-        reads_by_length: Whether rows read their slots by `SlotReads` where possible.
+        starts: [num_groups, num_rows], int64, likewise: the first token of each row's extent; the
+            spare one for padding.
+        read_length: Tokens that each row reads from its extent.
+        reads_by_length: Whether rows read their extents by `ExtentReads` where possible.
     """
 
     lengths: torch.Tensor = field(kw_only=True)
+    starts: torch.Tensor = field(kw_only=True)
     read_length: int = field(kw_only=True)
     reads_by_length: bool = field(default=False, kw_only=True)
-    _stored_at: dict[int, torch.Tensor] = field(default_factory=dict, kw_only=True)
-    _reads: dict[int, SlotReads] = field(default_factory=dict, kw_only=True)
+    _reads: dict[int, ExtentReads] = field(default_factory=dict, kw_only=True)
 
     @classmethod
     def of(
         cls,
-        kv: KVSlots,
+        kv: KVCache,
         bucket: DecodeBucket,
         lengths: torch.Tensor,
+        starts: torch.Tensor,
         *,
         reads_by_length: bool = False,
     ) -> Self:
@@ -92,6 +95,7 @@ class CudaStaticDecodeStep(StaticDecodeStep):
             kv,
             bucket.num_rows,
             lengths=lengths,
+            starts=starts,
             read_length=bucket.read_length,
             reads_by_length=reads_by_length,
         )
@@ -102,35 +106,31 @@ class CudaStaticDecodeStep(StaticDecodeStep):
         return (self.lengths - 1).clamp_(min=0)
 
     def _place(self, capacity: int) -> DecodePlaces:
-        return DecodePlaces(
-            slots=torch.arange(self.num_decode, device=self.lengths.device),
-            indices=self.positions % capacity,
-        )
+        return DecodePlaces(self._starts(capacity) + self.positions % capacity)
+
+    def _starts(self, capacity: int) -> torch.Tensor:
+        return self.starts[self.kv.group_of(capacity)]
 
     def _split(self, capacity: int) -> Iterator[DecodeSpan]:
-        """Yield one span of all rows, with a mask that is computed on the device."""
-        rows, read_length = slice(0, self.num_decode), min(self.read_length, capacity)
-        # A ring that has wrapped is shorter than its sequence, which sees all of the ring.
-        seen = self.lengths.clamp(min=1)[:, None]
-        mask = (torch.arange(read_length, device=seen.device) < seen)[:, None, None]
-        yield DecodeSpan(rows, rows, read_length, mask)
+        """Yield spans of as many rows as may be gathered, padded to the step's size."""
+        read_length = min(self.read_length, capacity)
+        starts, lengths = self._starts(capacity), self.lengths.clamp(min=1)
+        row_bytes = read_length * self.kv.shape.bytes_per_layer_token
+        num_at_once = max(1, MAX_GATHERED_BYTES // row_bytes)
+        for first in range(0, self.num_decode, num_at_once):
+            rows = slice(first, min(first + num_at_once, self.num_decode))
+            yield DecodeSpan.gathered(rows, starts[rows], lengths[rows], read_length)
 
-    def decode_reads(self, capacity: int) -> SlotReads | None:
-        """Return how far each row reads its slot, if rows read by length."""
+    def decode_reads(self, capacity: int) -> ExtentReads | None:
+        """Return how far each row reads its extent, if rows read by length."""
         if not self.reads_by_length:
             return None
         if capacity not in self._reads:
-            longest = min(self.read_length, capacity)
-            self._reads[capacity] = SlotReads.of(self.lengths.clamp(min=1), capacity, longest)
+            spare_token = self.kv.spare_tokens[self.kv.group_of(capacity)]
+            self._reads[capacity] = ExtentReads.of(
+                self._starts(capacity),
+                self.lengths.clamp(min=1),
+                spare_token,
+                min(self.read_length, capacity),
+            )
         return self._reads[capacity]
-
-    def store_decode(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Store the rows' keys and values; padding goes to the spare place."""
-        capacity = self.kv.capacities[layer]
-        tokens = self._stored_at.get(capacity)
-        if tokens is None:
-            places = self.decode_places(capacity)
-            tokens = places.slots * capacity + places.indices
-            tokens.masked_fill_(self.lengths == 0, self.kv.num_slots * capacity)
-            self._stored_at[capacity] = tokens
-        self.kv.write_tokens(layer, tokens, keys, values)

@@ -1,1 +1,1 @@
-"""Attention of query rows over KV slots, as machine code."""
+"""Attention of query rows over the KV cache, as machine code."""

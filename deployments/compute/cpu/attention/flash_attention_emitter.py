@@ -90,7 +90,7 @@ class FlashAttentionEmitter:
         Args:
             group: The queries.
             block: The tokens.
-            keys: Address of the head in the slot's first key.
+            keys: Address of the head in the extent's first key.
             values: As keys.
             softcap: Bound of the scores; 0 means no bound.
         """
@@ -120,7 +120,7 @@ class FlashAttentionEmitter:
         with v.loop(block.count, self._lanes) as at:
             first = b.add(block.start, at)
             last = b.sub(block.length, I64(1))
-            # Past `length` the slot may hold other data, so idle lanes re-read the last token.
+            # Past `length` there may be other data, so idle lanes re-read the last token.
             tokens = [v.minimum(b.add(first, I64(i)), last) for i in range(self._lanes)]
             offsets = [b.mul(token, I64(self._shape.token_bytes)) for token in tokens]
             keys = [v.offset(head_keys, offset) for offset in offsets]

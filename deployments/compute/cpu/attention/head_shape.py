@@ -1,4 +1,4 @@
-"""The shape of the heads that a kernel of `slot_attention` is compiled for."""
+"""The shape of the heads that a kernel of `row_attention` is compiled for."""
 
 from dataclasses import dataclass
 from functools import cache

@@ -1,9 +1,9 @@
-"""Attention of rows on a CPU: one query per row, over the row's own slot and length.
+"""Attention of rows on a CPU: one query per row, over the row's own extent and length.
 
 torch's attention kernel is made for many queries of one sequence. It converts and packs the keys of
 each head in every call, needs decode rows padded to the longest, and needs a call for each prefill
 chunk. This kernel stores each row's token and reads exactly the tokens that the row sees, in place.
-Their order does not matter, so a ring buffer is read like any other slot.
+Their order does not matter, so a ring buffer is read like any other extent.
 """
 
 import struct
@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from deployments.compute.cpu.attention.slot_rows import SlotRows
+from deployments.compute.cpu.attention.kv_rows import KVRows
 from deployments.compute.cpu.jit.launch import KernelCall, empty, launch
 from deployments.compute.sdpa import Scores
 
 if TYPE_CHECKING:
-    from deployments.compute.cpu.attention.slot_attention_kernel import SlotAttentionKernel
+    from deployments.compute.cpu.attention.row_attention_kernel import RowAttentionKernel
 
 PRODUCTS_PER_US = 16_000
 """Products of a query and a token's element that one thread computes in a microsecond."""
@@ -37,31 +37,31 @@ def can_attend(query: torch.Tensor, num_kv_heads: int) -> bool:
     return query.is_cpu and _find_kernel(query, num_kv_heads) is not None
 
 
-def attend_slot_rows(
+def attend_rows(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
-    rows: SlotRows,
+    rows: KVRows,
     scores: Scores,
     *,
     in_order: bool = False,
 ) -> torch.Tensor:
-    """Store each row's token in its slot, and attend with each row's query.
+    """Store each row's token in its extent, and attend with each row's query.
 
     A row's result depends only on its query and on the tokens that it sees, to the last bit.
 
     Unless they run in order, rows do not wait for each other: if a row sees another row's token,
-    that token must already be in the slot.
+    that token must already be stored.
 
     Args:
         query: [1, num_heads, m, head_dim], accepted by `can_attend`.
         key: [1, num_kv_heads, m, head_dim], of the rows' tokens, of the same dtype.
         value: As key.
-        keys: [num_slots, capacity, num_kv_heads, head_dim], contiguous, of the same dtype.
+        keys: [tokens of all extents, num_kv_heads, head_dim], contiguous, of the same dtype.
         values: As keys.
-        rows: The slots and lengths of the rows.
+        rows: The extents and lengths of the rows.
         scores: How scores are computed.
         in_order: Whether each row is stored and has attended before the next one is stored, which
             takes a single thread.
@@ -70,7 +70,7 @@ def attend_slot_rows(
         [1, m, num_heads, head_dim].
     """
     _, num_heads, num_rows, head_dim = query.shape
-    kernel = _find_kernel(query, keys.shape[2])
+    kernel = _find_kernel(query, keys.shape[1])
     assert kernel is not None
     shape = kernel.shape
     query, key, value = (_joined(tensor, head_dim) for tensor in (query, key, value))
@@ -92,7 +92,6 @@ def attend_slot_rows(
         num_heads * shape.head_bytes,
         keys.data_ptr(),
         values.data_ptr(),
-        keys.stride(0) * shape.itemsize,
         *rows.addresses,
         num_units,
         num_unit_heads,
@@ -105,7 +104,7 @@ def attend_slot_rows(
     return output
 
 
-def _find_kernel(query: torch.Tensor, num_kv_heads: int) -> "SlotAttentionKernel | None":
+def _find_kernel(query: torch.Tensor, num_kv_heads: int) -> "RowAttentionKernel | None":
     _, num_heads, _, head_dim = query.shape
     return _make_kernel(head_dim, num_heads, num_kv_heads, query.dtype)
 
@@ -113,15 +112,15 @@ def _find_kernel(query: torch.Tensor, num_kv_heads: int) -> "SlotAttentionKernel
 @cache
 def _make_kernel(
     head_dim: int, num_heads: int, num_kv_heads: int, dtype: torch.dtype
-) -> "SlotAttentionKernel | None":
+) -> "RowAttentionKernel | None":
     if dtype not in (torch.bfloat16, torch.float32):
         return None
     # Imported here: these need llvmlite, which a machine that computes on a GPU may lack.
     from deployments.compute.cpu.attention.head_shape import HeadShape
-    from deployments.compute.cpu.attention.slot_attention_kernel import SlotAttentionKernel
+    from deployments.compute.cpu.attention.row_attention_kernel import RowAttentionKernel
 
     shape = HeadShape(head_dim, num_heads, num_kv_heads, dtype is torch.bfloat16)
-    return SlotAttentionKernel(shape) if shape.lanes else None
+    return RowAttentionKernel(shape) if shape.lanes else None
 
 
 def _joined(rows: torch.Tensor, head_dim: int) -> torch.Tensor:

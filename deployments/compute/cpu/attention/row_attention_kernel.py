@@ -1,4 +1,4 @@
-"""The kernel of `slot_attention`, emitted with llvmlite's builder and compiled for this machine.
+"""The kernel of `row_attention`, emitted with llvmlite's builder and compiled for this machine.
 
 A unit of work is a row, or one key-value head of a row if there are few rows. The kernel stores the
 unit's newest token, and then attends with all queries that share the head; see
@@ -39,7 +39,7 @@ CACHE_LINE = 64
 
 ARGUMENTS = (
     *("query", "query_row", "key", "key_row", "value", "value_row", "output", "output_row"),
-    *("keys", "values", "slot_bytes", "slots", "indices", "lengths", "num_units", "num_heads"),
+    *("keys", "values", "starts", "indices", "lengths", "num_units", "num_heads"),
     *("scale", "softcap", "ticket"),
 )
 """The kernel's arguments, an array of 64-bit integers: addresses, strides in bytes and counts.
@@ -47,7 +47,7 @@ ARGUMENTS = (
 ticket counts the units taken."""
 
 
-class SlotAttentionKernel:
+class RowAttentionKernel:
     """A kernel compiled for heads of one shape.
 
     Attributes:
@@ -112,12 +112,12 @@ class _KernelEmitter:
     def _attend(self, row: Value, part_at: Value) -> None:
         """Emit one unit: a row's key-value heads that start at the offset `part_at`."""
         v, b, shape = self.vectors, self.builder, self.shape
-        slot, index, length = (
+        start, index, length = (
             v.load(I64, b.inttoptr(self.arguments[name], POINTER), b.mul(row, I64(8)))
-            for name in ("slots", "indices", "lengths")
+            for name in ("starts", "indices", "lengths")
         )
-        slot_at = b.add(b.mul(slot, self.arguments["slot_bytes"]), part_at)
-        keys, values = (self._address(name, slot_at) for name in ("keys", "values"))
+        extent_at = b.add(b.mul(start, I64(shape.token_bytes)), part_at)
+        keys, values = (self._address(name, extent_at) for name in ("keys", "values"))
         own = b.mul(index, I64(shape.token_bytes))
         for stored, name in ((keys, "key"), (values, "value")):
             source = self._row(name, row, part_at)
@@ -128,8 +128,8 @@ class _KernelEmitter:
         with self._each_head() as (head_at, group):
             query_at = b.add(queries_at, b.mul(head_at, I64(shape.group)))
             self.attention.begin(group, self._row("query", row, query_at), scale)
-        with v.loop(length, BLOCK) as start:
-            block = TokenBlock(start, v.minimum(I64(BLOCK), b.sub(length, start)), length)
+        with v.loop(length, BLOCK) as first:
+            block = TokenBlock(first, v.minimum(I64(BLOCK), b.sub(length, first)), length)
             self._fetch(block, keys, values)
             with self._each_head() as (head_at, group):
                 heads = v.offset(keys, head_at), v.offset(values, head_at)
