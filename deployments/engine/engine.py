@@ -213,7 +213,6 @@ class Engine:
             detokenized=self._detokenizers.sequence_ids,
             scheduler=self._scheduler,
             budget=self._budget,
-            kv=self._kv,
         )
 
     def _complete(self, outcome: StepOutcome) -> list[tuple[str, TextDelta]]:

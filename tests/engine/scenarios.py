@@ -14,28 +14,31 @@ class Scenario:
     """Circumstances that must not change any token.
 
     Attributes:
-        num_slots: Most sequences that run at once.
+        max_num_seqs: Most sequences that run at once.
         budget: Most tokens in one step.
         steps_between: Steps after each arrival.
         victims: Indices of the requests that are aborted while others run.
         num_generated: Generated tokens that each request brings along.
         is_warm: Whether the engine has warmed up and runs the traced model.
+        memory: How many sequences of full length the KV memory holds; None for all.
     """
 
-    num_slots: int = 8
+    max_num_seqs: int = 8
     budget: int = 256
     steps_between: int = 0
     victims: tuple[int, ...] = ()
     num_generated: int = 0
     is_warm: bool = False
+    memory: float | None = None
 
 
 SCENARIOS: Mapping[str, Scenario] = {
     # Tracing is slow; one scenario in which rows of all kinds meet is enough.
-    "staggered arrivals": Scenario(num_slots=3, budget=24, steps_between=2, is_warm=True),
-    "aborts in between": Scenario(num_slots=3, budget=24, victims=(0, 3)),
+    "staggered arrivals": Scenario(max_num_seqs=3, budget=24, steps_between=2, is_warm=True),
+    "aborts in between": Scenario(max_num_seqs=3, budget=24, victims=(0, 3)),
     "prefill in chunks": Scenario(budget=8),
-    "fewer slots than requests": Scenario(num_slots=2),
+    "fewer places than requests": Scenario(max_num_seqs=2),
+    "memory for one and a half": Scenario(steps_between=1, memory=1.5),
     "resumed elsewhere": Scenario(num_generated=5),
 }
 
@@ -58,7 +61,12 @@ def run(
     Returns:
         The tokens of each request that was not aborted, including those it brought along.
     """
-    engine = make_engine(loaded, num_slots=scenario.num_slots, budget=scenario.budget)
+    engine = make_engine(
+        loaded,
+        max_num_seqs=scenario.max_num_seqs,
+        budget=scenario.budget,
+        memory=scenario.memory,
+    )
     if scenario.is_warm:
         engine.warm_up()
     collector = Collector(engine)

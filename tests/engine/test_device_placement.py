@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from deployments.engine.attention.kv_slots import KVShape, KVSlots
 from transformers import (
     Gemma3ForCausalLM,
     Gemma3TextConfig,
@@ -19,7 +20,6 @@ from transformers import (
 from benchmarks.gpu.shapes import TINY
 from deployments.engine.attention.attention import ATTENTION_NAME, register_attention
 from deployments.engine.attention.decode_spans import CALL_COST_BYTES
-from deployments.engine.attention.kv_slots import KVShape, KVSlots
 from deployments.engine.model.runner import ModelRunner
 from deployments.engine.replay.cuda_graphs import DecodeGraphs
 from deployments.engine.sampling.row import SamplingRow
@@ -82,7 +82,7 @@ class Placed:
         torch.nn.Module.to(model, META, torch.bfloat16)
         self.kv = KVSlots(
             KVShape.of(model.config, torch.bfloat16),
-            num_slots=4,
+            max_num_seqs=4,
             max_model_len=400,
             device=META,
         )

@@ -37,8 +37,8 @@ def test_images_change_the_answer() -> None:
     assert collector.token_ids("a") != collector.token_ids("b")
 
 
-def test_abort_frees_the_slot_at_once() -> None:
-    engine = make_engine(load(qwen2), num_slots=1)
+def test_abort_frees_the_place_at_once() -> None:
+    engine = make_engine(load(qwen2), max_num_seqs=1)
     engine.add(SequenceRequest("a", (50, 51), GREEDY))
     engine.add(SequenceRequest("b", (52,), GREEDY))
     engine.step()
@@ -190,14 +190,14 @@ def test_only_a_sequence_that_breaks_the_model_fails() -> None:
         assert collector.token_ids(request.sequence_id) == expected
 
 
-def test_non_finite_logits_end_only_their_sequence_and_leave_a_clean_slot() -> None:
+def test_non_finite_logits_end_only_their_sequence_whose_memory_is_used_again() -> None:
     loaded, poison = load(qwen2), 299
     with torch.no_grad():
         loaded.model.get_parameter("model.embed_tokens.weight")[poison] = torch.nan
     good = [SequenceRequest(f"g{i}", (50 + i, 60), GREEDY) for i in range(4)]
-    clean = run_staggered(make_engine(loaded, num_slots=2), good)
+    clean = run_staggered(make_engine(loaded, max_num_seqs=2), good)
     bad = SequenceRequest("bad", (50, poison, 51), GREEDY)
-    collector = run_staggered(make_engine(loaded, num_slots=2), [good[0], bad, *good[1:]])
+    collector = run_staggered(make_engine(loaded, max_num_seqs=2), [good[0], bad, *good[1:]])
     assert "not finite" in (collector.deltas["bad"][-1].error or "")
     assert {name: collector.token_ids(name) for name in clean.deltas} == {
         name: clean.token_ids(name) for name in clean.deltas
@@ -210,8 +210,10 @@ def broken(*_: object, **__: object) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("max_model_len", [2, 3, 96])
-def test_the_shortest_slots_warm_up_and_hold_a_prompt_and_a_token(max_model_len: int) -> None:
-    engine = make_engine(load(qwen2), num_slots=1, max_model_len=max_model_len, budget=1)
+def test_the_shortest_model_length_warms_up_and_holds_a_prompt_and_a_token(
+    max_model_len: int,
+) -> None:
+    engine = make_engine(load(qwen2), max_num_seqs=1, max_model_len=max_model_len, budget=1)
     engine.warm_up()
     prompt = (60,) * (max_model_len - 1)
     params = SamplingParams(temperature=0, ignore_eos=True)
@@ -246,11 +248,11 @@ def test_warm_up_refuses_attention_that_the_engine_does_not_support() -> None:
         make_engine(loaded).warm_up()
 
 
-def test_a_prompt_aborted_in_prefill_leaves_a_clean_slot_even_if_it_yields_nan() -> None:
+def test_the_memory_of_a_prompt_that_yields_nan_is_used_again_without_harm() -> None:
     loaded, poison = load(qwen2), 299
     with torch.no_grad():
         loaded.model.get_parameter("model.embed_tokens.weight")[poison] = torch.nan
-    engine = make_engine(loaded, num_slots=1)
+    engine = make_engine(loaded, max_num_seqs=1)
     engine.add(SequenceRequest("poison", (50,) * 15 + (poison,) + (50,) * 40, GREEDY))
     engine.step()
     engine.abort("poison")
@@ -265,7 +267,7 @@ def test_a_step_that_fails_for_every_sequence_is_not_counted(
 ) -> None:
     engine = make_engine(load(qwen2))
     engine.warm_up()
-    monkeypatch.setattr("deployments.engine.model.traced_forward.attend_slots", broken)
+    monkeypatch.setattr("deployments.engine.model.traced_forward.store_and_attend", broken)
     before = engine.stats.num_steps
     engine.add(SequenceRequest("s", (60,), GREEDY))
     assert [delta.finish_reason for _, delta in engine.step()] == [FinishReason.ERROR]

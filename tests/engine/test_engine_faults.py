@@ -59,10 +59,10 @@ def assert_equal(collector: Collector, expected: Collector) -> None:
 @pytest.mark.slow
 def test_one_bad_sequence_among_64_costs_few_passes_and_no_tokens() -> None:
     good = requests(63)
-    expected = run_staggered(make_engine(load(qwen2), num_slots=64, budget=1000), good)
+    expected = run_staggered(make_engine(load(qwen2), max_num_seqs=64, budget=1000), good)
     loaded = load(qwen2)
     model = FaultyModel(loaded, broken_by([BAD_ID]))
-    collector = Collector(make_engine(loaded, num_slots=64, budget=1000))
+    collector = Collector(make_engine(loaded, max_num_seqs=64, budget=1000))
     bad = SequenceRequest("bad", (60, BAD_ID), GREEDY)
     for request in (*good[:40], bad, *good[40:]):
         collector.engine.add(request)
@@ -79,10 +79,10 @@ def test_one_bad_sequence_among_64_costs_few_passes_and_no_tokens() -> None:
 def test_out_of_memory_delays_sequences_without_an_error(num_tokens: int) -> None:
     given = [*sampled_requests(Random(42)), *requests(5)]
     given = [SequenceRequest(f"n{i}", r.prompt_token_ids, r.params) for i, r in enumerate(given)]
-    expected = run_staggered(make_engine(load(qwen2), num_slots=6), given)
+    expected = run_staggered(make_engine(load(qwen2), max_num_seqs=6), given)
     loaded = load(qwen2)
     model = FaultyModel(loaded, out_of_memory_above(num_tokens))
-    collector = run_staggered(make_engine(loaded, num_slots=6), given)
+    collector = run_staggered(make_engine(loaded, max_num_seqs=6), given)
     assert max(len(token_ids) for token_ids in model.passes) > num_tokens
     assert_equal(collector, expected)
 
@@ -98,10 +98,10 @@ def test_out_of_memory_while_all_decode_preempts_and_resumes(
         else SequenceRequest(f"t{i}", random_prompt(random, 20), GREEDY)
         for i in range(5)
     ]
-    expected = run_staggered(make_engine(load(make_model), num_slots=5), given)
+    expected = run_staggered(make_engine(load(make_model), max_num_seqs=5), given)
     loaded = load(make_model)
     model = FaultyModel(loaded, no_fault)
-    collector = Collector(make_engine(loaded, num_slots=5))
+    collector = Collector(make_engine(loaded, max_num_seqs=5))
     for request in given:
         collector.engine.add(request)
     while len(collector.deltas) < 5:
@@ -120,7 +120,7 @@ def test_out_of_memory_while_all_decode_preempts_and_resumes(
 def test_the_oldest_sequences_continue_while_memory_is_short() -> None:
     loaded = load(qwen2)
     model = FaultyModel(loaded, no_fault)
-    collector = Collector(make_engine(loaded, num_slots=4, budget=100))
+    collector = Collector(make_engine(loaded, max_num_seqs=4, budget=100))
     for request in requests(4):
         collector.engine.add(request)
     collector.step()
@@ -138,7 +138,7 @@ def test_the_oldest_sequences_continue_while_memory_is_short() -> None:
 def test_steps_grow_again_when_memory_is_back() -> None:
     loaded = load(qwen2)
     model = FaultyModel(loaded, no_fault)
-    engine = make_engine(loaded, num_slots=4)
+    engine = make_engine(loaded, max_num_seqs=4)
     endless = SamplingParams(temperature=0, ignore_eos=True)
     for i in range(4):
         engine.add(SequenceRequest(f"s{i}", (60 + i,), endless))
@@ -168,15 +168,15 @@ def test_only_a_sequence_that_lacks_memory_even_alone_ends() -> None:
         assert collector.token_ids(request.sequence_id) == expected
 
 
-def test_a_vacated_slot_keeps_nothing_that_a_failed_pass_wrote() -> None:
+def test_what_a_failed_pass_wrote_harms_nobody_who_gets_its_memory() -> None:
     loaded = load(qwen2)
     is_bad, is_too_long = broken_by([BAD_ID]), out_of_memory_above(5)
     FaultyModel(loaded, lambda token_ids: is_bad(token_ids) or is_too_long(token_ids))
-    engine = make_engine(loaded, num_slots=2)
+    engine = make_engine(loaded, max_num_seqs=2)
     long = SequenceRequest("long", random_prompt(Random(47), 20), GREEDY)
     engine.add(SequenceRequest("bad", (60, BAD_ID), GREEDY))
     engine.add(long)
-    # The bad one ends, and the long one, with nothing computed yet, takes its slot.
+    # The bad one ends, and the long one has nothing computed yet.
     assert [name for name, _ in engine.step()] == ["bad"]
     engine.check()
     collector = run_staggered(engine, [])
@@ -303,10 +303,12 @@ def test_a_sampler_error_ends_only_its_sequence_and_each_token_comes_once(
 ) -> None:
     given = [*sampled_requests(Random(45)), *penalized_requests(Random(48)), *requests(3)]
     given = [SequenceRequest(f"n{i}", r.prompt_token_ids, r.params) for i, r in enumerate(given)]
-    expected = run_staggered(make_engine(load(qwen2), num_slots=9), given)
+    expected = run_staggered(make_engine(load(qwen2), max_num_seqs=9), given)
     FaultySampling(monkeypatch, max_rows)
     bad = SequenceRequest("bad", (60,), SamplingParams(seed=FaultySampling.BAD_SEED))
-    collector = run_staggered(make_engine(load(qwen2), num_slots=9), [*given[:5], bad, *given[5:]])
+    collector = run_staggered(
+        make_engine(load(qwen2), max_num_seqs=9), [*given[:5], bad, *given[5:]]
+    )
     assert collector.deltas["bad"][0].error == "the next token could not be sampled"
     assert_equal(collector, expected)
 
@@ -367,8 +369,8 @@ def test_one_of_two_sequences_that_sampling_has_no_memory_for_waits_for_the_othe
 def test_sampling_that_briefly_lacks_memory_ends_no_sequence(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    expected = run_staggered(make_engine(load(qwen2), num_slots=5), requests(5))
-    collector = Collector(make_engine(load(qwen2), num_slots=5, budget=100))
+    expected = run_staggered(make_engine(load(qwen2), max_num_seqs=5), requests(5))
+    collector = Collector(make_engine(load(qwen2), max_num_seqs=5, budget=100))
     for request in requests(5):
         collector.engine.add(request)
     collector.step()

@@ -99,7 +99,7 @@ def test_every_token_is_what_a_plain_reference_samples_from_the_stock_models_log
 @pytest.mark.slow
 def test_penalized_tokens_are_the_same_alone_and_in_a_batch() -> None:
     loaded, requests = load(qwen2), penalized_requests(Random(31))
-    together = run_staggered(make_engine(loaded, num_slots=2), requests)
+    together = run_staggered(make_engine(loaded, max_num_seqs=2), requests)
     for request in requests:
         alone = run_staggered(make_engine(loaded), [request])
         name = request.sequence_id

@@ -44,7 +44,7 @@ class Gate:
     """Blocks an engine before a step, so that a test can act meanwhile; can also make it raise."""
 
     def __init__(self) -> None:
-        self.engine = make_engine(load(qwen2), num_slots=1)
+        self.engine = make_engine(load(qwen2), max_num_seqs=1)
         self.is_reached = threading.Event()
         self.may_go_on = threading.Event()
         self.error: BaseException | None = None

@@ -72,7 +72,7 @@ class FaultyEngine(RuleBasedStateMachine):
         make_undecodable(loaded, self.undecodable)
         self.most_tokens = 1000
         self.model = FaultyModel(loaded, self.fault)
-        self.collector = Collector(make_engine(loaded, num_slots=5))
+        self.collector = Collector(make_engine(loaded, max_num_seqs=5, memory=2))
         self.added: dict[str, tuple[SequenceRequest, int | None]] = {}
         self.aborted: set[str] = set()
 
@@ -160,7 +160,7 @@ class FaultyEngine(RuleBasedStateMachine):
 
 
 class FaultyRings(FaultyEngine):
-    """The same with slots that overwrite old tokens with new ones."""
+    """The same with layers that overwrite old tokens with new ones."""
 
     make_model = staticmethod(mistral)
     reach = 5

@@ -50,7 +50,7 @@ class Flood:
 def bound(ahead: tuple[Sequence, ...], aged: Sequence, num_shortages: int) -> int:
     """Return the steps within which a sequence must end, however many arrive after it.
 
-    Each step computes a token of a prompt that is not newer, or all slots decode, and then one is
+    Each step computes a token of a prompt that is not newer, or all places decode, and then one is
     free after NUM_GENERATED steps. Each memory shortage may force all of it to be recomputed.
     """
     num_tokens = sum(len(seq.token_ids) + NUM_GENERATED + 1 for seq in (*ahead, aged))
@@ -58,7 +58,7 @@ def bound(ahead: tuple[Sequence, ...], aged: Sequence, num_shortages: int) -> in
 
 
 @given(
-    num_slots=st.integers(1, 4),
+    max_num_seqs=st.integers(1, 4),
     num_ahead=st.integers(0, 6),
     num_per_step=st.integers(1, 3),
     num_tokens=st.integers(1, 200),
@@ -67,7 +67,7 @@ def bound(ahead: tuple[Sequence, ...], aged: Sequence, num_shortages: int) -> in
     short_of_memory_at=st.lists(st.integers(0, 60), max_size=4, unique=True),
 )
 def test_a_long_prompt_is_not_starved_by_short_ones(
-    num_slots: int,
+    max_num_seqs: int,
     num_ahead: int,
     num_per_step: int,
     num_tokens: int,
@@ -75,7 +75,9 @@ def test_a_long_prompt_is_not_starved_by_short_ones(
     shares_prefix: bool,
     short_of_memory_at: list[int],
 ) -> None:
-    flood = Flood(make_scheduler(num_slots, budget=20), num_per_step, shares_prefix=shares_prefix)
+    flood = Flood(
+        make_scheduler(max_num_seqs, budget=20), num_per_step, shares_prefix=shares_prefix
+    )
     for _ in range(num_ahead):
         flood.pour()
     ahead = flood.scheduler.waiting
@@ -91,14 +93,14 @@ def test_a_long_prompt_is_not_starved_by_short_ones(
 
 
 @given(
-    num_slots=st.integers(1, 4),
+    max_num_seqs=st.integers(1, 4),
     waves=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=12),
     short_of_memory_at=st.lists(st.integers(0, 40), max_size=4, unique=True),
 )
 def test_resumed_sequences_overtake_only_new_ones_and_all_end(
-    num_slots: int, waves: list[tuple[int, int]], short_of_memory_at: list[int]
+    max_num_seqs: int, waves: list[tuple[int, int]], short_of_memory_at: list[int]
 ) -> None:
-    flood = Flood(make_scheduler(num_slots, budget=20), 0, shares_prefix=False)
+    flood = Flood(make_scheduler(max_num_seqs, budget=20), 0, shares_prefix=False)
     scheduler, admitted = flood.scheduler, list[Sequence]()
     for step in range(1000):
         if step < len(waves):
@@ -116,12 +118,12 @@ def test_resumed_sequences_overtake_only_new_ones_and_all_end(
     assert len(set(admitted)) == sum(map(sum, waves))
 
 
-@given(order=st.permutations(["long", "image", "short", "tiny"]), num_slots=st.integers(1, 3))
+@given(order=st.permutations(["long", "image", "short", "tiny"]), max_num_seqs=st.integers(1, 3))
 def test_the_queue_is_admitted_in_order_of_arrival_whatever_it_holds(
-    order: list[str], num_slots: int
+    order: list[str], max_num_seqs: int
 ) -> None:
     lengths = {"long": 300, "image": 30, "short": 18, "tiny": 1}
-    flood = Flood(make_scheduler(num_slots, budget=20), 0, shares_prefix=True)
+    flood = Flood(make_scheduler(max_num_seqs, budget=20), 0, shares_prefix=True)
     for name in order:
         seq = sequence(name, lengths[name], has_images=name == "image", shares_prefix=True)
         flood.scheduler.add(seq)

@@ -38,18 +38,25 @@ def leave_a_detokenizer(engine: Engine) -> None:
     engine._detokenizers.open(SequenceRequest("x", (1,), SamplingParams()))
 
 
-def hold_two_slots(engine: Engine) -> None:
-    engine._scheduler._table.running[2] = sequence(engine, "a")
+def run_twice(engine: Engine) -> None:
+    engine._scheduler.table.running[2] = sequence(engine, "a")
 
 
-def lose_a_slot(engine: Engine) -> None:
-    engine.abort("c")
-    engine._scheduler._table._free.pop()
+def lose_a_block(engine: Engine) -> None:
+    engine._scheduler.table.pools[0].num_free -= 1
 
 
-def free_a_slot_twice(engine: Engine) -> None:
-    engine.abort("c")
-    engine._scheduler._table._free.append(None)
+def lose_an_extent(engine: Engine) -> None:
+    engine._scheduler.table.pools[0].give_back(sequence(engine, "a"))
+
+
+def share_a_block(engine: Engine) -> None:
+    pool = engine._scheduler.table.pools[0]
+    pool._extents[sequence(engine, "b")] = pool[sequence(engine, "a")]
+
+
+def hold_too_little(engine: Engine) -> None:
+    engine._scheduler.table.pools[0].cut(sequence(engine, "c"), 1)
 
 
 def run_and_wait(engine: Engine) -> None:
@@ -66,15 +73,6 @@ def compute_while_waiting(engine: Engine) -> None:
 
 def overrun(engine: Engine) -> None:
     sequence(engine, "d").max_num_tokens = 3
-
-
-def write_into_a_free_slot(engine: Engine) -> None:
-    engine.abort("c")
-    engine._kv.values[1][2, 7] = float("nan")
-
-
-def write_after_the_end(engine: Engine) -> None:
-    engine._kv.keys[2][0, 4] = 1e-9
 
 
 def lose_the_budget(engine: Engine) -> None:
@@ -96,16 +94,16 @@ def swap_the_queue(engine: Engine) -> None:
         (lose_a_sequence, "a is scheduled but not known"),
         (lose_a_detokenizer, "b has no detokenizer"),
         (leave_a_detokenizer, "x has left a detokenizer"),
-        (hold_two_slots, "c is not scheduled"),
-        (hold_two_slots, "a is scheduled more than once"),
-        (lose_a_slot, "the slot table has 2 of 3 slots"),
-        (free_a_slot_twice, "the slot table has 4 of 3 slots"),
+        (run_twice, "c is not scheduled"),
+        (run_twice, "a is scheduled more than once"),
+        (lose_a_block, "group 0 has 14 free blocks, not 13"),
+        (lose_an_extent, "group 0 has 2 holders, not 3"),
+        (share_a_block, "the extent at block 0 of group 0 overlaps"),
+        (hold_too_little, "an extent of 8 tokens holds"),
         (run_and_wait, "a is scheduled more than once"),
         (forget_a_token, "a runs while decoding, 2 tokens behind"),
         (compute_while_waiting, "d waits while waiting, with 2 tokens computed"),
         (overrun, "d should have ended"),
-        (write_into_a_free_slot, "slot 2 is not zero after token 0"),
-        (write_after_the_end, "slot 0 is not zero after token 4"),
         (lose_the_budget, "a step may run 0 of 24 tokens"),
         (plan_beyond_the_budget, "1 more sequences run than a step has tokens for"),
         (plan_beyond_the_budget, "plans 2 tokens, not 24"),

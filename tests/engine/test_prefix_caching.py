@@ -63,13 +63,13 @@ def talk(engine: Engine, oracle: Oracle, num_conversations: int) -> Collector:
 def test_conversations_equal_generate_and_each_turn_starts_from_the_last(
     make_model: MakeModel,
 ) -> None:
-    engine = make_engine(load(make_model), num_slots=4)
+    engine = make_engine(load(make_model), max_num_seqs=4)
     collector = talk(engine, Oracle(make_model), num_conversations=3)
     for i in range(3):
         num_prompt_tokens = 18 + 3 + i
         for turn in (1, 2):
             # All but the answer's last token, which is never computed. If an answer was short,
-            # another conversation may take its slot, so its next turn starts elsewhere.
+            # another conversation may cover it, so its next turn starts elsewhere.
             answers = [len(collector.token_ids(f"{j}.{k}")) for j in range(3) for k in range(turn)]
             num_tokens = num_prompt_tokens + len(collector.token_ids(f"{i}.{turn - 1}"))
             assert min(answers) < 8 or num_cached(collector, f"{i}.{turn}") == num_tokens - 1
@@ -77,8 +77,8 @@ def test_conversations_equal_generate_and_each_turn_starts_from_the_last(
 
 
 @for_all_models
-def test_more_conversations_than_slots_equal_generate(make_model: MakeModel) -> None:
-    talk(make_engine(load(make_model), num_slots=2), Oracle(make_model), num_conversations=4)
+def test_more_conversations_than_places_equal_generate(make_model: MakeModel) -> None:
+    talk(make_engine(load(make_model), max_num_seqs=2), Oracle(make_model), num_conversations=4)
 
 
 def test_without_prefix_caching_nothing_is_reused() -> None:
@@ -93,7 +93,7 @@ def test_a_burst_with_one_system_prompt_equals_generate(make_model: MakeModel) -
     random, oracle = Random(2), Oracle(make_model)
     system = random_prompt(random, 40)
     prompts = {f"s{i}": (*system, *random_prompt(random, i % 4)) for i in range(7)}
-    collector = Collector(make_engine(load(make_model), num_slots=3))
+    collector = Collector(make_engine(load(make_model), max_num_seqs=3))
     for name, prompt in prompts.items():
         collector.engine.add(SequenceRequest(name, prompt, ANSWER))
     collector.run()
@@ -102,7 +102,7 @@ def test_a_burst_with_one_system_prompt_equals_generate(make_model: MakeModel) -
 
 
 def test_a_burst_computes_its_common_prefix_once_and_the_counters_say_so() -> None:
-    engine = make_engine(load(qwen2), num_slots=4)
+    engine = make_engine(load(qwen2), max_num_seqs=4)
     prompt = random_prompt(Random(3), 50)
     collector = Collector(engine)
     for i in range(4):
@@ -204,7 +204,7 @@ def test_a_prompt_that_yields_nan_spoils_no_other_with_the_same_prefix() -> None
         loaded.model.get_parameter("model.embed_tokens.weight")[poison] = torch.nan
     good = tuple(token_id % 200 + 44 for token_id in random_prompt(Random(10), 30))
     bad = (*good[:20], poison, *good)
-    collector = Collector(make_engine(loaded, num_slots=2))
+    collector = Collector(make_engine(loaded, max_num_seqs=2))
     # One is aborted before its NaN shows, the other fails while prompts with its prefix wait.
     collector.engine.add(SequenceRequest("aborted", bad, ANSWER))
     collector.step()

@@ -70,7 +70,7 @@ def test_text_and_images_in_a_batch_equal_generate(loaded: LoadedModel, stock: A
     encoded = PromptEncoder(loaded.tokenizer, loaded.processor).encode(requests())
     prompts = [prompt for prompt in encoded if isinstance(prompt, EncodedPrompt)]
     assert len(prompts) == len(QUESTIONS) * 2
-    engine = Engine(loaded, EngineLimits(num_slots=3, max_model_len=256, max_batched_tokens=32))
+    engine = Engine(loaded, EngineLimits(max_num_seqs=3, max_model_len=256, max_batched_tokens=32))
     collector = run_staggered(
         engine,
         [

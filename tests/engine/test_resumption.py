@@ -15,7 +15,7 @@ import pytest
 import torch
 from llguidance import LLMatcher
 
-from deployments.compute.cpu.attention.slot_attention import can_attend
+from deployments.compute.cpu.attention.row_attention import can_attend
 from deployments.engine.engine import Engine
 from deployments.engine.limits import EngineLimits
 from deployments.engine.model.loader import LoadedModel, prepare_model

@@ -3,8 +3,9 @@
 Also generates with stock transformers: the oracle that the engine must equal.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -40,7 +41,9 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
+from deployments.engine.attention.kv_cache import KVShape
 from deployments.engine.engine import Engine
+from deployments.engine.kv_layout import KVLayout
 from deployments.engine.limits import EngineLimits
 from deployments.engine.model.loader import LoadedModel, prepare_model
 
@@ -281,17 +284,36 @@ MODELS: Mapping[str, Callable[[], PreTrainedModel]] = {
 
 
 def load(make_model: Callable[[], PreTrainedModel]) -> LoadedModel:
-    """Return a tiny model as the loader would: float32, on the CPU, attending over slots."""
+    """Return a tiny model as the loader would: float32, on the CPU, attending over a KV cache."""
     model = make_model()
     prepare_model(model)
     return LoadedModel(model, byte_tokenizer(), None, frozenset({EOS_TOKEN_ID}))
 
 
 def make_engine(
-    loaded: LoadedModel, *, num_slots: int = 3, max_model_len: int = 96, budget: int = 24
+    loaded: LoadedModel,
+    *,
+    max_num_seqs: int = 3,
+    max_model_len: int = 96,
+    budget: int = 24,
+    memory: float | None = None,
 ) -> Engine:
-    """Return an engine with few slots and a budget that cuts longer prompts into chunks."""
-    return Engine(loaded, EngineLimits(num_slots, max_model_len, budget))
+    """Return an engine for few sequences, with small blocks and a budget that cuts prompts.
+
+    Args:
+        loaded: The model.
+        max_num_seqs: Most sequences that run at once.
+        max_model_len: Most tokens of a sequence.
+        budget: Most tokens of a step.
+        memory: How many sequences of full length the KV memory holds; None for max_num_seqs.
+    """
+    limits = EngineLimits(max_num_seqs, max_model_len, budget, block_size=8)
+    if memory is not None:
+        shape = KVShape.of(loaded.text_config, loaded.model.dtype)
+        layout = KVLayout(shape.group_capacities(max_model_len), (), limits.block_size)
+        blocks = (math.ceil(memory * number) for number in layout.blocks_for(max_model_len))
+        limits = replace(limits, kv_blocks=tuple(blocks))
+    return Engine(loaded, limits)
 
 
 @cache

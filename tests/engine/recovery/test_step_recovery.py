@@ -20,12 +20,12 @@ def sequence(name: str, *, has_images: bool = False) -> Sequence:
     return Sequence(request, max_model_len=100, eos_token_ids=frozenset())
 
 
-def decode(name: str, slot: int) -> DecodeRow:
-    return DecodeRow(sequence(name), slot)
+def decode(name: str, start: int) -> DecodeRow:
+    return DecodeRow(sequence(name), (start,))
 
 
 def chunk(name: str, start: int, end: int, *, has_images: bool = False) -> PrefillChunk:
-    return PrefillChunk(sequence(name, has_images=has_images), 0, start, end)
+    return PrefillChunk(sequence(name, has_images=has_images), (0,), start, end)
 
 
 def sequences(plan: StepPlan) -> tuple[Sequence, ...]:
@@ -211,7 +211,7 @@ def test_all_rows_of_a_failed_pass_are_marked_as_having_uncounted_kv() -> None:
     assert all(sequence.has_uncounted_kv for sequence in sequences(plan))
 
 
-def test_where_slots_overwrite_continued_chunks_restart_and_then_run_alone() -> None:
+def test_where_rings_overwrite_continued_chunks_restart_and_then_run_alone() -> None:
     plan = StepPlan((decode("a", 0),), (chunk("c", 3, 6), chunk("d", 0, 6), chunk("e", 7, 8)))
     outcome = recovery(Runner(failing("c")), 5).run(plan)
     assert (ran(outcome), restarting(outcome), outcome.failed) == ("ade", "c", [])
@@ -221,7 +221,7 @@ def test_where_slots_overwrite_continued_chunks_restart_and_then_run_alone() -> 
     assert (ran(outcome), restarting(outcome), list(errors(outcome))) == ("ade", "", ["c"])
 
 
-def test_where_slots_overwrite_a_chunk_out_of_memory_restarts() -> None:
+def test_where_rings_overwrite_a_chunk_out_of_memory_restarts() -> None:
     plan = StepPlan((decode("a", 0),), (chunk("c", 3, 6), chunk("d", 0, 6)))
     outcome = recovery(Runner(short_above(5)), 5).run(plan)
     assert (ran(outcome), restarting(outcome), outcome.num_oom_tokens) == ("", "c", 10)
