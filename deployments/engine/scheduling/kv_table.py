@@ -45,11 +45,13 @@ class Retained:
         token_ids: Their tokens.
         last_used: When they were left or a prefix was last taken from them, on the table's clock,
             which counts these events.
+        is_common: Whether it was kept as a prefix that several sequences have begun with.
         proof: The sequence that computed them and has not yet led to logits; None once it has.
     """
 
     token_ids: list[int]
     last_used: int = 0
+    is_common: bool = False
     proof: Sequence | None = None
 
 
@@ -222,7 +224,7 @@ class KVTable:
         num_tokens = sequence.num_planned_tokens
         donor = prefix.holder if prefix else None
         copies = None
-        if not isinstance(donor, Retained) or self._is_worth_keeping(donor, prefix):
+        if not isinstance(donor, Retained) or self._is_worth_keeping(donor, sequence, prefix):
             copies = self._take(sequence, num_tokens, donor)
             if copies is not None and prefix is not None:
                 self._touch(prefix.holder)
@@ -273,7 +275,7 @@ class KVTable:
             The copies; none if there is no room, which the log tells.
         """
         token_ids = sequence.token_ids[: sequence.num_computed_tokens]
-        kept = Retained(token_ids, self._tick(), proof=sequence)
+        kept = Retained(token_ids, self._tick(), is_common=True, proof=sequence)
         copies = self._take(kept, len(token_ids), None)
         if copies is None:
             logger.info("a shared prefix of %d tokens can't be kept: no room", len(token_ids))
@@ -307,10 +309,13 @@ class KVTable:
             and token_ids[:num_needed] == others[:num_needed]
         )
 
-    def _is_worth_keeping(self, donor: Retained, prefix: Prefix | None) -> bool:
-        """Return whether a donor has enough tokens besides the prefix to be worth keeping."""
+    def _is_worth_keeping(self, donor: Retained, sequence: Sequence, prefix: Prefix | None) -> bool:
+        """Return whether a donor has more to give than a sequence that takes it over would have."""
         assert prefix is not None
-        return len(donor.token_ids) - prefix.num_tokens >= MIN_REUSED_TOKENS
+        if len(donor.token_ids) - prefix.num_tokens >= MIN_REUSED_TOKENS:
+            return True
+        will_be_lost = not self._keeps_context(prefix.num_tokens, sequence.num_planned_tokens)
+        return donor.is_common and will_be_lost
 
     def _take(self, holder: Holder, num_tokens: int, donor: Holder | None) -> list[KVCopy] | None:
         """Give a new holder extents for so many tokens; never those of the donor."""
