@@ -28,7 +28,7 @@ from benchmarks.processes import started
 from serve_app.commands.server_environment import HAPROXY_PORTS
 
 ROOT = Path(__file__).resolve().parent.parent
-NUM_SLOTS, NUM_WAITING = 8, 16
+MAX_NUM_SEQS, NUM_WAITING = 8, 16
 NUM_TOKENS = 400
 GOAL_MS = 500
 
@@ -72,7 +72,7 @@ def measure(num_ingresses: int, options: argparse.Namespace) -> Table:
     os.environ |= dict(zip(HAPROXY_PORTS, map(str, others), strict=True))
     command = [sys.executable, "-m", "benchmarks.peers.serve_model", "--port", str(port)]
     command += ["--model", "models/pydoc-chat", "--max-model-len", "1024"]
-    command += ["--max-num-seqs", str(NUM_SLOTS), "--max-queued-requests", str(NUM_WAITING)]
+    command += ["--max-num-seqs", str(MAX_NUM_SEQS), "--max-queued-requests", str(NUM_WAITING)]
     command += ["--num-ingresses", str(num_ingresses), *(["--plain"] if options.plain else [])]
     mode = "plain" if options.plain else "HAProxy and gRPC"
     table = Table(title=f"{options.clients} clients at once, {num_ingresses} ingress, {mode}")

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from deployments.engine.attention.kv_slots import KVShape, KVSlots
 from transformers import (
     Gemma3ForCausalLM,
     Gemma3TextConfig,
@@ -20,6 +19,8 @@ from transformers import (
 from benchmarks.gpu.shapes import TINY
 from deployments.engine.attention.attention import ATTENTION_NAME, register_attention
 from deployments.engine.attention.decode_spans import CALL_COST_BYTES
+from deployments.engine.attention.kv_cache import KVCache, KVShape
+from deployments.engine.kv_layout import BLOCK_SIZE, KVLayout
 from deployments.engine.model.runner import ModelRunner
 from deployments.engine.replay.cuda_graphs import DecodeGraphs
 from deployments.engine.sampling.row import SamplingRow
@@ -74,24 +75,25 @@ def sequence(name: str, num_tokens: int) -> Sequence:
 
 
 class Placed:
-    """A model and its slots on `meta`, with two sequences that decode."""
+    """A model and its KV cache on `meta`, with two sequences that decode."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         register_attention()
         model.train(mode=False).set_attn_implementation(ATTENTION_NAME)
         torch.nn.Module.to(model, META, torch.bfloat16)
-        self.kv = KVSlots(
-            KVShape.of(model.config, torch.bfloat16),
-            max_num_seqs=4,
-            max_model_len=400,
-            device=META,
-        )
-        self.runner = ModelRunner(model, self.kv)
+        shape = KVShape.of(model.config, torch.bfloat16)
+        capacities = shape.group_capacities(400)
+        layout = KVLayout(capacities, (8,) * len(capacities))
+        self.kv = KVCache(shape, layout, max_model_len=400, device=META)
+        self.runner = ModelRunner(model, self.kv, max_num_seqs=4)
         self.rows = []
-        for slot, num_tokens in ((0, 9), (2, 300)):
-            decoding = sequence(str(slot), num_tokens)
+        for block, num_tokens in ((0, 9), (3, 300)):
+            decoding = sequence(str(block), num_tokens)
             decoding.num_computed_tokens = num_tokens - 1
-            self.rows.append(DecodeRow(decoding, slot))
+            self.rows.append(DecodeRow(decoding, self.starts(block)))
+
+    def starts(self, block: int) -> tuple[int, ...]:
+        return (block * BLOCK_SIZE,) * self.kv.num_groups
 
 
 @pytest.fixture(params=[qwen2, gemma3])
@@ -102,8 +104,11 @@ def placed(request: pytest.FixtureRequest) -> Placed:
 def test_a_step_of_prefill_and_decode_stays_on_the_device(placed: Placed) -> None:
     first, later = sequence("first", 20), sequence("later", 90)
     for chunks in (
-        (PrefillChunk(first, 1, 0, 20), PrefillChunk(later, 3, 0, 50)),
-        (PrefillChunk(later, 3, 50, 90),),
+        (
+            PrefillChunk(first, placed.starts(2), 0, 20),
+            PrefillChunk(later, placed.starts(5), 0, 50),
+        ),
+        (PrefillChunk(later, placed.starts(5), 50, 90),),
     ):
         done = placed.runner.run(StepPlan(tuple(placed.rows), chunks))
         assert done is not None
@@ -117,7 +122,12 @@ def test_a_captured_step_stays_on_the_device(
 ) -> None:
     varlen, capturer = FakeVarlen(monkeypatch), FakeCapturer()
     graphs = DecodeGraphs(
-        placed.runner._compute, placed.kv, capturer, max_graphs=4, reads_by_length=reads_by_length
+        placed.runner._compute,
+        placed.kv,
+        capturer,
+        max_num_seqs=4,
+        max_graphs=4,
+        reads_by_length=reads_by_length,
     )
     for _ in range(2):
         logits = graphs.run(placed.rows)

@@ -23,7 +23,7 @@ from serve_app.config import AppConfig, ModelConfig
 from serve_app.ingress import Ingress
 from tests.deployments.tiny_folder import spec
 
-NUM_CLIENTS, NUM_SLOTS, NUM_WAITING, NUM_TOKENS = 200, 8, 16, 20
+NUM_CLIENTS, MAX_NUM_SEQS, NUM_WAITING, NUM_TOKENS = 200, 8, 16, 20
 DEADLINE_S = 120
 
 Handle = DeploymentHandle[Any]
@@ -82,7 +82,7 @@ def serve_held(
     *,
     num_ingresses: int,
     num_models: int,
-    num_slots: int,
+    max_num_seqs: int,
     num_waiting: int,
 ) -> Handle:
     """Serve a model that holds its answers under /`name`; return its handle."""
@@ -90,7 +90,7 @@ def serve_held(
     model = serve.deployment(
         name="held", ray_actor_options=options, max_ongoing_requests=512, num_replicas=num_models
     )(HeldGenerator).bind(
-        spec(folder, max_num_seqs=num_slots, max_queued_requests=num_waiting, max_model_len=4096)
+        spec(folder, max_num_seqs=max_num_seqs, max_queued_requests=num_waiting, max_model_len=4096)
     )
     ingress = serve.deployment(
         name="Ingress",
@@ -111,7 +111,7 @@ def held(request: pytest.FixtureRequest, base_url: str, tiny_folder: Path) -> It
         "admission",
         num_ingresses=request.param,
         num_models=1,
-        num_slots=NUM_SLOTS,
+        max_num_seqs=MAX_NUM_SEQS,
         num_waiting=NUM_WAITING,
     )
     serve.delete("admission")
@@ -154,11 +154,11 @@ async def test_exactly_the_requests_beyond_the_limits_are_refused(
             asyncio.create_task(client.post("/text-generation", json=body(stream=i % 2 == 0)))
             for i in range(NUM_CLIENTS)
         ]
-        await wait_for(NUM_CLIENTS - NUM_SLOTS - NUM_WAITING, asked)
+        await wait_for(NUM_CLIENTS - MAX_NUM_SEQS - NUM_WAITING, asked)
         await held.let_go.remote()
         answers = await asyncio.gather(*asked)
     admitted = [answer for answer in answers if not is_refusal(answer)]
-    assert len(admitted) == NUM_SLOTS + NUM_WAITING
+    assert len(admitted) == MAX_NUM_SEQS + NUM_WAITING
     for answer in admitted:
         assert answer.status_code == 200
         if answer.headers["content-type"] == "text/event-stream":
@@ -192,7 +192,7 @@ async def test_a_client_that_leaves_makes_room_for_another(
     async with asyncio.timeout(DEADLINE_S):
         asked = [
             asyncio.create_task(client.post("/text-generation", json=body(stream=False)))
-            for _ in range(NUM_SLOTS + NUM_WAITING + 1)
+            for _ in range(MAX_NUM_SEQS + NUM_WAITING + 1)
         ]
         await wait_for(1, asked)
         assert is_refusal(next(task.result() for task in asked if task.done()))
@@ -212,7 +212,7 @@ async def test_a_client_that_leaves_makes_room_for_another(
 def twins(base_url: str, tiny_folder: Path) -> Iterator[Handle]:
     """Serve two replicas of a model with room for four each, behind two ingress replicas."""
     yield serve_held(
-        tiny_folder, "twins", num_ingresses=2, num_models=2, num_slots=2, num_waiting=2
+        tiny_folder, "twins", num_ingresses=2, num_models=2, max_num_seqs=2, num_waiting=2
     )
     serve.delete("twins")
 

@@ -47,7 +47,7 @@ NUM_PER_ROUND: Final = {
 NUM_ROUNDS: Final = 220
 MAX_PROMPT_TOKENS: Final = 128
 MAX_NEW_TOKENS: Final = 320
-NUM_SLOTS: Final = 96
+MAX_NUM_SEQS: Final = 96
 OPEN_QUESTIONS: Final = (
     "How do I {verb} {thing} in Python?",
     "Write the documentation of a function that can {verb} {thing}.",
@@ -168,7 +168,7 @@ class Sampler:
 
     def __init__(self, loaded: LoadedModel) -> None:
         self._tokenizer: Any = loaded.tokenizer
-        limits = EngineLimits(NUM_SLOTS, MAX_PROMPT_TOKENS + MAX_NEW_TOKENS, 2048)
+        limits = EngineLimits(MAX_NUM_SEQS, MAX_PROMPT_TOKENS + MAX_NEW_TOKENS, 2048)
         self._engine = Engine(loaded, limits)
 
     def sample(self, prompts: Sequence[Prompt]) -> Iterator[tuple[Prompt, str]]:

@@ -142,7 +142,7 @@ def test_rows_with_and_without_a_grammar_do_not_affect_each_other() -> None:
     free = sampled_requests(Random(7))
     bound = [request(OBJECT, f"b{seed}", seed=seed) for seed in range(3)]
     mixed = [each for pair in zip(free, bound, strict=False) for each in pair] + free[3:]
-    together = run_staggered(make_engine(load(llama), num_slots=8), mixed)
+    together = run_staggered(make_engine(load(llama), max_num_seqs=8), mixed)
     for each in mixed:
         name = each.sequence_id
         alone = run_staggered(make_engine(load(llama)), [each])

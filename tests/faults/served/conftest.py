@@ -26,7 +26,7 @@ Record = Callable[[str, object], None]
 
 MODEL_SECTION = "pydoc-chat"
 NUM_REPLICAS = 2
-NUM_SLOTS = 16
+MAX_NUM_SEQS = 16
 NUM_QUEUED = 8
 
 
@@ -45,7 +45,7 @@ def config() -> dict[str, Any]:
     application = document["applications"][0]
     application["import_path"] = "tests.faults.served.build:build"
     (chat,) = (each for each in application["args"]["models"] if each["id"] == "pydoc-chat")
-    chat |= {"num_cpus": 0.4, "max_num_seqs": NUM_SLOTS, "max_queued_requests": NUM_QUEUED}
+    chat |= {"num_cpus": 0.4, "max_num_seqs": MAX_NUM_SEQS, "max_queued_requests": NUM_QUEUED}
     application["args"]["models"] = [chat]
     ingress, replicas = application["deployments"][:2]
     assert (ingress["name"], replicas["name"]) == ("Ingress", "pydoc-chat")

@@ -8,11 +8,11 @@ import httpx
 import pytest
 
 from tests.faults.served.answer import Answer, assert_equal, read
-from tests.faults.served.conftest import NUM_QUEUED, NUM_REPLICAS, NUM_SLOTS, Memory, Record
+from tests.faults.served.conftest import NUM_QUEUED, NUM_REPLICAS, MAX_NUM_SEQS, Memory, Record
 from tests.faults.served.kinds import SEEDED, about
 from tests.faults.served.replicas import Replicas, kill, reached
 
-NUM_CLIENTS = 10 * NUM_REPLICAS * (NUM_SLOTS + NUM_QUEUED)
+NUM_CLIENTS = 10 * NUM_REPLICAS * (MAX_NUM_SEQS + NUM_QUEUED)
 BODY = about("os.path.join", **SEEDED, max_tokens=300)
 BACKOFF_S = 1
 """A refused client comes back sooner than it is told."""
@@ -50,7 +50,7 @@ async def kill_one_after(replicas: Replicas, delay_s: float) -> None:
     """Kill a replica that runs sequences, once the clients have asked for some seconds."""
     await asyncio.sleep(delay_s)
     victim = replicas.alive[0]
-    await reached(lambda: replicas.counts_of(victim)["num_sequences"] >= NUM_SLOTS // 2)
+    await reached(lambda: replicas.counts_of(victim)["num_sequences"] >= MAX_NUM_SEQS // 2)
     kill(victim)
 
 

@@ -11,8 +11,9 @@ from deployments.compute.cpu.linear.int8_linear import Int8Linear, int8_obstacle
 from deployments.compute.cpu.linear.merged_linear import Layer, MergedLinearPart
 from deployments.compute.cpu.linear.prepack import num_prepacked_bytes, prepack
 from deployments.compute.cpu.linear.prepacked_linear import PrepackedLinear, can_prepack
-from deployments.engine.attention.kv_slots import KVShape, KVSlots
+from deployments.engine.attention.kv_cache import KVCache, KVShape
 from deployments.engine.attention.packed_step import ChunkRows, PackedStep
+from deployments.engine.kv_layout import KVLayout
 from deployments.engine.model.loader import LoadedModel, load_model
 from deployments.engine.model.traced_forward import TracedForward
 from tests.compute.cpu.linear.linears import assert_near, linear, rows_of
@@ -201,8 +202,9 @@ def test_a_bfloat16_model_that_can_not_be_prepacked_gives_stock_logits(
 def engine_logits(loaded: LoadedModel, prompt: list[int]) -> torch.Tensor:
     """Return the logits after a prompt, as the engine computes them."""
     shape = KVShape.of(loaded.text_config, loaded.model.dtype)
-    kv = KVSlots(shape, num_slots=1, max_model_len=16, device=torch.device("cpu"))
-    step = PackedStep(kv, (), (), (ChunkRows(0, 0, 0, len(prompt)),))
+    layout = KVLayout(shape.group_capacities(16), (1,), 16)
+    kv = KVCache(shape, layout, max_model_len=16, device=torch.device("cpu"))
+    step = PackedStep(kv, (), (), (ChunkRows(0, (0,), 0, len(prompt)),))
     inputs = (
         torch.tensor([prompt]),
         torch.arange(len(prompt))[None],
