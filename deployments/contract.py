@@ -185,7 +185,7 @@ class GenerationRequest:
         is_resumed: Whether another replica had accepted it and was lost, or is about to end. It
             runs before sequences that are new to the replica, and is not refused for lack of room.
         is_planned: Whether the replica that runs it goes on until another has accepted it, because
-            it is about to end. Then a replica without a free slot refuses it.
+            it is about to end. Then a replica where it would have to wait refuses it.
         fingerprint: The only version of the model that may go on with it; see `ModelDescription`.
             None takes any.
         num_deaths: How many replicas were lost, one after the other, while they may have run it; 0

@@ -42,16 +42,16 @@ class MetricTable:
 GENERATOR = MetricTable(
     gauges=MappingProxyType(
         {
-            "num_requests_running": "Sequences that hold a KV slot.",
-            "num_requests_waiting": "Sequences that wait for a KV slot.",
-            "kv_cache_usage_perc": "KV slots in use, from 0 to 1.",
+            "num_requests_running": "Sequences that run.",
+            "num_requests_waiting": "Sequences that wait for their turn.",
+            "kv_cache_usage_perc": "KV memory that running sequences hold, from 0 to 1.",
         }
     ),
     counters=MappingProxyType(
         {
             "prompt_tokens_total": "Tokens of accepted prompts.",
             "generation_tokens_total": "Tokens generated.",
-            "prefix_cache_queries_total": "Prompt tokens that were looked up in the KV slots.",
+            "prefix_cache_queries_total": "Prompt tokens that were looked up in the KV memory.",
             "prefix_cache_hits_total": "Prompt tokens found there and not computed again.",
             "request_success_total": "Requests that ended without an error.",
         }
@@ -107,8 +107,7 @@ class _Registered:
 class GeneratorMetrics:
     """Records what a text model's replica does."""
 
-    def __init__(self, num_slots: int) -> None:
-        self._num_slots = num_slots
+    def __init__(self) -> None:
         self._num_prompt_tokens = 0
         self._num_cached_tokens = 0
         self._stats: EngineStats | None = None
@@ -122,7 +121,7 @@ class GeneratorMetrics:
         self._stats = stats
         self._metrics.gauges["num_requests_running"].set(stats.num_running)
         self._metrics.gauges["num_requests_waiting"].set(stats.num_waiting)
-        self._metrics.gauges["kv_cache_usage_perc"].set(stats.num_running / self._num_slots)
+        self._metrics.gauges["kv_cache_usage_perc"].set(stats.kv_usage)
         # The engine reports totals since its start; a counter takes the increase.
         num_queried = stats.num_prompt_tokens - self._num_prompt_tokens
         num_found = stats.num_cached_tokens - self._num_cached_tokens

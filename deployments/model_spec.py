@@ -17,7 +17,7 @@ class ModelSpec:
         num_gpus: What Ray reserves for each replica: 0, or a share of one GPU.
         num_threads: Threads that a CPU model computes with; None means chosen by its size.
         max_model_len: The most tokens of prompt and answer together.
-        max_num_seqs: The most sequences that run at once, if the memory holds them.
+        max_num_seqs: The most sequences that run at once, if their tokens fit into the KV memory.
         max_batched_tokens: The most tokens of one engine step, or of a classifier's micro-batch.
         max_queued_requests: The most requests that may wait. A text model counts sequences: each
             prompt of an HTTP request counts once per answer (`n`). A classifier counts HTTP

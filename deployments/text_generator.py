@@ -84,13 +84,16 @@ class TextGenerator(ModelReplica):
         self._token_executor = BoundedExecutor(self._encoding, 1, MAX_NUM_TOKEN_CALLS, "prompts")
         self._admission = Admission(
             AdmissionLimits(
-                self.plan.num_slots, self._spec.max_queued_requests, self._spec.max_queued_tokens
-            )
+                self._spec.max_num_seqs,
+                self._spec.max_queued_requests,
+                self._spec.max_queued_tokens,
+            ),
+            self._placed.engine.layout,
         )
         self._probation = Probation()
         # A separate thread: a large grammar would otherwise delay every prompt.
         self._compiling = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar")
-        self._metrics = GeneratorMetrics(self.plan.num_slots)
+        self._metrics = GeneratorMetrics()
         self._description = describe_model(self._spec, loaded, self._encoder, fingerprint)
         return self._placed
 
@@ -171,7 +174,7 @@ class TextGenerator(ModelReplica):
             with self._admission.permit(request) as permit:
                 if request.num_deaths:
                     # Otherwise it could be blamed for a death while it waits.
-                    await permit.wait_for_slot()
+                    await permit.wait_for_turn()
                 async with self._probation.trial(request.num_deaths) as trial:
                     if trial.is_on:
                         self._engine.require_alive()
@@ -210,7 +213,8 @@ class TextGenerator(ModelReplica):
             raise InvalidRequestError(str(error), prompt_field(request)) from error
         except InvalidParameterError as error:
             raise InvalidRequestError(error.message, error.param) from error
-        permit.weigh(self._placed.engine.limits.max_num_tokens(sequence))
+        max_num_tokens = self._placed.engine.limits.max_num_tokens(sequence)
+        permit.weigh(max_num_tokens, num_planned_tokens(sequence, max_num_tokens))
         num_tokens = len(encoded.token_ids)
         self._metrics.count_prompt(num_tokens)
         channel = await self._channels.address()
@@ -278,6 +282,17 @@ class TextGenerator(ModelReplica):
             self._engine.stop()
         if hasattr(self, "_compiling"):
             self._compiling.shutdown(wait=False)
+
+
+def num_planned_tokens(sequence: SequenceRequest, max_num_tokens: int) -> int:
+    """Return how many tokens the engine holds memory for when the sequence begins.
+
+    It is the rule of `deployments.engine.scheduling.sequence.Sequence.num_planned_tokens`.
+    """
+    if sequence.params.max_tokens is not None:
+        return max_num_tokens
+    num_tokens = len(sequence.prompt_token_ids) + len(sequence.generated_token_ids)
+    return min(max_num_tokens, num_tokens + 1)
 
 
 def _after(prompt: PromptReasoning, sampling: SamplingParams) -> SamplingParams:

@@ -98,12 +98,12 @@ class ModelConfig(StrictModel):
             `deployments.device.device.num_compute_threads`).
         max_model_len: Tokens of prompt and answer together; for a classifier, tokens of one text,
             or the model's number of positions if that is smaller.
-        max_num_seqs: Sequences that run at once; each holds a KV slot.
+        max_num_seqs: The most sequences that run at once, if their tokens fit into the KV memory.
         max_batched_tokens: Tokens in one engine step, or in one micro-batch of a classifier.
-        max_queued_requests: Sequences that may wait for a slot on each replica, whatever the number
-            of ingress replicas; for a classifier, HTTP requests that may wait for the device.
-            Further requests are refused with a 503. `user_config` of the model's deployment can
-            change this limit, and `max_queued_tokens`, while the model runs.
+        max_queued_requests: Sequences that may wait for their turn on each replica, whatever the
+            number of ingress replicas; for a classifier, HTTP requests that may wait for the
+            device. Further requests are refused with a 503. `user_config` of the model's deployment
+            can change this limit, and `max_queued_tokens`, while the model runs.
         max_queued_tokens: Tokens of queued sequences: their prompts and the tokens that they may
             generate. Without max_tokens a sequence counts with its default length: completions' 16,
             or the generation config's `max_new_tokens`, or all that `max_model_len` leaves. None
@@ -221,7 +221,7 @@ class LimitsConfig(StrictModel):
             there are none, only `data:` URIs are accepted.
         image_fetch_timeout_s: Most seconds from looking up an image's host to the last byte.
         first_token_timeout_s: Most seconds from a request to the first token of each of its texts,
-            including the wait for a slot; None sets no limit.
+            including the wait for its turn; None sets no limit.
         stall_timeout_s: Most seconds from one token to the next; None sets no limit.
         total_timeout_s: Most seconds from a request to the end of its answer; classification
             requests have only this time limit. None sets no limit.

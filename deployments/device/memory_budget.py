@@ -1,4 +1,4 @@
-"""Calculates how many KV slots fit into a replica's share of a device.
+"""Calculates how much KV memory fits into a replica's share of a device.
 
     budget = min(share x total, total - foreign) x (1 - headroom)
              - weights - activations - graphs
@@ -6,10 +6,20 @@
 `foreign` is memory that this process's allocator has not taken: the CUDA context, and the memory of
 other processes. It matters only if they have taken more than their shares.
 
-Source for the bytes of a token: keys and values, per layer and per KV head (not per query head),
-`deployments.engine.attention.kv_slots.KVShape.slot_bytes`.
+Layers that keep equally many tokens of a sequence form a group, and each group has its own blocks.
+All groups are planned for the same sequences: for as many as may run, of the greatest length that
+all of them can have at once. If that were less than `TYPICAL_TOKENS`, then for fewer sequences of
+this length; otherwise short memory would leave the windows of a few sequences only. A group never
+gets more blocks than the most sequences of the model's full length need, nor fewer than one of them
+needs. What is left goes first to the group that keeps most tokens of a sequence, where a sequence
+that is longer than the others needs it.
+
+Nothing here imports torch. Source for the bytes of a token: keys and values, per layer and per KV
+head (not per query head), `deployments.engine.attention.kv_cache.KVShape.group_token_bytes`.
 """
 
+from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass
 
 GIB = 2**30
@@ -18,26 +28,63 @@ HEADROOM = 0.1
 """The part of a share that stays unplanned: the CUDA context and the libraries' workspaces are
 outside the caching allocator, and blocks fragment."""
 
+TYPICAL_TOKENS = 2048
+"""The length of sequences for which short memory is divided among groups."""
+
 
 class DeviceMemoryError(ValueError):
     """The share can't hold the model and one sequence; the message says what to change."""
 
 
 @dataclass(frozen=True, slots=True)
+class GroupDemand:
+    """What layers that keep equally many tokens of a sequence need.
+
+    Attributes:
+        capacity: The most tokens of a sequence that they keep.
+        token_bytes: Bytes of one token's keys and values in all of them.
+        block_size: Tokens of a block.
+    """
+
+    capacity: int
+    token_bytes: int
+    block_size: int
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block."""
+        return self.token_bytes * self.block_size
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Return the blocks that a sequence of so many tokens needs."""
+        return -(-min(num_tokens, self.capacity) // self.block_size)
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryDemand:
-    """The memory that a model needs of its share, in bytes.
+    """The memory that a model needs of its share.
 
     Attributes:
         weight_bytes: The weights.
-        activation_bytes: The peak of a step, without weights and slots.
-        slot_bytes: One KV slot: max_model_len tokens in all layers, or as many as a layer's window.
+        activation_bytes: The peak of a step, without weights and KV memory.
+        groups: Its groups of layers, the one with the largest capacity first.
         graph_bytes: Captured decode steps; 0 if none are captured.
     """
 
     weight_bytes: int
     activation_bytes: int
-    slot_bytes: int
+    groups: tuple[GroupDemand, ...]
     graph_bytes: int = 0
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Bytes of all but the KV memory."""
+        return self.weight_bytes + self.activation_bytes + self.graph_bytes
+
+    @property
+    def sequence_bytes(self) -> int:
+        """Bytes of the blocks of one sequence of the model's full length."""
+        return sum(group.blocks_for(group.capacity) * group.block_bytes for group in self.groups)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +93,16 @@ class KVPlan:
 
     Attributes:
         share_bytes: The usable bytes of the share, without the headroom.
-        num_slots: KV slots to allocate.
-        slot_bytes: Bytes of one slot.
+        kv_blocks: The blocks of each group.
+        kv_bytes: Bytes of all blocks.
+        num_tokens: Tokens that the first group's blocks hold, which is the one that keeps most of a
+            sequence.
     """
 
     share_bytes: int
-    num_slots: int
-    slot_bytes: int
-
-    @property
-    def kv_bytes(self) -> int:
-        """Bytes of all slots."""
-        return self.num_slots * self.slot_bytes
+    kv_blocks: tuple[int, ...]
+    kv_bytes: int
+    num_tokens: int
 
 
 def activation_bytes(
@@ -69,7 +114,7 @@ def activation_bytes(
     num_seqs: int,
     itemsize: int,
 ) -> int:
-    """Estimate the peak of a step in bytes, without weights and slots.
+    """Estimate the peak of a step in bytes, without weights and KV memory.
 
     The widest point of a layer holds the residual, its norm, and both halves of the gated MLP for
     every token. The end of a step holds the float32 logits of each sequence, and up to four copies
@@ -103,7 +148,7 @@ def graph_bytes(
     return num_graphs * num_layers * GRAPH_LAYER_BYTES + decode_bytes + num_logits * itemsize
 
 
-def plan_kv_slots(
+def plan_kv_blocks(
     *,
     total_bytes: int,
     share: float,
@@ -111,7 +156,7 @@ def plan_kv_slots(
     max_num_seqs: int,
     foreign_bytes: int = 0,
 ) -> KVPlan:
-    """Return how many slots fit into the share, at most one for each sequence that may run.
+    """Return how many blocks of each group fit into the share.
 
     Args:
         total_bytes: Memory of the whole device.
@@ -121,20 +166,57 @@ def plan_kv_slots(
         foreign_bytes: Memory of the device in use, but not by this process's allocator.
 
     Raises:
-        DeviceMemoryError: Not even one slot fits.
+        DeviceMemoryError: Not even one sequence of the model's full length fits.
     """
     left_bytes = min(total_bytes * share, max(0, total_bytes - foreign_bytes))
     share_bytes = int(left_bytes * (1 - HEADROOM))
-    fixed_bytes = demand.weight_bytes + demand.activation_bytes + demand.graph_bytes
-    num_slots = min(max_num_seqs, (share_bytes - fixed_bytes) // demand.slot_bytes)
-    if num_slots < 1:
+    budget_bytes = share_bytes - demand.fixed_bytes
+    if budget_bytes < demand.sequence_bytes:
         raise DeviceMemoryError(
             f"a share of {share:g} of {total_bytes / GIB:.2f} GiB, of which others hold "
             f"{foreign_bytes / GIB:.2f} GiB, leaves {share_bytes / GIB:.2f} GiB to use, but the "
             f"model needs {demand.weight_bytes / GIB:.2f} GiB for weights, "
             f"{demand.activation_bytes / GIB:.2f} GiB for a step, {demand.graph_bytes / GIB:.2f} "
-            f"GiB for captured steps and {demand.slot_bytes / GIB:.2f} GiB for one sequence; raise "
-            "num_gpus (or gpu_share), or lower max_model_len or max_batched_tokens, or switch "
-            "cuda_graphs off"
+            f"GiB for captured steps and {demand.sequence_bytes / GIB:.2f} GiB for one sequence; "
+            "raise num_gpus (or gpu_share), or lower max_model_len or max_batched_tokens, or "
+            "switch cuda_graphs off"
         )
-    return KVPlan(share_bytes, num_slots, demand.slot_bytes)
+    blocks = _fill(demand.groups, max_num_seqs, budget_bytes)
+    kv_bytes = _bytes_of(demand.groups, blocks)
+    num_tokens = blocks[0] * demand.groups[0].block_size
+    return KVPlan(share_bytes, tuple(blocks), kv_bytes, num_tokens)
+
+
+def _fill(groups: tuple[GroupDemand, ...], max_num_seqs: int, budget_bytes: int) -> list[int]:
+    """Return each group's blocks: see the module's docstring."""
+
+    def fits(num_seqs: int, length: int) -> bool:
+        return _bytes_of(groups, _blocks_at(groups, num_seqs, length)) <= budget_bytes
+
+    num_seqs = _last(range(1, max_num_seqs + 1), lambda num: fits(num, TYPICAL_TOKENS))
+    length = min(TYPICAL_TOKENS, groups[0].capacity)
+    if num_seqs == max_num_seqs:
+        length = _last(range(length, groups[0].capacity + 1), lambda each: fits(num_seqs, each))
+    blocks = _blocks_at(groups, num_seqs, length)
+    for i, group in enumerate(groups):
+        left_bytes = budget_bytes - _bytes_of(groups, blocks)
+        most = max_num_seqs * group.blocks_for(group.capacity)
+        blocks[i] = min(most, blocks[i] + left_bytes // group.block_bytes)
+    return blocks
+
+
+def _last(numbers: range, fits: Callable[[int], bool]) -> int:
+    """Return the last number that fits; the first does, and none after one that does not."""
+    return numbers[bisect_left(numbers, True, key=lambda number: not fits(number)) - 1]
+
+
+def _blocks_at(groups: tuple[GroupDemand, ...], num_seqs: int, length: int) -> list[int]:
+    """Return each group's blocks for sequences of a length, and for one of the full length."""
+    return [
+        max(group.blocks_for(group.capacity), num_seqs * group.blocks_for(length))
+        for group in groups
+    ]
+
+
+def _bytes_of(groups: tuple[GroupDemand, ...], blocks: list[int]) -> int:
+    return sum(num * group.block_bytes for num, group in zip(blocks, groups, strict=True))

@@ -1,26 +1,32 @@
 """Admission: which sequences may run on a replica, which may wait, and which are refused.
 
-Each sequence holds a permit from its arrival to its end. As many sequences run as there are KV
-slots. A limited number of sequences and tokens may wait, in the order of the engine's own queue:
-resumed sequences first, then the oldest. All ingress replicas share this admission, so their number
-does not change the limits. It runs only on the replica's event loop and needs no lock.
+Each sequence holds a permit from its arrival to its end. At most `max_num_seqs` run, if their
+tokens fit into the KV memory. A limited number of sequences and tokens may wait, in the order of
+the engine's own queue (see `deployments.generator.turns`, which also says what this estimates). All
+ingress replicas share this admission, so their number does not change the limits. It runs only on
+the replica's event loop and needs no lock.
 
 A sequence is counted before any work is done for it, so that a refusal costs almost nothing. Its
-tokens are counted once they are known. The sequences of one HTTP request (several answers, several
-prompts) are admitted together or not at all: the first takes permits for all, and the others claim
-theirs. Sequences that another replica has already admitted bypass the limits, so that they finish;
-but if that replica still runs them, they are admitted only to a free slot.
+tokens are counted once they are known; if it turns out then that it has to wait, because the memory
+is full, and as many wait as may, it is refused then. The sequences of one HTTP request (several
+answers, several prompts) are admitted together or not at all: the first takes permits for all, and
+the others claim theirs. Sequences that another replica has already admitted bypass the limits, so
+that they finish; but if that replica still runs them, they are admitted only if they can run at
+once.
 """
 
-import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from deployments.contract import GenerationRequest, RequestGroup
+from deployments.engine.kv_layout import KVLayout
 from deployments.errors import InvalidRequestError, OverloadedError
+from deployments.generator.turns import Place, Turns
 from deployments.retry_after import RetryEstimator
+
+HANDED_OVER = "a sequence that still runs elsewhere would have to wait here"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,100 +34,114 @@ class AdmissionLimits:
     """Limits on what is admitted.
 
     Attributes:
-        num_slots: Sequences that run at once.
-        max_queued_sequences: Sequences that may wait for a slot. This is the configuration's
+        max_num_seqs: The most sequences that run at once, if their tokens fit into the KV memory.
+        max_queued_sequences: Sequences that may wait for their turn. This is the configuration's
             `max_queued_requests`: an HTTP request counts once for each of its sequences.
         max_queued_tokens: Tokens of the waiting sequences: their prompts and the tokens that they
             may generate. None means no limit on tokens.
     """
 
-    num_slots: int
+    max_num_seqs: int
     max_queued_sequences: int
     max_queued_tokens: int | None
 
     @property
     def max_sequences(self) -> int:
         """The most sequences that are admitted at once, running and waiting."""
-        return self.num_slots + self.max_queued_sequences
+        return self.max_num_seqs + self.max_queued_sequences
 
 
-class Permit:
+class Permit(Place):
     """The right of one sequence to run or to wait."""
 
-    def __init__(self, admission: "Admission", siblings: "tuple[Permit, ...]" = ()) -> None:
+    def __init__(
+        self,
+        admission: "Admission",
+        siblings: "tuple[Permit, ...]" = (),
+        *,
+        is_resumed: bool = False,
+        is_planned: bool = False,
+    ) -> None:
         """Create a permit for a single sequence, or for the first of a group.
 
         Args:
             admission: The admission that counts the permit.
             siblings: The permits of the group's other sequences, until these claim them.
+            is_resumed: Whether another replica had accepted the sequence.
+            is_planned: Whether that replica still runs it.
         """
-        self.num_tokens = 0
+        super().__init__(is_resumed=is_resumed)
         self.siblings = siblings
         self.unclaimed = list(siblings)
-        self.is_bounded = True
-        self.is_resumed = False
+        self.is_bounded = not is_resumed
+        self.is_planned = is_planned
         self._admission = admission
-        self._slot_is_due: asyncio.Event | None = None
 
-    def weigh(self, num_tokens: int) -> None:
-        """Count the sequence's tokens, and as many for each sibling permit.
+    def weigh(self, num_tokens: int, num_planned_tokens: int) -> None:
+        """Count the sequence's tokens, and as many for each sibling that is not weighed yet.
+
+        Args:
+            num_tokens: The most that the sequence can reach, its prompt included.
+            num_planned_tokens: As many as the engine reserves memory for when the sequence begins.
 
         Raises:
-            OverloadedError: Too many tokens would wait.
+            OverloadedError: Too many sequences or tokens would wait.
         """
-        self._admission.weigh(self, num_tokens)
+        self._admission.weigh(self, num_tokens, num_planned_tokens)
 
-    async def wait_for_slot(self) -> None:
-        """Wait until the sequence would have a KV slot if it were in the engine."""
+    async def wait_for_turn(self) -> None:
+        """Wait until the sequence would run if it were in the engine."""
         if not self._admission.is_running(self):
-            self._slot_is_due = asyncio.Event()
-            await self._slot_is_due.wait()
-
-    def note_slot(self) -> None:
-        """Wake `wait_for_slot`."""
-        if self._slot_is_due is not None:
-            self._slot_is_due.set()
+            await self.wait_until_noted()
 
 
 class Admission:
     """The permits of one replica."""
 
     def __init__(
-        self, limits: AdmissionLimits, now_s: Callable[[], float] = time.monotonic
+        self,
+        limits: AdmissionLimits,
+        layout: KVLayout,
+        now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start with no permits.
 
         Args:
             limits: The initial limits; `set_limits` replaces them, but permits already held stay
                 valid.
+            layout: The engine's KV memory.
             now_s: Returns the time of a monotonic clock, in seconds.
         """
         self.limits = limits
-        self.num_waiting_tokens = 0
+        self._layout = layout
         self._now_s = now_s
-        self._running: set[Permit] = set()
-        self._waiting: dict[Permit, None] = {}  # a set that keeps its order, as the engine's queue
+        self._turns = Turns(limits.max_num_seqs, layout)
         self._reserved: dict[str, Permit] = {}  # the first of each group
         self._retry_estimator = RetryEstimator()
 
     @property
     def num_running(self) -> int:
-        """Permits of sequences that have a slot."""
-        return len(self._running)
+        """Permits of sequences that run."""
+        return self._turns.num_running
 
     @property
     def num_waiting(self) -> int:
-        """Permits of sequences that wait for a slot."""
-        return len(self._waiting)
+        """Permits of sequences that wait."""
+        return self._turns.num_waiting
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Tokens of the sequences that wait."""
+        return self._turns.num_waiting_tokens
 
     def is_running(self, permit: Permit) -> bool:
-        """Return whether a permit's sequence has a slot."""
-        return permit in self._running
+        """Return whether a permit's sequence runs."""
+        return self._turns.is_running(permit)
 
     @property
     def is_full(self) -> bool:
         """Whether no further sequence would be admitted now."""
-        return self.num_running + self.num_waiting >= self.limits.max_sequences
+        return self._num_too_many(self._turns.num_to_wait(1)) > 0
 
     def set_limits(self, max_queued_sequences: int, max_queued_tokens: int | None) -> None:
         """Replace the limits on waiting sequences."""
@@ -145,30 +165,33 @@ class Admission:
         finally:
             self._give_back(request, permit)
 
-    def weigh(self, permit: Permit, num_tokens: int) -> None:
+    def weigh(self, permit: Permit, num_tokens: int, num_planned_tokens: int) -> None:
         """Count a permit's tokens; see `Permit.weigh`."""
-        due = (permit, *permit.siblings)
-        num_added = sum(num_tokens - p.num_tokens for p in due if p in self._waiting)
-        if permit.is_bounded and num_added > 0:
-            self._check_tokens(num_added)
-        for each in due:
-            each.num_tokens = num_tokens
-        self.num_waiting_tokens += num_added
+        unweighed = [each for each in permit.siblings if not each.blocks]
+        due = [each for each in (permit, *unweighed) if self._turns.holds(each)]
+        blocks = self._layout.blocks_for(num_planned_tokens)
+        num_beyond = self._turns.num_beyond(due, blocks)
+        if num_beyond and permit.is_planned:
+            raise self._overloaded(1, HANDED_OVER)
+        if permit.is_bounded:
+            self._check_waiting(num_beyond, "those that run leave too little memory for this one")
+            waiting = [each.num_tokens for each in due if not self._turns.is_running(each)]
+            self._check_tokens(num_tokens * (len(waiting) + num_beyond) - sum(waiting))
+        self._turns.weigh(due, num_tokens, blocks)
 
     def _take(self, request: GenerationRequest) -> Permit:
         group = _group_of(request)
         if group is not None and not group.is_first:
             return self._redeem(group.id)
         size = 1 if group is None else group.size
-        is_bounded = not request.is_resumed
-        if is_bounded:
+        if not request.is_resumed:
             self._check(size)
-        elif request.is_planned and self.num_running >= self.limits.num_slots:
-            raise self._overloaded(1, "a sequence that is still run elsewhere asks for a free slot")
+        elif request.is_planned and self._turns.num_to_wait(1, is_resumed=True):
+            raise self._overloaded(1, HANDED_OVER)
         siblings = tuple(Permit(self) for _ in range(size - 1))
-        permit = Permit(self, siblings)
-        permit.is_bounded = is_bounded
-        permit.is_resumed = request.is_resumed
+        permit = Permit(
+            self, siblings, is_resumed=request.is_resumed, is_planned=request.is_planned
+        )
         for each in (permit, *siblings):
             self._enter(each)
         if group is not None:
@@ -184,28 +207,36 @@ class Admission:
         first = self._reserved.get(group_id)
         permit = first.unclaimed.pop() if first and first.unclaimed else Permit(self)
         permit.is_bounded = False
-        if permit not in self._running and permit not in self._waiting:
+        if not self._turns.holds(permit):
             self._enter(permit)
         return permit
 
     def _check(self, num_new: int) -> None:
-        num_held = self.num_running + self.num_waiting
         max_sequences = self.limits.max_sequences
         if num_new > max_sequences:
             raise InvalidRequestError(
                 f"The request asks for {num_new} texts at once, and the model admits "
                 f"{max_sequences} at most; ask for fewer."
             )
-        if num_held + num_new > max_sequences:
+        self._check_waiting(self._turns.num_to_wait(num_new), f"{self.num_running} sequences run")
+
+    def _num_too_many(self, num_new: int) -> int:
+        """Return by how many sequences the limit is exceeded if so many more have to wait."""
+        if num_new == 0:
+            return 0
+        return max(0, self.num_waiting + num_new - self.limits.max_queued_sequences)
+
+    def _check_waiting(self, num_new: int, why: str) -> None:
+        if num_too_many := self._num_too_many(num_new):
             raise self._overloaded(
-                num_held + num_new - max_sequences,
-                f"{self.num_running} sequences run and {self.num_waiting} wait "
+                num_too_many,
+                f"{why} and {self.num_waiting} wait "
                 f"(max_queued_requests is {self.limits.max_queued_sequences})",
             )
 
     def _check_tokens(self, num_new: int) -> None:
         limit = self.limits.max_queued_tokens
-        if limit is None or self.num_waiting_tokens + num_new <= limit:
+        if num_new <= 0 or limit is None or self.num_waiting_tokens + num_new <= limit:
             return
         raise self._overloaded(
             self._num_to_end(self.num_waiting_tokens + num_new - limit),
@@ -220,24 +251,16 @@ class Admission:
 
         Each end lets the first waiting sequence run.
         """
-        for number, permit in enumerate(self._waiting, start=1):
-            num_tokens -= permit.num_tokens
+        for number, place in enumerate(self._turns.waiting, start=1):
+            num_tokens -= place.num_tokens
             if num_tokens <= 0:
                 return number
-        return max(1, len(self._waiting))
+        return max(1, self.num_waiting)
 
     def _enter(self, permit: Permit) -> None:
-        if not self._running:
+        if not self.num_running:
             self._retry_estimator.start(self._now_s())
-        if len(self._running) < self.limits.num_slots:
-            self._running.add(permit)
-        elif permit.is_resumed:
-            waiting = [*self._waiting]
-            num_resumed = sum(each.is_resumed for each in waiting)
-            waiting.insert(num_resumed, permit)
-            self._waiting = dict.fromkeys(waiting)
-        else:
-            self._waiting[permit] = None
+        self._turns.enter(permit)
 
     def _give_back(self, request: GenerationRequest, permit: Permit) -> None:
         # A request whose replica seemed lost may come again before its first call has ended.
@@ -245,23 +268,10 @@ class Admission:
         if group is not None and self._reserved.get(group.id) is permit:
             del self._reserved[group.id]
         for unclaimed in permit.unclaimed:
-            self._leave(unclaimed)
+            self._turns.leave(unclaimed)
         if permit.num_tokens:  # otherwise it was refused and took no engine time
             self._retry_estimator.note_end(self._now_s())
-        self._leave(permit)
-
-    def _leave(self, permit: Permit) -> None:
-        if permit in self._waiting:
-            del self._waiting[permit]
-            self.num_waiting_tokens -= permit.num_tokens
-            return
-        self._running.remove(permit)
-        if self._waiting and len(self._running) < self.limits.num_slots:
-            first = next(iter(self._waiting))
-            del self._waiting[first]
-            self.num_waiting_tokens -= first.num_tokens
-            self._running.add(first)
-            first.note_slot()
+        self._turns.leave(permit)
 
 
 def _group_of(request: GenerationRequest) -> RequestGroup | None:

@@ -1,4 +1,4 @@
-"""A model on a replica's device, with as many KV slots as its share of the device holds.
+"""A model on a replica's device, with as much KV memory as its share of the device holds.
 
 It is made on the engine's thread (`deployments.engine.engine_thread`), whose number of compute
 threads it sets.
@@ -7,7 +7,7 @@ threads it sets.
 from dataclasses import dataclass
 
 from deployments.device.device import MemoryDevice
-from deployments.device.memory_budget import GIB, KVPlan, plan_kv_slots
+from deployments.device.memory_budget import GIB, KVPlan, plan_kv_blocks
 from deployments.device_share import claim_share, set_compute_threads
 from deployments.engine.engine import Engine
 from deployments.engine.limits import EngineLimits
@@ -37,12 +37,12 @@ class PlacedEngine:
 
     @property
     def summary(self) -> str:
-        """The log's description of the model: its dtype, its KV slots and their memory."""
+        """The log's description of the model: its dtype and its KV memory."""
         dtype = str(self.loaded.model.dtype).removeprefix("torch.")
         weights = f" with {self.spec.quantization} weights" if self.spec.quantization else ""
         return (
-            f"{dtype}{weights}, {self.plan.num_slots} KV slots of {self.spec.max_model_len} "
-            f"tokens, {self.plan.kv_bytes / GIB:.3f} GiB"
+            f"{dtype}{weights}, KV memory for {self.plan.num_tokens} tokens, "
+            f"{self.plan.kv_bytes / GIB:.3f} GiB"
         )
 
 
@@ -71,7 +71,7 @@ def place_engine(spec: ModelSpec, device: MemoryDevice) -> PlacedEngine:
         max_batched_tokens=spec.max_batched_tokens,
         max_graphs=MAX_GRAPHS if is_captured else 0,
     )
-    plan = plan_kv_slots(
+    plan = plan_kv_blocks(
         total_bytes=total_bytes,
         share=spec.device_share,
         demand=demand,
@@ -79,11 +79,12 @@ def place_engine(spec: ModelSpec, device: MemoryDevice) -> PlacedEngine:
         foreign_bytes=device.foreign_bytes,
     )
     limits = EngineLimits(
-        plan.num_slots,
+        spec.max_num_seqs,
         spec.max_model_len,
         spec.max_batched_tokens,
         spec.prefix_caching,
         spec.cuda_graphs,
+        kv_blocks=plan.kv_blocks,
     )
     engine = Engine(loaded, limits)
     engine.warm_up()

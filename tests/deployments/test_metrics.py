@@ -110,7 +110,7 @@ def delta(num_tokens: int, reason: FinishReason | None = None) -> TextDelta:
 
 
 def test_a_generator_has_the_names_that_dashboards_know(recorder: Recorder) -> None:
-    GeneratorMetrics(4)
+    GeneratorMetrics()
     assert set(recorder.values) == GENERATOR_NAMES
 
 
@@ -129,7 +129,7 @@ def test_a_name_in_both_tables_is_the_same_kind_of_metric() -> None:
 
 
 def test_ray_takes_every_metric_of_a_generator() -> None:
-    made: Any = GeneratorMetrics(4)
+    made: Any = GeneratorMetrics()
     made.observe_engine(EngineStats(num_running=1, num_waiting=0, num_steps=1))
     made.observe_finish(FinishReason.STOP, duration_s=1)
 
@@ -147,15 +147,15 @@ def test_a_classifier_s_buckets_ascend(recorder: Recorder) -> None:
 
 
 def test_a_generator_s_buckets_ascend(recorder: Recorder) -> None:
-    GeneratorMetrics(4)
+    GeneratorMetrics()
     buckets = {name: bounds for name, bounds in recorder.boundaries.items() if bounds}
     assert set(buckets) == {name for name in GENERATOR_NAMES if name.endswith("_seconds")}
     for bounds in buckets.values():
         assert list(bounds) == sorted(set(bounds))
 
 
-def test_usage_is_the_fraction_of_slots_in_use(recorder: Recorder) -> None:
-    GeneratorMetrics(8).observe_engine(EngineStats(num_running=2, num_waiting=5, num_steps=9))
+def test_usage_is_the_part_of_the_kv_memory_that_is_held(recorder: Recorder) -> None:
+    GeneratorMetrics().observe_engine(EngineStats(2, 5, 9, kv_usage=0.25))
     assert recorder.values["num_requests_running"] == [2]
     assert recorder.values["num_requests_waiting"] == [5]
     assert recorder.values["kv_cache_usage_perc"] == [0.25]
@@ -164,16 +164,17 @@ def test_usage_is_the_fraction_of_slots_in_use(recorder: Recorder) -> None:
 def test_gauges_are_set_only_if_more_than_the_number_of_steps_has_changed(
     recorder: Recorder,
 ) -> None:
-    made = GeneratorMetrics(8)
+    made = GeneratorMetrics()
     for num_running, num_steps in ((2, 1), (2, 2), (2, 3), (4, 4), (2, 4), (2, 5)):
-        made.observe_engine(EngineStats(num_running, num_waiting=5, num_steps=num_steps))
+        usage = num_running / 8
+        made.observe_engine(EngineStats(num_running, 5, num_steps, kv_usage=usage))
     assert recorder.values["num_requests_running"] == [2, 4, 2]
     assert recorder.values["num_requests_waiting"] == [5, 5, 5]
     assert recorder.values["kv_cache_usage_perc"] == [0.25, 0.5, 0.25]
 
 
 def test_cached_tokens_are_counted_once_however_often_stats_come(recorder: Recorder) -> None:
-    made = GeneratorMetrics(8)
+    made = GeneratorMetrics()
     for num_prompt_tokens, num_cached_tokens in ((0, 0), (50, 0), (50, 0), (120, 40)):
         made.observe_engine(EngineStats(1, 0, 1, num_prompt_tokens, num_cached_tokens))
     assert recorder.values["prefix_cache_queries_total"] == [50, 70]
@@ -181,7 +182,7 @@ def test_cached_tokens_are_counted_once_however_often_stats_come(recorder: Recor
 
 
 def test_a_stream_is_timed_from_its_arrival(recorder: Recorder, now: Now) -> None:
-    clock = StreamClock(GeneratorMetrics(8), arrived=99.0)
+    clock = StreamClock(GeneratorMetrics(), arrived=99.0)
     clock.observe(delta(1))
     now.seconds = 102.0
     clock.observe(delta(4))
@@ -197,7 +198,7 @@ def test_a_stream_is_timed_from_its_arrival(recorder: Recorder, now: Now) -> Non
 def test_tokens_between_the_first_and_the_last_are_recorded_together(
     recorder: Recorder, now: Now
 ) -> None:
-    clock = StreamClock(GeneratorMetrics(8), arrived=100.0)
+    clock = StreamClock(GeneratorMetrics(), arrived=100.0)
     for step in range(1, 101):
         now.seconds = 100 + step / 64
         clock.observe(delta(1, FinishReason.LENGTH if step == 100 else None))
@@ -209,20 +210,20 @@ def test_tokens_between_the_first_and_the_last_are_recorded_together(
 
 @pytest.mark.parametrize("reason", [FinishReason.ERROR, FinishReason.ABORT])
 def test_a_stream_that_was_cut_is_no_success(recorder: Recorder, reason: FinishReason) -> None:
-    StreamClock(GeneratorMetrics(8), arrived=99.0).observe(delta(1, reason))
+    StreamClock(GeneratorMetrics(), arrived=99.0).observe(delta(1, reason))
     assert recorder.values["request_success_total"] == []
     assert recorder.values["generation_tokens_total"] == [1]
 
 
 def test_a_stream_without_tokens_has_no_time_to_first_token(recorder: Recorder, now: Now) -> None:
-    clock = StreamClock(GeneratorMetrics(8), arrived=99.0)
+    clock = StreamClock(GeneratorMetrics(), arrived=99.0)
     clock.observe(delta(0))
     assert recorder.values["time_to_first_token_seconds"] == []
     assert recorder.values["generation_tokens_total"] == []
 
 
 def test_prompts_are_counted(recorder: Recorder) -> None:
-    replica = GeneratorMetrics(8)
+    replica = GeneratorMetrics()
     replica.count_prompt(5)
     replica.count_prompt(7)
     assert recorder.values["prompt_tokens_total"] == [5, 7]

@@ -134,7 +134,7 @@ async def test_two_requests_with_the_same_id_are_two_sequences(generator: TextGe
     assert [joined(deltas) for deltas in together] == [joined(deltas) for deltas in alone]
 
 
-async def test_a_closed_stream_frees_its_slot(generator: TextGenerator) -> None:
+async def test_a_closed_stream_makes_room(generator: TextGenerator) -> None:
     endless = SamplingParams(temperature=0, ignore_eos=True)
     backend = local_backend(generator)
     async with aclosing(backend):
@@ -355,10 +355,10 @@ async def test_suspects_run_one_at_a_time_beside_the_other_requests(
     await third.aclose()  # type: ignore[attr-defined] # a generator
 
 
-async def test_a_suspect_without_a_slot_is_not_started(generator: TextGenerator) -> None:
+async def test_a_suspect_that_waits_for_its_turn_is_not_started(generator: TextGenerator) -> None:
     suspect = GenerationRequest("s", "go", GREEDY, is_resumed=True, num_deaths=1)
     with ExitStack() as stack:
-        for _ in range(generator.plan.num_slots):
+        for _ in range(generator._spec.max_num_seqs):
             stack.enter_context(generator._admission.permit(GenerationRequest("r", "x", GREEDY)))
         events = aiter(generator.generate(suspect))
         started = asyncio.ensure_future(anext(events))

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from deployments.contract import GenerationRequest, RequestGroup, SamplingParams
+from deployments.engine.kv_layout import KVLayout
 from deployments.errors import InvalidRequestError, OverloadedError
 from deployments.generator.admission import Admission, AdmissionLimits, Permit
 
@@ -22,11 +23,18 @@ class Clock:
         return self.now_s
 
 
+AMPLE = KVLayout((10**10,), (10**10,), 1)
+
+
 def admission(
-    num_slots: int = 2, max_queued: int = 3, max_tokens: int | None = 100
+    max_num_seqs: int = 2,
+    max_queued: int = 3,
+    max_tokens: int | None = 100,
+    layout: KVLayout = AMPLE,
 ) -> tuple[Admission, Clock]:
     clock = Clock()
-    return Admission(AdmissionLimits(num_slots, max_queued, max_tokens), clock), clock
+    limits = AdmissionLimits(max_num_seqs, max_queued, max_tokens)
+    return Admission(limits, layout, clock), clock
 
 
 def request(group: RequestGroup | None = None, *, is_resumed: bool = False) -> GenerationRequest:
@@ -43,7 +51,7 @@ def held(
         for _ in range(num):
             stack = all_of_them.enter_context(ExitStack())
             permit = stack.enter_context(counted.permit(request()))
-            permit.weigh(num_tokens)
+            permit.weigh(num_tokens, num_tokens)
             permits.append((permit, stack))
         yield permits
 
@@ -55,8 +63,8 @@ def take(counted: Admission, *requests: GenerationRequest) -> None:
             stack.enter_context(counted.permit(each))
 
 
-def test_slots_and_queue_are_filled_and_one_more_is_refused() -> None:
-    counted, _ = admission(num_slots=2, max_queued=3)
+def test_as_many_run_and_wait_as_may_and_one_more_is_refused() -> None:
+    counted, _ = admission(max_num_seqs=2, max_queued=3)
     with held(counted, 5) as permits:
         assert (counted.num_running, counted.num_waiting) == (2, 3)
         with pytest.raises(OverloadedError, match="2 sequences run and 3 wait"):
@@ -68,7 +76,7 @@ def test_slots_and_queue_are_filled_and_one_more_is_refused() -> None:
 
 
 def test_only_waiting_sequences_tokens_are_counted() -> None:
-    counted, _ = admission(num_slots=2, max_tokens=100)
+    counted, _ = admission(max_num_seqs=2, max_tokens=100)
     with held(counted, 2, num_tokens=1000):
         assert counted.num_waiting_tokens == 0
         with held(counted, 1, num_tokens=60):
@@ -80,13 +88,13 @@ def test_only_waiting_sequences_tokens_are_counted() -> None:
 
 
 def test_without_a_token_limit_only_sequences_are_counted() -> None:
-    counted, _ = admission(num_slots=1, max_tokens=None)
+    counted, _ = admission(max_num_seqs=1, max_tokens=None)
     with held(counted, 4, num_tokens=10**9), pytest.raises(OverloadedError, match="wait"):
         take(counted, request())
 
 
-def test_the_oldest_waiting_sequence_takes_a_free_slot() -> None:
-    counted, _ = admission(num_slots=1, max_tokens=100)
+def test_the_oldest_waiting_sequence_runs_next() -> None:
+    counted, _ = admission(max_num_seqs=1, max_tokens=100)
     with held(counted, 1), held(counted, 1, 70), held(counted, 1, 20) as youngest:
         with held(counted, 1, 5):
             assert counted.num_waiting_tokens == 95
@@ -95,7 +103,7 @@ def test_the_oldest_waiting_sequence_takes_a_free_slot() -> None:
 
 
 def test_a_group_is_admitted_as_a_whole_or_not_at_all() -> None:
-    counted, _ = admission(num_slots=2, max_queued=3)
+    counted, _ = admission(max_num_seqs=2, max_queued=3)
     first = request(RequestGroup("g", 3, is_first=True))
     with held(counted, 3):
         with pytest.raises(OverloadedError):
@@ -104,11 +112,11 @@ def test_a_group_is_admitted_as_a_whole_or_not_at_all() -> None:
         assert not counted.is_full, "a smaller one would be admitted"
     with held(counted, 2), counted.permit(first) as permit:
         assert (counted.num_running, counted.num_waiting) == (2, 3)
-        permit.weigh(30)
+        permit.weigh(30, 30)
         assert counted.num_waiting_tokens == 90
         other = request(RequestGroup("g", 3, is_first=False))
         with counted.permit(other) as sibling:
-            sibling.weigh(10)
+            sibling.weigh(10, 10)
             assert counted.num_waiting_tokens == 70
             with pytest.raises(OverloadedError):
                 take(counted, request())
@@ -119,41 +127,41 @@ def test_a_group_is_admitted_as_a_whole_or_not_at_all() -> None:
 
 
 def test_a_group_with_too_many_tokens_is_refused_as_a_whole() -> None:
-    counted, _ = admission(num_slots=1, max_tokens=100)
+    counted, _ = admission(max_num_seqs=1, max_tokens=100)
     with held(counted, 1):
         with (
             pytest.raises(OverloadedError, match="tokens"),
             counted.permit(request(RequestGroup("g", 3, is_first=True))) as permit,
         ):
-            permit.weigh(34)
+            permit.weigh(34, 34)
         assert counted.num_waiting == 0
 
 
 def test_a_group_beyond_all_limits_is_an_invalid_request() -> None:
-    counted, _ = admission(num_slots=2, max_queued=3)
+    counted, _ = admission(max_num_seqs=2, max_queued=3)
     with pytest.raises(InvalidRequestError, match=r"6 texts at once.*5 at most"):
         take(counted, request(RequestGroup("g", 6, is_first=True)))
 
 
 def test_sequences_that_another_replica_has_admitted_bypass_the_limits() -> None:
-    counted, _ = admission(num_slots=1, max_queued=1, max_tokens=100)
+    counted, _ = admission(max_num_seqs=1, max_queued=1, max_tokens=100)
     member = request(RequestGroup("elsewhere", 9, is_first=False))
     with held(counted, 2, 100):
         for each in (request(is_resumed=True), member, request(member.group, is_resumed=True)):
             with counted.permit(each) as permit:
-                permit.weigh(1000)
+                permit.weigh(1000, 1000)
                 assert counted.num_waiting == 2
     assert (counted.num_running, counted.num_waiting, counted.num_waiting_tokens) == (0, 0, 0)
 
 
-async def test_resumed_sequences_get_the_next_slots_in_turn() -> None:
-    counted, _ = admission(num_slots=1)
+async def test_resumed_sequences_run_next_in_turn() -> None:
+    counted, _ = admission(max_num_seqs=1)
     with ExitStack() as stack, held(counted, 2) as permits:
         resumed = [
             (stack.enter_context(each := ExitStack()), each.enter_context(counted.permit(again)))
             for again in [request(is_resumed=True)] * 2
         ]
-        waits = [asyncio.ensure_future(permit.wait_for_slot()) for _, permit in resumed]
+        waits = [asyncio.ensure_future(permit.wait_for_turn()) for _, permit in resumed]
         await asyncio.sleep(0)
         permits[0][1].close()
         await waits[0]
@@ -161,7 +169,7 @@ async def test_resumed_sequences_get_the_next_slots_in_turn() -> None:
         resumed[0][0].close()
         await waits[1]
         assert counted.num_waiting == 1, "the new one is still behind them"
-        await resumed[1][1].wait_for_slot()
+        await resumed[1][1].wait_for_turn()
 
 
 def test_a_resumed_first_sequence_takes_no_permits_for_its_group() -> None:
@@ -172,22 +180,24 @@ def test_a_resumed_first_sequence_takes_no_permits_for_its_group() -> None:
 
 
 def test_siblings_keep_their_permits_after_the_first_has_ended() -> None:
-    counted, _ = admission(num_slots=1)
+    counted, _ = admission(max_num_seqs=1)
     with ExitStack() as stack:
         first = stack.enter_context(ExitStack())
-        first.enter_context(counted.permit(request(RequestGroup("g", 3, is_first=True)))).weigh(9)
+        first.enter_context(counted.permit(request(RequestGroup("g", 3, is_first=True)))).weigh(
+            9, 9
+        )
         sibling = counted.permit(request(RequestGroup("g", 3, is_first=False)))
-        stack.enter_context(sibling).weigh(9)
+        stack.enter_context(sibling).weigh(9, 9)
         first.close()
         assert (counted.num_running, counted.num_waiting) == (1, 0)
         late = counted.permit(request(RequestGroup("g", 3, is_first=False)))
-        stack.enter_context(late).weigh(9)
+        stack.enter_context(late).weigh(9, 9)
         assert (counted.num_running, counted.num_waiting) == (1, 1)
     assert (counted.num_running, counted.num_waiting) == (0, 0)
 
 
 def test_a_group_that_comes_again_before_its_first_call_has_ended_leaves_no_permit() -> None:
-    counted, _ = admission(num_slots=2, max_queued=4)
+    counted, _ = admission(max_num_seqs=2, max_queued=4)
     first = request(RequestGroup("g", 3, is_first=True))
     lost, again = ExitStack(), ExitStack()
     lost.enter_context(counted.permit(first))
@@ -209,7 +219,7 @@ def refusal(counted: Admission, size: int = 1) -> float | None:
 
 
 def test_retry_after_is_the_time_until_enough_sequences_end() -> None:
-    counted, clock = admission(num_slots=1, max_queued=3, max_tokens=None)
+    counted, clock = admission(max_num_seqs=1, max_queued=3, max_tokens=None)
     with held(counted, 4) as permits:
         clock.now_s += 5
         permits[0][1].close()
@@ -218,8 +228,8 @@ def test_retry_after_is_the_time_until_enough_sequences_end() -> None:
             assert refusal(counted, size=3) == 15
 
 
-def test_retry_after_for_tokens_is_the_time_until_enough_get_a_slot() -> None:
-    counted, clock = admission(num_slots=1, max_queued=9, max_tokens=100)
+def test_retry_after_for_tokens_is_the_time_until_enough_run() -> None:
+    counted, clock = admission(max_num_seqs=1, max_queued=9, max_tokens=100)
     with held(counted, 1) as first:
         clock.now_s += 3
         first[0][1].close()
@@ -233,21 +243,21 @@ def test_retry_after_for_tokens_is_the_time_until_enough_get_a_slot() -> None:
 
 @pytest.mark.parametrize(("waited_s", "told_s"), [(0, 1), (0.2, 1), (7.2, 8), (3600, 30)])
 def test_retry_after_stays_in_bounds_if_nothing_has_ended(waited_s: float, told_s: int) -> None:
-    counted, clock = admission(num_slots=1, max_queued=0)
+    counted, clock = admission(max_num_seqs=1, max_queued=0)
     with held(counted, 1):
         clock.now_s += waited_s
         assert refusal(counted) == told_s
 
 
 def test_retry_after_is_at_most_a_minute() -> None:
-    counted, clock = admission(num_slots=1, max_queued=4)
+    counted, clock = admission(max_num_seqs=1, max_queued=4)
     with held(counted, 5):
         clock.now_s += 3600
         assert refusal(counted, size=5) == 60
 
 
 def test_refused_sequences_do_not_count_as_throughput() -> None:
-    counted, clock = admission(num_slots=1, max_queued=1)
+    counted, clock = admission(max_num_seqs=1, max_queued=1)
     with held(counted, 1):
         clock.now_s += 10
         for _ in range(5):
@@ -257,7 +267,7 @@ def test_refused_sequences_do_not_count_as_throughput() -> None:
 
 
 def test_lower_limits_revoke_no_permits() -> None:
-    counted, _ = admission(num_slots=1, max_queued=3)
+    counted, _ = admission(max_num_seqs=1, max_queued=3)
     with held(counted, 4) as permits:
         counted.set_limits(1, 20)
         assert counted.num_waiting == 3
@@ -274,7 +284,7 @@ class AdmissionMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.counted, self.clock = admission(num_slots=2, max_queued=3, max_tokens=100)
+        self.counted, self.clock = admission(max_num_seqs=2, max_queued=3, max_tokens=100)
         self.held: list[tuple[int, ExitStack]] = []  # tokens, oldest first
         self.num_groups = 0
         self.told_s: list[float | None] = []
@@ -294,7 +304,7 @@ class AdmissionMachine(RuleBasedStateMachine):
             if fails:  # in validation, for example
                 stack.close()
                 return
-            permit.weigh(num_tokens)
+            permit.weigh(num_tokens, num_tokens)
         except OverloadedError as error:
             stack.close()
             self.told_s.append(error.retry_after_s)
@@ -313,7 +323,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         num_waiting = max(0, num_held + size - 2) - max(0, num_held - 2)
         try:
             group = RequestGroup(name, size, is_first=True)
-            first.enter_context(self.counted.permit(request(group))).weigh(num_tokens)
+            first.enter_context(self.counted.permit(request(group))).weigh(num_tokens, num_tokens)
         except InvalidRequestError:
             assert size > 5
         except OverloadedError:
@@ -324,7 +334,7 @@ class AdmissionMachine(RuleBasedStateMachine):
             stacks = [ExitStack() for _ in range(min(num_come, size - 1))]
             for stack in stacks:
                 member = request(RequestGroup(name, size, is_first=False))
-                stack.enter_context(self.counted.permit(member)).weigh(num_tokens)
+                stack.enter_context(self.counted.permit(member)).weigh(num_tokens, num_tokens)
             # The client leaves: all of them end.
             for stack in (*stacks, first):
                 stack.close()

@@ -60,7 +60,7 @@ class Replica(TextGenerator):
 
 @pytest.fixture(scope="module")
 def generator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replica]:
-    """Return a replica with two slots and room for three waiting sequences."""
+    """Return a replica that runs two sequences at once and lets three wait."""
     folder = save_text_model(tmp_path_factory.mktemp("qwen2"))
     made = Replica(spec(folder, max_num_seqs=2, max_model_len=4096, max_queued_requests=3))
     yield made

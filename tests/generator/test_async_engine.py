@@ -22,7 +22,7 @@ LAST = TextDelta((1,), "a", FinishReason.STOP)
 
 
 def make_tiny_engine() -> Engine:
-    engine = make_engine(load(qwen2), num_slots=1, max_model_len=4096)
+    engine = make_engine(load(qwen2), max_num_seqs=1, max_model_len=4096)
     engine.warm_up()
     return engine
 
@@ -78,7 +78,7 @@ async def test_start_raises_the_error_of_making_the_engine() -> None:
         Observed(fail).start()
 
 
-async def test_a_ping_does_not_wait_for_a_slot(engine: AsyncEngine) -> None:
+async def test_a_ping_does_not_wait_for_its_turn(engine: AsyncEngine) -> None:
     gains = Gains()
     with engine.running(endless("busy"), gains.take):
         await gains.next()
@@ -94,7 +94,7 @@ async def test_a_ping_of_a_failing_engine_raises(
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("the device is gone")
 
-    monkeypatch.setattr("deployments.engine.model.traced_forward.attend_slots", fail)
+    monkeypatch.setattr("deployments.engine.model.traced_forward.store_and_attend", fail)
     with pytest.raises(GenerationFailedError):
         await engine.ping()
 

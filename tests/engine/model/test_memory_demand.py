@@ -5,7 +5,10 @@ from typing import cast
 import pytest
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, ProcessorMixin
 
-from deployments.device.memory_budget import GRAPH_LAYER_BYTES, MemoryDemand
+from deployments.device.memory_budget import GRAPH_LAYER_BYTES, GroupDemand, MemoryDemand
+from deployments.engine.engine import Engine
+from deployments.engine.kv_layout import BLOCK_SIZE
+from deployments.engine.limits import EngineLimits
 from deployments.engine.model.loader import LoadedModel
 from deployments.engine.model.memory_demand import memory_demand
 from deployments.engine.replay.graph_sizes import MAX_GRAPHS
@@ -13,7 +16,6 @@ from tests.engine.tiny_models import (
     byte_tokenizer,
     gemma3,
     load,
-    make_engine,
     mistral,
     qwen2,
 )
@@ -25,17 +27,20 @@ def demand(loaded: LoadedModel, **changes: int) -> MemoryDemand:
 
 
 @pytest.mark.parametrize("make_model", [qwen2, mistral, gemma3])
-def test_a_slot_is_as_large_as_the_engine_makes_it(
+def test_blocks_are_as_large_as_the_engine_makes_them(
     make_model: Callable[[], PreTrainedModel],
 ) -> None:
     loaded = load(make_model)
-    engine = make_engine(loaded, num_slots=3, max_model_len=96)
-    assert demand(loaded).slot_bytes * 3 == engine.kv_bytes
+    engine = Engine(loaded, EngineLimits(max_num_seqs=3, max_model_len=960, max_batched_tokens=24))
+    groups = demand(loaded, max_model_len=960).groups
+    assert tuple(group.capacity for group in groups) == engine.layout.capacities
+    blocks = zip(engine.layout.num_blocks, groups, strict=True)
+    assert sum(number * group.block_bytes for number, group in blocks) == engine.kv_bytes
 
 
 def test_layers_with_a_window_need_no_more_than_their_window() -> None:
     # A window of 7 in all 3 layers, each with 2 heads of 8 for keys and for values, in float32.
-    assert demand(load(mistral)).slot_bytes == 3 * 7 * 2 * 2 * 8 * 4
+    assert demand(load(mistral)).groups == (GroupDemand(7, 3 * 2 * 2 * 8 * 4, BLOCK_SIZE),)
 
 
 def test_weight_bytes_are_those_of_the_model() -> None:
@@ -51,7 +56,7 @@ def test_activations_grow_with_the_tokens_and_sequences_of_a_step() -> None:
     assert demand(loaded, max_model_len=960).activation_bytes == small
 
 
-def test_a_model_with_images_may_run_a_step_as_long_as_its_slots() -> None:
+def test_a_model_with_images_may_run_a_step_of_its_full_length() -> None:
     # The processor is never called; having one means that prompts may hold images.
     loaded = replace(load(qwen2), processor=cast("ProcessorMixin", object()))
     uncut = demand(loaded, max_batched_tokens=96).activation_bytes
