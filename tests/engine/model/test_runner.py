@@ -5,12 +5,14 @@ import torch
 from transformers import PreTrainedModel
 
 from deployments.engine.attention.attention import ATTENTION_NAME
-from deployments.engine.attention.kv_slots import KVShape, KVSlots
+from deployments.engine.attention.kv_cache import KVShape
+from deployments.engine.attention.packed_step import Starts
 from deployments.engine.model.loader import LoadedModel
 from deployments.engine.model.runner import ModelRunner, StepLogits
 from deployments.engine.sampling_params import SamplingParams
 from deployments.engine.scheduling.scheduler import DecodeRow, PrefillChunk, StepPlan
 from deployments.engine.scheduling.sequence import Sequence, SequenceRequest
+from tests.engine.attention.extents import make_cache
 from tests.engine.tiny_models import (
     IMAGE_SIZE,
     IMAGE_TOKEN_ID,
@@ -24,14 +26,11 @@ from tests.engine.tiny_models import (
 MakeModel = Callable[[], PreTrainedModel]
 
 
-def runner(loaded: LoadedModel) -> ModelRunner:
-    kv = KVSlots(
-        KVShape.of(loaded.text_config, torch.float32),
-        num_slots=3,
-        max_model_len=64,
-        device=torch.device("cpu"),
-    )
-    return ModelRunner(loaded.model, kv)
+def runner(loaded: LoadedModel) -> tuple[ModelRunner, list[Starts]]:
+    """Return a runner, and extents for three sequences."""
+    shape = KVShape.of(loaded.text_config, torch.float32)
+    kv, starts = make_cache(shape, [30] * 3, max_model_len=64, block_size=4)
+    return ModelRunner(loaded.model, kv, 3), starts
 
 
 def sequence(*token_ids: int, num_computed: int = 0, num_images: int = 0) -> Sequence:
@@ -49,8 +48,13 @@ def sequence(*token_ids: int, num_computed: int = 0, num_images: int = 0) -> Seq
     return made
 
 
-def whole(seq: Sequence, slot: int) -> StepPlan:
-    return StepPlan((), (PrefillChunk(seq, slot, 0, len(seq.token_ids)),))
+def whole(seq: Sequence, starts: Starts) -> StepPlan:
+    return StepPlan((), (PrefillChunk(seq, starts, 0, len(seq.token_ids)),))
+
+
+def run_whole(loaded: LoadedModel, seq: Sequence) -> StepLogits | None:
+    made, starts = runner(loaded)
+    return made.run(whole(seq, starts[0]))
 
 
 def logits(result: StepLogits | None) -> torch.Tensor:
@@ -68,16 +72,18 @@ def stock_logits(make_model: MakeModel, token_ids: list[int]) -> torch.Tensor:
 
 @pytest.mark.parametrize("make_model", MODELS.values(), ids=MODELS)
 def test_prefill_in_chunks_and_decode_give_the_stock_models_logits(make_model: MakeModel) -> None:
-    run = runner(load(make_model)).run
+    made, starts = runner(load(make_model))
     first, second = sequence(*range(50, 70)), sequence(80, 81, 82)
-    assert run(StepPlan((), (PrefillChunk(first, 0, 0, 7),))) is None
-    mixed = run(StepPlan((), (PrefillChunk(first, 0, 7, 20), PrefillChunk(second, 1, 0, 3))))
+    assert made.run(StepPlan((), (PrefillChunk(first, starts[2], 0, 7),))) is None
+    chunks = PrefillChunk(first, starts[2], 7, 20), PrefillChunk(second, starts[0], 0, 3)
+    mixed = made.run(StepPlan((), chunks))
     assert mixed is not None
     assert mixed.sequences == (first, second)
     for seq in (first, second):
         seq.num_computed_tokens = len(seq.token_ids)
         seq.append(90)
-    decoded = run(StepPlan((DecodeRow(first, 0), DecodeRow(second, 1)), ()))
+    rows = DecodeRow(first, starts[2]), DecodeRow(second, starts[0])
+    decoded = made.run(StepPlan(rows, ()))
     for result, length in ((mixed, -1), (decoded, None)):
         for seq, row in zip((first, second), logits(result), strict=True):
             expected = stock_logits(make_model, seq.token_ids[:length])[0]
@@ -86,47 +92,43 @@ def test_prefill_in_chunks_and_decode_give_the_stock_models_logits(make_model: M
 
 @pytest.mark.parametrize("num_images", [0, 1])
 def test_a_plan_that_runs_again_gives_the_same_logits(num_images: int) -> None:
-    run = runner(load(gemma3)).run
-    plan = whole(sequence(*range(50, 62), num_images=num_images), 2)
-    first = logits(run(plan))
-    assert torch.equal(logits(run(plan)), first)
+    made, starts = runner(load(gemma3))
+    plan = whole(sequence(*range(50, 62), num_images=num_images), starts[2])
+    first = logits(made.run(plan))
+    assert torch.equal(logits(made.run(plan)), first)
     seq = plan.prefill[0].sequence
     seq.num_computed_tokens = len(seq.token_ids)
     seq.append(70)
-    decode = StepPlan((DecodeRow(seq, 2),), ())
-    assert torch.equal(logits(run(decode)), logits(run(decode)))
+    decode = StepPlan((DecodeRow(seq, starts[2]),), ())
+    again = logits(made.run(decode))
+    assert again.isfinite().all()
+    assert torch.equal(logits(made.run(decode)), again)
 
 
 def test_the_logits_are_float32_and_only_of_sequences_that_are_due() -> None:
-    run = runner(load(gemma3)).run
+    made, starts = runner(load(gemma3))
     image, text, unfinished = sequence(50, num_images=1), sequence(60), sequence(*range(50, 60))
-    result = run(
-        StepPlan(
-            (),
-            (
-                PrefillChunk(image, 0, 0, len(image.token_ids)),
-                PrefillChunk(text, 1, 0, 1),
-                PrefillChunk(unfinished, 2, 0, 4),
-            ),
-        )
+    chunks = (
+        PrefillChunk(image, starts[0], 0, len(image.token_ids)),
+        PrefillChunk(text, starts[1], 0, 1),
+        PrefillChunk(unfinished, starts[2], 0, 4),
     )
+    result = made.run(StepPlan((), chunks))
     assert result is not None
     assert result.sequences == (text, image)
     assert result.logits.shape == (2, 300)
     assert result.logits.dtype == torch.float32
 
 
-def test_an_image_that_fails_leaves_the_language_model_on_slots() -> None:
+def test_an_image_that_fails_leaves_the_language_model_on_the_kv_cache() -> None:
     loaded = load(gemma3)
     bad = sequence(50, 51, num_images=2)  # the prompt has tokens for one
     with pytest.raises((ValueError, RuntimeError)):
-        runner(loaded).run(whole(bad, 0))
+        run_whole(loaded, bad)
     assert loaded.text_config._attn_implementation == ATTENTION_NAME
     good = sequence(*range(50, 60))
     expected = stock_logits(gemma3, good.token_ids)
-    torch.testing.assert_close(
-        logits(runner(loaded).run(whole(good, 0))), expected, rtol=1e-3, atol=1e-3
-    )
+    torch.testing.assert_close(logits(run_whole(loaded, good)), expected, rtol=1e-3, atol=1e-3)
 
 
 def test_a_model_that_ignores_logits_to_keep_is_refused() -> None:
@@ -138,8 +140,9 @@ def test_a_model_that_ignores_logits_to_keep_is_refused() -> None:
 
     loaded.model.forward = forward
     with pytest.raises(ValueError, match="logits_to_keep"):
-        runner(loaded).run(whole(sequence(50, 51), 0))
+        run_whole(loaded, sequence(50, 51))
 
 
 def test_an_empty_plan_gives_no_logits() -> None:
-    assert runner(load(qwen2)).run(StepPlan((), ())) is None
+    made, _ = runner(load(qwen2))
+    assert made.run(StepPlan((), ())) is None

@@ -7,12 +7,13 @@ import torch
 from transformers import PreTrainedModel
 
 from deployments.engine.attention.attention import ATTENTION_NAME
-from deployments.engine.attention.kv_slots import KVShape, KVSlots
+from deployments.engine.attention.kv_cache import KVShape
 from deployments.engine.attention.packed_step import ChunkRows, PackedStep
 from deployments.engine.model import traced_forward
 from deployments.engine.model.forward import Forward, StockForward
 from deployments.engine.model.loader import LoadedModel
 from deployments.engine.model.traced_forward import NotTraceableError, TracedForward, trace
+from tests.engine.attention.extents import make_cache
 from tests.engine.tiny_models import MODELS, gemma3, load, mixtral, qwen2, qwen3_moe
 
 pytestmark = pytest.mark.slow
@@ -22,14 +23,17 @@ MakeModel = Callable[[], PreTrainedModel]
 MIXTURES = (mixtral, qwen3_moe)
 TRACEABLE = {name: make for name, make in MODELS.items() if make not in MIXTURES}
 
-STEPS: Sequence[tuple[tuple[int, ...], tuple[int, ...], tuple[ChunkRows, ...], tuple[int, ...]]] = (
-    # Slots that decode, their positions, the chunks, and the rows that are due.
-    ((), (), (ChunkRows(0, 0, 0, 9),), (8,)),
-    ((), (), (ChunkRows(0, 1, 0, 1),), (0,)),
+Chunk = tuple[int, int, int]
+"""A sequence, and the positions of its chunk."""
+
+STEPS: Sequence[tuple[tuple[int, ...], tuple[int, ...], tuple[Chunk, ...], tuple[int, ...]]] = (
+    # Sequences that decode, their positions, the chunks, and the rows that are due.
+    ((), (), ((0, 0, 9),), (8,)),
+    ((), (), ((1, 0, 1),), (0,)),
     ((0,), (9,), (), (0,)),
     ((0, 1), (10, 1), (), (0, 1)),
-    ((0, 1), (11, 2), (ChunkRows(2, 2, 0, 7),), (0, 1)),
-    ((0, 1), (12, 3), (ChunkRows(2, 2, 7, 14),), (0, 1, 8)),
+    ((0, 1), (11, 2), ((2, 0, 7),), (0, 1)),
+    ((0, 1), (12, 3), ((2, 7, 14),), (0, 1, 8)),
 )
 """Steps of 9, 1, 1, 2, 9 and 9 rows; some rows lie past a window."""
 
@@ -39,19 +43,22 @@ def shape_of(loaded: LoadedModel) -> KVShape:
 
 
 def made_of(loaded: LoadedModel) -> Forward:
-    return trace(loaded.model, shape_of(loaded))
+    return trace(loaded.model, shape_of(loaded), 3)
 
 
 @torch.inference_mode()
 def logits_of(forward: Forward, loaded: LoadedModel) -> list[torch.Tensor]:
-    """Run the steps above on new slots; return each step's logits."""
-    kv = KVSlots(shape_of(loaded), num_slots=3, max_model_len=32, device=torch.device("cpu"))
+    """Run the steps above on a new KV cache; return each step's logits."""
+    kv, starts = make_cache(shape_of(loaded), [14, 5, 14], max_model_len=32, block_size=4)
     generator = torch.Generator().manual_seed(1)
     logits = []
-    for slots, decoded, chunks, due in STEPS:
-        positions = [*decoded, *(i for chunk in chunks for i in range(chunk.start, chunk.end))]
+    for decoding, decoded, parts, due in STEPS:
+        positions = [*decoded, *(i for _, start, end in parts for i in range(start, end))]
         token_ids = torch.randint(44, 300, (1, len(positions)), generator=generator)
-        step = PackedStep(kv, slots, decoded, chunks)
+        chunks = tuple(
+            ChunkRows(len(decoded), starts[own], start, end) for own, start, end in parts
+        )
+        step = PackedStep(kv, tuple(starts[i] for i in decoding), decoded, chunks)
         logits.append(forward(token_ids, torch.tensor([positions]), torch.tensor(due), step))
     return logits
 
@@ -135,14 +142,14 @@ def test_a_model_whose_control_flow_depends_on_its_input_is_not_traced(
 ) -> None:
     loaded = wrapped(change)
     with pytest.raises(NotTraceableError):
-        TracedForward(loaded.model)
+        TracedForward(loaded.model, 3)
     assert loaded.text_config._attn_implementation == ATTENTION_NAME
     assert isinstance(made_of(loaded), StockForward)
 
 
 def test_a_dependence_on_the_number_of_rows_is_named() -> None:
     with pytest.raises(NotTraceableError, match=r"depends on the number of rows: .*> 4"):
-        TracedForward(wrapped(by_num_rows).model)
+        TracedForward(wrapped(by_num_rows).model, 3)
 
 
 def test_a_failed_trace_does_not_hinder_the_next(caplog: pytest.LogCaptureFixture) -> None:
@@ -150,7 +157,7 @@ def test_a_failed_trace_does_not_hinder_the_next(caplog: pytest.LogCaptureFixtur
         raise KeyError("a model's bug")
 
     with caplog.at_level(logging.INFO), pytest.raises(NotTraceableError, match="a model's bug"):
-        TracedForward(wrapped(fail).model)
+        TracedForward(wrapped(fail).model, 3)
     assert not logging.getLogger("torch._subclasses.fake_tensor").disabled
     assert isinstance(made_of(load(gemma3)), TracedForward)
 

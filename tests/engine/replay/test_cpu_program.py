@@ -50,7 +50,7 @@ pytestmark = pytest.mark.skipif(
     reason="needs a processor with AVX512_BF16, and torch on libgomp",
 )
 
-NUM_SLOTS, MAX_MODEL_LEN = 4, 48
+MAX_NUM_SEQS, MAX_MODEL_LEN = 4, 48
 SHAPE: Mapping[str, Any] = {
     "vocab_size": 320,
     "hidden_size": 64,
@@ -103,7 +103,7 @@ def load(make_model: MakeModel, *, is_bfloat16: bool = True) -> LoadedModel:
 
 
 def engine_of(loaded: LoadedModel, *, with_programs: bool = True) -> Engine:
-    engine = Engine(loaded, EngineLimits(NUM_SLOTS, MAX_MODEL_LEN, 16))
+    engine = Engine(loaded, EngineLimits(MAX_NUM_SEQS, MAX_MODEL_LEN, 16, block_size=8))
     engine.warm_up()
     if not with_programs:
         forward_of(engine)._programs = NoPrograms(engine)
@@ -207,7 +207,7 @@ def test_programs_give_the_same_tokens_as_call_by_call(
 @pytest.mark.parametrize("num_threads", [3, 4])
 def test_late_threads_change_nothing(engines: tuple[Engine, Engine], num_threads: int) -> None:
     """With more threads than cores some are always late, and their calls are executed again."""
-    arrivals = [(i, request(str(i), 5, 40, seed=i)) for i in range(NUM_SLOTS)]
+    arrivals = [(i, request(str(i), 5, 40, seed=i)) for i in range(MAX_NUM_SEQS)]
     expected = run(engines[1], arrivals)
     torch.set_num_threads(num_threads)
     assert run(engines[0], arrivals) == expected
@@ -215,11 +215,11 @@ def test_late_threads_change_nothing(engines: tuple[Engine, Engine], num_threads
 
 def test_each_size_of_a_step_has_a_program(engines: tuple[Engine, Engine]) -> None:
     engine, _ = engines
-    for i in range(NUM_SLOTS):
+    for i in range(MAX_NUM_SEQS):
         engine.add(request(str(i), 4, 4 + 2 * i))
     finish(engine)
     sizes = {size for size, _ in programs_of(engine)._programs}
-    assert sizes == set(range(1, NUM_SLOTS + 1))
+    assert sizes == set(range(1, MAX_NUM_SEQS + 1))
     assert not programs_of(engine)._refused
 
 
@@ -253,7 +253,7 @@ def test_buffers_are_reused_from_layer_to_layer() -> None:
     def buffers(num_layers: int) -> list[tuple[int, int]]:
         shape = {**SHAPE, "num_hidden_layers": num_layers}
         engine = engine_of(load(lambda: Qwen2ForCausalLM(Qwen2Config(**shape))))
-        for i in range(NUM_SLOTS):
+        for i in range(MAX_NUM_SEQS):
             engine.add(request(str(i), 4, 4 + 2 * i))
         finish(engine)
         free = programs_of(engine)._memory._free
@@ -262,7 +262,7 @@ def test_buffers_are_reused_from_layer_to_layer() -> None:
     assert buffers(8) == buffers(16)  # two epochs and four
 
 
-def test_other_slots_get_programs_of_their_own() -> None:
+def test_another_kv_cache_gets_programs_of_its_own() -> None:
     loaded = load(qwen2)
     first = engine_of(loaded)
     first.add(request("a", 5, 8))

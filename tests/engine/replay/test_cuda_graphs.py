@@ -7,16 +7,30 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from deployments.compute.sdpa import attend
 from deployments.engine import engine as engine_module
-from deployments.engine.attention.kv_slots import KVShape, KVSlots
+from deployments.engine.attention import attention
+from deployments.engine.attention.kv_cache import KVShape
 from deployments.engine.engine import Engine
+from deployments.engine.kv_layout import KVCopy
 from deployments.engine.model import runner, traced_forward
 from deployments.engine.model.runner import ModelRunner
+from deployments.engine.replay import static_decode
 from deployments.engine.sampling_params import SamplingParams
 from deployments.engine.scheduling.scheduler import DecodeRow, PrefillChunk, StepPlan
 from deployments.engine.scheduling.sequence import Sequence, SequenceRequest
+from tests.engine.attention.extents import make_cache
 from tests.engine.fake_graphs import FakeCapturer, FakeGraph
-from tests.engine.tiny_models import MODELS, generate, gpt2, load, make_engine, mistral, qwen2
+from tests.engine.tiny_models import (
+    MODELS,
+    gemma3_text,
+    generate,
+    gpt2,
+    load,
+    make_engine,
+    mistral,
+    qwen2,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -69,7 +83,7 @@ def answers(engine: Engine, asked: dict[str, tuple[int, ...]], num: int) -> dict
 @pytest.mark.parametrize("name", MODELS)
 def test_replayed_steps_give_what_generate_gives(name: str, capturer: FakeCapturer) -> None:
     make_model, asked = MODELS[name], prompts(5)
-    engine = make_engine(load(make_model), num_slots=3)
+    engine = make_engine(load(make_model), max_num_seqs=3)
     engine.warm_up()
     given = answers(engine, asked, 12)
     assert given == {key: generate(make_model, prompt, 12) for key, prompt in asked.items()}
@@ -79,7 +93,7 @@ def test_replayed_steps_give_what_generate_gives(name: str, capturer: FakeCaptur
 def test_a_model_that_can_not_be_captured_is_tried_once(
     capturer: FakeCapturer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    answers(make_engine(load(gpt2), num_slots=3), prompts(4), 8)
+    answers(make_engine(load(gpt2), max_num_seqs=3), prompts(4), 8)
     assert capturer.num_warm_ups == 1
     assert caplog.text.count("could not be captured") == 1
 
@@ -93,67 +107,108 @@ def test_a_step_whose_capture_fails_has_still_run(capturer: FakeCapturer) -> Non
 
 
 class Decoding:
-    """Prefilled sequences in the slots of a runner that captures."""
+    """Prefilled sequences of a runner that captures."""
 
-    def __init__(self, make_model: MakeModel, num_seqs: int, num_slots: int = 4) -> None:
+    def __init__(self, make_model: MakeModel, num_seqs: int) -> None:
         loaded = load(make_model)
         self.capturer = FakeCapturer()
-        self.kv = KVSlots(
-            KVShape.of(loaded.text_config, torch.float32),
-            num_slots=num_slots,
-            max_model_len=600,
-            device=torch.device("cpu"),
-        )
-        self.runner = ModelRunner(loaded.model, self.kv, self.capturer)
-        self.plain = ModelRunner(loaded.model, self.kv)
-        self.sequences = [self._prefill(slot) for slot in range(num_seqs)]
+        shape = KVShape.of(loaded.text_config, torch.float32)
+        self.kv, self.starts = make_cache(shape, [300] * 4, max_model_len=600, block_size=16)
+        self.runner = ModelRunner(loaded.model, self.kv, 4, self.capturer)
+        self.plain = ModelRunner(loaded.model, self.kv, 4)
+        self.sequences = [self._prefill(i) for i in range(num_seqs)]
 
-    def _prefill(self, slot: int, num_tokens: int = 5) -> Sequence:
-        prompt = tuple(50 + (11 * slot + 3 * j) % 200 for j in range(num_tokens + slot))
-        request = SequenceRequest(f"s{slot}", prompt, SamplingParams())
+    def _prefill(self, number: int, num_tokens: int = 5) -> Sequence:
+        prompt = tuple(50 + (11 * number + 3 * j) % 200 for j in range(num_tokens + number))
+        request = SequenceRequest(f"s{number}", prompt, SamplingParams())
         sequence = Sequence(request, max_model_len=600, eos_token_ids=frozenset())
-        self.plain.run(StepPlan((), (PrefillChunk(sequence, slot, 0, len(prompt)),)))
+        chunk = PrefillChunk(sequence, self.starts[number], 0, len(prompt))
+        self.plain.run(StepPlan((), (chunk,)))
         sequence.num_computed_tokens = len(prompt)
-        sequence.append(90 + slot)
+        sequence.append(90 + number)
         return sequence
 
-    def logits(self, *slots: int, runner: ModelRunner | None = None) -> torch.Tensor:
-        plan = StepPlan(tuple(DecodeRow(self.sequences[slot], slot) for slot in slots), ())
-        result = (runner or self.runner).run(plan)
+    def logits(self, *chosen: int, runner: ModelRunner | None = None) -> torch.Tensor:
+        rows = tuple(DecodeRow(self.sequences[i], self.starts[i]) for i in chosen)
+        result = (runner or self.runner).run(StepPlan(rows, ()))
         assert result is not None
-        assert [seq.sequence_id for seq in result.sequences] == [f"s{slot}" for slot in slots]
+        assert [seq.sequence_id for seq in result.sequences] == [f"s{i}" for i in chosen]
         assert result.logits.dtype == torch.float32
         return result.logits
 
-    def plain_logits(self, *slots: int) -> torch.Tensor:
-        return self.logits(*slots, runner=self.plain)
+    def plain_logits(self, *chosen: int) -> torch.Tensor:
+        return self.logits(*chosen, runner=self.plain)
 
 
-@pytest.mark.parametrize("slots", [(0,), (2,), (0, 2), (1, 3), (0, 1, 2, 3)])
-def test_rows_of_any_slots_give_the_logits_of_a_plain_step(slots: tuple[int, ...]) -> None:
-    decoding = Decoding(mistral, 4)
-    expected = decoding.plain_logits(*slots)
+@pytest.mark.parametrize("make_model", [qwen2, mistral, gemma3_text])
+@pytest.mark.parametrize("chosen", [(0,), (2,), (0, 2), (3, 1), (2, 3, 0), (1, 3, 0, 2)])
+def test_any_rows_give_the_logits_of_a_plain_step(
+    chosen: tuple[int, ...], make_model: MakeModel
+) -> None:
+    decoding = Decoding(make_model, 4)
+    expected = decoding.plain_logits(*chosen)
     for _ in range(3):
-        torch.testing.assert_close(decoding.logits(*slots), expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(decoding.logits(*chosen), expected, rtol=1e-4, atol=1e-4)
     assert decoding.capturer.num_replays == 2
 
 
-def test_slots_that_do_not_decode_keep_what_they_hold() -> None:
+def test_one_graph_serves_rows_in_any_order_and_extents_that_have_moved() -> None:
+    decoding = Decoding(gemma3_text, 3)
+    decoding.logits(0, 1)
+    expected = decoding.plain_logits(2, 1, 0)
+    torch.testing.assert_close(decoding.logits(2, 1, 0), expected, rtol=1e-4, atol=1e-4)
+    source, target = decoding.starts[0], decoding.starts[3]
+    decoding.kv.apply(KVCopy(group, source[group], target[group], 5) for group in range(2))
+    decoding.starts[0] = target
+    torch.testing.assert_close(decoding.logits(0, 2, 1), expected[[2, 0, 1]], rtol=1e-4, atol=1e-4)
+    assert [graph.num_replays for graph in decoding.capturer.graphs] == [0, 1]
+
+
+def test_sequences_that_do_not_decode_keep_what_they_hold() -> None:
     decoding = Decoding(mistral, 4)
+    kept = [slice(start, start + 304) for (start,) in (decoding.starts[1], decoding.starts[2])]
+
+    def stored() -> list[torch.Tensor]:
+        tensors = (*decoding.kv.keys, *decoding.kv.values)
+        return [tensor[part].clone() for tensor in tensors for part in kept]
+
     decoding.logits(0, 3)
-    before = [tensor[1:3].clone() for tensor in (*decoding.kv.keys, *decoding.kv.values)]
+    before = stored()
     decoding.logits(0, 3)
-    after = [tensor[1:3] for tensor in (*decoding.kv.keys, *decoding.kv.values)]
-    assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
+    for old, new in zip(before, stored(), strict=True):
+        torch.testing.assert_close(new, old, rtol=0, atol=0, equal_nan=True)
 
 
-def test_a_slot_with_nan_affects_no_other_row() -> None:
+def test_a_sequence_with_nan_affects_no_other() -> None:
     decoding = Decoding(qwen2, 3)
-    expected = decoding.plain_logits(0, 2)
+    expected = decoding.plain_logits(0, 1, 2)
+    (start,) = decoding.starts[1]
     for tensor in (*decoding.kv.keys, *decoding.kv.values):
-        tensor[1] = torch.nan
+        tensor[start] = torch.nan
     for _ in range(2):
-        torch.testing.assert_close(decoding.logits(0, 2), expected, rtol=1e-4, atol=1e-4)
+        found = decoding.logits(0, 1, 2)
+        assert found[1].isnan().all()
+        torch.testing.assert_close(found[[0, 2]], expected[[0, 2]], rtol=1e-4, atol=1e-4)
+
+
+def test_rows_that_would_gather_too_much_at_once_attend_in_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    decoding = Decoding(qwen2, 4)
+    expected = decoding.plain_logits(0, 1, 2, 3)
+    row_bytes = 256 * decoding.kv.shape.bytes_per_layer_token
+    monkeypatch.setattr(static_decode, "MAX_GATHERED_BYTES", 3 * row_bytes)
+    num_calls = 0
+
+    def counted(*arguments: Any, **options: Any) -> torch.Tensor:
+        nonlocal num_calls
+        num_calls += 1
+        return attend(*arguments, **options)
+
+    monkeypatch.setattr(attention, "attend", counted)
+    torch.testing.assert_close(decoding.logits(0, 1, 2, 3), expected, rtol=1e-4, atol=1e-4)
+    num_layers = len(decoding.kv.keys)
+    assert num_calls == 2 * 2 * num_layers  # the warm-up and the capture, two parts each
 
 
 def test_after_a_capture_without_memory_earlier_graphs_stay_and_other_sizes_run_plainly() -> None:
@@ -189,7 +244,7 @@ def test_a_memory_shortage_in_any_part_of_a_captured_step_is_a_pause_and_no_erro
     monkeypatch.setattr(FakeCapturer, "capture", before(FakeCapturer.capture, sometimes))
     monkeypatch.setattr(FakeGraph, "replay", before(FakeGraph.replay, sometimes))
     asked = prompts(6)
-    given = answers(make_engine(load(qwen2), num_slots=4), asked, 12)
+    given = answers(make_engine(load(qwen2), max_num_seqs=4), asked, 12)
     assert given == {key: generate(qwen2, prompt, 12) for key, prompt in asked.items()}
     assert num_calls > 9
 
@@ -230,13 +285,13 @@ def test_a_longer_sequence_needs_a_graph_of_its_own() -> None:
 def test_the_least_recently_used_graph_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "MAX_GRAPHS", 2)
     decoding = Decoding(qwen2, 4)
-    for slots in (
+    for chosen in (
         (0,),
         (0, 1),
         (0,),
         (0, 1, 2, 3),
     ):  # the third makes the graph of two rows the oldest
-        decoding.logits(*slots)
+        decoding.logits(*chosen)
     assert decoding.runner.num_graphs == 2
     decoding.logits(0)
     assert [graph.num_replays for graph in decoding.capturer.graphs] == [2, 0, 0]

@@ -3,11 +3,11 @@ from hypothesis import strategies as st
 
 from deployments.engine.replay.graph_sizes import DecodeBucket, DecodeBuckets
 
-SIZES = st.builds(DecodeBuckets, num_slots=st.integers(1, 300), max_length=st.integers(1, 40_000))
+SIZES = st.builds(DecodeBuckets, max_rows=st.integers(1, 300), max_length=st.integers(1, 40_000))
 
 
 def test_rows_are_rounded_to_few_sizes_and_lengths_to_powers_of_two() -> None:
-    buckets = DecodeBuckets(num_slots=30, max_length=3000)
+    buckets = DecodeBuckets(max_rows=30, max_length=3000)
     covered = {(n, buckets.cover(n, 1).num_rows) for n in (1, 2, 3, 4, 5, 8, 9, 16, 25, 30)}
     assert covered == {
         (1, 1), (2, 2), (3, 4), (4, 4), (5, 8), (8, 8), (9, 16), (16, 16), (25, 30), (30, 30)
@@ -20,20 +20,20 @@ def test_rows_are_rounded_to_few_sizes_and_lengths_to_powers_of_two() -> None:
 def test_a_size_holds_what_it_covers_and_covers_itself(
     buckets: DecodeBuckets, data: st.DataObject
 ) -> None:
-    num_rows = data.draw(st.integers(1, buckets.num_slots))
+    num_rows = data.draw(st.integers(1, buckets.max_rows))
     length = data.draw(st.integers(1, buckets.max_length))
     bucket = buckets.cover(num_rows, length)
-    assert num_rows <= bucket.num_rows <= buckets.num_slots
+    assert num_rows <= bucket.num_rows <= buckets.max_rows
     assert length <= bucket.read_length <= buckets.max_length
     assert buckets.cover(bucket.num_rows, bucket.read_length) == bucket
 
 
-@given(st.builds(DecodeBuckets, num_slots=st.integers(1, 40), max_length=st.integers(1, 3000)))
+@given(st.builds(DecodeBuckets, max_rows=st.integers(1, 40), max_length=st.integers(1, 3000)))
 def test_num_sizes_counts_all_sizes_that_can_occur(buckets: DecodeBuckets) -> None:
     lengths = {*range(1, buckets.max_length, 256), buckets.max_length}
     sizes: set[DecodeBucket] = {
         buckets.cover(num_rows, length)
-        for num_rows in range(1, buckets.num_slots + 1)
+        for num_rows in range(1, buckets.max_rows + 1)
         for length in lengths
     }
     assert buckets.num_sizes == len(sizes)

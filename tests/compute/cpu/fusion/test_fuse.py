@@ -11,10 +11,11 @@ from transformers import PreTrainedModel
 from deployments.compute.cpu.fusion import ops
 from deployments.compute.cpu.fusion.fuse import fuse
 from deployments.compute.cpu.linear.prepacked_linear import can_prepack
-from deployments.engine.attention.kv_slots import KVShape, KVSlots
+from deployments.engine.attention.kv_cache import KVShape
 from deployments.engine.attention.packed_step import ChunkRows, PackedStep
 from deployments.engine.model.loader import prepare_model
 from deployments.engine.model.traced_forward import TracedForward, trace
+from tests.engine.attention.extents import make_cache
 from tests.engine.tiny_models import MODELS
 
 pytestmark = pytest.mark.slow
@@ -43,7 +44,7 @@ def prepared(name: str, dtype: torch.dtype) -> PreTrainedModel:
 def traced(name: str, dtype: torch.dtype) -> tuple[TracedForward, KVShape]:
     """Trace a family once; a test that changes the trace must copy it."""
     model = prepared(name, dtype)
-    return TracedForward(model), KVShape.of(model.config.get_text_config(), dtype)
+    return TracedForward(model, 40), KVShape.of(model.config.get_text_config(), dtype)
 
 
 def counts(graph: torch.fx.GraphModule | None) -> Counts:
@@ -75,13 +76,13 @@ def test_every_chain_of_a_family_is_fused(name: str, dtype: torch.dtype) -> None
 
 @pytest.mark.parametrize("name", WITHOUT[:2])
 def test_a_model_without_such_chains_runs_as_it_was_traced(name: str) -> None:
-    assert not TracedForward(prepared(name, torch.float32)).unfuse()
+    assert not TracedForward(prepared(name, torch.float32), 40).unfuse()
 
 
 @torch.inference_mode()
 def logits_of(forward: TracedForward, shape: KVShape, num_rows: int) -> torch.Tensor:
     """Prefill `num_rows` sequences of 4 tokens, 7 at a time, and decode one step of all."""
-    kv = KVSlots(shape, num_slots=num_rows, max_model_len=16, device=torch.device("cpu"))
+    kv, starts = make_cache(shape, [5] * num_rows, max_model_len=16, block_size=4)
     generator = torch.Generator().manual_seed(0)
 
     def run(positions: list[int], due: list[int], step: PackedStep) -> torch.Tensor:
@@ -89,10 +90,10 @@ def logits_of(forward: TracedForward, shape: KVShape, num_rows: int) -> torch.Te
         return forward(token_ids, torch.tensor([positions]), torch.tensor(due), step)
 
     for first in range(0, num_rows, 7):
-        slots = range(first, min(first + 7, num_rows))
-        chunks = tuple(ChunkRows(4 * i, slot, 0, 4) for i, slot in enumerate(slots))
-        run(list(range(4)) * len(slots), [0], PackedStep(kv, (), (), chunks))
-    step = PackedStep(kv, tuple(range(num_rows)), (4,) * num_rows, ())
+        chosen = starts[first : first + 7]
+        chunks = tuple(ChunkRows(4 * i, own, 0, 4) for i, own in enumerate(chosen))
+        run(list(range(4)) * len(chosen), [0], PackedStep(kv, (), (), chunks))
+    step = PackedStep(kv, tuple(starts), (4,) * num_rows, ())
     return run([4] * num_rows, list(range(num_rows)), step)
 
 
@@ -111,7 +112,7 @@ def test_fused_steps_give_the_logits_of_the_trace(
 @pytest.mark.parametrize("name", ["qwen2", "gemma3_text"])
 def test_a_trace_in_bfloat16_stays_fused(name: str) -> None:
     model = prepared(name, torch.bfloat16)
-    forward = trace(model, KVShape.of(model.config.get_text_config(), torch.bfloat16))
+    forward = trace(model, KVShape.of(model.config.get_text_config(), torch.bfloat16), 40)
     assert isinstance(forward, TracedForward)
     assert forward.unfuse()
 
@@ -121,7 +122,7 @@ def test_kernels_that_give_other_values_are_logged_and_not_used(
 ) -> None:
     monkeypatch.setattr(ops, "rotate", lambda heads, cosines, sines: heads * cosines.unsqueeze(1))
     model = prepared("qwen2", torch.float32)
-    forward = trace(model, KVShape.of(model.config.get_text_config(), torch.float32))
+    forward = trace(model, KVShape.of(model.config.get_text_config(), torch.float32), 40)
     assert isinstance(forward, TracedForward)
     assert not forward.unfuse()
     assert "operators are not fused: the logits would differ" in caplog.text

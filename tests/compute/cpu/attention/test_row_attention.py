@@ -6,18 +6,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.compute.cpu.attention import head_shape, slot_attention
-from deployments.compute.cpu.attention.slot_attention import (
-    attend_slot_rows,
-    can_attend,
-)
-from deployments.compute.cpu.attention.slot_rows import SlotRows
+from deployments.compute.cpu.attention import head_shape, row_attention
+from deployments.compute.cpu.attention.kv_rows import KVRows
+from deployments.compute.cpu.attention.row_attention import attend_rows, can_attend
 from deployments.compute.cpu.jit import openmp
 from deployments.compute.sdpa import Scores
 
 pytestmark = pytest.mark.slow
 
-NUM_SLOTS, CAPACITY = 5, 40
+NUM_EXTENTS, CAPACITY = 5, 40
 PLAIN = Scores(None, None)
 
 EDGES = (1, 15, 16, 17, 127, 128, 129, 600)
@@ -45,19 +42,22 @@ SHAPES = [*BOTH, *GROUPS, *SIZES, *SINGLES]
 
 @dataclass(frozen=True)
 class Row:
-    """A row's slot, the number of tokens that it sees, and the index of its own token."""
+    """A row's extent, the number of tokens that it sees, and the index of its own token."""
 
-    slot: int
+    extent: int
     length: int
     index: int
 
     @classmethod
-    def at_end(cls, slot: int, length: int) -> "Row":
-        return cls(slot, length, length - 1)
+    def at_end(cls, extent: int, length: int) -> "Row":
+        return cls(extent, length, length - 1)
 
 
-class Slots:
-    """Random queries, keys and values, determined by a seed."""
+class Memory:
+    """Random queries, keys and values, determined by a seed.
+
+    Extents have a gap of a token after them, and the last extent is the first in memory.
+    """
 
     def __init__(
         self,
@@ -73,8 +73,10 @@ class Slots:
         def normal(*shape: int) -> torch.Tensor:
             return torch.randn(shape, generator=generator).mul(spread).to(heads.dtype)
 
-        num_slots = max(NUM_SLOTS, len(rows))
-        stored = num_slots, capacity, heads.num_kv_heads, heads.head_dim
+        num_extents = max(NUM_EXTENTS, len(rows))
+        stored = num_extents * (capacity + 1), heads.num_kv_heads, heads.head_dim
+        self.starts = [i * (capacity + 1) for i in range(num_extents)][::-1]
+        self.capacity = capacity
         self.rows = rows
         # Like a layer's output: heads of a joined projection, so rows have gaps between them.
         num_all = heads.num_heads + 2 * heads.num_kv_heads
@@ -84,11 +86,18 @@ class Slots:
         self.keys, self.values = normal(*stored), normal(*stored)
 
     def attend(self, scores: Scores = PLAIN) -> torch.Tensor:
-        places = SlotRows.of(
-            *([getattr(row, name) for row in self.rows] for name in ("slot", "index", "length"))
+        rows = KVRows.of(
+            [self.starts[row.extent] for row in self.rows],
+            [row.index for row in self.rows],
+            [row.length for row in self.rows],
         )
         inputs = self.query, self.key, self.value, self.keys, self.values
-        return attend_slot_rows(*inputs, places, scores)[0]
+        return attend_rows(*inputs, rows, scores)[0]
+
+    def part(self, row: Row) -> slice:
+        """Return the places of the tokens that a row sees."""
+        start = self.starts[row.extent]
+        return slice(start, start + row.length)
 
     def expected(self, scores: Scores = PLAIN) -> torch.Tensor:
         """Return attention by its definition, row by row and head by head, in float64."""
@@ -98,20 +107,21 @@ class Slots:
         output = torch.empty(num_rows, num_heads, head_dim, dtype=torch.float64)
         for number, row in enumerate(self.rows):
             for head in range(num_heads):
-                kv_head = head * keys.shape[2] // num_heads
-                products = keys[row.slot, : row.length, kv_head] @ query[0, head, number] * scale
+                kv_head = head * keys.shape[1] // num_heads
+                products = keys[self.part(row), kv_head] @ query[0, head, number] * scale
                 if scores.softcap is not None:
                     products = scores.softcap * (products / scores.softcap).tanh()
                 weights = products.softmax(-1)
-                output[number, head] = weights @ values[row.slot, : row.length, kv_head]
+                output[number, head] = weights @ values[self.part(row), kv_head]
         return output
 
     def stored(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the slots' expected keys and values, with the rows' tokens stored."""
+        """Return the expected keys and values, with the rows' tokens stored."""
         keys, values = self.keys.clone(), self.values.clone()
         for number, row in enumerate(self.rows):
-            keys[row.slot, row.index] = self.key[0, :, number]
-            values[row.slot, row.index] = self.value[0, :, number]
+            place = self.starts[row.extent] + row.index
+            keys[place] = self.key[0, :, number]
+            values[place] = self.value[0, :, number]
         return keys, values
 
 
@@ -126,12 +136,12 @@ def assert_near(found: torch.Tensor, expected: torch.Tensor, spread: float = 1) 
 
 @st.composite
 def some_rows(draw: st.DrawFn) -> list[Row]:
-    """Return rows in slots of any order, with their own tokens anywhere, as in a ring buffer."""
-    slots = draw(st.permutations(range(NUM_SLOTS)))
-    lengths = draw(st.lists(st.integers(1, CAPACITY), min_size=1, max_size=NUM_SLOTS))
+    """Return rows in extents of any order, with their own tokens anywhere, as in a ring buffer."""
+    extents = draw(st.permutations(range(NUM_EXTENTS)))
+    lengths = draw(st.lists(st.integers(1, CAPACITY), min_size=1, max_size=NUM_EXTENTS))
     return [
-        Row(slot, length, draw(st.integers(0, length - 1)))
-        for slot, length in zip(slots, lengths, strict=False)
+        Row(extent, length, draw(st.integers(0, length - 1)))
+        for extent, length in zip(extents, lengths, strict=False)
     ]
 
 
@@ -146,26 +156,26 @@ def threads() -> Iterator[None]:
 def lanes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """Compile kernels for narrower vectors than this machine's."""
     monkeypatch.setattr(head_shape, "_machine_lanes", lambda: request.param)
-    slot_attention._make_kernel.cache_clear()
+    row_attention._make_kernel.cache_clear()
     yield request.param
-    slot_attention._make_kernel.cache_clear()
+    row_attention._make_kernel.cache_clear()
 
 
 @pytest.mark.parametrize("heads", SHAPES, ids=str)
 def test_heads_of_every_shape_attend(heads: Heads) -> None:
-    slots = Slots(heads, [Row.at_end(3, 37), Row.at_end(0, 1), Row(1, 16, 5)])
-    expected = slots.expected()
-    found = slots.attend()
+    memory = Memory(heads, [Row.at_end(3, 37), Row.at_end(0, 1), Row(1, 16, 5)])
+    expected = memory.expected()
+    found = memory.attend()
     assert found.dtype == heads.dtype
     assert_near(found, expected)
 
 
 @pytest.mark.parametrize("heads", BOTH, ids=str)
 def test_rows_of_every_length_attend(heads: Heads) -> None:
-    rows = [Row.at_end(slot, length) for slot, length in enumerate(EDGES)]
-    slots = Slots(heads, rows, capacity=max(EDGES))
-    expected = slots.expected()
-    assert_near(slots.attend(), expected)
+    rows = [Row.at_end(extent, length) for extent, length in enumerate(EDGES)]
+    memory = Memory(heads, rows, capacity=max(EDGES))
+    expected = memory.expected()
+    assert_near(memory.attend(), expected)
 
 
 @pytest.mark.parametrize("heads", BOTH, ids=str)
@@ -177,21 +187,21 @@ def test_rows_of_every_length_attend(heads: Heads) -> None:
 def test_it_is_plain_attention(
     heads: Heads, scores: Scores, rows: list[Row], seed: int, spread: float
 ) -> None:
-    slots = Slots(heads, rows, seed=seed, spread=spread)
-    expected = slots.expected(scores)
-    assert_near(slots.attend(scores) / spread, expected / spread, spread)
+    memory = Memory(heads, rows, seed=seed, spread=spread)
+    expected = memory.expected(scores)
+    assert_near(memory.attend(scores) / spread, expected / spread, spread)
 
 
 @pytest.mark.parametrize("heads", BOTH, ids=str)
 @given(rows=some_rows())
 @settings(max_examples=15)
 def test_each_row_stores_its_token_and_nothing_else(heads: Heads, rows: list[Row]) -> None:
-    slots = Slots(heads, rows)
-    inputs = slots.query, slots.key, slots.value
-    before, (keys, values) = [tensor.clone() for tensor in inputs], slots.stored()
-    slots.attend()
-    assert torch.equal(slots.keys, keys)
-    assert torch.equal(slots.values, values)
+    memory = Memory(heads, rows)
+    inputs = memory.query, memory.key, memory.value
+    before, (keys, values) = [tensor.clone() for tensor in inputs], memory.stored()
+    memory.attend()
+    assert torch.equal(memory.keys, keys)
+    assert torch.equal(memory.values, values)
     assert all(map(torch.equal, inputs, before))
 
 
@@ -201,14 +211,14 @@ def test_each_row_stores_its_token_and_nothing_else(heads: Heads, rows: list[Row
 )
 @pytest.mark.parametrize("scores", [PLAIN, Scores(0.7, 0.5)], ids=str)
 def test_narrower_vectors_give_the_same(heads: Heads, scores: Scores) -> None:
-    rows = [Row.at_end(slot, length) for slot, length in enumerate((1, 17, 129))]
-    slots = Slots(heads, rows, capacity=130)
-    expected = slots.expected(scores)
-    assert_near(slots.attend(scores), expected)
+    rows = [Row.at_end(extent, length) for extent, length in enumerate((1, 17, 129))]
+    memory = Memory(heads, rows, capacity=130)
+    expected = memory.expected(scores)
+    assert_near(memory.attend(scores), expected)
 
 
 def test_a_narrower_vector_gives_another_kernel(lanes: int) -> None:
-    kernel = slot_attention._make_kernel(64, 6, 2, torch.bfloat16)
+    kernel = row_attention._make_kernel(64, 6, 2, torch.bfloat16)
     assert kernel is not None
     assert kernel.shape.lanes == lanes
 
@@ -219,52 +229,53 @@ def test_any_number_of_threads_gives_the_same_to_the_last_bit(
     heads: Heads, num_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The heads of a single row are divided among the threads."""
-    monkeypatch.setattr(slot_attention, "MIN_PARALLEL_PRODUCTS", 0)
-    rows = [Row.at_end(slot, 300 - 20 * slot) for slot in range(num_rows)]
-    slots = Slots(heads, rows, capacity=300)
+    monkeypatch.setattr(row_attention, "MIN_PARALLEL_PRODUCTS", 0)
+    rows = [Row.at_end(extent, 300 - 20 * extent) for extent in range(num_rows)]
+    memory = Memory(heads, rows, capacity=300)
     torch.set_num_threads(1)
-    expected = slots.attend()
+    expected = memory.attend()
     for num_threads in (2, 5):
         torch.set_num_threads(num_threads)
-        assert torch.equal(slots.attend(), expected)
+        assert torch.equal(memory.attend(), expected)
 
 
 def test_without_a_thread_pool_it_runs_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    slots = Slots(BFLOAT16, [Row.at_end(1, 20)])
-    expected = slots.attend()
-    monkeypatch.setattr(slot_attention, "MIN_PARALLEL_PRODUCTS", 0)
+    memory = Memory(BFLOAT16, [Row.at_end(1, 20)])
+    expected = memory.attend()
+    monkeypatch.setattr(row_attention, "MIN_PARALLEL_PRODUCTS", 0)
     monkeypatch.setattr(openmp, "find_parallel", lambda: None)
-    assert torch.equal(slots.attend(), expected)
+    assert torch.equal(memory.attend(), expected)
 
 
 @pytest.mark.parametrize("heads", BOTH, ids=str)
 def test_a_row_of_one_token_gets_its_value(heads: Heads) -> None:
-    slots = Slots(heads, [Row.at_end(3, 1), Row.at_end(0, 1)])
-    expected = slots.value[0].repeat_interleave(3, dim=0).transpose(0, 1)
-    assert torch.equal(slots.attend(), expected)
+    memory = Memory(heads, [Row.at_end(3, 1), Row.at_end(0, 1)])
+    expected = memory.value[0].repeat_interleave(3, dim=0).transpose(0, 1)
+    assert torch.equal(memory.attend(), expected)
 
 
 @pytest.mark.parametrize("heads", BOTH, ids=str)
 @pytest.mark.parametrize("softcap", [None, 30.0])
 def test_very_large_scores_do_not_overflow(heads: Heads, softcap: float | None) -> None:
     scores = Scores(None, softcap)
-    slots = Slots(heads, [Row.at_end(1, CAPACITY), Row.at_end(2, 17)], spread=1e4)
-    expected = slots.expected(scores)
-    found = slots.attend(scores)
+    memory = Memory(heads, [Row.at_end(1, CAPACITY), Row.at_end(2, 17)], spread=1e4)
+    expected = memory.expected(scores)
+    found = memory.attend(scores)
     assert found.isfinite().all()
     assert_near(found / 1e4, expected / 1e4)
 
 
 @pytest.mark.parametrize("heads", BOTH, ids=str)
 def test_a_token_far_below_the_largest_score_has_no_weight(heads: Heads) -> None:
-    slots = Slots(heads, [Row.at_end(0, CAPACITY)])
-    slots.query.zero_()
-    slots.query[..., 0] = 1
-    slots.key[..., 0] = -200.0
-    slots.keys[0, :, :, 0] = -200.0
-    slots.keys[0, 5, :, 0] = 0
-    found = slots.attend(Scores(1.0, None))
-    assert torch.equal(found[0], slots.values[0, 5].repeat_interleave(3, dim=0))
+    memory = Memory(heads, [Row.at_end(0, CAPACITY)])
+    memory.query.zero_()
+    memory.query[..., 0] = 1
+    memory.key[..., 0] = -200.0
+    seen = memory.part(memory.rows[0])
+    memory.keys[seen, :, 0] = -200.0
+    memory.keys[seen.start + 5, :, 0] = 0
+    found = memory.attend(Scores(1.0, None))
+    assert torch.equal(found[0], memory.values[seen.start + 5].repeat_interleave(3, dim=0))
 
 
 @pytest.mark.parametrize("heads", BOTH, ids=str)
@@ -273,26 +284,41 @@ def test_a_token_far_below_the_largest_score_has_no_weight(heads: Heads) -> None
 def test_a_rows_result_is_the_same_to_the_last_bit_in_any_batch(
     heads: Heads, rows: list[Row]
 ) -> None:
-    slots = Slots(heads, rows)
-    together, given_rows = slots.attend(), (slots.query, slots.key, slots.value)
+    memory = Memory(heads, rows)
+    together, given_rows = memory.attend(), (memory.query, memory.key, memory.value)
     for number, row in enumerate(rows):
         own = slice(number, number + 1)
-        slots.rows = [row]
-        slots.query, slots.key, slots.value = (tensor[:, :, own] for tensor in given_rows)
-        assert torch.equal(slots.attend()[0], together[number])
+        memory.rows = [row]
+        memory.query, memory.key, memory.value = (tensor[:, :, own] for tensor in given_rows)
+        assert torch.equal(memory.attend()[0], together[number])
 
 
 @pytest.mark.parametrize("heads", BOTH, ids=str)
 @given(rows=some_rows())
 @settings(max_examples=15)
-def test_data_past_a_rows_length_changes_nothing(heads: Heads, rows: list[Row]) -> None:
-    slots = Slots(heads, rows)
-    before = slots.attend()
-    lengths = {row.slot: row.length for row in rows}
-    for stored in (slots.keys, slots.values):
-        for slot in range(NUM_SLOTS):
-            stored[slot, lengths.get(slot, 0) :] = torch.nan
-    assert torch.equal(slots.attend(), before)
+def test_data_that_no_row_sees_changes_nothing(heads: Heads, rows: list[Row]) -> None:
+    memory = Memory(heads, rows)
+    before = memory.attend()
+    is_seen = torch.zeros(len(memory.keys), dtype=torch.bool)
+    for row in rows:
+        is_seen[memory.part(row)] = True
+    for stored in (memory.keys, memory.values):
+        stored[~is_seen] = torch.nan
+    assert torch.equal(memory.attend(), before)
+
+
+def test_extents_may_be_shorter_than_the_next_ones_and_lie_anywhere() -> None:
+    """The same rows give the same to the last bit wherever their extents are."""
+    memory = Memory(BFLOAT16, [Row.at_end(0, 30), Row.at_end(1, 7), Row(2, 40, 3)])
+    expected = memory.attend()
+    keys, values = memory.keys.clone(), memory.values.clone()
+    parts = [memory.part(row) for row in memory.rows]
+    for tensor, before in ((memory.keys, keys), (memory.values, values)):
+        tensor.fill_(torch.nan)
+        for part, start in zip(parts, (50, 81, 9), strict=True):
+            tensor[start : start + part.stop - part.start] = before[part]
+    memory.starts = [50, 81, 9]
+    assert torch.equal(memory.attend(), expected)
 
 
 @pytest.mark.parametrize("heads", BOTH, ids=str)
@@ -300,24 +326,24 @@ def test_data_past_a_rows_length_changes_nothing(heads: Heads, rows: list[Row]) 
 def test_non_finite_values_show_in_their_row_and_in_no_other(
     heads: Heads, softcap: float | None
 ) -> None:
-    slots, scores = Slots(heads, [Row.at_end(0, 20), Row.at_end(1, 20)]), Scores(None, softcap)
-    before = slots.attend(scores)
-    for tensor in (slots.keys, slots.values):
+    memory, scores = Memory(heads, [Row.at_end(0, 20), Row.at_end(1, 20)]), Scores(None, softcap)
+    before = memory.attend(scores)
+    for tensor in (memory.keys, memory.values):
         good = tensor.clone()
-        tensor[0, 3] = torch.nan
-        after = slots.attend(scores)
+        tensor[memory.starts[0] + 3] = torch.nan
+        after = memory.attend(scores)
         assert after[0].isnan().all()
         assert torch.equal(after[1], before[1])
         tensor[:] = good
 
 
 def test_heads_of_a_row_need_not_be_adjacent() -> None:
-    slots = Slots(SINGLE, [Row.at_end(0, 9), Row.at_end(1, 4), Row.at_end(2, 1)])
-    expected = slots.attend()
-    slots.query, slots.key, slots.value = (
-        tensor.contiguous() for tensor in (slots.query, slots.key, slots.value)
+    memory = Memory(SINGLE, [Row.at_end(0, 9), Row.at_end(1, 4), Row.at_end(2, 1)])
+    expected = memory.attend()
+    memory.query, memory.key, memory.value = (
+        tensor.contiguous() for tensor in (memory.query, memory.key, memory.value)
     )
-    assert torch.equal(slots.attend(), expected)
+    assert torch.equal(memory.attend(), expected)
 
 
 @pytest.mark.parametrize("heads", SHAPES, ids=str)
