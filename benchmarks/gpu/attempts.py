@@ -54,7 +54,7 @@ class Attempts:
             if is_fatal(error):
                 raise
         finally:
-            # An engine is a reference cycle, and the next part needs the memory of its slots.
+            # An engine is a reference cycle, and the next part needs its KV memory.
             gc.collect()
             release_cache(self._device)
         return None

@@ -8,7 +8,7 @@ import time
 
 import torch
 
-from deployments.engine.attention.kv_slots import KVShape
+from deployments.engine.attention.kv_cache import KVShape
 from deployments.engine.model.loader import LoadedModel
 
 REPEATS = 10

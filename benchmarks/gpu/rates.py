@@ -69,7 +69,7 @@ class EngineRate:
 
 def engine_rate(loaded: LoadedModel, load: Load, *, cuda_graphs: bool) -> EngineRate:
     """Decode all sequences in one engine."""
-    # A captured step reads up to a power of two; shorter slots would cut that off.
+    # A captured step reads up to a power of two; a shorter one would cut that off.
     max_model_len = 1 << (load.prompt_length + load.num_tokens).bit_length()
     limits = EngineLimits(
         load.num_seqs,

@@ -202,15 +202,17 @@ def test_a_bfloat16_model_that_can_not_be_prepacked_gives_stock_logits(
 def engine_logits(loaded: LoadedModel, prompt: list[int]) -> torch.Tensor:
     """Return the logits after a prompt, as the engine computes them."""
     shape = KVShape.of(loaded.text_config, loaded.model.dtype)
-    layout = KVLayout(shape.group_capacities(16), (1,), 16)
+    capacities = shape.group_capacities(16)
+    starts = (0,) * len(capacities)
+    layout = KVLayout(capacities, (1,) * len(capacities), 16)
     kv = KVCache(shape, layout, max_model_len=16, device=torch.device("cpu"))
-    step = PackedStep(kv, (), (), (ChunkRows(0, (0,), 0, len(prompt)),))
+    step = PackedStep(kv, (), (), (ChunkRows(0, starts, 0, len(prompt)),))
     inputs = (
         torch.tensor([prompt]),
         torch.arange(len(prompt))[None],
         torch.tensor([len(prompt) - 1]),
     )
-    return TracedForward(loaded.model)(*inputs, step)[0]
+    return TracedForward(loaded.model, 1)(*inputs, step)[0]
 
 
 def test_a_layer_of_an_unknown_dtype_stays() -> None:
