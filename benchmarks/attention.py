@@ -2,8 +2,8 @@
 
 Decoding:
 
-- padded: one call of torch's attention, with every row as long as the longest;
-- spans: one call for each run of rows of about the same length;
+- gathered: one call of torch's attention, with every row as long as the longest;
+- spans: one call for each run of rows of about the same length, or for each row;
 - kernel: raystream's own, in which each row has its own length.
 
 Prefill: chunks is one call of torch's attention for each chunk; kernel is as above. All of them
@@ -33,15 +33,17 @@ from rich.table import Table
 
 from deployments.engine.attention import attention
 from deployments.engine.attention.decode_spans import CALL_COST_BYTES
-from deployments.engine.attention.kv_slots import KVShape, KVSlots
+from deployments.engine.attention.kv_cache import KVCache, KVShape
 from deployments.engine.attention.packed_step import ChunkRows, PackedStep
+from deployments.engine.kv_layout import BLOCK_SIZE, KVLayout
 
 NUM_LAYERS, NUM_HEADS, NUM_SEQS, MAX_MODEL_LEN = 24, 14, 32, 1024
 SHAPE = KVShape((None,) * NUM_LAYERS, num_kv_heads=2, head_dim=64, dtype=torch.bfloat16)
 LAYERS = [
     cast("torch.nn.Module", SimpleNamespace(layer_idx=i, is_causal=True)) for i in range(NUM_LAYERS)
 ]
-DECODE_WAYS, PREFILL_WAYS = ("padded", "spans", "kernel"), ("chunks", "kernel")
+STARTS = [(i * MAX_MODEL_LEN,) for i in range(NUM_SEQS)]
+DECODE_WAYS, PREFILL_WAYS = ("gathered", "spans", "kernel"), ("chunks", "kernel")
 
 Lengths = list[int]
 """The sequences' lengths; each has one new token."""
@@ -74,17 +76,27 @@ def prefill_workloads() -> dict[str, Chunks]:
     }
 
 
-def decode_step(kv: KVSlots, lengths: Lengths) -> PackedStep:
+def make_cache() -> KVCache:
+    """Return a KV cache in which each sequence has an extent of full length."""
+    layout = KVLayout((MAX_MODEL_LEN,), (NUM_SEQS * MAX_MODEL_LEN // BLOCK_SIZE,))
+    kv = KVCache(SHAPE, layout, max_model_len=MAX_MODEL_LEN, device=torch.device("cpu"))
+    for tensor in (*kv.keys, *kv.values):
+        tensor.normal_()  # untouched memory is one page of zeros, which would stay in the cache
+    return kv
+
+
+def decode_step(kv: KVCache, lengths: Lengths) -> PackedStep:
     """Return a step of decode rows."""
-    return PackedStep(kv, tuple(range(len(lengths))), tuple(n - 1 for n in lengths), ())
+    starts = tuple(STARTS[: len(lengths)])
+    return PackedStep(kv, starts, tuple(n - 1 for n in lengths), ())
 
 
-def prefill_step(kv: KVSlots, chunks: Chunks) -> PackedStep:
+def prefill_step(kv: KVCache, chunks: Chunks) -> PackedStep:
     """Return a step of chunks."""
     ends = [*accumulate(end - start for start, end in chunks)]
     rows = [
-        ChunkRows(last - (end - start), slot, start, end)
-        for slot, (last, (start, end)) in enumerate(zip(ends, chunks, strict=True))
+        ChunkRows(last - (end - start), starts, start, end)
+        for starts, last, (start, end) in zip(STARTS, ends, chunks, strict=False)
     ]
     return PackedStep(kv, (), (), tuple(rows))
 
@@ -96,14 +108,14 @@ def attend(step: PackedStep, way: str) -> float:
     # As in a layer: the heads of one merged projection.
     rows = torch.randn(1, num_rows, NUM_HEADS + 4, SHAPE.head_dim, dtype=SHAPE.dtype)
     query, key, value = rows.transpose(1, 2).split_with_sizes([NUM_HEADS, 2, 2], dim=1)
-    costs = {"cpu": inf} if way == "padded" else CALL_COST_BYTES
+    costs = {"cpu": inf} if way == "gathered" else CALL_COST_BYTES
     with (
         patch.dict(CALL_COST_BYTES, costs),
         patch.object(attention, "can_attend", lambda *_: way == "kernel"),
     ):
         started = time.perf_counter()
         for layer in LAYERS:
-            attention.slot_attention(layer, query, key, value, None, packed_step=step)
+            attention.kv_attention(layer, query, key, value, None, packed_step=step)
         return time.perf_counter() - started
 
 
@@ -113,9 +125,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=15, help="rounds of each, alternating")
     args = parser.parse_args()
-    kv = KVSlots(SHAPE, num_slots=NUM_SEQS, max_model_len=MAX_MODEL_LEN, device=torch.device("cpu"))
-    for tensor in (*kv.keys, *kv.values):
-        tensor.normal_()  # untouched memory is one page of zeros, which would stay in the cache
+    kv = make_cache()
     decoding = {n: partial(decode_step, kv, w) for n, w in decode_workloads().items()}
     prefill = {n: partial(prefill_step, kv, w) for n, w in prefill_workloads().items()}
     for num_threads in args.threads:

@@ -1,7 +1,7 @@
 """Compares a traced decode step on a CPU with torch's operators and with fused ones.
 
 The shape is Qwen2-0.5B's in bfloat16, but with a vocabulary of 1,024, since the layer of the logits
-is the same in both. Each row has 64 tokens in its slot. Both alternate, and medians are compared,
+is the same in both. Each row has 64 tokens before it. Both alternate, and medians are compared,
 because machines are noisy.
 
 Run: python -m benchmarks.fused_ops
@@ -19,8 +19,9 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from benchmarks.gpu.shapes import QWEN_05B
 from deployments.compute.cpu.memory import keep_freed_memory
 from deployments.device.device import num_cores
-from deployments.engine.attention.kv_slots import KVShape, KVSlots
+from deployments.engine.attention.kv_cache import KVCache, KVShape
 from deployments.engine.attention.packed_step import PackedStep
+from deployments.engine.kv_layout import BLOCK_SIZE, KVLayout
 from deployments.engine.model.loader import prepare_model
 from deployments.engine.model.traced_forward import TracedForward
 
@@ -29,24 +30,25 @@ LENGTH = 64
 CPU = torch.device("cpu")
 
 
-def traces(num_layers: int) -> tuple[KVShape, TracedForward, TracedForward]:
-    """Return the shape of the slots, and one model traced without and with fused operators."""
+def traces(num_layers: int, max_num_seqs: int) -> tuple[KVShape, TracedForward, TracedForward]:
+    """Return the shape of the KV cache, and one model traced without and with fused operators."""
     options = {**QWEN_05B.options, "vocab_size": VOCAB_SIZE, "num_hidden_layers": num_layers}
     torch.manual_seed(0)
     config = Qwen2Config(**options)
     model = Qwen2ForCausalLM(config).to(QWEN_05B.dtype)  # type: ignore[arg-type] # mistaken for self
     prepare_model(model)
-    plain, fused = TracedForward(model), TracedForward(model)
+    plain, fused = (TracedForward(model, max_num_seqs) for _ in range(2))
     plain.unfuse()
     return KVShape.of(config, QWEN_05B.dtype), plain, fused
 
 
 @torch.inference_mode()
-def step_ms(forward: TracedForward, kv: KVSlots, num_rows: int) -> float:
+def step_ms(forward: TracedForward, kv: KVCache, num_rows: int) -> float:
     """Run one decode step of `num_rows` rows; return its milliseconds."""
     token_ids = torch.arange(100, 100 + num_rows)[None]
     positions = torch.full((1, num_rows), LENGTH)
-    step = PackedStep(kv, tuple(range(num_rows)), (LENGTH,) * num_rows, ())
+    starts = tuple((i * BLOCK_SIZE,) for i in range(num_rows))
+    step = PackedStep(kv, starts, (LENGTH,) * num_rows, ())
     started = time.perf_counter()
     forward(token_ids, positions, torch.arange(num_rows), step)
     return 1000 * (time.perf_counter() - started)
@@ -62,9 +64,10 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     keep_freed_memory()
-    shape, plain, fused = traces(args.layers)
     sizes = [int(size) for size in args.batch_sizes.split(",")]
-    kv = KVSlots(shape, num_slots=max(sizes), max_model_len=2 * LENGTH, device=CPU)
+    shape, plain, fused = traces(args.layers, max(sizes))
+    layout = KVLayout((BLOCK_SIZE,), (max(sizes),))
+    kv = KVCache(shape, layout, max_model_len=BLOCK_SIZE, device=CPU)
     table = Table(title=f"{args.layers} layers, {args.threads} thread(s), ms a step")
     for column in ("rows", "torch's operators", "fused", "ratio"):
         table.add_column(column, justify="right")

@@ -168,7 +168,8 @@ def count(loaded: LoadedModel, num_resumptions: int, random: Random) -> Counts:
     length = min(MAX_MODEL_LEN, loaded.text_config.max_position_embeddings)
     batch = requests(loaded.text_config.vocab_size, length, random)
     lone = Engine(loaded, EngineLimits(1, length, length, prefix_caching=False))
-    crowded = Engine(loaded, EngineLimits(32, length, 512))
+    # In small blocks sequences outgrow their extents, so they are moved.
+    crowded = Engine(loaded, EngineLimits(32, length, 512, block_size=16))
     for engine in (lone, crowded):
         engine.warm_up()
     counts = Counts()

@@ -114,16 +114,15 @@ class DecodeGraphs:
 
         The starts of extents must ascend for `ExtentReads`, at least those of the first group.
         """
-        starts = [row.starts for row in rows]
-        order = sorted(range(len(rows)), key=starts.__getitem__)
-        places = sorted(order, key=order.__getitem__)
+        order = sorted(range(len(rows)), key=[row.starts[0] for row in rows].__getitem__)
+        places = sorted(range(len(rows)), key=order.__getitem__)
         token_ids = [rows[i].sequence.token_ids[-1] for i in order]
         num_padding = bucket.num_rows - len(rows)
         padding = [0] * num_padding
         values = [*places, *range(len(rows), bucket.num_rows), *token_ids, *padding]
         values += [*[lengths[i] for i in order], *padding]
         for group, spare_token in enumerate(self._kv.spare_tokens):
-            values += [*[starts[i][group] for i in order], *[spare_token] * num_padding]
+            values += [*[rows[i].starts[group] for i in order], *[spare_token] * num_padding]
         host = host_tensor(values, self._inputs.device, torch.int64)
         self._inputs[: len(values)].copy_(host, non_blocking=True)
 
