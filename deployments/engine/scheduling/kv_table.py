@@ -301,12 +301,12 @@ class KVTable:
         self._retained.append(kept)
 
     def _covers(self, token_ids: list[int], others: list[int]) -> bool:
-        """Return whether tokens give all prefixes that others give, but for a few tokens."""
-        num_needed = len(others) - MIN_REUSED_TOKENS + 1
+        """Return whether tokens give every prefix that others give."""
+        num_others = len(others)
         return (
-            len(token_ids) >= num_needed
-            and self._keeps_context(num_needed, len(token_ids))
-            and token_ids[:num_needed] == others[:num_needed]
+            len(token_ids) >= num_others
+            and self._keeps_context(num_others, len(token_ids))
+            and token_ids[:num_others] == others
         )
 
     def _is_worth_keeping(self, donor: Retained, sequence: Sequence, prefix: Prefix | None) -> bool:
