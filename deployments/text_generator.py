@@ -213,8 +213,8 @@ class TextGenerator(ModelReplica):
             raise InvalidRequestError(str(error), prompt_field(request)) from error
         except InvalidParameterError as error:
             raise InvalidRequestError(error.message, error.param) from error
-        max_num_tokens = self._placed.engine.limits.max_num_tokens(sequence)
-        permit.weigh(max_num_tokens, num_planned_tokens(sequence, max_num_tokens))
+        limits = self._placed.engine.limits
+        permit.weigh(limits.max_num_tokens(sequence), limits.num_planned_tokens(sequence))
         num_tokens = len(encoded.token_ids)
         self._metrics.count_prompt(num_tokens)
         channel = await self._channels.address()
@@ -282,17 +282,6 @@ class TextGenerator(ModelReplica):
             self._engine.stop()
         if hasattr(self, "_compiling"):
             self._compiling.shutdown(wait=False)
-
-
-def num_planned_tokens(sequence: SequenceRequest, max_num_tokens: int) -> int:
-    """Return how many tokens the engine holds memory for when the sequence begins.
-
-    It is the rule of `deployments.engine.scheduling.sequence.Sequence.num_planned_tokens`.
-    """
-    if sequence.params.max_tokens is not None:
-        return max_num_tokens
-    num_tokens = len(sequence.prompt_token_ids) + len(sequence.generated_token_ids)
-    return min(max_num_tokens, num_tokens + 1)
 
 
 def _after(prompt: PromptReasoning, sampling: SamplingParams) -> SamplingParams:

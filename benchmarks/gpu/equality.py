@@ -22,7 +22,7 @@ def num_equal(device: torch.device, dtype: torch.dtype) -> tuple[int, int]:
     """
     loaded = build(replace(TINY, dtype=dtype), device)
     vocab_size = loaded.text_config.vocab_size
-    # Many lengths, and more prompts than run at once, so that sequences come and go while others run.
+    # Many lengths, and more prompts than may run, so that sequences come and go.
     prompts = [
         [2 + (37 * i + 11 * j) % (vocab_size - 2) for j in range(3 + 13 * i)]
         for i in range(NUM_SEQS)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from deployments.engine.kv_layout import BLOCK_SIZE, KVLayout
 from deployments.engine.sampling_params import InvalidParameterError
-from deployments.engine.scheduling.sequence import SequenceRequest
+from deployments.engine.scheduling.sequence import SequenceRequest, num_planned_tokens
 
 
 class InvalidSequenceError(ValueError):
@@ -52,6 +52,11 @@ class EngineLimits:
         if max_tokens is None:
             return self.max_model_len
         return min(self.max_model_len, len(request.prompt_token_ids) + max_tokens)
+
+    def num_planned_tokens(self, request: SequenceRequest) -> int:
+        """Return how many tokens a sequence gets memory for when it begins to run."""
+        num_tokens = len(request.prompt_token_ids) + len(request.generated_token_ids)
+        return num_planned_tokens(request.params, num_tokens, self.max_num_tokens(request))
 
     def check(self, request: SequenceRequest, vocab_size: int) -> None:
         """Refuse a sequence that could not run.

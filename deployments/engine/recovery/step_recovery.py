@@ -5,9 +5,9 @@ raises is bisected (`deployments.compute.bisection`), and only sequences that fa
 themselves end. The tokens of the others do not change: a repeated pass writes the same keys and
 values to the same places.
 
-There is one exception. In extents that overwrite old positions with new ones, a chunk that continues
-a prefill can't run a second time. Such a sequence restarts. As it may have caused the failure, its
-chunks run in separate passes from then on.
+There is one exception. Where new tokens overwrite old ones, a chunk that continues a prefill can't
+run a second time. Such a sequence restarts. As it may have caused the failure, its chunks run in
+separate passes from then on.
 
 A pass that runs out of memory fails no sequence if it could be smaller: none of its rows count as
 run, and the outcome reports its size. A pass that can't be smaller is retried once, after freeing

@@ -212,10 +212,8 @@ class Sequence:
 
     @property
     def num_planned_tokens(self) -> int:
-        """Tokens to hold memory for: all that it may reach, or one more than now if unknown."""
-        if self.request.params.max_tokens is not None:
-            return self.max_num_tokens
-        return min(self.max_num_tokens, len(self.token_ids) + 1)
+        """Tokens to get memory for if it begins to run now."""
+        return num_planned_tokens(self.request.params, len(self.token_ids), self.max_num_tokens)
 
     @property
     def barred_token_ids(self) -> frozenset[int]:
@@ -283,3 +281,14 @@ class Sequence:
         is_good = reason is not FinishReason.ERROR and not self.has_uncounted_kv
         self.is_reusable = was_decoding and is_good
         self.finish_reason = reason
+
+
+def num_planned_tokens(params: SamplingParams, num_tokens: int, max_num_tokens: int) -> int:
+    """Return how many tokens a sequence gets memory for: all that it may reach, if it says so.
+
+    Args:
+        params: Its parameters; without `max_tokens`, most answers end long before the limit.
+        num_tokens: Its tokens so far.
+        max_num_tokens: The most that it may reach.
+    """
+    return max_num_tokens if params.max_tokens is not None else min(max_num_tokens, num_tokens + 1)

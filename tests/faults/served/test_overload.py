@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from tests.faults.served.answer import Answer, assert_equal, read
-from tests.faults.served.conftest import NUM_QUEUED, NUM_REPLICAS, MAX_NUM_SEQS, Memory, Record
+from tests.faults.served.conftest import MAX_NUM_SEQS, NUM_QUEUED, NUM_REPLICAS, Memory, Record
 from tests.faults.served.kinds import SEEDED, about
 from tests.faults.served.replicas import Replicas, kill, reached
 
