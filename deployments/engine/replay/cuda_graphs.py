@@ -24,6 +24,7 @@ from deployments.engine.attention.kv_cache import KVCache
 from deployments.engine.attention.packed_step import PackedStep
 from deployments.engine.replay.cuda_capture import Graph, GraphCapturer
 from deployments.engine.replay.graph_sizes import DecodeBucket, DecodeBuckets
+from deployments.engine.replay.row_order import RowOrder
 from deployments.engine.replay.static_decode import CudaStaticDecodeStep
 from deployments.engine.scheduling.scheduler import DecodeRow
 
@@ -65,10 +66,12 @@ class DecodeGraphs:
         self._is_full = False  # there was no memory for another graph
         self._capturer: GraphCapturer | None = capturer
         self._graphs: dict[DecodeBucket, Graph] = {}  # the most recently used is last
-        # The inputs of a size lie one after the other, so that a single copy fills all.
+        # Token ids, lengths and those of `RowOrder` lie one after the other, so that a single copy
+        # fills all.
         self._num_inputs = 3 + kv.num_groups
         num_values = self._num_inputs * max_num_seqs
         self._inputs = torch.zeros(num_values, dtype=torch.int64, device=kv.device)
+        self._order = RowOrder.of([], 0, kv.spare_tokens)
         self._logits: torch.Tensor | None = None
 
     @property
@@ -110,26 +113,19 @@ class DecodeGraphs:
     def _fill(
         self, rows: Sequence[DecodeRow], lengths: Sequence[int], bucket: DecodeBucket
     ) -> None:
-        """Fill the static inputs: each row's place in the order in which they run, then the rest.
-
-        The starts of extents must ascend for `ExtentReads`, at least those of the first group.
-        """
-        order = sorted(range(len(rows)), key=[row.starts[0] for row in rows].__getitem__)
-        places = sorted(range(len(rows)), key=order.__getitem__)
-        token_ids = [rows[i].sequence.token_ids[-1] for i in order]
-        num_padding = bucket.num_rows - len(rows)
-        padding = [0] * num_padding
-        values = [*places, *range(len(rows), bucket.num_rows), *token_ids, *padding]
-        values += [*[lengths[i] for i in order], *padding]
-        for group, spare_token in enumerate(self._kv.spare_tokens):
-            values += [*[rows[i].starts[group] for i in order], *[spare_token] * num_padding]
+        """Fill the static inputs; a row's place among them is the one at which it runs."""
+        starts = [row.starts for row in rows]
+        if not self._order.holds(starts, bucket.num_rows):
+            self._order = RowOrder.of(starts, bucket.num_rows, self._kv.spare_tokens)
+        order, token_ids = self._order, [row.sequence.token_ids[-1] for row in rows]
+        values = [*order.sort(token_ids), *order.sort(lengths), *order.inputs]
         host = host_tensor(values, self._inputs.device, torch.int64)
         self._inputs[: len(values)].copy_(host, non_blocking=True)
 
     def _compute(self, bucket: DecodeBucket) -> torch.Tensor:
         """Run the model on the static inputs: [num_rows, vocab], in the order of the step."""
         inputs = self._inputs[: self._num_inputs * bucket.num_rows].view(self._num_inputs, -1)
-        places, token_ids, lengths = inputs[:3]
+        token_ids, lengths, places = inputs[:3]
         step = CudaStaticDecodeStep.of(
             self._kv, bucket, lengths, inputs[3:], reads_by_length=self._reads_by_length
         )
