@@ -38,12 +38,12 @@ class UnsupportedAttentionError(ValueError):
 def check_arguments(
     module: torch.nn.Module, attention_mask: torch.Tensor | None, others: Mapping[str, Any]
 ) -> None:
-    """Refuse a call that needs more than causal attention over the slots.
+    """Refuse a call that needs more than causal attention over a sequence.
 
     Args:
         module: The layer's attention module.
         attention_mask: A mask made by the model.
-        others: Arguments that `slot_attention` does not know.
+        others: Arguments that `kv_attention` does not know.
 
     Raises:
         UnsupportedAttentionError: The call needs other features; the message names them.

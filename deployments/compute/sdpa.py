@@ -100,8 +100,8 @@ def _softcapped(
 def _matmul(rows: torch.Tensor, matrices: torch.Tensor) -> torch.Tensor:
     """Multiply [a, b, m, k] by [a, b, k, n] without copying the second.
 
-    torch would copy it to join the dimensions a and b: slots store keys token by token, and the
-    keys of a prefill are one matrix expanded over b.
+    torch would copy it to join the dimensions a and b: a KV cache stores keys token by token, and
+    the keys of a prefill are one matrix expanded over b.
     """
     if matrices.stride(1) == 0:
         product = rows.flatten(1, 2) @ matrices[:, 0]

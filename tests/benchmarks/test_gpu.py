@@ -145,11 +145,11 @@ def test_on_a_gpu_the_engine_gives_what_generate_gives() -> None:
     assert num_equal(torch.device("cuda", 0), torch.float32) == (24, 24)
 
 
-def test_after_generate_the_model_attends_over_slots_again() -> None:
+def test_after_generate_the_model_attends_over_the_kv_cache_again() -> None:
     loaded = build(TINY, CPU)
     with stock(replace(loaded, plain=loaded.model)) as model:  # as on a GPU
         assert model.config._attn_implementation == "sdpa"
-    assert loaded.text_config._attn_implementation == "slots"
+    assert loaded.text_config._attn_implementation == "kv_cache"
 
 
 def test_on_a_cpu_generate_has_layers_that_threads_may_share() -> None:

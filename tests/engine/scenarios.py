@@ -38,7 +38,7 @@ SCENARIOS: Mapping[str, Scenario] = {
     "aborts in between": Scenario(max_num_seqs=3, budget=24, victims=(0, 3)),
     "prefill in chunks": Scenario(budget=8),
     "fewer places than requests": Scenario(max_num_seqs=2),
-    "memory for one and a half": Scenario(steps_between=1, memory=1.5),
+    "too little memory for all": Scenario(steps_between=1, memory=1.5),
     "resumed elsewhere": Scenario(num_generated=5),
 }
 
