@@ -1,0 +1,175 @@
+"""Compares the engine's steps with those of an older commit, on the same models in the same run.
+
+Each checkout gets a process of its own, with the same random weights. Rounds alternate; one process
+waits while the other computes. A step's median is taken of each round, and the median of the
+rounds' ratios is shown, because machines are noisy.
+
+T has 3 million parameters, S is the shape of Qwen2-0.5B, L that of Llama-3.2-1B; all in bfloat16.
+The baseline is the last commit in which each sequence held memory for the model's full length.
+
+Run: python -m benchmarks.engine_before
+"""
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from benchmarks.engine import CPU, FOLDER, half_billion
+from benchmarks.old_checkout import ROOT, old_checkout
+from benchmarks.three_million import three_million
+from deployments.compute.cpu.memory import keep_freed_memory
+from deployments.device.device import num_cores
+from deployments.engine.engine import Engine
+from deployments.engine.limits import EngineLimits
+from deployments.engine.model.loader import LoadedModel, load_model, prepare_model
+from deployments.engine.sampling_params import SamplingParams
+from deployments.engine.scheduling.sequence import SequenceRequest
+
+BASELINE = "a14976e"
+CODE = ("deployments", "benchmarks", "models")
+MAX_MODEL_LEN = 1024
+PROMPT_TOKENS = 64
+PREFILL_TOKENS = 512
+NUM_STEPS = 24
+
+
+def one_billion() -> PreTrainedModel:
+    """Return the shape of Llama-3.2-1B in bfloat16 with random weights.
+
+    Source: config.json of meta-llama/Llama-3.2-1B.
+    """
+    config = LlamaConfig(
+        vocab_size=128_256,
+        hidden_size=2048,
+        intermediate_size=8192,
+        num_hidden_layers=16,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=64,
+        max_position_embeddings=8192,
+        tie_word_embeddings=True,
+        dtype="bfloat16",
+    )
+    return LlamaForCausalLM(config).bfloat16()
+
+
+SHAPES: dict[str, Callable[[], PreTrainedModel]] = {
+    "T": three_million,
+    "S": half_billion,
+    "L": one_billion,
+}
+
+
+def step_seconds(loaded: LoadedModel, count: int, num_prompt: int, num_steps: int) -> float:
+    """Return the median seconds of a decode step, or of the prefill if there are no steps."""
+    engine = Engine(loaded, EngineLimits(count, MAX_MODEL_LEN, 512, prefix_caching=False))
+    engine.warm_up()
+    params = SamplingParams(temperature=0, max_tokens=num_steps + 8, ignore_eos=True)
+    for i in range(count):
+        prompt = tuple(range(10 + i, 10 + i + num_prompt))
+        engine.add(SequenceRequest(str(i), prompt, params))
+    started = time.perf_counter()
+    while len(engine.step()) < count:  # until all prompts are prefilled
+        pass
+    if not num_steps:
+        return time.perf_counter() - started
+    engine.step()
+    seconds = []
+    for _ in range(num_steps):
+        started = time.perf_counter()
+        engine.step()
+        seconds.append(time.perf_counter() - started)
+    return statistics.median(seconds)
+
+
+def work(shape: str) -> None:
+    """Measure as the lines of standard input say; answer each with a line of seconds."""
+    keep_freed_memory()
+    torch.set_num_threads(num_cores())
+    tokenizer = load_model(str(FOLDER), revision=None, dtype="float32", device=CPU).tokenizer
+    torch.manual_seed(0)
+    model = SHAPES[shape]()
+    prepare_model(model)
+    loaded = LoadedModel(model, tokenizer, None, frozenset())
+    for line in sys.stdin:
+        count, num_prompt, num_steps = map(int, line.split())
+        sys.stdout.write(f"{step_seconds(loaded, count, num_prompt, num_steps)}\n")
+        sys.stdout.flush()
+
+
+@contextmanager
+def worker(checkout: Path, shape: str) -> Iterator[Callable[[str], float]]:
+    """Start a checkout's worker; yield a function that lets it measure."""
+    with subprocess.Popen(
+        [sys.executable, __file__, "--worker", shape],
+        env={**os.environ, "PYTHONPATH": str(checkout)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        told, heard = process.stdin, process.stdout
+
+        def measure(line: str) -> float:
+            print(line, file=told, flush=True)
+            return float(heard.readline())
+
+        try:
+            yield measure
+        finally:
+            told.close()
+
+
+def compare(shape: str, options: argparse.Namespace, old: Path, table: Table) -> None:
+    """Add a shape's rows to the table."""
+    works = {f"decode, {n} sequences": (n, PROMPT_TOKENS, NUM_STEPS) for n in options.concurrency}
+    works[f"prefill of {PREFILL_TOKENS} tokens"] = (1, PREFILL_TOKENS, 0)
+    with ExitStack() as stack:
+        before, now = (stack.enter_context(worker(path, shape)) for path in (old, ROOT))
+        for name, numbers in works.items():
+            line = " ".join(map(str, numbers))
+            before(line), now(line)  # warm
+            pairs = [(before(line), now(line)) for _ in range(options.rounds)]
+            first, second = (statistics.median(column) for column in zip(*pairs, strict=True))
+            ratio = statistics.median(after / start for start, after in pairs)
+            table.add_row(
+                shape, name, f"{1000 * first:.2f}", f"{1000 * second:.2f}", f"{ratio:.3f}"
+            )
+
+
+def main() -> None:
+    """Measure and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--worker", choices=SHAPES, help=argparse.SUPPRESS)
+    parser.add_argument("--baseline", default=BASELINE, help="the older commit")
+    parser.add_argument("--shapes", default="T,S,L", help="which shapes, a list")
+    parser.add_argument("--concurrency", default="1,8,32", help="numbers of sequences, a list")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of each, alternating")
+    options = parser.parse_args()
+    if options.worker:
+        work(options.worker)
+        return
+    options.concurrency = [int(number) for number in options.concurrency.split(",")]
+    table = Table(title=f"one step, ms, {num_cores()} thread(s); {options.baseline} and now")
+    for column in ("shape", "work", "before", "now", "now / before"):
+        table.add_column(column, justify="right")
+    with old_checkout(options.baseline, *CODE) as old:
+        for shape in options.shapes.split(","):
+            compare(shape, options, old, table)
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
