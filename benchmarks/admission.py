@@ -1,10 +1,10 @@
 """Measures how soon refusals come when far more clients ask than the server admits.
 
-The server runs the embedded chat model as `make serve` starts it, but with 8 slots and a queue of
-16; 200 clients ask at once for long answers. Each round counts admitted and refused requests, and
-measures how long the refusals took from the common start, connecting included. The first round is
-the first work of a fresh server. The clients run in this process, on the same cores, so the figures
-include their own time.
+The server runs the embedded chat model as `make serve` starts it, but 8 sequences run at once and
+16 may wait; 200 clients ask at once for long answers. Each round counts admitted and refused
+requests, and measures how long the refusals took from the common start, connecting included. The
+first round is the first work of a fresh server. The clients run in this process, on the same cores,
+so the figures include their own time.
 
 Run: python -m benchmarks.admission
 """

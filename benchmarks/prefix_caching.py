@@ -1,9 +1,10 @@
 """Compares conversations that share a system prompt, with prefix reuse and without.
 
-Every turn's prompt is the conversation so far and a new question, as chat clients send it. All
-conversations ask at once, turn by turn. Rounds with and without reuse alternate, on one model and
-the same threads, and medians are compared, because machines are noisy. Both must give the same
-answers.
+Every turn's prompt is the conversation so far and a new question, as chat clients send it. The
+conversations take turns: `--max-num-seqs` of them run at once, and as soon as an answer ends, the
+next conversation asks. From one turn to the next, all the others have run; the KV memory has room
+for them all. Rounds with and without reuse alternate, on one model and the same threads, and
+medians are compared, because machines are noisy. Both must give the same answers.
 
 The embedded chat model is small and has layers with a window. `--random` uses random weights in the
 shape of six layers of Qwen2-0.5B instead: no windows, and prefill takes a larger part of the time.
@@ -16,6 +17,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from random import Random
 
@@ -25,6 +27,7 @@ from rich.table import Table
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from deployments.device.device import num_cores
+from deployments.engine.attention.kv_cache import KVShape
 from deployments.engine.engine import Engine
 from deployments.engine.limits import EngineLimits
 from deployments.engine.model.loader import LoadedModel, load_model, prepare_model
@@ -73,6 +76,14 @@ class Conversations:
         self._args = args
         self._params = SamplingParams(temperature=0, max_tokens=args.num_tokens, ignore_eos=True)
         self._max_model_len = SYSTEM_TOKENS + args.turns * (QUESTION_TOKENS + args.num_tokens)
+        self._kv_blocks = self._blocks_of_all()
+
+    def _blocks_of_all(self) -> tuple[int, ...]:
+        """Return the blocks that hold all conversations, and those that run once more."""
+        shape = KVShape.of(self._loaded.text_config, self._loaded.model.dtype)
+        num_sequences = self._args.conversations + self._args.max_num_seqs
+        limits = EngineLimits(num_sequences, self._max_model_len, 512)
+        return limits.layout(shape.group_capacities(self._max_model_len)).num_blocks
 
     def hold(self, *, prefix_caching: bool) -> Round:
         """Hold all conversations from start to end, on a new engine."""
@@ -82,7 +93,13 @@ class Conversations:
         def words(count: int) -> tuple[int, ...]:
             return tuple(random.randrange(10, vocab_size) for _ in range(count))
 
-        limits = EngineLimits(self._args.conversations, self._max_model_len, 512, prefix_caching)
+        limits = EngineLimits(
+            self._args.max_num_seqs,
+            self._max_model_len,
+            512,
+            prefix_caching,
+            kv_blocks=self._kv_blocks,
+        )
         engine = Engine(self._loaded, limits)
         engine.warm_up()
         system = words(SYSTEM_TOKENS)
@@ -100,15 +117,21 @@ class Conversations:
         self, engine: Engine, prompts: Sequence[tuple[int, ...]]
     ) -> tuple[list[list[int]], list[float]]:
         answers: list[list[int]] = [[] for _ in prompts]
-        waits = [0.0] * len(prompts)
-        asked = time.perf_counter()
-        for i, prompt in enumerate(prompts):
-            engine.add(SequenceRequest(str(i), prompt, self._params))
+        asked, waits = [0.0] * len(prompts), [0.0] * len(prompts)
+        unasked = iter(range(len(prompts)))
+
+        def ask(count: int) -> None:
+            for i in islice(unasked, count):
+                engine.add(SequenceRequest(str(i), prompts[i], self._params))
+                asked[i] = time.perf_counter()
+
+        ask(self._args.max_num_seqs)
         while engine.has_work:
             for name, delta in engine.step():
                 i = int(name)
-                waits[i] = waits[i] or time.perf_counter() - asked
+                waits[i] = waits[i] or time.perf_counter() - asked[i]
                 answers[i] += delta.token_ids
+                ask(delta.finish_reason is not None)
         return answers, waits
 
 
@@ -116,13 +139,15 @@ def main() -> None:
     """Measure and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument(
-        "--conversations", type=int, default=8, help="conversations at once, one slot each"
+        "--conversations", type=int, help="conversations; by default four times --max-num-seqs"
     )
+    parser.add_argument("--max-num-seqs", type=int, default=8, help="sequences that run at once")
     parser.add_argument("--turns", type=int, default=4, help="turns of each conversation")
     parser.add_argument("--num-tokens", type=int, default=24, help="tokens of each answer")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of each, alternating")
     parser.add_argument("--random", action="store_true", help="random weights in a larger shape")
     args = parser.parse_args()
+    args.conversations = args.conversations or 4 * args.max_num_seqs
     torch.set_num_threads(num_cores())
     conversations = Conversations(load(is_random=args.random), args)
     conversations.hold(prefix_caching=True)  # warm
@@ -132,8 +157,8 @@ def main() -> None:
     ]
     _require_equal_answers(pairs)
     table = Table(
-        title=f"{args.conversations} conversations of {args.turns} turns, "
-        f"{torch.get_num_threads()} thread(s), ms"
+        title=f"{args.conversations} conversations of {args.turns} turns, {args.max_num_seqs} at "
+        f"once, {torch.get_num_threads()} thread(s), ms"
     )
     for column in ("", "recomputed", "prefixes reused", "ratio"):
         table.add_column(column, justify="right")

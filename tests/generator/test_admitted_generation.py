@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from dataclasses import replace
 from itertools import count
+from threading import Semaphore
 from typing import Any
 
 import pytest
@@ -19,6 +20,8 @@ from deployments.contract import (
     SamplingParams,
     StreamKey,
 )
+from deployments.device.device import CpuDevice
+from deployments.engine.kv_layout import BLOCK_SIZE
 from deployments.errors import InvalidRequestError, RaystreamError
 from deployments.generator.prompt_encoder import EncodedPrompt
 from deployments.text_generator import TextGenerator
@@ -201,3 +204,45 @@ async def test_the_limits_change_while_the_replica_runs(generator: Replica) -> N
     more, _ = await open_streams(generator, 9)
     assert len(more) == 2
     await close([*accepted, *more])
+
+
+class SmallDevice(CpuDevice):
+    """Memory for a few sequences of full length."""
+
+    @property
+    def total_bytes(self) -> int:
+        return 6 * 2**20
+
+
+async def test_as_many_run_as_their_tokens_fit_into_the_memory(
+    generator: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = Replica(
+        replace(generator._spec, max_num_seqs=8, max_batched_tokens=64, max_queued_requests=1),
+        lambda _: SmallDevice(),
+    )
+    engine = small._placed.engine
+    steps, run_step = Semaphore(0), engine.step
+    monkeypatch.setattr(engine, "step", lambda: steps.acquire() and run_step())
+    num_warm = engine.stats.num_steps
+    [num_blocks] = small.plan.kv_blocks
+    num_that_fit = num_blocks // (3840 // BLOCK_SIZE)
+    assert 1 <= num_that_fit < 8
+    long = SamplingParams(temperature=0, ignore_eos=True, max_tokens=3800)
+    streams = [small.generate(replace(REQUEST, sampling=long)) for _ in range(num_that_fit + 2)]
+    try:
+        events = [(await anext(stream))[0] for stream in streams]
+        assert [type(event) for event in events] == [*[Accepted] * (num_that_fit + 1), Refused]
+        assert small._admission.num_running == num_that_fit
+        steps.release(2)  # the first may have begun before the other sequences came
+        async with asyncio.timeout(30):
+            while small._engine.stats.num_steps < num_warm + 2:  # noqa: ASYNC110 - nothing tells of it
+                await asyncio.sleep(0)
+        stats = small._engine.stats
+        assert (stats.num_running, stats.num_waiting) == (num_that_fit, 1)
+        assert stats.kv_usage > 0.5
+    finally:
+        steps.release(10_000)
+        await close(streams)
+        small.__del__()
+    assert is_empty(small)
