@@ -11,11 +11,17 @@ from deployments.engine.output import FinishReason
 from deployments.engine.sampling_params import SamplingParams
 from deployments.engine.scheduling.kv_table import (
     MIN_REUSED_TOKENS,
+    Holder,
     KVTable,
     num_shared_tokens,
     num_stored_tokens,
 )
-from deployments.engine.scheduling.scheduler import DecodeRow, Scheduler, StepPlan
+from deployments.engine.scheduling.scheduler import (
+    DecodeRow,
+    PrefillChunk,
+    Scheduler,
+    StepPlan,
+)
 from deployments.engine.scheduling.sequence import (
     Sequence,
     SequenceEvent,
@@ -381,7 +387,7 @@ class Simulation:
         wanted = self.scheduler.waiting[0]
         if not self.prefix_caching or not wanted.can_chunk_prefill:
             return 0
-        proven = [
+        proven: list[Holder] = [
             *(s for s in table.running if s.state is SequenceState.DECODING),
             *(r for r in table.retained if r.proof is None or r.proof in self.decoding),
         ]
@@ -430,7 +436,8 @@ class Simulation:
             assert self.kv.gives(table.starts_of(kept), kept.token_ids)
 
     def complete(self, plan: StepPlan) -> None:
-        for row in (*plan.decode, *plan.prefill):
+        rows: list[DecodeRow | PrefillChunk] = [*plan.decode, *plan.prefill]
+        for row in rows:
             seq, start = row.sequence, row.sequence.num_computed_tokens
             end = len(seq.token_ids) if isinstance(row, DecodeRow) else row.end
             assert row.starts == self.scheduler.table.starts_of(seq)

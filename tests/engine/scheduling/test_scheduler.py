@@ -297,7 +297,8 @@ def test_every_token_is_computed_once_in_order_and_within_the_budget(
             scheduler.add(item[1])
             alive.append(item[1])
         plan = scheduler.schedule()
-        starts = [row.starts for row in (*plan.decode, *plan.prefill)]
+        starts = [row.starts for row in plan.decode]
+        starts += [chunk.starts for chunk in plan.prefill]
         assert len(set(starts)) == len(starts) <= max_num_seqs
         is_lone_image = len(plan.prefill) == 1 and not plan.prefill[0].sequence.can_chunk_prefill
         assert plan.num_tokens <= budget or is_lone_image
