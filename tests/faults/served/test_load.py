@@ -21,9 +21,16 @@ BODIES: tuple[Body, ...] = tuple(
 
 
 async def kill_again_and_again(replicas: Replicas, duration_s: float) -> int:
-    """Kill one of the living replicas at regular intervals; return how many died."""
+    """Kill one of the living replicas at regular intervals; return how many died.
+
+    It goes on for longer if fewer than half of the intervals found one alive: replicas start slowly
+    on a busy machine.
+    """
     num_kills, random = 0, Random(15)
-    for _ in range(int(duration_s / KILL_INTERVAL_S)):
+    num_intervals = int(duration_s / KILL_INTERVAL_S)
+    for interval in itertools.count():
+        if interval >= num_intervals and num_kills >= num_intervals / 2:
+            break
         await asyncio.sleep(KILL_INTERVAL_S)
         if alive := replicas.alive:
             kill(random.choice(alive))
@@ -52,7 +59,6 @@ async def test_no_request_fails_and_no_token_is_lost_or_doubled(
     loops = (ask_again_and_again(client, start, killing) for start in range(NUM_CLIENTS))
     answers = list(itertools.chain(*await asyncio.gather(*loops)))
     assert_equal([answer for _, answer in answers], [known[str(body)] for body, _ in answers])
-    assert killing.result() >= duration_s / KILL_INTERVAL_S / 2
     moved = [answer for _, answer in answers if answer.lost_at]
     assert moved
     record("replicas killed", killing.result())

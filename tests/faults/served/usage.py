@@ -1,11 +1,13 @@
 """What a server's processes hold over time: memory and open files, as figures and as a plot."""
 
 import asyncio
+import json
 import time
 from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 import psutil
 from matplotlib.figure import Figure
@@ -14,6 +16,9 @@ from tests.ray.serve_run import Server
 
 INTERVAL_S = 2.0
 MIB = 2**20
+COLORS = ("black", "tab:purple", "tab:gray")
+"""Of the events, in the order of their names."""
+
 TITLES = {
     "ray::ServeReplica:raystream:Ingress": "ingress",
     "ray::ServeReplica:raystream:pydoc-chat": "replicas",
@@ -31,13 +36,25 @@ class Usage:
     Attributes:
         rss_bytes: Resident memory.
         num_fds: Open file descriptors.
+        largest_rss_bytes: Of the process that holds the most.
     """
 
     rss_bytes: int = 0
     num_fds: int = 0
+    largest_rss_bytes: int = 0
+
+    @classmethod
+    def of(cls, process: psutil.Process) -> Self:
+        """Return what one process holds."""
+        rss_bytes = process.memory_info().rss
+        return cls(rss_bytes, process.num_fds(), rss_bytes)
 
     def __add__(self, other: "Usage") -> "Usage":
-        return Usage(self.rss_bytes + other.rss_bytes, self.num_fds + other.num_fds)
+        return Usage(
+            self.rss_bytes + other.rss_bytes,
+            self.num_fds + other.num_fds,
+            max(self.largest_rss_bytes, other.largest_rss_bytes),
+        )
 
 
 def usage_of(server: Server) -> dict[str, Usage]:
@@ -48,7 +65,7 @@ def usage_of(server: Server) -> dict[str, Usage]:
             command = " ".join(process.cmdline()[:1])
             for part, kind in TITLES.items():
                 if part in command:
-                    found[kind] += Usage(process.memory_info().rss, process.num_fds())
+                    found[kind] += Usage.of(process)
     return dict(found)
 
 
@@ -76,22 +93,48 @@ class UsageLog:
         """Note what is done to the server now."""
         self.events.append((self._now_s(), event))
 
+    def largest_in_halves(self, kind: str) -> tuple[int, int]:
+        """Return the largest resident memory of a process in the first and in the second half."""
+        largest = [usage[kind].largest_rss_bytes for _, usage in self.samples if kind in usage]
+        middle = len(largest) // 2
+        return max(largest[:middle]), max(largest[middle:])
+
+    def write(self, path: Path) -> None:
+        """Write what `plot` draws into a JSON file, so that it can be drawn again."""
+        samples = [
+            (at_s, {kind: each.rss_bytes for kind, each in usage.items()})
+            for at_s, usage in self.samples
+        ]
+        path.write_text(json.dumps({"events": self.events, "rss_bytes": samples}))
+
     def plot(self, path: Path) -> None:
         """Draw the resident memory of each kind over time, and the events, into a PNG file."""
-        figure = Figure(figsize=(10, 5), dpi=100, layout="constrained")
-        axes = figure.subplots()
-        for kind in TITLES.values():
-            seconds = [at_s for at_s, usage in self.samples if kind in usage]
-            sizes = [usage[kind].rss_bytes / MIB for _, usage in self.samples if kind in usage]
-            axes.plot(seconds, sizes, label=kind)
-        for at_s, event in self.events:
-            axes.axvline(at_s, color="gray", linewidth=0.6, linestyle=":")
-            axes.text(at_s, 0, f" {event}", rotation=90, fontsize=7, va="bottom", ha="right")
-        axes.set_xlabel("seconds")
-        axes.set_ylabel("resident memory, MiB")
-        axes.set_ylim(bottom=0)
-        axes.grid(alpha=0.3)
-        axes.legend(loc="center right")
+        figure = Figure(figsize=(10, 7), dpi=100, layout="constrained")
+        figure.suptitle("Resident memory in MiB, over minutes")
+        upper, lower = figure.subplots(2, sharex=True)
+        for axes, kinds in ((upper, {"replicas"}), (lower, set(TITLES.values()) - {"replicas"})):
+            for kind in sorted(kinds):
+                drawn = [(at_s / 60, usage[kind]) for at_s, usage in self.samples if kind in usage]
+                sizes = [usage.rss_bytes / MIB for _, usage in drawn]
+                axes.plot([at_min for at_min, _ in drawn], sizes, label=kind)
+            for event, color in zip(
+                sorted({name for _, name in self.events}), COLORS, strict=False
+            ):
+                moments = [at_s / 60 for at_s, name in self.events if name == event]
+                drawing = axes.get_xaxis_transform()  # from the lower edge to the upper one
+                axes.vlines(
+                    moments,
+                    0,
+                    1,
+                    color,
+                    linestyle="--",
+                    linewidth=0.9,
+                    label=event,
+                    transform=drawing,
+                )
+            axes.set_ylim(bottom=0)
+            axes.grid(alpha=0.3)
+            axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
         figure.savefig(path)
 
     def _now_s(self) -> float:
