@@ -7,7 +7,8 @@ slow for a step.
 from collections.abc import Collection, Iterator, Mapping
 
 from deployments.compute.token_budget import TokenBudget
-from deployments.engine.scheduling.kv_table import Holder, KVTable, num_stored_tokens
+from deployments.engine.scheduling.kv_table import KVTable
+from deployments.engine.scheduling.prefixes import Holder, num_stored_tokens
 from deployments.engine.scheduling.scheduler import Scheduler
 from deployments.engine.scheduling.sequence import Sequence, SequenceState
 
@@ -96,7 +97,7 @@ def _broken_counters(scheduler: Scheduler, budget: TokenBudget) -> Iterator[str]
 def _broken_extents(table: KVTable) -> Iterator[str]:
     """Compare the blocks of each group with those who should hold them."""
     holders: set[Holder] = {*table.running, *table.retained}
-    for group, pool in enumerate(table.pools):
+    for group, pool in enumerate(table.extents.pools):
         if pool.holders != holders:
             yield f"group {group} has {len(pool.holders)} holders, not {len(holders)}"
         end = 0
@@ -107,8 +108,8 @@ def _broken_extents(table: KVTable) -> Iterator[str]:
         num_free = pool.num_blocks - sum(extent.num_blocks for extent in pool.extents)
         if end > pool.num_blocks or num_free != pool.num_free:
             yield f"group {group} has {num_free} free blocks, not {pool.num_free}"
-    for holder in holders & table.pools[0].holders:
-        size = table.layout.block_size * table.pools[0][holder].num_blocks
+    for holder in holders & table.extents.pools[0].holders:
+        size = table.layout.block_size * table.extents.pools[0][holder].num_blocks
         num_tokens = num_stored_tokens(holder)
         if size < min(num_tokens, table.layout.capacities[0]):
             yield f"an extent of {size} tokens holds {num_tokens}"

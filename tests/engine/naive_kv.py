@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from deployments.engine.kv_layout import KVCopy, KVLayout
-from deployments.engine.scheduling.kv_table import MIN_REUSED_TOKENS
+from deployments.engine.scheduling.prefixes import MIN_REUSED_TOKENS
 
 Starts = tuple[int, ...]
 

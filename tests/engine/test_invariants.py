@@ -43,20 +43,20 @@ def run_twice(engine: Engine) -> None:
 
 
 def lose_a_block(engine: Engine) -> None:
-    engine._scheduler.table.pools[0].num_free -= 1
+    engine._scheduler.table.extents.pools[0].num_free -= 1
 
 
 def lose_an_extent(engine: Engine) -> None:
-    engine._scheduler.table.pools[0].give_back(sequence(engine, "a"))
+    engine._scheduler.table.extents.pools[0].give_back(sequence(engine, "a"))
 
 
 def share_a_block(engine: Engine) -> None:
-    pool = engine._scheduler.table.pools[0]
+    pool = engine._scheduler.table.extents.pools[0]
     pool._extents[sequence(engine, "b")] = pool[sequence(engine, "a")]
 
 
 def hold_too_little(engine: Engine) -> None:
-    engine._scheduler.table.pools[0].cut(sequence(engine, "c"), 1)
+    engine._scheduler.table.extents.pools[0].cut(sequence(engine, "c"), 1)
 
 
 def run_and_wait(engine: Engine) -> None:

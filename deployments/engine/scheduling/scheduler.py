@@ -160,7 +160,7 @@ class Scheduler:
         num_before = self.num_running
         chunks = list(self._prefill(self.max_step_tokens - len(decode), copies))
         # Only now is it known where everything lies: an admission may move others.
-        starts_of = self.table.starts_of
+        starts_of = self.table.extents.starts_of
         return StepPlan(
             tuple(DecodeRow(sequence, starts_of(sequence)) for sequence in decode),
             tuple(PrefillChunk(s, starts_of(s), first, end) for s, first, end in chunks),

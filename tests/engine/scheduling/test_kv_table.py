@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 from deployments.engine.kv_layout import KVCopy, KVLayout
 from deployments.engine.output import FinishReason
 from deployments.engine.sampling_params import SamplingParams
-from deployments.engine.scheduling.kv_table import (
+from deployments.engine.scheduling.kv_table import KVTable
+from deployments.engine.scheduling.prefixes import (
     MIN_REUSED_TOKENS,
     Holder,
-    KVTable,
-    num_shared_tokens,
     num_stored_tokens,
 )
 from deployments.engine.scheduling.scheduler import (
@@ -43,18 +42,6 @@ def sequence(
         model_inputs={"pixel_values": torch.zeros(1)} if has_images else {},
     )
     return Sequence(request, max_model_len=LENGTH, eos_token_ids=frozenset())
-
-
-@given(st.lists(st.integers(0, 1), max_size=40), st.lists(st.integers(0, 1), max_size=40))
-def test_shared_tokens_are_counted_to_the_first_that_differs(
-    first: list[int], second: list[int]
-) -> None:
-    limit = min(len(first), len(second))
-    expected = next((i for i in range(limit) if first[i] != second[i]), limit)
-    assert num_shared_tokens(first, second, limit) == expected
-    # A bisection could go wrong inside long runs of equal tokens.
-    long_first, long_second = [7] * 100 + first, [7] * 100 + second
-    assert num_shared_tokens(long_first, long_second, 100 + limit) == 100 + expected
 
 
 def table(
@@ -108,7 +95,7 @@ def test_a_running_sequence_donates_what_it_has_computed_and_keeps_it() -> None:
     run(kv, donor := sequence("donor", range(40)))
     taker = sequence("taker", [*range(30), 99])
     copies = run(kv, taker)
-    assert copies == [KVCopy(0, kv.starts_of(donor)[0], kv.starts_of(taker)[0], 30)]
+    assert copies == [KVCopy(0, kv.extents.starts_of(donor)[0], kv.extents.starts_of(taker)[0], 30)]
     assert taker.num_cached_tokens == 30
 
 
@@ -116,9 +103,9 @@ def test_a_retained_prefix_that_is_used_up_is_taken_where_it_lies() -> None:
     kv = table()
     retain(kv, range(40))
     (retained,) = kv.retained
-    start = kv.starts_of(retained)
+    start = kv.extents.starts_of(retained)
     assert run(kv, longer := sequence("turn 2", range(60))) == []
-    assert kv.starts_of(longer) == start
+    assert kv.extents.starts_of(longer) == start
     assert held(kv) == []
 
 
@@ -391,7 +378,7 @@ class Simulation:
             *(s for s in table.running if s.state is SequenceState.DECODING),
             *(r for r in table.retained if r.proof is None or r.proof in self.decoding),
         ]
-        donors = [(table.starts_of(each), num_stored_tokens(each)) for each in proven]
+        donors = [(table.extents.starts_of(each), num_stored_tokens(each)) for each in proven]
         return self.kv.longest_prefix(wanted.token_ids, donors)
 
     @property
@@ -422,7 +409,7 @@ class Simulation:
         """Check that no two extents overlap, and that all hold what they should."""
         table = self.scheduler.table
         assert set(table.running) == {s for s in self.alive if s.state is not SequenceState.WAITING}
-        for pool in table.pools:
+        for pool in table.extents.pools:
             ends = [0, *(extent.end for extent in pool.extents)]
             firsts = [*(extent.first for extent in pool.extents), pool.num_blocks]
             assert all(first >= end for first, end in zip(firsts, ends, strict=True))
@@ -431,16 +418,16 @@ class Simulation:
             assert not table.needs_room(seq)
             if seq.can_chunk_prefill:
                 computed = seq.token_ids[: seq.num_computed_tokens]
-                assert self.kv.gives(table.starts_of(seq), computed)
+                assert self.kv.gives(table.extents.starts_of(seq), computed)
         for kept in table.retained:
-            assert self.kv.gives(table.starts_of(kept), kept.token_ids)
+            assert self.kv.gives(table.extents.starts_of(kept), kept.token_ids)
 
     def complete(self, plan: StepPlan) -> None:
         rows: list[DecodeRow | PrefillChunk] = [*plan.decode, *plan.prefill]
         for row in rows:
             seq, start = row.sequence, row.sequence.num_computed_tokens
             end = len(seq.token_ids) if isinstance(row, DecodeRow) else row.end
-            assert row.starts == self.scheduler.table.starts_of(seq)
+            assert row.starts == self.scheduler.table.extents.starts_of(seq)
             for position in range(start, end):
                 token: object = seq.token_ids[position]
                 written = token if seq.can_chunk_prefill else f"image {token}"
