@@ -30,7 +30,7 @@ FOLDER = "RAYSTREAM_TEST_FAULTS_FOLDER"
 
 REPORT_INTERVAL_S = 0.02
 STEPS_BETWEEN_CHECKS = 64
-"""`Engine.check` reads every slot, which would slow each step down."""
+"""`Engine.check` looks at every holder of memory, which would slow each step down."""
 
 SLOW_STEP_S = 0.02
 
