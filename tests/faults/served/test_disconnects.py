@@ -35,7 +35,7 @@ async def leave_after(
             await stream.read_tokens(num_tokens)
 
 
-async def test_200_clients_that_leave_free_every_slot(
+async def test_200_clients_that_leave_free_every_place(
     client: httpx.AsyncClient, replicas: Replicas, record: Record
 ) -> None:
     expected = await read(client, BODY)
@@ -50,6 +50,6 @@ async def test_200_clients_that_leave_free_every_slot(
         )
         kill(replicas.alive[0])
     await asyncio.gather(*leavers)
-    record("until all slots were free, s", round(await reached(lambda: replicas.are_idle), 2))
+    record("until all places were free, s", round(await reached(lambda: replicas.are_idle), 2))
     await replicas.complete(NUM_REPLICAS)
     assert_equal([await read(client, BODY)], [expected])

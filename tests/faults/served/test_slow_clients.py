@@ -74,7 +74,7 @@ def vanish(connection: socket.socket) -> None:
     connection.close()
 
 
-async def test_a_client_that_vanishes_while_its_stream_moves_frees_its_slot(
+async def test_a_client_that_vanishes_while_its_stream_moves_frees_its_place(
     client: httpx.AsyncClient, replicas: Replicas, server: Server, record: Record
 ) -> None:
     small = await read(client, SMALL)
@@ -91,4 +91,4 @@ async def test_a_client_that_vanishes_while_its_stream_moves_frees_its_slot(
         except PermissionError:
             pytest.skip("needs CAP_NET_ADMIN")
         assert_equal([await stream.read_to_end()], [small])
-    record("until all slots were free, s", round(await reached(lambda: replicas.are_idle), 2))
+    record("until all places were free, s", round(await reached(lambda: replicas.are_idle), 2))
