@@ -96,7 +96,8 @@ class ModelRunner:
 
     def trace(self) -> None:
         """Trace the model and run the traced forward pass from now on."""
-        self._forward = trace(self._model, self._kv.shape, self._max_num_seqs)
+        # A single row may be padded to two.
+        self._forward = trace(self._model, self._kv.shape, max(2, self._max_num_seqs))
 
     @property
     def num_graphs(self) -> int:

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 import httpx
 import pytest
 
-from tests.faults.served.answer import Answer, assert_equal, read
+from tests.faults.served.answer import Answer, assert_equal, opened, read
 from tests.faults.served.conftest import MAX_NUM_SEQS, NUM_QUEUED, NUM_REPLICAS, Memory, Record
 from tests.faults.served.kinds import SEEDED, about
 from tests.faults.served.replicas import Replicas, kill, reached
 
 NUM_CLIENTS = 10 * NUM_REPLICAS * (MAX_NUM_SEQS + NUM_QUEUED)
-BODY = about("os.path.join", **SEEDED, max_tokens=300)
+NUM_TOKENS = 300
+BODY = about("os.path.join", **SEEDED, max_tokens=NUM_TOKENS)
 BACKOFF_S = 1
 """A refused client comes back sooner than it is told."""
 
@@ -26,12 +27,18 @@ class Crowd:
 
     client: httpx.AsyncClient
     is_over: asyncio.Event = field(default_factory=asyncio.Event)
+    asking: dict[str, Answer] = field(default_factory=dict)
     answers: list[Answer] = field(default_factory=list)
     refusals: list[Answer] = field(default_factory=list)
 
     async def ask(self) -> None:
         while not self.is_over.is_set():
-            answer = await read(self.client, BODY)
+            async with opened(self.client, BODY) as stream:
+                answer = stream.answer
+                if answer.status == 200:
+                    self.asking[answer.request_id] = answer
+                    await stream.read_to_end()
+                    del self.asking[answer.request_id]
             (self.refusals if answer.status == 503 else self.answers).append(answer)
             if answer.status == 503:
                 await asyncio.sleep(BACKOFF_S)
@@ -45,13 +52,19 @@ class Crowd:
             await asyncio.sleep(duration_s)
             self.is_over.set()
 
+    @property
+    def begun(self) -> str | None:
+        """The id of a request whose answer has only just begun."""
+        early = (name for name, a in self.asking.items() if 0 < a.num_tokens < NUM_TOKENS // 4)
+        return next(early, None)
 
-async def kill_one_after(replicas: Replicas, delay_s: float) -> None:
-    """Kill a replica that runs sequences, once the clients have asked for some seconds."""
+
+async def kill_one_after(crowd: Crowd, replicas: Replicas, delay_s: float) -> None:
+    """Kill the replica of an answer that has begun, some seconds after the first request."""
     await asyncio.sleep(delay_s)
-    victim = replicas.alive[0]
-    await reached(lambda: replicas.counts_of(victim)["num_sequences"] >= MAX_NUM_SEQS // 2)
-    kill(victim)
+    await reached(lambda: crowd.begun is not None)
+    assert crowd.begun is not None
+    kill(replicas.runs_of(crowd.begun)[-1])
 
 
 def assert_clean(refusal: Answer) -> None:
@@ -73,7 +86,7 @@ async def test_refusals_are_clean_and_admitted_answers_whole(
     crowd = Crowd(client)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(crowd.press(duration_s))
-        tasks.create_task(kill_one_after(replicas, duration_s / 3))
+        tasks.create_task(kill_one_after(crowd, replicas, duration_s / 3))
     growth = memory.of_the_ingress() - before
     assert_equal(crowd.answers, [expected] * len(crowd.answers))
     for refusal in crowd.refusals:
