@@ -99,7 +99,8 @@ KINDS: Mapping[str, Body] = {
         logit_bias={"100": 2, "200": -3},
     ),
     "image": about("", messages=_picture()),
-    "ignore_eos": about("os.walk", min_tokens=0, ignore_eos=True),
+    # Tokens after the end have no text; without log-probabilities their client would see no event.
+    "ignore_eos": about("os.walk", min_tokens=0, ignore_eos=True, logprobs=True),
 }
 """`stop` is missing: `split_stop` makes it from an answer."""
 

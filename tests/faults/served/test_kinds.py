@@ -1,7 +1,6 @@
 """Every kind of request, whose replica is killed while it streams: equal to the undisturbed run."""
 
 import asyncio
-from uuid import uuid4
 
 import httpx
 import pytest
@@ -50,12 +49,10 @@ async def read_and_kill(
 ) -> Answer:
     """Read some tokens, kill the replica that generates them, and read the rest.
 
-    The stream is a slow one, so that it does not end before the kill.
-
     It waits until the other streams have read theirs, too: one that loses two replicas before its
     first token is taken for the cause.
     """
-    async with opened(client, body, request_id=f"slow-{uuid4().hex}") as stream:
+    async with opened(client, body) as stream:
         await stream.read_tokens(num_tokens)
         await others.wait()
         victims = replicas.runs_of(stream.answer.request_id)
