@@ -359,6 +359,17 @@ def test_without_a_pool_of_threads_steps_run_call_by_call(
     assert not programs_of(engine)._programs
 
 
+def test_one_sequence_runs_alone_where_a_single_row_is_padded_to_two(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("deployments.engine.model.runner.is_single_row_exact", lambda _: False)
+    engine = Engine(load(qwen2), EngineLimits(1, MAX_MODEL_LEN, 16, block_size=8))
+    engine.warm_up()
+    engine.add(request("s", 5, 6))
+    assert len(finish(engine)["s"]) == 6
+    assert [rows for rows, _ in programs_of(engine)._programs] == [2]
+
+
 def test_an_error_while_capturing_leaves_nothing_captured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
