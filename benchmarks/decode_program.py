@@ -17,13 +17,14 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.engine import CPU, FOLDER, half_billion
+from benchmarks.engine import half_billion
+from benchmarks.random_model import loaded_with_tokenizer
 from benchmarks.three_million import three_million
 from deployments.compute.cpu.memory import keep_freed_memory
 from deployments.device.device import num_cores
 from deployments.engine.engine import Engine
 from deployments.engine.limits import EngineLimits
-from deployments.engine.model.loader import LoadedModel, load_model, prepare_model
+from deployments.engine.model.loader import LoadedModel
 from deployments.engine.replay.cpu_program import DecodePrograms
 from deployments.engine.sampling_params import SamplingParams
 from deployments.engine.scheduling.sequence import SequenceRequest
@@ -41,7 +42,6 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300)
     options = parser.parse_args()
     keep_freed_memory()
-    tokenizer = load_model(str(FOLDER), revision=None, dtype="float32", device=CPU).tokenizer
     table = Table("shape", "threads", "sequences", "call by call ms", "program ms", "ratio")
     shapes = (
         ("Qwen2-0.5B", half_billion, num_cores()),
@@ -49,9 +49,7 @@ def main() -> None:
     )
     for name, make_model, num_threads in shapes:
         torch.set_num_threads(num_threads)
-        model = make_model()
-        prepare_model(model)
-        loaded = LoadedModel(model, tokenizer, None, frozenset())
+        loaded = loaded_with_tokenizer(make_model())
         for num_sequences in map(int, options.sequences.split(",")):
             calls_s, program_s = measure(loaded, num_sequences, options.steps)
             cells = (f"{1e3 * calls_s:.2f}", f"{1e3 * program_s:.2f}", f"{calls_s / program_s:.2f}")

@@ -16,7 +16,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -31,13 +30,15 @@ from transformers import (
 )
 
 from benchmarks.gpu.shapes import QWEN_05B
+from benchmarks.pairs import compared
+from benchmarks.random_model import FOLDER, loaded_with_tokenizer
 from deployments.compute.cpu.memory import keep_freed_memory
 from deployments.contract import ChatMessage, GenerationRequest, TextPart
 from deployments.device.device import num_compute_threads
 from deployments.engine.detokenizing.detokenizer import Detokenizer
 from deployments.engine.engine import Engine
 from deployments.engine.limits import EngineLimits
-from deployments.engine.model.loader import LoadedModel, load_model, prepare_model
+from deployments.engine.model.loader import LoadedModel, load_model
 from deployments.engine.model.runner import ModelRunner
 from deployments.engine.recovery import sampling_recovery
 from deployments.engine.sampling_params import SamplingParams
@@ -46,7 +47,6 @@ from deployments.engine.scheduling.sequence import SequenceRequest
 from deployments.generator.prompt_encoder import EncodedPrompt, PromptEncoder
 from models.training.corpus import load_corpus
 
-FOLDER = Path(__file__).resolve().parent.parent / "models/pydoc-chat"
 CPU = torch.device("cpu")
 READ_BYTES = 2**30
 PROMPT_TOKENS = 64
@@ -115,11 +115,10 @@ def compare_with_generate(counts: list[int], num_tokens: int, rounds: int) -> Ta
     for count in counts:
         batch = prompts(loaded, count)
         pairs = [
-            (generate_speed(stock, batch, num_tokens), engine_speed(loaded, batch, num_tokens))
+            (engine_speed(loaded, batch, num_tokens), generate_speed(stock, batch, num_tokens))
             for _ in range(rounds)
         ]
-        generate, engine = (statistics.median(column) for column in zip(*pairs, strict=True))
-        ratio = statistics.median(engine / generate for generate, engine in pairs)
+        engine, generate, ratio = compared(pairs)
         table.add_row(str(count), f"{generate:.0f}", f"{engine:.0f}", f"{ratio:.1f}")
     return table
 
@@ -165,10 +164,8 @@ def timed_parts() -> Iterator[dict[str, list[float]]]:
 
 def compare_with_floor(counts: list[int], num_steps: int, rounds: int) -> Table:
     """Return a table of the decode step, its floor and its parts, in milliseconds."""
-    tokenizer = load_model(str(FOLDER), revision=None, dtype="float32", device=CPU).tokenizer
     model = half_billion()
-    prepare_model(model)
-    loaded = LoadedModel(model, tokenizer, None, frozenset())
+    loaded = loaded_with_tokenizer(model)
     embedding = model.get_input_embeddings().weight
     assert isinstance(embedding, torch.Tensor)
     # A step reads only one embedding row per token; the logits' layer holds a copy of the table.

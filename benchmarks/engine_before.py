@@ -25,19 +25,21 @@ from rich.console import Console
 from rich.table import Table
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from benchmarks.engine import CPU, FOLDER, half_billion
+from benchmarks.engine import half_billion
 from benchmarks.old_checkout import ROOT, old_checkout
+from benchmarks.pairs import compared
+from benchmarks.random_model import loaded_with_tokenizer
 from benchmarks.three_million import three_million
 from deployments.compute.cpu.memory import keep_freed_memory
 from deployments.device.device import num_cores
 from deployments.engine.engine import Engine
 from deployments.engine.limits import EngineLimits
-from deployments.engine.model.loader import LoadedModel, load_model, prepare_model
+from deployments.engine.model.loader import LoadedModel
 from deployments.engine.sampling_params import SamplingParams
 from deployments.engine.scheduling.sequence import SequenceRequest
 
 BASELINE = "a14976e"
-CODE = ("deployments", "benchmarks", "models")
+CODE = ("deployments",)
 MAX_MODEL_LEN = 1024
 PROMPT_TOKENS = 64
 PREFILL_TOKENS = 512
@@ -97,11 +99,8 @@ def work(shape: str) -> None:
     """Measure as the lines of standard input say; answer each with a line of seconds."""
     keep_freed_memory()
     torch.set_num_threads(num_cores())
-    tokenizer = load_model(str(FOLDER), revision=None, dtype="float32", device=CPU).tokenizer
     torch.manual_seed(0)
-    model = SHAPES[shape]()
-    prepare_model(model)
-    loaded = LoadedModel(model, tokenizer, None, frozenset())
+    loaded = loaded_with_tokenizer(SHAPES[shape]())
     for line in sys.stdin:
         count, num_prompt, num_steps = map(int, line.split())
         sys.stdout.write(f"{step_seconds(loaded, count, num_prompt, num_steps)}\n")
@@ -113,7 +112,8 @@ def worker(checkout: Path, shape: str) -> Iterator[Callable[[str], float]]:
     """Start a checkout's worker; yield a function that lets it measure."""
     with subprocess.Popen(
         [sys.executable, __file__, "--worker", shape],
-        env={**os.environ, "PYTHONPATH": str(checkout)},
+        # Only the code under test is the checkout's; the benchmark is this one.
+        env={**os.environ, "PYTHONPATH": f"{checkout}{os.pathsep}{ROOT}"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -142,11 +142,8 @@ def compare(shape: str, options: argparse.Namespace, old: Path, table: Table) ->
             line = " ".join(map(str, numbers))
             before(line), now(line)  # warm
             pairs = [(before(line), now(line)) for _ in range(options.rounds)]
-            first, second = (statistics.median(column) for column in zip(*pairs, strict=True))
-            ratio = statistics.median(after / start for start, after in pairs)
-            table.add_row(
-                shape, name, f"{1000 * first:.2f}", f"{1000 * second:.2f}", f"{ratio:.3f}"
-            )
+            after, start, ratio = compared((after, start) for start, after in pairs)
+            table.add_row(shape, name, f"{1000 * start:.2f}", f"{1000 * after:.2f}", f"{ratio:.3f}")
 
 
 def main() -> None:

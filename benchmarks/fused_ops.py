@@ -8,7 +8,6 @@ Run: python -m benchmarks.fused_ops
 """
 
 import argparse
-import statistics
 import time
 
 import torch
@@ -17,6 +16,7 @@ from rich.table import Table
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.gpu.shapes import QWEN_05B
+from benchmarks.pairs import compared
 from deployments.compute.cpu.memory import keep_freed_memory
 from deployments.device.device import num_cores
 from deployments.engine.attention.kv_cache import KVCache, KVShape
@@ -75,8 +75,7 @@ def main() -> None:
         pairs = [
             (step_ms(plain, kv, size), step_ms(fused, kv, size)) for _ in range(args.rounds + 2)
         ][2:]
-        before, after = (statistics.median(column) for column in zip(*pairs, strict=True))
-        ratio = statistics.median(before / after for before, after in pairs)
+        before, after, ratio = compared(pairs)
         table.add_row(str(size), f"{before:.2f}", f"{after:.2f}", f"{ratio:.2f}")
     Console().print(table)
 

@@ -23,14 +23,16 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.engine import CPU, FOLDER, half_billion
+from benchmarks.engine import half_billion
+from benchmarks.pairs import compared
+from benchmarks.random_model import loaded_with_tokenizer
 from benchmarks.three_million import three_million
 from deployments.compute.cpu.memory import keep_freed_memory
 from deployments.device.device import num_cores
 from deployments.engine.attention.kv_cache import KVShape
 from deployments.engine.engine import Engine
 from deployments.engine.limits import EngineLimits
-from deployments.engine.model.loader import LoadedModel, load_model, prepare_model
+from deployments.engine.model.loader import LoadedModel
 from deployments.engine.sampling_params import SamplingParams
 from deployments.engine.scheduling.sequence import SequenceRequest
 
@@ -68,11 +70,8 @@ class Round:
 
 def load(*, is_large: bool) -> LoadedModel:
     """Return a model with random weights and the embedded model's tokenizer."""
-    tokenizer = load_model(str(FOLDER), revision=None, dtype="float32", device=CPU).tokenizer
     torch.manual_seed(0)
-    model = half_billion() if is_large else three_million()
-    prepare_model(model)
-    return LoadedModel(model, tokenizer, None, frozenset())
+    return loaded_with_tokenizer(half_billion() if is_large else three_million())
 
 
 def make_requests(number: int) -> list[SequenceRequest]:
@@ -168,9 +167,7 @@ def _print(args: argparse.Namespace, pairs: Sequence[tuple[Round, Round]]) -> No
         "time to first token, median, s": lambda r: r.wait_s,
     }
     for name, figure in figures.items():
-        values = [(figure(few), figure(many)) for few, many in pairs]
-        few, many = (statistics.median(column) for column in zip(*values, strict=True))
-        ratio = statistics.median(many / few for few, many in values)
+        many, few, ratio = compared((figure(many), figure(few)) for few, many in pairs)
         table.add_row(name, f"{few:.1f}", f"{many:.1f}", f"{ratio:.2f}")
     Console().print(table)
 

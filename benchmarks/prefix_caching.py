@@ -26,6 +26,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from benchmarks.pairs import compared
 from deployments.device.device import num_cores
 from deployments.engine.attention.kv_cache import KVShape
 from deployments.engine.engine import Engine
@@ -168,9 +169,7 @@ def main() -> None:
         "total": lambda r: r.total_s,
     }
     for name, seconds in figures.items():
-        columns = [(seconds(off), seconds(on)) for off, on in pairs]
-        off, on = (statistics.median(column) for column in zip(*columns, strict=True))
-        ratio = statistics.median(off / on for off, on in columns)
+        off, on, ratio = compared((seconds(off), seconds(on)) for off, on in pairs)
         table.add_row(name, f"{1000 * off:.0f}", f"{1000 * on:.0f}", f"{ratio:.1f}")
     Console().print(table)
 

@@ -25,8 +25,9 @@ from rich.table import Table
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForImageTextToText, AutoProcessor, Qwen2Config, Qwen2ForCausalLM
 
-from benchmarks.engine import FOLDER
 from benchmarks.gpu.shapes import QWEN_05B
+from benchmarks.pairs import compared
+from benchmarks.random_model import FOLDER
 from deployments.compute.cpu.linear.quantization import check_quantization, quantize_model
 from deployments.compute.cpu.memory import keep_freed_memory
 from deployments.device.device import num_cores
@@ -117,8 +118,7 @@ def speed_table(batch_sizes: Sequence[int], rounds: int, num_steps: int) -> Tabl
 
 
 def _add_medians(table: Table, name: str, pairs: Sequence[tuple[float, float]]) -> None:
-    before, after = (statistics.median(column) for column in zip(*pairs, strict=True))
-    ratio = statistics.median(before / after for before, after in pairs)
+    before, after, ratio = compared(pairs)
     table.add_row(name, f"{before:.1f}", f"{after:.1f}", f"{ratio:.2f}")
 
 

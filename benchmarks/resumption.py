@@ -24,7 +24,8 @@ from rich.console import Console
 from rich.table import Table
 from transformers import PreTrainedModel, Qwen2ForCausalLM
 
-from benchmarks.engine import CPU, FOLDER
+from benchmarks.engine import CPU
+from benchmarks.random_model import FOLDER
 from benchmarks.three_million import config
 from deployments.compute.cpu.memory import keep_freed_memory
 from deployments.engine.engine import Engine

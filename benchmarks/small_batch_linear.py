@@ -9,12 +9,12 @@ medians of the whole pass, and the speed at which weights are read.
 import argparse
 import time
 from collections.abc import Callable, Sequence
-from statistics import median
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.pairs import compared
 from deployments.compute.cpu.jit.openmp import find_parallel
 from deployments.compute.cpu.linear.prepacked_linear import PrepackedLinear
 from deployments.compute.cpu.linear.small_batch_kernel import make_kernel
@@ -49,12 +49,12 @@ def main() -> None:
     for num_rows in map(int, options.rows.split(",")):
         inputs = [torch.randn(num_rows, k).bfloat16() for k, _ in shapes]
         pairs = [(_seconds(theirs, inputs), _seconds(ours, inputs)) for _ in range(options.rounds)]
-        their_s, our_s = (median(column) for column in zip(*pairs[1:], strict=True))
+        their_s, our_s, ratio = compared(pairs[1:])
         table.add_row(
             str(num_rows),
             f"{their_s * 1e3:.1f}",
             f"{our_s * 1e3:.1f}",
-            f"{median(a / b for a, b in pairs[1:]):.2f}",
+            f"{ratio:.2f}",
             f"{num_bytes / our_s / 1e9:.0f}",
         )
     Console().print(table)
