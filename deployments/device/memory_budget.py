@@ -56,7 +56,7 @@ class GroupDemand:
         return self.token_bytes * self.block_size
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Return the blocks that a sequence of so many tokens needs."""
+        """Return the blocks that a sequence of `num_tokens` tokens needs."""
         return -(-min(num_tokens, self.capacity) // self.block_size)
 
 

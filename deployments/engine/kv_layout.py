@@ -45,7 +45,7 @@ class KVLayout:
     block_size: int = BLOCK_SIZE
 
     def blocks_for(self, num_tokens: int) -> tuple[int, ...]:
-        """Return the blocks that so many tokens of a sequence, at least one, need in each group."""
+        """Return the blocks that a sequence of `num_tokens` tokens, at least 1, needs by group."""
         return tuple(
             -(-min(num_tokens, capacity) // self.block_size) for capacity in self.capacities
         )

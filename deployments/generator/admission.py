@@ -221,7 +221,7 @@ class Admission:
         self._check_waiting(self._turns.num_to_wait(num_new), f"{self.num_running} sequences run")
 
     def _num_too_many(self, num_new: int) -> int:
-        """Return by how many sequences the limit is exceeded if so many more have to wait."""
+        """Return by how many sequences the limit is exceeded if `num_new` more have to wait."""
         if num_new == 0:
             return 0
         return max(0, self.num_waiting + num_new - self.limits.max_queued_sequences)

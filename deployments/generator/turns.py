@@ -93,7 +93,7 @@ class Turns:
         return place in self._running or place in self._waiting
 
     def num_to_wait(self, num_new: int, *, is_resumed: bool = False) -> int:
-        """Return how many of so many new sequences, not weighed yet, would have to wait."""
+        """Return how many of `num_new` sequences, not weighed yet, would have to wait."""
         first = next(iter(self._waiting), None)
         if first is not None and (first.is_resumed or not is_resumed):
             return num_new
@@ -115,7 +115,7 @@ class Turns:
         self._let_run()
 
     def num_beyond(self, places: Sequence[Place], blocks: tuple[int, ...]) -> int:
-        """Return how many of these that run would have to wait if each needed so many blocks."""
+        """Return how many of these that run would have to wait if each needed `blocks`."""
         running = [place for place in places if place in self._running]
         num_free = list(self._num_free)
         for place in running:

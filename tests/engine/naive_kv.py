@@ -40,7 +40,7 @@ class NaiveKV:
         )
 
     def longest_prefix(self, wanted: list[int], donors: Iterable[tuple[Starts, int]]) -> int:
-        """Return the most tokens that a donor, with so many tokens of its own, can give."""
+        """Return the most tokens that a donor, given with the number of its tokens, can give."""
         return max(
             (
                 n

@@ -20,6 +20,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from deployments.compute.device_errors import is_fatal
 from deployments.engine.attention.kv_cache import KVShape
+from deployments.engine.attention.packed_step import DecodeSpan
 
 logger = logging.getLogger(__name__)
 
@@ -150,16 +151,14 @@ def _error(shape: KVShape, num_heads: int, device: torch.device, order: range) -
     keys, values = (random(spare_token + 1, shape.num_kv_heads) for _ in range(2))
     lengths = torch.tensor(PROBE_LENGTHS, device=device)
     starts = torch.tensor(order, device=device) * PROBE_EXTENT
-    places = torch.arange(max(PROBE_LENGTHS), device=device)
-    tokens = starts[:, None] + torch.minimum(places, lengths[:, None] - 1)
+    span = DecodeSpan.gathered(slice(0, num_rows), starts, lengths, max(PROBE_LENGTHS))
     is_unread = torch.ones(len(keys), dtype=torch.bool, device=device)
-    is_unread[tokens.flatten()] = False
+    is_unread[span.tokens] = False
     for stored in (keys, values):
         stored.masked_fill_(is_unread[:, None, None], torch.nan)
     reads = ExtentReads.of(starts, lengths, spare_token, max(PROBE_LENGTHS))
     found = reads.attend(query, keys, values, None)
     grouped = query.view(num_rows, shape.num_kv_heads, -1, shape.head_dim).float()
-    own_keys, own_values = (stored[tokens].transpose(1, 2).float() for stored in (keys, values))
-    seen = (places < lengths[:, None])[:, None, None]
-    expected = scaled_dot_product_attention(grouped, own_keys, own_values, attn_mask=seen)
+    own_keys, own_values = (span.read(stored).float() for stored in (keys, values))
+    expected = scaled_dot_product_attention(grouped, own_keys, own_values, attn_mask=span.mask)
     return (found.float() - expected.flatten(1, 2)).abs().max().item()

@@ -42,7 +42,7 @@ class DecodeBuckets:
     max_length: int
 
     def cover(self, num_rows: int, length: int) -> DecodeBucket:
-        """Return the smallest size that holds so many rows, each of at most `length` tokens."""
+        """Return the smallest size that holds `num_rows` rows of at most `length` tokens each."""
         return DecodeBucket(
             min(_round_rows(num_rows), self.max_rows),
             min(_round_length(length), self.max_length),

@@ -137,7 +137,7 @@ class BlockPool(Generic[Holder]):
         return self._slide_down([e for e in self.extents if start <= e.first < end], start)
 
     def _cheapest_slide(self, holder: Holder, num_more: int) -> "_Slide":
-        """Return the slide that frees so many blocks behind a holder and moves the fewest."""
+        """Return the slide that frees `num_more` blocks behind a holder and moves the fewest."""
         own, extents = self._extents[holder], self.extents
         place = extents.index(own)
         below, above = extents[place::-1], extents[place + 1 :]

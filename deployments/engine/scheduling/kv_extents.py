@@ -1,7 +1,7 @@
 """The extents of all holders in all groups of layers, and the copies that keep them in order."""
 
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from typing import Generic, TypeVar
 
 from deployments.engine.kv_layout import KVCopy, KVLayout
@@ -52,12 +52,9 @@ class KVExtents(Generic[Holder]):
         Returns:
             The copies that make room.
         """
-        copies: list[KVCopy] = []
-        for group, (pool, num_blocks) in enumerate(zip(self.pools, wanted, strict=True)):
-            moves = pool.take(holder, num_blocks)
-            assert moves is not None
-            copies += self._copies(group, moves)
-        return copies
+        return self._copies(
+            pool.take(holder, number) for pool, number in zip(self.pools, wanted, strict=True)
+        )
 
     def extend(self, holder: Holder, wanted: Blocks) -> list[KVCopy]:
         """Lengthen a holder's extents where they are shorter; enough blocks must be free.
@@ -65,16 +62,13 @@ class KVExtents(Generic[Holder]):
         Returns:
             The copies that make room.
         """
-        copies: list[KVCopy] = []
-        for group, (pool, num_blocks) in enumerate(zip(self.pools, wanted, strict=True)):
-            if num_blocks > pool[holder].num_blocks:
-                moves = pool.extend(holder, num_blocks)
-                assert moves is not None
-                copies += self._copies(group, moves)
-        return copies
+        return self._copies(
+            pool.extend(holder, number) if number > pool[holder].num_blocks else []
+            for pool, number in zip(self.pools, wanted, strict=True)
+        )
 
     def pass_on(self, holder: Holder, heir: Holder, num_tokens: int) -> None:
-        """Give a holder's extents to a new one, cut to so many tokens."""
+        """Give a holder's extents to a new one, cut to what `num_tokens` tokens need."""
         self._starts.pop(holder, None)
         wanted = self.layout.blocks_for(num_tokens)
         for pool, num_blocks in zip(self.pools, wanted, strict=True):
@@ -105,11 +99,14 @@ class KVExtents(Generic[Holder]):
             )
         ]
 
-    def _copies(self, group: int, moves: list[Move]) -> list[KVCopy]:
-        if moves:
+    def _copies(self, moves_by_group: Iterable[list[Move] | None]) -> list[KVCopy]:
+        size, copies = self.layout.block_size, list[KVCopy]()
+        for group, moves in enumerate(moves_by_group):
+            assert moves is not None, "enough blocks were free"
+            copies += [
+                KVCopy(group, move.source * size, move.target * size, move.num_blocks * size)
+                for move in moves
+            ]
+        if copies:
             self._starts.clear()
-        size = self.layout.block_size
-        return [
-            KVCopy(group, move.source * size, move.target * size, move.num_blocks * size)
-            for move in moves
-        ]
+        return copies

@@ -205,7 +205,7 @@ class KVTable:
         self._retained.append(kept)
 
     def _take(self, holder: Holder, num_tokens: int, donor: Holder | None) -> list[KVCopy] | None:
-        """Give a new holder extents for so many tokens; never those of the donor."""
+        """Give a new holder extents for `num_tokens` tokens; never those of the donor."""
         wanted = self.layout.blocks_for(num_tokens)
         return self.extents.take(holder, wanted) if self._make_free(wanted, donor) else None
 
@@ -221,14 +221,14 @@ class KVTable:
         return self._extend(sequence, num_tokens)
 
     def _extend(self, sequence: Sequence, num_tokens: int) -> list[KVCopy] | None:
-        """Lengthen a sequence's extents to so many tokens, where they are shorter."""
+        """Lengthen a sequence's extents for `num_tokens` tokens, where they are shorter."""
         wanted = self.layout.blocks_for(num_tokens)
         more = map(sub, wanted, self.extents.num_blocks_of(sequence))
         is_free = self._make_free(tuple(max(0, number) for number in more), None)
         return self.extents.extend(sequence, wanted) if is_free else None
 
     def _make_free(self, wanted: Blocks, donor: Holder | None) -> bool:
-        """Drop the least recently used prefixes until so many blocks are free.
+        """Drop the least recently used prefixes until enough blocks are free.
 
         Args:
             wanted: The blocks.
