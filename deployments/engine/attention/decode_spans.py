@@ -7,6 +7,9 @@ call if gathering and padding cost less than the calls that they save.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
+
+import torch
 
 CALL_COST_BYTES = {"cpu": 128 * 1024, "cuda": 32 * 2**20}
 """Bytes of keys and values that could be read in the time one more call takes, by device type.
@@ -38,6 +41,50 @@ class RowSpan:
     def cost(self) -> int:
         """Cost of the span's reads, in tokens read."""
         return self.num_read_tokens * (GATHER_COST if self.end - self.first > 1 else 1)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeSpan:
+    """Decode rows that attend in one call.
+
+    Attributes:
+        rows: The rows, m of them.
+        tokens: The places of the tokens that they read: a slice if there is one row, which reads
+            its extent as a view; [m, t], int64, if they are gathered.
+        mask: [m, 1, 1, t], bool: which of them each row sees; None if every row sees all.
+    """
+
+    rows: slice
+    tokens: slice | torch.Tensor
+    mask: torch.Tensor | None
+
+    @classmethod
+    def gathered(
+        cls,
+        rows: slice,
+        starts: torch.Tensor,
+        lengths: torch.Tensor,
+        read_length: int,
+        *,
+        is_padded: bool = True,
+    ) -> Self:
+        """Return a span whose rows are padded to `read_length` tokens, by repeating their last.
+
+        Args:
+            rows: The rows.
+            starts: [m], int64, the first token of each row's extent.
+            lengths: [m], int64, how many tokens each row sees; at least 1.
+            read_length: Tokens that each row reads.
+            is_padded: Whether any row may see fewer.
+        """
+        places, own = torch.arange(read_length, device=starts.device), lengths[:, None]
+        tokens = starts[:, None] + torch.minimum(places, own - 1)
+        return cls(rows, tokens, (places < own)[:, None, None] if is_padded else None)
+
+    def read(self, stored: torch.Tensor) -> torch.Tensor:
+        """Return what the rows read of a layer's keys or values: [m, num_kv_heads, t, head_dim]."""
+        num_rows = self.rows.stop - self.rows.start
+        return stored[self.tokens].view(num_rows, -1, *stored.shape[1:]).transpose(1, 2)
 
 
 def split_rows(lengths: Sequence[int], call_cost: float, max_gathered: float) -> list[RowSpan]:

@@ -16,6 +16,7 @@ from deployments.compute.host_to_device import to_device
 from deployments.engine.attention.decode_spans import (
     CALL_COST_BYTES,
     MAX_GATHERED_BYTES,
+    DecodeSpan,
     RowSpan,
     split_rows,
 )
@@ -45,50 +46,6 @@ class ChunkRows:
     def rows(self) -> slice:
         """The chunk's rows."""
         return slice(self.first_row, self.first_row + self.end - self.start)
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeSpan:
-    """Decode rows that attend in one call.
-
-    Attributes:
-        rows: The rows, m of them.
-        tokens: The places of the tokens that they read: a slice if there is one row, which reads
-            its extent as a view; [m, t], int64, if they are gathered.
-        mask: [m, 1, 1, t], bool: which of them each row sees; None if every row sees all.
-    """
-
-    rows: slice
-    tokens: slice | torch.Tensor
-    mask: torch.Tensor | None
-
-    @classmethod
-    def gathered(
-        cls,
-        rows: slice,
-        starts: torch.Tensor,
-        lengths: torch.Tensor,
-        read_length: int,
-        *,
-        is_padded: bool = True,
-    ) -> Self:
-        """Return a span whose rows are padded to `read_length` tokens, by repeating their last.
-
-        Args:
-            rows: The rows.
-            starts: [m], int64, the first token of each row's extent.
-            lengths: [m], int64, how many tokens each row sees; at least 1.
-            read_length: Tokens that each row reads.
-            is_padded: Whether any row may see fewer.
-        """
-        places, own = torch.arange(read_length, device=starts.device), lengths[:, None]
-        tokens = starts[:, None] + torch.minimum(places, own - 1)
-        return cls(rows, tokens, (places < own)[:, None, None] if is_padded else None)
-
-    def read(self, stored: torch.Tensor) -> torch.Tensor:
-        """Return what the rows read of a layer's keys or values: [m, num_kv_heads, t, head_dim]."""
-        num_rows = self.rows.stop - self.rows.start
-        return stored[self.tokens].view(num_rows, -1, *stored.shape[1:]).transpose(1, 2)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ from torch.nn.attention import varlen
 from torch.nn.functional import scaled_dot_product_attention
 
 from deployments.compute.device_errors import is_fatal
+from deployments.engine.attention.decode_spans import DecodeSpan
 from deployments.engine.attention.kv_cache import KVShape
-from deployments.engine.attention.packed_step import DecodeSpan
 
 logger = logging.getLogger(__name__)
 

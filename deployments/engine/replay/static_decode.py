@@ -16,9 +16,9 @@ from typing import Any, Self
 import torch
 
 from deployments.compute.cpu.attention.kv_rows import KVRows
-from deployments.engine.attention.decode_spans import MAX_GATHERED_BYTES
+from deployments.engine.attention.decode_spans import MAX_GATHERED_BYTES, DecodeSpan
 from deployments.engine.attention.kv_cache import KVCache
-from deployments.engine.attention.packed_step import DecodePlaces, DecodeSpan, PackedStep
+from deployments.engine.attention.packed_step import DecodePlaces, PackedStep
 from deployments.engine.attention.varlen_reads import ExtentReads
 from deployments.engine.replay.graph_sizes import DecodeBucket
 
