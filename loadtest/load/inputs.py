@@ -41,7 +41,8 @@ def read_inputs(config: RunConfig) -> Inputs:
     """
     if config.gpu is GpuSampling.ON and not has_nvidia_smi():
         raise ValueError("--gpu on needs nvidia-smi, which is not installed; use --gpu auto")
-    questions = read_questions(config.data or SHIPPED)
+    source = config.data or SHIPPED
+    questions = read_questions(source)
     image_urls = read_images(config.images) if config.images is not None else ()
     api = build_api(config, model=None)
     image_url = image_urls[0] if image_urls else None
@@ -49,7 +50,7 @@ def read_inputs(config: RunConfig) -> Inputs:
         try:
             api.body(Call(question.text, question.messages, image_url))
         except UnsuitableCallError as error:
-            raise ValueError(f"question {number} of {config.data}: {error}") from None
+            raise ValueError(f"question {number} of {source}: {error}") from None
     return Inputs(questions, image_urls)
 
 

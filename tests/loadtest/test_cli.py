@@ -224,8 +224,12 @@ async def test_a_directory_that_can_t_be_created_is_reported_before_sending(
         (["run", "http://h/v1/completions", "--slo", "speed:1"], "there is no figure 'speed'"),
         (["run", "http://h/v1/completions", "--data", "nowhere.json"], "nowhere.json"),
         (
-            ["run", "http://h/v1/completions", "--images", str(ROOT / "docs")],
+            ["run", "http://h/v1/completions", "--images", str(ROOT / "loadtest")],
             "holds no files of type",
+        ),
+        (
+            ["run", "http://h/v1/completions", "--images", str(ROOT / "docs")],
+            "questions.json: openai-completions accepts no images",
         ),
         (["run", "--config", "nowhere.yml"], "nowhere.yml"),
         (["run", "http://h/v1/completions", "--gpu", "on"], "--gpu on needs nvidia-smi"),
