@@ -18,6 +18,7 @@ from ray.serve.exceptions import RayServeException
 from transformers.utils import logging as transformers_logging
 
 from deployments.assigned_device import open_assigned_device
+from deployments.autoscaling import ReplicaLoad
 from deployments.channel.server import ChannelServer
 from deployments.channel.tls import TlsFiles
 from deployments.compute.errors import UnsupportedModelError
@@ -98,6 +99,15 @@ class ModelReplica:
     def record_replica_metadata(self) -> dict[str, str | None]:
         """Return what Serve tells the callers of this replica; asked once, after the start."""
         return {"fingerprint": self._fingerprint}
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Return the load, which Serve passes to the autoscaling policy."""
+        return self._load.as_stats()
+
+    @property
+    def _load(self) -> ReplicaLoad:
+        """The load of this moment."""
+        raise NotImplementedError
 
     def _start(self) -> PlacedModel:
         """Load the model, start the threads that run it, and return it."""

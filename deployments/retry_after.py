@@ -1,4 +1,4 @@
-"""Estimates `Retry-After` for a refused request, from how fast the replica finishes others."""
+"""Refusals: their `Retry-After`, from how fast the replica finishes requests, and their number."""
 
 from collections import deque
 from math import ceil
@@ -8,15 +8,22 @@ from deployments.errors import OverloadedError
 WINDOW_S = 30.0
 """The window of the measurement; older ends say little about the current load."""
 
+REFUSALS_WINDOW_S = 10.0
+"""How long a refused request counts as load."""
+
 MIN_RETRY_AFTER_S = 1
 MAX_RETRY_AFTER_S = 60
 
 
 class RetryEstimator:
-    """Counts the requests that ended in a sliding window. The caller passes the time."""
+    """Counts the requests that ended, and those that were refused, in sliding windows.
+
+    The caller passes the time.
+    """
 
     def __init__(self) -> None:
         self._ended_at_s: deque[float] = deque()
+        self._refused_at_s: deque[float] = deque()
         self._busy_since_s = 0.0
 
     def start(self, now_s: float) -> None:
@@ -28,7 +35,12 @@ class RetryEstimator:
         """Count a request that has ended."""
         self._ended_at_s.append(now_s)
         # Forget here too: a replica that never refuses a request never calls `seconds_for`.
-        self._forget(now_s - WINDOW_S)
+        _forget(self._ended_at_s, now_s - WINDOW_S)
+
+    def num_refused(self, now_s: float) -> int:
+        """Return how many requests were refused within `REFUSALS_WINDOW_S`."""
+        _forget(self._refused_at_s, now_s - REFUSALS_WINDOW_S)
+        return len(self._refused_at_s)
 
     def seconds_for(self, num_requests: int, now_s: float) -> float:
         """Return the estimated time until `num_requests` more have ended.
@@ -37,7 +49,7 @@ class RetryEstimator:
         at least that long.
         """
         start_s = max(self._busy_since_s, now_s - WINDOW_S)
-        self._forget(start_s)
+        _forget(self._ended_at_s, start_s)
         return num_requests * (now_s - start_s) / max(1, len(self._ended_at_s))
 
     def retry_after_s(self, num_requests: int, now_s: float) -> int:
@@ -46,11 +58,14 @@ class RetryEstimator:
         return min(MAX_RETRY_AFTER_S, max(MIN_RETRY_AFTER_S, seconds))
 
     def overloaded(self, num_requests: int, why: str, now_s: float) -> OverloadedError:
-        """Return the error for a request that has to wait until `num_requests` have ended."""
+        """Refuse a request until `num_requests` have ended: count it and return its error."""
+        self._refused_at_s.append(now_s)
+        _forget(self._refused_at_s, now_s - REFUSALS_WINDOW_S)
         retry_after_s = self.retry_after_s(num_requests, now_s)
         message = f"The model is overloaded: {why}. Try again in {retry_after_s} s."
         return OverloadedError(message, None, retry_after_s)
 
-    def _forget(self, before_s: float) -> None:
-        while self._ended_at_s and self._ended_at_s[0] < before_s:
-            self._ended_at_s.popleft()
+
+def _forget(times_s: deque[float], before_s: float) -> None:
+    while times_s and times_s[0] < before_s:
+        times_s.popleft()

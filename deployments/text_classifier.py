@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Mapping
 
 from ray import serve
 
+from deployments.autoscaling import ReplicaLoad
 from deployments.classifier.device_worker import BatchStats, DeviceWorker
 from deployments.classifier.placed_classifier import PlacedClassifier, place_classifier
 from deployments.classifier.request_queue import Job, Probabilities, QueueLimits, RequestQueue
@@ -94,6 +95,15 @@ class TextClassifier(ModelReplica):
     @property
     def _is_dead(self) -> bool:
         return not self._worker.is_alive
+
+    @property
+    def _load(self) -> ReplicaLoad:
+        running = self._queue.num_running_tokens / self._spec.max_batched_tokens
+        return ReplicaLoad(
+            running=min(1.0, running),
+            refused=self._queue.refused,
+            waiting_tokens=self._queue.num_waiting_tokens,
+        )
 
     def _require_alive(self) -> None:
         if not self._worker.is_alive:

@@ -16,6 +16,7 @@ from dataclasses import replace
 
 from ray import serve
 
+from deployments.autoscaling import ReplicaLoad
 from deployments.bounded_executor import BoundedExecutor
 from deployments.contract import (
     Accepted,
@@ -111,6 +112,17 @@ class TextGenerator(ModelReplica):
     def _observe(self, stats: EngineStats) -> None:
         self._channels.flush()
         self._metrics.observe_engine(stats)
+
+    @property
+    def _load(self) -> ReplicaLoad:
+        admission = self._admission
+        most = admission.limits.max_num_seqs
+        return ReplicaLoad(
+            running=admission.num_running / most,
+            refused=admission.num_refused / most,
+            kv_usage=self._engine.stats.kv_usage,
+            waiting_tokens=admission.num_waiting_tokens,
+        )
 
     @property
     def plan(self) -> KVPlan:

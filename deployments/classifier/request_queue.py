@@ -88,6 +88,25 @@ class RequestQueue:
             return sum(not job.answer.done() for job in self._running)
 
     @property
+    def num_running_tokens(self) -> int:
+        """Tokens of the running requests."""
+        with self._changed:
+            return sum(job.num_tokens for job in self._running if not job.answer.done())
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Tokens of the waiting requests that are encoded."""
+        with self._changed:
+            return sum(job.num_tokens for job in self._waiting)
+
+    @property
+    def refused(self) -> float:
+        """Requests that were refused lately, as a part of those that may be here."""
+        with self._changed:
+            num_refused = self._retry_estimator.num_refused(self._now_s())
+            return num_refused / (self._limits.max_queued_requests + 1)
+
+    @property
     def is_closed(self) -> bool:
         """Whether the queue accepts no more requests."""
         return self._is_closed

@@ -8,7 +8,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final, Protocol
 
 LEAST_S: Final = 5.0
@@ -81,6 +81,8 @@ class Worker(Protocol):
 async def is_hung(worker: Worker, ping: Callable[[], Awaitable[None]]) -> bool:
     """Ping a worker, and abandon it if it can only hang; the answer comes within `ANSWER_S`.
 
+    One that has hung for long enough already gets no ping.
+
     Args:
         worker: The worker.
         ping: Returns once the worker has done some work; may raise anything.
@@ -88,11 +90,12 @@ async def is_hung(worker: Worker, ping: Callable[[], Awaitable[None]]) -> bool:
     Returns:
         Whether it was abandoned. A worker that does not answer may do a long piece of work.
     """
-    try:
-        async with asyncio.timeout(ANSWER_S):
-            await ping()
-    except TimeoutError:
-        if worker.is_stuck:
-            worker.abandon()
-            return True
+    with suppress(TimeoutError):
+        if not worker.is_stuck:
+            async with asyncio.timeout(ANSWER_S):
+                await ping()
+                return False
+    if worker.is_stuck:
+        worker.abandon()
+        return True
     return False

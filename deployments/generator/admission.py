@@ -134,6 +134,11 @@ class Admission:
         """Tokens of the sequences that wait."""
         return self._turns.num_waiting_tokens
 
+    @property
+    def num_refused(self) -> int:
+        """Requests that were refused lately; see `RetryEstimator.num_refused`."""
+        return self._retry_estimator.num_refused(self._now_s())
+
     def is_running(self, permit: Permit) -> bool:
         """Return whether a permit's sequence runs."""
         return self._turns.is_running(permit)

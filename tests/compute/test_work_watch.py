@@ -1,8 +1,10 @@
+import asyncio
 import threading
 
 import pytest
 
-from deployments.compute.work_watch import LEAST_S, WorkWatch, max_work_s
+from deployments.compute import work_watch
+from deployments.compute.work_watch import LEAST_S, WorkWatch, is_hung, max_work_s
 
 GB = 10**9
 
@@ -58,3 +60,41 @@ def test_work_that_fails_has_ended() -> None:
     with pytest.raises(ValueError, match="a bug"), watch.working():
         raise ValueError("a bug")
     assert watch.longest_s == 0
+
+
+class BusyWorker:
+    """A worker that is stuck from a given call on."""
+
+    def __init__(self, stuck_from_call: int) -> None:
+        self._stuck_from_call = stuck_from_call
+        self._num_calls = 0
+        self.is_abandoned = False
+
+    @property
+    def is_stuck(self) -> bool:
+        self._num_calls += 1
+        return self._num_calls >= self._stuck_from_call
+
+    def abandon(self) -> None:
+        self.is_abandoned = True
+
+
+@pytest.mark.parametrize(
+    ("stuck_from_call", "num_pings"),
+    [(1, 0), (2, 1), (3, 1)],
+    ids=["stuck", "stuck after the ping", "long work"],
+)
+async def test_a_worker_is_abandoned_once_its_work_can_only_hang(
+    monkeypatch: pytest.MonkeyPatch, stuck_from_call: int, num_pings: int
+) -> None:
+    monkeypatch.setattr(work_watch, "ANSWER_S", 0.01)
+    worker = BusyWorker(stuck_from_call)
+    pings = []
+
+    async def ping() -> None:
+        pings.append(1)
+        await asyncio.Event().wait()
+
+    is_stuck = stuck_from_call < 3
+    assert (await is_hung(worker, ping), worker.is_abandoned) == (is_stuck, is_stuck)
+    assert len(pings) == num_pings

@@ -12,8 +12,9 @@ from pathlib import Path
 import psutil
 
 from benchmarks.free_port import free_port
+from serve_app.commands.server_environment import server_environment
 from tests.faults.served.fragile_generator import FOLDER
-from tests.ray.serve_run import ROOT
+from tests.ray.serve_run import ROOT, haproxy_environment
 
 RAY = str(Path(sys.executable).parent / "ray")
 DRAIN_S = 60
@@ -22,8 +23,11 @@ DRAIN_S = 60
 class Node:
     """One `ray start --block` with all its processes."""
 
-    def __init__(self, arguments: list[str], environment: dict[str, str], log: Path) -> None:
+    def __init__(
+        self, arguments: list[str], environment: dict[str, str], log: Path, http_port: int
+    ) -> None:
         self.log = log
+        self.http_port = http_port
         with log.open("wb") as output:
             self.process = subprocess.Popen(
                 [
@@ -51,6 +55,14 @@ class Node:
         """Return their ids."""
         return {process.pid for process in self.processes()}
 
+    def has_connection(self, client: tuple[str, int]) -> bool:
+        """Whether the connection of a client's socket ends at one of its processes."""
+        for process in self.processes():
+            with suppress(psutil.NoSuchProcess):
+                if any(each.raddr == client for each in process.net_connections("tcp")):
+                    return True
+        return False
+
     def terminate(self) -> None:
         """Ask the node to stop, as Kubernetes does."""
         self.processes()
@@ -67,10 +79,18 @@ class Node:
 class Cluster:
     """A head, and one worker at a time."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        # The paths of Ray's sockets must be short.
-        self._temp_dir = tempfile.mkdtemp(prefix="nodes-", dir="/tmp")
+    def __init__(self, folder: Path, has_haproxy: bool) -> None:
+        """Start the head.
+
+        Args:
+            folder: For logs.
+            has_haproxy: Whether each node has a HAProxy, with a port of its own. In plain mode the
+                nodes' proxies share one port, and the kernel gives a connection to any.
+        """
+        self.folder = folder
+        self._has_haproxy = has_haproxy
+        # The paths of sockets must be short.
+        self._temp_dir = Path(tempfile.mkdtemp(prefix="nodes-", dir="/tmp"))
         self._port, self.dashboard_port = free_port(), free_port()
         self._environment = {
             **os.environ,
@@ -78,12 +98,14 @@ class Cluster:
             "PYTHONPATH": str(ROOT),
             "RAY_AUTH_MODE": "disabled",
             "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(DRAIN_S),
+            **(haproxy_environment() if has_haproxy else {}),
             "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
             "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": "5",
             FOLDER: str(folder),
         }
         self.head = self._start(
             "head",
+            free_port(),
             "--head",
             f"--port={self._port}",
             f"--temp-dir={self._temp_dir}",
@@ -93,13 +115,18 @@ class Cluster:
         )
         self.workers: list[Node] = []
 
-    def _start(self, name: str, *arguments: str) -> Node:
-        return Node(list(arguments), self._environment, self._folder / f"{name}.log")
+    def _start(self, name: str, http_port: int, *arguments: str) -> Node:
+        environment = self._environment
+        if self._has_haproxy:
+            environment = server_environment(environment, self._temp_dir / name)
+            environment["RAY_SERVE_WORKER_PROXY_HTTP_PORT"] = str(http_port)
+        return Node(list(arguments), environment, self.folder / f"{name}.log", http_port)
 
     def add_worker(self) -> Node:
         """Start another node."""
         name = f"worker-{len(self.workers)}"
-        self.workers.append(self._start(name, f"--address=127.0.0.1:{self._port}"))
+        http_port = free_port() if self._has_haproxy else self.head.http_port
+        self.workers.append(self._start(name, http_port, f"--address=127.0.0.1:{self._port}"))
         return self.workers[-1]
 
     def stop(self) -> None:

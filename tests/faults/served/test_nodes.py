@@ -1,14 +1,15 @@
 """A node is told to stop, or is lost: streams of its replicas go on at the other node.
 
-Both nodes are on this machine, in plain mode: their proxies share one port, and the kernel gives
-each connection to either. A proxy prefers the ingress of its own node.
+Both nodes are on this machine. In plain mode their proxies share one port, and the kernel gives
+each connection to either; a proxy prefers the ingress of its own node. With HAProxy each node has
+its own port, the client asks them in turn, and each HAProxy knows the ingresses of both nodes.
 """
 
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
-from pathlib import Path
+from itertools import cycle
 
 import httpx
 import pytest
@@ -25,16 +26,13 @@ BODIES = [about("os.path.join", **SEEDED | {"seed": i}, max_tokens=400) for i in
 QUICK = about("os.stat", max_tokens=5)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=[False, True], ids=["plain", "haproxy"])
+def cluster(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("nodes")
     Replicas.watched_in(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def cluster(folder: Path) -> Iterator[Cluster]:
-    cluster = Cluster(folder)
+    cluster = Cluster(folder, has_haproxy=request.param)
     try:
         yield cluster
     finally:
@@ -54,6 +52,7 @@ async def worker(cluster: Cluster) -> AsyncIterator[Node]:
 async def deployed(cluster: Cluster, worker: Node) -> AsyncIterator[Deployed]:
     """Deploy the application over both nodes: each gets a proxy, an ingress and a replica."""
     document = config()
+    document["http_options"]["port"] = cluster.head.http_port
     application = document["applications"][0]
     application["args"]["auth"]["allow_unauthenticated_ray"] = True
     for section in application["deployments"]:
@@ -67,18 +66,30 @@ async def deployed(cluster: Cluster, worker: Node) -> AsyncIterator[Deployed]:
 
 
 @pytest.fixture
-async def client(deployed: Deployed) -> AsyncIterator[httpx.AsyncClient]:
-    port = deployed.document["http_options"]["port"]
+async def client(
+    cluster: Cluster, worker: Node, deployed: Deployed
+) -> AsyncIterator[httpx.AsyncClient]:
+    """Return a client that sends its requests to both nodes in turn, where their ports differ."""
+    ports = cycle([worker.http_port, cluster.head.http_port])
+
+    async def send_to_the_next(request: httpx.Request) -> None:
+        request.url = request.url.copy_with(port=next(ports))
+
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     async with httpx.AsyncClient(
-        base_url=f"http://127.0.0.1:{port}", timeout=DEADLINE_S, limits=limits
+        base_url="http://127.0.0.1",
+        timeout=DEADLINE_S,
+        limits=limits,
+        event_hooks={"request": [send_to_the_next]},
     ) as client:
+        for node in (worker, cluster.head):
+            await listening(node)
         yield client
 
 
 @pytest.fixture
-def replicas(folder: Path) -> Replicas:
-    return Replicas(folder)
+def replicas(cluster: Cluster) -> Replicas:
+    return Replicas(cluster.folder)
 
 
 async def undisturbed(client: httpx.AsyncClient) -> list[Answer]:
@@ -101,6 +112,9 @@ async def test_a_node_that_is_told_to_stop_loses_nothing(
     async with slow_streams(client, BODIES, "stop") as streams:
         on_worker = [s for s in streams if runs_on(worker, s.answer, replicas)]
         assert 0 < len(on_worker) < NUM_STREAMS
+        entered = [s for s in streams if worker.has_connection(s.answer.client)]
+        assert 0 < len(entered) < NUM_STREAMS
+        record("streams that entered through the node", len(entered))
         asked_s = time.monotonic()
         worker.terminate()
         reading = [asyncio.create_task(each.read_to_end()) for each in streams]
@@ -142,6 +156,17 @@ async def test_a_node_that_is_lost_breaks_only_what_came_through_it(
 
 def runs_on(node: Node, answer: Answer, replicas: Replicas) -> bool:
     return replicas.runs_of(answer.request_id)[0] in node.process_ids()
+
+
+async def listening(node: Node) -> None:
+    """Wait until the node's proxy takes connections."""
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            with suppress(ConnectionRefusedError):
+                _, writer = await asyncio.open_connection("127.0.0.1", node.http_port)
+                writer.close()
+                return await writer.wait_closed()
+            await asyncio.sleep(0.1)
 
 
 async def outcome_of(stream: Stream) -> None:

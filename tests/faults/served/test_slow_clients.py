@@ -58,7 +58,7 @@ async def test_a_body_that_arrives_while_streams_move_is_answered(
         assert_equal([await stream.read_to_end()], [small])
     response, received = parsed(await reader.read(), "POST")
     writer.close()
-    answer = Answer("slow body", response.status_code)
+    answer = Answer("slow body", status=response.status_code)
     for line in received.decode().splitlines():
         answer.take(line)
     assert_equal([answer], [small])

@@ -1,0 +1,131 @@
+"""Autoscaling: how many replicas the load of a model needs.
+
+Each replica reports its load to Serve's controller (`ModelReplica.record_autoscaling_stats`), and
+the controller asks `LoadPolicy` for the number of replicas in each of its loops. Serve's own policy
+counts requests, which says little here: a request may be a sentence or fill the memory, and one
+that was refused never becomes an ongoing request.
+
+Serve copies this module by value into its controller, so it imports nothing heavy. The limits and
+delays of `autoscaling_config` apply to what the policy returns: `min_replicas`, `max_replicas`,
+`upscale_delay_s`, `downscale_delay_s` and `downscale_to_zero_delay_s`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from math import ceil
+from typing import Any, Protocol, Self
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaLoad:
+    """The load of one replica.
+
+    Attributes:
+        running: What runs, as a part of the most that can run at once.
+        refused: What was refused lately, as a part of the same.
+        kv_usage: The part of the KV memory that running sequences hold.
+        waiting_tokens: Tokens of what waits: prompts, and the tokens that may be generated.
+    """
+
+    running: float
+    refused: float = 0.0
+    kv_usage: float = 0.0
+    waiting_tokens: float = 0.0
+
+    @property
+    def busy(self) -> float:
+        """The part of a replica that this takes; above 1 if some was refused."""
+        return max(self.running + self.refused, self.kv_usage)
+
+    def as_stats(self) -> dict[str, float]:
+        """Return the load by name, as Serve takes it."""
+        return asdict(self)
+
+
+class Context(Protocol):
+    """The part of Serve's `AutoscalingContext` that the policy reads.
+
+    Attributes:
+        current_num_replicas: Replicas that run.
+        target_num_replicas: Replicas that should run by the last decision.
+        total_num_requests: Requests that run, or wait at the callers for a replica.
+        aggregated_metrics: By name of a figure, the mean of each replica over `look_back_period_s`.
+    """
+
+    current_num_replicas: int
+    target_num_replicas: int
+    total_num_requests: float
+    aggregated_metrics: Mapping[str, Mapping[Any, float]] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """The load of all replicas together.
+
+    Attributes:
+        busy: Replicas' worth of what runs and what was refused.
+        waiting_tokens: Tokens of what waits.
+    """
+
+    busy: float
+    waiting_tokens: float
+
+    @classmethod
+    def of(cls, metrics: Mapping[str, Mapping[Any, float]] | None) -> Self:
+        """Add up the reports; a replica that has not reported yet has no load."""
+        by_name = metrics or {}
+        names = [field.name for field in fields(ReplicaLoad)]
+        replicas = {replica for name in names for replica in by_name.get(name, ())}
+        loads = [
+            ReplicaLoad(**{name: by_name.get(name, {}).get(replica, 0.0) for name in names})
+            for replica in replicas
+        ]
+        return cls(sum(load.busy for load in loads), sum(load.waiting_tokens for load in loads))
+
+
+class LoadPolicy:
+    """Returns the number of replicas that a model's load needs.
+
+    A replica is added when the running ones are busier than `target_busy`, or when more waits than
+    `target_waiting_tokens` for each; one leaves only when the others stay below `busy_to_leave`
+    without it. Between the two nothing changes, so that a load at a threshold does not make
+    replicas come and go.
+    """
+
+    def __init__(
+        self,
+        target_busy: float = 0.8,
+        busy_to_leave: float = 0.5,
+        target_waiting_tokens: float = 4096,
+    ) -> None:
+        """Set the thresholds: `policy_kwargs` in the configuration file.
+
+        Raises:
+            ValueError: They are not positive, or `busy_to_leave` is not below `target_busy`.
+        """
+        if not 0 < busy_to_leave < target_busy or target_waiting_tokens <= 0:
+            raise ValueError(
+                "policy_kwargs need 0 < busy_to_leave < target_busy and target_waiting_tokens > 0, "
+                f"not {busy_to_leave:g}, {target_busy:g} and {target_waiting_tokens:g}"
+            )
+        self._target_busy = target_busy
+        self._busy_to_leave = busy_to_leave
+        self._target_waiting_tokens = target_waiting_tokens
+
+    def __call__(self, ctx: Context) -> tuple[int, dict[str, Any]]:
+        """Return the number of replicas, and no state: Serve keeps that of the delays."""
+        demand = Demand.of(ctx.aggregated_metrics)
+        target = ctx.target_num_replicas
+        num_replicas = self._num_for(demand, self._target_busy)
+        if num_replicas <= target:
+            num_replicas = min(target, self._num_for(demand, self._busy_to_leave))
+        has_load = demand.busy > 0 or demand.waiting_tokens > 0 or ctx.total_num_requests > 0
+        if has_load and ctx.current_num_replicas < target:
+            # Replicas start, or one has died and its load is in no report.
+            num_replicas = max(num_replicas, target)
+        return max(num_replicas, int(has_load)), {}
+
+    def _num_for(self, demand: Demand, busy: float) -> int:
+        """Return how many replicas have this load if each of them is as busy."""
+        num_replicas = demand.busy / busy + demand.waiting_tokens / self._target_waiting_tokens
+        return ceil(num_replicas - 1e-9)  # 0.8 / 0.8 may be slightly more than 1

@@ -1,0 +1,164 @@
+"""The policy by itself, and inside Serve's own limits and delays on recorded loads."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.serve.autoscaling_policy import _apply_autoscaling_config
+from ray.serve.config import AutoscalingConfig
+
+from deployments.autoscaling import LoadPolicy, ReplicaLoad
+
+BUSY = ReplicaLoad(running=1.0, kv_usage=0.7)
+IDLE = ReplicaLoad(running=0.0)
+
+
+def context(
+    loads: Sequence[ReplicaLoad], target: int, num_requests: float = 0.0, current: int | None = None
+) -> Any:
+    """Return what Serve would tell the policy."""
+    stats = [load.as_stats() for load in loads]
+    return SimpleNamespace(
+        current_num_replicas=len(loads) if current is None else current,
+        target_num_replicas=target,
+        total_num_requests=num_requests,
+        aggregated_metrics={
+            name: {i: each[name] for i, each in enumerate(stats)} for name in BUSY.as_stats()
+        },
+    )
+
+
+@pytest.mark.parametrize(
+    ("loads", "target", "expected"),
+    [
+        ([IDLE], 1, 0),
+        ([ReplicaLoad(running=0.8)], 1, 1),
+        ([ReplicaLoad(running=0.81)], 1, 2),
+        ([ReplicaLoad(running=0.1, kv_usage=0.9)], 1, 2),
+        ([replace(BUSY, waiting_tokens=5000)], 1, 3),
+        ([replace(BUSY, refused=3.0)], 1, 5),
+        # Between the thresholds nothing changes.
+        ([ReplicaLoad(running=0.6)] * 2, 2, 2),
+        ([ReplicaLoad(running=0.51)] * 1 + [IDLE], 2, 2),
+        ([ReplicaLoad(running=0.5)] * 1 + [IDLE], 2, 1),
+        ([ReplicaLoad(running=0.3)] * 3, 3, 2),
+    ],
+)
+def test_replicas_follow_the_load(loads: Sequence[ReplicaLoad], target: int, expected: int) -> None:
+    assert LoadPolicy()(context(loads, target, num_requests=0)) == (expected, {})
+
+
+def test_a_request_that_waits_at_its_caller_needs_a_replica() -> None:
+    assert LoadPolicy()(context([], 0, num_requests=1)) == (1, {})
+    assert LoadPolicy()(context([IDLE], 1, num_requests=0.2)) == (1, {})
+    none = SimpleNamespace(**vars(context([], 0)) | {"aggregated_metrics": None})
+    assert LoadPolicy()(none) == (0, {})
+
+
+def test_the_target_stays_while_a_replica_is_missing() -> None:
+    low = ReplicaLoad(running=0.2)
+    assert LoadPolicy()(context([low, low, low], 3)) == (2, {})
+    assert LoadPolicy()(context([low, low], 3, current=2)) == (3, {})
+    assert LoadPolicy()(context([IDLE], 3, current=1)) == (0, {})
+
+
+def test_thresholds_that_contradict_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"not 0\.9, 0\.8 and 4096"):
+        LoadPolicy(target_busy=0.8, busy_to_leave=0.9)
+    with pytest.raises(ValueError, match="target_waiting_tokens > 0"):
+        LoadPolicy(target_waiting_tokens=0)
+
+
+@dataclass
+class Simulated:
+    """A model's replicas under Serve's own wrapper, which keeps limits and delays.
+
+    Sequences arrive by number and take `SERVICE_S`; a replica needs `START_S` to start.
+    """
+
+    SLOTS = 16
+    START_S = 8.0
+    TICK_S = 0.5
+
+    config: AutoscalingConfig
+    now_s: float = 0.0
+    num_sequences: int = 0
+    targets: list[int] = field(default_factory=lambda: [1])
+    _starting: list[float] = field(default_factory=list)
+    _state: dict[str, Any] = field(default_factory=dict)
+    _num_running: int = 1
+
+    def __post_init__(self) -> None:
+        self._policy = _apply_autoscaling_config(LoadPolicy())  # type: ignore[arg-type] # a Protocol
+
+    def tick(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Let the policy decide on the current number of sequences."""
+        self.now_s += self.TICK_S
+        monkeypatch.setattr("time.time", lambda: self.now_s)
+        target = self.targets[-1]
+        arrived = sum(at_s <= self.now_s for at_s in self._starting)
+        self._num_running = min(target, self._num_running + arrived)
+        self._starting = [at_s for at_s in self._starting if at_s > self.now_s]
+        running = min(self.num_sequences, self.SLOTS * self._num_running)
+        waiting_tokens = (self.num_sequences - running) * 200
+        shares = [running / self.SLOTS / self._num_running] * self._num_running
+        loads = [ReplicaLoad(share, 0.0, 0.0, waiting_tokens / len(shares)) for share in shares]
+        ctx = context(loads, target, self.num_sequences)
+        ctx.config, ctx.policy_state = self.config, dict(self._state)
+        decided, self._state = self._policy(ctx)
+        decided = min(max(decided, self.config.min_replicas), self.config.max_replicas)
+        self._starting += [self.now_s + self.START_S] * max(0, decided - target)
+        self.targets.append(decided)
+
+    @property
+    def num_turns(self) -> int:
+        """How often the target has changed its direction."""
+        steps = [b - a for a, b in pairwise(self.targets) if a != b]
+        return sum(a * b < 0 for a, b in pairwise(steps))
+
+
+@pytest.fixture
+def simulated() -> Simulated:
+    config = AutoscalingConfig(
+        min_replicas=1, max_replicas=3, upscale_delay_s=1, downscale_delay_s=30
+    )
+    return Simulated(config)
+
+
+def test_a_burst_every_20_s_does_not_make_replicas_come_and_go(
+    simulated: Simulated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(9):
+        for number in [40] * 4 + [20, 10, 5, 2] + [0] * 32:  # 2 s, its tail, and silence
+            simulated.num_sequences = number
+            simulated.tick(monkeypatch)
+    assert max(simulated.targets) == 3
+    assert simulated.num_turns == 0
+
+
+def test_a_ramp_and_silence_raise_the_target_step_by_step_and_lower_it_once(
+    simulated: Simulated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(240):
+        simulated.num_sequences = number // 6
+        simulated.tick(monkeypatch)
+    up = simulated.targets.copy()
+    assert up == sorted(up)
+    assert up[-1] == 3
+    simulated.num_sequences = 0
+    for _ in range(70):
+        simulated.tick(monkeypatch)
+    assert simulated.targets[-1] == 1
+    assert simulated.num_turns == 1
+
+
+def test_a_load_that_swings_about_a_threshold_changes_nothing(
+    simulated: Simulated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in [12, 14] * 400:  # 0.75 and 0.88 of a replica: one more from 0.8
+        simulated.num_sequences = number
+        simulated.tick(monkeypatch)
+    assert set(simulated.targets) == {1}
