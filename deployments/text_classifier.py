@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Mapping
 from ray import serve
 
 from deployments.autoscaling import ReplicaLoad
+from deployments.classifier.description import describe_model
 from deployments.classifier.device_worker import BatchStats, DeviceWorker
 from deployments.classifier.placed_classifier import PlacedClassifier, place_classifier
 from deployments.classifier.request_queue import Job, Probabilities, QueueLimits, RequestQueue
@@ -54,14 +55,7 @@ class TextClassifier(ModelReplica):
         self._encoder = TextEncoder(loaded.tokenizer, loaded.max_model_len)
         self._metrics = ClassifierMetrics()
         self._probation = Probation()
-        self._description = ClassifierDescription(
-            id=spec.id,
-            created=int(time.time()),
-            max_model_len=loaded.max_model_len,
-            labels=loaded.labels,
-            is_multi_label=loaded.is_multi_label,
-            root=spec.root,
-        )
+        self._description = describe_model(spec, loaded)
         return self._placed
 
     def _place(self) -> SequenceClassifier:

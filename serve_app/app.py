@@ -57,11 +57,13 @@ def build(args: AppConfig) -> Application:
     # Checked before any model loads. If Serve has not started yet, the ingress checks it.
     if host is not None:
         require_protection(host, keys is not None, args.auth.allow_anonymous)
-    handles = {model.id: _bind(model) for model in args.models}
+    num_gpus = _num_cluster_gpus()
+    specs = {model.id: resolve(model, num_cluster_gpus=num_gpus) for model in args.models}
+    handles = {model.id: _bind(model, specs[model.id]) for model in args.models}
     num_ongoing = max(MIN_ONGOING_REQUESTS, args.ongoing_requests)
     ledger = _bind_ledger(keys, num_ongoing) if keys is not None and keys.limited else None
     ingress = serve.deployment(name=INGRESS_NAME, max_ongoing_requests=num_ongoing)(Ingress)
-    return ingress.bind(args, handles, keys, ledger)
+    return ingress.bind(args, handles, keys, ledger, list(specs.values()))
 
 
 def require_ray_token(auth: AuthConfig) -> None:
@@ -90,8 +92,7 @@ def _bind_ledger(keys: KeyRing, num_ongoing: int) -> Application:
     return deployment.bind(keys.limited)
 
 
-def _bind(model: ModelConfig) -> Application:
-    spec = resolve(model, num_cluster_gpus=_num_cluster_gpus())
+def _bind(model: ModelConfig, spec: ModelSpec) -> Application:
     deployment = serve.deployment(
         name=model.deployment_name,
         max_ongoing_requests=max(MIN_ONGOING_REQUESTS, model.ongoing_requests()),

@@ -193,6 +193,11 @@ class ModelConfig(StrictModel):
         return self.device == "cuda" or (self.device == "auto" and has_share)
 
     @property
+    def max_num_admitted(self) -> int:
+        """The most requests that one replica admits, running and waiting."""
+        return self.max_queued_requests + (self.max_num_seqs if self.task == "generate" else 1)
+
+    @property
     def deployment_name(self) -> str:
         """The name of the model's deployment in Ray, whose file names allow no slash."""
         return self.id.replace("/", "--")

@@ -26,6 +26,8 @@ from ray import serve
 from ray.serve.context import _get_global_client
 from starlette.middleware import Middleware
 
+from deployments.errors import ReplicaUnavailableError
+from deployments.model_spec import ModelSpec
 from serve_app.api.chat.routes import ChatApi
 from serve_app.api.classify.routes import ClassifyApi
 from serve_app.api.completions.routes import CompletionsApi
@@ -38,9 +40,14 @@ from serve_app.api.tokenize.routes import TokenizeApi
 from serve_app.backends.catalog import ModelCatalog
 from serve_app.backends.classification import ClassificationBackend, HandleClassificationBackend
 from serve_app.backends.cluster_state import (
-    down_deployments,
+    deployment_states,
     replica_states,
     watch_draining_nodes,
+)
+from serve_app.backends.cold_start import (
+    ColdStart,
+    ColdStartClassificationBackend,
+    ColdStartGenerationBackend,
 )
 from serve_app.backends.deadlines import DeadlineClassificationBackend, DeadlineGenerationBackend
 from serve_app.backends.departures import Departures
@@ -48,12 +55,17 @@ from serve_app.backends.failover import (
     FailoverClassificationBackend,
     FailoverGenerationBackend,
 )
-from serve_app.backends.generation import HandleGenerationBackend, ReplicaBackend
+from serve_app.backends.generation import (
+    GenerationBackend,
+    HandleGenerationBackend,
+    ReplicaBackend,
+)
 from serve_app.backends.handles import Handle
 from serve_app.backends.ledger_handle import HandleLedger, Ledger
 from serve_app.backends.losses import FailoverLimits
-from serve_app.backends.readiness import AskWhatIsDown, Readiness, nothing_is_down
+from serve_app.backends.model_files import describe_files
 from serve_app.backends.running_replicas import RunningReplicas, running_replicas_of
+from serve_app.backends.serving_states import AskStates, ServingStates, everything_runs
 from serve_app.clock import Clock, SystemClock
 from serve_app.config import AppConfig
 from serve_app.http.errors import install_error_handlers
@@ -81,6 +93,10 @@ SURFACES: Final = (
 )
 
 
+async def _no_description(model_id: str) -> Any:
+    raise ReplicaUnavailableError(f"The model {model_id!r} sleeps, and nothing describes it.")
+
+
 @dataclass(frozen=True, slots=True)
 class AppParts:
     """The parts that the application is composed of.
@@ -94,7 +110,9 @@ class AppParts:
         ledger: Keeps the accounts of keys with limits; required if any key has limits.
         clock: The time, as surfaces see it.
         images: Fetches images; None fetches over the network.
-        ask_what_is_down: Asks for deployments without a replica, for `GET /ready`.
+        replicas: The replicas of each model that may have none; others count as running.
+        describe_files: Describes a model that sleeps, by its id.
+        ask_states: Asks for the states of the deployments.
         serve_echoes_id: See `RequestIdMiddleware`.
         on_shutdown: Called once the application has answered its last request.
         watches: Coroutines that run while the application does.
@@ -107,7 +125,9 @@ class AppParts:
     ledger: Ledger | None = None
     clock: Clock = field(default_factory=SystemClock)
     images: ImageSource | None = None
-    ask_what_is_down: AskWhatIsDown = nothing_is_down
+    replicas: Mapping[str, RunningReplicas] = field(default_factory=dict)
+    describe_files: Callable[[str], Awaitable[Any]] = _no_description
+    ask_states: AskStates = everything_runs
     serve_echoes_id: bool = False
     on_shutdown: Sequence[Callable[[], Awaitable[None]]] = ()
     watches: Sequence[Callable[[], Coroutine[Any, Any, None]]] = ()
@@ -116,7 +136,10 @@ class AppParts:
 def build_app(parts: AppParts) -> FastAPI:
     """Compose the application."""
     limits = parts.config.limits
-    catalog = _catalog(parts)
+    states = ServingStates(
+        parts.ask_states, [model.deployment_name for model in parts.config.models]
+    )
+    catalog = _catalog(parts, states)
     app = DescribedApp(
         model_ids=list(parts.generators),
         classifier_ids=list(parts.classifiers),
@@ -133,36 +156,51 @@ def build_app(parts: AppParts) -> FastAPI:
     install_error_handlers(app)
     images = parts.images or ImageFetcher(limits)
     structured = parts.config.structured_outputs
-    readiness = Readiness(
-        parts.ask_what_is_down, [model.deployment_name for model in parts.config.models]
-    )
     context = ApiContext(
         catalog,
         limits,
         parts.clock,
         images,
         structured_outputs=structured,
-        readiness=readiness,
+        states=states,
     )
     _install_surfaces(app, context)
     return app
 
 
-def _catalog(parts: AppParts) -> ModelCatalog:
+def _catalog(parts: AppParts, states: ServingStates) -> ModelCatalog:
     """Return the catalog of models, each wrapped to outlive replicas and to keep time limits."""
     limits = parts.config.limits
     failover = FailoverLimits(limits.failover_timeout_s)
+    models = {model.id: model for model in parts.config.models}
+
+    def start_of(id_: str) -> ColdStart[Any]:
+        return ColdStart(
+            id_,
+            parts.replicas[id_],
+            partial(states.of, models[id_].deployment_name),
+            partial(parts.describe_files, id_),
+            models[id_].max_num_admitted,
+        )
+
+    starts = {id_: start_of(id_) for id_ in parts.replicas}
+
+    def generator(id_: str, backend: ReplicaBackend) -> GenerationBackend:
+        outliving: GenerationBackend = FailoverGenerationBackend(backend, failover)
+        if id_ in starts:
+            outliving = ColdStartGenerationBackend(outliving, starts[id_])
+        return DeadlineGenerationBackend(outliving, limits)
+
+    def classifier(id_: str, backend: ClassificationBackend) -> ClassificationBackend:
+        outliving: ClassificationBackend = FailoverClassificationBackend(backend, failover)
+        if id_ in starts:
+            outliving = ColdStartClassificationBackend(outliving, starts[id_])
+        return DeadlineClassificationBackend(outliving, limits.total_timeout_s)
+
     return ModelCatalog(
-        {
-            id_: DeadlineGenerationBackend(FailoverGenerationBackend(backend, failover), limits)
-            for id_, backend in parts.generators.items()
-        },
-        {
-            id_: DeadlineClassificationBackend(
-                FailoverClassificationBackend(backend, failover), limits.total_timeout_s
-            )
-            for id_, backend in parts.classifiers.items()
-        },
+        {id_: generator(id_, backend) for id_, backend in parts.generators.items()},
+        {id_: classifier(id_, backend) for id_, backend in parts.classifiers.items()},
+        is_cold=lambda id_: id_ in starts and starts[id_].is_cold,
     )
 
 
@@ -227,6 +265,7 @@ class Ingress:
         handles: Mapping[str, Handle],
         keys: KeyRing | None = None,
         ledger: Handle | None = None,
+        specs: Sequence[ModelSpec] = (),
     ) -> None:
         """Wrap the handles that the composition root has bound.
 
@@ -235,6 +274,7 @@ class Ingress:
             handles: One for each model id.
             keys: The keys that let requests in; None lets every request in.
             ledger: Bound if keys have limits.
+            specs: What the replicas know of their models, to describe those that sleep.
 
         Raises:
             UnprotectedServerError: Others can reach the server, and it has no keys.
@@ -268,7 +308,9 @@ class Ingress:
             classifiers,
             keys,
             None if ledger is None else HandleLedger(ledger),
-            ask_what_is_down=partial(down_deployments, serve.get_replica_context().app_name),
+            replicas=replicas,
+            describe_files=partial(describe_files, {spec.id: spec for spec in specs}, classifying),
+            ask_states=partial(deployment_states, serve.get_replica_context().app_name),
             serve_echoes_id=True,
             on_shutdown=[
                 *(each.aclose for each in generators.values()),

@@ -22,7 +22,7 @@ from deployments.classifier.packed_attention import register_attention
 from deployments.classifier.packed_backbone import first_position, is_right_padded, pack
 from deployments.classifier.probe_texts import ProbeTexts
 from deployments.classifier.request_queue import TokenIds
-from deployments.classifier.sequence_classifier import Layout, choose_activation
+from deployments.classifier.sequence_classifier import Layout
 from deployments.compute.cpu.linear.prepack import num_weight_bytes, prepack
 from deployments.compute.model_files import (
     choose_dtype,
@@ -57,16 +57,7 @@ class LoadedClassifier:
     @property
     def labels(self) -> tuple[str, ...]:
         """The names of the labels, in the order of the model's outputs."""
-        names = self.model.config.id2label
-        assert names is not None, (
-            "transformers names them LABEL_0, LABEL_1, ... if the configuration does not"
-        )
-        return tuple(name for _, name in sorted(names.items()))
-
-    @property
-    def is_multi_label(self) -> bool:
-        """Whether a text may have several labels."""
-        return choose_activation(self.model.config) != "softmax"
+        return label_names(self.model.config)
 
     @property
     def num_weight_bytes(self) -> int:
@@ -101,10 +92,36 @@ def load_classifier(
         model = _load_weights(source, config, chosen, options)
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
         require_tokenizer_files(source, tokenizer)
-    length = min(max_model_len, num_positions(model) or max_model_len)
+    length = fit_length(max_model_len, model)
     probes = ProbeTexts.of(model, tokenizer)
     layout = prepare(model, device, length, probes)
     return LoadedClassifier(model, tokenizer, length, layout, probes)
+
+
+def load_outline(source: str, *, revision: str | None) -> PreTrainedModel:
+    """Return a model without weights: its layers hold no memory.
+
+    Raises:
+        UnsupportedModelError: Files are missing, or the model is not a classifier.
+    """
+    with wrap_load_errors(source), torch.device("meta"):
+        config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
+        model: PreTrainedModel = AutoModelForSequenceClassification.from_config(config)  # type: ignore[no-untyped-call] # transformers leaves it untyped
+    return model
+
+
+def label_names(config: PreTrainedConfig) -> tuple[str, ...]:
+    """Return the names of the labels, in the order of the model's outputs."""
+    names = config.id2label
+    assert names is not None, (
+        "transformers names them LABEL_0, LABEL_1, ... if the configuration does not"
+    )
+    return tuple(name for _, name in sorted(names.items()))
+
+
+def fit_length(max_model_len: int, model: PreTrainedModel) -> int:
+    """Return the most tokens of a text: `max_model_len`, or less if the model has less."""
+    return min(max_model_len, num_positions(model) or max_model_len)
 
 
 def prepare(

@@ -2,8 +2,10 @@
 
 import time
 
+from transformers import GenerationConfig, PreTrainedTokenizerBase
+
 from deployments.contract import ModelDescription
-from deployments.engine.model.loader import LoadedModel
+from deployments.engine.model.loader import LoadedModel, load_text_side
 from deployments.generator.chat_template import choose_tool_call_format, special_marks
 from deployments.generator.default_sampling import default_sampling
 from deployments.generator.prompt_encoder import PromptEncoder
@@ -15,18 +17,40 @@ def describe_model(
     spec: ModelSpec, loaded: LoadedModel, encoder: PromptEncoder, fingerprint: str
 ) -> ModelDescription:
     """Describe a model: what it accepts, and how it samples by default."""
+    generation = loaded.model.generation_config
+    return _describe(spec, loaded.tokenizer, generation, encoder, fingerprint)
+
+
+def describe_files(spec: ModelSpec) -> ModelDescription:
+    """Describe a model that no replica has loaded: as its replicas would, but without a version.
+
+    Raises:
+        UnsupportedModelError: Files are missing, or the engine can't run the model.
+    """
+    tokenizer, processor, generation = load_text_side(spec.source, revision=spec.revision)
+    encoder = PromptEncoder(tokenizer, processor, spec.reasoning_parser)
+    return _describe(spec, tokenizer, generation, encoder, None)
+
+
+def _describe(
+    spec: ModelSpec,
+    tokenizer: PreTrainedTokenizerBase,
+    generation: GenerationConfig | None,
+    encoder: PromptEncoder,
+    fingerprint: str | None,
+) -> ModelDescription:
     template = encoder.template
     tool_call_format = choose_tool_call_format(spec.tool_call_parser, template)
     return ModelDescription(
         id=spec.id,
         created=int(time.time()),
         max_model_len=spec.max_model_len,
-        accepts_images=loaded.processor is not None,
-        default_sampling=default_sampling(loaded.model.generation_config),
+        accepts_images=encoder.accepts_images,
+        default_sampling=default_sampling(generation),
         accepts_tools=template.accepts_tools,
         tool_call_format=tool_call_format.name if tool_call_format else None,
-        tool_call_token_ids=special_marks(loaded.tokenizer, tool_call_format),
-        reasoning=describe_reasoning(loaded.tokenizer, encoder.reasoning_format),
+        tool_call_token_ids=special_marks(tokenizer, tool_call_format),
+        reasoning=describe_reasoning(tokenizer, encoder.reasoning_format),
         template_parameters=template.parameters,
         system_fingerprint=fingerprint,
         root=spec.root,

@@ -103,6 +103,11 @@ class PromptEncoder:
         names = {getattr(side, "image_token", None) for side in (tokenizer, processor)}
         self._image_placeholders = frozenset(name for name in names if name)
 
+    @property
+    def accepts_images(self) -> bool:
+        """Whether messages may hold images."""
+        return self._processor is not None
+
     def encode(self, requests: Sequence[GenerationRequest]) -> list[EncodedPrompt | RaystreamError]:
         """Encode requests together; each gets its prompt or its own error."""
         rendered = [self._render(request) for request in requests]

@@ -81,6 +81,7 @@ class ModelCatalog:
         backends: Mapping[str, GenerationBackend],
         classifiers: Mapping[str, ClassificationBackend] = MappingProxyType({}),
         probe_timeout_s: float = 5.0,
+        is_cold: Callable[[str], bool] = lambda model_id: False,
     ) -> None:
         """Start without descriptions.
 
@@ -88,6 +89,7 @@ class ModelCatalog:
             backends: Models that generate, by id; the first is their default.
             classifiers: Models that classify, by id; the first is their default.
             probe_timeout_s: How long `probe`, `ready` and `health` wait for a replica.
+            is_cold: Returns whether no replica of a model is known to run.
         """
         self._backends: dict[str, GenerationBackend | ClassificationBackend]
         self._backends = {**backends, **classifiers}
@@ -96,6 +98,7 @@ class ModelCatalog:
             {i: partial(_classifying, classifiers[i]) for i in classifiers}
         )
         self._probe_timeout_s = probe_timeout_s
+        self._is_cold = is_cold
         # Neither route needs a key, so any client may ask as often as it likes.
         self._readiness = SingleFlight(lambda: self._outcomes(self.probe))
         self._health = SingleFlight(lambda: self._outcomes(self._ping))
@@ -110,6 +113,11 @@ class ModelCatalog:
         """
         id_ = self._resolve(model_id, self._generating, "generate text")
         return await self._generating.get(id_)
+
+    def is_cold(self, model_id: str | None) -> bool:
+        """Return whether no replica is known to run of a model, by default the first generator."""
+        id_ = next(iter(self._generating), None) if model_id is None else model_id
+        return id_ in self._backends and self._is_cold(id_)
 
     async def get_classifier(self, model_id: str | None) -> ServedClassifier:
         """Return a model that classifies, by default the first; wait while it loads.

@@ -17,6 +17,7 @@ from ray.serve.context import _get_global_client
 from ray.serve.schema import ApplicationStatusOverview
 
 from serve_app.backends.running_replicas import RunningReplicas
+from serve_app.backends.serving_states import ServingState
 
 logger = logging.getLogger("ray.serve")
 
@@ -63,10 +64,8 @@ def _replica_states(app: str, deployment: str) -> Mapping[str, str]:
     }
 
 
-async def down_deployments(application: str) -> frozenset[str]:
-    """Return the deployments of an application that should serve now and have no running replica.
-
-    One without replicas is asleep, not down, if Serve calls it healthy: it wants none then.
+async def deployment_states(application: str) -> Mapping[str, ServingState]:
+    """Return the state of each deployment of an application.
 
     Raises:
         RayError: The controller can't be reached.
@@ -74,14 +73,20 @@ async def down_deployments(application: str) -> frozenset[str]:
     # Serve's public call blocks.
     status = await asyncio.to_thread(serve.status)
     overview = status.applications.get(application)
-    return frozenset() if overview is None else down_in(overview)
+    return {} if overview is None else states_in(overview)
 
 
-def down_in(overview: ApplicationStatusOverview) -> frozenset[str]:
-    """Return the deployments that should serve now and have no running replica."""
-    return frozenset(
-        name
-        for name, deployment in overview.deployments.items()
-        if deployment.status != DeploymentStatus.HEALTHY
-        and not deployment.replica_states.get(ReplicaState.RUNNING)
-    )
+def states_in(overview: ApplicationStatusOverview) -> Mapping[str, ServingState]:
+    """Return the state of each deployment.
+
+    One without replicas is asleep, not down, if Serve calls it healthy: it wants none then.
+    """
+    states = {}
+    for name, deployment in overview.deployments.items():
+        if deployment.replica_states.get(ReplicaState.RUNNING):
+            states[name] = ServingState.RUNNING
+        elif deployment.status == DeploymentStatus.HEALTHY:
+            states[name] = ServingState.ASLEEP
+        else:
+            states[name] = ServingState.DOWN
+    return states

@@ -29,7 +29,7 @@ from deployments.errors import (
 )
 from deployments.probation import NUM_TOKENS_AGAIN, num_tokens_of_trial
 from serve_app.http.access_record import AccessRecord, current_record
-from serve_app.http.notice import Notice
+from serve_app.http.notice import NOTICE_INTERVAL_S, Notice
 
 T = TypeVar("T")
 RequestT = TypeVar("RequestT", GenerationRequest, ClassificationRequest)
@@ -73,7 +73,7 @@ class FailoverLimits:
     first_backoff_s: float = 0.05
     max_backoff_s: float = 1.0
     first_patience_s: float = 5.0
-    notice_interval_s: float = 2.0
+    notice_interval_s: float = NOTICE_INTERVAL_S
 
     def backoffs_s(self) -> Iterator[float]:
         """Yield the waits between attempts, without end."""

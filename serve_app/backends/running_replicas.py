@@ -71,6 +71,11 @@ class RunningReplicas:
         """Return what is known about a replica that runs, or has left lately."""
         return self._by_id.get(replica_id) or self._left.get(replica_id)
 
+    @property
+    def has_any(self) -> bool:
+        """Whether Serve routes to any replica."""
+        return bool(self._by_id)
+
     def is_running(self, replica_id: str) -> bool:
         """Return whether Serve routes to a replica."""
         return replica_id in self._by_id

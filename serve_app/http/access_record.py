@@ -8,8 +8,6 @@ from typing import Final
 from pydantic_core import to_json
 from starlette.types import Scope
 
-from serve_app.http.notice import Notice
-
 CLIENT_DISCONNECTED: Final = "client_disconnected"
 
 
@@ -56,7 +54,7 @@ class AccessRecord:
     has_left: bool = False
     warnings: tuple[str, ...] = ()
     num_moves: int = 0
-    on_notice: Callable[[Notice], object] = lambda notice: None
+    on_notice: Callable[[str], object] = lambda notice: None
 
     @property
     def num_tokens(self) -> int:

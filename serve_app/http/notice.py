@@ -4,6 +4,10 @@ They are sent as comments between the events of a stream, which clients skip.
 """
 
 from enum import StrEnum
+from typing import Final
+
+NOTICE_INTERVAL_S: Final = 2.0
+"""Seconds between two notices to a client whose stream waits."""
 
 
 class Notice(StrEnum):
@@ -14,3 +18,8 @@ class Notice(StrEnum):
 
     WAITING = "waiting"
     """The stream's replica was lost, and it waits for another."""
+
+
+def loading(model_id: str, waited_s: float) -> str:
+    """Return the notice that a request waits for a model to be loaded."""
+    return f"loading {model_id} ({waited_s:.0f} s)"

@@ -32,7 +32,6 @@ def test_a_folder_is_loaded_and_packed(folder: Path) -> None:
     loaded = load(folder)
     assert isinstance(loaded.model.base_model, PackedBackbone)
     assert loaded.labels == tuple(LABELS.values())
-    assert not loaded.is_multi_label
     assert loaded.model.dtype is torch.float32
     stock = AutoModelForSequenceClassification.from_pretrained(folder)
     # Merged weights count once; the token embeddings are not tied here.

@@ -15,6 +15,7 @@ from transformers import (
     AutoModelForImageTextToText,
     AutoProcessor,
     AutoTokenizer,
+    GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -94,6 +95,26 @@ def load_model(
         tokenizer, processor = _load_text_side(source, config, options)
     prepare_model(model, quantization)
     return LoadedModel(model, tokenizer, processor, _eos_token_ids(model, tokenizer))
+
+
+def load_text_side(
+    source: str, *, revision: str | None
+) -> tuple[PreTrainedTokenizerBase, ProcessorMixin | None, GenerationConfig]:
+    """Load all of a model but its weights: tokenizer, processor and generation configuration.
+
+    Raises:
+        UnsupportedModelError: See `load_model`.
+    """
+    options: dict[str, Any] = {"revision": revision, "trust_remote_code": False}
+    with wrap_load_errors(source):
+        config = AutoConfig.from_pretrained(source, **options)
+        check_config(config)
+        tokenizer, processor = _load_text_side(source, config, options)
+        try:
+            generation = GenerationConfig.from_pretrained(source, revision=revision or "main")
+        except OSError:  # there is no such file; transformers then takes the model's own
+            generation = GenerationConfig.from_model_config(config)
+    return tokenizer, processor, generation
 
 
 def prepare_model(model: PreTrainedModel, quantization: str | None = None) -> None:

@@ -48,6 +48,13 @@ class ChatApi:
         self, body: ChatRequest, request: Request
     ) -> ChatCompletion | EventStreamResponse:
         """Answer with one message or with n, whole or as a stream of chunks."""
+        return await self._context.answer(
+            body.model, lambda: self._answer(body, request), streams=bool(body.stream)
+        )
+
+    async def _answer(
+        self, body: ChatRequest, request: Request
+    ) -> ChatCompletion | EventStreamResponse:
         context, request_id = self._context, request_id_of(request)
         model = await context.models.find(body.model)
         prompt = await context.prompts.read(body.messages, model)

@@ -52,6 +52,13 @@ class CompletionsApi:
         self, body: CompletionRequest, request: Request
     ) -> Completion | EventStreamResponse:
         """Continue each prompt, once or n times, whole or as a stream of chunks."""
+        return await self._context.answer(
+            body.model, lambda: self._answer(body, request), streams=bool(body.stream)
+        )
+
+    async def _answer(
+        self, body: CompletionRequest, request: Request
+    ) -> Completion | EventStreamResponse:
         context, request_id = self._context, request_id_of(request)
         model = await context.models.find(body.model)
         prompts, num_per_prompt = body.prompts, body.n or 1

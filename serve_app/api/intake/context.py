@@ -1,15 +1,22 @@
 """The objects that every surface is built on."""
 
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
 from deployments.bounded_executor import BoundedExecutor
 from serve_app.api.intake.model_lookup import ModelLookup
 from serve_app.api.intake.prompt_reader import PromptReader
 from serve_app.api.intake.stream_opener import StreamOpener
 from serve_app.api.structured.answer_grammar import GrammarSettings, schema_executor
 from serve_app.backends.catalog import ModelCatalog
-from serve_app.backends.readiness import Readiness, nothing_is_down
+from serve_app.backends.serving_states import ServingStates
 from serve_app.clock import Clock
 from serve_app.config import LimitsConfig, StructuredOutputsConfig
 from serve_app.images.fetcher import ImageSource
+from serve_app.streaming.event_stream import EventStreamResponse
+from serve_app.streaming.late_stream import begun
+
+AnswerT = TypeVar("AnswerT")
 
 
 class ApiContext:
@@ -19,7 +26,7 @@ class ApiContext:
         catalog: All models that are served.
         limits: The bounds on one request.
         clock: Gives an answer's creation time and times its tokens.
-        readiness: Says whether the models can be served.
+        states: Says whether the models can be served.
         models: Finds the model that a request names.
         prompts: Reads the messages of a request.
         streams: Opens the streams of a request's answers.
@@ -33,7 +40,7 @@ class ApiContext:
         images: ImageSource | None = None,
         schemas: BoundedExecutor | None = None,
         structured_outputs: StructuredOutputsConfig | None = None,
-        readiness: Readiness | None = None,
+        states: ServingStates | None = None,
     ) -> None:
         """Build the reader and the opener with one set of limits.
 
@@ -44,14 +51,35 @@ class ApiContext:
             images: Fetches images at https: URLs; without it such images are refused.
             schemas: Compiles JSON schemas; None makes an executor with its own threads.
             structured_outputs: How schemas are read; None means the defaults.
-            readiness: Says whether the models can be served; None means that they can.
+            states: Says whether the models can be served; None means that they can.
         """
         self.catalog = catalog
         self.limits = limits
         self.clock = clock
-        self.readiness = readiness or Readiness(nothing_is_down, ())
+        self.states = states or ServingStates()
         self.models = ModelLookup(catalog)
         self.prompts = PromptReader(limits, images)
         structured = structured_outputs or StructuredOutputsConfig()
         grammars = GrammarSettings(limits, structured.closed_objects)
         self.streams = StreamOpener(grammars, schemas or schema_executor())
+
+    async def answer(
+        self,
+        model_id: str | None,
+        answering: Callable[[], Awaitable[AnswerT | EventStreamResponse]],
+        *,
+        streams: bool,
+    ) -> AnswerT | EventStreamResponse:
+        """Return the answer to a request.
+
+        Args:
+            model_id: The model that it names.
+            answering: Makes the answer.
+            streams: Whether that is a stream; one from a model without a replica begins at once.
+
+        Raises:
+            RaystreamError: The request was refused, or could not be answered.
+        """
+        if streams and self.catalog.is_cold(model_id):
+            return await begun(answering, self.clock.sleep)
+        return await answering()

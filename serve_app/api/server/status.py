@@ -40,7 +40,7 @@ class StatusApi:
 
     def __init__(self, context: ApiContext) -> None:
         self._catalog = context.catalog
-        self._readiness = context.readiness
+        self._states = context.states
 
     def router(self) -> APIRouter:
         """Return the surface's routes."""
@@ -71,7 +71,7 @@ class StatusApi:
 
         Serve's controller is asked, at most once a second; no model computes anything.
         """
-        if await self._readiness.is_ready():
+        if await self._states.are_ready():
             return Readiness(status="ready")
         response.status_code = 503
         return Readiness(status="not ready")

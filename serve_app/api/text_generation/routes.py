@@ -76,6 +76,13 @@ class TextGenerationApi:
         self, body: TextGenerationRequest, request: Request
     ) -> TextGenerationAnswer | EventStreamResponse:
         """Generate text from a prompt or messages, as a stream of events or whole."""
+        return await self._context.answer(
+            body.model, lambda: self._generate(body, request), streams=body.stream is not False
+        )
+
+    async def _generate(
+        self, body: TextGenerationRequest, request: Request
+    ) -> TextGenerationAnswer | EventStreamResponse:
         clock = self._context.clock
         model = await self._context.models.find(body.model)
         prompt = await self._prompt(body, model)

@@ -6,23 +6,28 @@ from ray.serve.schema import (
     DeploymentStatusOverview,
 )
 
-from serve_app.backends.cluster_state import down_in
+from serve_app.backends.cluster_state import states_in
+from serve_app.backends.serving_states import ServingState
 
 
 @pytest.mark.parametrize(
-    ("status", "states", "is_down"),
+    ("status", "states", "expected"),
     [
-        (DeploymentStatus.HEALTHY, {ReplicaState.RUNNING: 2}, False),
-        (DeploymentStatus.HEALTHY, {}, False),  # asleep: Serve wants no replica
-        (DeploymentStatus.UNHEALTHY, {ReplicaState.STARTING: 1}, True),
-        (DeploymentStatus.UNHEALTHY, {ReplicaState.RUNNING: 1, ReplicaState.STARTING: 1}, False),
-        (DeploymentStatus.UPDATING, {}, True),
-        (DeploymentStatus.UPSCALING, {ReplicaState.STARTING: 1}, True),
-        (DeploymentStatus.DEPLOY_FAILED, {ReplicaState.RUNNING: 0}, True),
+        (DeploymentStatus.HEALTHY, {ReplicaState.RUNNING: 2}, ServingState.RUNNING),
+        (DeploymentStatus.HEALTHY, {}, ServingState.ASLEEP),  # Serve wants no replica
+        (DeploymentStatus.UNHEALTHY, {ReplicaState.STARTING: 1}, ServingState.DOWN),
+        (
+            DeploymentStatus.UNHEALTHY,
+            {ReplicaState.RUNNING: 1, ReplicaState.STARTING: 1},
+            ServingState.RUNNING,
+        ),
+        (DeploymentStatus.UPDATING, {}, ServingState.DOWN),
+        (DeploymentStatus.UPSCALING, {ReplicaState.STARTING: 1}, ServingState.DOWN),
+        (DeploymentStatus.DEPLOY_FAILED, {ReplicaState.RUNNING: 0}, ServingState.DOWN),
     ],
 )
-def test_a_deployment_that_should_serve_and_has_no_running_replica_is_down(
-    status: DeploymentStatus, states: dict[ReplicaState, int], is_down: bool
+def test_a_deployment_without_a_running_replica_is_down_if_it_should_have_one(
+    status: DeploymentStatus, states: dict[ReplicaState, int], expected: ServingState
 ) -> None:
     deployment = DeploymentStatusOverview(
         status=status,
@@ -36,4 +41,4 @@ def test_a_deployment_that_should_serve_and_has_no_running_replica_is_down(
         last_deployed_time_s=0,
         deployments={"m": deployment},
     )
-    assert down_in(application) == ({"m"} if is_down else frozenset())
+    assert states_in(application) == {"m": expected}

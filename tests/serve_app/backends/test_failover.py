@@ -313,9 +313,9 @@ async def test_replicas_that_stop_on_purpose_are_no_deaths(kind: Fate) -> None:
 
 async def test_moves_and_waits_are_told_while_they_happen() -> None:
     comes_up = asyncio.Event()
-    told: list[Notice] = []
+    told: list[str] = []
 
-    def note(notice: Notice) -> None:
+    def note(notice: str) -> None:
         told.append(notice)
         if told.count(Notice.WAITING) == 3:
             comes_up.set()

@@ -188,7 +188,7 @@ async def test_closing_a_stream_that_moves_leaves_nothing_open() -> None:
 
 async def test_planned_moves_are_told_but_not_bounded() -> None:
     record = AccessRecord("r", "POST", lambda: 0.0, 0.0)
-    notices: list[Notice] = []
+    notices: list[str] = []
     record.on_notice = notices.append
     token = CURRENT_RECORD.set(record)
     try:

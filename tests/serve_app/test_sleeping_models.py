@@ -1,0 +1,206 @@
+"""A model without a replica: questions leave it asleep, and requests wake it and wait."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+
+from deployments.contract import GenerationRequest, ModelDescription
+from deployments.errors import ContextLengthExceededError, RaystreamError
+from serve_app.backends import cold_start
+from serve_app.backends.running_replicas import ReplicaFacts, RunningReplicas
+from serve_app.backends.serving_states import ServingState
+from serve_app.config import AppConfig
+from serve_app.ingress import AppParts, build_app
+from tests.serve_app.apps import CHAT, client_of, question
+from tests.serve_app.fakes import FakeBackend, FakeClock, FakeStream
+
+MAX_NUM_HELD = 2
+"""One that may run, and one that may wait."""
+
+
+class Sleeper(FakeBackend):
+    """A model whose first request wakes it; `loads` ends when it is loaded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.replicas = RunningReplicas()
+        self.state = ServingState.ASLEEP
+        self.loads = asyncio.Event()
+        self.failure: RaystreamError | None = None
+        self.num_waiting = 0
+        self.num_file_reads = 0
+
+    async def generate(self, request: GenerationRequest) -> FakeStream:
+        self.num_waiting += 1
+        try:
+            await self.loads.wait()
+        finally:
+            self.num_waiting -= 1
+        self.run()
+        if self.failure is not None:
+            raise self.failure
+        return await super().generate(request)
+
+    def run(self) -> None:
+        self.state = ServingState.RUNNING
+        self.replicas.replace([ReplicaFacts("r", None)])
+
+    async def states(self) -> dict[str, ServingState]:
+        return {"m": self.state}
+
+    async def describe_files(self, model_id: str) -> ModelDescription:
+        assert model_id == "m"
+        self.num_file_reads += 1
+        return self.description
+
+
+@pytest.fixture
+def sleeper() -> Sleeper:
+    return Sleeper()
+
+
+@pytest.fixture
+async def client(sleeper: Sleeper, clock: FakeClock) -> AsyncIterator[httpx.AsyncClient]:
+    models = [{"id": "m", "source": "nowhere", "max_num_seqs": 1, "max_queued_requests": 1}]
+    parts = AppParts(
+        AppConfig.model_validate({"models": models}),
+        {"m": sleeper},
+        clock=clock,
+        replicas={"m": sleeper.replicas},
+        describe_files=sleeper.describe_files,
+        ask_states=sleeper.states,
+    )
+    async with client_of(build_app(parts)) as client:
+        yield client
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+async def waiting(sleeper: Sleeper, number: int) -> None:
+    async with asyncio.timeout(10):
+        while sleeper.num_waiting != number:  # noqa: ASYNC110 - other tasks' state
+            await asyncio.sleep(0.001)
+
+
+async def test_questions_leave_a_model_asleep(client: httpx.AsyncClient, sleeper: Sleeper) -> None:
+    for path in ("/live", "/ready", "/health", "/v1/models", "/v1/models/m", "/version"):
+        for _ in range(2):
+            assert (await client.get(path)).status_code == 200, path
+    assert (await client.get("/v1/models")).json()["data"][0]["max_model_len"] == 128
+    assert sleeper.num_calls == sleeper.num_pings == sleeper.num_describes == 0
+    assert sleeper.num_file_reads == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, question(stream=True)),
+        ("/v1/completions", {"model": "m", "prompt": "hi", "stream": True}),
+        ("/text-generation", {"prompt": "hi"}),
+    ],
+)
+async def test_a_stream_tells_that_its_model_is_loaded_and_then_is_as_ever(
+    client: httpx.AsyncClient,
+    sleeper: Sleeper,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    body: dict[str, object],
+) -> None:
+    monkeypatch.setattr(cold_start, "loading", lambda id_, waited_s: f"loading {id_}")
+    asking = asyncio.ensure_future(client.post(path, json=body))
+    await waiting(sleeper, 1)
+    sleeper.loads.set()
+    cold = await asking
+    warm = await client.post(path, json=body)
+    assert (cold.status_code, warm.status_code) == (200, 200)
+    assert cold.headers["content-type"] == warm.headers["content-type"]
+    comment, rest = cold.text.split("\n\n", 1)
+    assert comment == ": loading m"
+    answers = [
+        [
+            line
+            for line in text.split("\n\n")
+            if "[DONE]" in line or '"finish_reason":"stop"' in line
+        ]
+        for text in (rest, warm.text)
+    ]
+    assert len(answers[0]) == len(answers[1])
+    assert rest.count("data:") == warm.text.count("data:")
+
+
+async def test_a_whole_answer_waits(client: httpx.AsyncClient, sleeper: Sleeper) -> None:
+    asking = asyncio.ensure_future(client.post(CHAT, json=question()))
+    await waiting(sleeper, 1)
+    sleeper.loads.set()
+    answer = await asking
+    assert (answer.status_code, answer.json()["object"]) == (200, "chat.completion")
+
+
+async def test_requests_beyond_those_that_may_wait_are_refused_at_once(
+    client: httpx.AsyncClient, sleeper: Sleeper
+) -> None:
+    held = [
+        asyncio.ensure_future(client.post(CHAT, json=question(stream=stream)))
+        for stream in (True, False)
+    ]
+    await waiting(sleeper, MAX_NUM_HELD)
+    refused = await client.post(CHAT, json=question(stream=True))
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+    assert "is being loaded, and 2 requests wait" in refused.json()["error"]["message"]
+    sleeper.loads.set()
+    assert [answer.status_code for answer in await asyncio.gather(*held)] == [200, 200]
+    assert (await client.post(CHAT, json=question(stream=True))).status_code == 200
+
+
+async def test_a_failure_after_the_wait_is_the_last_event(
+    client: httpx.AsyncClient, sleeper: Sleeper
+) -> None:
+    sleeper.failure = ContextLengthExceededError("too long", "messages")
+    asking = asyncio.ensure_future(client.post(CHAT, json=question(stream=True)))
+    await waiting(sleeper, 1)
+    sleeper.loads.set()
+    answer = await asking
+    assert answer.status_code == 200
+    assert '"code":"context_length_exceeded"' in answer.text
+    assert "[DONE]" not in answer.text
+
+
+async def test_a_mistake_in_the_request_is_a_status_and_wakes_no_model(
+    client: httpx.AsyncClient, sleeper: Sleeper
+) -> None:
+    answer = await client.post(CHAT, json=question(stream=True, n=1000))
+    assert answer.status_code == 400
+    assert sleeper.num_calls == 0
+
+
+async def test_a_client_that_leaves_gives_its_place_up(
+    client: httpx.AsyncClient, sleeper: Sleeper
+) -> None:
+    for stream in (True, False):
+        for _ in range(MAX_NUM_HELD + 1):
+            asking = asyncio.ensure_future(client.post(CHAT, json=question(stream=stream)))
+            await waiting(sleeper, 1)
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+            await waiting(sleeper, 0)
+
+
+async def test_a_request_waits_for_a_model_whose_description_is_not_known_yet(
+    client: httpx.AsyncClient, sleeper: Sleeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cold_start, "POLL_INTERVAL_S", 0.001)
+    sleeper.state = ServingState.DOWN
+    asking = asyncio.ensure_future(client.post(CHAT, json=question(stream=True)))
+    async with asyncio.timeout(10):
+        while (await client.get("/ready")).status_code != 503:
+            pass
+    sleeper.loads.set()
+    sleeper.run()
+    answer = await asking
+    assert (answer.status_code, sleeper.num_file_reads) == (200, 0)
+    assert answer.text.startswith(": loading m (0 s)\n\n")
