@@ -12,7 +12,7 @@ import ray
 from ray.actor import exit_actor
 from ray.runtime_context import get_runtime_context
 
-EXIT_S = 3.0
+EXIT_S = 1.0
 """Seconds for an orderly exit. What hangs in the device's driver may not let the process end."""
 
 

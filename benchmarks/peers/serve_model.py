@@ -37,7 +37,6 @@ def configuration(args: argparse.Namespace) -> dict[str, Any]:
     if args.task == "generate":
         model["max_num_seqs"] = args.max_num_seqs
         model["max_queued_requests"] = args.max_queued_requests
-        deployment["autoscaling_config"]["target_ongoing_requests"] = model["max_num_seqs"]
     replicas = {"min_replicas": args.num_ingresses, "max_replicas": args.num_ingresses}
     ingress["autoscaling_config"] = replicas
     deployment["name"] = name

@@ -1,6 +1,35 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from deployments.engine.model.loader import load_model
+from deployments.generator.description import describe_files, describe_model
+from deployments.generator.prompt_encoder import PromptEncoder
+from deployments.model_spec import ModelSpec
 from tests.deployments.tiny_folder import spec
+
+PYDOC_CHAT = Path(__file__).resolve().parents[2] / "models/pydoc-chat"
 
 
 def test_the_root_is_the_hub_repository_and_never_a_path() -> None:
     assert spec("org/model", id="m").root == "org/model"
     assert spec("/srv/models/tiny", id="m").root == "m"
+
+
+def described_by_a_replica(model: ModelSpec) -> object:
+    loaded = load_model(model.source, revision=None, dtype=model.dtype, device=torch.device("cpu"))
+    encoder = PromptEncoder(loaded.tokenizer, loaded.processor, model.reasoning_parser)
+    return replace(describe_model(model, loaded, encoder, "fp"), system_fingerprint=None, created=0)
+
+
+@pytest.mark.parametrize("has_generation_config", [True, False])
+def test_files_describe_a_model_as_its_replicas_do(
+    tmp_path: Path, has_generation_config: bool
+) -> None:
+    for file in PYDOC_CHAT.iterdir():
+        if file.is_file() and (has_generation_config or file.name != "generation_config.json"):
+            (tmp_path / file.name).symlink_to(file)
+    model = spec(str(tmp_path), id="m")
+    assert replace(describe_files(model), created=0) == described_by_a_replica(model)

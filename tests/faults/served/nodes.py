@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.free_port import free_port
-from serve_app.commands.server_environment import server_environment
+from serve_app.commands.server_environment import LOOPBACK, server_environment
 from tests.faults.served.fragile_generator import FOLDER
 from tests.ray.serve_run import ROOT, haproxy_environment
 
@@ -119,6 +119,7 @@ class Cluster:
         environment = self._environment
         if self._has_haproxy:
             environment = server_environment(environment, self._temp_dir / name)
+            del environment[LOOPBACK]  # a Ray that listens only there takes no second node
             environment["RAY_SERVE_WORKER_PROXY_HTTP_PORT"] = str(http_port)
         return Node(list(arguments), environment, self.folder / f"{name}.log", http_port)
 

@@ -1,0 +1,100 @@
+"""A server whose chat model has up to three replicas and the shipped policy, with short delays."""
+
+import os
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from tests.faults.served.conftest import MODEL_SECTION, Record, config
+from tests.faults.served.fragile_generator import FOLDER
+from tests.faults.served.redeploy import Deployed
+from tests.faults.served.replicas import DEADLINE_S, Replicas
+from tests.ray.serve_run import ROOT, SERVE_RUN, Server, haproxy_environment, serving
+
+NUM_QUEUED = 64
+MAX_NUM_REPLICAS = 3
+DOWNSCALE_DELAY_S = 5
+TO_ZERO_DELAY_S = 3
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.is_relative_to(here):
+            item.add_marker(pytest.mark.ray)
+            item.add_marker(pytest.mark.slow)
+
+
+def shipped_scaling() -> dict[str, Any]:
+    """Return the `autoscaling_config` that the shipped file has for the chat model."""
+    document = yaml.safe_load((ROOT / "serve_config.yaml").read_text())
+    sections = document["applications"][0]["deployments"]
+    (found,) = (each for each in sections if each["name"] == MODEL_SECTION)
+    scaling: dict[str, Any] = found["autoscaling_config"]
+    return scaling
+
+
+def scaled_config() -> dict[str, Any]:
+    """Return the fault tests' configuration with the shipped policy in place of two replicas."""
+    document = config()
+    application = document["applications"][0]
+    (chat,) = application["args"]["models"]
+    chat |= {"num_cpus": 0.3, "max_queued_requests": NUM_QUEUED}
+    section = application["deployments"][1]
+    del section["num_replicas"]
+    section["autoscaling_config"] = shipped_scaling() | {
+        "max_replicas": MAX_NUM_REPLICAS,
+        "downscale_delay_s": DOWNSCALE_DELAY_S,
+        "downscale_to_zero_delay_s": TO_ZERO_DELAY_S,
+    }
+    section["graceful_shutdown_timeout_s"] = 30
+    return document
+
+
+@pytest.fixture(scope="package")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("scaling")
+
+
+@pytest.fixture(scope="package")
+def server(folder: Path) -> Iterator[Server]:
+    Replicas.watched_in(folder)
+    path = folder / "serve_config.yaml"
+    path.write_text(yaml.safe_dump(scaled_config()))
+    environment = {**os.environ, "HOME": str(folder), FOLDER: str(folder)}
+    environment |= haproxy_environment()
+    with serving(Server(path, folder / "serve.log", environment, SERVE_RUN)) as server:
+        yield server
+
+
+@pytest.fixture
+async def deployed(server: Server, folder: Path) -> AsyncIterator[Deployed]:
+    """Return the server's configuration, which a test may change; restore it afterwards."""
+    path = folder / "serve_config.yaml"
+    deployed = Deployed.of(server, folder, yaml.safe_load(path.read_text()))
+    yield deployed
+    deployed.restore()
+    await deployed.apply()
+    await deployed.settled()
+
+
+@pytest.fixture
+def replicas(folder: Path) -> Replicas:
+    return Replicas(folder)
+
+
+@pytest.fixture
+async def client(server: Server) -> AsyncIterator[httpx.AsyncClient]:
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+    async with httpx.AsyncClient(base_url=server.url, timeout=DEADLINE_S, limits=limits) as client:
+        yield client
+
+
+@pytest.fixture
+def record(record_property: Record) -> Record:
+    """Write down a measured value, as text: xdist's workers can't send objects of any class."""
+    return lambda name, value: record_property(name, str(value))

@@ -1,0 +1,149 @@
+"""Replicas come and go with the load, and no request is lost on the way."""
+
+import asyncio
+from contextlib import suppress
+
+import httpx
+import pytest
+
+from tests.faults.served.conftest import MAX_NUM_SEQS, MODEL_SECTION, Record
+from tests.faults.served.redeploy import Deployed
+from tests.faults.served.replicas import Replicas, kill, reached
+from tests.scaling.conftest import DOWNSCALE_DELAY_S, MAX_NUM_REPLICAS
+from tests.scaling.load import Load, clients, watched
+
+BURST_S = 2.0
+BURST_INTERVAL_S = 20.0
+NUM_CLIENTS = 40
+
+
+async def test_one_client_forty_and_one_again(
+    client: httpx.AsyncClient, deployed: Deployed, replicas: Replicas, record: Record
+) -> None:
+    await reached(lambda: len(replicas.alive) == 1)
+    load = Load()
+    async with watched(deployed) as targets, clients(client, 1, load):
+        async with clients(client, NUM_CLIENTS - 1, load):
+            up_s = await reached(lambda: len(replicas.alive) == MAX_NUM_REPLICAS)
+        down_s = await reached(lambda: len(replicas.alive) == 1)
+    load.require_whole()
+    assert targets.num_turns == 1
+    record("seconds until three replicas served", round(up_s, 1))
+    record("seconds from the last answer of the others until one was left", round(down_s, 1))
+    record("targets", targets.numbers())
+    record("answers", len(load.answers))
+
+
+@pytest.mark.parametrize(
+    "num_bursts", [2, pytest.param(9, marks=pytest.mark.soak)], ids=["40 s", "3 min"]
+)
+async def test_bursts_do_not_make_replicas_come_and_go(
+    client: httpx.AsyncClient,
+    deployed: Deployed,
+    replicas: Replicas,
+    record: Record,
+    num_bursts: int,
+) -> None:
+    await reached(lambda: len(replicas.alive) == 1)
+    scaling = deployed.section(MODEL_SECTION)["autoscaling_config"]
+    scaling["downscale_delay_s"] = 30  # as shipped: longer than the pauses
+    await deployed.apply()
+    await deployed.settled()
+    load = Load()
+    async with watched(deployed) as targets:
+        for _ in range(num_bursts):
+            async with asyncio.TaskGroup() as group:
+                group.create_task(asyncio.sleep(BURST_INTERVAL_S))
+                group.create_task(burst(client, load))
+    load.require_whole_or_refused()
+    assert targets.num_turns == 0
+    record("targets", targets.numbers())
+    record("answers and refusals", (len(load.answers) - len(load.refused), len(load.refused)))
+
+
+async def burst(client: httpx.AsyncClient, load: Load) -> None:
+    async with clients(client, NUM_CLIENTS, load):
+        await asyncio.sleep(BURST_S)
+
+
+@pytest.mark.parametrize(
+    "ramp_s", [20, pytest.param(120, marks=pytest.mark.soak)], ids=["20 s", "2 min"]
+)
+async def test_a_ramp_and_silence(
+    client: httpx.AsyncClient,
+    deployed: Deployed,
+    replicas: Replicas,
+    record: Record,
+    ramp_s: float,
+) -> None:
+    await reached(lambda: len(replicas.alive) == 1)
+    load = Load()
+    async with watched(deployed) as targets, asyncio.TaskGroup() as group:
+        for number in range(NUM_CLIENTS):
+            group.create_task(several(client, load, 1 + int((NUM_CLIENTS - number) * ramp_s / 80)))
+            await asyncio.sleep(ramp_s / NUM_CLIENTS)
+    async with watched(deployed) as after:
+        down_s = await reached(lambda: len(replicas.alive) == 1)
+    load.require_whole()
+    assert max(targets.numbers()) > 1
+    assert after.last == 1
+    record("targets", [*targets.numbers(), *after.numbers()])
+    record("seconds of silence until one replica was left", round(down_s, 1))
+
+
+async def several(client: httpx.AsyncClient, load: Load, number: int) -> None:
+    for _ in range(number):
+        await load.ask(client)
+
+
+async def test_streams_of_a_replica_that_is_stopped_after_a_load_move(
+    client: httpx.AsyncClient, replicas: Replicas, record: Record
+) -> None:
+    await reached(lambda: len(replicas.alive) == 1)
+    load = Load()
+    async with clients(client, 3, load):
+        async with clients(client, NUM_CLIENTS, load):
+            await reached(lambda: len(replicas.alive) == MAX_NUM_REPLICAS)
+        await reached(lambda: len(replicas.alive) == 1)
+    load.require_whole()
+    moved = [answer for answer in load.answers if answer.lost_at]
+    record("answers that moved", len(moved))
+    record("longest pause, s", max((round(each.longest_gap_s, 2) for each in moved), default=None))
+
+
+async def test_a_replica_dies_while_others_start(
+    client: httpx.AsyncClient, deployed: Deployed, replicas: Replicas, record: Record
+) -> None:
+    await reached(lambda: len(replicas.alive) == 1)
+    load = Load()
+    (first,) = replicas.alive
+    async with watched(deployed) as targets:
+        async with clients(client, NUM_CLIENTS, load):
+            await reached(lambda: targets.last == MAX_NUM_REPLICAS)
+            kill(first)
+            await reached(lambda: len(replicas.alive) == MAX_NUM_REPLICAS)
+        assert targets.num_turns == 0, "the target is kept"
+    load.require_whole()
+    record("answers that moved", sum(bool(answer.lost_at) for answer in load.answers))
+    record("targets", targets.numbers())
+
+
+async def test_refusals_raise_the_target(
+    client: httpx.AsyncClient, deployed: Deployed, replicas: Replicas, record: Record
+) -> None:
+    await reached(lambda: len(replicas.alive) == 1)
+    deployed.section(MODEL_SECTION)["user_config"]["max_queued_requests"] = 0
+    await deployed.apply()
+    await deployed.settled()
+    load = Load()
+    # What runs is worth one replica and a quarter: without refusals two would do.
+    async with watched(deployed) as targets, clients(client, MAX_NUM_SEQS, load):
+        while targets.last < MAX_NUM_REPLICAS:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0.2):
+                    await asyncio.gather(*(load.ask(client) for _ in range(4)))
+    load.require_whole_or_refused()
+    assert load.refused
+    record("targets", targets.numbers())
+    record("answers and refusals", (len(load.answers) - len(load.refused), len(load.refused)))
+    await asyncio.sleep(DOWNSCALE_DELAY_S)

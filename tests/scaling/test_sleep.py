@@ -1,0 +1,96 @@
+"""A model that nobody uses is stopped; questions leave it asleep, and requests wake it."""
+
+import asyncio
+
+import httpx
+import psutil
+import pytest
+
+from tests.faults.served.conftest import MODEL_SECTION, Memory, Record
+from tests.faults.served.kinds import about
+from tests.faults.served.redeploy import Deployed
+from tests.faults.served.replicas import Replicas, reached
+from tests.ray.serve_run import Server
+from tests.scaling.conftest import TO_ZERO_DELAY_S
+from tests.scaling.load import Load
+
+PROBES = ("/live", "/ready", "/health", "/v1/models", "/v1/models/pydoc-chat")
+NUM_AT_ONCE = 50
+
+
+@pytest.fixture
+async def asleep(deployed: Deployed, replicas: Replicas) -> None:
+    """Let the model sleep while nobody uses it, and wait until it does."""
+    deployed.section(MODEL_SECTION)["autoscaling_config"]["min_replicas"] = 0
+    await deployed.apply()
+    await deployed.settled()
+    await reached(lambda: replicas.alive == [])
+
+
+async def probe(client: httpx.AsyncClient, seconds: float) -> int:
+    """Send each probe five times a second; return their number."""
+    loop = asyncio.get_running_loop()
+    end_s, number = loop.time() + seconds, 0
+    while loop.time() < end_s:
+        for path in PROBES:
+            answer = await client.get(path)
+            assert answer.status_code == 200, (path, answer.text)
+            number += 1
+        await asyncio.sleep(0.2)
+    return number
+
+
+@pytest.mark.usefixtures("asleep")
+@pytest.mark.parametrize(
+    "probed_s",
+    [2 * TO_ZERO_DELAY_S, pytest.param(60, marks=pytest.mark.soak)],
+    ids=["6 s", "60 s"],
+)
+async def test_probes_leave_a_model_asleep_and_fifty_clients_wake_it(
+    client: httpx.AsyncClient, replicas: Replicas, record: Record, probed_s: float
+) -> None:
+    record("probes", await probe(client, probed_s))
+    assert replicas.alive == []
+    load = Load()
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    async with asyncio.TaskGroup() as group:
+        for _ in range(NUM_AT_ONCE):
+            group.create_task(load.ask(client))
+        up_s = await reached(lambda: len(replicas.alive) >= 1)
+    load.require_whole()
+    for answer in load.answers:
+        told = [each for each in answer.comments if each.startswith("loading pydoc-chat (")]
+        assert told[0] == "loading pydoc-chat (0 s)"
+        assert len(told) <= 2 + up_s / 2, "a comment comes every 2 s at most"
+    record("seconds until the replica had loaded the model", round(up_s, 1))
+    record("seconds until all had their answers", round(loop.time() - began_s, 1))
+    record("comments of an answer", load.answers[0].comments)
+
+
+@pytest.mark.usefixtures("asleep")
+async def test_an_ingress_that_starts_leaves_a_model_asleep(
+    client: httpx.AsyncClient, server: Server, replicas: Replicas
+) -> None:
+    memory = Memory(server)
+    (ingress,) = memory.ingresses()
+    psutil.Process(ingress).kill()
+    await reached(lambda: bool(memory.ingresses()) and ingress not in memory.ingresses())
+    await reached(server.is_ready)
+    assert await probe(client, 2 * TO_ZERO_DELAY_S)
+    assert replicas.alive == []
+
+
+@pytest.mark.usefixtures("asleep")
+async def test_a_whole_answer_waits_and_a_mistake_wakes_no_model(
+    client: httpx.AsyncClient, replicas: Replicas
+) -> None:
+    body = about("os.stat", max_tokens=5)
+    wrong = await client.post("/v1/chat/completions", json=body | {"n": 1000})
+    assert wrong.status_code == 400
+    await asyncio.sleep(1)
+    assert replicas.alive == []
+    answer = await client.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 200
+    assert answer.json()["usage"]["completion_tokens"] == 5
+    await reached(lambda: replicas.alive == [])
