@@ -6,7 +6,10 @@ from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
+from tests.measured import pytest_terminal_summary, record
 from tests.stopped_clock import Clock, stop_clock
+
+__all__ = ["pytest_terminal_summary", "record"]
 
 # The models in the tests are so small that a second thread only waits for the first.
 torch.set_num_threads(1)
@@ -17,7 +20,7 @@ settings.register_profile("raystream", deadline=None, suppress_health_check=[Hea
 settings.register_profile("raystream-ci", settings.get_profile("raystream"), derandomize=True)
 settings.load_profile("raystream")
 
-SERVING = ("tests/ray/", "tests/clients/", "tests/faults/served/")
+SERVING = ("tests/ray/", "tests/clients/", "tests/faults/served/", "tests/scaling/")
 """Folders whose tests mostly wait for a Ray."""
 
 

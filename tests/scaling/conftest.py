@@ -9,7 +9,7 @@ import httpx
 import pytest
 import yaml
 
-from tests.faults.served.conftest import MODEL_SECTION, Record, config
+from tests.faults.served.conftest import MODEL_SECTION, config
 from tests.faults.served.fragile_generator import FOLDER
 from tests.faults.served.redeploy import Deployed
 from tests.faults.served.replicas import DEADLINE_S, Replicas
@@ -17,7 +17,7 @@ from tests.ray.serve_run import ROOT, SERVE_RUN, Server, haproxy_environment, se
 
 NUM_QUEUED = 64
 MAX_NUM_REPLICAS = 3
-DOWNSCALE_DELAY_S = 5
+DOWNSCALE_DELAY_S = 3
 TO_ZERO_DELAY_S = 3
 
 
@@ -92,9 +92,3 @@ async def client(server: Server) -> AsyncIterator[httpx.AsyncClient]:
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     async with httpx.AsyncClient(base_url=server.url, timeout=DEADLINE_S, limits=limits) as client:
         yield client
-
-
-@pytest.fixture
-def record(record_property: Record) -> Record:
-    """Write down a measured value, as text: xdist's workers can't send objects of any class."""
-    return lambda name, value: record_property(name, str(value))

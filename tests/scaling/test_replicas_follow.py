@@ -1,4 +1,7 @@
-"""Replicas come and go with the load, and no request is lost on the way."""
+"""Replicas come and go with the load, and no request is lost on the way.
+
+`tests/deployments/test_autoscaling.py` has short twins of the soaks, with a simulated server.
+"""
 
 import asyncio
 from contextlib import suppress
@@ -6,43 +9,47 @@ from contextlib import suppress
 import httpx
 import pytest
 
-from tests.faults.served.conftest import MAX_NUM_SEQS, MODEL_SECTION, Record
+from tests.faults.served.conftest import MAX_NUM_SEQS, MODEL_SECTION
 from tests.faults.served.redeploy import Deployed
 from tests.faults.served.replicas import Replicas, kill, reached
-from tests.scaling.conftest import DOWNSCALE_DELAY_S, MAX_NUM_REPLICAS
+from tests.measured import Record
+from tests.scaling.conftest import MAX_NUM_REPLICAS
 from tests.scaling.load import Load, clients, watched
 
 BURST_S = 2.0
 BURST_INTERVAL_S = 20.0
+NUM_BURSTS = 9
+RAMP_S = 120.0
 NUM_CLIENTS = 40
+NUM_FEW = 3
 
 
-async def test_one_client_forty_and_one_again(
+async def test_three_clients_forty_and_three_again(
     client: httpx.AsyncClient, deployed: Deployed, replicas: Replicas, record: Record
 ) -> None:
     await reached(lambda: len(replicas.alive) == 1)
     load = Load()
-    async with watched(deployed) as targets, clients(client, 1, load):
-        async with clients(client, NUM_CLIENTS - 1, load):
+    async with watched(deployed) as targets, clients(client, NUM_FEW, load):
+        async with clients(client, NUM_CLIENTS - NUM_FEW, load):
             up_s = await reached(lambda: len(replicas.alive) == MAX_NUM_REPLICAS)
         down_s = await reached(lambda: len(replicas.alive) == 1)
     load.require_whole()
     assert targets.num_turns == 1
+    moved = [answer for answer in load.answers if answer.lost_at]
+    record("answers that moved", len(moved))
+    record("longest pause, s", max((round(each.longest_gap_s, 2) for each in moved), default=None))
     record("seconds until three replicas served", round(up_s, 1))
     record("seconds from the last answer of the others until one was left", round(down_s, 1))
     record("targets", targets.numbers())
     record("answers", len(load.answers))
 
 
-@pytest.mark.parametrize(
-    "num_bursts", [2, pytest.param(9, marks=pytest.mark.soak)], ids=["40 s", "3 min"]
-)
+@pytest.mark.soak
 async def test_bursts_do_not_make_replicas_come_and_go(
     client: httpx.AsyncClient,
     deployed: Deployed,
     replicas: Replicas,
     record: Record,
-    num_bursts: int,
 ) -> None:
     await reached(lambda: len(replicas.alive) == 1)
     scaling = deployed.section(MODEL_SECTION)["autoscaling_config"]
@@ -51,7 +58,7 @@ async def test_bursts_do_not_make_replicas_come_and_go(
     await deployed.settled()
     load = Load()
     async with watched(deployed) as targets:
-        for _ in range(num_bursts):
+        for _ in range(NUM_BURSTS):
             async with asyncio.TaskGroup() as group:
                 group.create_task(asyncio.sleep(BURST_INTERVAL_S))
                 group.create_task(burst(client, load))
@@ -66,22 +73,19 @@ async def burst(client: httpx.AsyncClient, load: Load) -> None:
         await asyncio.sleep(BURST_S)
 
 
-@pytest.mark.parametrize(
-    "ramp_s", [20, pytest.param(120, marks=pytest.mark.soak)], ids=["20 s", "2 min"]
-)
+@pytest.mark.soak
 async def test_a_ramp_and_silence(
     client: httpx.AsyncClient,
     deployed: Deployed,
     replicas: Replicas,
     record: Record,
-    ramp_s: float,
 ) -> None:
     await reached(lambda: len(replicas.alive) == 1)
     load = Load()
     async with watched(deployed) as targets, asyncio.TaskGroup() as group:
         for number in range(NUM_CLIENTS):
-            group.create_task(several(client, load, 1 + int((NUM_CLIENTS - number) * ramp_s / 80)))
-            await asyncio.sleep(ramp_s / NUM_CLIENTS)
+            group.create_task(several(client, load, 1 + int((NUM_CLIENTS - number) * RAMP_S / 80)))
+            await asyncio.sleep(RAMP_S / NUM_CLIENTS)
     async with watched(deployed) as after:
         down_s = await reached(lambda: len(replicas.alive) == 1)
     load.require_whole()
@@ -94,21 +98,6 @@ async def test_a_ramp_and_silence(
 async def several(client: httpx.AsyncClient, load: Load, number: int) -> None:
     for _ in range(number):
         await load.ask(client)
-
-
-async def test_streams_of_a_replica_that_is_stopped_after_a_load_move(
-    client: httpx.AsyncClient, replicas: Replicas, record: Record
-) -> None:
-    await reached(lambda: len(replicas.alive) == 1)
-    load = Load()
-    async with clients(client, 3, load):
-        async with clients(client, NUM_CLIENTS, load):
-            await reached(lambda: len(replicas.alive) == MAX_NUM_REPLICAS)
-        await reached(lambda: len(replicas.alive) == 1)
-    load.require_whole()
-    moved = [answer for answer in load.answers if answer.lost_at]
-    record("answers that moved", len(moved))
-    record("longest pause, s", max((round(each.longest_gap_s, 2) for each in moved), default=None))
 
 
 async def test_a_replica_dies_while_others_start(
@@ -146,4 +135,3 @@ async def test_refusals_raise_the_target(
     assert load.refused
     record("targets", targets.numbers())
     record("answers and refusals", (len(load.answers) - len(load.refused), len(load.refused)))
-    await asyncio.sleep(DOWNSCALE_DELAY_S)

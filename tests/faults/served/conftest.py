@@ -1,5 +1,5 @@
 import os
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,6 @@ from tests.ray.serve_run import (
     haproxy_environment,
     serving,
 )
-
-Record = Callable[[str, object], None]
-"""Tells a measured value; the values are printed after the tests."""
 
 MODEL_SECTION = "pydoc-chat"
 NUM_REPLICAS = 2
@@ -101,24 +98,6 @@ async def client(server: Server) -> AsyncIterator[httpx.AsyncClient]:
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     async with httpx.AsyncClient(base_url=server.url, timeout=DEADLINE_S, limits=limits) as client:
         yield client
-
-
-@pytest.fixture
-def record(record_property: Record) -> Record:
-    """Write down a measured value, as text: xdist's workers can't send objects of any class."""
-    return lambda name, value: record_property(name, str(value))
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print what tests have measured."""
-    reports = terminalreporter.getreports("passed") + terminalreporter.getreports("failed")
-    measured = [report for report in reports if report.when == "call" and report.user_properties]
-    if measured:
-        terminalreporter.section("measured")
-    for report in measured:
-        terminalreporter.line(report.nodeid.partition("::")[2])
-        for name, value in report.user_properties:
-            terminalreporter.line(f"    {name}: {value}")
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,10 @@ import httpx
 import pytest
 
 from tests.faults.served.answer import Answer, Stream, assert_equal, opened, read
-from tests.faults.served.conftest import NUM_REPLICAS, Record
+from tests.faults.served.conftest import NUM_REPLICAS
 from tests.faults.served.kinds import SEEDED, about
 from tests.faults.served.replicas import Replicas, is_alive, kill, reached
+from tests.measured import Record
 
 NUM_STREAMS = 16
 NAMES = ("os.path.join", "os.path.split", "os.stat", "os.walk")

@@ -7,9 +7,10 @@ from random import Random
 import httpx
 
 from tests.faults.served.answer import assert_equal, opened, read
-from tests.faults.served.conftest import NUM_REPLICAS, Record
+from tests.faults.served.conftest import NUM_REPLICAS
 from tests.faults.served.kinds import SEEDED, about
 from tests.faults.served.replicas import Replicas, kill, reached
+from tests.measured import Record
 
 NUM_CLIENTS = 200
 NUM_AT_ONCE = 20

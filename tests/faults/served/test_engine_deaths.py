@@ -7,9 +7,10 @@ import httpx
 import pytest
 
 from tests.faults.served.answer import assert_equal, opened, read
-from tests.faults.served.conftest import NUM_REPLICAS, Record
+from tests.faults.served.conftest import NUM_REPLICAS
 from tests.faults.served.kinds import SEEDED, about
 from tests.faults.served.replicas import Replicas, is_alive, reached
+from tests.measured import Record
 
 NUM_STREAMS = 8
 BODIES = [

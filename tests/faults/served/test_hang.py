@@ -9,9 +9,10 @@ import httpx
 import pytest
 
 from tests.faults.served.answer import assert_equal, opened, read
-from tests.faults.served.conftest import NUM_REPLICAS, Record
+from tests.faults.served.conftest import NUM_REPLICAS
 from tests.faults.served.kinds import SEEDED, about
 from tests.faults.served.replicas import Replicas, is_alive, reached
+from tests.measured import Record
 
 BODIES = [about("os.path.join", **SEEDED | {"seed": seed}, max_tokens=900) for seed in range(8)]
 

@@ -6,10 +6,11 @@ import httpx
 import pytest
 
 from tests.faults.served.answer import Answer, Stream, assert_equal, read, slow_streams
-from tests.faults.served.conftest import Memory, Record
+from tests.faults.served.conftest import Memory
 from tests.faults.served.kinds import SEEDED, about
 from tests.faults.served.redeploy import Deployed
 from tests.faults.served.replicas import Replicas, is_alive, kill
+from tests.measured import Record
 
 NUM_STREAMS = 12
 NUM_REQUESTS = 20

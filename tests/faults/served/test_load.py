@@ -8,9 +8,9 @@ import httpx
 import pytest
 
 from tests.faults.served.answer import Answer, assert_equal, read
-from tests.faults.served.conftest import Record
 from tests.faults.served.kinds import SEEDED, Body, about
 from tests.faults.served.replicas import Replicas, kill
+from tests.measured import Record
 
 NUM_CLIENTS = 8
 KILL_INTERVAL_S = 5

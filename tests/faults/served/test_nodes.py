@@ -15,11 +15,12 @@ import httpx
 import pytest
 
 from tests.faults.served.answer import Answer, Stream, assert_equal, read, slow_streams
-from tests.faults.served.conftest import Record, config
+from tests.faults.served.conftest import config
 from tests.faults.served.kinds import SEEDED, about
 from tests.faults.served.nodes import Cluster, Node
 from tests.faults.served.redeploy import Deployed
 from tests.faults.served.replicas import DEADLINE_S, Replicas, reached
+from tests.measured import Record
 
 NUM_STREAMS = 12
 BODIES = [about("os.path.join", **SEEDED | {"seed": i}, max_tokens=400) for i in range(NUM_STREAMS)]

@@ -8,9 +8,10 @@ import httpx
 import pytest
 
 from tests.faults.served.answer import Answer, assert_equal, opened, read
-from tests.faults.served.conftest import MAX_NUM_SEQS, NUM_QUEUED, NUM_REPLICAS, Memory, Record
+from tests.faults.served.conftest import MAX_NUM_SEQS, NUM_QUEUED, NUM_REPLICAS, Memory
 from tests.faults.served.kinds import SEEDED, about
 from tests.faults.served.replicas import Replicas, kill, reached
+from tests.measured import Record
 
 NUM_CLIENTS = 10 * NUM_REPLICAS * (MAX_NUM_SEQS + NUM_QUEUED)
 NUM_TOKENS = 300

@@ -8,9 +8,10 @@ import httpx
 import pytest
 
 from tests.faults.served.answer import assert_equal, opened, read
-from tests.faults.served.conftest import NUM_REPLICAS, Record
+from tests.faults.served.conftest import NUM_REPLICAS
 from tests.faults.served.kinds import SEEDED, about
 from tests.faults.served.replicas import Replicas, is_alive
+from tests.measured import Record
 
 NEIGHBOURS = [about("os.stat", **SEEDED | {"seed": seed}, max_tokens=900) for seed in range(6)]
 POISON = about("os.path.join")

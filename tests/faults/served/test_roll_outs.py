@@ -16,10 +16,11 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from tests.faults.served.answer import Answer, opened, read, slow_streams
-from tests.faults.served.conftest import MODEL_SECTION, NUM_REPLICAS, Record
+from tests.faults.served.conftest import MODEL_SECTION, NUM_REPLICAS
 from tests.faults.served.kinds import SEEDED, Body, about
 from tests.faults.served.redeploy import Deployed
 from tests.faults.served.replicas import Replicas, reached
+from tests.measured import Record
 from tests.ray.serve_run import ROOT
 
 NUM_CLIENTS = 4

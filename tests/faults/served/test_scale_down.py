@@ -6,10 +6,11 @@ import time
 import httpx
 
 from tests.faults.served.answer import assert_equal, read, slow_streams
-from tests.faults.served.conftest import MODEL_SECTION, Record
+from tests.faults.served.conftest import MODEL_SECTION
 from tests.faults.served.kinds import SEEDED, about
 from tests.faults.served.redeploy import Deployed
 from tests.faults.served.replicas import Replicas, is_alive, reached
+from tests.measured import Record
 
 NUM_STREAMS = 12
 NAMES = ("os.path.join", "os.path.split", "os.stat", "os.walk")

@@ -10,9 +10,10 @@ import httpx
 import pytest
 
 from tests.faults.served.answer import Answer, assert_equal, opened, read
-from tests.faults.served.conftest import Memory, Record
+from tests.faults.served.conftest import Memory
 from tests.faults.served.kinds import SEEDED, about
 from tests.faults.served.replicas import Replicas, kill, reached
+from tests.measured import Record
 from tests.raw_http import head, parsed
 from tests.ray.serve_run import Server
 

@@ -11,11 +11,12 @@ import httpx
 import pytest
 
 from tests.faults.served.answer import Answer, assert_equal, opened, read
-from tests.faults.served.conftest import NUM_REPLICAS, Record
+from tests.faults.served.conftest import NUM_REPLICAS
 from tests.faults.served.kinds import KINDS, Body
 from tests.faults.served.redeploy import Deployed
 from tests.faults.served.replicas import Replicas, kill, reached
 from tests.faults.served.usage import MIB, UsageLog, usage_of
+from tests.measured import Record
 from tests.ray.serve_run import Server
 
 NUM_CLIENTS = 6
