@@ -22,20 +22,27 @@ class ReplicaLoad:
 
     Attributes:
         running: What runs, as a part of the most that can run at once.
+        waiting: What waits, as a part of the same.
         refused: What was refused lately, as a part of the same.
         kv_usage: The part of the KV memory that running sequences hold.
         waiting_tokens: Tokens of what waits: prompts, and the tokens that may be generated.
     """
 
     running: float
+    waiting: float = 0.0
     refused: float = 0.0
     kv_usage: float = 0.0
     waiting_tokens: float = 0.0
 
     @property
+    def wanted(self) -> float:
+        """The replicas, or the part of one, that all that came would fill at once."""
+        return self.running + self.waiting + self.refused
+
+    @property
     def busy(self) -> float:
-        """The part of a replica that this takes; above 1 if some was refused."""
-        return max(self.running + self.refused, self.kv_usage)
+        """The part of the replica that is in use."""
+        return max(self.running, self.kv_usage)
 
     def as_stats(self) -> dict[str, float]:
         """Return the load by name, as Serve takes it."""
@@ -63,10 +70,12 @@ class Demand:
     """The load of all replicas together.
 
     Attributes:
-        busy: Replicas' worth of what runs and what was refused.
+        wanted: Replicas that all that came would fill at once.
+        busy: Replicas' worth of what is in use.
         waiting_tokens: Tokens of what waits.
     """
 
+    wanted: float
     busy: float
     waiting_tokens: float
 
@@ -80,16 +89,25 @@ class Demand:
             ReplicaLoad(**{name: by_name.get(name, {}).get(replica, 0.0) for name in names})
             for replica in replicas
         ]
-        return cls(sum(load.busy for load in loads), sum(load.waiting_tokens for load in loads))
+        return cls(
+            sum(load.wanted for load in loads),
+            sum(load.busy for load in loads),
+            sum(load.waiting_tokens for load in loads),
+        )
+
+    @property
+    def is_any(self) -> bool:
+        """Whether anything runs, waits or was refused."""
+        return self.wanted > 0 or self.busy > 0
 
 
 class LoadPolicy:
     """Returns the number of replicas that a model's load needs.
 
-    A replica is added when the running ones are busier than `target_busy`, or when more waits than
-    `target_waiting_tokens` for each; one leaves only when the others stay below `busy_to_leave`
-    without it. Between the two nothing changes, so that a load at a threshold does not make
-    replicas come and go.
+    Replicas are added until all that runs, waits and was refused would fill `target_busy` of each,
+    and further ones for tokens that wait: few sequences may be long. A replica leaves only when the
+    others stay below `busy_to_leave` without it. Between the two nothing changes, so that a load at
+    a threshold does not make replicas come and go.
     """
 
     def __init__(
@@ -119,7 +137,7 @@ class LoadPolicy:
         num_replicas = self._num_for(demand, self._target_busy)
         if num_replicas <= target:
             num_replicas = min(target, self._num_for(demand, self._busy_to_leave))
-        has_load = demand.busy > 0 or demand.waiting_tokens > 0 or ctx.total_num_requests > 0
+        has_load = demand.is_any or ctx.total_num_requests > 0
         if has_load and ctx.current_num_replicas < target:
             # Replicas start, or one has died and its load is in no report.
             num_replicas = max(num_replicas, target)
@@ -127,5 +145,5 @@ class LoadPolicy:
 
     def _num_for(self, demand: Demand, busy: float) -> int:
         """Return how many replicas have this load if each of them is as busy."""
-        num_replicas = demand.busy / busy + demand.waiting_tokens / self._target_waiting_tokens
-        return ceil(num_replicas - 1e-9)  # 0.8 / 0.8 may be slightly more than 1
+        by_tokens = demand.busy / busy + demand.waiting_tokens / self._target_waiting_tokens
+        return ceil(max(demand.wanted / busy, by_tokens) - 1e-9)  # 2.4 / 0.8 may exceed 3

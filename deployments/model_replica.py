@@ -6,7 +6,6 @@ that it can't serve again ends its process.
 
 import logging
 import os
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
@@ -26,6 +25,7 @@ from deployments.device.device import MemoryDevice
 from deployments.errors import ReplicaUnavailableError
 from deployments.model_spec import ModelSpec
 from deployments.own_actor import end_own_actor
+from deployments.start_phases import StartPhases
 
 logger = logging.getLogger("ray.serve.raystream.replica")
 """Below Serve's logger, whose own INFO lines do not reach the terminal of `make serve`."""
@@ -73,7 +73,7 @@ class ModelReplica:
             Exception: Any other error, without the errors that led to it: Serve shows it as it is,
                 and the replica's log file has the rest.
         """
-        started = time.monotonic()
+        self._phases = StartPhases.of_process()
         _hide_bars_of_weights()
         self._spec = spec
         self._end_process = end_process
@@ -86,10 +86,12 @@ class ModelReplica:
         except Exception as error:  # noqa: BLE001 - raised again
             self._log("can't start", error)
             raise error.with_traceback(None) from None
+        self._phases.end("rest")
         logger.info(
-            "%s is ready after %.1f s on %s: share %g of the device, %d compute thread(s), %s",
+            "%s is ready after %.1f s (%s) on %s: share %g of the device, %d compute thread(s), %s",
             spec.id,
-            time.monotonic() - started,
+            self._phases.total_s,
+            self._phases,
             self._device.name,
             spec.device_share,
             placed.num_threads,

@@ -60,7 +60,7 @@ class TextClassifier(ModelReplica):
 
     def _place(self) -> SequenceClassifier:
         """Make the model; runs on the worker's thread."""
-        self._placed = place_classifier(self._spec, self._device)
+        self._placed = place_classifier(self._spec, self._device, self._phases.end)
         return self._placed.classifier
 
     async def describe(self) -> ClassifierDescription:

@@ -106,7 +106,7 @@ class TextGenerator(ModelReplica):
 
     def _place(self) -> Engine:
         """Make the engine; runs on the engine's thread."""
-        self._placed = place_engine(self._spec, self._device)
+        self._placed = place_engine(self._spec, self._device, self._phases.end)
         return self._placed.engine
 
     def _observe(self, stats: EngineStats) -> None:
@@ -119,6 +119,7 @@ class TextGenerator(ModelReplica):
         most = admission.limits.max_num_seqs
         return ReplicaLoad(
             running=admission.num_running / most,
+            waiting=admission.num_waiting / most,
             refused=admission.num_refused / most,
             kv_usage=self._engine.stats.kv_usage,
             waiting_tokens=admission.num_waiting_tokens,

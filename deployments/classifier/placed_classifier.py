@@ -18,6 +18,7 @@ from deployments.device.device import MemoryDevice
 from deployments.device.memory_budget import GIB, DeviceMemoryError
 from deployments.device_share import claim_share, set_compute_threads
 from deployments.model_spec import ModelSpec
+from deployments.start_phases import EndPhase
 
 LARGE_MODEL_BYTES = 32 * 2**20
 """From this size on, computing a text of a hundred tokens takes longer than its way over HTTP."""
@@ -56,7 +57,9 @@ class PlacedClassifier:
         )
 
 
-def place_classifier(spec: ModelSpec, device: MemoryDevice) -> PlacedClassifier:
+def place_classifier(
+    spec: ModelSpec, device: MemoryDevice, end_phase: EndPhase = lambda name: None
+) -> PlacedClassifier:
     """Load a model onto a device and warm it up.
 
     Raises:
@@ -71,6 +74,7 @@ def place_classifier(spec: ModelSpec, device: MemoryDevice) -> PlacedClassifier:
         device=device.torch_device,
         max_model_len=spec.max_model_len,
     )
+    end_phase("weights")
     num_threads = set_compute_threads(spec, loaded.num_weight_bytes, LARGE_MODEL_BYTES)
     probes = loaded.probes
     num_lanes = choose_num_lanes(loaded.model, device.torch_device, num_threads)
@@ -83,6 +87,7 @@ def place_classifier(spec: ModelSpec, device: MemoryDevice) -> PlacedClassifier:
         loaded.model, loaded.layout, probes.of_length(1), num_lanes, max_batch_s
     )
     _warm_up(classifier, probes.of_length(loaded.max_model_len), spec)
+    end_phase("warm-up")
     return PlacedClassifier(classifier, loaded, num_threads)
 
 

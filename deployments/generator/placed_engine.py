@@ -15,6 +15,7 @@ from deployments.engine.model.loader import LoadedModel, load_model
 from deployments.engine.model.memory_demand import memory_demand
 from deployments.engine.replay.graph_sizes import MAX_GRAPHS
 from deployments.model_spec import ModelSpec
+from deployments.start_phases import EndPhase
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,9 @@ class PlacedEngine:
         )
 
 
-def place_engine(spec: ModelSpec, device: MemoryDevice) -> PlacedEngine:
+def place_engine(
+    spec: ModelSpec, device: MemoryDevice, end_phase: EndPhase = lambda name: None
+) -> PlacedEngine:
     """Load a model onto a device, plan its memory and warm it up.
 
     Raises:
@@ -62,6 +65,7 @@ def place_engine(spec: ModelSpec, device: MemoryDevice) -> PlacedEngine:
         device=device.torch_device,
         quantization=spec.quantization,
     )
+    end_phase("weights")
     num_threads = set_compute_threads(spec, loaded.num_weight_bytes)
     is_captured = spec.cuda_graphs and device.torch_device.type == "cuda"
     demand = memory_demand(
@@ -88,4 +92,5 @@ def place_engine(spec: ModelSpec, device: MemoryDevice) -> PlacedEngine:
     )
     engine = Engine(loaded, limits)
     engine.warm_up()
+    end_phase("warm-up")
     return PlacedEngine(spec, engine, loaded, plan, num_threads)

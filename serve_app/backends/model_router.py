@@ -6,7 +6,7 @@ Serve names it in a deployment's `request_router_config`, copies this module by 
 process that calls the deployment, and runs it in a thread of its own. So the module holds no state.
 """
 
-from functools import cached_property
+from typing import Any
 
 from ray.serve._private.replica_result import ReplicaResult
 from ray.serve._private.request_router.pow_2_router import PowerOfTwoChoicesRequestRouter
@@ -30,9 +30,9 @@ class ModelRouter(PowerOfTwoChoicesRequestRouter):
     Else it takes the less busy of two that suit a request.
     """
 
-    @cached_property
-    def _memory(self) -> PrefixMemory:
-        return PrefixMemory()
+    def initialize_state(self, **kwargs: Any) -> None:
+        """Start without memories; Serve calls this after it has made the router."""
+        self._memory = PrefixMemory()
 
     @property
     def _running(self) -> RunningReplicas:

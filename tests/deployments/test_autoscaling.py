@@ -38,7 +38,8 @@ def context(
         ([ReplicaLoad(running=0.8)], 1, 1),
         ([ReplicaLoad(running=0.81)], 1, 2),
         ([ReplicaLoad(running=0.1, kv_usage=0.9)], 1, 2),
-        ([replace(BUSY, waiting_tokens=5000)], 1, 3),
+        ([replace(BUSY, waiting=1.4)], 1, 3),
+        ([replace(BUSY, waiting=0.1, waiting_tokens=5000)], 1, 3),
         ([replace(BUSY, refused=3.0)], 1, 5),
         # Between the thresholds nothing changes.
         ([ReplicaLoad(running=0.6)] * 2, 2, 2),
@@ -103,9 +104,13 @@ class Simulated:
         self._num_running = min(target, self._num_running + arrived)
         self._starting = [at_s for at_s in self._starting if at_s > self.now_s]
         running = min(self.num_sequences, self.SLOTS * self._num_running)
-        waiting_tokens = (self.num_sequences - running) * 200
-        shares = [running / self.SLOTS / self._num_running] * self._num_running
-        loads = [ReplicaLoad(share, 0.0, 0.0, waiting_tokens / len(shares)) for share in shares]
+        num_waiting = self.num_sequences - running
+        load = ReplicaLoad(
+            running / self.SLOTS / self._num_running,
+            num_waiting / self.SLOTS / self._num_running,
+            waiting_tokens=200 * num_waiting / self._num_running,
+        )
+        loads = [load] * self._num_running
         ctx = context(loads, target, self.num_sequences)
         ctx.config, ctx.policy_state = self.config, dict(self._state)
         decided, self._state = self._policy(ctx)

@@ -89,6 +89,10 @@ class Targets:
         steps = [b - a for (_, a), (_, b) in pairwise(self.seen)]
         return sum(a * b < 0 for a, b in pairwise(steps))
 
+    def timed(self) -> list[tuple[float, int]]:
+        """Return the numbers, each with the seconds since the first was seen."""
+        return [(round(at_s - self.seen[0][0], 1), number) for at_s, number in self.seen]
+
     def numbers(self) -> list[int]:
         """Return the numbers in order."""
         return [number for _, number in self.seen]

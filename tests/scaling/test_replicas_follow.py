@@ -40,7 +40,7 @@ async def test_three_clients_forty_and_three_again(
     record("longest pause, s", max((round(each.longest_gap_s, 2) for each in moved), default=None))
     record("seconds until three replicas served", round(up_s, 1))
     record("seconds from the last answer of the others until one was left", round(down_s, 1))
-    record("targets", targets.numbers())
+    record("targets, and seconds when each was first seen", targets.timed())
     record("answers", len(load.answers))
 
 
