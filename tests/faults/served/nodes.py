@@ -79,13 +79,14 @@ class Node:
 class Cluster:
     """A head, and one worker at a time."""
 
-    def __init__(self, folder: Path, has_haproxy: bool) -> None:
+    def __init__(self, folder: Path, *, has_haproxy: bool = False, num_gpus: int = 0) -> None:
         """Start the head.
 
         Args:
             folder: For logs.
             has_haproxy: Whether each node has a HAProxy, with a port of its own. In plain mode the
                 nodes' proxies share one port, and the kernel gives a connection to any.
+            num_gpus: GPUs that the head says it has.
         """
         self.folder = folder
         self._has_haproxy = has_haproxy
@@ -112,6 +113,7 @@ class Cluster:
             f"--dashboard-port={self.dashboard_port}",
             "--dashboard-host=127.0.0.1",
             f"--ray-client-server-port={free_port()}",
+            f"--num-gpus={num_gpus}",
         )
         self.workers: list[Node] = []
 
