@@ -3,8 +3,10 @@
 Every turn's prompt is the conversation so far and a new question, as chat clients send it. The
 conversations take turns: `--max-num-seqs` of them run at once, and as soon as an answer ends, the
 next conversation asks. From one turn to the next, all the others have run; the KV memory has room
-for them all. Rounds with and without reuse alternate, on one model and the same threads, and
-medians are compared, because machines are noisy. Both must give the same answers.
+for them all. Answers differ in length by a factor of up to three: with equal ones, those that began
+together would end together, and eight questions would come in the same moment. Rounds with and
+without reuse alternate, on one model and the same threads, and medians are compared, because
+machines are noisy. Both must give the same answers.
 
 The embedded chat model is small and has layers with a window. `--random` uses random weights in the
 shape of six layers of Qwen2-0.5B instead: no windows, and prefill takes a larger part of the time.
@@ -75,9 +77,14 @@ class Conversations:
         """Plan conversations of the size that the arguments give."""
         self._loaded = loaded
         self._args = args
-        self._params = SamplingParams(temperature=0, max_tokens=args.num_tokens, ignore_eos=True)
-        self._max_model_len = SYSTEM_TOKENS + args.turns * (QUESTION_TOKENS + args.num_tokens)
+        most = QUESTION_TOKENS + self._lengths[-1]
+        self._max_model_len = SYSTEM_TOKENS + args.turns * most
         self._kv_blocks = self._blocks_of_all()
+
+    @property
+    def _lengths(self) -> range:
+        """The lengths that answers may have."""
+        return range(self._args.num_tokens // 2, self._args.num_tokens * 3 // 2 + 1)
 
     def _blocks_of_all(self) -> tuple[int, ...]:
         """Return the blocks that hold all conversations, and those that run once more."""
@@ -109,13 +116,14 @@ class Conversations:
         started = time.perf_counter()
         for _ in range(self._args.turns):
             prompts = [(*before, *words(QUESTION_TOKENS)) for before in said]
-            answers, waits = self._turn(engine, prompts)
+            lengths = random.choices(self._lengths, k=len(prompts))
+            answers, waits = self._turn(engine, prompts, lengths)
             said = [(*p, *answer) for p, answer in zip(prompts, answers, strict=True)]
             first_token_s += waits
         return Round(first_token_s, time.perf_counter() - started, tuple(said))
 
     def _turn(
-        self, engine: Engine, prompts: Sequence[tuple[int, ...]]
+        self, engine: Engine, prompts: Sequence[tuple[int, ...]], lengths: Sequence[int]
     ) -> tuple[list[list[int]], list[float]]:
         answers: list[list[int]] = [[] for _ in prompts]
         asked, waits = [0.0] * len(prompts), [0.0] * len(prompts)
@@ -123,7 +131,8 @@ class Conversations:
 
         def ask(count: int) -> None:
             for i in islice(unasked, count):
-                engine.add(SequenceRequest(str(i), prompts[i], self._params))
+                params = SamplingParams(temperature=0, max_tokens=lengths[i], ignore_eos=True)
+                engine.add(SequenceRequest(str(i), prompts[i], params))
                 asked[i] = time.perf_counter()
 
         ask(self._args.max_num_seqs)
@@ -144,7 +153,9 @@ def main() -> None:
     )
     parser.add_argument("--max-num-seqs", type=int, default=8, help="sequences that run at once")
     parser.add_argument("--turns", type=int, default=4, help="turns of each conversation")
-    parser.add_argument("--num-tokens", type=int, default=24, help="tokens of each answer")
+    parser.add_argument(
+        "--num-tokens", type=int, default=24, help="tokens of an answer, on average"
+    )
     parser.add_argument("--rounds", type=int, default=3, help="rounds of each, alternating")
     parser.add_argument("--random", action="store_true", help="random weights in a larger shape")
     args = parser.parse_args()

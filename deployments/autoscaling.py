@@ -95,11 +95,6 @@ class Demand:
             sum(load.waiting_tokens for load in loads),
         )
 
-    @property
-    def is_any(self) -> bool:
-        """Whether anything runs, waits or was refused."""
-        return self.wanted > 0 or self.busy > 0
-
 
 class LoadPolicy:
     """Returns the number of replicas that a model's load needs.
@@ -134,14 +129,17 @@ class LoadPolicy:
         """Return the number of replicas, and no state: Serve keeps that of the delays."""
         demand = Demand.of(ctx.aggregated_metrics)
         target = ctx.target_num_replicas
+        # While replicas run, requests count by their reports: a probe is a request to Serve, too.
+        is_wanted = ctx.current_num_replicas == 0 and ctx.total_num_requests > 0
+        if not (demand.wanted or demand.waiting_tokens or is_wanted):
+            return 0, {}
         num_replicas = self._num_for(demand, self._target_busy)
         if num_replicas <= target:
             num_replicas = min(target, self._num_for(demand, self._busy_to_leave))
-        has_load = demand.is_any or ctx.total_num_requests > 0
-        if has_load and ctx.current_num_replicas < target:
+        if ctx.current_num_replicas < target:
             # Replicas start, or one has died and its load is in no report.
             num_replicas = max(num_replicas, target)
-        return max(num_replicas, int(has_load)), {}
+        return max(num_replicas, 1), {}
 
     def _num_for(self, demand: Demand, busy: float) -> int:
         """Return how many replicas have this load if each of them is as busy."""

@@ -54,9 +54,13 @@ def test_replicas_follow_the_load(loads: Sequence[ReplicaLoad], target: int, exp
 
 def test_a_request_that_waits_at_its_caller_needs_a_replica() -> None:
     assert LoadPolicy()(context([], 0, num_requests=1)) == (1, {})
-    assert LoadPolicy()(context([IDLE], 1, num_requests=0.2)) == (1, {})
     none = SimpleNamespace(**vars(context([], 0)) | {"aggregated_metrics": None})
     assert LoadPolicy()(none) == (0, {})
+
+
+def test_probes_keep_no_replica_awake() -> None:
+    probed = ReplicaLoad(running=0.0, kv_usage=0.01)
+    assert LoadPolicy()(context([probed], 1, num_requests=0.2)) == (0, {})
 
 
 def test_the_target_stays_while_a_replica_is_missing() -> None:

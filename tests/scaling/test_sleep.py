@@ -9,7 +9,7 @@ import pytest
 from tests.faults.served.conftest import MODEL_SECTION, Memory
 from tests.faults.served.kinds import about
 from tests.faults.served.redeploy import Deployed
-from tests.faults.served.replicas import Replicas, reached
+from tests.faults.served.replicas import DEADLINE_S, Replicas, reached
 from tests.measured import Record
 from tests.ray.serve_run import Server
 from tests.scaling.conftest import TO_ZERO_DELAY_S
@@ -20,12 +20,14 @@ NUM_AT_ONCE = 50
 
 
 @pytest.fixture
-async def asleep(deployed: Deployed, replicas: Replicas) -> None:
-    """Let the model sleep while nobody uses it, and wait until it does."""
+async def asleep(client: httpx.AsyncClient, deployed: Deployed, replicas: Replicas) -> None:
+    """Let the model sleep while nobody uses it, and wait until it does: probes don't matter."""
     deployed.section(MODEL_SECTION)["autoscaling_config"]["min_replicas"] = 0
     await deployed.apply()
     await deployed.settled()
-    await reached(lambda: replicas.alive == [])
+    async with asyncio.timeout(DEADLINE_S):
+        while replicas.alive:
+            await probe(client, 0.2)
 
 
 async def probe(client: httpx.AsyncClient, seconds: float) -> int:
