@@ -25,12 +25,12 @@ $(STAMP): requirements.lock pyproject.toml
 	@$(PYTHON) -m serve_app.commands.install
 	@touch $@
 
-# `raystream-serve` starts a Ray of its own and leaves any cluster that already runs here alone.
+# `raystream serve` starts a Ray of its own and leaves any cluster that already runs here alone.
 # umask: Ray writes its API's token to ~/.ray/auth_token, which other users must not read.
 serve: $(STAMP) ## serve the embedded models on http://127.0.0.1:8000 until Ctrl-C
 	@set -a; . ./serve.env; set +a; umask 077; export PATH="$$PWD/$(BIN):$$PATH"; \
 		export RAY_SERVE_HAPROXY_BINARY_PATH="$$PWD/$(BIN)/raystream-haproxy"; \
-		exec raystream-serve serve_config.yaml
+		exec raystream serve serve_config.yaml
 
 # Two processes: the tests of one mostly wait for Ray, so the other computes meanwhile.
 test: $(STAMP) ## run all tests but those of `make soak`
@@ -48,7 +48,7 @@ check: $(STAMP) ## formatting, lint, types, import contracts and serve_config.ya
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/raystream-check serve_config.yaml
+	$(BIN)/raystream check serve_config.yaml
 
 format: $(STAMP) ## format the code and apply ruff's fixes
 	$(BIN)/ruff format .

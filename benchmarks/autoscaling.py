@@ -2,9 +2,10 @@
 
 Both scale one chat model from one replica to three, with the same delays and intervals. Serve's own
 policy has `target_ongoing_requests` at `max_num_seqs`. Requests arrive at given times, whatever the
-server does: a quiet start, 25 s of twice what one replica carries, quiet again, and two bursts of
-40. The steps of the replicas are slowed down as in the tests, so that three of them fit on two
-cores. A round starts a server for each policy; the order alternates, and medians are compared.
+server does: a quiet start, 40 s of twice what one replica carries, quiet again, and three bursts of
+40; then silence until one replica is left. The steps of the replicas are slowed down as in the
+tests, so that three of them fit on two cores. A round starts a server for each policy; the order
+alternates, and medians are compared.
 
 `--plot FILE` draws the last round.
 
@@ -41,14 +42,14 @@ from tests.scaling.conftest import scaled_config, shipped_scaling
 QUESTION = about("os.path.join", max_tokens=60)
 """One and a half seconds of slow steps, so a replica carries about ten requests a second."""
 
-PHASES = ((1.0, 10.0), (20.0, 25.0), (1.0, 15.0))
+PHASES = ((1.0, 10.0), (20.0, 40.0), (1.0, 40.0))
 """Requests a second, and for how many seconds."""
 
 BURST_SIZE = 40
-BURST_INTERVAL_S = 10.0
-NUM_BURSTS = 2
+BURST_INTERVAL_S = 20.0
+NUM_BURSTS = 3
+SILENCE_S = 45.0
 NUM_QUEUED = 24
-DOWNSCALE_DELAY_S = 10
 SAMPLE_S = 0.1
 
 POLICIES: Mapping[str, Mapping[str, Any]] = {
@@ -116,7 +117,7 @@ def _config(policy: Mapping[str, Any]) -> dict[str, Any]:
     application["args"]["models"][0]["max_queued_requests"] = NUM_QUEUED
     section = application["deployments"][1]
     scaling = {k: v for k, v in section["autoscaling_config"].items() if k != "policy"}
-    scaling["downscale_delay_s"] = DOWNSCALE_DELAY_S
+    scaling["downscale_delay_s"] = shipped_scaling()["downscale_delay_s"]
     section["autoscaling_config"] = scaling | dict(policy)
     return document
 
@@ -150,7 +151,7 @@ async def _send(url: str, times: Sequence[float], replicas: Replicas) -> Run:
         async with asyncio.TaskGroup() as group:
             for at_s in times:
                 group.create_task(ask(at_s))
-            group.create_task(asyncio.sleep(times[-1] + BURST_INTERVAL_S))
+            group.create_task(asyncio.sleep(times[-1] + SILENCE_S))
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
     return found
@@ -161,7 +162,7 @@ def plot(runs: Mapping[str, Run], times: Sequence[float], path: Path) -> None:
     figure, (load, replicas, waiting, ttft) = plt.subplots(
         4, figsize=(10, 9), sharex=True, layout="constrained"
     )
-    seconds = range(int(times[-1]) + 2)
+    seconds = range(int(times[-1] + SILENCE_S))
     load.hist(times, bins=list(seconds), color="0.6")
     load.set_ylabel("requests/s")
     for name, found in runs.items():

@@ -1,4 +1,4 @@
-"""`raystream-check FILE`: finds mistakes in a Serve configuration before Ray reads it.
+"""`raystream check FILE`: finds mistakes in a Serve configuration before Ray reads it.
 
 Ray silently accepts a mistyped key, and checks some sections only on the cluster. This command
 checks the whole file: its YAML (duplicate keys are refused), the keys and values of Ray's sections,
@@ -56,14 +56,6 @@ class BatchingConfig(StrictModel):
     batch_wait_timeout_s: float | None = Field(default=None, ge=0)
     max_queued_requests: int | None = Field(default=None, ge=0)
     max_queued_tokens: int | None = Field(default=None, ge=0)
-
-
-def main() -> int:
-    """Check the file that the command line names and return the exit code."""
-    if len(sys.argv) != 2:
-        sys.stderr.write("usage: raystream-check FILE\n")
-        return 2
-    return 0 if check_file(sys.argv[1]) else 1
 
 
 def check_file(name: str) -> bool:
@@ -297,7 +289,3 @@ def _join(path: str, key: str) -> str:
 
 def _one_line(message: str) -> str:
     return " ".join(message.split())
-
-
-if __name__ == "__main__":
-    sys.exit(main())

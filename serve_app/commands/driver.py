@@ -1,4 +1,4 @@
-"""Ray's driver of `raystream-serve`: starts Ray and an application, and says when it is ready.
+"""Ray's driver of `raystream serve`: starts Ray and an application, and says when it is ready.
 
 It does what `serve run --address local FILE` does, in the same process and by the same code, around
 which it puts what a terminal needs: checks before Ray starts (`preflight`), a screen without the

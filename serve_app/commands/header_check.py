@@ -1,4 +1,4 @@
-"""Part of `raystream-check`: HAProxy must be able to read larger headers than our limit.
+"""Part of `raystream check`: HAProxy must be able to read larger headers than our limit.
 
 HAProxy refuses headers that do not fit into its buffer with an answer of its own, in HTML. So the
 buffer must be larger than `limits.max_header_bytes`: then larger headers get our 431 in JSON.

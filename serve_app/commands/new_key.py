@@ -1,10 +1,9 @@
-"""`raystream-key new NAME`: makes an API key.
+"""`raystream new-key NAME`: makes an API key.
 
 The key is printed once and stored nowhere. Only its hash goes into the file.
 """
 
 import secrets
-import sys
 from typing import Final
 
 from pydantic import ValidationError
@@ -15,19 +14,22 @@ PREFIX: Final = "sk-raystream-"
 """Clients and scanners for leaked secrets recognize keys by such a prefix."""
 
 
-def main() -> int:
-    """Make a key for the name on the command line and return the exit code."""
-    if len(sys.argv) != 3 or sys.argv[1] != "new":
-        sys.stderr.write("usage: raystream-key new NAME\n")
-        return 2
+class InvalidNameError(ValueError):
+    """A key can't have this name."""
+
+
+def make_key(name: str) -> str:
+    """Make a key; return what to tell its owner.
+
+    Raises:
+        InvalidNameError: A key can't have this name.
+    """
     secret = PREFIX + secrets.token_urlsafe(32)
     try:
-        key = ApiKey(name=sys.argv[2], sha256=hash_key(secret))
+        key = ApiKey(name=name, sha256=hash_key(secret))
     except ValidationError:
-        sys.stderr.write("NAME must be 1 to 64 letters, digits and '_.@-'\n")
-        return 2
-    sys.stdout.write(report(key, secret))
-    return 0
+        raise InvalidNameError("it must be 1 to 64 letters, digits and '_.@-'") from None
+    return report(key, secret)
 
 
 def report(key: ApiKey, secret: str) -> str:

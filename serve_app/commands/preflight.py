@@ -1,6 +1,6 @@
-"""The checks that `raystream-serve` runs before it starts Ray.
+"""The checks that `raystream serve` runs before it starts Ray.
 
-It checks the file as `raystream-check` does. Then it checks that HAProxy's mode can serve it, that
+It checks the file as `raystream check` does. Then it checks that HAProxy's mode can serve it, that
 the server's port is free, and so are the ports that variables set for HAProxy's mode, because Serve
 reports a port in use late and verbosely.
 """
@@ -73,7 +73,7 @@ def _has_haproxy() -> bool:
 
 
 def _port_variables() -> list[str]:
-    # `raystream-serve` has set those that the user has not, to free ports.
+    # `raystream serve` has set those that the user has not, to free ports.
     return [variable for variable in HAPROXY_PORTS if variable in os.environ]
 
 

@@ -1,4 +1,4 @@
-"""Part of `raystream-check`: Ray's own queue limits must not apply before ours do.
+"""Part of `raystream check`: Ray's own queue limits must not apply before ours do.
 
 A request beyond Ray's limits waits in a router that polls, or is refused by each ingress replica on
 its own. So a model's deployment must accept every request that the model admits, and some more for

@@ -1,10 +1,10 @@
-"""`raystream-supervise COMMAND...`: runs a server, and lets nothing outlive it.
+"""`raystream supervise COMMAND...`: runs a server, and lets nothing outlive it.
 
 Ray's driver starts about twenty processes. When it is killed, some of them stay for a minute, and
 HAProxy stays forever. The supervisor adopts all orphans among its descendants. When the command has
 ended, it kills all of them. If the supervisor itself is killed, so is the command.
 
-SIGINT, SIGTERM and SIGHUP become one SIGINT for the command, which `raystream-serve`'s driver and
+SIGINT, SIGTERM and SIGHUP become one SIGINT for the command, which `raystream serve`'s driver and
 `serve run` answer by shutting down in order. The command has a session of its own, because a signal
 to the terminal's process group would reach all of Ray at once. A second request, or STOP_S without
 success, kills everything.
@@ -16,7 +16,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -39,14 +38,6 @@ SAME_REQUEST_S = 2.0
 """Signals within this time are one request: a terminal that closes sends SIGHUP twice."""
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-def main() -> int:
-    """Run the command that the arguments are, and return its exit code."""
-    if len(sys.argv) < 2:
-        sys.stderr.write("usage: raystream-supervise COMMAND...\n")
-        return 2
-    return run_supervised(sys.argv[1:])
 
 
 def run_supervised(command: Sequence[str]) -> int:
@@ -133,7 +124,3 @@ def _reap(child: subprocess.Popen[bytes]) -> None:
 def _note(child: subprocess.Popen[bytes], pid: int, status: int) -> None:
     if pid == child.pid:
         child.returncode = os.waitstatus_to_exitcode(status)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -18,13 +18,13 @@ CRASH_REPORT: Final = "A worker died or was killed while executing a task by an 
 FOR_THE_FILE: Final = re.compile(
     # True, and as it should be: this server is one node, and listens where the file says.
     r"HTTPOptions\.host='.*' won't accept connections from HAProxy on other nodes"
-    # Large models take longer, and `raystream-serve` names the models that it waits for.
+    # Large models take longer, and `raystream serve` names the models that it waits for.
     r"|Deployment .* that have taken more than \d+s to initialize"
     # On a busy machine. It is asked again.
     r"|Proxy actor readiness check .* didn't complete|Proxy actor reported not ready"
     # Another server on this machine; the next port is tried.
     r"|Failed to start RequestProtocol.* Retrying"
-    # The replica has said why in one line, and `raystream-serve` says it again as the last one.
+    # The replica has said why in one line, and `raystream serve` says it again as the last one.
     r"|Exception in Replica|Failed to update the deployments"
     # What follows from "Actor for Replica ... crashed", which is one line for one death.
     r"|Replica .* failed health check, stopping it|The deployments .* are UNHEALTHY"

@@ -3,7 +3,7 @@
 This module reads the keys and finds the one that a request presents. Only the SHA-256 of a key is
 kept. Keys are random and long, so a slow hash would add no protection, and cost every request time.
 
-The file (`auth.api_keys_file`) is YAML; `raystream-key new NAME` prints each entry:
+The file (`auth.api_keys_file`) is YAML; `raystream new-key NAME` prints each entry:
 
     keys:
       - name: alice
@@ -165,7 +165,7 @@ def read_environment(text: str) -> tuple[ApiKey, ...]:
     if not all(pairs):
         raise ApiKeysError(
             f"{ENVIRONMENT_VARIABLE}: write name:sha256 pairs separated by commas, as "
-            f"`raystream-key new NAME` prints them, or one plain key of {MIN_PLAIN_LENGTH} "
+            f"`raystream new-key NAME` prints them, or one plain key of {MIN_PLAIN_LENGTH} "
             "characters or more, without commas and colons"
         )
     return tuple(ApiKey(name=pair[1], sha256=pair[2]) for pair in pairs if pair)

@@ -22,7 +22,7 @@ OPEN_PATHS: Final = frozenset({"/health", "/live", "/ready"})
 
 UNPROTECTED: Final = (
     "the server listens on {host}, where others can reach it, and has no API keys. Name a file of "
-    f"keys under `auth.api_keys_file`, or set {ENVIRONMENT_VARIABLE} (`raystream-key new NAME` "
+    f"keys under `auth.api_keys_file`, or set {ENVIRONMENT_VARIABLE} (`raystream new-key NAME` "
     "makes a key); or write `auth: {{allow_anonymous: true}}` to serve every client; or listen "
     "only on 127.0.0.1"
 )

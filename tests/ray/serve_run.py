@@ -20,10 +20,11 @@ from serve_app.commands import haproxy
 ROOT = Path(__file__).resolve().parents[2]
 READY_DEADLINE_S = 300
 STOP_DEADLINE_S = 10
-MAKE_SERVE = (sys.executable, "-m", "serve_app.commands.serve")
+RAYSTREAM = (sys.executable, "-m", "serve_app")
+MAKE_SERVE = (*RAYSTREAM, "serve")
 """Starts the application of a file as `make serve` does."""
 SERVE = str(Path(sys.executable).parent / "serve")
-SUPERVISE = (sys.executable, "-m", "serve_app.commands.supervise")
+SUPERVISE = (*RAYSTREAM, "supervise")
 SERVE_RUN = (*SUPERVISE, SERVE, "run", "--address", "local")
 """Starts the applications of a file, whatever their builders."""
 WITH_SIGNALS = """
@@ -35,7 +36,7 @@ os.execv(sys.argv[1], sys.argv[1:])
 """Runs a program with the default dispositions of SIGINT and SIGHUP.
 
 As a background job of a script pytest ignores SIGINT, and under nohup SIGHUP. A child inherits
-that, and `raystream-supervise` then ignores them, too. `preexec_fn` is not safe in a process with
+that, and `raystream supervise` then ignores them, too. `preexec_fn` is not safe in a process with
 threads.
 """
 

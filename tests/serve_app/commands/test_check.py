@@ -1,7 +1,4 @@
 import copy
-import runpy
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +6,7 @@ import pytest
 import yaml
 
 from deployments.user_config import BATCH_KEYS
-from serve_app.commands.check import BatchingConfig, find_problems, main
+from serve_app.commands.check import BatchingConfig, check_file, find_problems
 
 ROOT = Path(__file__).resolve().parents[3]
 SHIPPED = (ROOT / "serve_config.yaml").read_text(encoding="utf-8")
@@ -244,39 +241,18 @@ def test_actor_options_of_a_model_that_needs_no_gpu_may_leave_it_out(entry: Sect
     assert problems(model={"ray_actor_options": {"num_cpus": 1}}, entry=entry) == []
 
 
-Runs = Callable[..., int]
-
-
-@pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch) -> Runs:
-    def run(*arguments: str) -> int:
-        monkeypatch.setattr(sys, "argv", ["raystream-check", *arguments])
-        return main()
-
-    return run
-
-
-def test_command_confirms_a_correct_file_in_one_line(
-    command: Runs, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_correct_file_is_confirmed_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     name = str(ROOT / "serve_config.yaml")
-    assert command(name) == 0
+    assert check_file(name)
     assert capsys.readouterr() == (f"{name}: every key is known and every value is valid\n", "")
 
 
-def test_the_module_can_be_run_as_a_script(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["check.py", str(ROOT / "serve_config.yaml")])
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_path(str(ROOT / "serve_app" / "commands" / "check.py"), run_name="__main__")
-    assert ended.value.code == 0
-
-
-def test_command_prints_a_line_for_each_problem_and_fails(
-    command: Runs, capsys: pytest.CaptureFixture[str], tmp_path: Path
+def test_there_is_a_line_for_each_problem(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(SHIPPED.replace("host:", "hots:").replace("port:", "prot:"), encoding="utf-8")
-    assert command(str(path)) == 1
+    assert not check_file(str(path))
     lines = capsys.readouterr().err.splitlines()
     assert [line.split(": ")[1] for line in lines] == [
         "http_options.hots",
@@ -285,15 +261,8 @@ def test_command_prints_a_line_for_each_problem_and_fails(
     ]
 
 
-def test_command_names_a_file_that_it_can_not_read(
-    command: Runs, capsys: pytest.CaptureFixture[str], tmp_path: Path
+def test_a_file_that_can_not_be_read_is_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    assert command(str(tmp_path / "none.yaml")) == 1
+    assert not check_file(str(tmp_path / "none.yaml"))
     assert "No such file" in capsys.readouterr().err
-
-
-def test_command_without_a_file_shows_its_usage(
-    command: Runs, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert command() == 2
-    assert capsys.readouterr().err == "usage: raystream-check FILE\n"

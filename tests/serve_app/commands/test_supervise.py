@@ -28,7 +28,7 @@ class Supervised:
     """A command in Python under the supervisor."""
 
     def __init__(self, code: str) -> None:
-        command = [sys.executable, "-m", "serve_app.commands.supervise"]
+        command = [sys.executable, "-m", "serve_app", "supervise"]
         self.process = subprocess.Popen(
             [sys.executable, "-c", WITH_SIGNALS, *command, sys.executable, "-c", PRELUDE + code],
             cwd=ROOT,
@@ -201,7 +201,7 @@ def test_processes_that_end_meanwhile_are_reaped(started: list[Supervised]) -> N
 
 
 def test_without_a_command_the_usage_is_shown() -> None:
-    command = [sys.executable, "-m", "serve_app.commands.supervise"]
+    command = [sys.executable, "-m", "serve_app", "supervise"]
     answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert answer.returncode == 2
-    assert answer.stderr.startswith("usage:")
+    assert "Usage: raystream supervise" in answer.stderr

@@ -151,6 +151,6 @@ def test_other_addresses_need_keys_or_allow_anonymous(host: str | None) -> None:
     require_protection(host, has_keys=True, allow_anonymous=False)
     require_protection(host, has_keys=False, allow_anonymous=True)
     with pytest.raises(
-        UnprotectedServerError, match=r"allow_anonymous: true.*raystream-key|raystream-key"
+        UnprotectedServerError, match=r"allow_anonymous: true.*raystream new-key|raystream new-key"
     ):
         require_protection(host, has_keys=False, allow_anonymous=False)

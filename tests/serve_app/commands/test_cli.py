@@ -1,0 +1,100 @@
+"""The command line `raystream`; `tests/ray` serves the shipped file by it."""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from serve_app.commands import supervise
+from serve_app.commands.cli import app
+
+ROOT = Path(__file__).resolve().parents[3]
+SHIPPED = str(ROOT / "serve_config.yaml")
+
+
+@pytest.fixture
+def supervised(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Return the commands that are run under the supervisor, instead of running them."""
+    commands: list[list[str]] = []
+
+    def run_supervised(command: Sequence[str]) -> int:
+        commands.append(list(command))
+        return 3
+
+    monkeypatch.setattr(supervise, "run_supervised", run_supervised)
+    return commands
+
+
+def test_the_driver_runs_under_the_supervisor(supervised: list[list[str]]) -> None:
+    assert CliRunner().invoke(app, ["serve", "file.yaml"]).exit_code == 3
+    assert supervised == [[sys.executable, "-m", "serve_app.commands.driver", "file.yaml"]]
+
+
+def test_any_command_runs_under_the_supervisor_as_it_is_written(
+    supervised: list[list[str]],
+) -> None:
+    command = ["serve", "run", "--address", "local", "--help", "f.yaml"]
+    assert CliRunner().invoke(app, ["supervise", *command]).exit_code == 3
+    assert supervised == [command]
+
+
+def test_a_file_is_checked() -> None:
+    found = CliRunner().invoke(app, ["check", SHIPPED])
+    assert (found.exit_code, found.stdout.count("\n")) == (0, 1)
+    assert CliRunner().invoke(app, ["check", "nowhere.yaml"]).exit_code == 1
+
+
+def test_a_key_is_made_or_its_name_refused() -> None:
+    made = CliRunner().invoke(app, ["new-key", "alice"])
+    assert (made.exit_code, "sk-raystream-" in made.stdout) == (0, True)
+    refused = CliRunner().invoke(app, ["new-key", "a b"])
+    assert refused.exit_code == 2
+    assert "1 to 64 letters" in " ".join(refused.stderr.replace("│", " ").split())
+
+
+def test_the_machine_is_described() -> None:
+    told = CliRunner().invoke(app, ["info"]).stdout
+    names = [line[:14].rstrip() for line in told.splitlines()]
+    assert names[:8] == [
+        "python",
+        "raystream",
+        "ray",
+        "torch",
+        "transformers",
+        "starlette",
+        "pydantic",
+        "system",
+    ]
+    assert {"cpu", "memory"} < set(names)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["serve"], ["serve", "a", "b"], ["check"], ["new-key"], ["new-key", "a", "b"]]
+)
+def test_wrong_usage_starts_nothing(arguments: list[str], supervised: list[list[str]]) -> None:
+    ended = CliRunner().invoke(app, arguments)
+    assert ended.exit_code == 2
+    assert "Usage: raystream" in ended.stderr
+    assert supervised == []
+
+
+@pytest.mark.parametrize("name", ["serve", "check", "new-key", "info", "supervise"])
+def test_each_command_explains_itself(name: str, supervised: list[list[str]]) -> None:
+    told = CliRunner().invoke(app, [name, "--help"])
+    assert (told.exit_code, supervised) == (0, [])
+    assert f"Usage: raystream {name}" in told.stdout
+    assert name in CliRunner().invoke(app, ["--help"]).stdout
+
+
+def test_a_supervisor_holds_neither_ray_nor_torch() -> None:
+    code = (
+        "import sys, serve_app.commands.cli, serve_app.commands.supervise;"
+        "print({'ray', 'torch', 'starlette'} & set(sys.modules))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert run.stdout == "set()\n"
