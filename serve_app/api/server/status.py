@@ -57,7 +57,7 @@ class StatusApi:
         return router
 
     async def health(self) -> Health:
-        """Succeed if the engine of every model answers."""
+        """Succeed if the engine of every model that is awake answers."""
         outcomes = await self._catalog.health()
         _require_all(outcomes)
         return Health(models=list(outcomes))
