@@ -40,14 +40,14 @@ NUM_TURNS = 4
 TURN_TOKENS = 48
 ANSWER_TOKENS = 16
 
-Choose = Callable[[Sequence[bytes], Mapping[str, int]], str]
+Choose = Callable[[Sequence[int], Mapping[str, int]], str]
 """Returns a replica for a prompt with these keys, by the replicas' loads."""
 
 
 def two_choices(random: Random) -> Choose:
     """Return Serve's own way: the less busy of two random replicas."""
 
-    def choose(keys: Sequence[bytes], loads: Mapping[str, int]) -> str:
+    def choose(keys: Sequence[int], loads: Mapping[str, int]) -> str:
         del keys
         return min(random.sample(list(loads), min(2, len(loads))), key=loads.__getitem__)
 
@@ -58,7 +58,7 @@ def by_prefix(random: Random) -> Choose:
     """Return the ingress's way."""
     memory, otherwise = PrefixMemory(), two_choices(random)
 
-    def choose(keys: Sequence[bytes], loads: Mapping[str, int]) -> str:
+    def choose(keys: Sequence[int], loads: Mapping[str, int]) -> str:
         chosen = memory.choose(keys, loads) or otherwise(keys, loads)
         memory.note(keys, chosen)
         return chosen
@@ -78,13 +78,13 @@ def cached_part(loaded: LoadedModel, num_replicas: int, choose: Choose) -> float
 
     system = words(128)
     talks = [[*system] for _ in range(NUM_CONVERSATIONS)]
-    turns: list[list[bytes]] = [[] for _ in talks]
+    turns: list[list[int]] = [[] for _ in talks]
     for _ in range(NUM_TURNS):
         loads = dict.fromkeys(engines, 0)
         for i in random.sample(range(len(talks)), len(talks)):
             talks[i] += words(TURN_TOKENS)
-            turns[i].append(repr((i, len(turns[i]))).encode())
-            chosen = choose([b"system", *turns[i]], loads)
+            turns[i].append(hash((i, len(turns[i]))))
+            chosen = choose([0, *turns[i]], loads)
             loads[chosen] += 1
             engines[chosen].add(SequenceRequest(str(i), tuple(talks[i]), params))
         for engine in engines.values():
@@ -109,7 +109,7 @@ class Request:
     """
 
     at_s: float
-    keys: list[bytes]
+    keys: list[int]
     prefix_tokens: int
     own_tokens: int
     answer_tokens: int
@@ -125,7 +125,7 @@ class SimulatedReplica:
     TOKEN_S = 0.0001
     CHUNK = 512
 
-    known: set[bytes] = field(default_factory=set)
+    known: set[int] = field(default_factory=set)
     waiting: deque[tuple[Request, int]] = field(default_factory=deque)
     running: list[list[int]] = field(default_factory=list)
 
@@ -168,7 +168,7 @@ def arrivals(random: Random, number: int, rate: float) -> Iterator[Request]:
         now_s += random.expovariate(rate)
         prompt = 0 if random.random() < 0.5 else random.randrange(1, 20)
         tokens = random.randrange(20, 200), random.randrange(20, 120)
-        yield Request(now_s, [repr(prompt).encode()], 600, *tokens)
+        yield Request(now_s, [prompt], 600, *tokens)
 
 
 def p99_ttft_s(requests: Sequence[Request], choose: Choose) -> float:

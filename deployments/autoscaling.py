@@ -11,7 +11,7 @@ delays of `autoscaling_config` apply to what the policy returns: `min_replicas`,
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from math import ceil
 from typing import Any, Protocol, Self
 
@@ -23,7 +23,8 @@ class ReplicaLoad:
     Attributes:
         running: What runs, as a part of the most that can run at once.
         waiting: What waits, as a part of the same.
-        refused: What was refused lately, as a part of the same.
+        refused: What was refused lately, as a part of the same; at most 1, since clients ask again.
+        recent: 1 if the replica was used in the last seconds, else 0.
         kv_usage: The part of the KV memory that running sequences hold.
         waiting_tokens: Tokens of what waits: prompts, and the tokens that may be generated.
     """
@@ -31,6 +32,7 @@ class ReplicaLoad:
     running: float
     waiting: float = 0.0
     refused: float = 0.0
+    recent: float = 0.0
     kv_usage: float = 0.0
     waiting_tokens: float = 0.0
 
@@ -55,13 +57,11 @@ class Context(Protocol):
     Attributes:
         current_num_replicas: Replicas that run.
         target_num_replicas: Replicas that should run by the last decision.
-        total_num_requests: Requests that run, or wait at the callers for a replica.
         aggregated_metrics: By name of a figure, the mean of each replica over `look_back_period_s`.
     """
 
     current_num_replicas: int
     target_num_replicas: int
-    total_num_requests: float
     aggregated_metrics: Mapping[str, Mapping[Any, float]] | None
 
 
@@ -73,11 +73,13 @@ class Demand:
         wanted: Replicas that all that came would fill at once.
         busy: Replicas' worth of what is in use.
         waiting_tokens: Tokens of what waits.
+        is_any: Whether anybody uses the model.
     """
 
     wanted: float
     busy: float
     waiting_tokens: float
+    is_any: bool
 
     @classmethod
     def of(cls, metrics: Mapping[str, Mapping[Any, float]] | None) -> Self:
@@ -93,6 +95,16 @@ class Demand:
             sum(load.wanted for load in loads),
             sum(load.busy for load in loads),
             sum(load.waiting_tokens for load in loads),
+            any(load.recent or load.wanted for load in loads),
+        )
+
+    def times(self, factor: float) -> Self:
+        """Return a multiple of the load."""
+        return replace(
+            self,
+            wanted=self.wanted * factor,
+            busy=self.busy * factor,
+            waiting_tokens=self.waiting_tokens * factor,
         )
 
 
@@ -108,7 +120,7 @@ class LoadPolicy:
     def __init__(
         self,
         target_busy: float = 0.8,
-        busy_to_leave: float = 0.5,
+        busy_to_leave: float = 0.6,
         target_waiting_tokens: float = 4096,
     ) -> None:
         """Set the thresholds: `policy_kwargs` in the configuration file.
@@ -129,16 +141,14 @@ class LoadPolicy:
         """Return the number of replicas, and no state: Serve keeps that of the delays."""
         demand = Demand.of(ctx.aggregated_metrics)
         target = ctx.target_num_replicas
-        # While replicas run, requests count by their reports: a probe is a request to Serve, too.
-        is_wanted = ctx.current_num_replicas == 0 and ctx.total_num_requests > 0
-        if not (demand.wanted or demand.waiting_tokens or is_wanted):
+        if not demand.is_any:
+            # Serve counts requests, too, but a probe is one of them; it wakes a model by itself.
             return 0, {}
         num_replicas = self._num_for(demand, self._target_busy)
         if num_replicas <= target:
+            # While a replica is missing (it starts, or has died), its load is in no report.
+            demand = demand.times(max(1, target / max(1, ctx.current_num_replicas)))
             num_replicas = min(target, self._num_for(demand, self._busy_to_leave))
-        if ctx.current_num_replicas < target:
-            # Replicas start, or one has died and its load is in no report.
-            num_replicas = max(num_replicas, target)
         return max(num_replicas, 1), {}
 
     def _num_for(self, demand: Demand, busy: float) -> int:

@@ -6,9 +6,11 @@ that it can't serve again ends its process.
 
 import logging
 import os
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from math import inf
+from typing import Any, Final, Protocol
 from uuid import uuid4
 
 import ray
@@ -29,6 +31,10 @@ from deployments.start_phases import StartPhases
 
 logger = logging.getLogger("ray.serve.raystream.replica")
 """Below Serve's logger, whose own INFO lines do not reach the terminal of `make serve`."""
+
+
+RECENT_S: Final = 5.0
+"""How long a model counts as used after a request."""
 
 
 class PlacedModel(Protocol):
@@ -78,6 +84,7 @@ class ModelReplica:
         self._spec = spec
         self._end_process = end_process
         self._replica_id = _own_id()
+        self._used_s = -inf
         self._channels = ChannelServer(node_address(), TlsFiles.of(os.environ))
         self._encoding = ThreadPoolExecutor(max_workers=1, thread_name_prefix="encode")
         try:
@@ -102,9 +109,18 @@ class ModelReplica:
         """Return what Serve tells the callers of this replica; asked once, after the start."""
         return {"fingerprint": self._fingerprint}
 
-    def record_autoscaling_stats(self) -> dict[str, float]:
+    async def record_autoscaling_stats(self) -> dict[str, float]:
         """Return the load, which Serve passes to the autoscaling policy."""
         return self._load.as_stats()
+
+    def _note_use(self) -> None:
+        """Note that somebody uses the model now."""
+        self._used_s = time.monotonic()
+
+    @property
+    def _was_used(self) -> float:
+        """1 if the model was used lately, else 0: Serve asks only from time to time."""
+        return float(time.monotonic() - self._used_s < RECENT_S)
 
     @property
     def _load(self) -> ReplicaLoad:

@@ -61,6 +61,10 @@ class RetryEstimator:
         """Refuse a request until `num_requests` have ended: count it and return its error."""
         self._refused_at_s.append(now_s)
         _forget(self._refused_at_s, now_s - REFUSALS_WINDOW_S)
+        return self.error(num_requests, why, now_s)
+
+    def error(self, num_requests: int, why: str, now_s: float) -> OverloadedError:
+        """Return the error for a request that has to wait until `num_requests` have ended."""
         retry_after_s = self.retry_after_s(num_requests, now_s)
         message = f"The model is overloaded: {why}. Try again in {retry_after_s} s."
         return OverloadedError(message, None, retry_after_s)

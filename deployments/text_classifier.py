@@ -95,7 +95,8 @@ class TextClassifier(ModelReplica):
         running = self._queue.num_running_tokens / self._spec.max_batched_tokens
         return ReplicaLoad(
             running=min(1.0, running),
-            refused=self._queue.refused,
+            refused=min(1.0, self._queue.refused),
+            recent=self._was_used,
             waiting_tokens=self._queue.num_waiting_tokens,
         )
 
@@ -118,6 +119,7 @@ class TextClassifier(ModelReplica):
         Raises:
             RaystreamError: The request was refused or has failed (see `deployments.errors`).
         """
+        self._note_use()
         arrived = time.monotonic()
         self._loop = asyncio.get_running_loop()
         try:

@@ -120,7 +120,8 @@ class TextGenerator(ModelReplica):
         return ReplicaLoad(
             running=admission.num_running / most,
             waiting=admission.num_waiting / most,
-            refused=admission.num_refused / most,
+            refused=min(1.0, admission.num_refused / most),
+            recent=self._was_used,
             kv_usage=self._engine.stats.kv_usage,
             waiting_tokens=admission.num_waiting_tokens,
         )
@@ -136,10 +137,12 @@ class TextGenerator(ModelReplica):
 
     async def tokenize(self, request: TokenizeRequest) -> TokenizedPrompt:
         """Return a prompt's tokens; see `PromptEncoder.tokenize`."""
+        self._note_use()
         return await self._token_executor.run(self._encoder.tokenize, request)
 
     async def detokenize(self, token_ids: tuple[int, ...]) -> str:
         """Return the text of tokens; see `PromptEncoder.detokenize`."""
+        self._note_use()
         return await self._token_executor.run(self._encoder.detokenize, token_ids)
 
     def reconfigure(self, user_config: Mapping[str, float | None]) -> None:
@@ -180,6 +183,7 @@ class TextGenerator(ModelReplica):
         Raises:
             RaystreamError: The request was refused or has failed (see `deployments.errors`).
         """
+        self._note_use()
         if request.fingerprint not in (None, self._fingerprint):
             yield [Refused(OTHER_VERSION, 1, self._replica_id, is_other_version=True)]
             return

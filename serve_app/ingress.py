@@ -112,6 +112,7 @@ class AppParts:
         images: Fetches images; None fetches over the network.
         replicas: The replicas of each model that may have none; others count as running.
         describe_files: Describes a model that sleeps, by its id.
+        count_refusal: Called with the model of each request that is refused while none runs.
         ask_states: Asks for the states of the deployments.
         serve_echoes_id: See `RequestIdMiddleware`.
         on_shutdown: Called once the application has answered its last request.
@@ -126,7 +127,8 @@ class AppParts:
     clock: Clock = field(default_factory=SystemClock)
     images: ImageSource | None = None
     replicas: Mapping[str, RunningReplicas] = field(default_factory=dict)
-    describe_files: Callable[[str], Awaitable[Any]] = _no_description
+    describe_files: Callable[[str], Coroutine[Any, Any, Any]] = _no_description
+    count_refusal: Callable[[str], object] = lambda model_id: None
     ask_states: AskStates = everything_runs
     serve_echoes_id: bool = False
     on_shutdown: Sequence[Callable[[], Awaitable[None]]] = ()
@@ -181,6 +183,7 @@ def _catalog(parts: AppParts, states: ServingStates) -> ModelCatalog:
             partial(states.of, models[id_].deployment_name),
             partial(parts.describe_files, id_),
             models[id_].max_num_admitted,
+            partial(parts.count_refusal, id_),
         )
 
     starts = {id_: start_of(id_) for id_ in parts.replicas}
@@ -294,7 +297,7 @@ class Ingress:
             if id_ not in classifying
         }
         generators = {
-            id_: HandleGenerationBackend(handles[id_], refusals_of(id_), each)
+            id_: HandleGenerationBackend(handles[id_], refusals_of(id_), each, replicas[id_])
             for id_, each in departures.items()
         }
         classifiers = {
@@ -310,6 +313,7 @@ class Ingress:
             None if ledger is None else HandleLedger(ledger),
             replicas=replicas,
             describe_files=partial(describe_files, {spec.id: spec for spec in specs}, classifying),
+            count_refusal=lambda id_: refusals_of(id_)(),
             ask_states=partial(deployment_states, serve.get_replica_context().app_name),
             serve_echoes_id=True,
             on_shutdown=[

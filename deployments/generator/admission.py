@@ -177,7 +177,7 @@ class Admission:
         blocks = self._layout.blocks_for(num_planned_tokens)
         num_beyond = self._turns.num_beyond(due, blocks)
         if num_beyond and permit.is_planned:
-            raise self._overloaded(1, HANDED_OVER)
+            raise self._no_room_for_hand_over()
         if permit.is_bounded:
             self._check_waiting(num_beyond, "those that run leave too little memory for this one")
             waiting = [each.num_tokens for each in due if not self._turns.is_running(each)]
@@ -192,7 +192,7 @@ class Admission:
         if not request.is_resumed:
             self._check(size)
         elif request.is_planned and self._turns.num_to_wait(1, is_resumed=True):
-            raise self._overloaded(1, HANDED_OVER)
+            raise self._no_room_for_hand_over()
         siblings = tuple(Permit(self) for _ in range(size - 1))
         permit = Permit(
             self, siblings, is_resumed=request.is_resumed, is_planned=request.is_planned
@@ -247,6 +247,10 @@ class Admission:
             self._num_to_end(self.num_waiting_tokens + num_new - limit),
             f"{self.num_waiting_tokens} tokens wait (max_queued_tokens is {limit})",
         )
+
+    def _no_room_for_hand_over(self) -> OverloadedError:
+        """Return the refusal of a sequence that runs elsewhere, which is no further load."""
+        return self._retry_estimator.error(1, HANDED_OVER, self._now_s())
 
     def _overloaded(self, num_to_end: int, why: str) -> OverloadedError:
         return self._retry_estimator.overloaded(num_to_end, why, self._now_s())

@@ -21,6 +21,14 @@ from serve_app.backends.serving_states import ServingState
 
 logger = logging.getLogger("ray.serve")
 
+WITHOUT_REPLICAS: Final[Mapping[DeploymentStatus, ServingState]] = {
+    DeploymentStatus.HEALTHY: ServingState.ASLEEP,  # it wants none
+    DeploymentStatus.UPSCALING: ServingState.SCALING,
+    DeploymentStatus.DOWNSCALING: ServingState.SCALING,
+    DeploymentStatus.DEPLOY_FAILED: ServingState.FAILED,
+}
+"""The states of deployments without a running replica, by Serve's status; others are down."""
+
 POLL_INTERVAL_S: Final = 1.0
 TIMEOUT_S: Final = 5.0
 
@@ -77,16 +85,10 @@ async def deployment_states(application: str) -> Mapping[str, ServingState]:
 
 
 def states_in(overview: ApplicationStatusOverview) -> Mapping[str, ServingState]:
-    """Return the state of each deployment.
-
-    One without replicas is asleep, not down, if Serve calls it healthy: it wants none then.
-    """
-    states = {}
-    for name, deployment in overview.deployments.items():
-        if deployment.replica_states.get(ReplicaState.RUNNING):
-            states[name] = ServingState.RUNNING
-        elif deployment.status == DeploymentStatus.HEALTHY:
-            states[name] = ServingState.ASLEEP
-        else:
-            states[name] = ServingState.DOWN
-    return states
+    """Return the state of each deployment."""
+    return {
+        name: ServingState.RUNNING
+        if deployment.replica_states.get(ReplicaState.RUNNING)
+        else WITHOUT_REPLICAS.get(deployment.status, ServingState.DOWN)
+        for name, deployment in overview.deployments.items()
+    }

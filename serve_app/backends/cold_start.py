@@ -5,9 +5,10 @@ makes the controller start a replica. A client that reads a stream is told so fr
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from deployments.contract import (
     Classification,
@@ -18,14 +19,18 @@ from deployments.contract import (
     TokenizedPrompt,
     TokenizeRequest,
 )
-from deployments.errors import OverloadedError
+from deployments.errors import OverloadedError, RaystreamError, ReplicaUnavailableError
 from serve_app.backends.classification import ClassificationBackend
 from serve_app.backends.generation import GenerationBackend, GenerationStream
 from serve_app.backends.running_replicas import RunningReplicas
-from serve_app.backends.serving_states import ServingState
+from serve_app.backends.serving_states import NOT_READY, ServingState
+from serve_app.backends.single_flight import SingleFlight
 from serve_app.http.access_record import current_record
 from serve_app.http.notice import NOTICE_INTERVAL_S, loading
 
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 DescriptionT = TypeVar("DescriptionT")
 
 RETRY_AFTER_S: Final = 5.0
@@ -33,6 +38,9 @@ RETRY_AFTER_S: Final = 5.0
 
 POLL_INTERVAL_S: Final = 1.0
 """How often a model that loads is looked at again."""
+
+MAX_BACKOFF_S: Final = 2.0
+"""The longest wait before a request that was held is offered again, if the replica is full."""
 
 
 class ColdStart(Generic[DescriptionT]):
@@ -43,8 +51,9 @@ class ColdStart(Generic[DescriptionT]):
         model_id: str,
         replicas: RunningReplicas,
         state: Callable[[], Awaitable[ServingState]],
-        describe_files: Callable[[], Awaitable[DescriptionT]],
+        describe_files: Callable[[], Coroutine[Any, Any, DescriptionT]],
         max_num_held: int,
+        count_refusal: Callable[[], object] = lambda: None,
         notice_interval_s: float = NOTICE_INTERVAL_S,
     ) -> None:
         """Start without requests.
@@ -54,14 +63,16 @@ class ColdStart(Generic[DescriptionT]):
             replicas: Its replicas.
             state: Returns the state of its deployment.
             describe_files: Describes the model without loading it.
-            max_num_held: The most requests that wait for a replica; further ones are refused.
+            max_num_held: The most sequences that wait for a replica; further ones are refused.
+            count_refusal: Called once for each request that is refused.
             notice_interval_s: Seconds between two notices to a client.
         """
         self._model_id = model_id
         self._replicas = replicas
         self._state = state
-        self._describe_files = describe_files
+        self._files = SingleFlight(describe_files)
         self._max_num_held = max_num_held
+        self._count_refusal = count_refusal
         self._notice_interval_s = notice_interval_s
         self._num_held = 0
         self._described: DescriptionT | None = None
@@ -71,69 +82,110 @@ class ColdStart(Generic[DescriptionT]):
         """Whether no replica is known to run."""
         return not self._replicas.has_any
 
-    @asynccontextmanager
-    async def held(self) -> AsyncIterator[None]:
-        """Hold a place among the requests that wait, if no replica runs, during the block.
+    async def until_taken(
+        self, ask: Callable[[], Awaitable[T]], num_places: int = 1, *, is_admitted: bool = False
+    ) -> T:
+        """Ask a replica, and wait for one if none runs.
+
+        A request that has waited is not refused once a replica runs: it waits for room, too.
+
+        Args:
+            ask: Asks a replica.
+            num_places: How many sequences the request has.
+            is_admitted: Whether a replica had admitted the request; then it is never refused.
 
         Raises:
-            OverloadedError: Too many requests wait already.
+            OverloadedError: Too many sequences wait for a replica already; or one runs, and has no
+                room.
+            RaystreamError: The replica has failed.
         """
         if not self.is_cold:
-            yield
-            return
-        if self._num_held >= self._max_num_held:
+            return await ask()
+        async with self._held(0 if is_admitted else num_places):
+            while True:
+                try:
+                    return await ask()
+                except OverloadedError as error:
+                    await asyncio.sleep(min(error.retry_after_s or POLL_INTERVAL_S, MAX_BACKOFF_S))
+
+    @asynccontextmanager
+    async def _held(self, num_places: int) -> AsyncIterator[None]:
+        """Hold places among the sequences that wait, and tell the client so, during the block.
+
+        Raises:
+            OverloadedError: Too many wait already.
+        """
+        if num_places and self._num_held + num_places > self._max_num_held:
+            self._count_refusal()
             raise OverloadedError(
-                f"The model {self._model_id!r} is being loaded, and {self._num_held} requests wait "
-                f"for it, as many as it admits. Try again in {RETRY_AFTER_S:g} s.",
+                f"The model {self._model_id!r} is being loaded, and {self._num_held} sequences "
+                f"wait for it, of {self._max_num_held} that it admits. Try again in "
+                f"{RETRY_AFTER_S:g} s.",
                 None,
                 RETRY_AFTER_S,
             )
-        self._num_held += 1
-        telling = asyncio.ensure_future(self._tell())
+        self._num_held += num_places
+        began_s = asyncio.get_running_loop().time()
+        self._tell(began_s)
+        telling = asyncio.ensure_future(self._go_on_telling(began_s))
         try:
             yield
         finally:
-            self._num_held -= 1
+            self._num_held -= num_places
             telling.cancel()
 
-    async def _tell(self) -> None:
-        """Tell the client how long it has waited, until a replica runs."""
-        record = current_record()
-        loop = asyncio.get_running_loop()
-        began_s = loop.time()
-        while self.is_cold and record is not None:
-            record.on_notice(loading(self._model_id, loop.time() - began_s))
+    def _tell(self, began_s: float) -> None:
+        """Tell the client how long it has waited."""
+        if (record := current_record()) is not None:
+            waited_s = asyncio.get_running_loop().time() - began_s
+            record.on_notice(loading(self._model_id, waited_s))
+
+    async def _go_on_telling(self, began_s: float) -> None:
+        """Tell the client again and again, until a replica runs."""
+        while True:
             await asyncio.sleep(self._notice_interval_s)
+            if not self.is_cold:
+                return
+            self._tell(began_s)
 
     async def describe(self, ask: Callable[[], Awaitable[DescriptionT]]) -> DescriptionT:
         """Return what the model can do, without waking it; wait while it loads.
+
+        If its files can't be read here, a replica is asked, which wakes it.
 
         Args:
             ask: Asks a replica.
 
         Raises:
-            OverloadedError: See `held`.
+            OverloadedError: See `until_taken`.
             RaystreamError: The replica could not answer.
         """
         state = await self._state()
         if state is ServingState.DOWN:
-            async with self.held():
-                while (state := await self._state()) is ServingState.DOWN:  # noqa: ASYNC110 - another process's state
+            async with self._held(1):
+                while state is ServingState.DOWN:
                     await asyncio.sleep(POLL_INTERVAL_S)
-        if state is ServingState.RUNNING:
+                    state = await self._state()
+        if state is ServingState.FAILED or not self.is_cold:
             return await ask()
         if self._described is None:
-            self._described = await self._describe_files()
+            try:
+                self._described = await self._files.result()
+            except RaystreamError:
+                logger.warning("only a replica can describe %s", self._model_id, exc_info=True)
+                return await self.until_taken(ask)
         return self._described
 
     async def ping(self, ping: Callable[[], Awaitable[None]]) -> None:
-        """Exercise a replica, unless the model is asleep.
+        """Exercise a replica, if one runs: a model that sleeps stays asleep.
 
         Raises:
-            RaystreamError: It is not healthy, or no replica could answer.
+            RaystreamError: It is not healthy, or should run and does not.
         """
-        if await self._state() is not ServingState.ASLEEP:
+        if not self.is_cold:
             await ping()
+        elif await self._state() in NOT_READY:
+            raise ReplicaUnavailableError(f"The model {self._model_id!r} is loading.")
 
 
 class ColdStartGenerationBackend:
@@ -144,9 +196,12 @@ class ColdStartGenerationBackend:
         self._start = start
 
     async def generate(self, request: GenerationRequest) -> GenerationStream:
-        """Open a stream; see `GenerationBackend.generate` and `ColdStart.held`."""
-        async with self._start.held():
-            return await self._backend.generate(request)
+        """Open a stream; see `GenerationBackend.generate` and `ColdStart.until_taken`."""
+        return await self._start.until_taken(
+            lambda: self._backend.generate(request),
+            1 if request.group is None else request.group.size,
+            is_admitted=request.is_admitted,
+        )
 
     async def describe(self) -> ModelDescription:
         """Return what the model can do; see `ColdStart.describe`."""
@@ -154,13 +209,11 @@ class ColdStartGenerationBackend:
 
     async def tokenize(self, request: TokenizeRequest) -> TokenizedPrompt:
         """Return a prompt's tokens; see `GenerationBackend.tokenize`."""
-        async with self._start.held():
-            return await self._backend.tokenize(request)
+        return await self._start.until_taken(lambda: self._backend.tokenize(request))
 
     async def detokenize(self, token_ids: tuple[int, ...]) -> str:
         """Return the text of tokens; see `GenerationBackend.detokenize`."""
-        async with self._start.held():
-            return await self._backend.detokenize(token_ids)
+        return await self._start.until_taken(lambda: self._backend.detokenize(token_ids))
 
     async def ping(self) -> None:
         """Exercise a replica's engine; see `ColdStart.ping`."""
@@ -178,8 +231,7 @@ class ColdStartClassificationBackend:
 
     async def classify(self, request: ClassificationRequest) -> tuple[Classification, ...]:
         """Return the classification of each text; see `ClassificationBackend.classify`."""
-        async with self._start.held():
-            return await self._backend.classify(request)
+        return await self._start.until_taken(lambda: self._backend.classify(request))
 
     async def describe(self) -> ClassifierDescription:
         """Return what the model can do; see `ColdStart.describe`."""

@@ -37,6 +37,8 @@ from serve_app.backends.handles import (
     read_to_end,
 )
 from serve_app.backends.losses import LostAfterStartError
+from serve_app.backends.prefix_memory import prefix_keys
+from serve_app.backends.running_replicas import RunningReplicas
 from serve_app.backends.stream_box import StreamBox
 from serve_app.backends.token_channels import TokenChannels
 
@@ -152,6 +154,7 @@ class HandleGenerationBackend(HandleBackend[ModelDescription]):
         handle: Handle,
         count_refusal: Callable[[], object] = lambda: None,
         departures: Departures | None = None,
+        running: RunningReplicas | None = None,
     ) -> None:
         """Wrap a model's handle; see `HandleBackend`.
 
@@ -159,11 +162,13 @@ class HandleGenerationBackend(HandleBackend[ModelDescription]):
             handle: See there.
             count_refusal: See there.
             departures: Knows which replicas are about to end; None knows of none.
+            running: The model's replicas, where Serve's router looks for prefixes.
         """
         super().__init__(handle, count_refusal)
         self._generate = handle.options(method_name="generate", stream=True)
         self._queue = AdmissionQueue()
         self._departures = departures
+        self._running = running
 
     async def generate(self, request: GenerationRequest) -> ReplicaStream:
         """Open a stream; see `GenerationBackend.generate`.
@@ -191,6 +196,7 @@ class HandleGenerationBackend(HandleBackend[ModelDescription]):
             responses = cast("Responses[GenerationEvent]", call)
             first = await first_answer(responses, self._channels)
             assert isinstance(first, Accepted | Refused), f"got a {type(first).__name__}"
+            self._remember(request, first)
             self._replicas.hear(first)
         except BaseException:
             self._channels.close(box)
@@ -206,6 +212,14 @@ class HandleGenerationBackend(HandleBackend[ModelDescription]):
                 raise LostAfterStartError(*error.args) from error
             raise
         return stream
+
+    def _remember(self, request: GenerationRequest, answer: Accepted | Refused) -> None:
+        """Note for Serve's router where the prompt's keys and values will lie."""
+        if self._running is None:
+            return
+        prefixes = self._running.prefixes
+        note = prefixes.note if isinstance(answer, Accepted) else prefixes.forget
+        note(prefix_keys(request), answer.replica_id)
 
     async def tokenize(self, request: TokenizeRequest) -> TokenizedPrompt:
         """Ask a replica; see `GenerationBackend.tokenize`."""

@@ -6,14 +6,13 @@ Serve names it in a deployment's `request_router_config`, copies this module by 
 process that calls the deployment, and runs it in a thread of its own. So the module holds no state.
 """
 
-from typing import Any
+import random
 
-from ray.serve._private.replica_result import ReplicaResult
 from ray.serve._private.request_router.pow_2_router import PowerOfTwoChoicesRequestRouter
 from ray.serve.request_router import PendingRequest, ReplicaID, RunningReplica
 
 from deployments.contract import GenerationRequest
-from serve_app.backends.prefix_memory import PrefixMemory, prefix_keys
+from serve_app.backends.prefix_memory import prefix_keys
 from serve_app.backends.running_replicas import (
     ReplicaFacts,
     RunningReplicas,
@@ -30,18 +29,19 @@ class ModelRouter(PowerOfTwoChoicesRequestRouter):
     Else it takes the less busy of two that suit a request.
     """
 
-    def initialize_state(self, **kwargs: Any) -> None:
-        """Start without memories; Serve calls this after it has made the router."""
-        self._memory = PrefixMemory()
-
     @property
     def _running(self) -> RunningReplicas:
         return running_replicas_of(self._deployment_id.app_name, self._deployment_id.name)
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """Note which replicas run; called at each change, and when one is found dead."""
+        """Note which replicas run; called at each change."""
         self._running.replace(_facts_of(each) for each in replicas)
         super().update_replicas(replicas)
+
+    def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
+        """Note that a replica is gone, before the controller says so."""
+        super().on_replica_actor_died(replica_id)
+        self._running.replace(_facts_of(each) for each in self._replicas.values())
 
     async def choose_replicas(
         self,
@@ -49,24 +49,16 @@ class ModelRouter(PowerOfTwoChoicesRequestRouter):
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
         """Return the replicas to try: first the one that has run the prompt's beginning, if any."""
-        ranks: list[list[RunningReplica]] = await super().choose_replicas(
-            candidate_replicas, pending_request
-        )
+        suiting = list(self.apply_locality_routing(pending_request))
+        two = random.sample(suiting, min(2, len(suiting)))
+        first: list[ReplicaID] = []
         request = _request_of(pending_request)
-        if request is None or not ranks:
-            return ranks
-        suiting = self.apply_locality_routing(pending_request)
-        loads = {each.unique_id: self._replica_queue_len_cache.get(each) or 0 for each in suiting}
-        chosen = self._memory.choose(prefix_keys(request), loads)
-        return [[self._replicas[e]] for e in suiting if e.unique_id == chosen] + ranks
-
-    def on_request_routed(
-        self, pending_request: PendingRequest, replica_id: ReplicaID, result: ReplicaResult
-    ) -> None:
-        """Remember which replica runs a prompt."""
-        request = _request_of(pending_request)
-        if request is not None:
-            self._memory.note(prefix_keys(request), replica_id.unique_id)
+        if request is not None and len(suiting) > 1:
+            loads = {e.unique_id: self._replica_queue_len_cache.get(e) or 0 for e in suiting}
+            chosen = self._running.prefixes.choose(prefix_keys(request), loads)
+            first = [each for each in suiting if each.unique_id == chosen]
+        ranks = [rank for rank in (first, two) if rank]
+        return [[self._replicas[each] for each in rank] for rank in ranks]
 
     def apply_locality_routing(
         self, pending_request: PendingRequest | None = None

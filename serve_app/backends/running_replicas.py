@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from serve_app.backends.prefix_memory import PrefixMemory
+
 MAX_NUM_LEFT: Final = 256
 """How many replicas are remembered after they have left."""
 
@@ -28,9 +30,14 @@ class ReplicaFacts:
 
 
 class RunningReplicas:
-    """The replicas of one model that run, and those on nodes that are about to stop."""
+    """The replicas of one model that run, and those on nodes that are about to stop.
+
+    Attributes:
+        prefixes: Which of them have run prompts with which beginnings.
+    """
 
     def __init__(self) -> None:
+        self.prefixes = PrefixMemory()
         self._by_id: Mapping[str, ReplicaFacts] = {}
         self._left: dict[str, ReplicaFacts] = {}
         self._draining_nodes: frozenset[str] = frozenset()

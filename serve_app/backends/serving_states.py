@@ -26,8 +26,18 @@ class ServingState(Enum):
     ASLEEP = auto()
     """No replica runs, and none is wanted: nobody uses the model. A request wakes it."""
 
+    SCALING = auto()
+    """No replica runs: the first one starts because of a load, or the last one stops."""
+
     DOWN = auto()
-    """A replica is wanted, and none runs: it loads, or has failed."""
+    """No replica runs although one should: it loads for the first time, or after a failure."""
+
+    FAILED = auto()
+    """Serve has given up on starting a replica."""
+
+
+NOT_READY: Final = frozenset({ServingState.DOWN, ServingState.FAILED})
+"""The states of a model that should be awake and can't be served."""
 
 
 AskStates = Callable[[], Coroutine[Any, Any, Mapping[str, ServingState]]]
@@ -69,9 +79,9 @@ class ServingStates:
         self._flight = SingleFlight(self._update)
 
     async def are_ready(self) -> bool:
-        """Return whether every needed deployment runs, or sleeps because nobody uses it."""
+        """Return whether every needed deployment runs, or has no replica because of its load."""
         await self._refresh()
-        return all(self._last(each) is not ServingState.DOWN for each in self._needed)
+        return NOT_READY.isdisjoint(map(self._last, self._needed))
 
     async def of(self, deployment: str) -> ServingState:
         """Return a deployment's state, at most `MEMORY_S` old.

@@ -81,6 +81,8 @@ async def _events(
     try:
         made = await asyncio.shield(opening)
     except RaystreamError as error:
+        if (record := current_record()) is not None:
+            record.failed(error.code)
         yield LastEvent(encode_json(error_payload(error)))
         return
     assert isinstance(made, EventStreamResponse), "the request asks for a stream"

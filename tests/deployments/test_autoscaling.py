@@ -31,6 +31,13 @@ def context(
     )
 
 
+def served(policy: LoadPolicy, ctx: Any) -> int:
+    """Return what Serve makes of the policy's decision, without delays."""
+    ctx.config, ctx.policy_state = AutoscalingConfig(upscale_delay_s=0, downscale_delay_s=0), {}
+    number, _ = _apply_autoscaling_config(policy)(ctx)  # type: ignore[arg-type] # a Protocol
+    return number
+
+
 @pytest.mark.parametrize(
     ("loads", "target", "expected"),
     [
@@ -40,20 +47,21 @@ def context(
         ([ReplicaLoad(running=0.1, kv_usage=0.9)], 1, 2),
         ([replace(BUSY, waiting=1.4)], 1, 3),
         ([replace(BUSY, waiting=0.1, waiting_tokens=5000)], 1, 3),
-        ([replace(BUSY, refused=3.0)], 1, 5),
+        ([replace(BUSY, refused=1.0)], 1, 3),
+        # Used lately, between two reports.
+        ([replace(IDLE, recent=0.2)], 1, 1),
         # Between the thresholds nothing changes.
         ([ReplicaLoad(running=0.6)] * 2, 2, 2),
-        ([ReplicaLoad(running=0.51)] * 1 + [IDLE], 2, 2),
-        ([ReplicaLoad(running=0.5)] * 1 + [IDLE], 2, 1),
+        ([ReplicaLoad(running=0.61)] * 1 + [IDLE], 2, 2),
+        ([ReplicaLoad(running=0.6)] * 1 + [IDLE], 2, 1),
         ([ReplicaLoad(running=0.3)] * 3, 3, 2),
     ],
 )
 def test_replicas_follow_the_load(loads: Sequence[ReplicaLoad], target: int, expected: int) -> None:
-    assert LoadPolicy()(context(loads, target, num_requests=0)) == (expected, {})
+    assert LoadPolicy()(context(loads, target)) == (expected, {})
 
 
-def test_a_request_that_waits_at_its_caller_needs_a_replica() -> None:
-    assert LoadPolicy()(context([], 0, num_requests=1)) == (1, {})
+def test_without_reports_there_is_no_load() -> None:
     none = SimpleNamespace(**vars(context([], 0)) | {"aggregated_metrics": None})
     assert LoadPolicy()(none) == (0, {})
 
@@ -61,12 +69,20 @@ def test_a_request_that_waits_at_its_caller_needs_a_replica() -> None:
 def test_probes_keep_no_replica_awake() -> None:
     probed = ReplicaLoad(running=0.0, kv_usage=0.01)
     assert LoadPolicy()(context([probed], 1, num_requests=0.2)) == (0, {})
+    assert served(LoadPolicy(), context([probed], 1, num_requests=0.2)) == 0
 
 
-def test_the_target_stays_while_a_replica_is_missing() -> None:
-    low = ReplicaLoad(running=0.2)
-    assert LoadPolicy()(context([low, low, low], 3)) == (2, {})
-    assert LoadPolicy()(context([low, low], 3, current=2)) == (3, {})
+def test_a_request_that_finds_no_replica_wakes_one() -> None:
+    assert served(LoadPolicy(), context([], 0, num_requests=1)) == 1
+
+
+def test_the_load_of_a_missing_replica_counts_as_that_of_the_others() -> None:
+    half = ReplicaLoad(running=0.6)
+    assert LoadPolicy()(context([half, half, half], 3)) == (3, {})
+    assert LoadPolicy()(context([half, half], 3, current=2)) == (3, {}), "one has died"
+    low = ReplicaLoad(running=0.02)
+    assert LoadPolicy()(context([low, IDLE], 3, current=2)) == (1, {}), "one can't be placed"
+    assert LoadPolicy()(context([BUSY], 1, current=1)) == (2, {}), "no more than the load needs"
     assert LoadPolicy()(context([IDLE], 3, current=1)) == (0, {})
 
 

@@ -22,12 +22,14 @@ NUM_AT_ONCE = 50
 @pytest.fixture
 async def asleep(client: httpx.AsyncClient, deployed: Deployed, replicas: Replicas) -> None:
     """Let the model sleep while nobody uses it, and wait until it does: probes don't matter."""
+    await deployed.settled()
     deployed.section(MODEL_SECTION)["autoscaling_config"]["min_replicas"] = 0
     await deployed.apply()
-    await deployed.settled()
     async with asyncio.timeout(DEADLINE_S):
         while replicas.alive:
             await probe(client, 0.2)
+    await probe(client, TO_ZERO_DELAY_S)
+    assert replicas.alive == []
 
 
 async def probe(client: httpx.AsyncClient, seconds: float) -> int:

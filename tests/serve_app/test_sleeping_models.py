@@ -7,13 +7,18 @@ import httpx
 import pytest
 
 from deployments.contract import GenerationRequest, ModelDescription
-from deployments.errors import ContextLengthExceededError, RaystreamError
+from deployments.errors import (
+    ContextLengthExceededError,
+    OverloadedError,
+    RaystreamError,
+    ReplicaUnavailableError,
+)
 from serve_app.backends import cold_start
 from serve_app.backends.running_replicas import ReplicaFacts, RunningReplicas
 from serve_app.backends.serving_states import ServingState
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
-from tests.serve_app.apps import CHAT, client_of, question
+from tests.serve_app.apps import CHAT, access_lines, client_of, question
 from tests.serve_app.fakes import FakeBackend, FakeClock, FakeStream
 
 MAX_NUM_HELD = 2
@@ -31,6 +36,7 @@ class Sleeper(FakeBackend):
         self.failure: RaystreamError | None = None
         self.num_waiting = 0
         self.num_file_reads = 0
+        self.has_no_files = False
 
     async def generate(self, request: GenerationRequest) -> FakeStream:
         self.num_waiting += 1
@@ -53,6 +59,8 @@ class Sleeper(FakeBackend):
     async def describe_files(self, model_id: str) -> ModelDescription:
         assert model_id == "m"
         self.num_file_reads += 1
+        if self.has_no_files:
+            raise ReplicaUnavailableError("no such folder")
         return self.description
 
 
@@ -133,6 +141,32 @@ async def test_a_stream_tells_that_its_model_is_loaded_and_then_is_as_ever(
     assert rest.count("data:") == warm.text.count("data:")
 
 
+@pytest.mark.parametrize(
+    ("state", "status_code"),
+    [
+        (ServingState.SCALING, 200),
+        (ServingState.DOWN, 503),
+        (ServingState.FAILED, 503),
+    ],
+)
+async def test_probes_of_a_model_without_a_replica_ask_none(
+    client: httpx.AsyncClient, sleeper: Sleeper, state: ServingState, status_code: int
+) -> None:
+    sleeper.state = state
+    assert (await client.get("/ready")).status_code == status_code
+    assert (await client.get("/health")).status_code == status_code
+    assert sleeper.num_calls == sleeper.num_pings == 0
+
+
+async def test_a_model_whose_files_can_not_be_read_is_described_by_its_replica(
+    client: httpx.AsyncClient, sleeper: Sleeper
+) -> None:
+    sleeper.has_no_files = True
+    sleeper.loads.set()
+    assert (await client.post(CHAT, json=question())).status_code == 200
+    assert (sleeper.num_file_reads, sleeper.num_describes) == (1, 1)
+
+
 async def test_a_whole_answer_waits(client: httpx.AsyncClient, sleeper: Sleeper) -> None:
     asking = asyncio.ensure_future(client.post(CHAT, json=question()))
     await waiting(sleeper, 1)
@@ -151,15 +185,37 @@ async def test_requests_beyond_those_that_may_wait_are_refused_at_once(
     await waiting(sleeper, MAX_NUM_HELD)
     refused = await client.post(CHAT, json=question(stream=True))
     assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
-    assert "is being loaded, and 2 requests wait" in refused.json()["error"]["message"]
+    assert "is being loaded, and 2 sequences wait" in refused.json()["error"]["message"]
     sleeper.loads.set()
     assert [answer.status_code for answer in await asyncio.gather(*held)] == [200, 200]
     assert (await client.post(CHAT, json=question(stream=True))).status_code == 200
 
 
-async def test_a_failure_after_the_wait_is_the_last_event(
+async def test_several_answers_take_several_places(
     client: httpx.AsyncClient, sleeper: Sleeper
 ) -> None:
+    asking = asyncio.ensure_future(client.post(CHAT, json=question(n=2)))
+    await waiting(sleeper, 1)
+    assert (await client.post(CHAT, json=question())).status_code == 503
+    sleeper.loads.set()
+    assert len((await asking).json()["choices"]) == 2
+
+
+async def test_a_request_that_has_waited_is_not_refused_by_a_full_replica(
+    client: httpx.AsyncClient, sleeper: Sleeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cold_start, "MAX_BACKOFF_S", 0.001)
+    sleeper.scripts = [OverloadedError("full", None, 1), OverloadedError("full", None, 1)]
+    asking = asyncio.ensure_future(client.post(CHAT, json=question()))
+    await waiting(sleeper, 1)
+    sleeper.loads.set()
+    assert (await asking).status_code == 200
+
+
+async def test_a_failure_after_the_wait_is_the_last_event(
+    client: httpx.AsyncClient, sleeper: Sleeper, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     sleeper.failure = ContextLengthExceededError("too long", "messages")
     asking = asyncio.ensure_future(client.post(CHAT, json=question(stream=True)))
     await waiting(sleeper, 1)
@@ -168,6 +224,8 @@ async def test_a_failure_after_the_wait_is_the_last_event(
     assert answer.status_code == 200
     assert '"code":"context_length_exceeded"' in answer.text
     assert "[DONE]" not in answer.text
+    (line,) = access_lines(caplog)
+    assert (line["finish_reason"], line["error_code"]) == ("error", "context_length_exceeded")
 
 
 async def test_a_mistake_in_the_request_is_a_status_and_wakes_no_model(

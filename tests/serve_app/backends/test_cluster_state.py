@@ -22,8 +22,9 @@ from serve_app.backends.serving_states import ServingState
             ServingState.RUNNING,
         ),
         (DeploymentStatus.UPDATING, {}, ServingState.DOWN),
-        (DeploymentStatus.UPSCALING, {ReplicaState.STARTING: 1}, ServingState.DOWN),
-        (DeploymentStatus.DEPLOY_FAILED, {ReplicaState.RUNNING: 0}, ServingState.DOWN),
+        (DeploymentStatus.UPSCALING, {ReplicaState.STARTING: 1}, ServingState.SCALING),
+        (DeploymentStatus.DOWNSCALING, {ReplicaState.STOPPING: 1}, ServingState.SCALING),
+        (DeploymentStatus.DEPLOY_FAILED, {ReplicaState.RUNNING: 0}, ServingState.FAILED),
     ],
 )
 def test_a_deployment_without_a_running_replica_is_down_if_it_should_have_one(

@@ -12,7 +12,7 @@ from serve_app.backends.prefix_memory import PIECE_LENGTH, PrefixMemory, prefix_
 NUMBERS = count()
 
 
-def keys_of(prompt: tuple[ChatMessage, ...] | str | tuple[int, ...]) -> list[bytes]:
+def keys_of(prompt: tuple[ChatMessage, ...] | str | tuple[int, ...]) -> list[int]:
     return prefix_keys(GenerationRequest(f"r{next(NUMBERS)}", prompt, SamplingParams()))
 
 
@@ -59,6 +59,14 @@ def test_the_longest_beginning_decides_and_of_its_replicas_the_least_busy() -> N
     assert memory.choose(keys_of(talk("s", "b", "x", "y")), {"A": 0, "B": 1, "C": 0}) == "C"
     assert memory.choose(keys_of(talk("other")), idle) is None
     assert memory.choose(keys_of(talk("s", "a", "x", "y")), {"B": 0, "C": 0}) in {"B", "C"}
+
+
+def test_a_replica_that_refuses_is_not_asked_again_for_the_prompt() -> None:
+    memory, keys = PrefixMemory(), keys_of(talk("s", "a"))
+    memory.note(keys, "A")
+    memory.forget(keys, "A")
+    memory.forget(keys_of(talk("never")), "A")
+    assert memory.choose(keys, {"A": 0, "B": 0}) is None
 
 
 @given(st.dictionaries(st.sampled_from("ABCDE"), st.integers(0, 50), min_size=1))
