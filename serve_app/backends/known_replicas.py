@@ -60,7 +60,8 @@ class KnownReplicas:
         """Make a call, and repeat it while replicas refuse it, once for each known replica.
 
         The router may pick a full replica while another has room, since each ingress learns late
-        about the load from other ingresses. By the next call it knows that the first is busier.
+        about the load from other ingresses. By the next call it knows that the first is busier, and
+        no longer prefers it for the prompt's beginning.
 
         Args:
             call: Asks the replica that the router picks, and passes its answer to `hear`.
