@@ -20,6 +20,7 @@ from ray.runtime_env import RuntimeEnv
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 from ray.serve.schema import HTTPOptionsSchema, ServeDeploySchema
 
+from deployments.autoscaling import LoadPolicy
 from serve_app.commands.header_check import header_problems
 from serve_app.commands.queue_check import ingress_queue_problems, queue_problems
 from serve_app.config import (
@@ -35,6 +36,7 @@ from serve_app.middleware.auth import UnprotectedServerError, require_protection
 from serve_app.strict_yaml import UniqueKeyLoader
 
 BUILDER = "serve_app.app:build"
+LOAD_POLICY = "deployments.autoscaling:LoadPolicy"
 OWN_NAMES = (INGRESS_NAME, LEDGER_NAME)
 
 # Sections that are plain mappings in Ray's schema, although Ray reads only these keys.
@@ -47,6 +49,14 @@ UNCHECKED_SECTIONS: dict[str, tuple[type[BaseModel], str]] = {
     "autoscaling_config": (AutoscalingConfig, "policy"),
     "request_router_config": (RequestRouterConfig, "request_router_class"),
 }
+
+
+class LoadPolicyConfig(StrictModel):
+    """The types of `LoadPolicy`'s `policy_kwargs`; it has the defaults itself."""
+
+    target_busy: float = 1.0
+    busy_to_leave: float = 1.0
+    target_waiting_tokens: float = 1.0
 
 
 class BatchingConfig(StrictModel):
@@ -268,9 +278,25 @@ def _model_deployment_problems(
     yield from wrong
     if not wrong:
         yield from queue_problems(deployment, model, user_config, path)
+    scaling = deployment.get("autoscaling_config") or {}
+    yield from _policy_problems(scaling.get("policy") or {}, f"{path}.autoscaling_config.policy")
     options = deployment.get("ray_actor_options")
     if options is not None:
         yield from _resource_problems(options, model, f"{path}.ray_actor_options")
+
+
+def _policy_problems(policy: dict[str, Any], path: str) -> Iterator[str]:
+    """Yield what is wrong with the arguments of our own policy, which Ray passes on unread."""
+    if policy.get("policy_function") != LOAD_POLICY:
+        return
+    kwargs, where = policy.get("policy_kwargs") or {}, f"{path}.policy_kwargs"
+    wrong = _invalid_values(kwargs, LoadPolicyConfig, where)
+    yield from wrong
+    if not wrong:
+        try:
+            LoadPolicy(**kwargs)
+        except ValueError as error:
+            yield f"{where}: {error}"
 
 
 def _resource_problems(options: dict[str, Any], model: ModelConfig, path: str) -> Iterator[str]:

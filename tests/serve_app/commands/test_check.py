@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from deployments.user_config import BATCH_KEYS
-from serve_app.commands.check import BatchingConfig, check_file, find_problems
+from serve_app.commands.check import LOAD_POLICY, BatchingConfig, check_file, find_problems
 
 ROOT = Path(__file__).resolve().parents[3]
 SHIPPED = (ROOT / "serve_config.yaml").read_text(encoding="utf-8")
@@ -145,6 +145,21 @@ def test_all_problems_are_listed_at_once() -> None:
 def test_code_that_the_file_names_is_not_imported() -> None:
     policy = {"policy_function": "no.such.module:policy"}
     assert problems(ingress={"autoscaling_config": {"policy": policy}}) == []
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "key", "message"),
+    [
+        ({"target_bussy": 1}, "", "did you mean 'target_busy'?"),
+        ({"target_busy": "much"}, ".target_busy", "valid number"),
+        ({"busy_to_leave": 0.9}, "", "busy_to_leave < target_busy"),
+    ],
+)
+def test_arguments_of_our_policy_are_checked(kwargs: Section, key: str, message: str) -> None:
+    policy = {"policy_function": LOAD_POLICY, "policy_kwargs": kwargs}
+    (problem,) = problems(model={"autoscaling_config": {"policy": policy}})
+    assert problem.startswith(f"{MODEL}.autoscaling_config.policy.policy_kwargs{key}: ")
+    assert message in problem
 
 
 def test_user_config_of_a_model_accepts_exactly_its_deployments_keys() -> None:
