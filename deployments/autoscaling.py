@@ -142,12 +142,16 @@ class LoadPolicy:
         demand = Demand.of(ctx.aggregated_metrics)
         target = ctx.target_num_replicas
         if not demand.is_any:
-            # Serve counts requests, too, but a probe is one of them; it wakes a model by itself.
-            return 0, {}
+            # A replica that has just started may not have reported yet. Serve counts requests, too,
+            # but a probe is one of them.
+            is_young = ctx.current_num_replicas > 0 and not ctx.aggregated_metrics
+            return target if is_young else 0, {}
         num_replicas = self._num_for(demand, self._target_busy)
         if num_replicas <= target:
-            # While a replica is missing (it starts, or has died), its load is in no report.
-            demand = demand.times(max(1, target / max(1, ctx.current_num_replicas)))
+            # While replicas are missing, the load of one may be in no report: it has just died.
+            # Several are more likely to start, or can't be placed.
+            if 0 < ctx.current_num_replicas < target:
+                demand = demand.times(1 + 1 / ctx.current_num_replicas)
             num_replicas = min(target, self._num_for(demand, self._busy_to_leave))
         return max(num_replicas, 1), {}
 

@@ -12,9 +12,9 @@ from typing import Final
 import ray
 from ray import serve
 from ray._raylet import GcsClient  # type: ignore[attr-defined] # a compiled module without stubs
-from ray.serve._private.common import DeploymentStatus, ReplicaState
+from ray.serve._private.common import DeploymentStatus, DeploymentStatusTrigger, ReplicaState
 from ray.serve.context import _get_global_client
-from ray.serve.schema import ApplicationStatusOverview
+from ray.serve.schema import ApplicationStatusOverview, DeploymentStatusOverview
 
 from serve_app.backends.running_replicas import RunningReplicas
 from serve_app.backends.serving_states import ServingState
@@ -28,6 +28,12 @@ WITHOUT_REPLICAS: Final[Mapping[DeploymentStatus, ServingState]] = {
     DeploymentStatus.DEPLOY_FAILED: ServingState.FAILED,
 }
 """The states of deployments without a running replica, by Serve's status; others are down."""
+
+FAILED_WAKE: Final = (
+    DeploymentStatus.UNHEALTHY,
+    DeploymentStatusTrigger.REPLICA_STARTUP_FAILED,
+)
+"""How Serve calls a deployment whose replica could not start after it had been scaled."""
 
 POLL_INTERVAL_S: Final = 1.0
 TIMEOUT_S: Final = 5.0
@@ -86,9 +92,12 @@ async def deployment_states(application: str) -> Mapping[str, ServingState]:
 
 def states_in(overview: ApplicationStatusOverview) -> Mapping[str, ServingState]:
     """Return the state of each deployment."""
-    return {
-        name: ServingState.RUNNING
-        if deployment.replica_states.get(ReplicaState.RUNNING)
-        else WITHOUT_REPLICAS.get(deployment.status, ServingState.DOWN)
-        for name, deployment in overview.deployments.items()
-    }
+    return {name: _state_of(each) for name, each in overview.deployments.items()}
+
+
+def _state_of(deployment: DeploymentStatusOverview) -> ServingState:
+    if deployment.replica_states.get(ReplicaState.RUNNING):
+        return ServingState.RUNNING
+    if (deployment.status, deployment.status_trigger) == FAILED_WAKE:
+        return ServingState.FAILED
+    return WITHOUT_REPLICAS.get(deployment.status, ServingState.DOWN)

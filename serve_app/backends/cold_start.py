@@ -39,6 +39,9 @@ RETRY_AFTER_S: Final = 5.0
 POLL_INTERVAL_S: Final = 1.0
 """How often a model that loads is looked at again."""
 
+PATIENCE_S: Final = 30.0
+"""How long a call waits for a replica to start before it is made anew."""
+
 MAX_BACKOFF_S: Final = 2.0
 """The longest wait before a request that was held is offered again, if the replica is full."""
 
@@ -104,9 +107,27 @@ class ColdStart(Generic[DescriptionT]):
         async with self._held(0 if is_admitted else num_places):
             while True:
                 try:
-                    return await ask()
+                    return await self._answer_to(ask)
                 except OverloadedError as error:
                     await asyncio.sleep(min(error.retry_after_s or POLL_INTERVAL_S, MAX_BACKOFF_S))
+
+    async def _answer_to(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Ask a replica; ask anew from time to time while none runs.
+
+        Serve tells only a new call that it has given up on starting one.
+        """
+        while True:
+            asking = asyncio.ensure_future(ask())
+            try:
+                while not (await asyncio.wait([asking], timeout=PATIENCE_S))[0]:
+                    if self.is_cold:
+                        break
+                else:
+                    return asking.result()
+            finally:
+                if not asking.done():
+                    asking.cancel()
+                    await asyncio.wait([asking])
 
     @asynccontextmanager
     async def _held(self, num_places: int) -> AsyncIterator[None]:
@@ -115,7 +136,8 @@ class ColdStart(Generic[DescriptionT]):
         Raises:
             OverloadedError: Too many wait already.
         """
-        if num_places and self._num_held + num_places > self._max_num_held:
+        # A request that no other waits before is left to the replica, however large it is.
+        if num_places and self._num_held and self._num_held + num_places > self._max_num_held:
             self._count_refusal()
             raise OverloadedError(
                 f"The model {self._model_id!r} is being loaded, and {self._num_held} sequences "
@@ -160,13 +182,12 @@ class ColdStart(Generic[DescriptionT]):
             OverloadedError: See `until_taken`.
             RaystreamError: The replica could not answer.
         """
-        state = await self._state()
-        if state is ServingState.DOWN:
+        if self.is_cold and await self._state() is ServingState.DOWN:
             async with self._held(1):
-                while state is ServingState.DOWN:
-                    await asyncio.sleep(POLL_INTERVAL_S)
-                    state = await self._state()
-        if state is ServingState.FAILED or not self.is_cold:
+                await self._until_not(ServingState.DOWN)
+        # Of the controller and the router, either may be the first to know of a change.
+        state = await self._until_not(ServingState.RUNNING)
+        if not self.is_cold or state is ServingState.FAILED:
             return await ask()
         if self._described is None:
             try:
@@ -175,6 +196,14 @@ class ColdStart(Generic[DescriptionT]):
                 logger.warning("only a replica can describe %s", self._model_id, exc_info=True)
                 return await self.until_taken(ask)
         return self._described
+
+    async def _until_not(self, state: ServingState) -> ServingState:
+        """Wait while no replica runs and the controller tells this state; return the next one."""
+        now = await self._state()
+        while self.is_cold and now is state:
+            await asyncio.sleep(POLL_INTERVAL_S)
+            now = await self._state()
+        return now
 
     async def ping(self, ping: Callable[[], Awaitable[None]]) -> None:
         """Exercise a replica, if one runs: a model that sleeps stays asleep.

@@ -54,9 +54,9 @@ UNCHECKED_SECTIONS: dict[str, tuple[type[BaseModel], str]] = {
 class LoadPolicyConfig(StrictModel):
     """The types of `LoadPolicy`'s `policy_kwargs`; it has the defaults itself."""
 
-    target_busy: float = 1.0
-    busy_to_leave: float = 1.0
-    target_waiting_tokens: float = 1.0
+    target_busy: float = Field(default=1.0, strict=True)
+    busy_to_leave: float = Field(default=1.0, strict=True)
+    target_waiting_tokens: float = Field(default=1.0, strict=True)
 
 
 class BatchingConfig(StrictModel):

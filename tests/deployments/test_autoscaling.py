@@ -72,6 +72,12 @@ def test_probes_keep_no_replica_awake() -> None:
     assert served(LoadPolicy(), context([probed], 1, num_requests=0.2)) == 0
 
 
+def test_a_replica_that_has_not_reported_yet_is_kept() -> None:
+    young = SimpleNamespace(**vars(context([IDLE], 1, num_requests=1)) | {"aggregated_metrics": {}})
+    assert LoadPolicy()(young) == (1, {})
+    assert served(LoadPolicy(), young) == 1
+
+
 def test_a_request_that_finds_no_replica_wakes_one() -> None:
     assert served(LoadPolicy(), context([], 0, num_requests=1)) == 1
 
@@ -82,6 +88,8 @@ def test_the_load_of_a_missing_replica_counts_as_that_of_the_others() -> None:
     assert LoadPolicy()(context([half, half], 3, current=2)) == (3, {}), "one has died"
     low = ReplicaLoad(running=0.02)
     assert LoadPolicy()(context([low, IDLE], 3, current=2)) == (1, {}), "one can't be placed"
+    alone = ReplicaLoad(running=0.55)
+    assert LoadPolicy()(context([alone], 8, current=1)) == (2, {}), "seven can't be placed"
     assert LoadPolicy()(context([BUSY], 1, current=1)) == (2, {}), "no more than the load needs"
     assert LoadPolicy()(context([IDLE], 3, current=1)) == (0, {})
 

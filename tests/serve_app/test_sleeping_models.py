@@ -35,11 +35,13 @@ class Sleeper(FakeBackend):
         self.loads = asyncio.Event()
         self.failure: RaystreamError | None = None
         self.num_waiting = 0
+        self.num_asked = 0
         self.num_file_reads = 0
         self.has_no_files = False
 
     async def generate(self, request: GenerationRequest) -> FakeStream:
         self.num_waiting += 1
+        self.num_asked += 1
         try:
             await self.loads.wait()
         finally:
@@ -210,6 +212,28 @@ async def test_a_request_that_has_waited_is_not_refused_by_a_full_replica(
     await waiting(sleeper, 1)
     sleeper.loads.set()
     assert (await asking).status_code == 200
+
+
+async def test_a_request_larger_than_all_places_is_left_to_the_replica(
+    client: httpx.AsyncClient, sleeper: Sleeper
+) -> None:
+    sleeper.loads.set()
+    answer = await client.post(CHAT, json=question(n=2 * MAX_NUM_HELD))
+    assert (answer.status_code, len(answer.json()["choices"])) == (200, 2 * MAX_NUM_HELD)
+
+
+async def test_a_request_asks_anew_until_serve_says_that_it_has_given_up(
+    client: httpx.AsyncClient, sleeper: Sleeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cold_start, "PATIENCE_S", 0.01)
+    asking = asyncio.ensure_future(client.post(CHAT, json=question()))
+    await waiting(sleeper, 1)
+    async with asyncio.timeout(10):
+        while sleeper.num_asked < 3:  # noqa: ASYNC110 - other tasks' state
+            await asyncio.sleep(0.001)
+    sleeper.loads.set()
+    assert (await asking).status_code == 200
+    assert sleeper.num_waiting == 0
 
 
 async def test_a_failure_after_the_wait_is_the_last_event(

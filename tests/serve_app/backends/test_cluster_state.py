@@ -43,3 +43,19 @@ def test_a_deployment_without_a_running_replica_is_down_if_it_should_have_one(
         deployments={"m": deployment},
     )
     assert states_in(application) == {"m": expected}
+
+
+def test_a_wake_that_fails_has_failed() -> None:
+    deployment = DeploymentStatusOverview(
+        status=DeploymentStatus.UNHEALTHY,
+        status_trigger=DeploymentStatusTrigger.REPLICA_STARTUP_FAILED,
+        replica_states={},
+        message="",
+    )
+    application = ApplicationStatusOverview(
+        status=ApplicationStatus.RUNNING,
+        message="",
+        last_deployed_time_s=0,
+        deployments={"m": deployment},
+    )
+    assert states_in(application) == {"m": ServingState.FAILED}

@@ -151,7 +151,7 @@ def test_code_that_the_file_names_is_not_imported() -> None:
     ("kwargs", "key", "message"),
     [
         ({"target_bussy": 1}, "", "did you mean 'target_busy'?"),
-        ({"target_busy": "much"}, ".target_busy", "valid number"),
+        ({"target_busy": "0.9"}, ".target_busy", "valid number"),
         ({"busy_to_leave": 0.9}, "", "busy_to_leave < target_busy"),
     ],
 )
