@@ -104,8 +104,9 @@ def load_outline(source: str, *, revision: str | None) -> PreTrainedModel:
     Raises:
         UnsupportedModelError: Files are missing, or the model is not a classifier.
     """
+    options: dict[str, Any] = {"revision": revision, "trust_remote_code": False}
     with wrap_load_errors(source), torch.device("meta"):
-        config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(source, **options)
         model: PreTrainedModel = AutoModelForSequenceClassification.from_config(config)  # type: ignore[no-untyped-call] # transformers leaves it untyped
     return model
 

@@ -111,7 +111,7 @@ def load_text_side(
         check_config(config)
         tokenizer, processor = _load_text_side(source, config, options)
         try:
-            generation = GenerationConfig.from_pretrained(source, revision=revision or "main")
+            generation = GenerationConfig.from_pretrained(source, **options)
         except OSError:  # there is no such file; transformers then takes the model's own
             generation = GenerationConfig.from_model_config(config)
     return tokenizer, processor, generation
