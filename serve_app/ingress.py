@@ -277,7 +277,8 @@ class Ingress:
             handles: One for each model id.
             keys: The keys that let requests in; None lets every request in.
             ledger: Bound if keys have limits.
-            specs: What the replicas know of their models, to describe those that sleep.
+            specs: What the replicas know of models that may sleep. Their deployments have our
+                router, which tells whether a replica runs.
 
         Raises:
             UnprotectedServerError: Others can reach the server, and it has no keys.
@@ -311,7 +312,7 @@ class Ingress:
             classifiers,
             keys,
             None if ledger is None else HandleLedger(ledger),
-            replicas=replicas,
+            replicas={spec.id: replicas[spec.id] for spec in specs},
             describe_files=partial(describe_files, {spec.id: spec for spec in specs}, classifying),
             count_refusal=lambda id_: refusals_of(id_)(),
             ask_states=partial(deployment_states, serve.get_replica_context().app_name),
