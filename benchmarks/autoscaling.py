@@ -14,7 +14,6 @@ Run: python -m benchmarks.autoscaling
 
 import argparse
 import asyncio
-import os
 import statistics
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -26,17 +25,16 @@ from typing import Any
 
 import httpx
 import matplotlib.pyplot as plt
-import yaml
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.pairs import compared
 from tests.faults.served.answer import opened
 from tests.faults.served.conftest import MAX_NUM_SEQS
-from tests.faults.served.fragile_generator import FOLDER
+from tests.faults.served.fragile_server import client_of, fragile_server
 from tests.faults.served.kinds import about
-from tests.faults.served.replicas import DEADLINE_S, Replicas
-from tests.ray.serve_run import SERVE_RUN, Server, haproxy_environment, serving
+from tests.faults.served.replicas import Replicas
+from tests.ray.serve_run import Server
 from tests.scaling.conftest import scaled_config, shipped_scaling
 
 QUESTION = about("os.path.join", max_tokens=60)
@@ -102,13 +100,8 @@ def run(policy: Mapping[str, Any], times: Sequence[float]) -> Run:
     """Start a server with a policy, and send the requests."""
     with tempfile.TemporaryDirectory(prefix="scaling-") as name:
         folder = Path(name)
-        replicas = Replicas.watched_in(folder)
-        path = folder / "serve_config.yaml"
-        path.write_text(yaml.safe_dump(_config(policy)))
-        environment = {**os.environ, "HOME": name, FOLDER: name, **haproxy_environment()}
-        server = Server(path, folder / "serve.log", environment, SERVE_RUN)
-        with serving(server):
-            return asyncio.run(_send(server.url, times, replicas))
+        with fragile_server(folder, _config(policy)) as server:
+            return asyncio.run(_send(server, times, Replicas(folder)))
 
 
 def _config(policy: Mapping[str, Any]) -> dict[str, Any]:
@@ -122,10 +115,9 @@ def _config(policy: Mapping[str, Any]) -> dict[str, Any]:
     return document
 
 
-async def _send(url: str, times: Sequence[float], replicas: Replicas) -> Run:
+async def _send(server: Server, times: Sequence[float], replicas: Replicas) -> Run:
     found, loop, ids = Run(), asyncio.get_running_loop(), count()
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-    async with httpx.AsyncClient(base_url=url, timeout=DEADLINE_S, limits=limits) as client:
+    async with client_of(server) as client:
         start_s = loop.time()
 
         async def ask(at_s: float) -> None:

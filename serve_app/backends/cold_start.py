@@ -182,7 +182,9 @@ class ColdStart(Generic[DescriptionT]):
             OverloadedError: See `until_taken`.
             RaystreamError: The replica could not answer.
         """
-        if self.is_cold and await self._state() is ServingState.DOWN:
+        if not self.is_cold:
+            return await ask()
+        if await self._state() is ServingState.DOWN:
             async with self._held(1):
                 await self._until_not(ServingState.DOWN)
         # Of the controller and the router, either may be the first to know of a change.

@@ -1,6 +1,5 @@
 """A server whose chat model has up to three replicas and the shipped policy, with short delays."""
 
-import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,10 +9,10 @@ import pytest
 import yaml
 
 from tests.faults.served.conftest import MODEL_SECTION, config
-from tests.faults.served.fragile_generator import FOLDER
+from tests.faults.served.fragile_server import changeable, client_of, fragile_server
 from tests.faults.served.redeploy import Deployed
-from tests.faults.served.replicas import DEADLINE_S, Replicas
-from tests.ray.serve_run import ROOT, SERVE_RUN, Server, haproxy_environment, serving
+from tests.faults.served.replicas import Replicas
+from tests.ray.serve_run import ROOT, Server
 
 NUM_QUEUED = 64
 MAX_NUM_REPLICAS = 3
@@ -62,24 +61,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="package")
 def server(folder: Path) -> Iterator[Server]:
-    Replicas.watched_in(folder)
-    path = folder / "serve_config.yaml"
-    path.write_text(yaml.safe_dump(scaled_config()))
-    environment = {**os.environ, "HOME": str(folder), FOLDER: str(folder)}
-    environment |= haproxy_environment()
-    with serving(Server(path, folder / "serve.log", environment, SERVE_RUN)) as server:
+    with fragile_server(folder, scaled_config()) as server:
         yield server
 
 
 @pytest.fixture
 async def deployed(server: Server, folder: Path) -> AsyncIterator[Deployed]:
     """Return the server's configuration, which a test may change; restore it afterwards."""
-    path = folder / "serve_config.yaml"
-    deployed = Deployed.of(server, folder, yaml.safe_load(path.read_text()))
-    yield deployed
-    deployed.restore()
-    await deployed.apply()
-    await deployed.settled()
+    async with changeable(server, folder) as deployed:
+        yield deployed
 
 
 @pytest.fixture
@@ -89,6 +79,5 @@ def replicas(folder: Path) -> Replicas:
 
 @pytest.fixture
 async def client(server: Server) -> AsyncIterator[httpx.AsyncClient]:
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-    async with httpx.AsyncClient(base_url=server.url, timeout=DEADLINE_S, limits=limits) as client:
+    async with client_of(server) as client:
         yield client

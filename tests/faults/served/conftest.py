@@ -1,4 +1,3 @@
-import os
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,15 +9,12 @@ import pytest
 import yaml
 
 from benchmarks.free_port import free_port
-from tests.faults.served.fragile_generator import FOLDER
+from tests.faults.served.fragile_server import changeable, client_of, fragile_server
 from tests.faults.served.redeploy import Deployed
-from tests.faults.served.replicas import DEADLINE_S, Replicas, reached
+from tests.faults.served.replicas import Replicas, reached
 from tests.ray.serve_run import (
     ROOT,
-    SERVE_RUN,
     Server,
-    haproxy_environment,
-    serving,
 )
 
 MODEL_SECTION = "pydoc-chat"
@@ -62,24 +58,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="package")
 def server(folder: Path) -> Iterator[Server]:
     """Start a server as `make serve` does, and stop it after the last test of this package."""
-    Replicas.watched_in(folder)
-    path = folder / "serve_config.yaml"
-    path.write_text(yaml.safe_dump(config()))
-    environment = {**os.environ, "HOME": str(folder), FOLDER: str(folder)}
-    environment |= haproxy_environment()
-    with serving(Server(path, folder / "serve.log", environment, SERVE_RUN)) as server:
+    with fragile_server(folder, config()) as server:
         yield server
 
 
 @pytest.fixture
 async def deployed(server: Server, folder: Path) -> AsyncIterator[Deployed]:
     """Return the server's configuration, which a test may change; restore it afterwards."""
-    path = folder / "serve_config.yaml"
-    deployed = Deployed.of(server, folder, yaml.safe_load(path.read_text()))
-    yield deployed
-    deployed.restore()
-    await deployed.apply()
-    await deployed.settled()
+    async with changeable(server, folder) as deployed:
+        yield deployed
 
 
 @pytest.fixture
@@ -95,8 +82,7 @@ async def replicas(server: Server, folder: Path) -> AsyncIterator[Replicas]:
 
 @pytest.fixture
 async def client(server: Server) -> AsyncIterator[httpx.AsyncClient]:
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-    async with httpx.AsyncClient(base_url=server.url, timeout=DEADLINE_S, limits=limits) as client:
+    async with client_of(server) as client:
         yield client
 
 

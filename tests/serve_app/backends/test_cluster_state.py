@@ -1,3 +1,5 @@
+from collections.abc import Mapping
+
 import pytest
 from ray.serve._private.common import DeploymentStatus, DeploymentStatusTrigger, ReplicaState
 from ray.serve.schema import (
@@ -30,27 +32,22 @@ from serve_app.backends.serving_states import ServingState
 def test_a_deployment_without_a_running_replica_is_down_if_it_should_have_one(
     status: DeploymentStatus, states: dict[ReplicaState, int], expected: ServingState
 ) -> None:
-    deployment = DeploymentStatusOverview(
-        status=status,
-        status_trigger=DeploymentStatusTrigger.UNSPECIFIED,
-        replica_states=states,
-        message="",
-    )
-    application = ApplicationStatusOverview(
-        status=ApplicationStatus.RUNNING,
-        message="",
-        last_deployed_time_s=0,
-        deployments={"m": deployment},
-    )
-    assert states_in(application) == {"m": expected}
+    assert states_of(status, states) == {"m": expected}
 
 
 def test_a_wake_that_fails_has_failed() -> None:
+    trigger = DeploymentStatusTrigger.REPLICA_STARTUP_FAILED
+    found = states_of(DeploymentStatus.UNHEALTHY, {}, trigger)
+    assert found == {"m": ServingState.FAILED}
+
+
+def states_of(
+    status: DeploymentStatus,
+    states: dict[ReplicaState, int],
+    trigger: DeploymentStatusTrigger = DeploymentStatusTrigger.UNSPECIFIED,
+) -> Mapping[str, ServingState]:
     deployment = DeploymentStatusOverview(
-        status=DeploymentStatus.UNHEALTHY,
-        status_trigger=DeploymentStatusTrigger.REPLICA_STARTUP_FAILED,
-        replica_states={},
-        message="",
+        status=status, status_trigger=trigger, replica_states=states, message=""
     )
     application = ApplicationStatusOverview(
         status=ApplicationStatus.RUNNING,
@@ -58,4 +55,4 @@ def test_a_wake_that_fails_has_failed() -> None:
         last_deployed_time_s=0,
         deployments={"m": deployment},
     )
-    assert states_in(application) == {"m": ServingState.FAILED}
+    return states_in(application)
