@@ -9,7 +9,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 BENCHMARKS := $(patsubst benchmarks/%.py,%,$(filter-out benchmarks/instant_%,$(shell grep -l __main__ benchmarks/*.py))) classification
 
-.PHONY: help serve test quick soak check format models bench lock k8s table clean
+.PHONY: help serve test quick soak check format models bench lock k8s dashboards table clean
 
 help: ## list the targets
 	@grep -E '^[a-z0-9]+:.*## ' Makefile | sed -E 's/^([a-z0-9]+):.*## /  make \1\t/' | expand -t 16
@@ -60,6 +60,8 @@ models: $(STAMP) ## train the embedded models again and evaluate them
 	$(BIN)/python -m models.training.detector.sampled_documents
 	$(BIN)/python -m models.training.detector.train
 	$(BIN)/python -m models.training.detector.evaluate
+	$(BIN)/python -m models.training.search.train
+	$(BIN)/python -m models.training.search.evaluate
 
 bench: $(STAMP) ## run every module of benchmarks/
 	@for name in $(BENCHMARKS); do \
@@ -67,20 +69,24 @@ bench: $(STAMP) ## run every module of benchmarks/
 
 # pip-compile does not support dependency groups, hence the standard input. The first edit drops the
 # local part of torch's version (+cpu, if pip found that build). The second drops the packages that
-# only the CUDA build needs: pip adds them when it installs that build.
+# only the CUDA build needs: pip adds them when it installs that build. nvidia-ml-py is none of them.
 lock: $(STAMP) ## resolve requirements.lock again; UPGRADE=--upgrade takes the newest versions
 	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["dev"], sep="\n")' \
 		| CUSTOM_COMPILE_COMMAND='make lock' $(BIN)/pip-compile --quiet $(UPGRADE) --strip-extras \
 			--allow-unsafe --annotation-style=line --no-emit-options \
 			--output-file=requirements.lock pyproject.toml -
-	sed -i -E -e 's/^(torch==[0-9.]+)\+[a-z0-9.]+ */\1 /' -e '/^(nvidia|cuda)-|^triton==/d' \
+	sed -i -E -e 's/^(torch==[0-9.]+)\+[a-z0-9.]+ */\1 /' -e '/^nvidia-ml-py==/!{/^(nvidia|cuda)-|^triton==/d}' \
 		-e 's/-r -/raystream (dev)/; s/raystream \(pyproject\.toml\)/raystream/' requirements.lock
 
-k8s: $(STAMP) ## write the copies of serve_config.yaml and serve.env in k8s/base
+k8s: $(STAMP) ## write what k8s/ takes from serve_config.yaml, serve.env and the alerts
 	$(BIN)/python -m k8s.make_base
 
-table: $(STAMP) ## write README's table of models from the tested families
+dashboards: $(STAMP) ## write the dashboards of k8s/components/monitoring
+	$(BIN)/python -m k8s.make_dashboards
+
+table: $(STAMP) ## write README's table of models and the table of docs/metrics.md
 	$(BIN)/python -m tests.engine.model_table
+	$(BIN)/python -m tests.serve_app.metrics_table
 
 clean: ## remove the environment and every cache
 	rm -rf .venv .venv-clients .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -1,11 +1,12 @@
 """Compares the shipped autoscaling policy with Ray Serve's own, on the same requests.
 
-Both scale one chat model from one replica to three, with the same delays and intervals. Serve's own
-policy has `target_ongoing_requests` at `max_num_seqs`. Requests arrive at given times, whatever the
-server does: a quiet start, 40 s of twice what one replica carries, quiet again, and three bursts of
-40; then silence until one replica is left. The steps of the replicas are slowed down as in the
-tests, so that three of them fit on two cores. A round starts a server for each policy; the order
-alternates, and medians are compared.
+Both scale one chat model from one replica to three. Serve's own policy has
+`target_ongoing_requests` at `max_num_seqs`, and otherwise Serve's defaults, as an operator gets it
+who sets nothing else; with `--same-delays` it has our delays and intervals, so that only the
+policies differ. Requests arrive at given times, whatever the server does: a quiet start, 40 s of
+twice what one replica carries, quiet again, and three bursts of 40; then silence until one replica
+is left. The steps of the replicas are slowed down as in the tests, so that three of them fit on two
+cores. A round starts a server for each policy; the order alternates, and medians are compared.
 
 `--plot FILE` draws the last round.
 
@@ -21,7 +22,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Final
 
 import httpx
 import matplotlib.pyplot as plt
@@ -35,7 +36,7 @@ from tests.faults.served.fragile_server import client_of, fragile_server
 from tests.faults.served.kinds import about
 from tests.faults.served.replicas import Replicas
 from tests.ray.serve_run import Server
-from tests.scaling.conftest import scaled_config, shipped_scaling
+from tests.scaling.conftest import MAX_NUM_REPLICAS, scaled_config, shipped_scaling
 
 QUESTION = about("os.path.join", max_tokens=60)
 """One and a half seconds of slow steps, so a replica carries about ten requests a second."""
@@ -50,10 +51,8 @@ SILENCE_S = 45.0
 NUM_QUEUED = 24
 SAMPLE_S = 0.1
 
-POLICIES: Mapping[str, Mapping[str, Any]] = {
-    "Serve's": {"target_ongoing_requests": MAX_NUM_SEQS},
-    "LoadPolicy": {"policy": shipped_scaling()["policy"]},
-}
+SERVES: Final = "Serve's"
+OURS: Final = "LoadPolicy"
 
 
 def arrivals(seed: int) -> list[float]:
@@ -96,23 +95,28 @@ class Run:
         return SAMPLE_S * sum(number for _, number in self.replicas)
 
 
-def run(policy: Mapping[str, Any], times: Sequence[float]) -> Run:
-    """Start a server with a policy, and send the requests."""
-    with tempfile.TemporaryDirectory(prefix="scaling-") as name:
-        folder = Path(name)
-        with fragile_server(folder, _config(policy)) as server:
-            return asyncio.run(_send(server, times, Replicas(folder)))
-
-
-def _config(policy: Mapping[str, Any]) -> dict[str, Any]:
+def run(scaling: Mapping[str, Any], times: Sequence[float]) -> Run:
+    """Start a server with an `autoscaling_config`, and send the requests."""
     document = scaled_config()
     application = document["applications"][0]
     application["args"]["models"][0]["max_queued_requests"] = NUM_QUEUED
-    section = application["deployments"][1]
-    scaling = {k: v for k, v in section["autoscaling_config"].items() if k != "policy"}
-    scaling["downscale_delay_s"] = shipped_scaling()["downscale_delay_s"]
-    section["autoscaling_config"] = scaling | dict(policy)
-    return document
+    application["deployments"][1]["autoscaling_config"] = dict(scaling)
+    with tempfile.TemporaryDirectory(prefix="scaling-") as name:
+        folder = Path(name)
+        with fragile_server(folder, document) as server:
+            return asyncio.run(_send(server, times, Replicas(folder)))
+
+
+def policies(*, has_same_delays: bool) -> dict[str, dict[str, Any]]:
+    """Return the `autoscaling_config` of both.
+
+    Args:
+        has_same_delays: Whether Serve's policy gets our delays and intervals.
+    """
+    ours = shipped_scaling() | {"max_replicas": MAX_NUM_REPLICAS}
+    kept = ours.keys() - {"policy"} if has_same_delays else {"min_replicas", "max_replicas"}
+    target = {"target_ongoing_requests": MAX_NUM_SEQS}
+    return {SERVES: {name: ours[name] for name in kept} | target, OURS: ours}
 
 
 async def _send(server: Server, times: Sequence[float], replicas: Replicas) -> Run:
@@ -182,15 +186,19 @@ def main() -> None:
     """Measure and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rounds", type=int, default=3, help="rounds of both")
+    parser.add_argument(
+        "--same-delays", action="store_true", help="give Serve's policy our delays and intervals"
+    )
     parser.add_argument("--plot", type=Path, help="a PNG file for the last round")
     args = parser.parse_args()
+    scalings = policies(has_same_delays=args.same_delays)
     rounds: list[dict[str, Run]] = []
     for number in range(args.rounds):
         times = arrivals(number)
-        names = list(POLICIES)[:: 1 if number % 2 == 0 else -1]
-        rounds.append({name: run(POLICIES[name], times) for name in names})
+        names = (SERVES, OURS) if number % 2 == 0 else (OURS, SERVES)
+        rounds.append({name: run(scalings[name], times) for name in names})
     table = Table(title=f"{len(times)} requests, {args.rounds} round(s)")
-    for column in ("", *POLICIES, "ratio"):
+    for column in ("", SERVES, OURS, "ratio"):
         table.add_column(column, justify="right")
     figures: dict[str, Callable[[Run], float]] = {
         "refused": lambda r: len(r.refused),
@@ -199,7 +207,7 @@ def main() -> None:
         "replica-seconds": lambda r: r.replica_seconds,
     }
     for name, value in figures.items():
-        pairs = [tuple(float(value(each[policy])) for policy in POLICIES) for each in rounds]
+        pairs = [(float(value(each[SERVES])), float(value(each[OURS]))) for each in rounds]
         served, ours, ratio = compared((a, b or 1e-9) for a, b in pairs)
         table.add_row(name, f"{served:.1f}", f"{ours:.1f}", f"{ratio:.2f}" if ours > 1e-6 else "-")
     Console().print(table)

@@ -1,9 +1,9 @@
 """Compares decode steps as programs of kernels with the same steps call by call.
 
-It runs two shapes in bfloat16 with random weights: Qwen2-0.5B's, and one of 3 million parameters.
 One engine's sequences run five steps one way, then five the other way, so both meet the same
 conditions. Medians are compared. Both ways give the same tokens
-(tests/engine/replay/test_cpu_program.py).
+(tests/engine/replay/test_cpu_program.py). The weights have the dtype that bfloat16 models get on
+this CPU, unless --dtype names another. See `cpu_shapes` for the names of shapes.
 
     python -m benchmarks.decode_program
 """
@@ -17,11 +17,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.engine import half_billion
-from benchmarks.random_model import loaded_with_tokenizer
-from benchmarks.three_million import three_million
+from benchmarks.cpu_shapes import PYDOC_CHAT, chosen_dtype, load_shape
 from deployments.compute.cpu.memory import keep_freed_memory
-from deployments.device.device import num_cores
+from deployments.device.device import num_compute_threads
 from deployments.engine.engine import Engine
 from deployments.engine.limits import EngineLimits
 from deployments.engine.model.loader import LoadedModel
@@ -40,16 +38,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sequences", default="1,8,32")
     parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--shapes", default=f"Qwen2-0.5B,3M,{PYDOC_CHAT}")
+    parser.add_argument("--dtype", default="auto")
     options = parser.parse_args()
     keep_freed_memory()
-    table = Table("shape", "threads", "sequences", "call by call ms", "program ms", "ratio")
-    shapes = (
-        ("Qwen2-0.5B", half_billion, num_cores()),
-        ("3 million", three_million, max(1, num_cores() - 1)),
-    )
-    for name, make_model, num_threads in shapes:
+    dtype = chosen_dtype(options.dtype)
+    title = str(dtype).removeprefix("torch.")
+    columns = ("shape", "threads", "sequences", "call by call ms", "program ms", "ratio")
+    table = Table(*columns, title=title)
+    for name in options.shapes.split(","):
+        loaded = load_shape(name, dtype)
+        num_threads = num_compute_threads(loaded.num_weight_bytes)
         torch.set_num_threads(num_threads)
-        loaded = loaded_with_tokenizer(make_model())
         for num_sequences in map(int, options.sequences.split(",")):
             calls_s, program_s = measure(loaded, num_sequences, options.steps)
             cells = (f"{1e3 * calls_s:.2f}", f"{1e3 * program_s:.2f}", f"{calls_s / program_s:.2f}")

@@ -6,6 +6,9 @@ which are the same for both, hides the cost of the ingress itself. The older cod
 into a temporary folder. Rounds alternate, and medians are compared, since machines are noisy. CPU
 time is measured for the server process, and is the steadier figure.
 
+Streams are measured without and with an id for each event, as a client gets them that may resume.
+An older commit may send none; then the ratio is what they cost.
+
 With `--ray` each runs on its own Ray, in the mode of serve.env, with the source behind a handle
 (`instant_ray_server`). CPU time is then given for the ingress replica and for all processes.
 
@@ -46,6 +49,9 @@ TOKENS_PER_ANSWER = NUM_DELTAS * TOKENS_PER_DELTA
 START_DEADLINE_S = 120
 INGRESS_TITLE = "door:Ingress"
 """Part of the title that Ray gives to the ingress replica's process."""
+KINDS = (("unstreamed", False, False), ("streamed", True, False), ("with ids", True, True))
+"""What is asked for: a name, whether it is a stream, and whether its events have ids."""
+
 GOAL = 1.15
 """The most that a token may cost, as a multiple of the baseline."""
 
@@ -137,7 +143,7 @@ async def _client(port: int, request: bytes, num_requests: int) -> None:
     await writer.wait_closed()
 
 
-def _request(*, stream: bool) -> bytes:
+def _request(*, stream: bool, has_ids: bool) -> bytes:
     body = json.dumps(
         {
             "model": "instant",
@@ -152,14 +158,17 @@ def _request(*, stream: bool) -> bytes:
     ).encode()
     head = (
         "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+        f"Accept: {'text/event-stream' if has_ids else '*/*'}\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body
 
 
-def measure(server: Server, *, stream: bool, num_clients: int, num_requests: int) -> Round:
+def measure(
+    server: Server, *, stream: bool, has_ids: bool, num_clients: int, num_requests: int
+) -> Round:
     """Send `num_requests` to a server over `num_clients` concurrent connections."""
-    request = _request(stream=stream)
+    request = _request(stream=stream, has_ids=has_ids)
 
     async def all_clients() -> None:
         each = num_requests // num_clients
@@ -191,18 +200,21 @@ def compare(servers: tuple[Server, Server], rounds: int, num_requests: int) -> t
     for column in ("answers", "clients", "figure", *(server.name for server in servers), "ratio"):
         table.add_column(column, justify="right")
     worst = 0.0
-    for stream in (False, True):
+    for label, stream, has_ids in KINDS:
         for num_clients in (1, 8):
             pairs = [
                 [
                     measure(
-                        server, stream=stream, num_clients=num_clients, num_requests=num_requests
+                        server,
+                        stream=stream,
+                        has_ids=has_ids,
+                        num_clients=num_clients,
+                        num_requests=num_requests,
                     )
                     for server in (servers if turn % 2 else reversed(servers))
                 ][:: 1 if turn % 2 else -1]
                 for turn in range(rounds + 1)
             ][1:]
-            label = "streamed" if stream else "unstreamed"
             _add(table, label, num_clients, "requests/s", pairs, lambda r: r.requests_per_s)
             ratio = _add(
                 table, label, num_clients, "CPU us/token", pairs, lambda r: r.cpu_us_per_token

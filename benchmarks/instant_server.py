@@ -8,7 +8,7 @@ Run: python benchmarks/instant_server.py PORT
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, NoReturn
 
 import uvicorn
@@ -37,12 +37,17 @@ class InstantStream:
 
     num_prompt_tokens = 20
     reasoning = "open"  # no enum: an older commit does not know it
+    fingerprint = None
+    prompt_digest = b""
 
     async def __aiter__(self) -> AsyncIterator[list[TextDelta]]:
         """Yield the deltas of each message."""
         for delta in (*DELTAS, LAST):
             await asyncio.sleep(0)
             yield [delta]
+
+    def watch(self, on_due: Callable[[], object]) -> None:
+        """Never call it: the stream need not leave."""
 
     async def aclose(self) -> None:
         """Release nothing: the stream holds no resources."""

@@ -11,7 +11,6 @@ Run: python -m benchmarks.kv_plan
 import argparse
 from dataclasses import dataclass
 
-import torch
 from rich.console import Console
 from rich.table import Table
 from transformers import Gemma3TextConfig, LlamaConfig, PreTrainedConfig, Qwen2Config
@@ -23,8 +22,9 @@ from deployments.device.memory_budget import (
     MemoryDemand,
     plan_kv_blocks,
 )
-from deployments.engine.model.memory_demand import demand_of_config
+from deployments.engine.model.memory_demand import memory_demand
 from deployments.engine.replay.graph_sizes import MAX_GRAPHS
+from deployments.model_shape import ModelShape
 
 LIVE_TOKENS = 2048
 LENGTHS = (4096, 8192, 16_384, 32_768)
@@ -89,11 +89,11 @@ MODELS = {
 
 def demand_of(model: Model, max_model_len: int, max_num_seqs: int) -> MemoryDemand:
     """Return what a replica of the model needs."""
-    return demand_of_config(
-        model.config,
+    return memory_demand(
+        ModelShape.of(model.config),
         weight_bytes=2 * model.num_weights,
-        dtype=torch.bfloat16,
-        step_dtype=torch.bfloat16,
+        dtype="bfloat16",
+        step_dtype="bfloat16",
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         max_batched_tokens=max(MAX_BATCHED_TOKENS, max_num_seqs),

@@ -1,7 +1,8 @@
 """Compares the linear layers of a decode step: our small-batch kernel and oneDNN's.
 
 Both run all layers of Qwen2-0.5B's shape on the same packed weights, alternating. The table shows
-medians of the whole pass, and the speed at which weights are read.
+medians of the whole pass, and the speed at which weights are read. The weights have the dtype that
+bfloat16 models get on this CPU, unless --dtype names another.
 
     python -m benchmarks.small_batch_linear
 """
@@ -14,6 +15,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.cpu_shapes import chosen_dtype
 from benchmarks.pairs import compared
 from deployments.compute.cpu.jit.openmp import find_parallel
 from deployments.compute.cpu.linear.prepacked_linear import PrepackedLinear
@@ -34,20 +36,24 @@ def main() -> None:
     parser.add_argument("--rows", default="1,2,4,8,16,32,64,96")
     parser.add_argument("--threads", type=int, default=num_cores())
     parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--dtype", default="auto")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    kernel, parallel = make_kernel(), find_parallel()
-    if kernel is None or parallel is None:
+    dtype = chosen_dtype(options.dtype)
+    kernel = make_kernel(is_bfloat16=dtype is torch.bfloat16)
+    if kernel is None or find_parallel() is None:
         raise SystemExit(
-            "This benchmark needs a processor with AVX512_BF16, and a torch built on libgomp."
+            f"There is no kernel for {dtype} here: it needs AVX2 for float32 or AVX512_BF16 for "
+            "bfloat16, and a torch built on libgomp."
         )
     shapes = [*SHAPES * NUM_LAYERS, VOCABULARY]
-    theirs = [PrepackedLinear(torch.randn(n, k).bfloat16(), None) for k, n in shapes]
+    theirs = [PrepackedLinear(torch.randn(n, k).to(dtype), None) for k, n in shapes]
     ours = [SmallBatchLinear(layer._packed, None, kernel) for layer in theirs]
-    num_bytes = sum(2 * k * n for k, n in shapes)
-    table = Table("rows", "oneDNN ms", "ours ms", "ratio", "ours GB/s")
+    num_bytes = sum(dtype.itemsize * k * n for k, n in shapes)
+    columns = ("rows", "oneDNN ms", "ours ms", "ratio", "ours GB/s")
+    table = Table(*columns, title=str(dtype).removeprefix("torch."))
     for num_rows in map(int, options.rows.split(",")):
-        inputs = [torch.randn(num_rows, k).bfloat16() for k, _ in shapes]
+        inputs = [torch.randn(num_rows, k).to(dtype) for k, _ in shapes]
         pairs = [(_seconds(theirs, inputs), _seconds(ours, inputs)) for _ in range(options.rounds)]
         their_s, our_s, ratio = compared(pairs[1:])
         table.add_row(

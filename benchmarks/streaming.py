@@ -116,14 +116,24 @@ class Prompts:
 
 
 @contextmanager
-def serving(name: str, checkout: Path, model: Path, max_num_seqs: int) -> Iterator[Server]:
-    """Serve the model with a checkout's code until the block ends."""
+def serving(
+    name: str, checkout: Path, model: Path, max_num_seqs: int, *options: str
+) -> Iterator[Server]:
+    """Serve the model with a checkout's code until the block ends.
+
+    Args:
+        name: The server's name in tables and of its log.
+        checkout: The folder with the code.
+        model: The folder with the model.
+        max_num_seqs: The most sequences that run at once.
+        options: Further options of `benchmarks.peers.serve_model`.
+    """
     port, *others = free_ports(1 + len(HAPROXY_PORTS))
     environment = {**os.environ, "PYTHONPATH": str(checkout)}
     environment |= dict(zip(HAPROXY_PORTS, map(str, others), strict=True))
     command = [sys.executable, "-m", "benchmarks.peers.serve_model", "--port", str(port)]
     command += ["--model", str(model), "--max-num-seqs", str(max_num_seqs)]
-    command += ["--max-model-len", "1024"]
+    command += ["--max-model-len", "1024", *options]
     log = model.with_name(f"{name}.log")
     url = f"http://127.0.0.1:{port}/ready"
     with started(command, url, log=log, cwd=checkout, environment=environment) as process:
@@ -132,20 +142,19 @@ def serving(name: str, checkout: Path, model: Path, max_num_seqs: int) -> Iterat
 
 def measure(server: Server, requests: Sequence[bytes], num_streams: int) -> Round:
     """Send the requests in a closed loop and return the figures."""
-    cpu_s = _cpu_s(server.process)
+    began_cpu_s = cpu_s(server.process)
     sent_s = time.perf_counter()
     answers = uvloop.run(closed_loop(server.port, requests, num_streams))
-    cpu_s = _cpu_s(server.process) - cpu_s
-    return figures(answers, sent_s, cpu_s)
+    return figures(answers, sent_s, cpu_s(server.process) - began_cpu_s)
 
 
-def figures(answers: Sequence[Answer], sent_s: float, cpu_s: float) -> Round:
+def figures(answers: Sequence[Answer], sent_s: float, used_cpu_s: float) -> Round:
     """Return a round's figures.
 
     Args:
         answers: All answers of the round.
         sent_s: When the first request was sent.
-        cpu_s: The CPU seconds of the server's processes meanwhile.
+        used_cpu_s: The CPU seconds of the server's processes meanwhile.
     """
     gaps, ttfts, num_tokens, last_s = [], [], 0, sent_s
     for answer in answers:
@@ -160,7 +169,7 @@ def figures(answers: Sequence[Answer], sent_s: float, cpu_s: float) -> Round:
         cuts[18],
         statistics.median(ttfts),
         num_tokens / (last_s - sent_s),
-        1e6 * cpu_s / num_tokens,
+        1e6 * used_cpu_s / num_tokens,
     )
 
 
@@ -178,7 +187,8 @@ def _text_times(answer: Answer) -> tuple[list[float], int]:
     return times, num_tokens
 
 
-def _cpu_s(root: psutil.Process) -> float:
+def cpu_s(root: psutil.Process) -> float:
+    """Return the CPU seconds that a process and its children have taken."""
     total = 0.0
     for process in (root, *root.children(recursive=True)):
         with suppress(psutil.NoSuchProcess):  # Ray stops surplus workers

@@ -8,29 +8,44 @@ carry the token ids that were generated so far, each delta carries its own, and 
 from dataclasses import dataclass, field
 from typing import Literal
 
-from deployments.engine.output import FinishReason, TextDelta, TokenLogprob, TokenLogprobs
+import numpy as np
+import numpy.typing as npt
+
+from deployments.engine.output import (
+    FinishReason,
+    PromptLogprobs,
+    TextDelta,
+    TokenLogprob,
+    TokenLogprobs,
+)
 from deployments.engine.sampling_params import (
     InvalidParameterError,
     ReasoningTokens,
     SamplingParams,
 )
+from deployments.errors import OverloadReason
 from deployments.reasoning_format import PromptReasoning
+from deployments.tracing import TraceContext
 
 __all__ = [
     "Accepted",
     "ChannelAddress",
     "ChatMessage",
-    "Classification",
-    "ClassificationEvent",
-    "ClassificationRequest",
-    "Classified",
-    "ClassifierDescription",
+    "EmbeddingDescription",
     "FinishReason",
     "GenerationEvent",
     "GenerationRequest",
     "ImagePart",
     "InvalidParameterError",
     "ModelDescription",
+    "Pooled",
+    "PooledText",
+    "PoolerDescription",
+    "PoolingEvent",
+    "PoolingInput",
+    "PoolingOperation",
+    "PoolingRequest",
+    "PromptLogprobs",
     "PromptReasoning",
     "ReasoningDescription",
     "ReasoningTokens",
@@ -42,6 +57,7 @@ __all__ = [
     "TemplatePairs",
     "TemplateValue",
     "TextDelta",
+    "TextPair",
     "TextPart",
     "TokenLogprob",
     "TokenLogprobs",
@@ -200,6 +216,10 @@ class GenerationRequest:
         length_param: The client's name of `max_tokens`, for the error if the model's length leaves
             fewer tokens. None lowers it to what is left instead.
         stream: Where the deltas go. The backend sets it for each call.
+        elapsed_s: Seconds since the client's request arrived. The backend sets it for each call.
+        trace: The span above; None if its trace is not recorded.
+        num_prompt_logprobs: Tokens of the prompt whose log-probabilities another replica has
+            already sent; they are not sent again.
     """
 
     request_id: str
@@ -216,6 +236,9 @@ class GenerationRequest:
     length_param: str | None = None
     template_kwargs: TemplatePairs = field(default=(), repr=False)
     stream: StreamKey | None = field(default=None, repr=False)
+    elapsed_s: float = 0.0
+    trace: TraceContext | None = field(default=None, repr=False)
+    num_prompt_logprobs: int = 0
 
     @property
     def is_admitted(self) -> bool:
@@ -249,6 +272,7 @@ class Accepted:
         reasoning: What the end of the prompt says about the model's reasoning.
         channel: Where the replica waits for the ingress, to send it the deltas.
         fingerprint: The version of the replica's model; see `ModelDescription`.
+        prompt_digest: See `EncodedPrompt` in `generator.prompt_encoder`.
     """
 
     num_prompt_tokens: int
@@ -256,6 +280,7 @@ class Accepted:
     reasoning: PromptReasoning = PromptReasoning.OPEN
     channel: ChannelAddress | None = None
     fingerprint: str | None = None
+    prompt_digest: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,6 +296,7 @@ class Refused:
         replica_id: Identifies the replica among those of its model.
         is_full: Whether the replica would have refused any other request too, however small.
         is_other_version: Whether it is not full, but its model is another version.
+        reason: Which limit is reached.
     """
 
     message: str
@@ -278,6 +304,7 @@ class Refused:
     replica_id: str = ""
     is_full: bool = False
     is_other_version: bool = False
+    reason: OverloadReason = OverloadReason.REQUESTS
 
 
 GenerationEvent = Started | Accepted | Refused
@@ -367,10 +394,25 @@ class ModelDescription:
 
 
 @dataclass(frozen=True, slots=True)
-class ClassificationRequest:
-    """Texts to classify for one HTTP request; all of them are admitted, or none.
+class TextPair:
+    """Two texts that a cross-encoder reads together, as one sequence."""
 
-    `TextClassifier.classify` answers it with `Classified` or `Refused`.
+    first: str = field(repr=False)
+    second: str = field(repr=False)
+
+
+PoolingInput = str | TextPair | tuple[int, ...]
+"""A text, two that are read together, or token ids, which get no special tokens."""
+
+PoolingOperation = Literal["classify", "embeddings", "rerank", "score"]
+"""What a client asks for, as traces name it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingRequest:
+    """Texts of one HTTP request; all of them are admitted, or none.
+
+    `TextPooler.pool` answers it with `Pooled` or `Refused`.
 
     Attributes:
         request_id: Names the request in logs.
@@ -378,65 +420,115 @@ class ClassificationRequest:
         truncate: Whether to drop the end of a text that is too long; otherwise it is an error.
         max_num_tokens: The most tokens to keep of a text, special ones included; None means the
             model's length. Ignored without `truncate`.
-        num_deaths: See `GenerationRequest`. A suspect is sent to `classify_suspect`, which answers
+        max_text_tokens: The most tokens to keep of a text, and of a pair's second text; special
+            ones don't count. None keeps all.
+        num_whole: How many texts, from the first on, `max_text_tokens` leaves as they are.
+        operation: What the client asks for.
+        num_deaths: See `GenerationRequest`. A suspect is sent to `pool_suspect`, which answers
             `Started` first.
+        trace: See `GenerationRequest`.
+        elapsed_s: See `GenerationRequest`.
     """
 
     request_id: str
-    texts: tuple[str, ...] = field(repr=False)
+    texts: tuple[PoolingInput, ...] = field(repr=False)
     truncate: bool = False
     max_num_tokens: int | None = None
+    max_text_tokens: int | None = None
+    num_whole: int = 0
+    operation: PoolingOperation = "classify"
     num_deaths: int = 0
+    trace: TraceContext | None = field(default=None, repr=False)
+    elapsed_s: float = 0.0
+
+
+ROW_DTYPE = np.dtype("<f4")
+"""The type of the numbers in `PooledText.row`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Classification:
+class PooledText:
     """The model's result for one text.
 
     Attributes:
-        probabilities: In the order of `ClassifierDescription.labels`. They sum to one, unless the
-            model is multi-label: then each is independent.
+        row: Numbers, float32 in little-endian order: the scores of the model's labels, or the
+            vector of an embedding model. Bytes travel faster than lists.
         num_tokens: Tokens that the model has read, special ones included.
         is_truncated: Whether the end of the text was dropped.
     """
 
-    probabilities: tuple[float, ...]
+    row: bytes = field(repr=False)
     num_tokens: int
     is_truncated: bool = False
 
+    @property
+    def vector(self) -> npt.NDArray[np.float32]:
+        """The numbers, [width]; read-only."""
+        return np.frombuffer(self.row, ROW_DTYPE)
+
+    @property
+    def scores(self) -> tuple[float, ...]:
+        """The scores, in the order of `PoolerDescription.labels`.
+
+        They sum to one, unless the model is multi-label: then each is independent.
+        """
+        return tuple(self.vector.tolist())
+
 
 @dataclass(frozen=True, slots=True)
-class Classified:
+class Pooled:
     """The answer to a request.
 
     Attributes:
-        classifications: In the order of the request's texts.
+        texts: In the order of the request's texts.
         replica_id: Identifies the replica among those of its model.
     """
 
-    classifications: tuple[Classification, ...]
+    texts: tuple[PooledText, ...]
     replica_id: str = ""
 
 
-ClassificationEvent = Started | Classified | Refused
+PoolingEvent = Started | Pooled | Refused
 
 
 @dataclass(frozen=True, slots=True)
-class ClassifierDescription:
-    """The model that a classifier's replica serves; each ingress asks for it once.
+class EmbeddingDescription:
+    """The vectors of an embedding model.
+
+    Attributes:
+        width: Numbers of a vector.
+        is_normalized: Whether their length is 1.
+        dimensions: The widths that its vectors may be cut to (Matryoshka); empty allows all, None
+            none.
+        prompts: Texts that go before a client's text, by name.
+        default_prompt: The name of the prompt for requests that name none; None uses none.
+    """
+
+    width: int
+    is_normalized: bool
+    dimensions: tuple[int, ...] | None = None
+    prompts: tuple[tuple[str, str], ...] = ()
+    default_prompt: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PoolerDescription:
+    """The model that a pooler's replica serves; each ingress asks for it once.
 
     Attributes:
         id: The name that clients ask for.
         created: When the replica finished loading the model, in Unix seconds.
         max_model_len: The most tokens of one text, special ones included.
-        labels: In the order of the model's outputs.
+        labels: In the order of the model's outputs; empty if it embeds.
         is_multi_label: Whether a text may have several labels (sigmoid instead of softmax).
+        embedding: The vectors of a model that embeds; None if it classifies.
         root: See `ModelDescription`.
     """
 
     id: str
     created: int
     max_model_len: int
-    labels: tuple[str, ...]
-    is_multi_label: bool
+    labels: tuple[str, ...] = ()
+    is_multi_label: bool = False
+    embedding: EmbeddingDescription | None = None
     root: str | None = None

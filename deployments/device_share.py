@@ -1,18 +1,91 @@
-"""A replica's share of its device: the cap on its memory, and its compute threads.
+"""A replica's share of its device: its memory plan, the cap on its memory, its compute threads.
 
 Call these functions on the thread that runs the model: torch keeps a thread count per thread.
 """
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
+from transformers import PreTrainedConfig
 
 from deployments.compute.cpu.memory import keep_freed_memory
+from deployments.compute.cpu.processor import has_bfloat16
+from deployments.compute.device_errors import is_out_of_memory
+from deployments.compute.errors import UnsupportedModelError
 from deployments.device.device import (
     LARGE_MODEL_BYTES,
     MemoryDevice,
     num_compute_threads,
     num_cores,
 )
+from deployments.device.memory_budget import GIB, DeviceMemoryError
 from deployments.model_spec import ModelSpec
+from deployments.replica_plan import (
+    DeviceMemory,
+    ReplicaPlan,
+    SequenceLengthError,
+    counted_shape,
+    plan_replica,
+)
+
+logger = logging.getLogger("ray.serve.raystream.replica")
+
+
+def plan_share(
+    spec: ModelSpec, config: PreTrainedConfig, device: MemoryDevice, *, is_pooler: bool = False
+) -> ReplicaPlan:
+    """Plan a replica's memory before its model is loaded.
+
+    Raises:
+        DeviceMemoryError: The share can't hold the model; the message says what to change.
+        UnsupportedModelError: The configuration lacks a size, or a given length is beyond it.
+    """
+    try:
+        shape = counted_shape(config, spec.source, spec.revision, is_pooler=is_pooler)
+    except ValueError as error:
+        raise UnsupportedModelError(f"can't load {spec.source!r}: {error}") from error
+    on_cpu = device.torch_device.type == "cpu"
+    memory = DeviceMemory(
+        device.total_bytes,
+        device.foreign_bytes,
+        on_cpu=on_cpu,
+        has_bf16=on_cpu and has_bfloat16(),
+    )
+    try:
+        return plan_replica(spec, shape, memory, is_pooler=is_pooler)
+    except SequenceLengthError as error:
+        raise UnsupportedModelError(str(error)) from error
+
+
+def log_sizes(plan: ReplicaPlan) -> None:
+    """Log the sizes that were chosen, and why."""
+    for line in plan.explanations:
+        # Serve's handlers write a record with this mark to the file only.
+        logger.info("%s", line, extra={"log_to_stderr": False})
+
+
+@contextmanager
+def require_memory(plan: ReplicaPlan) -> Iterator[None]:
+    """Turn every error for want of memory in the block into one class, with one message.
+
+    Raises:
+        DeviceMemoryError: Memory ran out.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise DeviceMemoryError(
+            f"memory ran out, although a share of {plan.spec.device_share:g} of "
+            f"{plan.device.total_bytes / GIB:.2f} GiB was planned with "
+            f"{plan.demand.weight_bytes / GIB:.2f} GiB for weights, "
+            f"{plan.demand.activation_bytes / GIB:.2f} GiB for a step and "
+            f"{plan.kv.kv_bytes / GIB:.2f} GiB for keys and values; raise num_gpus (or gpu_share), "
+            "or lower max_batched_tokens or max_model_len"
+        ) from error
 
 
 def claim_share(spec: ModelSpec, device: MemoryDevice) -> None:

@@ -4,6 +4,8 @@ The classes cross process borders, so each passes all its arguments positionally
 `Exception.__init__`. `serve_app.http.errors` is the one place that turns them into HTTP.
 """
 
+from enum import StrEnum
+
 
 class RaystreamError(Exception):
     """An error that is reported to the client.
@@ -72,6 +74,14 @@ class InvalidApiKeyError(InvalidRequestError):
     code = "invalid_api_key"
 
 
+class MissingScopeError(RaystreamError):
+    """The API key, or a request without one, may not use the route."""
+
+    status = 403
+    type = "permission_error"
+    code = "missing_scope"
+
+
 class RateLimitError(RaystreamError):
     """The API key has used up its rate limit."""
 
@@ -112,12 +122,42 @@ class WrongTaskError(InvalidRequestError):
     code = "wrong_task"
 
 
+class OverloadReason(StrEnum):
+    """The limit that a refused request would exceed: a setting's name, but for the last."""
+
+    REQUESTS = "max_queued_requests"
+    TOKENS = "max_queued_tokens"
+    LOADING = "loading"
+    """Too many requests wait for the model's first replica."""
+
+
 class OverloadedError(RaystreamError):
-    """Too many requests are queued; the client may retry later."""
+    """Too many requests are queued; the client may retry later.
+
+    Attributes:
+        reason: Which limit is reached.
+    """
 
     status = 503
     type = "overloaded_error"
     code = "overloaded"
+
+    def __init__(
+        self,
+        message: str,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+        reason: OverloadReason = OverloadReason.REQUESTS,
+    ) -> None:
+        """Store the details; see `RaystreamError`."""
+        super().__init__(message, param, retry_after_s)
+        self.args = (message, param, retry_after_s, reason)  # what a copy is made from
+        self.reason = reason
+
+
+def overload_reason(error: RaystreamError) -> OverloadReason | None:
+    """Return which limit an error tells of; None if it tells of no overload."""
+    return error.reason if isinstance(error, OverloadedError) else None
 
 
 class RateLimitsUnavailableError(RaystreamError):
@@ -141,16 +181,24 @@ class ModelChangedError(RaystreamError):
     code = "model_changed"
 
 
+class AnswerChangedError(RaystreamError):
+    """A stream can't be resumed: the answer would be, or has become, another one."""
+
+    status = 409
+    type = "invalid_request_error"
+    code = "answer_changed"
+
+
 class GenerationFailedError(RaystreamError):
     """The sequence failed inside the engine; no other sequence was affected."""
 
     code = "generation_failed"
 
 
-class ClassificationFailedError(RaystreamError):
+class PoolingFailedError(RaystreamError):
     """The model failed on a text; no other request was affected."""
 
-    code = "classification_failed"
+    code = "pooling_failed"
 
 
 class GenerationAbortedError(RaystreamError):

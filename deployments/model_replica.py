@@ -1,7 +1,8 @@
 """ModelReplica: starts and stops a replica, whatever its model does.
 
 A replica is one process with one model on one device, or on a share of one. A replica that finds
-that it can't serve again ends its process.
+that it can't serve again ends its process. Its memory is watched from before the model is loaded
+until the replica ends.
 """
 
 import logging
@@ -9,6 +10,7 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from math import inf
 from typing import Any, Final, Protocol
 from uuid import uuid4
@@ -24,10 +26,21 @@ from deployments.channel.server import ChannelServer
 from deployments.channel.tls import TlsFiles
 from deployments.compute.errors import UnsupportedModelError
 from deployments.device.device import MemoryDevice
+from deployments.device.memory_budget import GIB
+from deployments.device.memory_readers import memory_reader
+from deployments.device.monitor import MemoryMonitor, MemoryWarning, Watched
 from deployments.errors import ReplicaUnavailableError
+from deployments.gen_ai_spans import ModelSpans
+from deployments.metric_store import Metric, MetricStore, Snapshot
+from deployments.metric_table import ANY_REPLICA, STARTED
+from deployments.metrics import MemoryMetrics
 from deployments.model_spec import ModelSpec
 from deployments.own_actor import end_own_actor
+from deployments.ray_metrics import RayMetrics, own_deployment
+from deployments.replica_plan import ReplicaPlan
+from deployments.replica_report import MemoryPlan, ReplicaReport, ReplicaState, WorkCounts
 from deployments.start_phases import StartPhases
+from deployments.tracing import SpanKind, open_tracer
 
 logger = logging.getLogger("ray.serve.raystream.replica")
 """Below Serve's logger, whose own INFO lines do not reach the terminal of `make serve`."""
@@ -35,6 +48,15 @@ logger = logging.getLogger("ray.serve.raystream.replica")
 
 RECENT_S: Final = 5.0
 """How long a model counts as used after a request."""
+
+
+SHORT_OF: Final = {
+    Watched.DEVICE: "all processes on its node use {used:.2f} of {limit:.2f} GiB ({device}). Run "
+    "fewer models or replicas there, or lower max_num_seqs or max_model_len",
+    Watched.SHARE: "its allocator holds {used:.2f} of the {limit:.2f} GiB of its share ({device}). "
+    "Raise num_gpus (or gpu_share), or lower max_batched_tokens",
+}
+"""What the log says when memory gets short."""
 
 
 class PlacedModel(Protocol):
@@ -59,6 +81,8 @@ class ModelReplica:
     """
 
     _fingerprint: str | None = None
+    _table: tuple[Metric, ...] = ANY_REPLICA
+    """The definitions of the replica's metrics."""
 
     def __init__(
         self,
@@ -85,10 +109,18 @@ class ModelReplica:
         self._end_process = end_process
         self._replica_id = _own_id()
         self._used_s = -inf
+        self._tracer = open_tracer(spec.tracing, "raystream-replica", self._replica_id)
+        self._spans = (
+            None if self._tracer is None else ModelSpans(self._tracer, spec.id, SpanKind.SERVER)
+        )
         self._channels = ChannelServer(node_address(), TlsFiles.of(os.environ))
+        self._store = MetricStore(self._table, own_deployment(), self._replica_id)
+        self._ray_metrics = RayMetrics(self._store)
         self._encoding = ThreadPoolExecutor(max_workers=1, thread_name_prefix="encode")
         try:
             self._device = open_device(spec)
+            self._monitor = _monitor_of(spec, self._device, MemoryMetrics(self._store, spec.id))
+            self._monitor.start()
             placed = self._start()
         except Exception as error:  # noqa: BLE001 - raised again
             self._log("can't start", error)
@@ -104,6 +136,25 @@ class ModelReplica:
             placed.num_threads,
             placed.summary,
         )
+        self._ready_unix_s = time.time()
+        self._store.gauge(STARTED.name, spec.id).set(self._ready_unix_s)
+        self._health = _Health(ReplicaState.HEALTHY, self._ready_unix_s)
+
+    async def inspect(self) -> ReplicaReport:
+        """Return what an operator wants to know; it costs no step of the model."""
+        return ReplicaReport(
+            replica_id=self._replica_id,
+            node=node_address(),
+            process_id=os.getpid(),
+            device=self._device.name,
+            share=self._spec.device_share,
+            state=self._health.state,
+            state_unix_s=self._health.unix_s,
+            ready_unix_s=self._ready_unix_s,
+            plan=MemoryPlan.of(self.plan),
+            memory=self._monitor.report,
+            work=self._work,
+        )
 
     def record_replica_metadata(self) -> dict[str, str | None]:
         """Return what Serve tells the callers of this replica; asked once, after the start."""
@@ -112,6 +163,10 @@ class ModelReplica:
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Return the load, which Serve passes to the autoscaling policy."""
         return self._load.as_stats()
+
+    async def read_metrics(self) -> Snapshot:
+        """Return the values of this replica's metrics."""
+        return self._store.snapshot()
 
     def _note_use(self) -> None:
         """Note that somebody uses the model now."""
@@ -125,6 +180,16 @@ class ModelReplica:
     @property
     def _load(self) -> ReplicaLoad:
         """The load of this moment."""
+        raise NotImplementedError
+
+    @property
+    def plan(self) -> ReplicaPlan:
+        """The sizes of the replica, and how its share of the device is divided."""
+        raise NotImplementedError
+
+    @property
+    def _work(self) -> WorkCounts:
+        """What the replica does and has done."""
         raise NotImplementedError
 
     def _start(self) -> PlacedModel:
@@ -146,17 +211,25 @@ class ModelReplica:
             Exception: The model fails; Serve replaces the replica after three such checks.
         """
         if self._channels.was_given_up:
+            self._note_health(ReplicaState.FAILING)
             raise ReplicaUnavailableError("The replica hung for seconds, and was taken for lost.")
         try:
             await self._check_health()
         except Exception as error:
+            self._note_health(ReplicaState.FAILING)
             if self._is_dead:
                 self._end(error)
             raise
+        self._note_health(ReplicaState.HEALTHY)
+
+    def _note_health(self, state: ReplicaState) -> None:
+        if state is not self._health.state:
+            self._health = _Health(state, time.time())
 
     def _end(self, error: Exception) -> None:
         """Log why the replica ends, and end its process."""
         self._log("can't go on and is replaced", error)
+        self._send_spans()
         self._end_process()
 
     def _log(self, what: str, error: Exception) -> None:
@@ -176,11 +249,49 @@ class ModelReplica:
 
     def __del__(self) -> None:
         """End the threads when Serve drops the replica."""
-        # A subclass may have failed before it called `__init__`.
-        if hasattr(self, "_encoding"):
-            self._stop()
-            self._channels.close()
-            self._encoding.shutdown(wait=False)
+        try:
+            if hasattr(self, "_monitor"):
+                self._monitor.stop()
+            # A subclass may have failed before it called `__init__`.
+            if hasattr(self, "_encoding"):
+                self._stop()
+                self._channels.close()
+                self._encoding.shutdown(wait=False)
+                self._ray_metrics.close()
+        finally:
+            if hasattr(self, "_tracer"):
+                self._send_spans()
+
+    def _send_spans(self) -> None:
+        """Send the last spans, which takes a second at most."""
+        if self._tracer is not None:
+            self._tracer.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Health:
+    """The state by the latest health check, and since when it is so."""
+
+    state: ReplicaState
+    unix_s: float
+
+
+def _monitor_of(spec: ModelSpec, device: MemoryDevice, metrics: MemoryMetrics) -> MemoryMonitor:
+    """Return a monitor that logs and counts warnings; it does not hold the replica."""
+    is_gpu = device.torch_device.type == "cuda"
+
+    def tell(warning: MemoryWarning) -> None:
+        if warning.ended_unix_s is not None:
+            logger.info("%s: memory is no longer short (%s)", spec.id, warning.of)
+            return
+        metrics.count_warning(warning)
+        short = SHORT_OF[warning.of].format(
+            used=warning.used_bytes / GIB, limit=warning.limit_bytes / GIB, device=device.name
+        )
+        logger.warning("%s: memory is short: %s", spec.id, short)
+
+    share_bytes = int(device.total_bytes * spec.device_share) if is_gpu else None
+    return MemoryMonitor(memory_reader(device), share_bytes, metrics.observe, tell)
 
 
 def _own_id() -> str:

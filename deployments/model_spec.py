@@ -2,6 +2,15 @@
 
 import os
 from dataclasses import dataclass
+from typing import Final, Literal
+
+from deployments.tracing import TracingSettings
+
+MAX_AUTO_SEQS: Final = 256
+"""The most sequences that run at once if a replica may choose; vLLM's default is the same."""
+
+Task = Literal["generate", "classify", "embed"]
+"""What a model does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,11 +25,12 @@ class ModelSpec:
         device: auto, cpu or cuda.
         num_gpus: What Ray reserves for each replica: 0, or a share of one GPU.
         num_threads: Threads that a CPU model computes with; None means chosen by its size.
-        max_model_len: The most tokens of prompt and answer together.
+        max_model_len: The most tokens of prompt and answer together. None, here and in the next
+            two, lets each replica choose by its device; see `deployments.replica_plan`.
         max_num_seqs: The most sequences that run at once, if their tokens fit into the KV memory.
-        max_batched_tokens: The most tokens of one engine step, or of a classifier's micro-batch.
+        max_batched_tokens: The most tokens of one engine step, or of a pooler's micro-batch.
         max_queued_requests: The most requests that may wait. A text model counts sequences: each
-            prompt of an HTTP request counts once per answer (`n`). A classifier counts HTTP
+            prompt of an HTTP request counts once per answer (`n`). A pooler counts HTTP
             requests, whatever their number of texts.
         max_queued_tokens: The most tokens that may wait. A text model counts each sequence's prompt
             and the tokens that it may generate. None means no limit on tokens.
@@ -29,6 +39,8 @@ class ModelSpec:
         cuda_graphs: Whether decode steps on a GPU are captured; see `EngineLimits`.
         tool_call_parser: auto, none or a key of `FORMATS` in `tool_call_format`.
         reasoning_parser: auto, none or a key of `REASONING_FORMATS` in `reasoning_format`.
+        task: What the model does.
+        tracing: Where the replicas' spans go; None turns tracing off.
     """
 
     id: str
@@ -38,9 +50,9 @@ class ModelSpec:
     device: str
     num_gpus: float
     num_threads: int | None
-    max_model_len: int
-    max_num_seqs: int
-    max_batched_tokens: int
+    max_model_len: int | None
+    max_num_seqs: int | None
+    max_batched_tokens: int | None
     max_queued_requests: int = 64
     max_queued_tokens: int | None = None
     prefix_caching: bool = True
@@ -48,6 +60,8 @@ class ModelSpec:
     cuda_graphs: bool = True
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
+    task: Task = "generate"
+    tracing: TracingSettings | None = None
 
     @property
     def root(self) -> str:

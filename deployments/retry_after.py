@@ -3,12 +3,12 @@
 from collections import deque
 from math import ceil
 
-from deployments.errors import OverloadedError
+from deployments.errors import OverloadedError, OverloadReason
 
 WINDOW_S = 30.0
 """The window of the measurement; older ends say little about the current load."""
 
-REFUSALS_WINDOW_S = 10.0
+REFUSALS_WINDOW_S = 5.0
 """How long a refused request counts as load."""
 
 MIN_RETRY_AFTER_S = 1
@@ -57,17 +57,29 @@ class RetryEstimator:
         seconds = ceil(self.seconds_for(num_requests, now_s))
         return min(MAX_RETRY_AFTER_S, max(MIN_RETRY_AFTER_S, seconds))
 
-    def overloaded(self, num_requests: int, why: str, now_s: float) -> OverloadedError:
+    def overloaded(
+        self,
+        num_requests: int,
+        why: str,
+        now_s: float,
+        reason: OverloadReason = OverloadReason.REQUESTS,
+    ) -> OverloadedError:
         """Refuse a request until `num_requests` have ended: count it and return its error."""
         self._refused_at_s.append(now_s)
         _forget(self._refused_at_s, now_s - REFUSALS_WINDOW_S)
-        return self.error(num_requests, why, now_s)
+        return self.error(num_requests, why, now_s, reason)
 
-    def error(self, num_requests: int, why: str, now_s: float) -> OverloadedError:
+    def error(
+        self,
+        num_requests: int,
+        why: str,
+        now_s: float,
+        reason: OverloadReason = OverloadReason.REQUESTS,
+    ) -> OverloadedError:
         """Return the error for a request that has to wait until `num_requests` have ended."""
         retry_after_s = self.retry_after_s(num_requests, now_s)
         message = f"The model is overloaded: {why}. Try again in {retry_after_s} s."
-        return OverloadedError(message, None, retry_after_s)
+        return OverloadedError(message, None, retry_after_s, reason)
 
 
 def _forget(times_s: deque[float], before_s: float) -> None:

@@ -31,7 +31,6 @@ from deployments.contract import (
     TokenizedPrompt,
     TokenizeRequest,
 )
-from deployments.device.memory_budget import KVPlan
 from deployments.engine.engine import Engine
 from deployments.engine.limits import InvalidSequenceError, SequenceTooLongError
 from deployments.engine.output import EngineStats, TextDelta
@@ -39,9 +38,11 @@ from deployments.engine.scheduling.sequence import SequenceRequest
 from deployments.errors import (
     ContextLengthExceededError,
     InvalidRequestError,
+    ModelChangedError,
     OverloadedError,
     RaystreamError,
 )
+from deployments.gen_ai_spans import ModelSpan, end, recorded
 from deployments.generator.admission import Admission, AdmissionLimits, Permit
 from deployments.generator.async_engine import AsyncEngine
 from deployments.generator.brief_prompts import are_brief
@@ -50,9 +51,12 @@ from deployments.generator.description import describe_model
 from deployments.generator.fingerprint import content_digest, model_folder, system_fingerprint
 from deployments.generator.placed_engine import PlacedEngine, place_engine
 from deployments.generator.prompt_encoder import EncodedPrompt, PromptEncoder
+from deployments.metric_table import GENERATOR
 from deployments.metrics import GeneratorMetrics, StreamClock
 from deployments.model_replica import ModelReplica
 from deployments.probation import Probation, Trial
+from deployments.replica_plan import ReplicaPlan
+from deployments.replica_report import WorkCounts
 from deployments.user_config import BATCH_KEYS, given_settings, queue_limits, set_batching
 
 MAX_NUM_TOKEN_CALLS = 256
@@ -70,6 +74,8 @@ BATCH_WAIT_TIMEOUT_S = 0.0
 class TextGenerator(ModelReplica):
     """Generates text with one model."""
 
+    _table = GENERATOR
+
     def _start(self) -> PlacedEngine:
         self._engine = AsyncEngine(self._place, self._observe)
         digest = self._digest_folder()
@@ -84,18 +90,16 @@ class TextGenerator(ModelReplica):
         # Calls of `tokenize` queue here, so that prompts to be answered don't wait for them.
         self._token_executor = BoundedExecutor(self._encoding, 1, MAX_NUM_TOKEN_CALLS, "prompts")
         self._admission = Admission(
-            AdmissionLimits(
-                self._spec.max_num_seqs,
-                self._spec.max_queued_requests,
-                self._spec.max_queued_tokens,
-            ),
+            AdmissionLimits(self.plan.sizes.max_num_seqs, *self._queue_limits({})),
             self._placed.engine.layout,
         )
         self._probation = Probation()
         # A separate thread: a large grammar would otherwise delay every prompt.
         self._compiling = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar")
-        self._metrics = GeneratorMetrics()
-        self._description = describe_model(self._spec, loaded, self._encoder, fingerprint)
+        self._metrics = GeneratorMetrics(self._store, self._spec.id)
+        self._description = describe_model(
+            self._spec, loaded, self.plan.sizes.max_model_len, self._encoder, fingerprint
+        )
         return self._placed
 
     def _digest_folder(self) -> Future[str] | None:
@@ -127,8 +131,21 @@ class TextGenerator(ModelReplica):
         )
 
     @property
-    def plan(self) -> KVPlan:
-        """The division of the replica's share of the device."""
+    def _work(self) -> WorkCounts:
+        stats = self._engine.stats
+        return WorkCounts(
+            stats.num_running,
+            stats.num_waiting,
+            stats.kv_usage,
+            stats.num_preempted,
+            stats.num_resumed,
+            stats.num_prompt_tokens,
+            stats.num_cached_tokens,
+        )
+
+    @property
+    def plan(self) -> ReplicaPlan:
+        """The sizes of the replica, and how its share of the device is divided."""
         return self._placed.plan
 
     async def describe(self) -> ModelDescription:
@@ -154,8 +171,11 @@ class TextGenerator(ModelReplica):
                 and `max_queued_requests` and `max_queued_tokens`, which replace the model entry's.
         """
         given = given_settings(user_config, BATCH_KEYS)
-        self._admission.set_limits(*queue_limits(given, self._spec))
+        self._admission.set_limits(*self._queue_limits(given))
         set_batching(self._encode, given, MAX_BATCH_SIZE, BATCH_WAIT_TIMEOUT_S)
+
+    def _queue_limits(self, given: Mapping[str, float]) -> tuple[int, int | None]:
+        return queue_limits(given, self._spec, self.plan.sizes.max_model_len)
 
     async def _check_health(self) -> None:
         await self._engine.check_health()
@@ -184,32 +204,40 @@ class TextGenerator(ModelReplica):
             RaystreamError: The request was refused or has failed (see `deployments.errors`).
         """
         self._note_use()
-        if request.fingerprint not in (None, self._fingerprint):
-            yield [Refused(OTHER_VERSION, 1, self._replica_id, is_other_version=True)]
-            return
-        try:
-            with self._admission.permit(request) as permit:
-                if request.num_deaths:
-                    # Otherwise it could be blamed for a death while it waits.
-                    await permit.wait_for_turn()
-                async with self._probation.trial(request.num_deaths) as trial:
-                    if trial.is_on:
-                        self._engine.require_alive()
-                        with self._channels.go_aheads.expect() as go_ahead:
-                            yield [Started(await self._channels.address(), go_ahead.number)]
-                            if not await go_ahead.is_given():
-                                return
-                    async with aclosing(self._generate(request, permit, trial)) as events:
-                        async for ready in events:
-                            yield ready
-        except OverloadedError as error:
-            is_full = self._admission.is_full
-            yield [Refused(error.message, error.retry_after_s or 1, self._replica_id, is_full)]
+        with recorded(None if self._spans is None else self._spans.of_text(request)) as span:
+            if request.fingerprint not in (None, self._fingerprint):
+                end(span, ModelChangedError(OTHER_VERSION))
+                yield [Refused(OTHER_VERSION, 1, self._replica_id, is_other_version=True)]
+                return
+            try:
+                with self._admission.permit(request) as permit:
+                    if request.num_deaths:
+                        # Otherwise it could be blamed for a death while it waits.
+                        await permit.wait_for_turn()
+                    async with self._probation.trial(request.num_deaths) as trial:
+                        if trial.is_on:
+                            self._engine.require_alive()
+                            with self._channels.go_aheads.expect() as go_ahead:
+                                yield [Started(await self._channels.address(), go_ahead.number)]
+                                if not await go_ahead.is_given():
+                                    return
+                        async with aclosing(self._generate(request, permit, trial, span)) as events:
+                            async for ready in events:
+                                yield ready
+            except OverloadedError as error:
+                end(span, error)
+                is_full = self._admission.is_full
+                retry_after_s = error.retry_after_s or 1
+                yield [
+                    Refused(
+                        error.message, retry_after_s, self._replica_id, is_full, reason=error.reason
+                    )
+                ]
 
     async def _generate(
-        self, request: GenerationRequest, permit: Permit, trial: Trial
+        self, request: GenerationRequest, permit: Permit, trial: Trial, span: ModelSpan | None
     ) -> AsyncGenerator[list[GenerationEvent], None]:
-        arrived = time.monotonic()
+        arrived_s = time.monotonic() - request.elapsed_s
         encoded = await self._encode(request)
         if isinstance(encoded, RaystreamError):
             raise encoded
@@ -220,6 +248,8 @@ class TextGenerator(ModelReplica):
             request.generated_token_ids,
             encoded.model_inputs,
             is_resumed=request.is_resumed,
+            journal=None if span is None else span.journal,
+            num_prompt_logprobs=request.num_prompt_logprobs,
         )
         try:
             self._placed.engine.validate(sequence)
@@ -233,17 +263,27 @@ class TextGenerator(ModelReplica):
         limits = self._placed.engine.limits
         permit.weigh(limits.max_num_tokens(sequence), limits.num_planned_tokens(sequence))
         num_tokens = len(encoded.token_ids)
-        self._metrics.count_prompt(num_tokens)
+        if not request.is_resumed:  # else the replica that it has left has counted it
+            self._metrics.count_prompt(num_tokens)
         channel = await self._channels.address()
         assert request.stream is not None, "each call says where its deltas go"
-        clock = StreamClock(self._metrics, arrived)
+        clock = StreamClock(
+            self._metrics,
+            arrived_s=arrived_s,
+            num_prompt_tokens=num_tokens,
+            num_given_tokens=len(request.generated_token_ids),
+        )
         with self._channels.stream(request.stream) as stream:
 
             def take(delta: TextDelta) -> None:
                 stream.put(delta)  # first, so that no error of a metric loses it
                 trial.gained(len(delta.token_ids))
-                clock.observe(delta)
+                clock.observe(delta, self._engine.ready_s)
+                if span is not None:
+                    span.gained(delta)
 
+            if span is not None:
+                span.accepted(num_tokens)
             with self._engine.running(sequence, take):
                 yield [
                     Accepted(
@@ -252,6 +292,7 @@ class TextGenerator(ModelReplica):
                         encoded.reasoning,
                         channel,
                         self._fingerprint,
+                        encoded.digest,
                     )
                 ]
                 await stream.wait_until_ended()
@@ -263,7 +304,7 @@ class TextGenerator(ModelReplica):
             request,
             num_prompt_tokens,
             request.default_max_tokens or getattr(generation, "max_new_tokens", None),
-            self._spec.max_model_len,
+            self.plan.sizes.max_model_len,
         )
 
     @serve.batch(

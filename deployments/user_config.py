@@ -32,14 +32,25 @@ def given_settings(
     return {key: value for key, value in user_config.items() if value is not None}
 
 
-def queue_limits(given: Mapping[str, float], spec: ModelSpec) -> tuple[int, int | None]:
+def queue_limits(
+    given: Mapping[str, float], spec: ModelSpec, max_model_len: int
+) -> tuple[int, int | None]:
     """Return `max_queued_requests` and `max_queued_tokens`; the model entry has the defaults.
 
     See `ModelSpec` for what they count.
+
+    Args:
+        given: See `given_settings`.
+        spec: The model's entry.
+        max_model_len: The most tokens of a sequence. If the replica has chosen it, as many tokens
+            may wait, so that the longest sequence can.
     """
     max_requests = given.get("max_queued_requests", spec.max_queued_requests)
     max_tokens = given.get("max_queued_tokens", spec.max_queued_tokens)
-    return int(max_requests), None if max_tokens is None else int(max_tokens)
+    if max_tokens is None:
+        return int(max_requests), None
+    least = max_model_len if spec.max_model_len is None else 0
+    return int(max_requests), max(int(max_tokens), least)
 
 
 def set_batching(

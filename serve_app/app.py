@@ -3,16 +3,20 @@
 Each model gets a deployment named after it; one ingress takes the requests for all of them.
 """
 
-from pathlib import Path
+from dataclasses import replace
 
 import ray
 from ray import serve
 from ray._private.authentication.authentication_utils import is_token_auth_enabled
 from ray.serve import Application
 
+from deployments.engine.model.loader import load_config as load_generator_config
+from deployments.model_shape import ModelShape
 from deployments.model_spec import ModelSpec
-from deployments.text_classifier import TextClassifier
+from deployments.pooling.model_loader import load_config as load_pooler_config
+from deployments.replica_plan import counted_shape
 from deployments.text_generator import TextGenerator
+from deployments.text_pooler import TextPooler
 from serve_app.backends.model_router import PATH as MODEL_ROUTER
 from serve_app.config import (
     INGRESS_NAME,
@@ -26,6 +30,7 @@ from serve_app.ingress import Ingress, listening_host
 from serve_app.keys.api_keys import KeyRing, load_api_keys
 from serve_app.keys.ledger import KeyLedger
 from serve_app.middleware.auth import require_protection
+from serve_app.sharing import resolve_models, to_spec
 
 MIN_ONGOING_REQUESTS = 512
 """Ray's routers must not hold a burst back: the model's replica queues and refuses requests."""
@@ -50,6 +55,7 @@ def build(args: AppConfig) -> Application:
         ApiKeysError: The API keys can't be read.
         UnauthenticatedRayError: Ray asks for no token.
         UnprotectedServerError: Others can reach the server, and it has no keys.
+        ValueError: A model's share of a GPU can't be chosen.
     """
     require_ray_token(args.auth)
     keys = load_api_keys(args.auth, PROJECT_ROOT)
@@ -58,7 +64,11 @@ def build(args: AppConfig) -> Application:
     if host is not None:
         require_protection(host, keys is not None, args.auth.allow_anonymous)
     num_gpus = _num_cluster_gpus()
-    specs = {model.id: resolve(model, num_cluster_gpus=num_gpus) for model in args.models}
+    tracing = args.tracing.settings
+    specs = {
+        id_: replace(spec, tracing=tracing)
+        for id_, spec in resolve_models(args.models, num_gpus, _read_shape).items()
+    }
     handles = {model.id: _bind(model, specs[model.id]) for model in args.models}
     num_ongoing = max(MIN_ONGOING_REQUESTS, args.ongoing_requests)
     ledger = _bind_ledger(keys, num_ongoing) if keys is not None and keys.limited else None
@@ -86,7 +96,8 @@ def _bind_ledger(keys: KeyRing, num_ongoing: int) -> Application:
         name=LEDGER_NAME,
         num_replicas=1,
         max_ongoing_requests=num_ongoing,
-        ray_actor_options={"num_cpus": 0},
+        # Not 0, with which Ray would also take a node that is to hold no replicas, such as a head.
+        ray_actor_options={"num_cpus": 0.01},
         health_check_period_s=2,
     )(KeyLedger)
     return deployment.bind(keys.limited)
@@ -98,7 +109,7 @@ def _bind(model: ModelConfig, spec: ModelSpec) -> Application:
         max_ongoing_requests=max(MIN_ONGOING_REQUESTS, model.ongoing_requests()),
         ray_actor_options={"num_cpus": model.num_cpus, "num_gpus": spec.num_gpus},
         request_router_config={"request_router_class": MODEL_ROUTER},
-    )(TextGenerator if model.task == "generate" else TextClassifier)
+    )(TextGenerator if model.task == "generate" else TextPooler)
     return deployment.bind(spec)
 
 
@@ -107,41 +118,17 @@ def _num_cluster_gpus() -> float:
     return resources.get("GPU", 0.0)
 
 
-def resolve(model: ModelConfig, *, num_cluster_gpus: float) -> ModelSpec:
-    """Return what a model's replicas need to know.
+def _read_shape(model: ModelConfig) -> ModelShape:
+    """Read a model's sizes as `raystream plan` does; a hub's configuration is downloaded.
 
-    Args:
-        model: The model's entry.
-        num_cluster_gpus: GPUs that the cluster has now. If its GPU nodes are added only later,
-            `num_gpus: auto` would wrongly mean 0; such a cluster needs a number.
+    Raises:
+        ValueError: It can't be read; the message says what to write instead.
     """
-    num_gpus = model.num_gpus
-    if num_gpus == "auto":
-        num_gpus = model.gpu_share if num_cluster_gpus and model.device != "cpu" else 0.0
-    return ModelSpec(
-        id=model.id,
-        source=_resolve_source(model.source),
-        revision=model.revision,
-        dtype=model.dtype,
-        device=model.device,
-        num_gpus=num_gpus,
-        num_threads=None if model.num_threads == "auto" else model.num_threads,
-        max_model_len=model.max_model_len,
-        max_num_seqs=model.max_num_seqs,
-        max_batched_tokens=model.max_batched_tokens,
-        max_queued_requests=model.max_queued_requests,
-        max_queued_tokens=model.max_queued_tokens,
-        prefix_caching=model.prefix_caching,
-        quantization=model.quantization,
-        cuda_graphs=model.cuda_graphs,
-        tool_call_parser=model.tool_call_parser,
-        reasoning_parser=model.reasoning_parser,
-    )
-
-
-def _resolve_source(source: str) -> str:
-    """Return the absolute path of a folder here or in the project; else the hub id unchanged."""
-    for folder in (Path(source), PROJECT_ROOT / source):
-        if folder.is_dir():
-            return str(folder.resolve())
-    return source
+    is_pooler = model.task != "generate"
+    load_config = load_pooler_config if is_pooler else load_generator_config
+    source, revision = to_spec(model, 0).source, model.revision
+    try:
+        config = load_config(source, revision=revision)
+        return counted_shape(config, source, revision, is_pooler=is_pooler)
+    except ValueError as error:
+        raise ValueError(f"gpu_share: auto: {error}; or write a number") from error

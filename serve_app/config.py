@@ -7,11 +7,15 @@ one.
 
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from deployments.engine.sampling_params import MAX_NUM_STOPS
+from deployments.model_spec import MAX_AUTO_SEQS, Task
+from deployments.tracing import TracingSettings
+
+T = TypeVar("T")
 
 PROJECT_ROOT = Path(__file__).resolve().parent.parent
 """Relative paths are looked up in the working directory first, then here."""
@@ -24,6 +28,9 @@ LEDGER_NAME = "KeyLedger"
 
 ONGOING_MARGIN = 64
 """Calls to a model's replica beyond those it admits: probes, and requests about to be refused."""
+
+Origin = Annotated[str, Field(max_length=1024, pattern=r"^(\*|https?://[^/?#@\s*]+)$")]
+"""Where a web page comes from; `*` stands for anywhere."""
 
 Domain = Annotated[
     str,
@@ -39,6 +46,15 @@ MAX_NUM_TOOLS = 1024
 
 MAX_NUM_TEXTS = 8192
 """The highest `max_num_texts`: longer lists are refused without being read."""
+
+
+Auto = Literal["auto"]
+"""The value of a setting that is chosen at the start."""
+
+
+def number(value: Auto | T) -> T | None:
+    """Return a setting's number; None if it is chosen at the start."""
+    return None if value == "auto" else value
 
 
 def unknown_key_message(key: str, known: list[str]) -> str:
@@ -72,7 +88,7 @@ GENERATION_KEYS = (
     "tool_call_parser",
     "reasoning_parser",
 )
-"""Keys of a model's entry that are refused for a classifier."""
+"""Keys of a model's entry that are refused unless it generates."""
 
 
 class ModelConfig(StrictModel):
@@ -82,8 +98,10 @@ class ModelConfig(StrictModel):
         id: The name that clients use. The Serve deployment is named after it.
         source: A local folder, or the id of a hub repository.
         revision: A commit of the hub repository; None means the newest.
-        task: Whether the model generates or classifies text. For a classifier, limits on tokens
-            count the texts to classify, and the keys in `GENERATION_KEYS` are refused.
+        task: Whether the model generates text, classifies texts or embeds them: turns them into
+            vectors. Unless it generates, limits on tokens count the texts, and the keys in
+            `GENERATION_KEYS` are refused. A cross-encoder, which says how well two texts fit,
+            classifies with one label.
         dtype: The weights' type on the device; auto keeps the files' type, except on a CPU: float16
             becomes float32 there, and so does every type if the CPU lacks AVX512_BF16.
         quantization: int8 holds the linear layers of the language model in half of bfloat16's
@@ -92,22 +110,28 @@ class ModelConfig(StrictModel):
         device: auto takes the GPU that Ray assigned, else the CPU.
         num_gpus: GPUs that Ray reserves: 0 or a share of one GPU; auto means `gpu_share` if the
             cluster has GPUs, else 0.
-        gpu_share: The share of a GPU that auto asks for.
+        gpu_share: The share of a GPU that auto asks for. Auto is a whole GPU if there is one for
+            each model of the file, else as much of one as the model needs beside the others.
         num_cpus: CPUs that Ray reserves for each replica.
         num_threads: Threads that a CPU model computes with; auto chooses by the model's size (see
             `deployments.device.device.num_compute_threads`).
-        max_model_len: Tokens of prompt and answer together; for a classifier, tokens of one text,
-            or the model's number of positions if that is smaller.
+        max_model_len: Tokens of prompt and answer together; unless the model generates, tokens of
+            one text, or as many as the model reads if that is less. Auto, here and in the next two,
+            lets each replica choose by its model and device (see `deployments.replica_plan`): as
+            many as the model can take and the memory holds.
         max_num_seqs: The most sequences that run at once, if their tokens fit into the KV memory.
-        max_batched_tokens: Tokens in one engine step, or in one micro-batch of a classifier.
+            Auto is up to 256 on a GPU, and 16 on a CPU.
+        max_batched_tokens: Tokens in one engine step, or in one micro-batch of texts. Auto
+            is 2048, but 512 for steps on a CPU.
         max_queued_requests: Sequences that may wait for their turn on each replica, whatever the
-            number of ingress replicas; for a classifier, HTTP requests that may wait for the
-            device. Further requests are refused with a 503. `user_config` of the model's deployment
-            can change this limit, and `max_queued_tokens`, while the model runs.
+            number of ingress replicas; unless the model generates, HTTP requests that may wait for
+            the device. Further requests are refused with a 503. `user_config` of the model's
+            deployment can change this limit, and `max_queued_tokens`, while the model runs.
         max_queued_tokens: Tokens of queued sequences: their prompts and the tokens that they may
             generate. Without max_tokens a sequence counts with its default length: completions' 16,
             or the generation config's `max_new_tokens`, or all that `max_model_len` leaves. None
-            limits only the number of sequences.
+            limits only the number of sequences. A `max_model_len` that the replica has chosen
+            raises it to as much.
         prefix_caching: Whether the common beginning of prompts (a system prompt, earlier turns) is
             computed once. All clients share the cache, so from the time of its first token a client
             can tell whether another client's prompt began like its own; false prevents that.
@@ -122,17 +146,17 @@ class ModelConfig(StrictModel):
     id: str = Field(min_length=1, max_length=96, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")
     source: str = Field(min_length=1)
     revision: str | None = None
-    task: Literal["generate", "classify"] = "generate"
+    task: Task = "generate"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     quantization: Literal["int8"] | None = None
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    num_gpus: Literal["auto"] | float = "auto"
-    gpu_share: float = Field(default=1.0, gt=0, le=1)
+    num_gpus: Auto | float = "auto"
+    gpu_share: Auto | Annotated[float, Field(gt=0, le=1)] = "auto"
     num_cpus: float = Field(default=1, ge=0)
-    num_threads: Literal["auto"] | Annotated[int, Field(ge=1, le=1024)] = "auto"
-    max_model_len: int = Field(default=4096, ge=2)
-    max_num_seqs: int = Field(default=32, ge=1)
-    max_batched_tokens: int = Field(default=2048, ge=1)
+    num_threads: Auto | Annotated[int, Field(ge=1, le=1024)] = "auto"
+    max_model_len: Auto | Annotated[int, Field(ge=2)] = "auto"
+    max_num_seqs: Auto | Annotated[int, Field(ge=1)] = "auto"
+    max_batched_tokens: Auto | Annotated[int, Field(ge=1)] = "auto"
     max_queued_requests: int = Field(default=64, ge=0)
     max_queued_tokens: int | None = Field(default=None, ge=0)
     prefix_caching: bool = True
@@ -144,27 +168,37 @@ class ModelConfig(StrictModel):
     def _check_consistency(self) -> Self:
         if self.num_gpus != "auto" and not 0 <= self.num_gpus <= 1:
             raise ValueError("num_gpus must be 'auto', or from 0 to 1: a replica runs on one GPU")
-        if self.task == "classify":
-            self._check_classifier()
+        if self.task != "generate":
+            self._check_pooler()
         if self.quantization is not None and self._runs_on_gpu:
             raise ValueError(
                 f"quantization {self.quantization!r} runs only on a CPU; write `device: cpu` "
                 "and `num_gpus: 0`, or `quantization: null`"
             )
-        if self.task == "generate" and self.max_batched_tokens < self.max_num_seqs:
+        num_seqs, step_tokens = number(self.max_num_seqs), number(self.max_batched_tokens)
+        if self.task == "generate" and num_seqs and step_tokens and step_tokens < num_seqs:
             raise ValueError(
-                f"max_batched_tokens ({self.max_batched_tokens}) must be at least max_num_seqs "
-                f"({self.max_num_seqs}): each running sequence needs one token in every step"
+                f"max_batched_tokens ({step_tokens}) must be at least max_num_seqs ({num_seqs}): "
+                "each running sequence needs one token in every step"
             )
-        max_tokens = self.max_queued_tokens
-        if max_tokens is not None and max_tokens < self.max_model_len:
-            raise ValueError(f"max_queued_tokens: {self.too_few_tokens_message(max_tokens)}")
+        if self.max_queued_tokens is not None and self.has_too_few_tokens(self.max_queued_tokens):
+            message = self.too_few_tokens_message(self.max_queued_tokens)
+            raise ValueError(f"max_queued_tokens: {message}")
         return self
 
-    def _check_classifier(self) -> None:
+    def _check_pooler(self) -> None:
         unusable = [key for key in GENERATION_KEYS if key in self.model_fields_set]
         if unusable:
-            raise ValueError(f"task 'classify' has no {', '.join(unusable)}; leave that out")
+            raise ValueError(f"task {self.task!r} has no {', '.join(unusable)}; leave that out")
+
+    def has_too_few_tokens(self, max_queued_tokens: int) -> bool:
+        """Return whether a single request of full length would exceed a limit on tokens.
+
+        A length that the replica chooses is not known here; the replica then raises the limit to
+        it.
+        """
+        max_model_len = number(self.max_model_len)
+        return max_model_len is not None and max_queued_tokens < max_model_len
 
     def too_few_tokens_message(self, max_queued_tokens: int) -> str:
         """Return the message for a limit that a single request of full length would exceed."""
@@ -182,9 +216,14 @@ class ModelConfig(StrictModel):
         max_queued = (
             self.max_queued_requests if max_queued_requests is None else max_queued_requests
         )
-        # A classifier's device takes the whole queue at once; then the queue may fill up again.
-        num_running = self.max_num_seqs if self.task == "generate" else max_queued + 1
+        # A pooler's device takes the whole queue at once; then the queue may fill up again.
+        num_running = self._most_seqs if self.task == "generate" else max_queued + 1
         return num_running + max_queued + ONGOING_MARGIN
+
+    @property
+    def _most_seqs(self) -> int:
+        """The most sequences that run at once, whatever the replica chooses."""
+        return number(self.max_num_seqs) or MAX_AUTO_SEQS
 
     @property
     def _runs_on_gpu(self) -> bool:
@@ -195,7 +234,7 @@ class ModelConfig(StrictModel):
     @property
     def max_num_admitted(self) -> int:
         """The most requests that one replica admits, running and waiting."""
-        return self.max_queued_requests + (self.max_num_seqs if self.task == "generate" else 1)
+        return self.max_queued_requests + (self._most_seqs if self.task == "generate" else 1)
 
     @property
     def deployment_name(self) -> str:
@@ -212,7 +251,7 @@ class LimitsConfig(StrictModel):
         max_body_read_s: How long a client may take to send its body.
         max_json_depth: How deeply objects and lists may be nested.
         max_prompt_bytes: UTF-8 bytes of all prompts and messages, with the arguments of earlier
-            calls, or of all pieces to classify; counted before they are tokenized.
+            calls, or of all texts or pieces of a request; counted before they are tokenized.
         clamp_max_tokens: Whether a `max_tokens` that is more than the prompt leaves of the model's
             length is lowered to that, as many clients expect; otherwise it is refused.
         max_num_messages: Messages of one conversation.
@@ -228,8 +267,8 @@ class LimitsConfig(StrictModel):
         first_token_timeout_s: Most seconds from a request to the first token of each of its texts,
             including the wait for its turn; None sets no limit.
         stall_timeout_s: Most seconds from one token to the next; None sets no limit.
-        total_timeout_s: Most seconds from a request to the end of its answer; classification
-            requests have only this time limit. None sets no limit.
+        total_timeout_s: Most seconds from a request to the end of its answer; requests to classify,
+            embed or rank texts have only this time limit. None sets no limit.
         failover_timeout_s: Most seconds from the loss of an answer's replica until another goes on
             with it, or begins anew if nothing had come.
         slow_reader_timeout_s: Most seconds that a client may leave a stream unread while there is
@@ -242,7 +281,7 @@ class LimitsConfig(StrictModel):
         max_schema_compile_s: Seconds of CPU time that compiling one schema or grammar may take.
         max_num_prompts: Texts that one completions request may ask for: its prompts, each `n`
             times. Each is a sequence of its own.
-        max_num_texts: Texts of one classification request.
+        max_num_texts: Texts of one request to classify, embed or rank them.
         max_num_pieces: Pieces that all its texts together may be split into.
     """
 
@@ -311,6 +350,47 @@ class AuthConfig(StrictModel):
         return self
 
 
+class CorsConfig(StrictModel):
+    """Which web pages may call the server from a browser (CORS); those of no other origin do.
+
+    Attributes:
+        allowed_origins: Origins of pages, each named exactly, such as https://chat.example.org, or
+            `*` alone for any page.
+    """
+
+    allowed_origins: tuple[Origin, ...] = ()
+
+    @model_validator(mode="after")
+    def _check_star(self) -> Self:
+        if "*" in self.allowed_origins and len(self.allowed_origins) > 1:
+            raise ValueError("allowed_origins: '*' allows any page; leave the others out")
+        return self
+
+
+class TracingConfig(StrictModel):
+    """Traces of requests, for an OpenTelemetry collector; off unless there is an endpoint.
+
+    Attributes:
+        otlp_endpoint: The collector's URL for OTLP over HTTP, such as http://collector:4318; spans
+            go to `/v1/traces` below it. Credentials come from the environment variable
+            OTEL_EXPORTER_OTLP_HEADERS.
+        sample_ratio: The part of the requests that are traced. A request whose client sends a
+            `traceparent` is traced if that says so, whatever the ratio.
+    """
+
+    otlp_endpoint: str | None = Field(
+        default=None, max_length=2048, pattern=r"^https?://[^/?#@\s]+(/[^?#@\s]*)?$"
+    )
+    sample_ratio: float = Field(default=1.0, ge=0, le=1)
+
+    @property
+    def settings(self) -> TracingSettings | None:
+        """The settings for each process; None if tracing is off."""
+        if self.otlp_endpoint is None:
+            return None
+        return TracingSettings(self.otlp_endpoint, self.sample_ratio)
+
+
 class AppConfig(StrictModel):
     """Everything that the composition root needs.
 
@@ -319,15 +399,19 @@ class AppConfig(StrictModel):
         limits: The limits on one request.
         structured_outputs: How the schemas and grammars of requests are read.
         auth: The keys that clients need, or permission to do without.
+        cors: Which web pages may call the server from a browser.
         access_log: Whether each request writes a line of JSON to the log; see
             `serve_app.middleware.access_log`.
+        tracing: Where traces of requests go.
     """
 
     models: tuple[ModelConfig, ...] = Field(min_length=1)
     limits: LimitsConfig = LimitsConfig()
     structured_outputs: StructuredOutputsConfig = StructuredOutputsConfig()
     auth: AuthConfig = AuthConfig()
+    cors: CorsConfig = CorsConfig()
     access_log: bool = True
+    tracing: TracingConfig = TracingConfig()
 
     @property
     def ongoing_requests(self) -> int:

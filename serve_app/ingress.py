@@ -25,20 +25,30 @@ from fastapi import FastAPI
 from ray import serve
 from ray.serve.context import _get_global_client
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 
 from deployments.errors import ReplicaUnavailableError
+from deployments.gen_ai_spans import ModelSpans
 from deployments.model_spec import ModelSpec
+from deployments.ray_metrics import RayMetrics
+from deployments.tracing import SpanKind, Tracer, open_tracer
 from serve_app.api.chat.routes import ChatApi
 from serve_app.api.classify.routes import ClassifyApi
 from serve_app.api.completions.routes import CompletionsApi
 from serve_app.api.docs import DescribedApp, install_docs
+from serve_app.api.embeddings.routes import EmbeddingsApi
 from serve_app.api.intake.context import ApiContext
+from serve_app.api.messages.routes import MessagesApi
+from serve_app.api.rerank.routes import RerankApi
+from serve_app.api.responses.routes import ResponsesApi
+from serve_app.api.score.routes import ScoreApi
+from serve_app.api.server.devices import DevicesApi
+from serve_app.api.server.metrics import MetricsApi
 from serve_app.api.server.models import ModelsApi
 from serve_app.api.server.status import StatusApi
 from serve_app.api.text_generation.routes import TextGenerationApi
 from serve_app.api.tokenize.routes import TokenizeApi
 from serve_app.backends.catalog import ModelCatalog
-from serve_app.backends.classification import ClassificationBackend, HandleClassificationBackend
 from serve_app.backends.cluster_state import (
     deployment_states,
     replica_states,
@@ -46,50 +56,69 @@ from serve_app.backends.cluster_state import (
 )
 from serve_app.backends.cold_start import (
     ColdStart,
-    ColdStartClassificationBackend,
     ColdStartGenerationBackend,
+    ColdStartPoolingBackend,
 )
-from serve_app.backends.deadlines import DeadlineClassificationBackend, DeadlineGenerationBackend
+from serve_app.backends.deadlines import DeadlineGenerationBackend, DeadlinePoolingBackend
 from serve_app.backends.departures import Departures
+from serve_app.backends.devices import Devices, DeviceSources
 from serve_app.backends.failover import (
-    FailoverClassificationBackend,
     FailoverGenerationBackend,
+    FailoverPoolingBackend,
 )
 from serve_app.backends.generation import (
     GenerationBackend,
     HandleGenerationBackend,
     ReplicaBackend,
 )
-from serve_app.backends.handles import Handle
+from serve_app.backends.handles import Handle, ask_all
+from serve_app.backends.history_plot import draw_history
 from serve_app.backends.ledger_handle import HandleLedger, Ledger
 from serve_app.backends.losses import FailoverLimits
 from serve_app.backends.model_files import describe_files
+from serve_app.backends.pooling import HandlePoolingBackend, PoolingBackend
+from serve_app.backends.replica_reports import HandleReports
 from serve_app.backends.running_replicas import RunningReplicas, running_replicas_of
 from serve_app.backends.serving_states import AskStates, ServingStates, everything_runs
+from serve_app.backends.snapshots import (
+    PATIENCE_S,
+    IngressReport,
+    ModelSource,
+    Snapshots,
+)
 from serve_app.clock import Clock, SystemClock
 from serve_app.config import AppConfig
 from serve_app.http.errors import install_error_handlers
 from serve_app.http.request_id import RequestIdMiddleware
 from serve_app.images.fetcher import ImageFetcher, ImageSource
+from serve_app.keys.access import OperatorAccess
 from serve_app.keys.api_keys import KeyRing
 from serve_app.metrics import IngressMetrics
 from serve_app.middleware.access_log import AccessLogMiddleware
-from serve_app.middleware.auth import AuthMiddleware, require_protection
+from serve_app.middleware.auth import AuthMiddleware, is_loopback, require_protection
 from serve_app.middleware.head_requests import HeadMiddleware
 from serve_app.middleware.rate_limits import RateLimitMiddleware
 from serve_app.middleware.request_guard import RequestGuardMiddleware
 from serve_app.middleware.slow_reader import SlowReaderMiddleware
+from serve_app.middleware.tracing import TracingMiddleware
 
 logger = logging.getLogger("ray.serve")
 
 SURFACES: Final = (
     ChatApi,
     CompletionsApi,
+    ResponsesApi,
+    MessagesApi,
     TextGenerationApi,
     TokenizeApi,
     ClassifyApi,
+    EmbeddingsApi,
+    RerankApi,
+    ScoreApi,
     ModelsApi,
+    DevicesApi,
     StatusApi,
+    MetricsApi,
 )
 
 
@@ -106,31 +135,41 @@ class AppParts:
             used.
         generators: A backend for each model that generates, by its id; the first is their default.
         classifiers: The same for each model that classifies.
+        embedders: The same for each model that embeds.
         keys: The keys that let requests in; None lets every request in.
+        host: The address that the server listens on; None means all of the machine's.
         ledger: Keeps the accounts of keys with limits; required if any key has limits.
         clock: The time, as surfaces see it.
         images: Fetches images; None fetches over the network.
         replicas: The replicas of each model that may have none; others count as running.
         describe_files: Describes a model that sleeps, by its id.
-        count_refusal: Called with the model of each request that is refused while none runs.
+        metrics: Counts what the ingress does.
+        snapshots: The metrics of all processes; None shows those of the ingress.
         ask_states: Asks for the states of the deployments.
+        devices: Where the figures for operators come from.
         serve_echoes_id: See `RequestIdMiddleware`.
+        tracer: Traces POST requests; None traces none.
         on_shutdown: Called once the application has answered its last request.
         watches: Coroutines that run while the application does.
     """
 
     config: AppConfig
     generators: Mapping[str, ReplicaBackend]
-    classifiers: Mapping[str, ClassificationBackend] = field(default_factory=dict)
+    classifiers: Mapping[str, PoolingBackend] = field(default_factory=dict)
+    embedders: Mapping[str, PoolingBackend] = field(default_factory=dict)
     keys: KeyRing | None = None
+    host: str | None = None
     ledger: Ledger | None = None
     clock: Clock = field(default_factory=SystemClock)
     images: ImageSource | None = None
     replicas: Mapping[str, RunningReplicas] = field(default_factory=dict)
     describe_files: Callable[[str], Coroutine[Any, Any, Any]] = _no_description
-    count_refusal: Callable[[str], object] = lambda model_id: None
+    metrics: IngressMetrics = field(default_factory=IngressMetrics)
+    snapshots: Snapshots | None = None
     ask_states: AskStates = everything_runs
+    devices: DeviceSources = field(default_factory=DeviceSources)
     serve_echoes_id: bool = False
+    tracer: Tracer | None = None
     on_shutdown: Sequence[Callable[[], Awaitable[None]]] = ()
     watches: Sequence[Callable[[], Coroutine[Any, Any, None]]] = ()
 
@@ -145,6 +184,8 @@ def build_app(parts: AppParts) -> FastAPI:
     app = DescribedApp(
         model_ids=list(parts.generators),
         classifier_ids=list(parts.classifiers),
+        embedder_ids=list(parts.embedders),
+        comparer_ids=lambda: catalog.comparer_ids,
         title="raystream",
         version=_version(),
         docs_url=None,
@@ -165,6 +206,9 @@ def build_app(parts: AppParts) -> FastAPI:
         images,
         structured_outputs=structured,
         states=states,
+        devices=Devices(parts.config.models, states, parts.devices),
+        operators=OperatorAccess(is_local=is_loopback(parts.host)),
+        snapshots=parts.snapshots or Snapshots(parts.metrics.store.snapshot),
     )
     _install_surfaces(app, context)
     return app
@@ -183,7 +227,6 @@ def _catalog(parts: AppParts, states: ServingStates) -> ModelCatalog:
             partial(states.of, models[id_].deployment_name),
             partial(parts.describe_files, id_),
             models[id_].max_num_admitted,
-            partial(parts.count_refusal, id_),
         )
 
     starts = {id_: start_of(id_) for id_ in parts.replicas}
@@ -194,15 +237,16 @@ def _catalog(parts: AppParts, states: ServingStates) -> ModelCatalog:
             outliving = ColdStartGenerationBackend(outliving, starts[id_])
         return DeadlineGenerationBackend(outliving, limits)
 
-    def classifier(id_: str, backend: ClassificationBackend) -> ClassificationBackend:
-        outliving: ClassificationBackend = FailoverClassificationBackend(backend, failover)
+    def pooler(id_: str, backend: PoolingBackend) -> PoolingBackend:
+        outliving: PoolingBackend = FailoverPoolingBackend(backend, failover)
         if id_ in starts:
-            outliving = ColdStartClassificationBackend(outliving, starts[id_])
-        return DeadlineClassificationBackend(outliving, limits.total_timeout_s)
+            outliving = ColdStartPoolingBackend(outliving, starts[id_])
+        return DeadlinePoolingBackend(outliving, limits.total_timeout_s)
 
     return ModelCatalog(
         {id_: generator(id_, backend) for id_, backend in parts.generators.items()},
-        {id_: classifier(id_, backend) for id_, backend in parts.classifiers.items()},
+        {id_: pooler(id_, backend) for id_, backend in parts.classifiers.items()},
+        {id_: pooler(id_, backend) for id_, backend in parts.embedders.items()},
         is_cold=lambda id_: id_ in starts and starts[id_].is_cold,
     )
 
@@ -223,6 +267,8 @@ def _lifespan(
             task.cancel()
         await asyncio.wait(tasks)
         await asyncio.gather(*(close() for close in parts.on_shutdown))
+        if parts.tracer is not None:
+            await asyncio.to_thread(parts.tracer.close)
 
     return lifespan
 
@@ -237,14 +283,25 @@ def _install_surfaces(app: FastAPI, context: ApiContext) -> None:
 def _middleware(parts: AppParts) -> Iterator[Middleware]:
     """Yield the middleware that a request passes through, outermost first.
 
-    Every request gets an id and a line in the access log. Slow readers are dropped. A request
-    without a key learns nothing beyond the 401. A request that is too large is refused before it is
-    charged to a key.
+    Every request gets an id and a line in the access log, and a span if it is traced. Slow readers
+    are dropped. A request without a key learns nothing beyond the 401. A request that is too large
+    is refused before it is charged to a key.
     """
     limits, keys, ledger = parts.config.limits, parts.keys, parts.ledger
     yield Middleware(RequestIdMiddleware, serve_echoes_id=parts.serve_echoes_id)
-    yield Middleware(AccessLogMiddleware, writes=parts.config.access_log)
+    if parts.tracer is not None:
+        yield Middleware(TracingMiddleware, tracer=parts.tracer)
+    yield Middleware(AccessLogMiddleware, writes=parts.config.access_log, meter=parts.metrics)
     yield Middleware(SlowReaderMiddleware, timeout_s=limits.slow_reader_timeout_s)
+    if origins := parts.config.cors.allowed_origins:
+        # Browsers ask for permission without a key.
+        yield Middleware(
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=("GET", "HEAD", "POST"),
+            allow_headers=("*",),
+            expose_headers=("*",),
+        )
     if keys is not None:
         yield Middleware(AuthMiddleware, keys=keys)
     yield Middleware(RequestGuardMiddleware, limits=limits)
@@ -287,39 +344,68 @@ class Ingress:
         assert host is not None, "a replica runs under a controller"
         require_protection(host, keys is not None, config.auth.allow_anonymous)
         logger.info("serving %s; POST /v1/chat/completions, GET /docs", ", ".join(handles))
-        classifying = {model.id for model in config.models if model.task == "classify"}
-        refusals_of = IngressMetrics().refusals_of
+        tasks = {model.id: model.task for model in config.models}
+        context = serve.get_replica_context()
+        metrics = IngressMetrics(handles, context.deployment, context.replica_id.unique_id)
+        self._ray_metrics = RayMetrics(metrics.store)
         replicas = {id_: _replicas_of(handle) for id_, handle in handles.items()}
         departures = {
             id_: Departures(
                 replicas[id_], partial(replica_states, handle.app_name, handle.deployment_name)
             )
             for id_, handle in handles.items()
-            if id_ not in classifying
+            if tasks[id_] == "generate"
         }
+        tracer = open_tracer(
+            config.tracing.settings, "raystream-ingress", context.replica_id.unique_id
+        )
+
+        def spans_of(id_: str) -> ModelSpans | None:
+            return None if tracer is None else ModelSpans(tracer, id_, SpanKind.CLIENT)
+
         generators = {
-            id_: HandleGenerationBackend(handles[id_], refusals_of(id_), each, replicas[id_])
+            id_: HandleGenerationBackend(handles[id_], each, replicas[id_], spans_of(id_))
             for id_, each in departures.items()
         }
-        classifiers = {
-            id_: HandleClassificationBackend(handle, refusals_of(id_))
+        poolers = {
+            id_: HandlePoolingBackend(handle, spans_of(id_))
             for id_, handle in handles.items()
-            if id_ in classifying
+            if tasks[id_] != "generate"
         }
+        sleeping = {spec.id: replicas[spec.id] for spec in specs}
+        self._snapshots = Snapshots(
+            metrics.store.snapshot,
+            {
+                id_: ModelSource(
+                    partial(ask_all, handle, "read_metrics", PATIENCE_S), sleeping.get(id_)
+                )
+                for id_, handle in handles.items()
+            },
+            partial(ask_all, _own_handle(context), "read_metrics", PATIENCE_S),
+        )
         self._parts = AppParts(
             config,
             generators,
-            classifiers,
+            {id_: each for id_, each in poolers.items() if tasks[id_] == "classify"},
+            {id_: each for id_, each in poolers.items() if tasks[id_] == "embed"},
             keys,
+            host,
             None if ledger is None else HandleLedger(ledger),
-            replicas={spec.id: replicas[spec.id] for spec in specs},
-            describe_files=partial(describe_files, {spec.id: spec for spec in specs}, classifying),
-            count_refusal=lambda id_: refusals_of(id_)(),
-            ask_states=partial(deployment_states, serve.get_replica_context().app_name),
+            replicas=sleeping,
+            describe_files=partial(describe_files, {spec.id: spec for spec in specs}),
+            metrics=metrics,
+            snapshots=self._snapshots,
+            ask_states=partial(deployment_states, context.app_name),
+            devices=DeviceSources(
+                {id_: HandleReports(handles[id_], replicas[id_]).ask for id_ in handles},
+                draw_history,
+            ),
             serve_echoes_id=True,
+            tracer=tracer,
             on_shutdown=[
                 *(each.aclose for each in generators.values()),
-                *(each.aclose for each in classifiers.values()),
+                *(each.aclose for each in poolers.values()),
+                partial(asyncio.to_thread, self._ray_metrics.close),
             ],
             watches=[
                 partial(watch_draining_nodes, tuple(replicas.values())),
@@ -327,9 +413,18 @@ class Ingress:
             ],
         )
 
+    async def read_metrics(self) -> IngressReport:
+        """Return this ingress's metrics, and what it remembers of replicas that are gone."""
+        return self._snapshots.report()
+
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Return the application that this replica serves."""
         return build_app(self._parts)
+
+
+def _own_handle(context: serve.context.ReplicaContext) -> Handle:
+    """Return a handle to all replicas of the ingress."""
+    return serve.get_deployment_handle(context.deployment, context.app_name)
 
 
 def _replicas_of(handle: Handle) -> RunningReplicas:

@@ -1,25 +1,89 @@
 """The metrics of an ingress: counts that no replica of a model can keep.
 
 A refused request is counted only here, where its client is answered, because it may have been
-offered to several replicas, or to none. Ray adds the tags of the ingress's own deployment and
-replica; we add the model as a tag.
+offered to several replicas, or to none. Tokens are counted here, too, where they leave: what a dead
+replica had generated and not delivered does not count, nor a whole answer that fails before it is
+sent, and a moved stream's prompt counts once.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterable
+from typing import Final
 
-from ray.serve.metrics import Counter
+from deployments.errors import OverloadReason
+from deployments.metric_store import Counter, Kind, Metric, MetricStore
+from deployments.metric_table import GENERATOR, POOLER
+from serve_app.http.access_record import AccessRecord, MoveReason
+
+REJECTIONS: Final = Metric(
+    "vllm_admission_rejections_total",
+    Kind.COUNTER,
+    "Requests for which there was no room, by the limit that was reached.",
+    ("model_name", "reason"),
+    values=tuple(OverloadReason),
+)
+MOVES: Final = Metric(
+    "raystream_streams_moved_total",
+    Kind.COUNTER,
+    "Streams, and other requests, that another replica has taken over.",
+    ("model_name", "reason"),
+    values=tuple(MoveReason),
+)
+PROMPT_TOKENS: Final = Metric(
+    "raystream_prompt_tokens_total",
+    Kind.COUNTER,
+    "Tokens of prompts, once for each request, whatever the number of its answers and replicas.",
+    ("model_name", "key"),
+)
+DELIVERED_TOKENS: Final = Metric(
+    "raystream_delivered_tokens_total",
+    Kind.COUNTER,
+    "Tokens of answers, once handed to the HTTP server; the sum of what clients read in `usage`.",
+    ("model_name", "key"),
+)
+
+INGRESS: Final = (REJECTIONS, MOVES, PROMPT_TOKENS, DELIVERED_TOKENS)
+"""The metrics of an ingress."""
+
+ALL: Final = {metric.name: metric for metric in (*GENERATOR, *POOLER, *INGRESS)}
+"""The definition of every metric, by its name."""
 
 
 class IngressMetrics:
-    """Records what an ingress does."""
+    """Records what an ingress does; counts what the records of requests gain.
 
-    def __init__(self) -> None:
-        self._refused = Counter(
-            "requests_refused_total",
-            description="Requests for which there was no room.",
-            tag_keys=("model",),
-        )
+    Attributes:
+        store: Holds the values.
+    """
 
-    def refusals_of(self, model_id: str) -> Callable[[], None]:
-        """Return a function that counts one refused request of a model."""
-        return lambda: self._refused.inc(tags={"model": model_id})
+    def __init__(
+        self, model_ids: Iterable[str] = (), deployment: str = "", replica: str = ""
+    ) -> None:
+        """Open the series of all models.
+
+        Args:
+            model_ids: The models.
+            deployment: The ingress's deployment in Ray Serve.
+            replica: Serve's id of the ingress's replica.
+        """
+        self.store = MetricStore(INGRESS, deployment, replica)
+        for model_id in model_ids:
+            self.store.open_series(model_id)
+
+    def count_prompt(self, record: AccessRecord, num_tokens: int) -> None:
+        """Count a prompt; see `Meter`."""
+        self._of(PROMPT_TOKENS, record).inc(num_tokens)
+
+    def count_delivered(self, record: AccessRecord, num_tokens: int) -> None:
+        """Count tokens of an answer; see `Meter`."""
+        self._of(DELIVERED_TOKENS, record).inc(num_tokens)
+
+    def count_move(self, record: AccessRecord, reason: MoveReason) -> None:
+        """Count a move; see `Meter`."""
+        self.store.counter(MOVES.name, record.model or "", reason).inc()
+
+    def count_refusal(self, record: AccessRecord, reason: OverloadReason) -> None:
+        """Count a refused request; see `Meter`."""
+        self.store.counter(REJECTIONS.name, record.model or "", reason).inc()
+
+    def _of(self, metric: Metric, record: AccessRecord) -> Counter:
+        return self.store.counter(metric.name, record.model or "", record.key_name or "")

@@ -7,6 +7,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
 from tests.measured import pytest_terminal_summary, record
+from tests.programs import need_programs
 from tests.stopped_clock import Clock, stop_clock
 
 __all__ = ["pytest_terminal_summary", "record"]
@@ -17,10 +18,20 @@ torch.set_num_threads(1)
 # How long an example takes, and to draw it, is the machine's business; what it gives is ours.
 settings.register_profile("raystream", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 # A run of CI must fail for what the commit has changed, not for the luck of the draw.
-settings.register_profile("raystream-ci", settings.get_profile("raystream"), derandomize=True)
+# The same examples each time find little more when they are many.
+settings.register_profile(
+    "raystream-ci", settings.get_profile("raystream"), derandomize=True, max_examples=40
+)
 settings.load_profile("raystream")
 
-SERVING = ("tests/ray/", "tests/clients/", "tests/faults/served/", "tests/scaling/")
+SERVING = (
+    "tests/ray/",
+    "tests/clients/",
+    "tests/dashboard/",
+    "tests/faults/served/",
+    "tests/scaling/",
+    "tests/k8s/live/",
+)
 """Folders whose tests mostly wait for a Ray."""
 
 
@@ -49,6 +60,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ServingApart:
     return ServingApart(config, log)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    need_programs(item)
 
 
 @pytest.fixture

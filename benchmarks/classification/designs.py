@@ -12,10 +12,10 @@ import transformers
 from benchmarks.baselines.batch_on_arrival import BatchOnArrival
 from benchmarks.baselines.piece_per_call import PiecePerCall
 from benchmarks.baselines.queue_batcher import QueueBatcher
-from deployments.classifier.device_worker import BatchStats
-from deployments.contract import ClassificationRequest, Refused
+from deployments.contract import PoolingRequest, Refused
 from deployments.model_spec import ModelSpec
-from deployments.text_classifier import TextClassifier
+from deployments.pooling.device_worker import BatchStats
+from deployments.text_pooler import TextPooler
 
 Kind = Literal["queue", "pieces", "serve.batch", "raystream"]
 Classify = Callable[[Sequence[str]], Awaitable[object]]
@@ -80,7 +80,7 @@ class Counts:
         self.pieces += num_pieces
 
 
-class CountedClassifier(TextClassifier):
+class CountedClassifier(TextPooler):
     """Counts the micro-batches of this project's classifier."""
 
     def __init__(self, spec: ModelSpec, counts: Counts) -> None:
@@ -122,16 +122,16 @@ def stock_pipeline(folder: str) -> Callable[[Sequence[str]], Sequence[object]]:
     return run
 
 
-def ours(classifier: TextClassifier) -> Classify:
+def ours(classifier: TextPooler) -> Classify:
     """Return this project's classifier as a function of a request's pieces."""
     numbers = itertools.count()
 
     async def classify(pieces: Sequence[str]) -> object:
-        request = ClassificationRequest(str(next(numbers)), tuple(pieces))
-        answer = await classifier.classify(request)
+        request = PoolingRequest(str(next(numbers)), tuple(pieces))
+        answer = await classifier.pool(request)
         if isinstance(answer, Refused):
             raise RuntimeError(answer)
-        return [each.probabilities for each in answer.classifications]
+        return [each.scores for each in answer.texts]
 
     return classify
 

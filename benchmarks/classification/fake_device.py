@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 import torch
 
 from benchmarks.classification.designs import Counts, spec_of
-from deployments.classifier.sequence_classifier import SequenceClassifier
-from deployments.text_classifier import TextClassifier
+from deployments.pooling.pooling_model import PoolingModel
+from deployments.pooling.request_queue import TokenIds
+from deployments.text_pooler import TextPooler
 
 CALL_S = 0.020
 TEXT_S = 0.001
@@ -33,20 +34,22 @@ class FakeDevice:
         return [0.5] * len(texts)
 
 
-class _FakeModel(SequenceClassifier):
+class _FakeModel(PoolingModel):
     """The fake device as the model that the worker calls."""
 
-    def __init__(self, stock: SequenceClassifier, device: FakeDevice) -> None:
+    def __init__(self, stock: PoolingModel, device: FakeDevice) -> None:
         """Take the place of a model, with its layout and its probe."""
         super().__init__(stock._model, stock.layout, stock.probe)
         self._fake = device
 
-    def __call__(self, sequences: Sequence[Sequence[int]]) -> torch.Tensor:
+    def __call__(
+        self, sequences: Sequence[TokenIds], type_ids: Sequence[TokenIds | None] = ()
+    ) -> torch.Tensor:
         """Return two equal probabilities for each sequence."""
         return torch.tensor([[result] * 2 for result in self._fake(sequences)])
 
 
-class FakeDeviceClassifier(TextClassifier):
+class FakeDeviceClassifier(TextPooler):
     """Runs this project's classifier and its worker on a fake device."""
 
     def __init__(self, folder: str, device: FakeDevice) -> None:
@@ -54,5 +57,5 @@ class FakeDeviceClassifier(TextClassifier):
         self._fake = device
         super().__init__(spec_of(folder))
 
-    def _place(self) -> SequenceClassifier:
+    def _place(self) -> PoolingModel:
         return _FakeModel(super()._place(), self._fake)

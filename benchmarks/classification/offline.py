@@ -20,14 +20,15 @@ import torch
 from benchmarks.classification.designs import MAX_BATCHED_TOKENS, NO_LIMIT, stock_pipeline
 from benchmarks.classification.table import Figures
 from benchmarks.classification.texts import MIXED, SHORT, Lengths, make_texts
-from deployments.classifier.device_worker import DeviceWorker
-from deployments.classifier.lanes import choose_num_lanes
-from deployments.classifier.model_loader import load_classifier
-from deployments.classifier.request_queue import QueueLimits, RequestQueue, TokenIds
-from deployments.classifier.sequence_classifier import SequenceClassifier
-from deployments.classifier.text_encoder import TextEncoder
 from deployments.compute.cpu.memory import keep_freed_memory
-from deployments.contract import ClassificationRequest
+from deployments.contract import PoolingRequest
+from deployments.model_spec import Task
+from deployments.pooling.device_worker import DeviceWorker
+from deployments.pooling.lanes import choose_num_lanes
+from deployments.pooling.model_loader import load_pooler
+from deployments.pooling.pooling_model import PoolingModel
+from deployments.pooling.request_queue import QueueLimits, RequestQueue, TokenIds
+from deployments.pooling.text_encoder import TextEncoder
 
 Run = Callable[[Sequence[str]], object]
 Row = tuple[str, int, float, float, float, float]
@@ -112,34 +113,35 @@ def ms_per_text(run: Run, texts: Sequence[str], size: int) -> float:
 
 
 @contextmanager
-def our_runs(folder: str) -> Iterator[tuple[Run, Run]]:
-    """Yield this project's encoder and classifier without and with lanes, both warmed up."""
+def our_runs(
+    folder: str, task: Task = "classify", dtype: str = "bfloat16"
+) -> Iterator[tuple[Run, Run]]:
+    """Yield this project's encoder and model without and with lanes, both warmed up."""
     keep_freed_memory()
-    loaded = load_classifier(
+    loaded = load_pooler(
         folder,
+        task=task,
         revision=None,
-        dtype="bfloat16",
+        dtype=dtype,
         device=torch.device("cpu"),
         max_model_len=512,
     )
     num_threads = torch.get_num_threads()
     num_lanes = choose_num_lanes(loaded.model, torch.device("cpu"), num_threads)
     encoder = TextEncoder(loaded.tokenizer, loaded.max_model_len)
-    classifier = SequenceClassifier(
-        loaded.model, loaded.layout, loaded.probes.of_length(1), num_lanes
-    )
+    classifier = PoolingModel(loaded.model, loaded.layout, loaded.probes.of_length(1), num_lanes)
     if classifier.layout != "packed":
         raise RuntimeError("the model could not be packed; the log says why")
     queue = RequestQueue(QueueLimits(NO_LIMIT, None))
 
-    def place() -> SequenceClassifier:
+    def place() -> PoolingModel:
         torch.set_num_threads(num_threads)  # a new thread takes the number that any thread set last
         return classifier
 
     worker = DeviceWorker(place, queue, MAX_BATCHED_TOKENS, lambda stats: None)
 
     def encoded(texts: Sequence[str]) -> tuple[TokenIds, ...]:
-        (found,) = encoder.encode([ClassificationRequest("offline", tuple(texts))])
+        (found,) = encoder.encode([PoolingRequest("offline", tuple(texts))])
         if isinstance(found, Exception):
             raise found
         return found.token_ids

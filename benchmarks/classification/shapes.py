@@ -1,8 +1,9 @@
-"""Builds classifiers of RoBERTa's shape with random weights; nothing is downloaded.
+"""Builds models of RoBERTa's kind with random weights; nothing is downloaded.
 
 The speed of a forward pass depends on shapes and types, not on the values of the weights.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,13 @@ from typing import Any
 
 import torch
 from tokenizers import processors
-from transformers import PreTrainedTokenizerFast, RobertaConfig, RobertaForSequenceClassification
+from transformers import (
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    RobertaConfig,
+    RobertaForSequenceClassification,
+    RobertaModel,
+)
 
 from benchmarks.classification.texts import documentation
 from models.training.byte_level_bpe import train_byte_level_bpe
@@ -23,7 +30,7 @@ VOCAB_SIZE = 4096
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A classifier's shape.
+    """A model's shape.
 
     Attributes:
         name: The name of its folder, and its name in tables.
@@ -59,6 +66,18 @@ SMALL = Shape(
 """About a tenth of the arithmetic, for the online matrix: two cores take as long per piece as the
 GPU of the queue batcher's author took with a 7B model."""
 
+MINILM = Shape(
+    "minilm-l6-random",
+    {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 384,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 12,
+        "intermediate_size": 1536,
+    },
+)
+"""The shape of all-MiniLM-L6-v2, the most common embedding model."""
+
 TINY = Shape(
     "roberta-tiny-random",
     {
@@ -80,19 +99,62 @@ def build(shape: Shape, parent: Path, dtype: torch.dtype = torch.bfloat16) -> Pa
         parent: The folder in which to make it.
         dtype: The type of the weights.
     """
-    folder = parent / shape.name
-    config = RobertaConfig(
+    labels = {0: "human", 1: "generated"}
+    config = _config(shape, id2label=labels, label2id={name: i for i, name in labels.items()})
+    torch.manual_seed(0)
+    return _save(RobertaForSequenceClassification(config), shape, parent, dtype)
+
+
+def build_embedder(shape: Shape, parent: Path) -> Path:
+    """Save an embedding model of this shape in float32, with files that older software reads, too.
+
+    Args:
+        shape: The shape.
+        parent: The folder in which to make it.
+    """
+    torch.manual_seed(0)
+    folder = _save(RobertaModel(_config(shape)), shape, parent, torch.float32)
+    modules = [
+        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+        {
+            "idx": 1,
+            "name": "1",
+            "path": "1_Pooling",
+            "type": "sentence_transformers.models.Pooling",
+        },
+    ]
+    pooling = {
+        "word_embedding_dimension": shape.options["hidden_size"],
+        "pooling_mode_mean_tokens": True,
+    }
+    (folder / "1_Pooling").mkdir()
+    tokenizer = json.loads((folder / "tokenizer_config.json").read_text())
+    # transformers 4 does not know the name of the class that transformers 5 writes.
+    tokenizer["tokenizer_class"] = "PreTrainedTokenizerFast"
+    for name, content in (
+        ("modules.json", modules),
+        ("1_Pooling/config.json", pooling),
+        ("sentence_bert_config.json", {"max_seq_length": MAX_MODEL_LEN, "do_lower_case": False}),
+        ("tokenizer_config.json", tokenizer),
+    ):
+        (folder / name).write_text(json.dumps(content))
+    return folder
+
+
+def _config(shape: Shape, **more: Any) -> RobertaConfig:
+    return RobertaConfig(
         **shape.options,
         max_position_embeddings=MAX_MODEL_LEN + 2,  # RoBERTa's positions start at 2
         type_vocab_size=1,
         bos_token_id=0,
         pad_token_id=1,
         eos_token_id=2,
-        id2label={0: "human", 1: "generated"},
-        label2id={"human": 0, "generated": 1},
+        **more,
     )
-    torch.manual_seed(0)
-    model = RobertaForSequenceClassification(config)
+
+
+def _save(model: PreTrainedModel, shape: Shape, parent: Path, dtype: torch.dtype) -> Path:
+    folder = parent / shape.name
     torch.nn.Module.to(model, dtype)  # transformers' own `to` hides its types
     model.save_pretrained(folder)
     _tokenizer().save_pretrained(folder)

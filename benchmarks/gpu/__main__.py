@@ -181,6 +181,8 @@ def _row(
         step_s=graphs.step_s if graphs else None,
         plain_step_s=plain.step_s if plain else None,
         num_graphs=graphs.num_graphs if graphs else None,
+        peak_bytes=graphs.peak_bytes if graphs else None,
+        planned_bytes=graphs.planned_bytes if graphs else None,
         static_rate=static_rate,
         threads_rate=rate_in_threads,
     )

@@ -17,8 +17,11 @@ from benchmarks.gpu.shapes import BenchmarkModel, stock
 from deployments.engine.engine import Engine
 from deployments.engine.limits import EngineLimits
 from deployments.engine.model.loader import LoadedModel
+from deployments.engine.model.memory_demand import memory_demand
+from deployments.engine.replay.graph_sizes import MAX_GRAPHS
 from deployments.engine.sampling_params import SamplingParams
 from deployments.engine.scheduling.sequence import SequenceRequest
+from deployments.model_shape import ModelShape
 
 NUM_WARM_STEPS = 8
 """Decode steps that are not timed, because the first ones are captured."""
@@ -60,11 +63,15 @@ class EngineRate:
         step_s: Median time of a decode step, including sampling and detokenizing.
         num_graphs: Decode steps that were captured.
         mean_length: Tokens that each sequence held, on average over the timed steps.
+        planned_bytes: Memory that a replica's plan expects: weights, steps, keys and values.
+        peak_bytes: The most that was allocated; on a CPU only weights, keys and values count.
     """
 
     step_s: float
     num_graphs: int
     mean_length: float
+    planned_bytes: int
+    peak_bytes: int
 
 
 def engine_rate(loaded: LoadedModel, load: Load, *, cuda_graphs: bool) -> EngineRate:
@@ -78,6 +85,9 @@ def engine_rate(loaded: LoadedModel, load: Load, *, cuda_graphs: bool) -> Engine
         prefix_caching=False,
         cuda_graphs=cuda_graphs,
     )
+    on_gpu = loaded.model.device.type == "cuda"
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()
     engine = Engine(loaded, limits)
     engine.warm_up()
     params = SamplingParams(temperature=0, max_tokens=load.num_tokens, ignore_eos=True)
@@ -99,7 +109,30 @@ def engine_rate(loaded: LoadedModel, load: Load, *, cuda_graphs: bool) -> Engine
         _step(engine, num_new)
     # Sequences end in the order of their prefill, so some ended with the last timed step.
     mean_length = load.prompt_length + first + len(seconds) / 2
-    return EngineRate(statistics.median(seconds), num_graphs, mean_length)
+    held_bytes = loaded.num_weight_bytes + engine.kv_bytes
+    return EngineRate(
+        statistics.median(seconds),
+        num_graphs,
+        mean_length,
+        _planned_bytes(loaded, limits) + engine.kv_bytes,
+        torch.cuda.max_memory_allocated() if on_gpu else held_bytes,
+    )
+
+
+def _planned_bytes(loaded: LoadedModel, limits: EngineLimits) -> int:
+    """Return what a replica plans for all but keys and values."""
+    dtype = str(loaded.model.dtype).removeprefix("torch.")
+    is_captured = limits.cuda_graphs and loaded.model.device.type == "cuda"
+    return memory_demand(
+        ModelShape.of(loaded.model.config),
+        weight_bytes=loaded.num_weight_bytes,
+        dtype=dtype,
+        step_dtype=dtype,
+        max_model_len=limits.max_model_len,
+        max_num_seqs=limits.max_num_seqs,
+        max_batched_tokens=limits.max_batched_tokens,
+        max_graphs=MAX_GRAPHS if is_captured else 0,
+    ).fixed_bytes
 
 
 def _step(engine: Engine, num_new: dict[str, int]) -> float:

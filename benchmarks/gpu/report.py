@@ -14,6 +14,8 @@ COLUMNS = (
     "times the floor",
     "without graphs, ms",
     "graphs",
+    "memory, GiB",
+    "planned, GiB",
     "engine, tok/s",
     "generate, one batch, tok/s",
     "generate, threads, tok/s",
@@ -31,6 +33,8 @@ class Row:
         step_s: Time of the engine's decode step.
         plain_step_s: The same, launched kernel by kernel.
         num_graphs: Captured steps.
+        peak_bytes: The most memory that the engine allocated, its weights included.
+        planned_bytes: What a replica plans for the same.
         static_rate: Tokens per second of `generate` on one batch.
         threads_rate: Tokens per second of `generate` in threads.
     """
@@ -41,6 +45,8 @@ class Row:
     step_s: float | None = None
     plain_step_s: float | None = None
     num_graphs: int | None = None
+    peak_bytes: int | None = None
+    planned_bytes: int | None = None
     static_rate: float | None = None
     threads_rate: float | None = None
 
@@ -56,6 +62,8 @@ class Row:
             _number(ratio, 1, 2),
             _number(self.plain_step_s, 1000, 2),
             "-" if self.num_graphs is None else str(self.num_graphs),
+            _number(self.peak_bytes, 2**-30, 2),
+            _number(self.planned_bytes, 2**-30, 2),
             _number(self.num_seqs / self.step_s if self.step_s else None, 1, 0),
             _number(self.static_rate, 1, 0),
             _number(self.threads_rate, 1, 0),

@@ -3,7 +3,7 @@
 Benchmarks that start several servers in turn run this. The configuration is the shipped
 serve_config.yaml with another model in it.
 
-Run: python -m benchmarks.peers.serve_model --model FOLDER --port 8000 [--task classify]
+Run: python -m benchmarks.peers.serve_model --model FOLDER --port 8000 [--task classify | embed]
 """
 
 import argparse
@@ -26,11 +26,18 @@ def configuration(args: argparse.Namespace) -> dict[str, Any]:
     config: dict[str, Any] = yaml.safe_load((ROOT / "serve_config.yaml").read_text())
     config["http_options"]["port"] = args.port
     application = config["applications"][0]
-    model = next(m for m in application["args"]["models"] if m["task"] == args.task)
+    # An entry that embeds has the keys of one that classifies.
+    task = "generate" if args.task == "generate" else "classify"
+    model = next(m for m in application["args"]["models"] if m["task"] == task)
     deployments = {each["name"]: each for each in application["deployments"]}
     ingress, deployment = deployments["Ingress"], deployments[model["id"]]
     name = Path(args.model).name
-    model |= {"id": name, "source": str(Path(args.model).resolve()), "dtype": args.dtype}
+    model |= {
+        "id": name,
+        "task": args.task,
+        "source": str(Path(args.model).resolve()),
+        "dtype": args.dtype,
+    }
     model |= {"max_model_len": args.max_model_len, "num_threads": args.num_threads}
     if args.max_batched_tokens is not None:
         model["max_batched_tokens"] = args.max_batched_tokens
@@ -39,7 +46,9 @@ def configuration(args: argparse.Namespace) -> dict[str, Any]:
         model["max_queued_requests"] = args.max_queued_requests
     replicas = {"min_replicas": args.num_ingresses, "max_replicas": args.num_ingresses}
     ingress["autoscaling_config"] = replicas
+    application["import_path"] = args.import_path or application["import_path"]
     deployment["name"] = name
+    application["args"]["tracing"]["otlp_endpoint"] = args.otlp_endpoint
     application["args"]["models"], application["deployments"] = [model], [ingress, deployment]
     return config
 
@@ -49,7 +58,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--model", required=True, help="a folder with weights and tokenizer")
     parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--task", choices=("generate", "classify"), default="generate")
+    parser.add_argument("--task", choices=("generate", "classify", "embed"), default="generate")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--max-model-len", type=int, default=2048)
     parser.add_argument("--max-batched-tokens", type=int, help="default: as shipped")
@@ -57,6 +66,8 @@ def main() -> None:
     parser.add_argument("--max-num-seqs", type=int, default=32)
     parser.add_argument("--max-queued-requests", type=int, default=64)
     parser.add_argument("--num-ingresses", type=int, default=1)
+    parser.add_argument("--import-path", help="another builder than the shipped one")
+    parser.add_argument("--otlp-endpoint", help="send traces there; default: none are made")
     parser.add_argument("--plain", action="store_true", help="Serve's own proxy, without serve.env")
     args = parser.parse_args()
     args.num_threads = args.num_threads if args.num_threads == "auto" else int(args.num_threads)

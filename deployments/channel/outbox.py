@@ -8,15 +8,18 @@ outbox holds at most the answers themselves, however slow the ingress is.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from deployments.channel.wire import Entry, encode_message
 from deployments.engine.output import FinishReason, TextDelta
 
-MAX_NUM_DELTAS: Final = 1024
+MAX_WEIGHT: Final = 1024
 """The most deltas in one message. After each message the outbox looks again whether the ingress
 keeps up; a step of the engine seldom has more."""
+
+ENTRIES_PER_WEIGHT: Final = 256
+"""Log-probabilities of a prompt that count as one more delta: 3 KiB and the bytes of the tokens."""
 
 MIN_INTERVAL_S: Final = 0.01
 
@@ -117,17 +120,30 @@ class Outbox:
     def _take(self) -> list[Entry]:
         """Remove the deltas of the next message; return one entry for each stream."""
         entries: list[Entry] = []
-        room = MAX_NUM_DELTAS
+        room = MAX_WEIGHT
         for number in list(self._gathered):
             deltas = self._gathered.pop(number)
-            if len(deltas) > room:
-                self._gathered[number] = deltas[room:]
-                deltas = deltas[:room]
-            room -= len(deltas)
+            num_fitting, room = _fit(deltas, room)
+            if len(deltas) > num_fitting:
+                self._gathered[number] = deltas[num_fitting:]
+                deltas = deltas[:num_fitting]
             entries.append((number, TextDelta.join(deltas)))
             stream = self._streams.get(number)
             if stream is not None and deltas[-1].finish_reason is not None:
                 stream.end(is_delivered=True)
-            if not room:
+            if room <= 0:
                 break
         return entries
+
+
+def _fit(deltas: Sequence[TextDelta], room: int) -> tuple[int, int]:
+    """Return how many deltas fit into a message, at least one, and the room that they leave."""
+    if not any(delta.prompt_logprobs for delta in deltas):
+        num_fitting = min(len(deltas), room)
+        return num_fitting, room - num_fitting
+    for at, delta in enumerate(deltas):
+        if room <= 0:
+            return at, room
+        num_entries = sum(part.num_entries for part in delta.prompt_logprobs)
+        room -= 1 + num_entries // ENTRIES_PER_WEIGHT
+    return len(deltas), room

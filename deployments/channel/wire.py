@@ -9,8 +9,11 @@ pickled, so a stranger who reaches the socket can at worst send a malformed fram
     hello    = [version, secret, channel id]
     go-ahead = [number in `Started`]
     entry    = [stream number, token ids, text]
-             | [stream number, token ids, text, finish reason, error, logprobs, cached tokens]
+             | [stream number, token ids, text, finish reason, error, logprobs, cached tokens,
+                stop string, prompt logprobs]
     logprob  = [[token id, bytes, logprob], [likeliest tokens, in the same form]]
+    prompt logprobs = [[first, number of likeliest tokens, token ids, logprobs, ranks,
+                [[token id, bytes]]]], see `PromptLogprobs`
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,14 +22,20 @@ from typing import Any, Final
 
 import msgpack  # type: ignore[import-untyped] # ships no types
 
-from deployments.engine.output import FinishReason, TextDelta, TokenLogprob, TokenLogprobs
+from deployments.engine.output import (
+    FinishReason,
+    PromptLogprobs,
+    TextDelta,
+    TokenLogprob,
+    TokenLogprobs,
+)
 
-VERSION: Final = 2
+VERSION: Final = 4
 MAX_INGRESS_BYTES: Final = 256
 """The most bytes of a frame from an ingress."""
 
 MAX_MESSAGE_BYTES: Final = 64 * 2**20
-"""Far more than a message of `outbox.MAX_NUM_DELTAS` deltas takes."""
+"""Far more than a message of deltas takes, which `outbox.MAX_WEIGHT` bounds."""
 
 MAX_SILENCE_S: Final = 5.0
 """A replica that sends nothing for so long is taken for lost; it sends something every second."""
@@ -155,7 +164,8 @@ def _unpack(payload: bytes) -> Any:
 
 
 def _entry(number: int, delta: TextDelta) -> tuple[object, ...]:
-    if delta.finish_reason is None and not delta.logprobs and not delta.num_cached_tokens:
+    has_more = delta.logprobs or delta.num_cached_tokens or delta.prompt_logprobs
+    if delta.finish_reason is None and not has_more:
         return number, delta.token_ids, delta.text
     return (
         number,
@@ -165,6 +175,11 @@ def _entry(number: int, delta: TextDelta) -> tuple[object, ...]:
         delta.error,
         [(_triple(each.chosen), [_triple(top) for top in each.top]) for each in delta.logprobs],
         delta.num_cached_tokens,
+        delta.stop,
+        [
+            (each.first, each.num_top, each.token_ids, each.logprobs, each.ranks, each.token_bytes)
+            for each in delta.prompt_logprobs
+        ],
     )
 
 
@@ -175,8 +190,11 @@ def _delta(
     error: str | None = None,
     logprobs: tuple[Any, ...] = (),
     num_cached_tokens: int = 0,
+    stop: str | None = None,
+    prompt_logprobs: tuple[Any, ...] = (),
 ) -> TextDelta:
-    if finish_reason is None and not logprobs and not num_cached_tokens:
+    has_more = logprobs or num_cached_tokens or prompt_logprobs
+    if finish_reason is None and not has_more:
         return TextDelta(token_ids, text)
     return TextDelta(
         token_ids,
@@ -188,6 +206,8 @@ def _delta(
             for chosen, top in logprobs
         ),
         num_cached_tokens,
+        stop,
+        prompt_logprobs=tuple(PromptLogprobs(*each) for each in prompt_logprobs),
     )
 
 

@@ -12,7 +12,10 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from deployments.compute.cpu.processor import has_bfloat16
+from deployments.compute.device_errors import is_out_of_memory
 from deployments.compute.errors import UnsupportedModelError
+from deployments.model_shape import choose_dtype_name, stored_dtype
 
 LOAD_ERRORS = (OSError, ValueError, RuntimeError, ImportError, SafetensorError)
 """Errors raised for broken or missing files, shapes that don't fit and missing packages."""
@@ -24,12 +27,15 @@ def wrap_load_errors(source: str) -> Iterator[None]:
 
     Raises:
         UnsupportedModelError: A file is missing or broken, or the block raised this error itself.
+        RuntimeError: Memory ran out, so the files may be right; see `is_out_of_memory`.
     """
     try:
         yield
     except UnsupportedModelError:
         raise
     except LOAD_ERRORS as error:
+        if is_out_of_memory(error):
+            raise
         raise UnsupportedModelError(f"can't load {source!r}: {_advice(source, error)}") from error
 
 
@@ -81,20 +87,10 @@ def require_tokenizer_files(source: str, tokenizer: PreTrainedTokenizerBase) -> 
 
 
 def choose_dtype(config: PreTrainedConfig, dtype: str, device: torch.device) -> torch.dtype:
-    """Return the dtype of the weights on the device.
-
-    `auto` keeps the files' dtype, except on a CPU: float16 becomes float32 there, and so does every
-    dtype if the CPU lacks AVX512_BF16.
-    """
-    if dtype != "auto":
-        chosen = getattr(torch, dtype)
-        assert isinstance(chosen, torch.dtype)
-        return chosen
-    stored = config.get_text_config().dtype or torch.float32
-    if isinstance(stored, str):
-        stored = getattr(torch, stored)
-    assert isinstance(stored, torch.dtype)
-    has_bf16 = device.type != "cpu" or torch.cpu._is_avx512_bf16_supported()
-    if device.type == "cpu" and (stored == torch.float16 or not has_bf16):
-        return torch.float32
-    return stored
+    """Return the dtype of the weights on the device; see `choose_dtype_name`."""
+    on_cpu = device.type == "cpu"
+    has_bf16 = on_cpu and has_bfloat16()
+    chosen = choose_dtype_name(stored_dtype(config), dtype, on_cpu=on_cpu, has_bf16=has_bf16)
+    found = getattr(torch, chosen)
+    assert isinstance(found, torch.dtype)
+    return found

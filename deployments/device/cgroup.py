@@ -5,24 +5,51 @@
 Source: https://docs.kernel.org/admin-guide/cgroup-v2.html, memory.max and cpu.max.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 CGROUP = Path("/sys/fs/cgroup")
 """Where a container sees its own limits."""
 
 
-def free_bytes(cgroup: Path = CGROUP) -> int | None:
-    """Return the bytes below the memory limit, or None without a limit.
+@dataclass(frozen=True, slots=True)
+class ContainerMemory:
+    """A container's memory.
 
-    Inactive cached file pages count as free, as in Kubernetes: the kernel reclaims them first.
+    Attributes:
+        limit_bytes: The most that it may use.
+        used_bytes: What it uses. Inactive cached file pages count as free, as in Kubernetes: the
+            kernel reclaims them first.
     """
+
+    limit_bytes: int
+    used_bytes: int
+
+
+def free_bytes(cgroup: Path = CGROUP) -> int | None:
+    """Return the bytes below the memory limit, or None without a limit."""
+    found = memory(cgroup)
+    return None if found is None else max(0, found.limit_bytes - found.used_bytes)
+
+
+def memory(cgroup: Path = CGROUP) -> ContainerMemory | None:
+    """Return the container's memory, or None without a limit."""
     limit = _read(cgroup / "memory.max")
     if not limit or limit == ["max"]:
         return None
     stat = _read(cgroup / "memory.stat")
     values = dict(zip(stat[::2], stat[1::2], strict=True))
     used = int(_read(cgroup / "memory.current")[0]) - int(values.get("inactive_file", 0))
-    return max(0, int(limit[0]) - used)
+    return ContainerMemory(int(limit[0]), used)
+
+
+def available_bytes() -> int:
+    """Return the bytes that are free now, on the machine and in the container."""
+    available = int(psutil.virtual_memory().available)
+    allowed = free_bytes()
+    return available if allowed is None else min(available, allowed)
 
 
 def num_cores(cgroup: Path = CGROUP) -> float | None:

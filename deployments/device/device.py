@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Protocol
 
-import psutil
 import torch
 
 from deployments.device import cgroup
@@ -96,9 +95,7 @@ class CpuDevice:
     @property
     def total_bytes(self) -> int:
         """Memory that is free now, on the machine and in the container."""
-        available = int(psutil.virtual_memory().available)
-        allowed = cgroup.free_bytes()
-        return available if allowed is None else min(available, allowed)
+        return cgroup.available_bytes()
 
     @property
     def foreign_bytes(self) -> int:
@@ -145,6 +142,8 @@ def num_compute_threads(weight_bytes: int, large_bytes: int = LARGE_MODEL_BYTES)
 
 def num_cores() -> int:
     """Return how many cores this process may use, by its affinity and its container's limit."""
-    num_cores = len(os.sched_getaffinity(0))
+    # macOS binds no process to cores.
+    is_bound = hasattr(os, "sched_getaffinity")
+    num_cores = len(os.sched_getaffinity(0)) if is_bound else os.cpu_count() or 1
     allowed = cgroup.num_cores()
     return num_cores if allowed is None else min(num_cores, ceil(allowed))

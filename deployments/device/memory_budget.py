@@ -21,6 +21,7 @@ head (not per query head), `deployments.engine.attention.kv_cache.KVShape.group_
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import ceil
 
 GIB = 2**30
 
@@ -33,7 +34,20 @@ TYPICAL_TOKENS = 2048
 
 
 class DeviceMemoryError(ValueError):
-    """The share can't hold the model and one sequence; the message says what to change."""
+    """The share can't hold the model and one sequence; the message says what to change.
+
+    Attributes:
+        least_bytes: The smallest share that would do, in bytes; None if it is not known.
+    """
+
+    def __init__(self, message: str, least_bytes: int | None = None) -> None:
+        super().__init__(message, least_bytes)
+        self.message = message
+        self.least_bytes = least_bytes
+
+    def __str__(self) -> str:
+        """Return the message."""
+        return self.message
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +81,8 @@ class MemoryDemand:
     Attributes:
         weight_bytes: The weights.
         activation_bytes: The peak of a step, without weights and KV memory.
-        groups: Its groups of layers, the one with the largest capacity first.
+        groups: Its groups of layers, the one with the largest capacity first; none if the model
+            keeps no keys and values, as a classifier.
         graph_bytes: Captured decode steps; 0 if none are captured.
     """
 
@@ -85,6 +100,11 @@ class MemoryDemand:
     def sequence_bytes(self) -> int:
         """Bytes of the blocks of one sequence of the model's full length."""
         return sum(group.blocks_for(group.capacity) * group.block_bytes for group in self.groups)
+
+    @property
+    def least_bytes(self) -> int:
+        """The smallest share in bytes that holds the model and one sequence."""
+        return ceil((self.fixed_bytes + self.sequence_bytes) / (1 - HEADROOM))
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,19 +192,45 @@ def plan_kv_blocks(
     share_bytes = int(left_bytes * (1 - HEADROOM))
     budget_bytes = share_bytes - demand.fixed_bytes
     if budget_bytes < demand.sequence_bytes:
+        held = f", of which others hold {foreign_bytes / GIB:.2f} GiB," if foreign_bytes else ""
         raise DeviceMemoryError(
-            f"a share of {share:g} of {total_bytes / GIB:.2f} GiB, of which others hold "
-            f"{foreign_bytes / GIB:.2f} GiB, leaves {share_bytes / GIB:.2f} GiB to use, but the "
-            f"model needs {demand.weight_bytes / GIB:.2f} GiB for weights, "
-            f"{demand.activation_bytes / GIB:.2f} GiB for a step, {demand.graph_bytes / GIB:.2f} "
-            f"GiB for captured steps and {demand.sequence_bytes / GIB:.2f} GiB for one sequence; "
-            "raise num_gpus (or gpu_share), or lower max_model_len or max_batched_tokens, or "
-            "switch cuda_graphs off"
+            f"a share of {share:g} of {total_bytes / GIB:.2f} GiB{held} leaves "
+            f"{share_bytes / GIB:.2f} GiB to use, but the model needs {_described(demand)}; "
+            f"{_remedy(total_bytes, share, demand)}",
+            demand.least_bytes,
         )
+    if not demand.groups:
+        return KVPlan(share_bytes, (), 0, 0)
     blocks = _fill(demand.groups, max_num_seqs, budget_bytes)
     kv_bytes = _bytes_of(demand.groups, blocks)
     num_tokens = blocks[0] * demand.groups[0].block_size
     return KVPlan(share_bytes, tuple(blocks), kv_bytes, num_tokens)
+
+
+def _described(demand: MemoryDemand) -> str:
+    parts = {"weights": demand.weight_bytes, "a step": demand.activation_bytes}
+    if demand.graph_bytes:
+        parts["captured steps"] = demand.graph_bytes
+    if demand.groups:
+        parts["one sequence"] = demand.sequence_bytes
+    *first, last = [f"{size / GIB:.2f} GiB for {name}" for name, size in parts.items()]
+    return f"{', '.join(first)} and {last}"
+
+
+def _remedy(total_bytes: int, share: float, demand: MemoryDemand) -> str:
+    """Return what to write in the configuration, with the numbers that would do."""
+    least_share = ceil(100 * demand.least_bytes / total_bytes) / 100
+    if least_share <= share:
+        larger = "end what else holds memory"
+    elif least_share <= 1:
+        larger = f"raise num_gpus (or gpu_share) to {least_share:g}"
+    else:
+        larger = f"give it a device of {demand.least_bytes / GIB:.1f} GiB"
+    if demand.weight_bytes >= total_bytes * share * (1 - HEADROOM):
+        return larger
+    smaller = "lower max_model_len or max_batched_tokens"
+    graphs = ", or switch cuda_graphs off" if demand.graph_bytes else ""
+    return f"{larger}, or {smaller}{graphs}"
 
 
 def _fill(groups: tuple[GroupDemand, ...], max_num_seqs: int, budget_bytes: int) -> list[int]:

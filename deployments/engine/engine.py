@@ -10,9 +10,11 @@ engine must not be used after it.
 """
 
 import logging
+import time
 from collections.abc import Iterable
 from dataclasses import replace
 
+from deployments.compute.device_errors import is_out_of_memory
 from deployments.compute.errors import UnsupportedModelError
 from deployments.compute.sdpa import disable_cudnn_attention
 from deployments.compute.token_budget import TokenBudget
@@ -30,12 +32,17 @@ from deployments.engine.output import EngineStats, FinishReason, TextDelta
 from deployments.engine.recovery.sampling_recovery import sample_step
 from deployments.engine.recovery.step_recovery import OUT_OF_MEMORY, Row, StepOutcome, StepRecovery
 from deployments.engine.replay.cuda_capture import open_capturer
+from deployments.engine.sampling.logprobs import PromptScores
 from deployments.engine.sampling.sampler import Sampled
 from deployments.engine.sampling_params import SamplingParams
 from deployments.engine.scheduling.scheduler import DecodeRow, Scheduler, StepPlan
 from deployments.engine.scheduling.sequence import Sequence, SequenceEvent, SequenceRequest
 
 logger = logging.getLogger(__name__)
+
+MAX_SCORED_LOGITS = 2**24
+"""Logits of a step that are computed only for the log-probabilities of prompts: 64 MiB in float32,
+64 rows of a vocabulary of 262,144 tokens."""
 
 
 class Engine:
@@ -91,11 +98,14 @@ class Engine:
             max_batched_tokens=self._budget.max_tokens,
             full_context_length=self._kv.full_context_length,
             prefix_caching=limits.prefix_caching,
+            max_scored_rows=max(1, MAX_SCORED_LOGITS // self._vocab_size),
         )
         self._sequences: dict[str, Sequence] = {}
         self._num_steps = 0
         self._num_prompt_tokens = 0
         self._num_cached_tokens = 0
+        self._num_preempted = 0
+        self._num_resumed = 0
 
     @property
     def kv_bytes(self) -> int:
@@ -122,6 +132,8 @@ class Engine:
             self._num_prompt_tokens,
             self._num_cached_tokens,
             self._scheduler.table.usage,
+            self._num_preempted,
+            self._num_resumed,
         )
 
     def validate(self, request: SequenceRequest) -> None:
@@ -168,6 +180,7 @@ class Engine:
         )
         self._detokenizers.open(request)
         self._sequences[request.sequence_id] = sequence
+        self._num_resumed += request.is_resumed
         self._scheduler.add(sequence)
 
     def abort(self, sequence_id: str) -> None:
@@ -185,6 +198,7 @@ class Engine:
         """
         plan = self._schedule()
         for sequence in plan.admitted:
+            _note_begun(sequence)
             self._num_prompt_tokens += sequence.num_prompt_tokens
             self._num_cached_tokens += sequence.num_cached_tokens
         outcome = self._recovery.run(plan)
@@ -198,7 +212,7 @@ class Engine:
         """Decide what runs, and prepare the KV memory for it."""
         plan = self._scheduler.schedule()
         for sequence in plan.preempted:
-            _note_preempted(sequence)
+            self._note_preempted(sequence)
         self._kv.apply(plan.copies)
         return plan
 
@@ -221,7 +235,9 @@ class Engine:
         self._mark_computed(outcome.ran)
         deltas = [self._fail(sequence, why) for sequence, why in outcome.failed]
         for step_logits in outcome.logits:
-            deltas += self._sample(step_logits)
+            deltas += [self._report(*scored) for scored in step_logits.scores]
+            if step_logits.sequences:
+                deltas += self._sample(step_logits)
         for sequence in outcome.restarting:
             self._preempt(sequence)
         self._adjust_budget(outcome.num_oom_tokens)
@@ -250,19 +266,35 @@ class Engine:
 
     def _preempt(self, sequence: Sequence) -> None:
         """Return a running sequence to the waiting queue; its tokens are recomputed later."""
-        _note_preempted(sequence)
+        self._note_preempted(sequence)
         self._scheduler.preempt(sequence)
+
+    def _note_preempted(self, sequence: Sequence) -> None:
+        self._num_preempted += 1
+        if sequence.request.journal is not None:
+            sequence.request.journal.preempted_ns.append(time.time_ns())
+        logger.info(
+            "sequence %s is preempted with %d tokens",
+            sequence.sequence_id,
+            len(sequence.token_ids),
+        )
+
+    def _report(self, sequence: Sequence, scores: PromptScores) -> tuple[str, TextDelta]:
+        """Report the log-probabilities of a prompt's next tokens."""
+        delta = self._detokenizers.describe_prompt(sequence, scores)
+        sequence.num_scored_tokens += sum(map(len, delta.prompt_logprobs))
+        return sequence.sequence_id, delta
 
     def _sample(self, step_logits: StepLogits) -> list[tuple[str, TextDelta]]:
         step = sample_step(step_logits)
-        out_of_memory = [sequence for sequence, is_out_of_memory in step.failed if is_out_of_memory]
+        out_of_memory = [sequence for sequence, is_short in step.failed if is_short]
         # A smaller step can't help the only running sequence.
         runs_alone = self._scheduler.num_running == 1
         if out_of_memory and not runs_alone:
             self._budget.shrink(len(step_logits.sequences))
         deltas: list[tuple[str, TextDelta]] = []
-        for sequence, is_out_of_memory in step.failed:
-            if not is_out_of_memory:
+        for sequence, is_short in step.failed:
+            if not is_short:
                 deltas.append(self._fail(sequence, "the next token could not be sampled"))
             elif runs_alone:
                 deltas.append(self._fail(sequence, OUT_OF_MEMORY))
@@ -275,6 +307,16 @@ class Engine:
         if sampled is None:
             why = sequence.grammar_error or "no token can be chosen: the logits are not finite"
             return self._fail(sequence, why)
+        if sequence.is_full:  # `max_tokens` is 0: only the prompt was to be computed
+            self._finish(sequence, FinishReason.LENGTH)
+            delta = TextDelta(
+                (),
+                "",
+                FinishReason.LENGTH,
+                num_cached_tokens=sequence.num_cached_tokens,
+                begun_s=sequence.begun_s,
+            )
+            return sequence.sequence_id, delta
         reason = sequence.append(sampled.token_id)
         if sequence.grammar_error is not None:
             return self._fail(sequence, sequence.grammar_error)
@@ -301,6 +343,7 @@ class Engine:
 
         Raises:
             UnsupportedModelError: The model does something that the engine does not support.
+            RuntimeError: Memory ran out; see `is_out_of_memory`.
         """
         num_positions = self.limits.max_model_len
         prompt = tuple(range(min(8, self._vocab_size, num_positions - 2))) or (0,)
@@ -313,15 +356,21 @@ class Engine:
             try:
                 outcome.add((*plan.decode, *plan.prefill), self._runner.run(plan))
             except Exception as error:  # third-party model code may raise anything
+                if is_out_of_memory(error):
+                    raise
                 raise UnsupportedModelError(f"the model failed to warm up: {error}") from error
             for _, delta in self._complete(outcome):
+                if delta.error == OUT_OF_MEMORY:
+                    raise MemoryError(delta.error)
                 if delta.error is not None:
                     raise UnsupportedModelError(f"the model failed to warm up: {delta.error}")
         check_layers(self._text_config, self._runner.visited_layers)
         self._runner.trace()
 
 
-def _note_preempted(sequence: Sequence) -> None:
-    logger.info(
-        "sequence %s is preempted with %d tokens", sequence.sequence_id, len(sequence.token_ids)
-    )
+def _note_begun(sequence: Sequence) -> None:
+    if sequence.begun_s is not None:  # it was preempted since
+        return
+    sequence.begun_s = time.monotonic()
+    if sequence.request.journal is not None:
+        sequence.request.journal.begun_ns = time.time_ns()

@@ -77,7 +77,8 @@ def _broken_states(scheduler: Scheduler) -> Iterator[str]:
                 f"with {sequence.num_computed_tokens} tokens computed"
             )
     for sequence in (*scheduler.running, *scheduler.waiting):
-        is_over = len(sequence.token_ids) >= sequence.max_num_tokens
+        # With max_tokens 0, a sequence is full from the start and ends after its prefill.
+        is_over = sequence.is_full and sequence.request.params.max_tokens != 0
         if is_over or sequence.num_computed_tokens < 0 or sequence.finish_reason is not None:
             yield f"{sequence.sequence_id} should have ended"
 

@@ -5,10 +5,26 @@ tokens of a sequence form a group: those without a window keep all, the others t
 group has blocks of its own, and a running sequence holds one extent in each group.
 """
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 BLOCK_SIZE = 256
 """Tokens of a block."""
+
+
+def layers_by_capacity(windows: Sequence[int | None], max_model_len: int) -> dict[int, int]:
+    """Return the groups of layers: tokens of a sequence that they keep, and how many layers do.
+
+    Args:
+        windows: For each layer, the most tokens that a query sees; None if it sees all.
+        max_model_len: The most tokens of a sequence.
+
+    Returns:
+        The number of layers by capacity, the largest capacity first.
+    """
+    capacities = Counter(min(window or max_model_len, max_model_len) for window in windows)
+    return dict(sorted(capacities.items(), reverse=True))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,10 @@ from deployments.engine.kv_layout import BLOCK_SIZE, KVLayout
 from deployments.engine.sampling_params import InvalidParameterError
 from deployments.engine.scheduling.sequence import SequenceRequest, num_planned_tokens
 
+MAX_NUM_PROMPT_LOGPROBS = 2**17
+"""Log-probabilities that are reported for one prompt, and in the answers to one request. Each takes
+about 80 bytes of the answer."""
+
 
 class InvalidSequenceError(ValueError):
     """The sequence can't be served as requested."""
@@ -64,7 +68,8 @@ class EngineLimits:
         Raises:
             SequenceTooLongError: Prompt and answer are longer than the model's length.
             InvalidSequenceError: The prompt is empty, or a token id is out of range.
-            InvalidParameterError: A parameter names a token id that is out of range.
+            InvalidParameterError: A parameter names a token id that is out of range, or asks for
+                log-probabilities of a prompt with images, or for too many.
         """
         num_tokens = len(request.prompt_token_ids) + len(request.generated_token_ids)
         max_model_len = self.max_model_len
@@ -87,6 +92,8 @@ class EngineLimits:
                 f"{max_tokens}, but the model's length is {max_model_len} tokens; shorten the "
                 "prompt or lower max_tokens"
             )
+        if request.params.prompt_logprobs is not None:
+            _check_prompt_logprobs(request, request.params.prompt_logprobs)
         token_ids = (*request.prompt_token_ids, *request.generated_token_ids)
         if min(token_ids) < 0 or max(token_ids) >= vocab_size:
             raise InvalidSequenceError(f"token ids must be from 0 to {vocab_size - 1}")
@@ -97,3 +104,24 @@ class EngineLimits:
                     f"{vocab_size - 1}",
                     param,
                 )
+
+
+def _check_prompt_logprobs(request: SequenceRequest, num_top: int) -> None:
+    """Refuse log-probabilities of a prompt that can't be computed, or are too many.
+
+    Raises:
+        InvalidParameterError: See `EngineLimits.check`.
+    """
+    if request.model_inputs:
+        raise InvalidParameterError(
+            "prompt_logprobs is not supported for a prompt with images; leave one of them out",
+            "prompt_logprobs",
+        )
+    num_tokens = len(request.prompt_token_ids)
+    if num_tokens * (1 + num_top) > MAX_NUM_PROMPT_LOGPROBS:
+        raise InvalidParameterError(
+            f"the prompt has {num_tokens} tokens, and {1 + num_top} log-probabilities of each are "
+            f"{num_tokens * (1 + num_top)}; at most {MAX_NUM_PROMPT_LOGPROBS} are reported. Ask "
+            "for fewer of the likeliest tokens, or shorten the prompt",
+            "prompt_logprobs",
+        )

@@ -4,9 +4,10 @@ A delta carries token ids as well as text, so that the ingress can resume the se
 replica and count tokens exactly.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
+from struct import unpack
 
 
 class FinishReason(StrEnum):
@@ -48,6 +49,54 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """The log-probabilities of n consecutive tokens of a prompt, packed: a prompt is long.
+
+    All numbers are little-endian and have four bytes.
+
+    Attributes:
+        first: The prompt's first token and its bytes, if it precedes these n. It has no
+            log-probability.
+        num_top: How many of the likeliest tokens are reported at each position.
+        token_ids: [n, 1 + num_top], integers: the prompt's own token, then the likeliest in
+            descending order.
+        logprobs: [n, 1 + num_top], floats: the natural logarithms of their probabilities.
+        ranks: [n], integers: the places of the prompt's own tokens among all tokens by their
+            probability, from 1.
+        token_bytes: Each token id that occurs, once, with its bytes; see `TokenLogprob`.
+    """
+
+    first: tuple[int, bytes] | None
+    num_top: int
+    token_ids: bytes
+    logprobs: bytes
+    ranks: bytes
+    token_bytes: tuple[tuple[int, bytes], ...]
+
+    def __len__(self) -> int:
+        """Return the number of the prompt's tokens, the first included."""
+        return len(self.ranks) // 4 + (self.first is not None)
+
+    @property
+    def num_entries(self) -> int:
+        """How many log-probabilities these are."""
+        return len(self.logprobs) // 4
+
+    def positions(self) -> Iterator[tuple[TokenLogprobs, int]]:
+        """Yield the log-probabilities of each of the n, and the rank of the prompt's own token."""
+        bytes_of = dict(self.token_bytes)
+        token_ids = unpack(f"<{self.num_entries}i", self.token_ids)
+        logprobs = unpack(f"<{self.num_entries}f", self.logprobs)
+        width = 1 + self.num_top
+        for at, rank in enumerate(unpack(f"<{len(self.ranks) // 4}i", self.ranks)):
+            chosen, *top = (
+                TokenLogprob(token_ids[i], bytes_of[token_ids[i]], logprobs[i])
+                for i in range(at * width, (at + 1) * width)
+            )
+            yield TokenLogprobs(chosen, tuple(top)), rank
+
+
+@dataclass(frozen=True, slots=True)
 class TextDelta:
     """The output of a sequence in one engine step, or in several.
 
@@ -60,8 +109,13 @@ class TextDelta:
             has failed.
         logprobs: One for each of `token_ids` if they were requested, else empty. They arrive with
             their ids, even if the text is held back or cut off by a stop string.
-        num_cached_tokens: Set only on the first delta: prompt tokens whose keys and values were
-            taken from another sequence with the same prefix instead of being computed.
+        num_cached_tokens: Set only on the answer's first delta: prompt tokens whose keys and values
+            were taken from another sequence with the same prefix instead of being computed.
+        stop: Set only on the last delta: the stop string that ended the text, if one did.
+        begun_s: Set only on the answer's first delta, and not sent to the ingress: when the engine
+            began with the sequence, by the process's monotonic clock.
+        prompt_logprobs: The log-probabilities of the prompt's next tokens, if they were requested.
+            They come in deltas of their own, before the answer's first.
     """
 
     token_ids: tuple[int, ...]
@@ -70,6 +124,9 @@ class TextDelta:
     error: str | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
     num_cached_tokens: int = 0
+    stop: str | None = None
+    begun_s: float | None = field(default=None, compare=False)
+    prompt_logprobs: tuple[PromptLogprobs, ...] = ()
 
     @classmethod
     def join(cls, deltas: Sequence["TextDelta"]) -> "TextDelta":
@@ -77,14 +134,33 @@ class TextDelta:
         if len(deltas) == 1:
             return deltas[0]
         last = deltas[-1]
+        first = next((delta for delta in deltas if not delta.prompt_logprobs), last)
         return cls(
             tuple(token_id for delta in deltas for token_id in delta.token_ids),
             "".join(delta.text for delta in deltas),
             last.finish_reason,
             last.error,
             tuple(entry for delta in deltas for entry in delta.logprobs),
-            deltas[0].num_cached_tokens,
+            first.num_cached_tokens,
+            last.stop,
+            first.begun_s,
+            tuple(part for delta in deltas for part in delta.prompt_logprobs),
         )
+
+
+@dataclass(slots=True)
+class SequenceJournal:
+    """When things happened to one sequence, for its trace; in Unix nanoseconds.
+
+    The engine's thread writes it, and it is read once the sequence has ended.
+
+    Attributes:
+        begun_ns: When the sequence began to run for the first time; None until then.
+        preempted_ns: When it gave up its memory, and waited again.
+    """
+
+    begun_ns: int | None = None
+    preempted_ns: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +174,8 @@ class EngineStats:
         num_prompt_tokens: Prompt tokens of all admitted sequences.
         num_cached_tokens: How many of those were taken from other sequences.
         kv_usage: The part of the KV memory that running sequences hold, 0 to 1.
+        num_preempted: How often a sequence has given up its memory to wait again.
+        num_resumed: Sequences that another engine had accepted, and this one has gone on with.
     """
 
     num_running: int
@@ -106,3 +184,5 @@ class EngineStats:
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     kv_usage: float = 0.0
+    num_preempted: int = 0
+    num_resumed: int = 0

@@ -57,7 +57,8 @@ class SamplingParams:
     """Sampling and stopping of one sequence; `sampling.sampler` defines the order of operations.
 
     Attributes:
-        max_tokens: Most tokens to generate; None means up to the model's length.
+        max_tokens: Most tokens to generate; None means up to the model's length. With 0 the
+            sequence ends once its prompt is computed.
         min_tokens: Until this many tokens are generated, no token that would end the sequence is
             chosen, and a stop string completed by then is ordinary text. A stop string completed by
             a later token ends the text, even if it began earlier. vLLM does the same.
@@ -79,6 +80,8 @@ class SamplingParams:
             which allows them only where the text is complete and always ends there.
         top_logprobs: How many of the likeliest tokens to report at each position, in addition to
             the chosen one, with their log-probabilities; None reports none.
+        prompt_logprobs: How many of the likeliest tokens to report at each position of the prompt,
+            in addition to the prompt's own one, with their log-probabilities; None reports none.
         skip_special_tokens: Whether special tokens add nothing to the text.
         grammar: The grammar of the text, as llguidance serializes it (`LLMatcher.grammar_from_*`).
             It overrides all other parameters: only tokens that it allows are chosen, and the
@@ -105,6 +108,7 @@ class SamplingParams:
     stop_token_ids: frozenset[int] = field(default_factory=frozenset)
     ignore_eos: bool = False
     top_logprobs: int | None = None
+    prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
     grammar: str | None = field(default=None, repr=False)
     reasoning: ReasoningTokens | None = None
@@ -120,7 +124,8 @@ class SamplingParams:
         self._require(
             min(self.stop_token_ids, default=0) >= 0, "stop_token_ids", "ids of 0 or more"
         )
-        self._require_between(self.top_logprobs or 0, "top_logprobs", 0, MAX_NUM_TOP_LOGPROBS)
+        for name in ("top_logprobs", "prompt_logprobs"):
+            self._require_between(getattr(self, name) or 0, name, 0, MAX_NUM_TOP_LOGPROBS)
         length = 1 if self.grammar is None else len(self.grammar)
         self._require(
             1 <= length <= MAX_GRAMMAR_LENGTH,
@@ -143,11 +148,16 @@ class SamplingParams:
         }
 
     def of_choice(self, index: int) -> "SamplingParams":
-        """Return the parameters of the `index`-th answer to a request; only the seed differs."""
-        return self if index == 0 else replace(self, seed=derive_seed(self.seed, index))
+        """Return the parameters of the `index`-th answer to a prompt.
+
+        Only the seed differs, and the prompt's log-probabilities come with the first answer.
+        """
+        if index == 0:
+            return self
+        return replace(self, seed=derive_seed(self.seed, index), prompt_logprobs=None)
 
     def _check_length(self) -> None:
-        self._require(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", "at least 1")
+        self._require(self.max_tokens is None or self.max_tokens >= 0, "max_tokens", "0 or more")
         self._require(self.min_tokens >= 0, "min_tokens", "0 or more")
         self._require(
             self.max_tokens is None or self.min_tokens <= self.max_tokens,

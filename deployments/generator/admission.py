@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 
 from deployments.contract import GenerationRequest, RequestGroup
 from deployments.engine.kv_layout import KVLayout
-from deployments.errors import InvalidRequestError, OverloadedError
+from deployments.errors import InvalidRequestError, OverloadedError, OverloadReason
 from deployments.generator.turns import Place, Turns
 from deployments.retry_after import RetryEstimator
 
@@ -246,14 +246,17 @@ class Admission:
         raise self._overloaded(
             self._num_to_end(self.num_waiting_tokens + num_new - limit),
             f"{self.num_waiting_tokens} tokens wait (max_queued_tokens is {limit})",
+            OverloadReason.TOKENS,
         )
 
     def _no_room_for_hand_over(self) -> OverloadedError:
         """Return the refusal of a sequence that runs elsewhere, which is no further load."""
         return self._retry_estimator.error(1, HANDED_OVER, self._now_s())
 
-    def _overloaded(self, num_to_end: int, why: str) -> OverloadedError:
-        return self._retry_estimator.overloaded(num_to_end, why, self._now_s())
+    def _overloaded(
+        self, num_to_end: int, why: str, reason: OverloadReason = OverloadReason.REQUESTS
+    ) -> OverloadedError:
+        return self._retry_estimator.overloaded(num_to_end, why, self._now_s(), reason)
 
     def _num_to_end(self, num_tokens: int) -> int:
         """Return how many sequences must end before `num_tokens` fewer tokens wait.

@@ -5,6 +5,7 @@ function that takes this sequence's deltas.
 """
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -33,7 +34,11 @@ Take = Callable[[TextDelta], None]
 
 
 class AsyncEngine:
-    """Runs sequences for the coroutines of one event loop."""
+    """Runs sequences for the coroutines of one event loop.
+
+    Attributes:
+        ready_s: When the step ended whose delta is being taken, by the monotonic clock.
+    """
 
     def __init__(
         self, make_engine: Callable[[], Engine], on_stats: Callable[[EngineStats], None]
@@ -52,7 +57,8 @@ class AsyncEngine:
         self._num_steps_seen = 0
         self._num_steps_spread = 0
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._handed_over: deque[tuple[str, TextDelta]] = deque()
+        self.ready_s = 0.0
+        self._handed_over: deque[tuple[float, str, TextDelta]] = deque()
         self._is_spreading = False
         self._is_stopped = False
         self._thread = EngineThread(make_engine, self._hand_over)
@@ -171,7 +177,8 @@ class AsyncEngine:
 
         If the loop has not yet handled those of earlier steps, one call handles all.
         """
-        self._handed_over += deltas
+        now_s = time.monotonic()
+        self._handed_over += [(now_s, name, delta) for name, delta in deltas]
         if self._loop is None or self._loop.is_closed() or self._is_spreading:
             return
         self._is_spreading = True
@@ -196,7 +203,7 @@ class AsyncEngine:
 
     def _give_out(self) -> None:
         while self._handed_over:
-            sequence_id, delta = self._handed_over.popleft()
+            self.ready_s, sequence_id, delta = self._handed_over.popleft()
             take = self._takers.get(sequence_id)
             if take is None:
                 continue

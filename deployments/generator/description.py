@@ -5,37 +5,50 @@ import time
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from deployments.contract import ModelDescription
-from deployments.engine.model.loader import LoadedModel, load_text_side
+from deployments.engine.model.loader import LoadedModel, load_config, load_text_side
 from deployments.generator.chat_template import choose_tool_call_format, special_marks
 from deployments.generator.default_sampling import default_sampling
 from deployments.generator.prompt_encoder import PromptEncoder
 from deployments.generator.reasoning import describe_reasoning
+from deployments.model_shape import ModelShape
 from deployments.model_spec import ModelSpec
+from deployments.replica_plan import NO_LIMIT_LEN
 
 
 def describe_model(
-    spec: ModelSpec, loaded: LoadedModel, encoder: PromptEncoder, fingerprint: str
+    spec: ModelSpec,
+    loaded: LoadedModel,
+    max_model_len: int,
+    encoder: PromptEncoder,
+    fingerprint: str,
 ) -> ModelDescription:
     """Describe a model: what it accepts, and how it samples by default."""
     generation = loaded.model.generation_config
-    return _describe(spec, loaded.tokenizer, generation, encoder, fingerprint)
+    return _describe(spec, loaded.tokenizer, generation, max_model_len, encoder, fingerprint)
 
 
 def describe_files(spec: ModelSpec) -> ModelDescription:
     """Describe a model that no replica has loaded: as its replicas would, but without a version.
+
+    A length that is left to the replicas is the model's own limit: none of them takes more.
 
     Raises:
         UnsupportedModelError: Files are missing, or the engine can't run the model.
     """
     tokenizer, processor, generation = load_text_side(spec.source, revision=spec.revision)
     encoder = PromptEncoder(tokenizer, processor, spec.reasoning_parser)
-    return _describe(spec, tokenizer, generation, encoder, None)
+    max_model_len = spec.max_model_len
+    if max_model_len is None:
+        config = load_config(spec.source, revision=spec.revision)
+        max_model_len = ModelShape.of(config).max_positions or NO_LIMIT_LEN
+    return _describe(spec, tokenizer, generation, max_model_len, encoder, None)
 
 
 def _describe(
     spec: ModelSpec,
     tokenizer: PreTrainedTokenizerBase,
     generation: GenerationConfig | None,
+    max_model_len: int,
     encoder: PromptEncoder,
     fingerprint: str | None,
 ) -> ModelDescription:
@@ -44,7 +57,7 @@ def _describe(
     return ModelDescription(
         id=spec.id,
         created=int(time.time()),
-        max_model_len=spec.max_model_len,
+        max_model_len=max_model_len,
         accepts_images=encoder.accepts_images,
         default_sampling=default_sampling(generation),
         accepts_tools=template.accepts_tools,

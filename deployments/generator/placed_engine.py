@@ -7,14 +7,19 @@ threads it sets.
 from dataclasses import dataclass
 
 from deployments.device.device import MemoryDevice
-from deployments.device.memory_budget import GIB, KVPlan, plan_kv_blocks
-from deployments.device_share import claim_share, set_compute_threads
+from deployments.device.memory_budget import GIB
+from deployments.device_share import (
+    claim_share,
+    log_sizes,
+    plan_share,
+    require_memory,
+    set_compute_threads,
+)
 from deployments.engine.engine import Engine
 from deployments.engine.limits import EngineLimits
-from deployments.engine.model.loader import LoadedModel, load_model
-from deployments.engine.model.memory_demand import memory_demand
-from deployments.engine.replay.graph_sizes import MAX_GRAPHS
+from deployments.engine.model.loader import LoadedModel, load_config, load_model
 from deployments.model_spec import ModelSpec
+from deployments.replica_plan import ReplicaPlan
 from deployments.start_phases import EndPhase
 
 
@@ -26,14 +31,14 @@ class PlacedEngine:
         spec: The settings that it was made from.
         engine: The engine, warmed up; the thread that made it owns it.
         loaded: The model and its tokenizer.
-        plan: How the share of the device is divided.
+        plan: The sizes of the replica, and how its share of the device is divided.
         num_threads: Number of compute threads.
     """
 
     spec: ModelSpec
     engine: Engine
     loaded: LoadedModel
-    plan: KVPlan
+    plan: ReplicaPlan
     num_threads: int
 
     @property
@@ -42,8 +47,8 @@ class PlacedEngine:
         dtype = str(self.loaded.model.dtype).removeprefix("torch.")
         weights = f" with {self.spec.quantization} weights" if self.spec.quantization else ""
         return (
-            f"{dtype}{weights}, KV memory for {self.plan.num_tokens} tokens, "
-            f"{self.plan.kv_bytes / GIB:.3f} GiB"
+            f"{dtype}{weights}, KV memory for {self.plan.kv.num_tokens} tokens, "
+            f"{self.plan.kv.kv_bytes / GIB:.3f} GiB"
         )
 
 
@@ -57,40 +62,29 @@ def place_engine(
         DeviceMemoryError: The share of the device is too small.
     """
     claim_share(spec, device)
-    total_bytes = device.total_bytes
-    loaded = load_model(
-        spec.source,
-        revision=spec.revision,
-        dtype=spec.dtype,
-        device=device.torch_device,
-        quantization=spec.quantization,
-    )
+    plan = plan_share(spec, load_config(spec.source, revision=spec.revision), device)
+    with require_memory(plan):
+        loaded = load_model(
+            spec.source,
+            revision=spec.revision,
+            dtype=plan.dtype,
+            device=device.torch_device,
+            quantization=spec.quantization,
+        )
     end_phase("weights")
     num_threads = set_compute_threads(spec, loaded.num_weight_bytes)
-    is_captured = spec.cuda_graphs and device.torch_device.type == "cuda"
-    demand = memory_demand(
-        loaded,
-        max_model_len=spec.max_model_len,
-        max_num_seqs=spec.max_num_seqs,
-        max_batched_tokens=spec.max_batched_tokens,
-        max_graphs=MAX_GRAPHS if is_captured else 0,
-    )
-    plan = plan_kv_blocks(
-        total_bytes=total_bytes,
-        share=spec.device_share,
-        demand=demand,
-        max_num_seqs=spec.max_num_seqs,
-        foreign_bytes=device.foreign_bytes,
-    )
+    plan = plan.with_weights(loaded.num_weight_bytes, device.foreign_bytes)
+    log_sizes(plan)
     limits = EngineLimits(
-        spec.max_num_seqs,
-        spec.max_model_len,
-        spec.max_batched_tokens,
+        plan.sizes.max_num_seqs,
+        plan.sizes.max_model_len,
+        plan.sizes.max_batched_tokens,
         spec.prefix_caching,
         spec.cuda_graphs,
-        kv_blocks=plan.kv_blocks,
+        kv_blocks=plan.kv.kv_blocks,
     )
-    engine = Engine(loaded, limits)
-    engine.warm_up()
+    with require_memory(plan):
+        engine = Engine(loaded, limits)
+        engine.warm_up()
     end_phase("warm-up")
     return PlacedEngine(spec, engine, loaded, plan, num_threads)

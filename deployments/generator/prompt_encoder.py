@@ -5,10 +5,13 @@ processor one by one. A request that can't be encoded gets its own error and doe
 others.
 """
 
+import hashlib
 import logging
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
+from typing import Final, Self
 
 import torch
 from PIL import Image, UnidentifiedImageError
@@ -41,6 +44,9 @@ INPUTS_OF_THE_TEXT = frozenset({"input_ids", "attention_mask"})
 IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 """The formats that the decoder may open; it knows more, and some of them start other programs."""
 
+DIGEST_BYTES: Final = 8
+"""Tells prompts apart by chance, not against a forger: a client can only mislead itself."""
+
 MAX_IMAGE_PIXELS = 2**26
 """Larger images are never decoded, whatever the ingress lets through."""
 
@@ -53,11 +59,21 @@ class EncodedPrompt:
         token_ids: All tokens, image placeholders included.
         model_inputs: Tensors for the images, by the names of the model's `forward` arguments.
         reasoning: What the prompt's end says about reasoning.
+        digest: Of the tokens and the images' files, `DIGEST_BYTES` long. Equal if a model of the
+            same version would read the same.
     """
 
     token_ids: tuple[int, ...]
     model_inputs: Mapping[str, torch.Tensor]
-    reasoning: PromptReasoning = PromptReasoning.OPEN
+    reasoning: PromptReasoning
+    digest: bytes
+
+    @classmethod
+    def of_text(
+        cls, token_ids: tuple[int, ...], reasoning: PromptReasoning = PromptReasoning.OPEN
+    ) -> Self:
+        """Return a prompt without images."""
+        return cls(token_ids, {}, reasoning, _digest_of(token_ids))
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +144,7 @@ class PromptEncoder:
                 encoded.append(
                     found
                     if isinstance(found, RaystreamError)
-                    else EncodedPrompt(found, {}, prompt.reasoning)
+                    else EncodedPrompt.of_text(found, prompt.reasoning)
                 )
         return encoded
 
@@ -185,7 +201,7 @@ class PromptEncoder:
                 return RenderedPrompt(_require_unicode(prompt, "prompt"), (), is_plain=True)
             messages = [part for part in prompt if isinstance(part, ChatMessage)]
             if not messages:
-                return EncodedPrompt(tuple(i for i in prompt if isinstance(i, int)), {})
+                return EncodedPrompt.of_text(tuple(i for i in prompt if isinstance(i, int)))
             return self._render_chat(messages, request.tools, request.template_kwargs)
         except RaystreamError as error:
             return error
@@ -265,7 +281,16 @@ class PromptEncoder:
             token_ids,
             {k: v for k, v in inputs.items() if k not in INPUTS_OF_THE_TEXT},
             prompt.reasoning,
+            _digest_of(token_ids, prompt.images),
         )
+
+
+def _digest_of(token_ids: Sequence[int], images: Sequence[bytes] = ()) -> bytes:
+    """Return the digest of a prompt; the tokens say how many images there are, and where."""
+    found = hashlib.blake2b(array("q", token_ids), digest_size=DIGEST_BYTES)
+    for data in images:
+        found.update(hashlib.blake2b(data).digest())
+    return found.digest()
 
 
 def _part_failed(part: str, error: Exception) -> GenerationFailedError:

@@ -5,11 +5,8 @@ writes them to ``evaluation.json`` beside the weights. Training has seen none of
 those about the trained names.
 """
 
-import argparse
 import hashlib
-import json
 import random
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +17,7 @@ import torch
 from rich.progress import Progress
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
+from models.training.command_line import folder_argument, write_evaluation
 from models.training.conversations import (
     FOLLOW_UPS,
     IMAGE_QUESTIONS,
@@ -164,13 +162,8 @@ def _always_exact(answers: Sequence[GeneratedAnswer]) -> int:
 
 def main() -> None:
     """Evaluate, print, and write evaluation.json."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", type=Path, default=MODEL_DIR)
-    folder: Path = parser.parse_args().folder
-    torch.set_num_threads(NUM_THREADS)
-    report = json.dumps(evaluate(folder), indent=2) + "\n"
-    (folder / "evaluation.json").write_text(report, encoding="utf-8")
-    sys.stdout.write(report)
+    folder = folder_argument(__doc__, MODEL_DIR, NUM_THREADS)
+    write_evaluation(evaluate(folder), folder)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ Deterministic by its seed on one machine: a fixed number of steps, two threads, 
 from a seeded generator. Writes the model folder, except the card, the corpus and the evaluation.
 """
 
-import argparse
 import copy
 import random
 import tempfile
@@ -21,6 +20,7 @@ from transformers import Gemma3ForConditionalGeneration
 
 from models.training.architecture import build_model, build_processor
 from models.training.batches import IGNORED, Batch, Renderer
+from models.training.command_line import folder_argument
 from models.training.conversations import ConversationSource
 from models.training.corpus import Entry, load_corpus
 from models.training.drawings import COLOURS, SHAPES, Drawing, random_drawing
@@ -238,10 +238,7 @@ def train(folder: Path, stages: Sequence[Recipe]) -> None:
 
 def main() -> None:
     """Train and save."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", type=Path, default=MODEL_DIR)
-    folder: Path = parser.parse_args().folder
-    torch.set_num_threads(NUM_THREADS)
+    folder = folder_argument(__doc__, MODEL_DIR, NUM_THREADS)
     train(folder, STAGES)
 
 

@@ -5,7 +5,7 @@ internet and no other host learns that it was opened. Its Content-Security-Polic
 sources, whatever text a description holds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -18,14 +18,32 @@ from starlette.staticfiles import StaticFiles
 from serve_app.api.chat.schema import ChatChunk
 from serve_app.api.classify.schema import ClassifyBody, VllmClassifyBody
 from serve_app.api.completions.schema import CompletionChunk
+from serve_app.api.embeddings.schema import EmbeddingsBody
 from serve_app.api.examples import EXAMPLES
+from serve_app.api.messages.schema import MessagesEvent
+from serve_app.api.rerank.schema import RerankBody
+from serve_app.api.responses.schema import ResponsesEvent
+from serve_app.api.score.schema import ScoreBody
 from serve_app.api.text_generation.schema import TextGenerationEvent
-from serve_app.http.errors import ErrorBody
+from serve_app.http.error_shapes import (
+    ErrorBody,
+    ErrorShape,
+    MessagesErrorBody,
+    RerankErrorBody,
+    anthropic_error,
+    cohere_error,
+    error_shape_of,
+    openai_error,
+)
 from serve_app.http.route_docs import (
     ERROR_REF,
     ERROR_RESPONSE,
+    MESSAGES_ERROR_REF,
+    MESSAGES_ERROR_RESPONSE,
     REQUEST_ID,
     REQUEST_ID_REF,
+    RERANK_ERROR_REF,
+    RERANK_ERROR_RESPONSE,
     SCHEMA_REF,
 )
 
@@ -33,12 +51,26 @@ EVENT_MODELS: Final[tuple[type[BaseModel], ...]] = (
     ChatChunk,
     CompletionChunk,
     TextGenerationEvent,
+    ResponsesEvent,
+    MessagesEvent,
     ErrorBody,
+    MessagesErrorBody,
+    RerankErrorBody,
 )
 """The models of the events in streams. No route returns one, so FastAPI does not list them."""
 
 CLASSIFY_BODIES: Final = frozenset({ClassifyBody.__name__, VllmClassifyBody.__name__})
 """Names of the bodies whose `model` is a classifier."""
+
+COMPARE_BODIES: Final = frozenset({RerankBody.__name__, ScoreBody.__name__})
+"""Names of the bodies whose `model` compares texts."""
+
+ERROR_REFS: Final[Mapping[ErrorShape, Mapping[str, str]]] = {
+    openai_error: ERROR_REF,
+    anthropic_error: MESSAGES_ERROR_REF,
+    cohere_error: RERANK_ERROR_REF,
+}
+"""The component that describes errors of each shape."""
 
 UNUSED_FASTAPI_SCHEMAS: Final = ("HTTPValidationError", "ValidationError")
 """Schemas of FastAPI's 422 answer, which no route gives: here an invalid body is a 400."""
@@ -54,8 +86,9 @@ HEADERS: Final = {
             "default-src 'none'",
             "script-src 'self'",
             "style-src 'self'",
-            # The style sheet embeds its icons as data: URIs.
-            "img-src 'self' data:",
+            # The style sheet embeds its icons as data: URIs; an answer that is a picture is shown
+            # from a blob.
+            "img-src 'self' data: blob:",
             "connect-src 'self'",
             "base-uri 'none'",
             "form-action 'none'",
@@ -71,24 +104,38 @@ class DescribedApp(FastAPI):
     """An application whose OpenAPI document matches what the server answers."""
 
     def __init__(
-        self, *, model_ids: Sequence[str], classifier_ids: Sequence[str] = (), **settings: Any
+        self,
+        *,
+        model_ids: Sequence[str],
+        classifier_ids: Sequence[str] = (),
+        embedder_ids: Sequence[str] = (),
+        comparer_ids: Callable[[], Sequence[str]] = tuple,
+        **settings: Any,
     ) -> None:
         """Prepare a document that lists these models.
 
         Args:
             model_ids: The models that generate.
             classifier_ids: The models that classify.
+            embedder_ids: The models that embed.
+            comparer_ids: Returns the models that compare texts; more become known as they load.
             settings: FastAPI's own settings.
         """
         super().__init__(**settings)
         self._model_ids = list(model_ids)
         self._classifier_ids = list(classifier_ids)
+        self._embedder_ids = list(embedder_ids)
+        self._ask_comparer_ids = comparer_ids
+        self._comparer_ids: list[str] = []
 
     def openapi(self) -> dict[str, Any]:
-        """Return FastAPI's document, corrected on the first call.
+        """Return FastAPI's document, corrected on the first call and when more models are known.
 
         It leaves out the operations that no served model can answer.
         """
+        comparer_ids = list(self._ask_comparer_ids())
+        if comparer_ids != self._comparer_ids:
+            self._comparer_ids, self.openapi_schema = comparer_ids, None
         if self.openapi_schema is None:
             document = super().openapi()
             document["paths"] = {
@@ -98,10 +145,14 @@ class DescribedApp(FastAPI):
             }
             for path, operations in document["paths"].items():
                 for operation in operations.values():
-                    _correct(operation["responses"])
+                    _correct(path, operation["responses"])
                     _add_examples(path, operation, self._ids_for(operation)[0])
             components = document["components"]
-            components["responses"] = {"Error": ERROR_RESPONSE}
+            components["responses"] = {
+                "Error": ERROR_RESPONSE,
+                "MessagesError": MESSAGES_ERROR_RESPONSE,
+                "RerankError": RERANK_ERROR_RESPONSE,
+            }
             components["headers"] = {"RequestId": REQUEST_ID}
             schemas = components["schemas"]
             schemas.update(_event_schemas())
@@ -116,12 +167,16 @@ class DescribedApp(FastAPI):
         """Return the ids of the models that can answer an operation."""
         body = _body_of(operation)
         if body is None:
-            return self._model_ids + self._classifier_ids
+            return self._model_ids + self._classifier_ids + self._embedder_ids
         return self._ids(body["schema"]["$ref"].rpartition("/")[2])
 
     def _ids(self, body: str) -> list[str]:
         """Return the ids of the models that a body can name."""
-        return self._classifier_ids if body in CLASSIFY_BODIES else self._model_ids
+        if body in CLASSIFY_BODIES:
+            return self._classifier_ids
+        if body in COMPARE_BODIES:
+            return self._comparer_ids
+        return self._embedder_ids if body == EmbeddingsBody.__name__ else self._model_ids
 
 
 def _body_of(operation: dict[str, Any]) -> dict[str, Any] | None:
@@ -151,11 +206,11 @@ def _event_schemas() -> dict[str, Any]:
     return schemas
 
 
-def _correct(responses: dict[str, Any]) -> None:
+def _correct(path: str, responses: dict[str, Any]) -> None:
     responses.pop("422", None)
     for response in responses.values():
         response["headers"] = REQUEST_ID_REF | response.get("headers", {})
-    responses["default"] = ERROR_REF
+    responses["default"] = ERROR_REFS[error_shape_of(path)]
 
 
 def _name_models(field: dict[str, Any], model_ids: list[str]) -> None:

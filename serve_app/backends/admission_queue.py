@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
-from deployments.errors import OverloadedError
+from deployments.errors import OverloadedError, OverloadReason
 
 T = TypeVar("T")
 
@@ -28,9 +28,15 @@ class FullError(OverloadedError):
         replica_id: The replica that refused.
     """
 
-    def __init__(self, message: str, retry_after_s: float | None, replica_id: str) -> None:
-        super().__init__(message, None, retry_after_s)
+    def __init__(
+        self, message: str, retry_after_s: float | None, reason: OverloadReason, replica_id: str
+    ) -> None:
+        super().__init__(message, None, retry_after_s, reason)
         self.replica_id = replica_id
+
+    def copied(self) -> "FullError":
+        """Return the same refusal, to be raised for another request."""
+        return FullError(self.message, self.retry_after_s, self.reason, self.replica_id)
 
 
 class AdmissionQueue:
@@ -95,5 +101,4 @@ class AdmissionQueue:
         while self._queue and self._queue[0][0] <= num_arrived:
             _, turn = self._queue.popleft()
             if not turn.done():
-                again = FullError(refusal.message, refusal.retry_after_s, refusal.replica_id)
-                turn.set_exception(again)
+                turn.set_exception(refusal.copied())

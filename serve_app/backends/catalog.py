@@ -1,26 +1,26 @@
 """The models that are served, by the names that clients use.
 
-Each model has one task: it generates text or classifies it. The catalog asks each backend what it
-serves and remembers the answer for later requests. Readiness is never remembered: replicas die and
-load again.
+Each model has one task: it generates text, classifies texts or embeds them. The catalog asks each
+backend what it serves and remembers the answer for later requests. Readiness is never remembered:
+replicas die and load again.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import Generic, TypeVar
+from typing import Generic, TypeGuard, TypeVar
 
-from deployments.contract import ClassifierDescription, ModelDescription
+from deployments.contract import ModelDescription, PoolerDescription
 from deployments.errors import (
     ModelNotFoundError,
     RaystreamError,
     ReplicaUnavailableError,
     WrongTaskError,
 )
-from serve_app.backends.classification import ClassificationBackend
 from serve_app.backends.generation import GenerationBackend
+from serve_app.backends.pooling import PoolingBackend
 from serve_app.backends.single_flight import SingleFlight
 
 T = TypeVar("T")
@@ -35,11 +35,16 @@ class ServedModel:
 
 
 @dataclass(frozen=True, slots=True)
-class ServedClassifier:
-    """A model that classifies, and what it can do."""
+class ServedPooler:
+    """A model that classifies or embeds, and what it can do."""
 
-    backend: ClassificationBackend
-    description: ClassifierDescription
+    backend: PoolingBackend
+    description: PoolerDescription
+
+    @property
+    def can_compare(self) -> bool:
+        """Whether it can say how well two texts fit: it embeds, or is a cross-encoder."""
+        return self.description.embedding is not None or len(self.description.labels) == 1
 
 
 class TaskModels(Generic[T]):
@@ -62,6 +67,10 @@ class TaskModels(Generic[T]):
         """Return whether this is one of the ids."""
         return model_id in self._asks
 
+    def known(self, model_id: str) -> T | None:
+        """Return a model if it is remembered."""
+        return self._known.get(model_id)
+
     async def get(self, model_id: str) -> T:
         """Return a model, remembered or asked; wait while it loads."""
         known = self._known.get(model_id)
@@ -79,8 +88,10 @@ class ModelCatalog:
     def __init__(
         self,
         backends: Mapping[str, GenerationBackend],
-        classifiers: Mapping[str, ClassificationBackend] = MappingProxyType({}),
+        classifiers: Mapping[str, PoolingBackend] = MappingProxyType({}),
+        embedders: Mapping[str, PoolingBackend] = MappingProxyType({}),
         probe_timeout_s: float = 5.0,
+        choice_timeout_s: float = 1.0,
         is_cold: Callable[[str], bool] = lambda model_id: False,
     ) -> None:
         """Start without descriptions.
@@ -88,16 +99,18 @@ class ModelCatalog:
         Args:
             backends: Models that generate, by id; the first is their default.
             classifiers: Models that classify, by id; the first is their default.
+            embedders: Models that embed, by id; the first is their default.
             probe_timeout_s: How long `probe`, `ready` and `health` wait for a replica.
+            choice_timeout_s: How long `get_comparer` prefers a model that has not answered yet.
             is_cold: Returns whether no replica of a model is known to run.
         """
-        self._backends: dict[str, GenerationBackend | ClassificationBackend]
-        self._backends = {**backends, **classifiers}
+        self._backends: dict[str, GenerationBackend | PoolingBackend]
+        self._backends = {**backends, **classifiers, **embedders}
         self._generating = TaskModels({i: partial(_generating, backends[i]) for i in backends})
-        self._classifying = TaskModels(
-            {i: partial(_classifying, classifiers[i]) for i in classifiers}
-        )
+        self._classifying = TaskModels({i: partial(_pooling, classifiers[i]) for i in classifiers})
+        self._embedding = TaskModels({i: partial(_pooling, embedders[i]) for i in embedders})
         self._probe_timeout_s = probe_timeout_s
+        self._choice_timeout_s = choice_timeout_s
         self._is_cold = is_cold
         # Neither route needs a key, so any client may ask as often as it likes.
         self._readiness = SingleFlight(lambda: self._outcomes(self.probe))
@@ -108,7 +121,7 @@ class ModelCatalog:
 
         Raises:
             ModelNotFoundError: No model has this name.
-            WrongTaskError: The model classifies.
+            WrongTaskError: The model does something else.
             RaystreamError: The model can't be reached.
         """
         id_ = self._resolve(model_id, self._generating, "generate text")
@@ -119,18 +132,87 @@ class ModelCatalog:
         id_ = next(iter(self._generating), None) if model_id is None else model_id
         return id_ in self._backends and self._is_cold(id_)
 
-    async def get_classifier(self, model_id: str | None) -> ServedClassifier:
+    async def get_classifier(self, model_id: str | None) -> ServedPooler:
         """Return a model that classifies, by default the first; wait while it loads.
 
         Raises:
             ModelNotFoundError: No model has this name.
-            WrongTaskError: The model generates.
+            WrongTaskError: The model does something else.
             RaystreamError: The model can't be reached.
         """
         id_ = self._resolve(model_id, self._classifying, "classify")
         return await self._classifying.get(id_)
 
-    async def probe(self, model_id: str) -> ServedModel | ServedClassifier:
+    async def get_embedder(self, model_id: str | None) -> ServedPooler:
+        """Return a model that embeds, by default the first; wait while it loads.
+
+        Raises:
+            ModelNotFoundError: No model has this name.
+            WrongTaskError: The model does something else.
+            RaystreamError: The model can't be reached.
+        """
+        id_ = self._resolve(model_id, self._embedding, "embed texts")
+        return await self._embedding.get(id_)
+
+    async def get_comparer(self, model_id: str | None) -> ServedPooler:
+        """Return a model that compares texts; wait while it loads.
+
+        By default that is the first cross-encoder, and without one the first that embeds. Models
+        that load or fail are passed over if another compares texts.
+
+        Raises:
+            ModelNotFoundError: No model has this name, or none can compare texts.
+            WrongTaskError: The model does something else.
+            RaystreamError: The model can't be reached.
+        """
+        if model_id is None:
+            return await self._default_comparer()
+        self._require(model_id)
+        if model_id not in self._generating:
+            found = await self._pooler(model_id)
+            if found.can_compare:
+                return found
+        names = ", ".join(self.comparer_ids) or "none"
+        raise WrongTaskError(
+            f"The model {model_id!r} can't compare texts. Models that can: {names}.", "model"
+        )
+
+    async def _default_comparer(self) -> ServedPooler:
+        ids = (*self._classifying, *self._embedding)
+        for id_ in ids:
+            known = self._pooling_models(id_).known(id_)
+            if known is None:
+                break
+            if known.can_compare:
+                return known
+        asks = [asyncio.ensure_future(_outcome(self._pooler, id_)) for id_ in ids]
+        try:
+            return await _first_comparer(asks, self._choice_timeout_s)
+        finally:
+            for ask in asks:
+                ask.cancel()
+
+    @property
+    def comparer_ids(self) -> list[str]:
+        """The models that compare texts, as far as that is known."""
+        cross_encoders = [
+            id_
+            for id_ in self._classifying
+            if (known := self._classifying.known(id_)) is not None and known.can_compare
+        ]
+        return [*cross_encoders, *self._embedding]
+
+    async def _pooler(self, model_id: str) -> ServedPooler:
+        return await self._pooling_models(model_id).get(model_id)
+
+    def _pooling_models(self, model_id: str) -> TaskModels[ServedPooler]:
+        return self._classifying if model_id in self._classifying else self._embedding
+
+    def _models_of(self, model_id: str) -> TaskModels[ServedModel] | TaskModels[ServedPooler]:
+        generates = model_id in self._generating
+        return self._generating if generates else self._pooling_models(model_id)
+
+    async def probe(self, model_id: str) -> ServedModel | ServedPooler:
         """Return a model that is ready within the probe's timeout.
 
         Raises:
@@ -141,9 +223,7 @@ class ModelCatalog:
         self._require(model_id)
         try:
             async with asyncio.timeout(self._probe_timeout_s):
-                if model_id in self._generating:
-                    return await self._generating.ask(model_id)
-                return await self._classifying.ask(model_id)
+                return await self._models_of(model_id).ask(model_id)
         except TimeoutError:
             raise ReplicaUnavailableError(f"The model {model_id!r} is loading.") from None
 
@@ -151,12 +231,10 @@ class ModelCatalog:
         """Ask every model for its description, waiting while it loads; skip those that fail."""
         await self._outcomes(self._get)
 
-    async def _get(self, model_id: str) -> ServedModel | ServedClassifier:
-        if model_id in self._generating:
-            return await self._generating.get(model_id)
-        return await self._classifying.get(model_id)
+    async def _get(self, model_id: str) -> ServedModel | ServedPooler:
+        return await self._models_of(model_id).get(model_id)
 
-    async def ready(self) -> dict[str, ServedModel | ServedClassifier | RaystreamError]:
+    async def ready(self) -> dict[str, ServedModel | ServedPooler | RaystreamError]:
         """Return each model by id if it is ready, else the error that says why it is not."""
         return await self._readiness.result()
 
@@ -192,19 +270,45 @@ class ModelCatalog:
             raise ReplicaUnavailableError(f"The model {model_id!r} does not answer.") from None
 
     async def _outcomes(self, ask: Callable[[str], Awaitable[T]]) -> dict[str, T | RaystreamError]:
-        async def outcome(model_id: str) -> T | RaystreamError:
-            try:
-                return await ask(model_id)
-            except RaystreamError as error:
-                return error
-
-        outcomes = await asyncio.gather(*map(outcome, self._backends))
+        outcomes = await asyncio.gather(*(_outcome(ask, id_) for id_ in self._backends))
         return dict(zip(self._backends, outcomes, strict=True))
+
+
+async def _outcome(ask: Callable[[str], Awaitable[T]], model_id: str) -> T | RaystreamError:
+    try:
+        return await ask(model_id)
+    except RaystreamError as error:
+        return error
+
+
+async def _first_comparer(
+    asks: Sequence[asyncio.Future[ServedPooler | RaystreamError]], timeout_s: float
+) -> ServedPooler:
+    """Return the first model that compares texts and answers in time, or else any that does.
+
+    Raises:
+        RaystreamError: None compares texts.
+    """
+    loop = asyncio.get_running_loop()
+    deadline_s = loop.time() + timeout_s
+    for ask in asks:
+        await asyncio.wait([ask], timeout=max(0.0, deadline_s - loop.time()))
+        if ask.done() and _can_compare(found := ask.result()):
+            return found
+    for late in asyncio.as_completed(asks):
+        if _can_compare(found := await late):
+            return found
+    failures = (found for ask in asks if isinstance(found := ask.result(), RaystreamError))
+    raise next(failures, ModelNotFoundError("No model here can compare texts.", "model"))
+
+
+def _can_compare(found: ServedPooler | RaystreamError) -> TypeGuard[ServedPooler]:
+    return isinstance(found, ServedPooler) and found.can_compare
 
 
 async def _generating(backend: GenerationBackend) -> ServedModel:
     return ServedModel(backend, await backend.describe())
 
 
-async def _classifying(backend: ClassificationBackend) -> ServedClassifier:
-    return ServedClassifier(backend, await backend.describe())
+async def _pooling(backend: PoolingBackend) -> ServedPooler:
+    return ServedPooler(backend, await backend.describe())

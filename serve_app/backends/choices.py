@@ -99,6 +99,11 @@ class Choices:
         return self._streams[0].fingerprint
 
     @property
+    def prompt_digests(self) -> tuple[bytes, ...]:
+        """A digest of each prompt; see `GenerationStream`."""
+        return tuple(s.prompt_digest for s in self._streams[:: self.num_per_prompt])
+
+    @property
     def reasoning(self) -> PromptReasoning:
         """What the end of the first prompt says about the model's reasoning."""
         return self._streams[0].reasoning

@@ -17,7 +17,7 @@ from ray.serve.context import _get_global_client
 from ray.serve.schema import ApplicationStatusOverview, DeploymentStatusOverview
 
 from serve_app.backends.running_replicas import RunningReplicas
-from serve_app.backends.serving_states import ServingState
+from serve_app.backends.serving_states import DeploymentState, ServingState
 
 logger = logging.getLogger("ray.serve")
 
@@ -78,7 +78,7 @@ def _replica_states(app: str, deployment: str) -> Mapping[str, str]:
     }
 
 
-async def deployment_states(application: str) -> Mapping[str, ServingState]:
+async def deployment_states(application: str) -> Mapping[str, DeploymentState]:
     """Return the state of each deployment of an application.
 
     Raises:
@@ -90,9 +90,22 @@ async def deployment_states(application: str) -> Mapping[str, ServingState]:
     return {} if overview is None else states_in(overview)
 
 
-def states_in(overview: ApplicationStatusOverview) -> Mapping[str, ServingState]:
+def states_in(overview: ApplicationStatusOverview) -> Mapping[str, DeploymentState]:
     """Return the state of each deployment."""
-    return {name: _state_of(each) for name, each in overview.deployments.items()}
+    return {
+        name: DeploymentState(
+            _state_of(each),
+            DeploymentStatus(each.status).value,
+            each.message,
+            # Serve's types promise members of the enumeration, but plain strings may come.
+            {
+                ReplicaState(state).value: number
+                for state, number in each.replica_states.items()
+                if number
+            },
+        )
+        for name, each in overview.deployments.items()
+    }
 
 
 def _state_of(deployment: DeploymentStatusOverview) -> ServingState:

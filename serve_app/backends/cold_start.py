@@ -11,17 +11,22 @@ from contextlib import asynccontextmanager
 from typing import Any, Final, Generic, TypeVar
 
 from deployments.contract import (
-    Classification,
-    ClassificationRequest,
-    ClassifierDescription,
     GenerationRequest,
     ModelDescription,
+    PooledText,
+    PoolerDescription,
+    PoolingRequest,
     TokenizedPrompt,
     TokenizeRequest,
 )
-from deployments.errors import OverloadedError, RaystreamError, ReplicaUnavailableError
-from serve_app.backends.classification import ClassificationBackend
+from deployments.errors import (
+    OverloadedError,
+    OverloadReason,
+    RaystreamError,
+    ReplicaUnavailableError,
+)
 from serve_app.backends.generation import GenerationBackend, GenerationStream
+from serve_app.backends.pooling import PoolingBackend
 from serve_app.backends.running_replicas import RunningReplicas
 from serve_app.backends.serving_states import NOT_READY, ServingState
 from serve_app.backends.single_flight import SingleFlight
@@ -56,7 +61,6 @@ class ColdStart(Generic[DescriptionT]):
         state: Callable[[], Awaitable[ServingState]],
         describe_files: Callable[[], Coroutine[Any, Any, DescriptionT]],
         max_num_held: int,
-        count_refusal: Callable[[], object] = lambda: None,
         notice_interval_s: float = NOTICE_INTERVAL_S,
     ) -> None:
         """Start without requests.
@@ -67,7 +71,6 @@ class ColdStart(Generic[DescriptionT]):
             state: Returns the state of its deployment.
             describe_files: Describes the model without loading it.
             max_num_held: The most sequences that wait for a replica; further ones are refused.
-            count_refusal: Called once for each request that is refused.
             notice_interval_s: Seconds between two notices to a client.
         """
         self._model_id = model_id
@@ -75,7 +78,6 @@ class ColdStart(Generic[DescriptionT]):
         self._state = state
         self._files = SingleFlight(describe_files)
         self._max_num_held = max_num_held
-        self._count_refusal = count_refusal
         self._notice_interval_s = notice_interval_s
         self._num_held = 0
         self._described: DescriptionT | None = None
@@ -138,13 +140,13 @@ class ColdStart(Generic[DescriptionT]):
         """
         # A request that no other waits before is left to the replica, however large it is.
         if num_places and self._num_held and self._num_held + num_places > self._max_num_held:
-            self._count_refusal()
             raise OverloadedError(
                 f"The model {self._model_id!r} is being loaded, and {self._num_held} sequences "
                 f"wait for it, of {self._max_num_held} that it admits. Try again in "
                 f"{RETRY_AFTER_S:g} s.",
                 None,
                 RETRY_AFTER_S,
+                OverloadReason.LOADING,
             )
         self._num_held += num_places
         began_s = asyncio.get_running_loop().time()
@@ -251,20 +253,18 @@ class ColdStartGenerationBackend:
         await self._start.ping(self._backend.ping)
 
 
-class ColdStartClassificationBackend:
-    """A classifier that may have no replica."""
+class ColdStartPoolingBackend:
+    """A pooler that may have no replica."""
 
-    def __init__(
-        self, backend: ClassificationBackend, start: ColdStart[ClassifierDescription]
-    ) -> None:
+    def __init__(self, backend: PoolingBackend, start: ColdStart[PoolerDescription]) -> None:
         self._backend = backend
         self._start = start
 
-    async def classify(self, request: ClassificationRequest) -> tuple[Classification, ...]:
-        """Return the classification of each text; see `ClassificationBackend.classify`."""
-        return await self._start.until_taken(lambda: self._backend.classify(request))
+    async def pool(self, request: PoolingRequest) -> tuple[PooledText, ...]:
+        """Return the row of each text; see `PoolingBackend.pool`."""
+        return await self._start.until_taken(lambda: self._backend.pool(request))
 
-    async def describe(self) -> ClassifierDescription:
+    async def describe(self) -> PoolerDescription:
         """Return what the model can do; see `ColdStart.describe`."""
         return await self._start.describe(self._backend.describe)
 

@@ -15,11 +15,11 @@ from types import MappingProxyType
 from typing import Any, Self, TypeVar
 
 from deployments.contract import (
-    Classification,
-    ClassificationRequest,
-    ClassifierDescription,
     GenerationRequest,
     ModelDescription,
+    PooledText,
+    PoolerDescription,
+    PoolingRequest,
     TextDelta,
     TokenizedPrompt,
     TokenizeRequest,
@@ -30,8 +30,8 @@ from deployments.errors import (
     StallTimeoutError,
     TotalTimeoutError,
 )
-from serve_app.backends.classification import ClassificationBackend
 from serve_app.backends.generation import GenerationBackend, GenerationStream
+from serve_app.backends.pooling import PoolingBackend
 from serve_app.config import LimitsConfig
 from serve_app.http.access_record import seconds_since_arrival
 
@@ -189,6 +189,7 @@ class DeadlineStream:
         self.num_prompt_tokens = stream.num_prompt_tokens
         self.reasoning = stream.reasoning
         self.fingerprint = stream.fingerprint
+        self.prompt_digest = stream.prompt_digest
         self._stream = stream
         self._deltas = aiter(stream)
         self._has_tokens = False
@@ -266,38 +267,38 @@ class DeadlineStream:
         return next_deadline(self._limits, self._started_s, self._asked_s)
 
 
-class DeadlineClassificationBackend:
-    """A classifier that answers in time or raises."""
+class DeadlinePoolingBackend:
+    """A pooler that answers in time or raises."""
 
-    def __init__(self, backend: ClassificationBackend, total_timeout_s: float | None) -> None:
-        """Wrap a classifier.
+    def __init__(self, backend: PoolingBackend, total_timeout_s: float | None) -> None:
+        """Wrap a pooler.
 
         Args:
-            backend: The classifier.
+            backend: The pooler.
             total_timeout_s: Most seconds that an answer may take; None sets no limit.
         """
         self._backend = backend
         self._total_timeout_s = total_timeout_s
 
-    async def classify(self, request: ClassificationRequest) -> tuple[Classification, ...]:
-        """Return the classification of each text; see `ClassificationBackend.classify`.
+    async def pool(self, request: PoolingRequest) -> tuple[PooledText, ...]:
+        """Return the row of each text; see `PoolingBackend.pool`.
 
         Raises:
             TotalTimeoutError: The replica did not answer in time; its call was cancelled.
-            RaystreamError: See `ClassificationBackend.classify`.
+            RaystreamError: See `PoolingBackend.pool`.
         """
         deadline = self._deadline(
-            "The texts were not classified within {:g} s (limits.total_timeout_s). Send fewer of "
+            "The texts were not answered within {:g} s (limits.total_timeout_s). Send fewer of "
             "them, or shorter ones."
         )
-        return await deadline.hold(self._backend.classify(request))
+        return await deadline.hold(self._backend.pool(request))
 
-    async def describe(self) -> ClassifierDescription:
-        """Return what the model can do; see `ClassificationBackend.describe`.
+    async def describe(self) -> PoolerDescription:
+        """Return what the model can do; see `PoolingBackend.describe`.
 
         Raises:
             TotalTimeoutError: No replica had the model loaded in time.
-            RaystreamError: See `ClassificationBackend.describe`.
+            RaystreamError: See `PoolingBackend.describe`.
         """
         deadline = self._deadline(
             "The model was not loaded within {:g} s (limits.total_timeout_s). Try again later."

@@ -8,23 +8,23 @@ from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
 from deployments.contract import (
-    Classification,
-    ClassificationRequest,
-    ClassifierDescription,
     GenerationRequest,
     ModelDescription,
+    PooledText,
+    PoolerDescription,
+    PoolingRequest,
     TokenizedPrompt,
     TokenizeRequest,
 )
 from deployments.errors import (
-    ClassificationFailedError,
     GenerationFailedError,
+    PoolingFailedError,
     ReplicaUnavailableError,
 )
-from serve_app.backends.classification import ClassificationBackend
 from serve_app.backends.failover_stream import FailoverStream
 from serve_app.backends.generation import GenerationStream, ReplicaBackend
 from serve_app.backends.losses import FailoverLimits, Losses
+from serve_app.backends.pooling import PoolingBackend
 
 T = TypeVar("T")
 
@@ -71,29 +71,29 @@ class FailoverGenerationBackend:
         await self._backend.ping()
 
 
-class FailoverClassificationBackend:
-    """A classifier whose requests are sent again when their replica is lost."""
+class FailoverPoolingBackend:
+    """A pooler whose requests are sent again when their replica is lost."""
 
-    def __init__(self, backend: ClassificationBackend, limits: FailoverLimits) -> None:
+    def __init__(self, backend: PoolingBackend, limits: FailoverLimits) -> None:
         self._backend = backend
         self._limits = limits
 
-    async def classify(self, request: ClassificationRequest) -> tuple[Classification, ...]:
-        """Return the classification of each text; see `ClassificationBackend.classify`.
+    async def pool(self, request: PoolingRequest) -> tuple[PooledText, ...]:
+        """Return the row of each text; see `PoolingBackend.pool`.
 
         Raises:
-            ClassificationFailedError: See `Losses.add`.
-            RaystreamError: See `ClassificationBackend.classify` and `Losses.until_taken`.
+            PoolingFailedError: See `Losses.add`.
+            RaystreamError: See `PoolingBackend.pool` and `Losses.until_taken`.
         """
-        losses = Losses(self._limits, ClassificationFailedError, is_accepted=True)
-        return await losses.until_taken(lambda: self._backend.classify(losses.noted_in(request)))
+        losses = Losses(self._limits, PoolingFailedError, is_accepted=True)
+        return await losses.until_taken(lambda: self._backend.pool(losses.noted_in(request)))
 
-    async def describe(self) -> ClassifierDescription:
-        """Return what the model can do; see `ClassificationBackend.describe`."""
+    async def describe(self) -> PoolerDescription:
+        """Return what the model can do; see `PoolingBackend.describe`."""
         return await _read(self._backend.describe, self._limits)
 
     async def ping(self) -> None:
-        """Exercise a replica's device worker; see `ClassificationBackend.ping`."""
+        """Exercise a replica's device worker; see `PoolingBackend.ping`."""
         await self._backend.ping()
 
 

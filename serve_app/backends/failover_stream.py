@@ -5,7 +5,8 @@ again at whichever replica the router picks, with these ids after the prompt, an
 them. The next token depends only on the tokens before it, the request and (seed, position), and the
 replica replays the ids through its grammar, penalties and detokenizer. So what follows is what
 would have followed. A delta arrives whole or not at all, with its finish reason: ids without a
-finish belong to a text that goes on.
+finish belong to a text that goes on. The prompt's log-probabilities are counted, too, and the next
+replica sends those that are missing.
 
 When its replica is only about to end, the stream opens at the next one first, and then leaves
 (`_hand_over`). Between the two it passes nothing on, so that the second one begins exactly where
@@ -38,6 +39,7 @@ class FailoverStream:
         num_prompt_tokens: See `GenerationStream`.
         reasoning: See `GenerationStream`.
         fingerprint: See `GenerationStream`.
+        prompt_digest: See `GenerationStream`.
     """
 
     def __init__(
@@ -62,12 +64,14 @@ class FailoverStream:
         self.num_prompt_tokens = stream.num_prompt_tokens
         self.reasoning = stream.reasoning
         self.fingerprint = stream.fingerprint
+        self.prompt_digest = stream.prompt_digest
         self._backend = backend
         self._request = request
         self._losses = losses
         self._limits = limits
         self._hand_overs = hand_overs
         self._token_ids = list(request.generated_token_ids)
+        self._num_prompt_logprobs = request.num_prompt_logprobs
         self._is_ended = False  # finished, failed or closed: a loss no longer matters
         self._loss: RaystreamError | None = None
         self._opening: asyncio.Task[None] | None = None
@@ -133,13 +137,16 @@ class FailoverStream:
             return deltas
         if self._is_first_message:
             self._is_first_message = False
-            if self._num_before and deltas[0].num_cached_tokens:
+            has_begun = self._num_before or self._num_prompt_logprobs
+            if has_begun and deltas[0].num_cached_tokens:
                 # The first stream has told how much of the prompt was cached.
                 deltas = [replace(deltas[0], num_cached_tokens=0), *deltas[1:]]
         if deltas[-1].finish_reason is not None:
             self._end()
         for delta in deltas:
             self._token_ids += delta.token_ids
+            if delta.prompt_logprobs:
+                self._num_prompt_logprobs += sum(map(len, delta.prompt_logprobs))
         return deltas
 
     async def _move(self, loss: RaystreamError) -> None:
@@ -181,8 +188,9 @@ class FailoverStream:
     def _resumption(self, *, is_planned: bool = False) -> GenerationRequest:
         """Return the request for the rest of the text; it no longer belongs to a group."""
         return replace(
-            self._losses.noted_in(self._request),
+            self._losses.noted_in(self._request, is_planned=is_planned),
             generated_token_ids=tuple(self._token_ids),
+            num_prompt_logprobs=self._num_prompt_logprobs,
             is_resumed=True,
             is_planned=is_planned,
             fingerprint=self.fingerprint,

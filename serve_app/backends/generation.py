@@ -27,6 +27,7 @@ from deployments.errors import (
     RaystreamError,
     ReplicaUnavailableError,
 )
+from deployments.gen_ai_spans import ModelSpan, ModelSpans, end
 from serve_app.backends.admission_queue import AdmissionQueue
 from serve_app.backends.departures import Departures
 from serve_app.backends.handles import (
@@ -41,6 +42,7 @@ from serve_app.backends.prefix_memory import prefix_keys
 from serve_app.backends.running_replicas import RunningReplicas
 from serve_app.backends.stream_box import StreamBox
 from serve_app.backends.token_channels import TokenChannels
+from serve_app.http.access_record import seconds_since_arrival
 
 LAST_DELTA_TIMEOUT_S: Final = 5.0
 """How long a stream may go on after its call has ended. The last delta is sent before the call
@@ -63,6 +65,11 @@ class GenerationStream(Protocol):
     @property
     def fingerprint(self) -> str | None:
         """The version of the model that began the text, and goes on with it."""
+        ...
+
+    @property
+    def prompt_digest(self) -> bytes:
+        """A digest of the prompt as the model reads it; see `Accepted`."""
         ...
 
     def __aiter__(self) -> AsyncIterator[list[TextDelta]]:
@@ -152,23 +159,24 @@ class HandleGenerationBackend(HandleBackend[ModelDescription]):
     def __init__(
         self,
         handle: Handle,
-        count_refusal: Callable[[], object] = lambda: None,
         departures: Departures | None = None,
         running: RunningReplicas | None = None,
+        spans: ModelSpans | None = None,
     ) -> None:
         """Wrap a model's handle; see `HandleBackend`.
 
         Args:
             handle: See there.
-            count_refusal: See there.
             departures: Knows which replicas are about to end; None knows of none.
             running: The model's replicas, where Serve's router looks for prefixes.
+            spans: Starts the spans of calls; None starts none.
         """
-        super().__init__(handle, count_refusal)
+        super().__init__(handle)
         self._generate = handle.options(method_name="generate", stream=True)
         self._queue = AdmissionQueue()
         self._departures = departures
         self._running = running
+        self._spans = spans
 
     async def generate(self, request: GenerationRequest) -> ReplicaStream:
         """Open a stream; see `GenerationBackend.generate`.
@@ -178,8 +186,7 @@ class HandleGenerationBackend(HandleBackend[ModelDescription]):
         """
         if request.is_admitted or request.num_deaths:
             return await self._offer(lambda: self._open(request))
-        with self._refusals_counted():
-            return await self._queue.run(lambda: self._offer(lambda: self._open(request)))
+        return await self._queue.run(lambda: self._offer(lambda: self._open(request)))
 
     async def _open(self, request: GenerationRequest) -> ReplicaStream:
         """Return the stream that a replica has accepted.
@@ -190,23 +197,36 @@ class HandleGenerationBackend(HandleBackend[ModelDescription]):
             LostAfterStartError: The replica was lost after it had begun with the request.
             RaystreamError: See `first_answer`.
         """
+        span = None if self._spans is None else self._spans.of_text(request)
         box = self._channels.open()
         try:
-            call = self._generate.remote(replace(request, stream=box.key))
+            sent = replace(
+                request,
+                stream=box.key,
+                elapsed_s=seconds_since_arrival(),
+                trace=None if span is None else span.context,
+            )
+            call = self._generate.remote(sent)
             responses = cast("Responses[GenerationEvent]", call)
             first = await first_answer(responses, self._channels)
             assert isinstance(first, Accepted | Refused), f"got a {type(first).__name__}"
             self._remember(request, first)
             self._replicas.hear(first)
-        except BaseException:
+        except BaseException as error:
             self._channels.close(box)
+            end(span, error)
             raise
         assert isinstance(first, Accepted), "`hear` raises a refusal"
-        stream = HandleGenerationStream(responses, first, box, self._channels, self._departures)
+        if span is not None:
+            span.accepted(first.num_prompt_tokens, first.replica_id)
+        stream = HandleGenerationStream(
+            responses, first, box, self._channels, self._departures, span
+        )
         try:
             assert first.channel is not None, "a replica says where it listens"
             await self._channels.connect(box, first.channel)
         except BaseException as error:
+            end(span, error)
             await stream.aclose()
             if isinstance(error, ReplicaUnavailableError):
                 raise LostAfterStartError(*error.args) from error
@@ -247,6 +267,7 @@ class HandleGenerationStream:
         box: StreamBox,
         channels: TokenChannels,
         departures: Departures | None = None,
+        span: ModelSpan | None = None,
     ) -> None:
         """Take over a call after its answer.
 
@@ -256,16 +277,19 @@ class HandleGenerationStream:
             box: Where the deltas arrive.
             channels: What drops the box when the stream has ended.
             departures: See `HandleGenerationBackend`.
+            span: The call's span; None if its trace is not recorded.
         """
         self.num_prompt_tokens = accepted.num_prompt_tokens
         self.reasoning = accepted.reasoning
         self.fingerprint = accepted.fingerprint
+        self.prompt_digest = accepted.prompt_digest
         self._replica_id = accepted.replica_id
         self._departures = departures
         self._unwatch: Callable[[], object] = lambda: None
         self._responses = responses
         self._box = box
         self._channels = channels
+        self._span = span
         self._error: RaystreamError | None = None
         self._ended = False
         watching = asyncio.ensure_future(self._watch())
@@ -295,13 +319,17 @@ class HandleGenerationStream:
             raise StopAsyncIteration
         try:
             deltas = await self._box.take()
-        except RaystreamError:
+        except RaystreamError as error:
+            end(self._span, error)
             await self.aclose()
             raise
+        if self._span is not None:
+            for delta in deltas:
+                self._span.gained(delta)
         if deltas[-1].finish_reason is None:
             return deltas
-        self._end()
         self._error = _error_of(deltas[-1])
+        self._end()
         if self._error is None:
             return deltas
         gained = replace(TextDelta.join(deltas), finish_reason=None, error=None)
@@ -318,6 +346,7 @@ class HandleGenerationStream:
 
     def _end(self) -> None:
         self._ended = True
+        end(self._span, self._error)
         self._unwatch()
         self._channels.close(self._box)
 

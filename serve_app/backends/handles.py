@@ -70,17 +70,11 @@ class Response(Protocol):
 class HandleBackend(Generic[DescriptionT]):
     """The base of both tasks' backends: calls through a model's handle."""
 
-    def __init__(self, handle: Handle, count_refusal: Callable[[], object] = lambda: None) -> None:
-        """Wrap a model's handle.
-
-        Args:
-            handle: The model's handle.
-            count_refusal: Called once for each request that no replica has room for.
-        """
+    def __init__(self, handle: Handle) -> None:
+        """Wrap a model's handle."""
         self._handle = handle
         self._replicas = KnownReplicas()
         self._channels = TokenChannels()
-        self._count_refusal = count_refusal
 
     async def describe(self) -> DescriptionT:
         """Return what the model can do. Waits while its replicas load.
@@ -116,13 +110,54 @@ class HandleBackend(Generic[DescriptionT]):
         """Offer a request to replicas; see `KnownReplicas.until_taken`."""
         return await self._replicas.until_taken(call)
 
-    @contextmanager
-    def _refusals_counted(self) -> Iterator[None]:
-        try:
-            yield
-        except OverloadedError:
-            self._count_refusal()
-            raise
+
+class ReplicaCall(Protocol):
+    """The part of Serve's `ReplicaResult` that we use."""
+
+    async def get_async(self) -> object:
+        """Return the replica's answer."""
+        ...
+
+    def cancel(self) -> None:
+        """Cancel the call."""
+        ...
+
+
+async def ask_all(handle: Handle, method: str, timeout_s: float) -> tuple[object, ...]:
+    """Call a method of every running replica; return the answers that come in time.
+
+    The call goes past the replicas' queues, and makes Serve start none. Without a running replica
+    there is no answer.
+    """
+    deadline_s = asyncio.get_running_loop().time() + timeout_s
+    try:
+        async with asyncio.timeout_at(deadline_s):
+            with translated_errors():
+                # The public `results_async` loses all answers if one does not come in time.
+                calls = await handle.broadcast(method)._fetch_replica_results_async()
+    except (RaystreamError, TimeoutError):
+        return ()
+    return await _answers_of(calls, deadline_s)
+
+
+async def _answers_of(calls: Sequence[ReplicaCall], deadline_s: float) -> tuple[object, ...]:
+    """Return the answers that come until a time of the event loop's clock; cancel the others."""
+    waiting = {asyncio.ensure_future(call.get_async()): call for call in calls}
+    if not waiting:
+        return ()
+    try:
+        left_s = max(0.0, deadline_s - asyncio.get_running_loop().time())
+        await asyncio.wait(waiting, timeout=left_s)
+    finally:
+        for task, call in waiting.items():
+            if not task.done():
+                call.cancel()
+                task.cancel()
+    return tuple(
+        task.result()
+        for task in waiting
+        if task.done() and not task.cancelled() and task.exception() is None
+    )
 
 
 async def first_answer(responses: Responses[EventT_co], channels: TokenChannels) -> EventT_co:

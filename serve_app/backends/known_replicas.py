@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from deployments.contract import Accepted, Classified, Refused
+from deployments.contract import Accepted, Pooled, Refused
 from deployments.errors import ModelChangedError, OverloadedError
 from serve_app.backends.admission_queue import FullError
 
@@ -33,7 +33,7 @@ class KnownReplicas:
         self._now = now
         self._heard_at_s: dict[str, float] = {}
 
-    def hear(self, answer: Accepted | Classified | Refused) -> None:
+    def hear(self, answer: Accepted | Pooled | Refused) -> None:
         """Remember that a replica has answered.
 
         Raises:
@@ -45,9 +45,9 @@ class KnownReplicas:
         if isinstance(answer, Refused) and answer.is_other_version:
             raise ModelChangedError(answer.message, None, answer.retry_after_s)
         if isinstance(answer, Refused) and answer.is_full:
-            raise FullError(answer.message, answer.retry_after_s, answer.replica_id)
+            raise FullError(answer.message, answer.retry_after_s, answer.reason, answer.replica_id)
         if isinstance(answer, Refused):
-            raise OverloadedError(answer.message, None, answer.retry_after_s)
+            raise OverloadedError(answer.message, None, answer.retry_after_s, answer.reason)
 
     def count(self) -> int:
         """Return how many replicas have answered within `MEMORY_S`."""

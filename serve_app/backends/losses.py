@@ -9,7 +9,7 @@ before the probation is over, the suspect is taken for the cause: it fails, and 
 gets it. So a prompt that kills its replicas kills two, and an answer that does so three, while an
 innocent request must lose as many replicas at its worst moments to be blamed.
 
-Shared by texts and classifications; it knows neither Ray nor HTTP.
+Shared by generators and poolers; it knows neither Ray nor HTTP.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
-from deployments.contract import ClassificationRequest, GenerationRequest
+from deployments.contract import GenerationRequest, PoolingRequest
 from deployments.errors import (
     GenerationAbortedError,
     ModelChangedError,
@@ -28,11 +28,11 @@ from deployments.errors import (
     ReplicaUnavailableError,
 )
 from deployments.probation import NUM_TOKENS_AGAIN, num_tokens_of_trial
-from serve_app.http.access_record import AccessRecord, current_record
+from serve_app.http.access_record import AccessRecord, MoveReason, current_record
 from serve_app.http.notice import NOTICE_INTERVAL_S, Notice
 
 T = TypeVar("T")
-RequestT = TypeVar("RequestT", GenerationRequest, ClassificationRequest)
+RequestT = TypeVar("RequestT", GenerationRequest, PoolingRequest)
 
 LOST: Final = (ReplicaUnavailableError, GenerationAbortedError)
 """The errors of an attempt that may succeed at another replica. Any other error is final."""
@@ -119,6 +119,7 @@ class Losses:
         self._record: AccessRecord | None = current_record()
         self._give_up_at_s: float | None = None  # by the event loop's clock; None without a loss
         self._waits_first = False
+        self._reason: MoveReason | None = None  # of the loss that is not made good yet
         self._other_version: ModelChangedError | None = None
 
     @property
@@ -126,8 +127,16 @@ class Losses:
         """The deaths that make the request a suspect; see `GenerationRequest.num_deaths`."""
         return 0 if self._has_tokens and self._num_deaths == 1 else self._num_deaths
 
-    def noted_in(self, request: RequestT) -> RequestT:
-        """Return a request that tells its next replica of the deaths."""
+    def noted_in(self, request: RequestT, *, is_planned: bool = False) -> RequestT:
+        """Return a request that tells its next replica of the deaths, and its trace of the move.
+
+        Args:
+            request: The request.
+            is_planned: Whether it moves before anything is lost.
+        """
+        reason = MoveReason.DRAINED if is_planned else self._reason
+        if request.trace is not None and reason is not None:
+            request = replace(request, trace=replace(request.trace, moved=reason))
         return replace(request, num_deaths=self.num_deaths) if self.num_deaths else request
 
     def add(self, error: RaystreamError, *, has_started: bool, num_gained: int = 0) -> None:
@@ -151,6 +160,10 @@ class Losses:
                     RETRY_AFTER_S,
                 ) from error
         is_death = _is_death(error)
+        if is_death:  # of several losses in one search, a death is told
+            self._reason = MoveReason.LOST
+        elif self._reason is None:
+            self._reason = MoveReason.STOPPED
         # Serve cancels the calls of a client that leaves; we may hear of that before it does.
         self._waits_first = not is_death
         if not is_death or not (has_started or self._num_deaths == 0):
@@ -236,12 +249,16 @@ class Losses:
         self._give_up_at_s, self._waits_first = None, False
         self._other_version = None
         self.num_moves += 1
-        self.note_planned_move()
+        self._note(self._reason or MoveReason.LOST)
+        self._reason = None
 
     def note_planned_move(self) -> None:
         """Note that another replica has taken over before anything was lost."""
+        self._note(MoveReason.DRAINED)
+
+    def _note(self, reason: MoveReason) -> None:
         if self._record is not None:
-            self._record.moved()
+            self._record.moved(reason)
 
     def tell(self, notice: Notice) -> None:
         """Tell the client, if it reads a stream."""

@@ -3,36 +3,35 @@
 A task of Ray reads a model's files, without its weights: the ingress imports no model.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
 import ray
 
-from deployments.contract import ClassifierDescription, ModelDescription
+from deployments.contract import ModelDescription, PoolerDescription
 from deployments.errors import ReplicaUnavailableError
 from deployments.model_spec import ModelSpec
 
 GENERATOR = "deployments.generator.description"
-CLASSIFIER = "deployments.classifier.description"
+POOLER = "deployments.pooling.description"
 
 
 async def describe_files(
-    specs: Mapping[str, ModelSpec], classifying: Collection[str], model_id: str
-) -> ModelDescription | ClassifierDescription:
+    specs: Mapping[str, ModelSpec], model_id: str
+) -> ModelDescription | PoolerDescription:
     """Describe a model by its files.
 
     Args:
         specs: The models, by id.
-        classifying: The ids of those that classify.
         model_id: One of them.
 
     Raises:
         ReplicaUnavailableError: The files can't be read.
     """
-    module = CLASSIFIER if model_id in classifying else GENERATOR
+    module = GENERATOR if specs[model_id].task == "generate" else POOLER
     try:
-        described: ModelDescription | ClassifierDescription = await _describe.remote(
+        described: ModelDescription | PoolerDescription = await _describe.remote(
             module, specs[model_id]
         )
     except Exception as error:

@@ -21,7 +21,7 @@ class ReplicaFacts:
     Attributes:
         replica_id: As Serve names it, and as in its own answers.
         node_id: The node that it runs on.
-        fingerprint: Of its model; None for a classifier.
+        fingerprint: Of its model; None for a pooler.
     """
 
     replica_id: str
@@ -34,10 +34,12 @@ class RunningReplicas:
 
     Attributes:
         prefixes: Which of them have run prompts with which beginnings.
+        num_seen: How many have run since this process began to look.
     """
 
     def __init__(self) -> None:
         self.prefixes = PrefixMemory()
+        self.num_seen = 0
         self._by_id: Mapping[str, ReplicaFacts] = {}
         self._left: dict[str, ReplicaFacts] = {}
         self._draining_nodes: frozenset[str] = frozenset()
@@ -46,6 +48,7 @@ class RunningReplicas:
     def replace(self, replicas: Iterable[ReplicaFacts]) -> None:
         """Note which replicas run now; callable in any thread."""
         now = {each.replica_id: each for each in replicas}
+        self.num_seen += len(now.keys() - self._by_id.keys() - self._left.keys())
         left = {key: each for key, each in self._by_id.items() if key not in now}
         recent = list({**self._left, **left}.items())[-MAX_NUM_LEFT:]
         self._left = {key: each for key, each in recent if key not in now}
@@ -77,6 +80,11 @@ class RunningReplicas:
     def find(self, replica_id: str) -> ReplicaFacts | None:
         """Return what is known about a replica that runs, or has left lately."""
         return self._by_id.get(replica_id) or self._left.get(replica_id)
+
+    @property
+    def ids(self) -> frozenset[str]:
+        """The replicas that Serve routes to."""
+        return frozenset(self._by_id)
 
     @property
     def has_any(self) -> bool:

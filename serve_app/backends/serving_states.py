@@ -9,15 +9,17 @@ import logging
 import time
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from contextlib import suppress
-from enum import Enum, auto
+from dataclasses import dataclass, field
+from enum import StrEnum, auto
+from types import MappingProxyType
 from typing import Any, Final
 
-from serve_app.backends.single_flight import SingleFlight
+from serve_app.backends.single_flight import Remembered
 
 logger = logging.getLogger(__name__)
 
 
-class ServingState(Enum):
+class ServingState(StrEnum):
     """The state of a deployment."""
 
     RUNNING = auto()
@@ -36,11 +38,28 @@ class ServingState(Enum):
     """Serve has given up on starting a replica."""
 
 
+@dataclass(frozen=True, slots=True)
+class DeploymentState:
+    """What Serve's controller tells about a deployment.
+
+    Attributes:
+        serving: What that means for requests.
+        status: Serve's own word.
+        message: Serve's explanation, as of a start that has failed.
+        num_replicas: The number of replicas in each of Serve's states of them.
+    """
+
+    serving: ServingState
+    status: str = ""
+    message: str = ""
+    num_replicas: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+
+
 NOT_READY: Final = frozenset({ServingState.DOWN, ServingState.FAILED})
 """The states of a model that should be awake and can't be served."""
 
 
-AskStates = Callable[[], Coroutine[Any, Any, Mapping[str, ServingState]]]
+AskStates = Callable[[], Coroutine[Any, Any, Mapping[str, DeploymentState]]]
 """Returns the state of each deployment that Serve's controller knows."""
 
 MEMORY_S: Final = 1.0
@@ -50,7 +69,7 @@ PATIENCE_S: Final = 2.0
 """How long a question waits for the controller; it then gets the last answer."""
 
 
-async def everything_runs() -> Mapping[str, ServingState]:
+async def everything_runs() -> Mapping[str, DeploymentState]:
     """Return no states: a deployment that the controller does not know counts as running."""
     return {}
 
@@ -73,10 +92,8 @@ class ServingStates:
         """
         self._ask = ask
         self._needed = frozenset(needed)
-        self._now_s = now_s
-        self._asked_s: float | None = None
-        self._states: Mapping[str, ServingState] | None = None
-        self._flight = SingleFlight(self._update)
+        self._states: Mapping[str, DeploymentState] | None = None
+        self._updates = Remembered(self._update, MEMORY_S, now_s)
 
     async def are_ready(self) -> bool:
         """Return whether every needed deployment runs, or has no replica because of its load."""
@@ -88,23 +105,29 @@ class ServingStates:
 
         It is the last known one if the controller is silent: replicas serve without it.
         """
+        return (await self.details_of(deployment)).serving
+
+    async def details_of(self, deployment: str) -> DeploymentState:
+        """Return what the controller tells about a deployment; see `of`."""
         await self._refresh()
-        return self._last(deployment)
+        return self._details(deployment)
 
     def _last(self, deployment: str) -> ServingState:
+        return self._details(deployment).serving
+
+    def _details(self, deployment: str) -> DeploymentState:
         if self._states is None:
-            return ServingState.DOWN
-        return self._states.get(deployment, ServingState.RUNNING)
+            return DeploymentState(ServingState.DOWN)
+        return self._states.get(deployment, DeploymentState(ServingState.RUNNING))
 
     async def _refresh(self) -> None:
-        if self._asked_s is None or self._now_s() - self._asked_s >= MEMORY_S:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(PATIENCE_S):
-                    await self._flight.result()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(PATIENCE_S):
+                await self._updates.result()
 
     async def _update(self) -> None:
+        """Ask the controller; keep the last answer if it can't be asked."""
         try:
             self._states = await self._ask()
         except Exception:
             logger.warning("Serve's controller can't be asked for its replicas", exc_info=True)
-        self._asked_s = self._now_s()

@@ -1,6 +1,7 @@
-"""One answer for all callers that ask at the same time."""
+"""One answer for all callers that ask at the same time, or soon after one another."""
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
@@ -33,3 +34,37 @@ class SingleFlight(Generic[T]):
         self._task = None
         if not task.cancelled():
             task.exception()  # else Python logs "never retrieved" when all callers have left
+
+
+class Remembered(Generic[T]):
+    """Runs work once for all callers, and passes its result on for a while."""
+
+    def __init__(
+        self,
+        work: Callable[[], Coroutine[Any, Any, T]],
+        memory_s: float,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Wrap the work; nothing runs yet.
+
+        Args:
+            work: See `SingleFlight`. An error is passed on to those that wait, and not remembered.
+            memory_s: How long a result is passed on.
+            now_s: Returns the time of a monotonic clock, in seconds.
+        """
+        self._flight = SingleFlight(self._run)
+        self._work = work
+        self._memory_s = memory_s
+        self._now_s = now_s
+        self._last: tuple[float, T] | None = None
+
+    async def result(self) -> T:
+        """Return the work's result, at most `memory_s` old, or raise its error."""
+        if self._last is None or self._now_s() - self._last[0] >= self._memory_s:
+            return await self._flight.result()
+        return self._last[1]
+
+    async def _run(self) -> T:
+        result = await self._work()
+        self._last = self._now_s(), result
+        return result

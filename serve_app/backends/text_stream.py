@@ -14,6 +14,7 @@ from deployments.errors import (
     GenerationFailedError,
     RaystreamError,
     ReplicaUnavailableError,
+    overload_reason,
 )
 from serve_app.backends.generation import GenerationStream
 from serve_app.http.access_record import current_record
@@ -54,7 +55,7 @@ async def joined_deltas(
             raise ReplicaUnavailableError("The text ended before it was finished.")
     except RaystreamError as error:
         if record is not None:
-            record.failed(error.code)
+            record.failed(error.code, overload_reason(error))
         raise
 
 

@@ -58,10 +58,12 @@ class Announcement:
         )
 
     def request(self) -> str:
-        """Return a curl command that asks the first model that generates, or else classifies."""
+        """Return a curl command that asks the first model, or the first that generates."""
         generator = next((model for model in self.models if model.task == "generate"), None)
         if generator is None:
-            return self._curl("", "/v1/classify", {"model": self.models[0].id, "input": QUESTION})
+            first = self.models[0]
+            path = "/v1/classify" if first.task == "classify" else "/v1/embeddings"
+            return self._curl("", path, {"model": first.id, "input": QUESTION})
         messages = [{"role": "user", "content": QUESTION}]
         body = {"model": generator.id, "stream": True, "messages": messages}
         return self._curl("-N ", "/v1/chat/completions", body)

@@ -1,4 +1,4 @@
-"""The command line: `raystream serve`, `check`, `new-key`, `info` and `supervise`.
+"""The command line: `raystream serve`, `check`, `plan`, `download`, `new-key`, `info`, `supervise`.
 
 Each command imports what it needs when it runs. `raystream serve` lives as long as its server and
 only supervises it, so Ray and torch would take its memory for nothing.
@@ -35,6 +35,16 @@ KeyName = Annotated[
         show_default=False,
     ),
 ]
+KeyScopes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--scope",
+        metavar="SCOPE",
+        help="What the key may do besides using the models: `operate` is to see what all users do "
+        "(/metrics, /v1/devices).",
+        show_default=False,
+    ),
+]
 
 
 @app.command()
@@ -62,17 +72,116 @@ def check(file: ConfigFile) -> None:
     raise typer.Exit(0 if check_file(str(file)) else 1)
 
 
+@app.command()
+def plan(
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[FILE]",
+            help="A Serve configuration, whose models are planned side by side.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    model: Annotated[
+        str | None, typer.Option(help="A hub repository's id, a folder, or a config.json.")
+    ] = None,
+    gpu_memory: Annotated[
+        str | None,
+        typer.Option(
+            help="Memory of a GPU, such as 48GiB. Without it: this machine's GPUs, or its CPU."
+        ),
+    ] = None,
+    gpus: Annotated[
+        int | None, typer.Option(min=1, help="How many such GPUs there are; one if left out.")
+    ] = None,
+    share: Annotated[
+        float | None, typer.Option(min=0.01, max=1, help="The replica's share of the GPU.")
+    ] = None,
+    max_model_len: Annotated[int | None, typer.Option(min=2, help="Tokens of a sequence.")] = None,
+    max_num_seqs: Annotated[int | None, typer.Option(min=1, help="Sequences at once.")] = None,
+    max_batched_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of a step.")] = None,
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show how memory would be divided, and what does not fit, from configurations only.
+
+    For example: `raystream plan --model Qwen/Qwen2.5-7B-Instruct --gpu-memory 48GiB --share 0.5`
+    """
+    from serve_app.commands import plan as planning
+
+    sizes = {
+        "max_model_len": max_model_len,
+        "max_num_seqs": max_num_seqs,
+        "max_batched_tokens": max_batched_tokens,
+    }
+    given = {name: size for name, size in sizes.items() if size is not None}
+    if (file is None) == (model is None):
+        raise typer.BadParameter("give either a FILE or --model")
+    if file is not None and (given or dtype != "auto" or share is not None):
+        raise typer.BadParameter("a FILE has its models' sizes, dtypes and shares itself")
+    if gpus is not None and gpu_memory is None:
+        raise typer.BadParameter("--gpus needs --gpu-memory, the memory of each")
+    try:
+        card = planning.card_of(gpu_memory, gpus or 1)
+        if file is not None:
+            entries = planning.models_of(file)
+        else:
+            assert model is not None
+            entries = (planning.entry_of(model, dtype, given),)
+        found = planning.plan_models(entries, card, share)
+    except planning.PlanError as error:
+        typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(2) from None
+    if as_json:
+        typer.echo(planning.as_json(found, card))
+    else:
+        planning.tell(found, card)
+    raise typer.Exit(1 if any(isinstance(each, planning.Refusal) for each in found) else 0)
+
+
+@app.command()
+def download(
+    file: ConfigFile,
+    *,
+    wait: Annotated[
+        bool,
+        typer.Option("--wait", help="Download nothing: return when another has downloaded all."),
+    ] = False,
+) -> None:
+    """Download a file's models from the hub at the commits that it names.
+
+    They go into the cache, HF_HUB_CACHE; servers with HF_HUB_OFFLINE=1 read them there and need no
+    network. For gated models HF_TOKEN_PATH names a file with a token.
+    """
+    from serve_app.commands import download as downloading
+    from serve_app.commands.plan import PlanError, models_of
+
+    cache = downloading.cache_folder()
+    try:
+        models = downloading.hub_models(models_of(file))
+        if wait:
+            downloading.wait(models, cache, typer.echo)
+        else:
+            downloading.download(models, cache, downloading.fetch_from_hub, typer.echo)
+    except (PlanError, downloading.DownloadError) as error:
+        typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(1) from None
+
+
 @app.command("new-key")
-def new_key(name: KeyName) -> None:
+def new_key(name: KeyName, scope: KeyScopes = None) -> None:
     """Make an API key, and the lines for the file of keys.
 
     The key is printed once and stored nowhere. The file that `auth.api_keys_file` names gets only
     its hash, and limits if you want any.
     """
-    from serve_app.commands.new_key import InvalidNameError, make_key
+    from serve_app.commands.new_key import InvalidNameError, InvalidScopeError, make_key
 
     try:
-        typer.echo(make_key(name), nl=False)
+        typer.echo(make_key(name, scope or ()), nl=False)
+    except InvalidScopeError as error:
+        raise typer.BadParameter(str(error), param_hint="--scope") from None
     except InvalidNameError as error:
         raise typer.BadParameter(str(error), param_hint="NAME") from None
 

@@ -8,6 +8,7 @@ from typing import Final
 
 import torch
 
+from deployments.compute.cpu.report import describe_kernels
 from deployments.device.device import CpuDevice, num_cores
 from deployments.device.memory_budget import GIB
 
@@ -16,7 +17,7 @@ PACKAGES: Final = ("raystream", "ray", "torch", "transformers", "starlette", "py
 
 def describe_machine() -> str:
     """Return a line for each fact."""
-    return "".join(f"{name:<14}{value}\n" for name, value in _facts())
+    return "".join(f"{name:<20}{value}\n" for name, value in _facts())
 
 
 def _facts() -> Iterator[tuple[str, str]]:
@@ -24,9 +25,8 @@ def _facts() -> Iterator[tuple[str, str]]:
     for package in PACKAGES:
         yield package, _version(package)
     yield "system", platform.platform()
-    bfloat16 = "with" if torch.cpu._is_avx512_bf16_supported() else "without"
-    capability = torch.backends.cpu.get_cpu_capability()
-    yield "cpu", f"{num_cores()} core(s), {capability}, {bfloat16} AVX512_BF16"
+    yield "cpu", f"{num_cores()} core(s), {torch.backends.cpu.get_cpu_capability()}"
+    yield from ((f"  {name}", how) for name, how in describe_kernels())
     yield "memory", f"{CpuDevice().total_bytes / GIB:.1f} GiB free"
     if not torch.cuda.is_available():
         built = "CUDA " + torch.version.cuda if torch.version.cuda else "no GPU"

@@ -4,11 +4,12 @@ The key is printed once and stored nowhere. Only its hash goes into the file.
 """
 
 import secrets
+from collections.abc import Sequence
 from typing import Final
 
 from pydantic import ValidationError
 
-from serve_app.keys.api_keys import ENVIRONMENT_VARIABLE, ApiKey, hash_key
+from serve_app.keys.api_keys import ENVIRONMENT_VARIABLE, ApiKey, Scope, hash_key
 
 PREFIX: Final = "sk-raystream-"
 """Clients and scanners for leaked secrets recognize keys by such a prefix."""
@@ -18,15 +19,27 @@ class InvalidNameError(ValueError):
     """A key can't have this name."""
 
 
-def make_key(name: str) -> str:
+class InvalidScopeError(ValueError):
+    """There is no such scope."""
+
+
+def make_key(name: str, scopes: Sequence[str] = ()) -> str:
     """Make a key; return what to tell its owner.
+
+    Args:
+        name: Whose key it is.
+        scopes: What it may do besides using the models.
 
     Raises:
         InvalidNameError: A key can't have this name.
+        InvalidScopeError: There is no such scope.
     """
+    unknown = [scope for scope in scopes if scope not in list(Scope)]
+    if unknown:
+        raise InvalidScopeError(f"there is no scope {unknown[0]!r}; write {', '.join(Scope)}")
     secret = PREFIX + secrets.token_urlsafe(32)
     try:
-        key = ApiKey(name=name, sha256=hash_key(secret))
+        key = ApiKey(name=name, sha256=hash_key(secret), scopes=tuple(map(Scope, scopes)))
     except ValidationError:
         raise InvalidNameError("it must be 1 to 64 letters, digits and '_.@-'") from None
     return report(key, secret)
@@ -34,15 +47,17 @@ def make_key(name: str) -> str:
 
 def report(key: ApiKey, secret: str) -> str:
     """Return the text to print for a new key."""
+    scopes = f"scopes: [{', '.join(key.scopes or Scope)}]"
     return (
         f"The key of {key.name!r}, shown only this once:\n"
         f"  {secret}\n"
         "Its entry in auth.api_keys_file, under `keys:`:\n"
         f"  - name: {key.name}\n"
         f"    sha256: {key.sha256}\n"
+        f"    {'' if key.scopes else '# '}{scopes}\n"
         "    # requests_per_minute: 60\n"
         "    # tokens_per_minute: 100000\n"
         "    # max_concurrent_streams: 8\n"
-        f"Or, without limits, for {ENVIRONMENT_VARIABLE}:\n"
+        f"Or, without limits and scopes, for {ENVIRONMENT_VARIABLE}:\n"
         f"  {key.name}:{key.sha256}\n"
     )

@@ -44,7 +44,7 @@ def queue_problems(
             "leave it out, and set max_queued_requests in the model's entry or in user_config"
         )
     max_tokens = user_config.get("max_queued_tokens")
-    if max_tokens is not None and max_tokens < model.max_model_len:
+    if max_tokens is not None and model.has_too_few_tokens(max_tokens):
         yield f"{path}.user_config.max_queued_tokens: {model.too_few_tokens_message(max_tokens)}"
 
 

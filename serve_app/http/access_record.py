@@ -3,12 +3,51 @@
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Final
+from enum import StrEnum
+from typing import Final, Protocol
 
 from pydantic_core import to_json
 from starlette.types import Scope
 
+from deployments.errors import OverloadReason
+from deployments.gen_ai_spans import MOVE_REASON, MOVED
+from deployments.tracing import Span, TraceContext
+from serve_app.http.error_shapes import ErrorShape, openai_error
+
 CLIENT_DISCONNECTED: Final = "client_disconnected"
+
+
+class MoveReason(StrEnum):
+    """Why another replica has taken over."""
+
+    LOST = "lost"
+    """The replica died, hung or could not be reached."""
+
+    STOPPED = "stopped"
+    """Serve had stopped the replica."""
+
+    DRAINED = "drained"
+    """The replica was about to end, and the stream left it before."""
+
+
+class Meter(Protocol):
+    """Counts what is added to the records of all requests."""
+
+    def count_prompt(self, record: "AccessRecord", num_tokens: int) -> None:
+        """Count a prompt that a replica has accepted."""
+        ...
+
+    def count_delivered(self, record: "AccessRecord", num_tokens: int) -> None:
+        """Count tokens of an answer that were handed to the HTTP server."""
+        ...
+
+    def count_move(self, record: "AccessRecord", reason: MoveReason) -> None:
+        """Count a stream, or another request, that has moved to another replica."""
+        ...
+
+    def count_refusal(self, record: "AccessRecord", reason: OverloadReason) -> None:
+        """Count a request whose client is told that there is no room for it."""
+        ...
 
 
 @dataclass(slots=True)
@@ -26,6 +65,8 @@ class AccessRecord:
         model: The model that was asked.
         num_prompt_tokens: Counted by the replica, once for each prompt, not for each answer.
         num_completion_tokens: Tokens of all answers.
+        num_delivered_tokens: Those of them that were handed to the HTTP server, for this request or
+            an earlier one that it resumes.
         first_token_s: When the first token of any answer came.
         finish_reason: The reason that the client was given for the answer that finished last.
         error_code: Why the answer is missing or incomplete.
@@ -34,7 +75,11 @@ class AccessRecord:
         has_left: Whether the client left before that, and before anything had failed.
         warnings: What the client asked for and will not get; the answer's header tells.
         num_moves: How often another replica took over after a loss, over all answers.
+        operation: What the model was asked to do, as traces name it.
+        span: The request's span; None if its trace is not recorded.
         on_notice: Takes the notices for the client; a streamed answer sets it while it sends.
+        error_shape: How the client is told of an error.
+        meter: Counts tokens, moves and refusals over all requests; None counts nothing.
     """
 
     request_id: str
@@ -46,6 +91,7 @@ class AccessRecord:
     model: str | None = None
     num_prompt_tokens: int = 0
     num_completion_tokens: int = 0
+    num_delivered_tokens: int = 0
     first_token_s: float | None = None
     finish_reason: str | None = None
     error_code: str | None = None
@@ -54,7 +100,11 @@ class AccessRecord:
     has_left: bool = False
     warnings: tuple[str, ...] = ()
     num_moves: int = 0
+    operation: str | None = None
+    span: Span | None = None
     on_notice: Callable[[str], object] = lambda notice: None
+    error_shape: ErrorShape = openai_error
+    meter: Meter | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -64,6 +114,8 @@ class AccessRecord:
     def opened(self, num_prompt_tokens: int) -> None:
         """Note that a replica has accepted a prompt."""
         self.num_prompt_tokens += num_prompt_tokens
+        if self.meter is not None:
+            self.meter.count_prompt(self, num_prompt_tokens)
 
     def gained(self, num_tokens: int, finish_reason: str | None) -> None:
         """Note tokens of an answer."""
@@ -73,20 +125,44 @@ class AccessRecord:
         if finish_reason is not None:
             self.finish_reason = finish_reason
 
-    def moved(self) -> None:
+    def delivered(self) -> None:
+        """Note that all tokens so far were handed to the HTTP server."""
+        num_tokens = self.num_completion_tokens - self.num_delivered_tokens
+        self.num_delivered_tokens = self.num_completion_tokens
+        if num_tokens and self.meter is not None:
+            self.meter.count_delivered(self, num_tokens)
+
+    def regained(self, num_tokens: int) -> None:
+        """Note that the client had got the latest tokens before, in a stream that it resumes."""
+        self.num_delivered_tokens += num_tokens
+
+    def moved(self, reason: MoveReason) -> None:
         """Note that another replica has taken over."""
         self.num_moves += 1
+        if self.meter is not None:
+            self.meter.count_move(self, reason)
+        if self.span is not None:
+            self.span.add_event(MOVED, {MOVE_REASON: reason})
 
-    def failed(self, code: str | None) -> None:
-        """Note the code of the error that broke an answer."""
-        if self.refused(code):
+    def failed(self, code: str | None, overload: OverloadReason | None = None) -> None:
+        """Note the error that broke an answer; see `refused`."""
+        if self.refused(code, overload):
             self.finish_reason = "error"
 
-    def refused(self, code: str | None) -> bool:
-        """Note why there is no answer; return False if the client had already left."""
-        if not self.has_left:
-            self.error_code = code
-        return not self.has_left
+    def refused(self, code: str | None, overload: OverloadReason | None = None) -> bool:
+        """Note why there is no answer; return False if the client had already left.
+
+        Args:
+            code: The error's code.
+            overload: The limit that was reached; None if the error tells of no overload.
+        """
+        if self.has_left:
+            return False
+        # A whole answer's error passes here twice: where its text breaks, and as the answer.
+        if overload is not None and self.error_code is None and self.meter is not None:
+            self.meter.count_refusal(self, overload)
+        self.error_code = code
+        return True
 
     def left(self) -> None:
         """Note that the client has left, unless its answer was complete or had failed by then.
@@ -102,10 +178,12 @@ class AccessRecord:
 
     def line(self) -> str:
         """Return the access log's line."""
+        trace = {} if self.span is None else {"trace_id": self.span.trace_id}
         return to_json(
             {
                 "event": "request",
                 "request_id": self.request_id,
+                **trace,
                 "key": self.key_name,
                 "method": self.method,
                 "route": self.route,
@@ -149,6 +227,15 @@ def note_prompt(num_prompt_tokens: int) -> None:
     record = current_record()
     if record is not None:
         record.opened(num_prompt_tokens)
+
+
+def note_operation(operation: str) -> TraceContext | None:
+    """Note what a model is asked to do; return what the spans of its replicas belong under."""
+    record = current_record()
+    if record is None:
+        return None
+    record.operation = operation
+    return None if record.span is None else record.span.context
 
 
 def note_warnings(warnings: tuple[str, ...]) -> None:

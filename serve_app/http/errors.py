@@ -1,7 +1,7 @@
 """The one place where errors become HTTP answers, or error events in a stream.
 
-Every error has OpenAI's shape. A client's mistake is a 400 on every surface, with the name of the
-parameter at fault. An error of ours reveals no internals.
+Every error has the shape of its path's API; see `error_shapes`. A client's mistake is a 400 on
+every surface, with the name of the parameter at fault. An error of ours reveals no internals.
 """
 
 from collections.abc import Mapping
@@ -11,19 +11,21 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 
 from deployments.errors import (
     DeadlineExceededError,
+    OverloadReason,
     RaystreamError,
     ReplicaUnavailableError,
+    overload_reason,
 )
-from serve_app.http.access_record import current_record
+from serve_app.http.access_record import AccessRecord, current_record
+from serve_app.http.error_shapes import ANTHROPIC_ID_HEADER, Fault, anthropic_error, openai_error
 from serve_app.http.request_id import echo_headers
-from serve_app.http.route_hints import route_hint, shown_path
+from serve_app.http.route_hints import path_of, route_hint, shown_path
 from serve_app.http.validation_refusal import refusal_of, with_place
 
 RETRY_AFTER_S = 1
@@ -33,33 +35,23 @@ COME_BACK_STATUSES = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILAB
 CLIENT_CLOSED_REQUEST = 499
 
 
-class ErrorDetail(BaseModel):
-    """What went wrong."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class ErrorBody(BaseModel):
-    """The body of every error."""
-
-    error: ErrorDetail
-
-
 def error_payload(error: RaystreamError) -> dict[str, Any]:
     """Return the JSON of an error, for a body or for an event in a stream."""
-    return _payload(with_place(error.message, error.param), error.type, error.param, error.code)
+    return _payload(_fault(error), current_record())
 
 
-def error_response(error: RaystreamError) -> JSONResponse:
-    """Return the answer for an error, with the headers that guide a client's retries."""
-    return _answer(error_payload(error), error.status, _retry_headers(error))
+def error_response(error: RaystreamError, record: AccessRecord | None = None) -> JSONResponse:
+    """Return the answer for an error, with the headers that guide a client's retries.
+
+    Args:
+        error: The error.
+        record: The request's record; None means the current one.
+    """
+    return _answer(_fault(error), _retry_headers(error), overload_reason(error), record)
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Make every failure of the application use OpenAI's error shape."""
+    """Make every failure of the application use the error shape of its path."""
     app.add_exception_handler(RaystreamError, _on_raystream_error)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
@@ -67,16 +59,31 @@ def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _on_unknown_error)
 
 
-def _payload(message: str, type_: str, param: str | None, code: str | None) -> dict[str, Any]:
-    return {"error": {"message": message, "type": type_, "param": param, "code": code}}
+def _fault(error: RaystreamError) -> Fault:
+    message = with_place(error.message, error.param)
+    return Fault(error.status, message, error.type, error.param, error.code)
 
 
-def _answer(payload: dict[str, Any], status: int, headers: Mapping[str, str]) -> JSONResponse:
-    """Return the answer, and note its code for the access log."""
-    record = current_record()
+def _payload(fault: Fault, record: AccessRecord | None) -> dict[str, Any]:
+    if record is None:
+        return openai_error(fault, None)
+    return record.error_shape(fault, record.request_id)
+
+
+def _answer(
+    fault: Fault,
+    headers: Mapping[str, str],
+    overload: OverloadReason | None = None,
+    record: AccessRecord | None = None,
+) -> JSONResponse:
+    """Return the answer, and note in the request's record why it is an error."""
+    record = record or current_record()
+    answer = JSONResponse(_payload(fault, record), fault.status, headers)
     if record is not None:
-        record.refused(payload["error"]["code"])
-    return JSONResponse(payload, status, headers)
+        record.refused(fault.code, overload)
+        if record.error_shape is anthropic_error:
+            answer.headers[ANTHROPIC_ID_HEADER] = record.request_id
+    return answer
 
 
 def _retry_headers(error: RaystreamError) -> dict[str, str]:
@@ -108,7 +115,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     reason = HTTPStatus(error.status_code).phrase
     headers = {**(error.headers or {}), "x-should-retry": "false"}
-    path = _path_of(request)
+    path = path_of(request.scope)
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         headers["Allow"] = _with_head(headers.get("Allow", "GET"))
         advice = f"Send {headers['Allow']}."
@@ -117,16 +124,8 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
         advice = "GET /docs shows all routes." if meant is None else f"Did you mean {meant}?"
     message = f"{reason}: {request.method} {shown_path(path)}. {advice}"
     type_ = "invalid_request_error" if error.status_code < 500 else "server_error"
-    payload = _payload(message, type_, None, reason.lower().replace(" ", "_"))
-    return _answer(payload, error.status_code, headers)
-
-
-def _path_of(request: Request) -> str:
-    """Return the path below Serve's route prefix. A mount has changed the scope's `root_path`."""
-    scope = request.scope
-    root: str = scope.get("app_root_path", scope.get("root_path", ""))
-    path: str = scope["path"]
-    return path.removeprefix(root)
+    code = reason.lower().replace(" ", "_")
+    return _answer(Fault(error.status_code, message, type_, None, code), headers)
 
 
 def _with_head(methods: str) -> str:
@@ -140,7 +139,8 @@ async def _on_client_disconnect(request: Request, error: Exception) -> Response:
 
 async def _on_unknown_error(request: Request, error: Exception) -> Response:
     """Answer for a bug of ours. Starlette then raises the error again, so it is logged too."""
-    response = error_response(RaystreamError("The server has failed at this request."))
+    failed = RaystreamError("The server has failed at this request.")
+    response = error_response(failed, request.scope["state"].get("access_record"))
     # This answer is made outside our middleware, which would add the request id.
     response.headers.update(echo_headers(request))
     return response

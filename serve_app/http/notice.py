@@ -20,6 +20,11 @@ class Notice(StrEnum):
     """The stream's replica was lost, and it waits for another."""
 
 
+def resuming(num_tokens: int, num_known_tokens: int) -> str:
+    """Return the notice that what the client has of an answer is generated again."""
+    return f"resuming, {num_tokens} of {num_known_tokens} tokens"
+
+
 def loading(model_id: str, waited_s: float) -> str:
     """Return the notice that a request waits for a model to be loaded."""
     return f"loading {model_id} ({waited_s:.0f} s)"

@@ -4,13 +4,15 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
-from serve_app.http.errors import ErrorBody
+from serve_app.http.error_shapes import ErrorBody, MessagesErrorBody, RerankErrorBody
 from serve_app.http.warning_header import MAX_LENGTH, WARNING_HEADER
 
 Responses = dict[int | str, dict[str, Any]]
 
 SCHEMA_REF: Final = "#/components/schemas/{model}"
 ERROR_REF: Final = {"$ref": "#/components/responses/Error"}
+MESSAGES_ERROR_REF: Final = {"$ref": "#/components/responses/MessagesError"}
+RERANK_ERROR_REF: Final = {"$ref": "#/components/responses/RerankError"}
 REQUEST_ID_REF: Final = {"X-Request-Id": {"$ref": "#/components/headers/RequestId"}}
 
 REQUEST_ID: Final = {
@@ -21,9 +23,11 @@ REQUEST_ID: Final = {
 ERROR_CAUSES: Final[dict[int, str]] = {
     400: "The body is not JSON, or a field is unknown, unsupported or out of bounds.",
     401: "No API key, or one that is not known; only where the server asks for keys.",
+    403: "The API key lacks a scope, or the route needs keys on a server that others can reach.",
     404: "No such model, or no such route.",
     405: "The route answers other methods, which Allow names.",
     408: "The body came too slowly.",
+    409: "A stream can't be resumed: Last-Event-ID is of another answer.",
     413: "The body is too large.",
     415: "The body is not declared to be JSON, or is compressed.",
     429: "The API key has used up its limits. Retry-After says when to come back.",
@@ -43,7 +47,7 @@ _SHOULD_RETRY: Final = {
     "schema": {"type": "string", "enum": ["false"]},
 }
 
-ERROR_RESPONSE: Final = {
+ERROR_RESPONSE: Final[dict[str, Any]] = {
     "description": "An error. Its message says what is wrong and how to mend it.\n\n"
     + "\n".join(f"- **{status}**: {cause}" for status, cause in ERROR_CAUSES.items()),
     "headers": {
@@ -55,7 +59,25 @@ ERROR_RESPONSE: Final = {
         "application/json": {"schema": {"$ref": SCHEMA_REF.format(model=ErrorBody.__name__)}}
     },
 }
-"""The component that every operation refers to."""
+"""The component that every operation refers to, but those of Anthropic's and Cohere's APIs."""
+
+MESSAGES_ERROR_RESPONSE: Final = {
+    **ERROR_RESPONSE,
+    "content": {
+        "application/json": {
+            "schema": {"$ref": SCHEMA_REF.format(model=MessagesErrorBody.__name__)}
+        }
+    },
+}
+"""The component that the operations of Anthropic's API refer to."""
+
+RERANK_ERROR_RESPONSE: Final = {
+    **ERROR_RESPONSE,
+    "content": {
+        "application/json": {"schema": {"$ref": SCHEMA_REF.format(model=RerankErrorBody.__name__)}}
+    },
+}
+"""The component that the operation of Cohere's API refers to."""
 
 _WARNING: Final = {
     "description": "What the request asked for and the answer does not hold, if there is anything: "
@@ -64,15 +86,18 @@ _WARNING: Final = {
 }
 
 
-def event_stream(description: str, example: str, piece: type[BaseModel]) -> Responses:
+def event_stream(
+    description: str, example: str, piece: type[BaseModel], error: type[BaseModel] = ErrorBody
+) -> Responses:
     """Return the documentation of a 200 answer that is a stream if the request asked for one.
 
     Args:
         description: The answer in both its forms.
         example: A stream.
         piece: The model of an event's data, one of `api.docs.EVENT_MODELS`.
+        error: The model of the event of an error, another one.
     """
-    events = {"schema": _event(piece), "example": example}
+    events = {"schema": _event(piece, error), "example": example}
     return {
         200: {
             "description": description,
@@ -82,9 +107,9 @@ def event_stream(description: str, example: str, piece: type[BaseModel]) -> Resp
     }
 
 
-def _event(piece: type[BaseModel]) -> dict[str, Any]:
+def _event(piece: type[BaseModel], error: type[BaseModel]) -> dict[str, Any]:
     """Return the schema of one event. OpenAPI before 3.2 describes a stream by it."""
-    decoded = [{"$ref": SCHEMA_REF.format(model=model.__name__)} for model in (piece, ErrorBody)]
+    decoded = [{"$ref": SCHEMA_REF.format(model=model.__name__)} for model in (piece, error)]
     json_data = {
         "type": "string",
         "contentMediaType": "application/json",

@@ -13,6 +13,7 @@ from typing import Final
 from urllib.parse import quote
 
 from starlette.routing import BaseRoute, Route
+from starlette.types import Scope
 
 MAX_PATH_LENGTH: Final = 256
 """Characters of a path that are compared with routes and repeated in a message."""
@@ -39,6 +40,13 @@ def route_hint(path: str, routes: Sequence[BaseRoute]) -> str | None:
     by_path = {route.path_format: route for route in known}
     similar = get_close_matches(_clean(path[:MAX_PATH_LENGTH]), by_path, 1, MIN_SIMILARITY)
     return _named(by_path[similar[0]]) if similar else None
+
+
+def path_of(scope: Scope) -> str:
+    """Return the path below Serve's route prefix. A mount has changed the scope's `root_path`."""
+    root: str = scope.get("app_root_path", scope.get("root_path", ""))
+    path: str = scope["path"]
+    return path.removeprefix(root)
 
 
 def shown_path(path: str) -> str:

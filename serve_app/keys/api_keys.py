@@ -1,4 +1,4 @@
-"""API keys: which ones let requests in, and the limits of each.
+"""API keys: which ones let requests in, and the limits and scopes of each.
 
 This module reads the keys and finds the one that a request presents. Only the SHA-256 of a key is
 kept. Keys are random and long, so a slow hash would add no protection, and cost every request time.
@@ -11,9 +11,10 @@ The file (`auth.api_keys_file`) is YAML; `raystream new-key NAME` prints each en
         requests_per_minute: 60     # each of these three may be left out: no limit
         tokens_per_minute: 100000
         max_concurrent_streams: 8
+        scopes: [operate]           # may use routes that show what all users do
 
 The environment variable RAYSTREAM_API_KEYS holds `name:sha256` pairs, separated by commas, or one
-plain key, whose name is then "default". Keys from the environment have no limits.
+plain key, whose name is then "default". Keys from the environment have neither limits nor scopes.
 """
 
 import hmac
@@ -21,12 +22,13 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import yaml
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 
 from serve_app.config import AuthConfig, StrictModel
 from serve_app.strict_yaml import UniqueKeyLoader
@@ -47,6 +49,13 @@ class ApiKeysError(ValueError):
     """The keys can't be read. The message says why and never repeats a key."""
 
 
+class Scope(StrEnum):
+    """What a key may do besides using the models."""
+
+    OPERATE = "operate"
+    """See what all users of the server do; `serve_app.keys.access` checks it."""
+
+
 class ApiKey(StrictModel):
     """One key.
 
@@ -56,6 +65,7 @@ class ApiKey(StrictModel):
         requests_per_minute: Limit on POST requests; None sets no limit, here and below.
         tokens_per_minute: Limit on tokens of prompts and answers together.
         max_concurrent_streams: Limit on POST requests that run at the same time.
+        scopes: What the key may do besides using the models.
     """
 
     name: str = Field(pattern=r"^[A-Za-z0-9_.@-]{1,64}$")
@@ -63,6 +73,14 @@ class ApiKey(StrictModel):
     requests_per_minute: Limit = None
     tokens_per_minute: Limit = None
     max_concurrent_streams: Limit = None
+    scopes: tuple[Scope, ...] = ()
+
+    @field_validator("scopes", mode="before")
+    @classmethod
+    def _refuse_a_word(cls, scopes: Any) -> Any:
+        if isinstance(scopes, str):
+            raise ValueError(f"write a list: [{Scope.OPERATE}]")
+        return scopes
 
     @property
     def is_limited(self) -> bool:

@@ -14,11 +14,19 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from http import HTTPStatus
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.errors import RaystreamError
-from serve_app.http.access_record import CLIENT_DISCONNECTED, CURRENT_RECORD, AccessRecord
+from serve_app.http.access_record import (
+    CLIENT_DISCONNECTED,
+    CURRENT_RECORD,
+    AccessRecord,
+    Meter,
+)
+from serve_app.http.error_shapes import error_shape_of
+from serve_app.http.route_hints import path_of
 
 logger = logging.getLogger("ray.serve.raystream.access")
 
@@ -27,7 +35,11 @@ class AccessLogMiddleware:
     """Opens a request's access record, and writes its line at the end."""
 
     def __init__(
-        self, app: ASGIApp, writes: bool = True, now: Callable[[], float] = time.monotonic
+        self,
+        app: ASGIApp,
+        writes: bool = True,
+        now: Callable[[], float] = time.monotonic,
+        meter: Meter | None = None,
     ) -> None:
         """Wrap an application.
 
@@ -35,10 +47,12 @@ class AccessLogMiddleware:
             app: The application. `RequestIdMiddleware` must have named its requests.
             writes: Whether lines are written; the records are filled in anyway.
             now: Returns seconds that never run backwards.
+            meter: Counts tokens and moves over all requests; None counts nothing.
         """
         self._app = app
         self._writes = writes
         self._now = now
+        self._meter = meter
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, and log how it ends."""
@@ -46,7 +60,11 @@ class AccessLogMiddleware:
             await self._app(scope, receive, send)
             return
         state = scope["state"]
-        record = AccessRecord(state["request_id"], scope["method"][:16], self._now, self._now())
+        record = AccessRecord(
+            state["request_id"], scope["method"][:16], self._now, self._now(), meter=self._meter
+        )
+        record.error_shape = error_shape_of(path_of(scope))
+        record.span = state.get("span")
         state["access_record"] = record
         token = CURRENT_RECORD.set(record)
         try:
@@ -61,6 +79,8 @@ class AccessLogMiddleware:
         finally:
             CURRENT_RECORD.reset(token)
             record.route = getattr(scope.get("route"), "path", None)
+            if record.has_left or not (record.is_answered or record.error_code):
+                record.finish_reason = CLIENT_DISCONNECTED
             if self._writes:
                 _write(record)
 
@@ -79,7 +99,10 @@ def _watched(send: Send, record: AccessRecord) -> Send:
     def watched(message: Message) -> Awaitable[None]:
         if message["type"] == "http.response.start":
             record.status = message["status"]
-        elif not message.get("more_body", False):
+            return send(message)
+        if record.status == HTTPStatus.OK:  # else the body is an error, whatever was generated
+            record.delivered()
+        if not message.get("more_body", False):
             record.is_answered = True
         return send(message)
 
@@ -87,7 +110,5 @@ def _watched(send: Send, record: AccessRecord) -> Send:
 
 
 def _write(record: AccessRecord) -> None:
-    if record.has_left or not (record.is_answered or record.error_code):
-        record.finish_reason = CLIENT_DISCONNECTED
     if logger.isEnabledFor(logging.INFO):
         logger.info("%s", record.line(), extra={"log_to_stderr": False})

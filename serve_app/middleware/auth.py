@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from deployments.errors import InvalidApiKeyError
 from serve_app.http.access_record import record_of
 from serve_app.http.errors import error_response
+from serve_app.keys.access import note_api_key
 from serve_app.keys.api_keys import ENVIRONMENT_VARIABLE, ApiKey, KeyRing
 
 OPEN_PATHS: Final = frozenset({"/health", "/live", "/ready"})
@@ -80,12 +81,6 @@ class AuthMiddleware:
             await self._app(scope, receive, send)
 
 
-def api_key_of(scope: Scope) -> ApiKey | None:
-    """Return the key that let the request in."""
-    key: ApiKey | None = scope["state"].get("api_key")
-    return key
-
-
 def _is_open(scope: Scope) -> bool:
     # The root path is Serve's route prefix; the router strips it from the path.
     path: str = scope["path"]
@@ -103,7 +98,7 @@ def _presented(headers: Headers) -> str | None:
 
 
 def _admit(key: ApiKey, scope: Scope) -> None:
-    scope["state"]["api_key"] = key
+    note_api_key(scope, key)
     record_of(scope).key_name = key.name
 
 

@@ -23,9 +23,9 @@ from deployments.errors import RateLimitError, RateLimitsUnavailableError, Rayst
 from serve_app.backends.ledger_handle import Ledger
 from serve_app.http.access_record import AccessRecord, record_of
 from serve_app.http.errors import error_response
+from serve_app.keys.access import api_key_of
 from serve_app.keys.api_keys import ApiKey
 from serve_app.keys.ledger import Allowance, Verdict
-from serve_app.middleware.auth import api_key_of
 
 logger = logging.getLogger("ray.serve")
 

@@ -5,11 +5,11 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any, Generic, TypeVar
 
-from deployments.errors import RaystreamError
+from deployments.errors import RaystreamError, overload_reason
 from serve_app.http.access_record import current_record
-from serve_app.http.errors import error_payload
+from serve_app.streaming.error_event import error_event
 from serve_app.streaming.event_stream import EventStreamResponse, Sleep
-from serve_app.streaming.sse import LastEvent, encode_comment, encode_json
+from serve_app.streaming.sse import encode_comment
 
 AnswerT = TypeVar("AnswerT")
 
@@ -82,8 +82,8 @@ async def _events(
         made = await asyncio.shield(opening)
     except RaystreamError as error:
         if (record := current_record()) is not None:
-            record.failed(error.code)
-        yield LastEvent(encode_json(error_payload(error)))
+            record.failed(error.code, overload_reason(error))
+        yield error_event(error)
         return
     assert isinstance(made, EventStreamResponse), "the request asks for a stream"
     async with aclosing(made.events) as events:

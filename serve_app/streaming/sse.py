@@ -36,6 +36,11 @@ def encode_json(payload: Mapping[str, Any]) -> bytes:
     return b"data: %b\n\n" % to_json(payload, inf_nan_mode="null")
 
 
+def encode_typed(payload: Mapping[str, Any]) -> bytes:
+    """Frame a payload as one event that is named by the payload's `type`."""
+    return b"event: %b\n%b" % (payload["type"].encode(), encode_json(payload))
+
+
 def encode_comment(text: str) -> bytes:
     """Frame a text as a comment, which clients skip."""
     return ("".join(f": {line}\n" for line in _LINE_END.split(text)) + "\n").encode()

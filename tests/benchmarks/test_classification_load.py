@@ -6,6 +6,7 @@ import pytest
 
 from benchmarks.classification.load import Latencies, closed_loop, open_loop, poisson_arrivals
 from benchmarks.classification.texts import MAX_PIECE_CHARS, MIXED, SHORT, make_texts, split
+from tests.stopped_clock import Clock
 
 
 def test_arrivals_have_their_rate_and_are_the_same_in_every_run() -> None:
@@ -63,7 +64,7 @@ async def test_an_open_loop_does_not_wait_for_answers() -> None:
     assert len(latencies.samples_s) == 5
 
 
-async def test_in_a_closed_loop_each_user_has_one_open_request() -> None:
+async def test_in_a_closed_loop_each_user_has_one_open_request(advance: Clock) -> None:
     open_now = most_open = 0
     numbers = list[int]()
 
@@ -73,12 +74,14 @@ async def test_in_a_closed_loop_each_user_has_one_open_request() -> None:
         most_open = max(most_open, open_now)
         numbers.append(number)
         await asyncio.sleep(0)
+        advance(1)
         open_now -= 1
 
-    latencies = await closed_loop(send, 3, warm_up_s=0.01, window_s=0.02)
+    latencies = await closed_loop(send, 3, warm_up_s=10, window_s=20)
     assert most_open == 3
     assert numbers == list(range(len(numbers)))
-    assert 0 < len(latencies.samples_s) < len(numbers)
+    # An answer comes each second: those from 10 to 30 count, and none is asked for from 30 on.
+    assert (len(latencies.samples_s), len(numbers)) == (21, 3 + 29)
 
 
 async def test_a_failed_request_ends_the_measurement() -> None:

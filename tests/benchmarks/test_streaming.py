@@ -26,7 +26,7 @@ def test_gaps_lie_between_reads_with_text_and_never_between_answers() -> None:
     together = event("b") + event("c")
     one = [(1.0, HEAD), (1.5, event("a")), (1.6, together), (1.9, event("d")), (2.0, USAGE + END)]
     two = [(5.0, HEAD + event("a")), (5.2, event("b") + USAGE + END)]
-    result = figures([Answer(1.0, one), Answer(4.0, two)], sent_s=1.0, cpu_s=0.5)
+    result = figures([Answer(1.0, one), Answer(4.0, two)], sent_s=1.0, used_cpu_s=0.5)
     assert result.gap_p50 == pytest.approx(200)  # of 100, 200 and 300
     assert result.ttft_p50 == pytest.approx(750)  # of 500 and 1000
     assert result.tokens_per_s == pytest.approx(2 * NUM_TOKENS / 4.2)

@@ -3,7 +3,7 @@ import pytest
 from deployments.channel import outbox as module
 from deployments.channel.outbox import Outbox
 from deployments.channel.wire import MAX_MESSAGE_BYTES, Entry, FrameReader, decode_message
-from deployments.contract import FinishReason, TextDelta
+from deployments.contract import FinishReason, PromptLogprobs, TextDelta
 from tests.stopped_clock import Clock, settle
 
 LAST = TextDelta((9,), "!", FinishReason.STOP)
@@ -136,7 +136,7 @@ async def test_a_slow_ingress_gets_one_joined_entry_for_each_stream() -> None:
 async def test_a_long_backlog_is_sent_in_parts_that_wait_for_the_ingress(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "MAX_NUM_DELTAS", 10)
+    monkeypatch.setattr(module, "MAX_WEIGHT", 10)
     outbox = Outbox()
     ingress = Ingress(outbox, room=0)
     for number in range(3):
@@ -151,6 +151,34 @@ async def test_a_long_backlog_is_sent_in_parts_that_wait_for_the_ingress(
     whole = TextDelta.join([gain(step) for step in range(8)])
     for number in range(3):
         assert TextDelta.join([delta for n, delta in entries if n == number]) == whole
+
+
+async def test_log_probabilities_of_prompts_that_have_gathered_are_sent_in_bounded_messages() -> (
+    None
+):
+    num_entries = 21 * 512
+    part = PromptLogprobs(None, 20, b"i" * 4 * num_entries, b"f" * 4 * num_entries, b"r" * 2048, ())
+    scored = TextDelta((), "", prompt_logprobs=(part,))
+    outbox = Outbox()
+    ingress = Ingress(outbox, room=100)
+    for number in range(4):
+        stream = outbox.open(number)
+        for _ in range(60):
+            stream.put(scored)
+        stream.put(gain(1))
+    frames: list[int] = []
+
+    def send(frame: bytes) -> None:
+        frames.append(len(frame))
+        ingress.send(frame)
+
+    outbox.connect(send)
+    assert max(frames) < MAX_MESSAGE_BYTES / 4
+    entries = [entry for message in ingress.messages for entry in message]
+    for number in range(4):
+        whole = TextDelta.join([delta for n, delta in entries if n == number])
+        assert whole.prompt_logprobs == (part,) * 60
+        assert whole.token_ids == gain(1).token_ids
 
 
 async def test_a_stream_ends_once_its_last_delta_is_on_its_way() -> None:

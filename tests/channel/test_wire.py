@@ -17,7 +17,13 @@ from deployments.channel.wire import (
     encode_hello,
     encode_message,
 )
-from deployments.contract import FinishReason, TextDelta, TokenLogprob, TokenLogprobs
+from deployments.contract import (
+    FinishReason,
+    PromptLogprobs,
+    TextDelta,
+    TokenLogprob,
+    TokenLogprobs,
+)
 
 TOKEN_IDS = st.integers(0, 2**31)
 TEXTS = st.text(st.characters(codec=None), max_size=20)
@@ -25,6 +31,16 @@ LOGPROB = st.builds(
     TokenLogprob, TOKEN_IDS, st.binary(max_size=8), st.floats(max_value=0, allow_nan=False)
 )
 LOGPROBS = st.builds(TokenLogprobs, LOGPROB, st.lists(LOGPROB, max_size=3).map(tuple))
+BYTES = st.binary(max_size=8)
+PROMPT_LOGPROBS = st.builds(
+    PromptLogprobs,
+    st.none() | st.tuples(TOKEN_IDS, BYTES),
+    st.integers(0, 20),
+    BYTES,
+    BYTES,
+    BYTES,
+    st.lists(st.tuples(TOKEN_IDS, BYTES), max_size=3).map(tuple),
+)
 DELTAS = st.builds(
     TextDelta,
     st.lists(TOKEN_IDS, max_size=4).map(tuple),
@@ -33,7 +49,9 @@ DELTAS = st.builds(
     st.none() | TEXTS,
     st.lists(LOGPROBS, max_size=3).map(tuple),
     st.integers(0, 2**40),
-).filter(lambda delta: delta.error is None or delta.finish_reason is not None)
+    st.none() | TEXTS,
+    prompt_logprobs=st.lists(PROMPT_LOGPROBS, max_size=2).map(tuple),
+).filter(lambda delta: delta.finish_reason is not None or (delta.error, delta.stop) == (None, None))
 MESSAGES = st.lists(st.tuples(st.integers(0, 2**63), DELTAS), max_size=5)
 
 

@@ -10,6 +10,7 @@ import yaml
 
 from benchmarks.free_port import free_port
 from tests.clients.questions import MODEL, NARROW
+from tests.clients.tiny_poolers import entries
 from tests.ray.serve_run import (
     READY_DEADLINE_S,
     ROOT,
@@ -28,8 +29,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.ray)
 
 
-def config() -> dict[str, Any]:
-    """Return the shipped configuration with a second, narrow model, and a window into both."""
+def config(folder: Path) -> dict[str, Any]:
+    """Return the shipped configuration with a second, narrow model, and a window into both.
+
+    An embedding model and a cross-encoder, both tiny and random, are made in the folder.
+    """
     document: dict[str, Any] = yaml.safe_load((ROOT / "serve_config.yaml").read_text())
     document["http_options"]["port"] = free_port()
     application = document["applications"][0]
@@ -45,7 +49,7 @@ def config() -> dict[str, Any]:
         "max_queued_requests": 1,
         "max_model_len": 2048,
     }
-    application["args"]["models"].append(narrow)
+    application["args"]["models"] += [narrow, *entries(folder)]
     window = {
         "name": "window",
         "route_prefix": "/window",
@@ -60,7 +64,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Start a server as `make serve` does, and stop it after the last test of this package."""
     folder = tmp_path_factory.mktemp("clients")
     path = folder / "serve_config.yaml"
-    path.write_text(yaml.safe_dump(config()))
+    path.write_text(yaml.safe_dump(config(folder)))
     environment = {**os.environ, "HOME": str(folder)} | haproxy_environment()
     with serving(Server(path, folder / "serve.log", environment, SERVE_RUN)) as started:
         # The window is another application, which may start later.

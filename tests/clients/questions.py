@@ -6,6 +6,7 @@ from models.training.corpus import load_corpus
 
 MODEL = "pydoc-chat"
 DETECTOR = "pydoc-detector"
+SEARCH = "pydoc-search"
 NARROW = "narrow"
 """The same model with room for one running request, so that it is easily full."""
 

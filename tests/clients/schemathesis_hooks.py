@@ -10,9 +10,18 @@ from typing import Any
 
 import schemathesis
 
+EMBEDDER, RERANKER = "tiny-embedder", "tiny-reranker"  # of `tiny_poolers`, which imports torch
+
 MAX_TOKENS = 4
-MODEL, CLASSIFIER = "pydoc-chat", "pydoc-detector"
-LENGTHS = ("max_tokens", "max_completion_tokens", "min_tokens")
+MODEL = "pydoc-chat"
+POOLERS = {
+    "/classify": "pydoc-detector",
+    "/embeddings": EMBEDDER,
+    "/rerank": RERANKER,
+    "/score": EMBEDDER,
+}
+"""The model that is asked, by the end of a path; another one generates."""
+LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens")
 FAMILIAR: dict[str, Any] = {
     "messages": [{"role": "user", "content": "What does os.path.join do?"}],
     "logit_bias": {"5": 1},
@@ -71,10 +80,10 @@ def before_call(
     body: Any = case.body
     if not isinstance(body, dict) or case.method != "POST":
         return
-    classifies = case.path.endswith("/classify")
+    pooler = next((own for end, own in POOLERS.items() if case.path.endswith(end)), None)
     if isinstance(body.get("model"), str) and len(body["model"]) % 8:
-        body["model"] = CLASSIFIER if classifies else MODEL
-    if classifies:
+        body["model"] = pooler or MODEL
+    if pooler is not None:
         return
     for name in LENGTHS:
         if is_count(body.get(name)):
@@ -82,7 +91,9 @@ def before_call(
     # Cases with a seed are not changed.
     if case.meta is not None and case.meta.generation.mode.is_positive and not body.get("seed"):
         body |= {name: FAMILIAR[name] for name in FAMILIAR if body.get(name)}
-    if "max_completion_tokens" not in body:
+    if case.path.endswith("/responses"):
+        body.setdefault("max_output_tokens", MAX_TOKENS)
+    elif "max_completion_tokens" not in body and not case.path.endswith("/count_tokens"):
         body.setdefault("max_tokens", MAX_TOKENS)
     if is_count(body.get("n")):
         body["n"] = min(body["n"], 2)

@@ -54,6 +54,19 @@ def test_an_echoed_prompt_precedes_its_text(client: openai.OpenAI) -> None:
     assert echoed == PROMPT + text
 
 
+def test_a_prompt_is_scored_the_same_by_both_fields(
+    client: openai.OpenAI, token_ids: list[int]
+) -> None:
+    scored = asked(echo=True, logprobs=0, max_tokens=0, extra_body={"prompt_logprobs": 0})
+    (choice,) = client.completions.create(**scored).choices
+    positions: Any = choice.to_dict()["prompt_logprobs"]
+    own = [position[str(i)] for position, i in zip(positions[1:], token_ids[1:], strict=True)]
+    assert choice.text == PROMPT
+    assert choice.logprobs is not None
+    assert choice.logprobs.token_logprobs == [None, *(each["logprob"] for each in own)]
+    assert all(each["rank"] >= 1 > each["logprob"] for each in own)
+
+
 def test_a_suffix_is_refused_by_name(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         client.completions.create(**asked(suffix="!"))
@@ -84,5 +97,5 @@ def test_a_length_beyond_the_model_s_is_lowered_to_what_the_prompt_leaves(
         model=MODEL, prompt=[60] * 1000, max_tokens=4096, extra_body={"ignore_eos": True}
     )
     assert answer.usage is not None
-    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (1000, 24)
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (1000, 1048)
     assert answer.choices[0].finish_reason == "length"

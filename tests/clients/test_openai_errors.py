@@ -99,7 +99,7 @@ def test_a_refusal_raises_and_is_not_retried(
 
 def test_a_prompt_that_is_too_long_is_refused_in_openai_s_words(client: openai.OpenAI) -> None:
     told = (
-        r"This model's maximum context length is 1024 tokens\. However, your messages resulted in"
+        r"This model's maximum context length is 2048 tokens\. However, your messages resulted in"
     )
     with pytest.raises(openai.BadRequestError, match=told):
         client.chat.completions.create(**about("x " * 4000))

@@ -11,14 +11,23 @@ import pytest
 from tests.ray.serve_run import ROOT, Server
 
 CONFIG = Path(__file__).with_name("schemathesis.toml")
-MIN_NUM_CASES = 2000
+MIN_NUM_CASES = 1000
 DEADLINE_S = 200
 ANSWERING = (
     "/v1/chat/completions",
     "/v1/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
     "/text-generation",
     "/v1/classify",
     "/classify",
+    "/v1/embeddings",
+    "/rerank",
+    "/v1/rerank",
+    "/v2/rerank",
+    "/score",
+    "/v1/score",
 )
 """The paths that must give at least one answer."""
 

@@ -5,6 +5,7 @@ import torch
 from safetensors import SafetensorError
 from transformers import Qwen2Config
 
+from deployments.compute import model_files
 from deployments.compute.errors import UnsupportedModelError
 from deployments.compute.model_files import choose_dtype, wrap_load_errors
 
@@ -34,7 +35,7 @@ def test_auto_keeps_the_files_dtype_unless_the_cpu_is_slow_at_it(
     has_bf16: bool,
     chosen: torch.dtype,
 ) -> None:
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: has_bf16)
+    monkeypatch.setattr(model_files, "has_bfloat16", lambda: has_bf16)
     assert choose_dtype(Qwen2Config(dtype=stored), asked, device) is chosen
 
 

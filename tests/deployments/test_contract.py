@@ -7,14 +7,14 @@ from deployments.contract import (
     Accepted,
     ChannelAddress,
     ChatMessage,
-    Classification,
-    ClassificationRequest,
-    Classified,
-    ClassifierDescription,
     FinishReason,
     GenerationRequest,
     ImagePart,
     ModelDescription,
+    Pooled,
+    PooledText,
+    PoolerDescription,
+    PoolingRequest,
     PromptReasoning,
     ReasoningDescription,
     ReasoningTokens,
@@ -31,6 +31,8 @@ from deployments.contract import (
     Tool,
     ToolCall,
 )
+from deployments.errors import OverloadReason
+from tests.serve_app.fake_pooler import as_row
 
 SAMPLING = SamplingParams(
     max_tokens=3, temperature=0.5, seed=7, stop=("x",), stop_token_ids=frozenset({4})
@@ -45,6 +47,7 @@ MESSAGES = [
     RequestGroup("g", 3, is_first=False),
     Accepted(12, "replica"),
     Refused("full", 3, "replica", is_full=True),
+    Refused("full", 3, "replica", reason=OverloadReason.TOKENS),
     GenerationRequest("r", "plain", SAMPLING, default_max_tokens=16),
     TokenizeRequest((MESSAGE,), True, False, True),
     GenerationRequest("r", (MESSAGE,), SAMPLING, template_kwargs=(("enable_thinking", False),)),
@@ -59,9 +62,9 @@ MESSAGES = [
     TextDelta((), "", FinishReason.ERROR, "it failed"),
     TextDelta((1,), "t", logprobs=(TokenLogprobs(LIKELY, (LIKELY,)),)),
     ModelDescription("m", 1, 128, accepts_images=True, default_sampling=SAMPLING),
-    ClassificationRequest("r", ("one", "two"), truncate=True),
-    Classified((Classification((0.25, 0.75), 12, is_truncated=True),), "replica"),
-    ClassifierDescription("m", 1, 128, ("human", "machine"), is_multi_label=False),
+    PoolingRequest("r", ("one", "two"), truncate=True),
+    Pooled((PooledText(as_row((0.25, 0.75)), 12, is_truncated=True),), "replica"),
+    PoolerDescription("m", 1, 128, ("human", "machine"), is_multi_label=False),
 ]
 
 
@@ -87,7 +90,7 @@ ASSISTANT_CALL = ChatMessage("assistant", (), (ToolCall("c", "f", '{"a": "SECRET
     "value",
     [
         GenerationRequest("r", "SECRET", SAMPLING),
-        ClassificationRequest("r", ("SECRET",)),
+        PoolingRequest("r", ("SECRET",)),
         GenerationRequest(
             "r", (ASSISTANT_CALL,), SAMPLING, tools=(Tool("f", "SECRET", '"SECRET"'),)
         ),

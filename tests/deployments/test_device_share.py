@@ -1,11 +1,20 @@
+import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 import torch
 
+from deployments.compute.model_files import wrap_load_errors
 from deployments.device.device import CpuDevice, num_compute_threads, num_cores
-from deployments.device_share import claim_share, set_compute_threads
-from tests.deployments.tiny_folder import spec
+from deployments.device.memory_budget import GIB, DeviceMemoryError
+from deployments.device_share import claim_share, log_sizes, plan_share, set_compute_threads
+from deployments.engine.model.loader import load_config
+from deployments.generator import placed_engine
+from deployments.generator.placed_engine import place_engine
+from tests.deployments.tiny_folder import save_text_model, spec
+from tests.hub_configs import config_file
 
 LARGE_BYTES = 1000
 
@@ -38,3 +47,83 @@ def test_the_number_of_threads_is_the_spec_s() -> None:
 def test_without_a_number_in_the_spec_the_weights_decide(weight_bytes: int) -> None:
     chosen = set_compute_threads(spec("m"), weight_bytes, LARGE_BYTES)
     assert chosen == num_compute_threads(weight_bytes, LARGE_BYTES) == torch.get_num_threads()
+
+
+@dataclass(frozen=True)
+class FakeGpu:
+    """A GPU of a given size that keeps its tensors on the CPU."""
+
+    total_bytes: int
+    foreign_bytes: int = 0
+    name: str = "a fake GPU"
+
+    @property
+    def torch_device(self) -> torch.device:
+        return torch.device("meta")
+
+    def enforce_share(self, share: float) -> None:
+        pass
+
+
+def folder_of(name: str, tmp_path: Path) -> Path:
+    """Return a folder with a configuration, and no weights."""
+    shutil.copy(config_file(name), tmp_path / "config.json")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "gib", "share"),
+    [("gemma-3-12b-it", 24, 1.0), ("gemma-3-12b-it", 48, 0.5), ("qwen2.5-7b-instruct", 24, 0.5)],
+)
+def test_a_model_that_does_not_fit_is_refused_before_it_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, gib: int, share: float
+) -> None:
+    monkeypatch.setattr(placed_engine, "load_model", lambda *_, **__: pytest.fail("it loads"))
+    entry = replace(spec(folder_of(name, tmp_path), num_gpus=share), dtype="auto")
+    with pytest.raises(DeviceMemoryError, match=r"GiB for weights.*; (give it|raise num_gpus)"):
+        place_engine(entry, FakeGpu(gib * GIB))
+
+
+@pytest.mark.parametrize("gib", [24, 48, 80])
+def test_a_model_is_loaded_with_the_sizes_that_were_chosen_and_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, gib: int
+) -> None:
+    caplog.set_level("INFO", "ray.serve.raystream.replica")
+    source = folder_of("qwen2.5-7b-instruct", tmp_path)
+    sizes = dict.fromkeys(("max_model_len", "max_num_seqs", "max_batched_tokens"))
+    entry = spec(source, dtype="auto", num_gpus=0.95, **sizes)
+    config = load_config(str(source), revision=None)
+    plan = plan_share(entry, config, FakeGpu(gib * GIB))
+    log_sizes(plan)
+    assert plan.sizes.max_model_len == 32_768
+    assert "tiny: max_model_len auto is 32768: the model's own limit" in caplog.messages
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError(), RuntimeError(
+        "DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"
+    )]
+)  # fmt: skip
+@pytest.mark.parametrize("when", ["load_model", "Engine"])
+def test_whenever_memory_runs_out_the_error_is_of_one_class(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, when: str
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        with wrap_load_errors("m"):
+            raise error
+
+    monkeypatch.setattr(placed_engine, when, fail)
+    with pytest.raises(
+        DeviceMemoryError, match="memory ran out, although a share of 1 of"
+    ) as caught:
+        place_engine(spec(save_text_model(tmp_path)), CpuDevice())
+    assert caught.value.__cause__ is error
+
+
+def test_other_errors_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise KeyError("something else")
+
+    monkeypatch.setattr(placed_engine, "Engine", fail)
+    with pytest.raises(KeyError):
+        place_engine(spec(save_text_model(tmp_path)), CpuDevice())

@@ -51,8 +51,8 @@ def test_an_error_of_the_engine_pickles(error_class: type[Exception]) -> None:
 @pytest.mark.parametrize("error_class", ERRORS)
 def test_each_error_has_a_status_a_type_and_a_code(error_class: type[RaystreamError]) -> None:
     assert 400 <= error_class.status < 600
-    # 429 is a client error too, but OpenAI's clients expect another type for it.
-    is_clients = error_class.status < 500 and error_class.status != 429
+    # These are client errors too, but OpenAI's API has other types for them.
+    is_clients = error_class.status < 500 and error_class.status not in (403, 429)
     assert (error_class.type == "invalid_request_error") is is_clients
     assert error_class.code
 

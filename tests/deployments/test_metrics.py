@@ -1,247 +1,249 @@
-import math
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 import pytest
 
-from deployments import metrics
+from deployments.device.monitor import MemoryUse, MemoryWarning, Watched
 from deployments.engine.output import EngineStats, FinishReason, TextDelta
+from deployments.metric_store import Kind, MetricStore
+from deployments.metric_table import GENERATOR, POOLER
 from deployments.metrics import (
-    CLASSIFIER,
-    GENERATOR,
-    OBSERVATION_S,
-    ClassifierMetrics,
     GeneratorMetrics,
+    MemoryMetrics,
+    PoolerMetrics,
     StreamClock,
 )
 
 GENERATOR_NAMES = {
-    "num_requests_running",
-    "num_requests_waiting",
-    "kv_cache_usage_perc",
-    "time_to_first_token_seconds",
-    "inter_token_latency_seconds",
-    "e2e_request_latency_seconds",
-    "prompt_tokens_total",
-    "generation_tokens_total",
-    "prefix_cache_queries_total",
-    "prefix_cache_hits_total",
-    "request_success_total",
+    "vllm_num_requests_running",
+    "vllm_num_requests_waiting",
+    "vllm_kv_cache_usage_perc",
+    "vllm_time_to_first_token_seconds",
+    "vllm_inter_token_latency_seconds",
+    "vllm_request_time_per_output_token_seconds",
+    "vllm_e2e_request_latency_seconds",
+    "vllm_request_queue_time_seconds",
+    "vllm_request_prefill_time_seconds",
+    "vllm_request_decode_time_seconds",
+    "vllm_request_prompt_tokens",
+    "vllm_request_generation_tokens",
+    "vllm_request_max_num_generation_tokens",
+    "vllm_prompt_tokens_total",
+    "vllm_generation_tokens_total",
+    "vllm_prefix_cache_queries_total",
+    "vllm_prefix_cache_hits_total",
+    "vllm_num_preemptions_total",
+    "vllm_request_success_total",
+    "raystream_replica_start_time_seconds",
 }
-"""What dashboards ask for; see docs on metrics before changing one."""
+"""What dashboards ask for; see docs/metrics.md before changing one."""
 
-CLASSIFIER_NAMES = {
-    "num_requests_running",
-    "num_requests_waiting",
-    "request_success_total",
-    "prompt_tokens_total",
-    "batch_sequences",
-    "batch_tokens",
-    "e2e_request_latency_seconds",
+MEMORY_NAMES = {
+    "raystream_replica_memory_bytes",
+    "raystream_device_memory_used_bytes",
+    "raystream_device_memory_total_bytes",
+    "raystream_memory_warnings_total",
+}
+
+POOLER_NAMES = {
+    "vllm_num_requests_running",
+    "vllm_num_requests_waiting",
+    "vllm_request_success_total",
+    "vllm_prompt_tokens_total",
+    "vllm_e2e_request_latency_seconds",
+    "raystream_batch_sequences",
+    "raystream_batch_tokens",
+    "raystream_replica_start_time_seconds",
 }
 """What dashboards ask for."""
 
 
-class Recorder:
-    """Replaces all of Ray's metrics and keeps what was recorded."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, list[float]] = {}
-        self.tags: list[Mapping[str, str]] = []
-        self.boundaries: dict[str, Sequence[float]] = {}
-
-    def make(
-        self,
-        name: str,
-        *,
-        description: str,
-        boundaries: Sequence[float] = (),
-        tag_keys: Sequence[str] | None = None,
-    ) -> "RecordedMetric":
-        assert description.endswith(".")
-        self.values[name] = []
-        self.boundaries[name] = boundaries
-        return RecordedMetric(self, name, tag_keys or ())
-
-
-class RecordedMetric:
-    """One metric of a recorder: gauge, counter and histogram in one."""
-
-    def __init__(self, recorder: Recorder, name: str, tag_keys: Sequence[str]) -> None:
-        self._recorder = recorder
-        self._name = name
-        self._tag_keys = tag_keys
-
-    def record(self, value: float = 1, tags: Mapping[str, str] | None = None) -> None:
-        assert set(tags or {}) == set(self._tag_keys)
-        self._recorder.values[self._name].append(value)
-        self._recorder.tags += [tags] if tags else []
-
-    set = inc = observe = record
-
-
-class Now:
-    """A monotonic clock that the test sets."""
-
-    def __init__(self) -> None:
-        self.seconds = 100.0
-
-    def monotonic(self) -> float:
-        return self.seconds
+@pytest.fixture
+def store() -> MetricStore:
+    return MetricStore({metric.name: metric for metric in (*GENERATOR, *POOLER)}.values())
 
 
 @pytest.fixture
-def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
-    recorder = Recorder()
-    for kind in ("Counter", "Gauge", "Histogram"):
-        monkeypatch.setattr(metrics, kind, recorder.make)
-    return recorder
+def generator(store: MetricStore) -> GeneratorMetrics:
+    return GeneratorMetrics(store, "m")
 
 
 @pytest.fixture
-def now(monkeypatch: pytest.MonkeyPatch) -> Now:
-    now = Now()
-    monkeypatch.setattr(metrics, "time", now)
-    return now
+def classifier(store: MetricStore) -> PoolerMetrics:
+    return PoolerMetrics(store, "c")
 
 
-def delta(num_tokens: int, reason: FinishReason | None = None) -> TextDelta:
-    return TextDelta(tuple(range(num_tokens)), "", reason)
+def values(store: MetricStore, name: str) -> dict[str, tuple[float, ...]]:
+    """Return a metric's numbers by its last label."""
+    return {labels[-1]: numbers for labels, numbers in store.snapshot().series[name]}
 
 
-def test_a_generator_has_the_names_that_dashboards_know(recorder: Recorder) -> None:
-    GeneratorMetrics()
-    assert set(recorder.values) == GENERATOR_NAMES
+def number(store: MetricStore, name: str) -> float:
+    """Return the number of a metric that has one series."""
+    ((value,),) = values(store, name).values()
+    return value
 
 
-def test_a_classifier_has_the_names_that_dashboards_know(recorder: Recorder) -> None:
-    ClassifierMetrics()
-    assert set(recorder.values) == CLASSIFIER_NAMES
+def count_and_sum(store: MetricStore, name: str) -> tuple[float, float]:
+    """Return a histogram's number of values and their sum, to the microsecond."""
+    ((*_, count, total),) = values(store, name).values()
+    return count, round(total, 6)
 
 
-def test_a_name_in_both_tables_is_the_same_kind_of_metric() -> None:
-    # Ray merges both into one, with the kind and the buckets of the first that is registered.
-    for name in CLASSIFIER_NAMES & GENERATOR_NAMES:
-        assert (name in CLASSIFIER.gauges) is (name in GENERATOR.gauges)
-        assert (name in CLASSIFIER.counters) is (name in GENERATOR.counters)
-        if name in GENERATOR.histograms:
-            assert CLASSIFIER.histograms[name][1] == GENERATOR.histograms[name][1]
+def delta(
+    num_tokens: int, reason: FinishReason | None = None, begun_s: float | None = None
+) -> TextDelta:
+    return TextDelta(tuple(range(num_tokens)), "", reason, begun_s=begun_s)
 
 
-def test_ray_takes_every_metric_of_a_generator() -> None:
-    made: Any = GeneratorMetrics()
-    made.observe_engine(EngineStats(num_running=1, num_waiting=0, num_steps=1))
-    made.observe_finish(FinishReason.STOP, duration_s=1)
+def test_the_tables_have_the_names_that_dashboards_know() -> None:
+    assert {metric.name for metric in GENERATOR} == GENERATOR_NAMES | MEMORY_NAMES
+    assert {metric.name for metric in POOLER} == POOLER_NAMES | MEMORY_NAMES
 
 
-def test_ray_takes_every_metric_of_a_classifier() -> None:
-    made: Any = ClassifierMetrics()
-    made.observe_batch(num_sequences=2, num_tokens=30)
-    made.observe_queue(num_running=1, num_waiting=0)
+def test_a_name_in_both_tables_is_the_same_metric() -> None:
+    # Ray merges both into one, with the kind and the labels of the first that is registered.
+    of_generators = {metric.name: metric for metric in GENERATOR}
+    for metric in POOLER:
+        assert of_generators.get(metric.name, metric) is metric
 
 
-def test_a_classifier_s_buckets_ascend(recorder: Recorder) -> None:
-    ClassifierMetrics()
-    for bounds in recorder.boundaries.values():
-        assert list(bounds) == sorted(set(bounds))
+def test_definitions_are_as_prometheus_wants_them() -> None:
+    for metric in (*GENERATOR, *POOLER):
+        assert metric.description.endswith(".")
+        assert metric.labels[0] == "model_name"
+        assert list(metric.buckets) == sorted(set(metric.buckets))
+        assert bool(metric.buckets) is (metric.kind is Kind.HISTOGRAM)
+        assert metric.name.endswith("_total") is (metric.kind is Kind.COUNTER)
 
 
-def test_a_generator_s_buckets_ascend(recorder: Recorder) -> None:
-    GeneratorMetrics()
-    buckets = {name: bounds for name, bounds in recorder.boundaries.items() if bounds}
-    assert set(buckets) == {name for name in GENERATOR_NAMES if name.endswith("_seconds")}
-    for bounds in buckets.values():
-        assert list(bounds) == sorted(set(bounds))
+def test_each_token_s_time_lies_in_a_bucket_of_its_own_range() -> None:
+    (itl,) = (each for each in GENERATOR if each.name == "vllm_inter_token_latency_seconds")
+    around = {each for each in itl.buckets if 0.001 <= each <= 0.1}
+    assert len(around) >= 10
 
 
-def test_usage_is_the_part_of_the_kv_memory_that_is_held(recorder: Recorder) -> None:
-    GeneratorMetrics().observe_engine(EngineStats(2, 5, 9, kv_usage=0.25))
-    assert recorder.values["num_requests_running"] == [2]
-    assert recorder.values["num_requests_waiting"] == [5]
-    assert recorder.values["kv_cache_usage_perc"] == [0.25]
-
-
-def test_gauges_are_set_only_if_more_than_the_number_of_steps_has_changed(
-    recorder: Recorder,
+def test_the_engine_s_load_and_totals_are_shown(
+    store: MetricStore, generator: GeneratorMetrics
 ) -> None:
-    made = GeneratorMetrics()
-    for num_running, num_steps in ((2, 1), (2, 2), (2, 3), (4, 4), (2, 4), (2, 5)):
-        usage = num_running / 8
-        made.observe_engine(EngineStats(num_running, 5, num_steps, kv_usage=usage))
-    assert recorder.values["num_requests_running"] == [2, 4, 2]
-    assert recorder.values["num_requests_waiting"] == [5, 5, 5]
-    assert recorder.values["kv_cache_usage_perc"] == [0.25, 0.5, 0.25]
+    for num_prompt_tokens, num_cached_tokens in ((50, 0), (50, 0), (120, 40)):
+        stats = EngineStats(2, 5, 9, num_prompt_tokens, num_cached_tokens, 0.25, 3)
+        generator.observe_engine(stats)
+    assert number(store, "vllm_num_requests_running") == 2
+    assert number(store, "vllm_num_requests_waiting") == 5
+    assert number(store, "vllm_kv_cache_usage_perc") == 0.25
+    assert number(store, "vllm_prefix_cache_queries_total") == 120
+    assert number(store, "vllm_prefix_cache_hits_total") == 40
+    assert number(store, "vllm_num_preemptions_total") == 3
 
 
-def test_cached_tokens_are_counted_once_however_often_stats_come(recorder: Recorder) -> None:
-    made = GeneratorMetrics()
-    for num_prompt_tokens, num_cached_tokens in ((0, 0), (50, 0), (50, 0), (120, 40)):
-        made.observe_engine(EngineStats(1, 0, 1, num_prompt_tokens, num_cached_tokens))
-    assert recorder.values["prefix_cache_queries_total"] == [50, 70]
-    assert recorder.values["prefix_cache_hits_total"] == [40]
-
-
-def test_a_stream_is_timed_from_its_arrival(recorder: Recorder, now: Now) -> None:
-    clock = StreamClock(GeneratorMetrics(), arrived=99.0)
-    clock.observe(delta(1))
-    now.seconds = 102.0
-    clock.observe(delta(4))
-    now.seconds = 103.0
-    clock.observe(delta(1, FinishReason.STOP))
-    assert recorder.values["time_to_first_token_seconds"] == [1.0]
-    assert recorder.values["inter_token_latency_seconds"] == [0.5, 1.0]
-    assert recorder.values["e2e_request_latency_seconds"] == [4.0]
-    assert sum(recorder.values["generation_tokens_total"]) == 6
-    assert recorder.tags == [{"finished_reason": "stop"}]
-
-
-def test_tokens_between_the_first_and_the_last_are_recorded_together(
-    recorder: Recorder, now: Now
+def test_a_stream_is_timed_from_the_request_s_arrival(
+    store: MetricStore, generator: GeneratorMetrics
 ) -> None:
-    clock = StreamClock(GeneratorMetrics(), arrived=100.0)
-    for step in range(1, 101):
-        now.seconds = 100 + step / 64
-        clock.observe(delta(1, FinishReason.LENGTH if step == 100 else None))
-    assert sum(recorder.values["generation_tokens_total"]) == 100
-    recorded = recorder.values["inter_token_latency_seconds"]
-    assert recorded == [pytest.approx(1 / 64)] * len(recorded)
-    assert len(recorded) == math.ceil(99 / math.ceil(64 * OBSERVATION_S))
+    clock = StreamClock(generator, arrived_s=99.0, num_prompt_tokens=7)
+    clock.observe(delta(1, begun_s=99.25), 100.0)
+    clock.observe(delta(4), 102.0)
+    clock.observe(delta(1, FinishReason.STOP), 103.0)
+    assert count_and_sum(store, "vllm_time_to_first_token_seconds") == (1, 1.0)
+    assert count_and_sum(store, "vllm_e2e_request_latency_seconds") == (1, 4.0)
+    assert count_and_sum(store, "vllm_request_queue_time_seconds") == (1, 0.25)
+    assert count_and_sum(store, "vllm_request_prefill_time_seconds") == (1, 0.75)
+    assert count_and_sum(store, "vllm_request_decode_time_seconds") == (1, 3.0)
+    assert count_and_sum(store, "vllm_request_time_per_output_token_seconds") == (1, 0.6)
+    assert count_and_sum(store, "vllm_request_prompt_tokens") == (1, 7)
+    assert count_and_sum(store, "vllm_request_generation_tokens") == (1, 6)
+    assert count_and_sum(store, "vllm_request_max_num_generation_tokens") == (1, 6)
+    assert number(store, "vllm_generation_tokens_total") == 6
+    assert values(store, "vllm_request_success_total") == {"stop": (1,), "length": (0,)}
+
+
+def test_inter_token_latency_is_weighted_by_tokens(
+    store: MetricStore, generator: GeneratorMetrics
+) -> None:
+    clock = StreamClock(generator, arrived_s=0.0, num_prompt_tokens=1)
+    clock.observe(delta(3), 1.0)
+    clock.observe(delta(99), 1.99)  # 10 ms each
+    clock.observe(delta(1), 2.99)  # 1 s
+    ((*at_most, total),) = values(store, "vllm_inter_token_latency_seconds").values()
+    assert at_most[-1] == 100
+    (itl,) = (each for each in GENERATOR if each.name == "vllm_inter_token_latency_seconds")
+    assert at_most[itl.buckets.index(0.02)] == 99
+    assert total == pytest.approx(1.99)
+
+
+def test_a_moved_stream_has_no_second_first_token_and_all_its_tokens(
+    store: MetricStore,
+    generator: GeneratorMetrics,
+) -> None:
+    clock = StreamClock(generator, arrived_s=90.0, num_prompt_tokens=7, num_given_tokens=5)
+    clock.observe(delta(1, begun_s=99.5), 100.0)
+    clock.observe(delta(1, FinishReason.LENGTH), 101.0)
+    assert number(store, "vllm_generation_tokens_total") == 2
+    assert count_and_sum(store, "vllm_e2e_request_latency_seconds") == (1, 11.0)
+    assert count_and_sum(store, "vllm_request_generation_tokens") == (1, 7)
+    assert count_and_sum(store, "vllm_inter_token_latency_seconds") == (1, 1.0)
+    for name in (
+        "vllm_time_to_first_token_seconds",
+        "vllm_request_queue_time_seconds",
+        "vllm_request_prefill_time_seconds",
+        "vllm_request_decode_time_seconds",
+        "vllm_request_time_per_output_token_seconds",
+    ):
+        assert count_and_sum(store, name) == (0, 0)
 
 
 @pytest.mark.parametrize("reason", [FinishReason.ERROR, FinishReason.ABORT])
-def test_a_stream_that_was_cut_is_no_success(recorder: Recorder, reason: FinishReason) -> None:
-    StreamClock(GeneratorMetrics(), arrived=99.0).observe(delta(1, reason))
-    assert recorder.values["request_success_total"] == []
-    assert recorder.values["generation_tokens_total"] == [1]
+def test_a_stream_that_was_cut_is_no_success(
+    store: MetricStore, generator: GeneratorMetrics, reason: FinishReason
+) -> None:
+    clock = StreamClock(generator, arrived_s=99.0, num_prompt_tokens=7)
+    clock.observe(delta(1, reason), 100.0)
+    assert values(store, "vllm_request_success_total") == {"stop": (0,), "length": (0,)}
+    assert number(store, "vllm_generation_tokens_total") == 1
 
 
-def test_a_stream_without_tokens_has_no_time_to_first_token(recorder: Recorder, now: Now) -> None:
-    clock = StreamClock(GeneratorMetrics(), arrived=99.0)
-    clock.observe(delta(0))
-    assert recorder.values["time_to_first_token_seconds"] == []
-    assert recorder.values["generation_tokens_total"] == []
+def test_a_stream_without_tokens_has_no_time_to_first_token(
+    store: MetricStore, generator: GeneratorMetrics
+) -> None:
+    clock = StreamClock(generator, arrived_s=99.0, num_prompt_tokens=7)
+    clock.observe(delta(0), 100.0)
+    assert count_and_sum(store, "vllm_time_to_first_token_seconds") == (0, 0)
+    assert number(store, "vllm_generation_tokens_total") == 0
 
 
-def test_prompts_are_counted(recorder: Recorder) -> None:
-    replica = GeneratorMetrics()
-    replica.count_prompt(5)
-    replica.count_prompt(7)
-    assert recorder.values["prompt_tokens_total"] == [5, 7]
+def test_a_prompt_without_an_answer_has_the_phases_up_to_its_end(
+    store: MetricStore, generator: GeneratorMetrics
+) -> None:
+    clock = StreamClock(generator, arrived_s=99.0, num_prompt_tokens=7)
+    clock.observe(delta(0), 99.5)  # log-probabilities of the prompt
+    clock.observe(delta(0, FinishReason.LENGTH, begun_s=99.25), 100.0)
+    assert count_and_sum(store, "vllm_request_queue_time_seconds") == (1, 0.25)
+    assert count_and_sum(store, "vllm_request_prefill_time_seconds") == (1, 0.75)
+    assert count_and_sum(store, "vllm_request_decode_time_seconds") == (1, 0.0)
+    assert count_and_sum(store, "vllm_request_generation_tokens") == (1, 0)
+    assert count_and_sum(store, "vllm_time_to_first_token_seconds") == (0, 0)
 
 
-def test_a_classifier_records_what_happened(recorder: Recorder) -> None:
-    made = ClassifierMetrics()
-    made.observe_batch(num_sequences=3, num_tokens=40)
-    made.observe_batch(num_sequences=0, num_tokens=0)  # a probe
-    made.observe_queue(num_running=2, num_waiting=5)
-    made.count_texts(40)
-    made.observe_finish(duration_s=0.5)
-    assert recorder.values == {
-        "batch_sequences": [3],
-        "batch_tokens": [40],
-        "num_requests_running": [2],
-        "num_requests_waiting": [5],
-        "prompt_tokens_total": [40],
-        "request_success_total": [1],
-        "e2e_request_latency_seconds": [0.5],
-    }
+def test_a_classifier_records_what_happened(store: MetricStore, classifier: PoolerMetrics) -> None:
+    classifier.observe_batch(num_sequences=3, num_tokens=40)
+    classifier.observe_batch(num_sequences=0, num_tokens=0)  # a probe
+    classifier.observe_queue(num_running=2, num_waiting=5)
+    classifier.count_prompt(40)
+    classifier.observe_finish(duration_s=0.5)
+    assert count_and_sum(store, "raystream_batch_sequences") == (1, 3)
+    assert count_and_sum(store, "raystream_batch_tokens") == (1, 40)
+    assert number(store, "vllm_num_requests_running") == 2
+    assert number(store, "vllm_num_requests_waiting") == 5
+    assert number(store, "vllm_prompt_tokens_total") == 40
+    assert values(store, "vllm_request_success_total") == {"stop": (1,), "length": (0,)}
+    assert count_and_sum(store, "vllm_e2e_request_latency_seconds") == (1, 0.5)
+
+
+def test_memory_is_recorded_as_far_as_it_is_known(store: MetricStore) -> None:
+    made = MemoryMetrics(store, "m")
+    made.observe(MemoryUse(process_bytes=30))
+    assert store.snapshot().series["raystream_device_memory_used_bytes"] == ()
+    made.observe(MemoryUse(100, 50, 20))
+    made.observe(MemoryUse(process_bytes=40))
+    made.count_warning(MemoryWarning(Watched.SHARE, 96, 100, 1.0))
+    assert number(store, "raystream_replica_memory_bytes") == 40
+    assert number(store, "raystream_device_memory_used_bytes") == 50
+    assert number(store, "raystream_device_memory_total_bytes") == 100
+    assert values(store, "raystream_memory_warnings_total") == {"share": (1,)}

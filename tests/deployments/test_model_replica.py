@@ -1,14 +1,26 @@
+import os
+import pickle
 from dataclasses import dataclass
 
 import pytest
 import torch
 from transformers.utils import logging as transformers_logging
 
+from deployments import model_replica
 from deployments.compute.errors import UnsupportedModelError
 from deployments.device.device import CpuDevice, MemoryDevice
+from deployments.device.monitor import MemoryUse, Watched
+from deployments.metric_store import MetricStore
+from deployments.metric_table import ANY_REPLICA
+from deployments.metrics import MemoryMetrics
 from deployments.model_replica import ModelReplica
 from deployments.model_spec import ModelSpec
+from deployments.replica_plan import DeviceMemory, ReplicaPlan, plan_replica
+from deployments.replica_report import MemoryPlan, ReplicaState, WorkCounts
 from tests.deployments.tiny_folder import spec
+from tests.hub_configs import shape_of
+
+PLAN = plan_replica(spec("m"), shape_of("qwen2.5-7b-instruct"), DeviceMemory(48 * 2**30))
 
 
 @dataclass(frozen=True)
@@ -32,6 +44,14 @@ class Replica(ModelReplica):
     @property
     def _is_dead(self) -> bool:
         return self.is_dead
+
+    @property
+    def plan(self) -> ReplicaPlan:
+        return PLAN
+
+    @property
+    def _work(self) -> WorkCounts:
+        return WorkCounts(1, 2)
 
     def _start(self) -> FakeModel:
         self.num_starts += 1
@@ -58,6 +78,7 @@ def test_a_replica_that_is_let_go_stops_its_model() -> None:
     replica = Replica(spec("m"), open_cpu)
     replica.__del__()
     assert replica.num_stops == 1
+    assert replica._monitor.join(60)
 
 
 def test_a_replica_without_a_device_starts_nothing() -> None:
@@ -130,3 +151,61 @@ async def test_a_replica_that_may_recover_goes_on() -> None:
     with pytest.raises(RuntimeError, match="out of memory"):
         await replica.check_health()
     assert ends == []
+
+
+async def test_a_replica_reports_where_it_runs_and_what_it_does() -> None:
+    replica = Replica(spec("m", num_gpus=0.5), open_cpu)
+    replica._monitor.sample()
+    report = pickle.loads(pickle.dumps(await replica.inspect()))
+    replica.__del__()
+    assert (report.replica_id, report.node) == (replica._replica_id, "127.0.0.1")
+    assert (report.process_id, report.share) == (os.getpid(), 0.5)
+    assert report.device.startswith("CPU of")
+    assert (report.plan, report.work) == (MemoryPlan.of(PLAN), WorkCounts(1, 2))
+    assert report.plan.usable_bytes == PLAN.kv.share_bytes > report.plan.kv_bytes > 0
+    assert report.state is ReplicaState.HEALTHY
+    assert report.state_unix_s == report.ready_unix_s
+    assert report.memory.use.process_bytes > 0
+    assert len(report.memory.history.unix_s) >= 1
+    assert report.memory.share_bytes is None
+
+
+async def test_a_replica_reports_since_when_its_health_checks_fail() -> None:
+    replica = Replica(spec("m"), open_cpu)
+    states = [(await replica.inspect()).state]
+    since_s = set[float]()
+    replica.sickness = RuntimeError("out of memory")
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="out of memory"):
+            await replica.check_health()
+        report = await replica.inspect()
+        states.append(report.state)
+        since_s.add(report.state_unix_s)
+    replica.sickness = None
+    await replica.check_health()
+    states.append((await replica.inspect()).state)
+    healthy, failing = ReplicaState.HEALTHY, ReplicaState.FAILING
+    assert states == [healthy, failing, failing, healthy]
+    assert len(since_s) == 1
+
+
+def test_a_replica_logs_and_counts_a_warning_when_it_begins(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level("INFO")
+    store = MetricStore(ANY_REPLICA)
+    uses = iter([96, 97, 90])
+    monkeypatch.setattr(
+        model_replica,
+        "memory_reader",
+        lambda device: lambda: MemoryUse(device_total_bytes=100, device_used_bytes=next(uses)),
+    )
+    made = model_replica._monitor_of(spec("m"), CpuDevice(), MemoryMetrics(store, "tiny"))
+    for _ in range(3):
+        made.sample()
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 2
+    assert told[0].startswith("tiny: memory is short: all processes on its node use")
+    assert told[1] == "tiny: memory is no longer short (device)"
+    counted = store.snapshot().series["raystream_memory_warnings_total"]
+    assert counted == ((("tiny", Watched.DEVICE), (1,)),)

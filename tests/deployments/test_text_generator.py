@@ -34,8 +34,10 @@ from deployments.errors import (
     RaystreamError,
     ReplicaUnavailableError,
 )
+from deployments.generator.prompt_encoder import EncodedPrompt
 from deployments.metrics import StreamClock
 from deployments.text_generator import BATCH_WAIT_TIMEOUT_S, MAX_BATCH_SIZE, TextGenerator
+from serve_app.http.access_record import CURRENT_RECORD, AccessRecord
 from tests.deployments.local_handle import local_backend, read
 from tests.deployments.tiny_folder import save_text_model, spec
 from tests.engine.tiny_models import byte_tokenizer, generate, qwen2
@@ -70,7 +72,17 @@ async def test_the_first_message_is_only_accepted_with_the_prompt_s_length(
     first = await anext(aiter(generator.generate(request)))
     channel = await generator._channels.address()
     fingerprint = (await generator.describe()).system_fingerprint
-    assert first == [Accepted(5, generator._replica_id, channel=channel, fingerprint=fingerprint)]
+    (encoded,) = generator._encoder.encode([request])
+    assert isinstance(encoded, EncodedPrompt)
+    assert first == [
+        Accepted(
+            5,
+            generator._replica_id,
+            channel=channel,
+            fingerprint=fingerprint,
+            prompt_digest=encoded.digest,
+        )
+    ]
     assert channel.host == "127.0.0.1"
 
 
@@ -165,6 +177,52 @@ async def test_a_resumed_stream_continues_with_the_same_tokens(
         assert rest[-1].finish_reason is FinishReason.LENGTH
 
 
+async def test_a_resumed_stream_s_prompt_is_not_counted_again_and_its_answer_is_whole(
+    generator: TextGenerator,
+) -> None:
+    sampling = SamplingParams(temperature=1, seed=5, max_tokens=12, ignore_eos=True)
+    request = GenerationRequest("r", "again", sampling)
+    token_ids, _ = joined(await read(generator, request))
+
+    async def gained(request: GenerationRequest) -> dict[str, float]:
+        """Return what the sums of the metrics gain by a request."""
+        before = (await generator.read_metrics()).series
+        await read(generator, request)
+        after = (await generator.read_metrics()).series
+        return {name: after[name][0][1][-1] - before[name][0][1][-1] for name in after}
+
+    whole = await gained(request)
+    rest = replace(request, generated_token_ids=tuple(token_ids[:5]), is_resumed=True)
+    resumed = await gained(rest)
+    assert (whole["vllm_prompt_tokens_total"], resumed["vllm_prompt_tokens_total"]) == (5, 0)
+    generated = "vllm_generation_tokens_total"
+    assert (whole[generated], resumed[generated]) == (12, 7)
+    for name in ("vllm_request_generation_tokens", "vllm_request_prompt_tokens"):
+        assert whole[name] == resumed[name] > 0
+    assert whole["vllm_time_to_first_token_seconds"] > 0
+    assert resumed["vllm_time_to_first_token_seconds"] == 0
+
+
+async def test_times_begin_when_the_client_s_request_arrived(generator: TextGenerator) -> None:
+    names = ("time_to_first_token", "e2e_request_latency", "request_queue_time")
+
+    async def sums() -> list[float]:
+        series = (await generator.read_metrics()).series
+        return [series[f"vllm_{name}_seconds"][0][1][-1] for name in names]
+
+    before = await sums()
+    arrived_1000_s_ago = AccessRecord("r", "POST", lambda: 1000.0, 0.0)
+    token = CURRENT_RECORD.set(arrived_1000_s_ago)
+    try:
+        await read(generator, GenerationRequest("r", "Hello", GREEDY))
+    finally:
+        CURRENT_RECORD.reset(token)
+    gained = [late - early for late, early in zip(await sums(), before, strict=True)]
+    assert all(1000 <= each < 1100 for each in gained)
+    first_token_s, whole_s, queue_s = gained
+    assert queue_s < first_token_s < whole_s
+
+
 async def test_defaults_come_from_the_model_s_generation_config(generator: TextGenerator) -> None:
     sampling = (await generator.describe()).default_sampling
     assert sampling == SamplingParams(
@@ -199,12 +257,15 @@ async def test_a_health_check_runs_the_engine(generator: TextGenerator) -> None:
 @pytest.mark.slow
 async def test_a_dead_engine_fails_health_and_requests(folder: Path) -> None:
     generator = TextGenerator(spec(folder))
-    await generator.check_health()
-    generator._engine.stop()
-    with pytest.raises(RuntimeError, match="ended"):
+    try:
         await generator.check_health()
-    with pytest.raises(GenerationAbortedError, match="stopped"):
-        await read(generator, GenerationRequest("r", "x", GREEDY))
+        generator._engine.stop()
+        with pytest.raises(RuntimeError, match="ended"):
+            await generator.check_health()
+        with pytest.raises(GenerationAbortedError, match="stopped"):
+            await read(generator, GenerationRequest("r", "x", GREEDY))
+    finally:
+        generator.__del__()  # while there is a loop: its socket is closed there
 
 
 def test_user_config_sets_the_batching_or_changes_nothing(generator: TextGenerator) -> None:
@@ -226,8 +287,8 @@ def test_a_folder_without_a_model_is_refused_in_one_line(tmp_path: Path) -> None
 
 
 def test_a_model_that_does_not_fit_is_refused_with_advice(folder: Path) -> None:
-    with pytest.raises(DeviceMemoryError, match="lower max_model_len"):
-        TextGenerator(spec(folder, max_model_len=10**12))
+    with pytest.raises(DeviceMemoryError, match="lower max_model_len or max_batched_tokens"):
+        TextGenerator(spec(folder, max_batched_tokens=10**12))
 
 
 @pytest.mark.slow
@@ -358,7 +419,7 @@ async def test_suspects_run_one_at_a_time_beside_the_other_requests(
 async def test_a_suspect_that_waits_for_its_turn_is_not_started(generator: TextGenerator) -> None:
     suspect = GenerationRequest("s", "go", GREEDY, is_resumed=True, num_deaths=1)
     with ExitStack() as stack:
-        for _ in range(generator._spec.max_num_seqs):
+        for _ in range(generator.plan.sizes.max_num_seqs):
             stack.enter_context(generator._admission.permit(GenerationRequest("r", "x", GREEDY)))
         events = aiter(generator.generate(suspect))
         started = asyncio.ensure_future(anext(events))
@@ -429,3 +490,28 @@ async def test_an_engine_that_has_ended_starts_no_suspect(
     monkeypatch.setattr(generator._engine, "_is_stopped", True)
     with pytest.raises(GenerationAbortedError, match="stopped"):
         await anext(aiter(generator.generate(suspect)))
+
+
+async def test_an_operator_sees_the_plan_and_the_counts(folder: Path) -> None:
+    generator = TextGenerator(spec(folder))
+    try:
+        await read(generator, GenerationRequest("r", "x" * 40, GREEDY))
+        resumed = GenerationRequest(
+            "s", "x" * 40, GREEDY, generated_token_ids=(60,), is_resumed=True
+        )
+        await read(generator, resumed)
+        report = await generator.inspect()
+    finally:
+        generator.__del__()
+    plan, work = report.plan, report.work
+    assert (plan.usable_bytes, plan.kv_bytes) == (
+        generator.plan.kv.share_bytes,
+        generator.plan.kv.kv_bytes,
+    )
+    assert plan.weight_bytes
+    assert plan.num_kv_tokens == generator.plan.kv.num_tokens
+    assert (work.num_running, work.num_waiting, work.num_preempted) == (0, 0, 0)
+    assert (work.num_moved_in, work.kv_usage) == (1, 0)
+    assert work.num_prompt_tokens
+    assert work.num_cached_tokens
+    assert work.num_cached_tokens < work.num_prompt_tokens

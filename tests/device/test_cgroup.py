@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.device.cgroup import free_bytes, num_cores
+from deployments.device.cgroup import ContainerMemory, free_bytes, memory, num_cores
 
 
 @pytest.fixture
@@ -17,6 +17,7 @@ def container(tmp_path: Path) -> Path:
 
 def test_memory_below_the_limit_that_is_not_in_use_is_free(container: Path) -> None:
     assert free_bytes(container) == 1000 - (700 - 250)
+    assert memory(container) == ContainerMemory(1000, 700 - 250)
     assert num_cores(container) == 1.5
 
 
@@ -29,6 +30,7 @@ def test_no_limit_is_none(container: Path) -> None:
     (container / "memory.max").write_text("max\n")
     (container / "cpu.max").write_text("max 100000\n")
     assert free_bytes(container) is None
+    assert memory(container) is None
     assert num_cores(container) is None
 
 

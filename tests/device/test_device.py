@@ -11,6 +11,7 @@ from deployments.device.device import (
     CpuDevice,
     CudaDevice,
     num_compute_threads,
+    num_cores,
     open_device,
 )
 
@@ -92,3 +93,11 @@ def test_a_small_model_leaves_one_allowed_core_to_http_and_a_large_one_takes_all
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(num_cores)))
     assert num_compute_threads(LARGE_MODEL_BYTES - 1) == num_threads
     assert num_compute_threads(LARGE_MODEL_BYTES) == min(num_cores, ceil(allowed or num_cores))
+
+
+def test_where_no_process_is_bound_to_cores_all_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on macOS."""
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    monkeypatch.setattr(cgroup, "num_cores", lambda: None)
+    assert num_cores() == 3

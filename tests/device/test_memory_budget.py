@@ -157,9 +157,27 @@ def test_the_error_says_what_is_needed_and_what_to_change() -> None:
     message = str(caught.value)
     for part in ("0.5 of 24.00 GiB", "10.80 GiB", "15.00 GiB for weights", "2.00 GiB for one"):
         assert part in message
-    assert re.search("raise num_gpus .*lower max_model_len or max_batched_tokens", message)
+    assert message.endswith("; raise num_gpus (or gpu_share) to 0.84")  # 18 GiB, and a tenth
+    assert caught.value.least_bytes == 20 * GIB
     assert "\n" not in message
     assert str(pickle.loads(pickle.dumps(caught.value))) == message
+
+
+def test_the_error_offers_smaller_steps_only_if_the_weights_fit() -> None:
+    demand = MemoryDemand(10 * GIB, GIB, groups((32_768, 16 * MIB)))
+    with pytest.raises(DeviceMemoryError) as caught:
+        plan(24 * GIB, 0.5, demand, 8)
+    told = re.search(r"raise num_gpus .* to 0\.\d+, or lower max_model_len", str(caught.value))
+    assert told is not None
+
+
+def test_the_error_names_the_device_that_would_do() -> None:
+    with pytest.raises(DeviceMemoryError, match=r"give it a device of 20\.0 GiB$"):
+        plan(10 * GIB, 1, MemoryDemand(15 * GIB, GIB, groups((32_768, 16 * MIB))), 8)
+
+
+def test_a_model_without_keys_gets_no_blocks() -> None:
+    assert plan(10 * GIB, 1, MemoryDemand(GIB, GIB, ()), 1).kv_blocks == ()
 
 
 def test_a_step_is_sized_by_its_tokens_and_by_the_logits_of_its_sequences() -> None:

@@ -5,7 +5,6 @@ test fails if README's table differs.
 """
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from textwrap import fill
 
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -14,32 +13,11 @@ from transformers.cache_utils import get_layer_types_and_kwargs
 from deployments.engine.model.support import has_images
 from tests.engine.scenarios import SCENARIOS
 from tests.engine.tiny_models import FAMILIES, Family
-
-README = Path(__file__).resolve().parent.parent.parent / "README.md"
-BEGIN = "<!-- The table of models: made by `make table` -->\n"
-END = "<!-- The end of the table of models -->\n"
+from tests.made_table import MadeTable
 
 WIDTH = 100
 
 HEADER = "| models | for example | what is tested with them | images |\n| --- | --- | --- | --- |\n"
-
-
-def main() -> None:
-    """Write the table into README.md."""
-    README.write_text(with_table(README.read_text(encoding="utf-8")), encoding="utf-8")
-
-
-def with_table(readme: str) -> str:
-    """Return a README with the table between its two marks.
-
-    Raises:
-        ValueError: A mark is missing.
-    """
-    before, _, rest = readme.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not end:
-        raise ValueError(f"README.md lacks the lines {BEGIN!r} and {END!r}")
-    return before + BEGIN + table() + END + after
 
 
 def table() -> str:
@@ -96,5 +74,7 @@ FEATURES: Mapping[str, Callable[[PreTrainedConfig], bool]] = {
 FEATURES_BY_MODULE = {"q_norm": "norms on queries and keys", "experts": "experts"}
 
 
+TABLE = MadeTable("README.md", "models", table)
+
 if __name__ == "__main__":
-    main()
+    TABLE.write()

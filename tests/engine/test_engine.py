@@ -134,6 +134,7 @@ def test_a_stop_string_ends_the_text_before_itself() -> None:
     stop = whole[4:6]
     collector = run_one(SamplingParams(temperature=0, max_tokens=12, stop=(stop,)))
     assert collector.text("s") == whole[: whole.index(stop)]
+    assert collector.deltas["s"][-1].stop == stop
     assert collector.finish_reason("s") is FinishReason.STOP
 
 

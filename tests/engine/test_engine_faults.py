@@ -31,7 +31,6 @@ from tests.engine.collector import (
 )
 from tests.engine.faults import (
     CLIENTS_TEXT,
-    Fault,
     FaultyModel,
     broken_by,
     make_undecodable,
@@ -111,6 +110,7 @@ def test_out_of_memory_while_all_decode_preempts_and_resumes(
     collector.step()
     assert {name: len(deltas) for name, deltas in collector.deltas.items()} == before
     assert (collector.engine.stats.num_running, collector.engine.stats.num_waiting) == (2, 3)
+    assert collector.engine.stats.num_preempted == 3
     collector.engine.check()
     model.fault = no_fault
     collector.run()
@@ -393,13 +393,18 @@ def test_a_step_that_yields_no_tokens_is_not_counted(monkeypatch: pytest.MonkeyP
     assert engine.stats.num_steps == 0
 
 
-@pytest.mark.parametrize(
-    "fault", [broken_by(range(300)), out_of_memory_above(0), out_of_memory_above(1)]
-)
-def test_a_warm_up_that_fails_is_a_load_error(fault: Fault) -> None:
+def test_a_warm_up_that_fails_is_a_load_error() -> None:
     loaded = load(qwen2)
-    FaultyModel(loaded, fault)
+    FaultyModel(loaded, broken_by(range(300)))
     with pytest.raises(UnsupportedModelError, match="warm up"):
+        make_engine(loaded).warm_up()
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1])
+def test_a_warm_up_that_runs_out_of_memory_says_so(max_tokens: int) -> None:
+    loaded = load(qwen2)
+    FaultyModel(loaded, out_of_memory_above(max_tokens))
+    with pytest.raises(torch.OutOfMemoryError):
         make_engine(loaded).warm_up()
 
 

@@ -1,12 +1,14 @@
 """The engine with little KV memory: extents grow, move and make room, and no token changes."""
 
 import logging
+import time
 from collections.abc import Callable
 from random import Random
 
 import pytest
 from transformers import PreTrainedModel
 
+from deployments.engine.output import SequenceJournal
 from deployments.engine.sampling_params import SamplingParams
 from deployments.engine.scheduling.sequence import SequenceRequest
 from tests.engine.collector import Collector, random_prompt
@@ -53,7 +55,27 @@ def test_the_oldest_is_never_preempted_and_all_end(caplog: pytest.LogCaptureFixt
         before = oldest.num_computed_tokens
         collector.step()
         assert oldest.finish_reason is not None or oldest.num_computed_tokens > before
-    assert "is preempted" in caplog.text
+    assert engine.stats.num_preempted == caplog.text.count("is preempted") > 0
+
+
+def test_a_journal_says_when_its_sequence_began_and_was_preempted() -> None:
+    engine = make_engine(load(qwen2), max_num_seqs=8, max_model_len=LENGTH, memory=1)
+    random = Random(3)
+    journals = [SequenceJournal() for _ in range(8)]
+    before_ns = time.time_ns()
+    for i, journal in enumerate(journals):
+        prompt = random_prompt(random, 4)
+        engine.add(SequenceRequest(f"s{i}", prompt, UNKNOWN, journal=journal))
+    assert all(journal.begun_ns is None for journal in journals)
+    while engine.has_work:
+        engine.step()
+    assert journals[0].preempted_ns == []
+    preempted = [journal for journal in journals if journal.preempted_ns]
+    assert preempted
+    for journal in journals:
+        assert journal.begun_ns is not None
+        times = [before_ns, journal.begun_ns, *journal.preempted_ns, time.time_ns()]
+        assert times == sorted(times)
 
 
 def test_short_answers_leave_room_for_more_sequences_than_full_lengths_would() -> None:

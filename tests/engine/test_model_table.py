@@ -1,18 +1,5 @@
-import pytest
-
-from tests.engine.model_table import BEGIN, END, README, features_of, table, with_table
+from tests.engine.model_table import features_of
 from tests.engine.tiny_models import gemma2, gemma3, gpt2, llama, llama3, mistral, qwen3_moe
-
-
-def test_the_table_in_readme_is_what_make_table_writes() -> None:
-    readme = README.read_text(encoding="utf-8")
-    assert with_table(readme) == readme, "run `make table`"
-
-
-def test_only_the_text_between_the_marks_is_replaced() -> None:
-    assert with_table(f"a\n{BEGIN}old{END}b\n") == f"a\n{BEGIN}{table()}{END}b\n"
-    with pytest.raises(ValueError, match="lacks the lines"):
-        with_table(f"a\n{BEGIN}old\n")
 
 
 def test_features_are_read_off_the_model() -> None:

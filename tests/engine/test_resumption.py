@@ -16,6 +16,7 @@ import torch
 from llguidance import LLMatcher
 
 from deployments.compute.cpu.attention.row_attention import can_attend
+from deployments.compute.cpu.processor import has_bfloat16
 from deployments.engine.engine import Engine
 from deployments.engine.limits import EngineLimits
 from deployments.engine.model.loader import LoadedModel, prepare_model
@@ -30,6 +31,9 @@ pytestmark = pytest.mark.slow
 NUM_INDICES = 65
 MAX_MODEL_LEN = 128
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+# Without AVX512_BF16 torch computes bfloat16, and not alike in all batches. `auto` avoids it there.
+if not has_bfloat16():
+    del DTYPES["bfloat16"]
 
 SCHEMA = {
     "type": "object",
@@ -144,10 +148,12 @@ def family_of(kind: str) -> str:
     return "gemma3" if kind == "image" else "qwen2"
 
 
-# What a kind replays does not depend on the dtype, so float32 runs a few kinds only.
+# What a kind replays does not depend on the dtype, so one of two runs a few kinds only.
 CASES = [
-    *((kind, family_of(kind), "bfloat16") for kind in KINDS),
-    *((kind, family_of(kind), "float32") for kind in ("greedy", "stop string", "image")),
+    (kind, family_of(kind), dtype)
+    for dtype in DTYPES
+    for kind in KINDS
+    if dtype == [*DTYPES][-1] or kind in ("greedy", "stop string", "image")
 ]
 cases = pytest.mark.parametrize(("kind", "family", "dtype"), CASES)
 

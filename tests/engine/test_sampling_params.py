@@ -11,7 +11,7 @@ from deployments.engine.sampling_params import InvalidParameterError, SamplingPa
 @pytest.mark.parametrize(
     ("param", "value"),
     [
-        ("max_tokens", 0),
+        ("max_tokens", -1),
         ("temperature", -0.1),
         ("temperature", 2.1),
         ("temperature", float("nan")),
@@ -43,6 +43,8 @@ from deployments.engine.sampling_params import InvalidParameterError, SamplingPa
         ("stop_token_ids", frozenset({-1})),
         ("top_logprobs", -1),
         ("top_logprobs", 21),
+        ("prompt_logprobs", -1),
+        ("prompt_logprobs", 21),
     ],
 )
 def test_a_value_out_of_bounds_is_refused_by_name(param: str, value: Any) -> None:

@@ -43,7 +43,10 @@ Running = Callable[[SequenceRequest, Take], AbstractContextManager[None]]
 
 @dataclass(frozen=True)
 class Cut:
-    """A loss once an answer has this many tokens, by its replica's death or by a graceful stop."""
+    """A loss once an answer has this many tokens, by its replica's death or by a graceful stop.
+
+    Tokens of the prompt that come with their log-probabilities count, too.
+    """
 
     num_tokens: int
     is_death: bool
@@ -78,7 +81,7 @@ class Cuts:
         @contextmanager
         def running(sequence: SequenceRequest, take: Take) -> Iterator[None]:
             left = self.left_for(sequence)
-            num_tokens = len(sequence.generated_token_ids)
+            num_tokens = sequence.num_prompt_logprobs + len(sequence.generated_token_ids)
             is_cut = False
 
             def cut_if_due() -> None:
@@ -94,7 +97,7 @@ class Cuts:
                 if is_cut:
                     return
                 take(delta)
-                num_tokens += len(delta.token_ids)
+                num_tokens += len(delta.token_ids) + sum(map(len, delta.prompt_logprobs))
                 if delta.finish_reason is None:
                     cut_if_due()
 

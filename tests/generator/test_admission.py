@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from deployments.contract import GenerationRequest, RequestGroup, SamplingParams
 from deployments.engine.kv_layout import KVLayout
-from deployments.errors import InvalidRequestError, OverloadedError
+from deployments.errors import InvalidRequestError, OverloadedError, OverloadReason
 from deployments.generator.admission import Admission, AdmissionLimits, Permit
 
 
@@ -67,8 +67,9 @@ def test_as_many_run_and_wait_as_may_and_one_more_is_refused() -> None:
     counted, _ = admission(max_num_seqs=2, max_queued=3)
     with held(counted, 5) as permits:
         assert (counted.num_running, counted.num_waiting) == (2, 3)
-        with pytest.raises(OverloadedError, match="2 sequences run and 3 wait"):
+        with pytest.raises(OverloadedError, match="2 sequences run and 3 wait") as caught:
             take(counted, request())
+        assert caught.value.reason is OverloadReason.REQUESTS
         permits[0][1].close()
         assert (counted.num_running, counted.num_waiting) == (2, 2)
         take(counted, request())
@@ -80,8 +81,12 @@ def test_only_waiting_sequences_tokens_are_counted() -> None:
     with held(counted, 2, num_tokens=1000):
         assert counted.num_waiting_tokens == 0
         with held(counted, 1, num_tokens=60):
-            with pytest.raises(OverloadedError, match="60 tokens wait"), held(counted, 1, 41):
+            with (
+                pytest.raises(OverloadedError, match="60 tokens wait") as caught,
+                held(counted, 1, 41),
+            ):
                 pass
+            assert caught.value.reason is OverloadReason.TOKENS
             with held(counted, 1, num_tokens=40):
                 assert counted.num_waiting_tokens == 100
         assert counted.num_waiting == 0

@@ -225,7 +225,7 @@ async def test_as_many_run_as_their_tokens_fit_into_the_memory(
     steps, run_step = Semaphore(0), engine.step
     monkeypatch.setattr(engine, "step", lambda: steps.acquire() and run_step())
     num_warm = engine.stats.num_steps
-    [num_blocks] = small.plan.kv_blocks
+    [num_blocks] = small.plan.kv.kv_blocks
     num_that_fit = num_blocks // (3840 // BLOCK_SIZE)
     assert 1 <= num_that_fit < 8
     long = SamplingParams(temperature=0, ignore_eos=True, max_tokens=3800)

@@ -11,6 +11,7 @@ from deployments.model_spec import ModelSpec
 from tests.deployments.tiny_folder import spec
 
 PYDOC_CHAT = Path(__file__).resolve().parents[2] / "models/pydoc-chat"
+MAX_MODEL_LEN = 500
 
 
 def test_the_root_is_the_hub_repository_and_never_a_path() -> None:
@@ -21,7 +22,8 @@ def test_the_root_is_the_hub_repository_and_never_a_path() -> None:
 def described_by_a_replica(model: ModelSpec) -> object:
     loaded = load_model(model.source, revision=None, dtype=model.dtype, device=torch.device("cpu"))
     encoder = PromptEncoder(loaded.tokenizer, loaded.processor, model.reasoning_parser)
-    return replace(describe_model(model, loaded, encoder, "fp"), system_fingerprint=None, created=0)
+    described = describe_model(model, loaded, MAX_MODEL_LEN, encoder, "fp")
+    return replace(described, system_fingerprint=None, created=0)
 
 
 @pytest.mark.parametrize("has_generation_config", [True, False])
@@ -31,5 +33,10 @@ def test_files_describe_a_model_as_its_replicas_do(
     for file in PYDOC_CHAT.iterdir():
         if file.is_file() and (has_generation_config or file.name != "generation_config.json"):
             (tmp_path / file.name).symlink_to(file)
-    model = spec(str(tmp_path), id="m")
+    model = spec(str(tmp_path), id="m", max_model_len=MAX_MODEL_LEN)
     assert replace(describe_files(model), created=0) == described_by_a_replica(model)
+
+
+def test_a_length_that_replicas_choose_is_described_as_the_model_s_own() -> None:
+    model = spec(str(PYDOC_CHAT), id="m", max_model_len=None)
+    assert describe_files(model).max_model_len == 2048

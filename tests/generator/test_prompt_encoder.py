@@ -135,6 +135,29 @@ def test_each_image_is_at_the_place_of_its_part(image_encoder: PromptEncoder) ->
     ]
 
 
+def test_the_digest_tells_apart_what_the_model_would_read(
+    text_encoder: PromptEncoder, image_encoder: PromptEncoder
+) -> None:
+    red, blue = picture("red"), picture("blue")
+    prompts: list[Prompt] = [
+        user(TextPart("a"), red),
+        user(TextPart("a"), blue),
+        user(TextPart("a"), red, blue),
+        user(TextPart("a"), blue, red),
+        user(TextPart("a")),
+        user(TextPart("b")),
+        (60, 61),
+        (61, 60),
+    ]
+    digests = [encode(image_encoder, prompt).digest for prompt in prompts]
+    assert len(set(digests)) == len(prompts)
+    assert [encode(image_encoder, prompt).digest for prompt in prompts] == digests
+    assert (
+        encode(text_encoder, "Good day").digest
+        == encode(text_encoder, tuple(encode(text_encoder, "Good day").token_ids)).digest
+    )
+
+
 def test_images_of_every_mode_and_kind_become_rgb(image_encoder: PromptEncoder) -> None:
     parts = [
         picture(mode="L"), picture(mode="P"), picture(mode="RGBA"), picture(kind="GIF"),

@@ -1,11 +1,13 @@
 """Renders k8s/ with kubectl and finds what an API server would refuse, without a cluster.
 
-A RayService is validated by KubeRay's CRD (unknown keys refused, as in strict decoding), its pod
-templates and all other kinds by Kubernetes' own schemas. A kind without a schema is a fault.
+A RayService is validated by KubeRay's CRD, other kinds of projects besides Kubernetes by theirs
+(tests/k8s/crds), with unknown keys refused, as in strict decoding. Pod templates and Kubernetes'
+own kinds are validated by its schemas. A kind without a schema is a fault.
 """
 
+import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
@@ -17,6 +19,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 CRD = Path(__file__).with_name("ray.io_rayservices.yaml")
+OTHER_CRDS = Path(__file__).with_name("crds")
 # The oldest and the newest supported Kubernetes.
 KUBERNETES_VERSIONS = ("1.32", "1.37")
 
@@ -28,6 +31,23 @@ def render(folder: Path) -> str:
     """Return the manifests that `kubectl apply -k` would send."""
     command = ["kubectl", "kustomize", str(folder)]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def render_with(overlay: Path, components: Sequence[str], folder: Path) -> str:
+    """Return an overlay's manifests with components that it does not take by itself.
+
+    Args:
+        overlay: The overlay's folder.
+        components: Names of folders in k8s/components.
+        folder: An empty folder for the kustomization.
+    """
+    lines = ["apiVersion: kustomize.config.k8s.io/v1beta1", "kind: Kustomization"]
+    lines += ["namespace: raystream", "resources:", f"  - {os.path.relpath(overlay, folder)}"]
+    if components:
+        paths = (os.path.relpath(ROOT / "k8s" / "components" / each, folder) for each in components)
+        lines += ["components:", *(f"  - {path}" for path in paths)]
+    (folder / "kustomization.yaml").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return render(folder)
 
 
 def parse(text: str) -> list[Manifest]:
@@ -47,7 +67,9 @@ def find_faults(manifest: Manifest) -> list[str]:
     """Return a line for each fault that the API server would find in the manifest."""
     if (manifest["apiVersion"], manifest["kind"]) == ("ray.io/v1", "RayService"):
         pods = [fault for pod in pods_of(manifest) for fault in _core_faults(pod)]
-        return [*_ray_service_faults(manifest), *pods]
+        return [*_schema_faults(manifest), *pods]
+    if (manifest["apiVersion"], manifest["kind"]) in _schemas():
+        return list(_schema_faults(manifest))
     return list(_core_faults(manifest))
 
 
@@ -55,15 +77,23 @@ def pods_of(ray_service: Manifest) -> list[Manifest]:
     """Return the pods of the head and of each worker group as separate manifests."""
     cluster = ray_service["spec"]["rayClusterConfig"]
     groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
-    return [
-        {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {"name": group.get("groupName", "head"), **group["template"]["metadata"]},
-            "spec": group["template"]["spec"],
-        }
-        for group in groups
-    ]
+    return [_pod(group.get("groupName", "head"), group["template"]) for group in groups]
+
+
+def all_pods(manifests: Sequence[Manifest]) -> list[Manifest]:
+    """Return the pods of RayServices, Jobs and Deployments."""
+    pods: list[Manifest] = []
+    for manifest in manifests:
+        if manifest["kind"] == "RayService":
+            pods += pods_of(manifest)
+        elif manifest["kind"] in ("Job", "Deployment"):
+            pods.append(_pod(manifest["metadata"]["name"], manifest["spec"]["template"]))
+    return pods
+
+
+def _pod(name: str, template: Manifest) -> Manifest:
+    metadata = {"name": name, **template.get("metadata", {})}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
 
 
 def _core_faults(manifest: Manifest) -> Iterator[str]:
@@ -77,20 +107,35 @@ def _core_faults(manifest: Manifest) -> Iterator[str]:
             yield f"{name}, Kubernetes {version}: no schema for {manifest['apiVersion']}"
 
 
-def _ray_service_faults(manifest: Manifest) -> Iterator[str]:
-    schema = _ray_service_schema()
+def _schema_faults(manifest: Manifest) -> Iterator[str]:
+    key = (manifest["apiVersion"], manifest["kind"])
     manifest = deepcopy(manifest)
-    _apply_defaults(manifest, schema)
-    for error in jsonschema.Draft202012Validator(_to_json_schema(schema)).iter_errors(manifest):
-        yield f"RayService: {'.'.join(map(str, error.absolute_path))}: {error.message[:200]}"
+    _apply_defaults(manifest, _schemas()[key])
+    for error in _validator(key).iter_errors(manifest):
+        path = ".".join(map(str, error.absolute_path))
+        yield f"{manifest['kind']}: {path}: {error.message[:200]}"
 
 
 @cache
-def _ray_service_schema() -> dict[str, Any]:
-    crd = yaml.load(CRD.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
-    (version,) = (version for version in crd["spec"]["versions"] if version["name"] == "v1")
-    schema: dict[str, Any] = version["schema"]["openAPIV3Schema"]
-    return schema
+def _validator(key: tuple[str, str]) -> jsonschema.Draft202012Validator:
+    return jsonschema.Draft202012Validator(_to_json_schema(_schemas()[key]))
+
+
+@cache
+def _schemas() -> dict[tuple[str, str], dict[str, Any]]:
+    """Return the schemas of the CRDs, by apiVersion and kind."""
+    paths = [CRD, *OTHER_CRDS.glob("*.yaml")]
+    return {key: schema for path in paths for key, schema in _schemas_of(path).items()}
+
+
+def _schemas_of(path: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    spec = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)["spec"]
+    return {
+        (f"{spec['group']}/{version['name']}", spec["names"]["kind"]): version["schema"][
+            "openAPIV3Schema"
+        ]
+        for version in spec["versions"]
+    }
 
 
 def _apply_defaults(value: Any, schema: dict[str, Any]) -> None:
@@ -131,3 +176,11 @@ def _convert(keyword: str, part: Any) -> Any:
     if keyword in ("items", "additionalProperties", "not") and isinstance(part, dict):
         return _to_json_schema(part)
     return part
+
+
+BINARY_UNITS = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
+
+
+def num_bytes(quantity: str) -> int:
+    """Read a quantity of memory, as `4Gi`."""
+    return int(quantity[:-2]) * BINARY_UNITS[quantity[-2:]]

@@ -1,9 +1,10 @@
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from k8s.make_base import BASE, ROOT, base_files, format_env, parse_env
+from k8s.make_base import BASE, ROOT, format_env, generated_files, parse_env
 
 
 def _leaves(value: Any, path: str = "") -> dict[str, Any]:
@@ -25,9 +26,14 @@ def _differences(ours: Any, theirs: Any) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("name", ["serve_config.yaml", "serve.env"])
-def test_copies_in_base_equal_what_make_k8s_writes(name: str) -> None:
-    assert (BASE / name).read_text(encoding="utf-8") == base_files()[name], "run `make k8s`"
+@pytest.mark.parametrize("path", generated_files(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_generated_files_equal_what_make_k8s_writes(path: Path) -> None:
+    assert path.read_text(encoding="utf-8") == generated_files()[path], "run `make k8s`"
+
+
+def test_no_generated_file_is_left_of_an_overlay_that_is_gone() -> None:
+    written = set(BASE.parent.glob("overlays/*/serve_config.yaml"))
+    assert written == {path for path in generated_files() if "overlays" in path.parts}
 
 
 def test_configuration_differs_from_the_root_only_where_a_cluster_must() -> None:

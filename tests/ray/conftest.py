@@ -18,6 +18,9 @@ from tests.ray.serve_run import (
 
 NUM_CPUS = 4
 
+IN_ONE_MODE = ("test_front_door", "test_only_replica")
+"""Modules whose long tests run with HAProxy, as `make serve` does; without it only in the soak."""
+
 # Ray reports its usage by default.
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 # Serve kills a proxy that is not up after 5 s; on a busy machine a process takes longer to start.
@@ -29,6 +32,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(here):
             item.add_marker(pytest.mark.ray)
+            if item.path.stem in IN_ONE_MODE and "[plain" in item.name:
+                item.add_marker(pytest.mark.soak)
 
 
 @pytest.fixture(scope="package")

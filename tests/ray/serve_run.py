@@ -77,6 +77,7 @@ class Server:
         command: Sequence[str] = MAKE_SERVE,
     ) -> None:
         self.port = yaml.safe_load(config.read_text())["http_options"]["port"]
+        self.config = config
         self.log = log
         with log.open("wb") as output:
             self.process = subprocess.Popen(

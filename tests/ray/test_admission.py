@@ -22,6 +22,7 @@ from deployments.text_generator import TextGenerator
 from serve_app.config import AppConfig, ModelConfig
 from serve_app.ingress import Ingress
 from tests.deployments.tiny_folder import spec
+from tests.prometheus import samples
 
 NUM_CLIENTS, MAX_NUM_SEQS, NUM_WAITING, NUM_TOKENS = 200, 8, 16, 20
 DEADLINE_S = 120
@@ -90,7 +91,13 @@ def serve_held(
     model = serve.deployment(
         name="held", ray_actor_options=options, max_ongoing_requests=512, num_replicas=num_models
     )(HeldGenerator).bind(
-        spec(folder, max_num_seqs=max_num_seqs, max_queued_requests=num_waiting, max_model_len=4096)
+        spec(
+            folder,
+            id="held",
+            max_num_seqs=max_num_seqs,
+            max_queued_requests=num_waiting,
+            max_model_len=4096,
+        )
     )
     ingress = serve.deployment(
         name="Ingress",
@@ -225,9 +232,9 @@ async def num_refusals(client: httpx.AsyncClient, application: str, at_least: in
         counts = [
             float(line.rpartition(" ")[2])
             for line in told.splitlines()
-            if line.startswith("ray_requests_refused_total{")
+            if line.startswith("ray_vllm_admission_rejections_total{")
             and f'application="{application}"' in line
-            and 'model="held"' in line
+            and 'model_name="held"' in line
         ]
         if sum(counts) >= at_least:
             return sum(counts)
@@ -249,4 +256,13 @@ async def test_a_request_that_a_full_replica_refuses_is_taken_by_another(
         assert (statuses.count(200), statuses.count(503)) == (8, 4)
         # Each replica has refused some requests, among them some that the other one then took.
         assert await num_refusals(client, "twins", at_least=4) == 4
+        # Whichever ingress is scraped, it shows both ingresses and both replicas.
+        for _ in range(4):
+            found = samples((await client.get("/metrics")).text)
+            refusals = [each for each in found if each.name == "vllm:admission_rejections_total"]
+            assert len({each.labels["replica"] for each in refusals}) == 2
+            assert sum(each.value for each in refusals) == 4
+            prompts = [each for each in found if each.name == "vllm:prompt_tokens_total"]
+            assert len({each.labels["replica"] for each in prompts}) == 2
+            assert all(each.value > 0 for each in prompts)
         await asyncio.to_thread(twins.broadcast("let_go").results)

@@ -12,15 +12,15 @@ import torch
 from ray import serve
 from transformers import AutoModelForSequenceClassification
 
-from deployments.text_classifier import TextClassifier
 from deployments.text_generator import TextGenerator
+from deployments.text_pooler import TextPooler
 from serve_app.config import AppConfig, ModelConfig
 from serve_app.ingress import Ingress
-from tests.classifier.tiny_folder import framing_tokenizer, save_classifier
 from tests.deployments.tiny_folder import spec
+from tests.pooling.tiny_folder import framing_tokenizer, save_classifier
 from tests.ray.serve_run import ROOT
 
-CLASSIFIER, GENERATOR, DETECTOR = "tiny-classifier", "tiny", "pydoc-detector"
+POOLER, GENERATOR, DETECTOR = "tiny-classifier", "tiny", "pydoc-detector"
 # 5,000 characters that are easily cut in the wrong place, in sentences of different lengths.
 TEXT = "".join(
     f"Sentence {number} has \u00e9 in it{', and goes on' * (number % 4)}. " for number in range(200)
@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def url(base_url: str, tiny_folder: Path, folder: Path) -> Iterator[str]:
     generating = ModelConfig(id=GENERATOR, source="tiny")
-    classifying = ModelConfig(id=CLASSIFIER, source="tiny", task="classify")
+    classifying = ModelConfig(id=POOLER, source="tiny", task="classify")
     detecting = ModelConfig(id=DETECTOR, source="models/pydoc-detector", task="classify")
     config = AppConfig(models=(generating, classifying, detecting))
     options = {"num_cpus": 0.5}
@@ -43,10 +43,10 @@ def url(base_url: str, tiny_folder: Path, folder: Path) -> Iterator[str]:
         GENERATOR: serve.deployment(name=GENERATOR, ray_actor_options=options)(TextGenerator).bind(
             spec(tiny_folder)
         ),
-        CLASSIFIER: serve.deployment(name=CLASSIFIER, ray_actor_options=options)(
-            TextClassifier
-        ).bind(spec(folder, id=CLASSIFIER, max_batched_tokens=512)),
-        DETECTOR: serve.deployment(name=DETECTOR, ray_actor_options=options)(TextClassifier).bind(
+        POOLER: serve.deployment(name=POOLER, ray_actor_options=options)(TextPooler).bind(
+            spec(folder, id=POOLER, max_batched_tokens=512)
+        ),
+        DETECTOR: serve.deployment(name=DETECTOR, ray_actor_options=options)(TextPooler).bind(
             spec(ROOT / detecting.source, id=DETECTOR, max_model_len=1280, max_batched_tokens=2048)
         ),
     }
@@ -57,7 +57,7 @@ def url(base_url: str, tiny_folder: Path, folder: Path) -> Iterator[str]:
 
 
 def ask(url: str, path: str, **body: object) -> httpx.Response:
-    return httpx.post(f"{url}{path}", json={"model": CLASSIFIER, **body}, timeout=60)
+    return httpx.post(f"{url}{path}", json={"model": POOLER, **body}, timeout=60)
 
 
 def test_5000_characters_are_classified_in_pieces_and_as_a_whole(url: str, folder: Path) -> None:
@@ -142,12 +142,12 @@ def test_each_model_does_its_own_task(url: str) -> None:
     listed = httpx.get(f"{url}/v1/models", timeout=60).json()["data"]
     assert {card["id"]: card["task"] for card in listed} == {
         GENERATOR: "generate",
-        CLASSIFIER: "classify",
+        POOLER: "classify",
         DETECTOR: "classify",
     }
     assert httpx.get(f"{url}/ready", timeout=60).json() == {"status": "ready"}
     health = httpx.get(f"{url}/health", timeout=60).json()
-    assert health["models"] == [GENERATOR, CLASSIFIER, DETECTOR]
+    assert health["models"] == [GENERATOR, POOLER, DETECTOR]
     assert ask(url, "/v1/completions", prompt="a").json()["error"]["code"] == "wrong_task"
     refused = ask(url, "/v1/classify", input="a", model=GENERATOR)
     assert refused.json()["error"]["code"] == "wrong_task"

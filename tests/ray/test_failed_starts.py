@@ -36,7 +36,7 @@ def want_gpu(model: dict[str, Any], folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "advice"),
     [
-        (truncate, "its weights are damaged"),
+        pytest.param(truncate, "its weights are damaged", marks=pytest.mark.soak),
         (misname, "check `source` in the model's entry"),
         (want_gpu, "write `num_gpus: auto`"),
     ],
@@ -46,7 +46,11 @@ def test_a_start_that_fails_ends_with_one_line_that_says_what_to_do(
 ) -> None:
     document = yaml.safe_load((ROOT / "serve_config.yaml").read_text())
     document["http_options"]["port"] = free_port()
-    damage(document["applications"][0]["args"]["models"][0], tmp_path)
+    application = document["applications"][0]
+    application["args"]["models"] = [model := application["args"]["models"][0]]
+    names = ("Ingress", model["id"])
+    application["deployments"] = [it for it in application["deployments"] if it["name"] in names]
+    damage(model, tmp_path)
     path = tmp_path / "serve_config.yaml"
     path.write_text(yaml.safe_dump(document))
     environment = {**os.environ, "HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}

@@ -7,11 +7,12 @@ import torch
 from ray import serve
 
 from deployments.device.device import MemoryDevice
-from deployments.device.memory_budget import HEADROOM, KVPlan
+from deployments.device.memory_budget import HEADROOM
 from deployments.model_spec import ModelSpec
+from deployments.replica_plan import ReplicaPlan
 from deployments.text_generator import TextGenerator
-from serve_app.app import resolve
 from serve_app.config import ModelConfig
+from serve_app.sharing import to_spec
 
 TOTAL_BYTES = 256 * 2**20
 
@@ -42,7 +43,7 @@ def open_fake_gpu(spec: ModelSpec) -> MemoryDevice:
 class Report:
     """A replica's memory plan and placement."""
 
-    plan: KVPlan
+    plan: ReplicaPlan
     shares: list[float]
     gpu_ids: list[str]
     process: int
@@ -69,13 +70,11 @@ def test_two_replicas_with_half_a_gpu_share_one_and_each_plans_with_half(
         id="halved",
         source=str(tiny_folder),
         dtype="float32",
-        gpu_share=0.5,
         max_model_len=4096,
         max_num_seqs=10_000,
         max_batched_tokens=10_000,
     )
-    spec = resolve(model, num_cluster_gpus=1)
-    assert spec.num_gpus == 0.5
+    spec = to_spec(model, 0.5)
     deployment = serve.deployment(
         name="halved",
         num_replicas=2,
@@ -95,6 +94,6 @@ def test_two_replicas_with_half_a_gpu_share_one_and_each_plans_with_half(
     assert first.gpu_ids == second.gpu_ids == ["0"]
     assert first.shares == second.shares == [0.5]
     assert first.plan == second.plan
-    assert first.plan.share_bytes == int(TOTAL_BYTES * 0.5 * (1 - HEADROOM))
-    assert first.plan.kv_bytes <= TOTAL_BYTES / 2
-    assert first.plan.num_tokens > 2 * 4096
+    assert first.plan.kv.share_bytes == int(TOTAL_BYTES * 0.5 * (1 - HEADROOM))
+    assert first.plan.kv.kv_bytes <= TOTAL_BYTES / 2
+    assert first.plan.kv.num_tokens > 2 * 4096

@@ -17,7 +17,8 @@ from tests.ray.serve_run import (
 
 HOST = "127.0.0.1"
 EVERY_INTERFACE = "::"
-NUM_REPLICAS = 3
+NUM_REPLICAS = 4
+"""An ingress, and the replica of each of the three models."""
 
 pytestmark = [
     pytest.mark.slow,

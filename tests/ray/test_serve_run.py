@@ -55,7 +55,8 @@ def test_the_last_lines_tell_the_address_the_models_a_request_and_the_dashboard(
     ready = next(i for i, line in enumerate(screen) if line.startswith("raystream is ready"))
     tail = screen[ready : screen.index(LAST_LINE) + 1]
     assert tail[0].endswith(f" s: {server.url}")
-    assert tail[1] == "Models: pydoc-chat (generate), pydoc-detector (classify)"
+    models = "pydoc-chat (generate), pydoc-detector (classify), pydoc-search (embed)"
+    assert tail[1] == f"Models: {models}"
     assert tail[2] == "Try:"
     assert tail[3].startswith(f"  curl -N {server.url}/v1/chat/completions")
     assert tail[5] == f"The API's description: {server.url}/docs"
@@ -78,7 +79,7 @@ def test_of_the_workers_lines_only_warnings_and_ready_models_are_on_the_screen(
     client.models.list()
     information = [line for line in server.log.read_text().splitlines() if " INFO " in line]
     ready = {line.split(" -- ")[1].split(" is ready after")[0] for line in information}
-    assert ready == {"pydoc-chat", "pydoc-detector"}
+    assert ready == {"pydoc-chat", "pydoc-detector", "pydoc-search"}
     assert "Loading weights" not in server.log.read_text()
 
 

@@ -123,6 +123,16 @@ def test_head_is_answered_like_get_without_the_body(url: str, path: str) -> None
     assert not head.content
 
 
+def test_an_operator_sees_the_replica_and_its_plot(url: str) -> None:
+    (model,) = httpx.get(f"{url}/v1/devices", timeout=30).json()["data"]
+    (replica,) = model["replicas"]
+    assert (model["id"], model["num_replicas"]) == (MODEL, {"RUNNING": 1})
+    assert replica["memory"]["use"]["process_bytes"] > 0
+    assert replica["memory"]["history"]["unix_s"]
+    plot = httpx.get(f"{url}/v1/devices/history.png", timeout=60)
+    assert (plot.status_code, plot.content[:4]) == (200, b"\x89PNG")
+
+
 def test_the_docs_are_complete(url: str) -> None:
     assert "docs/swagger-ui-bundle.js" in httpx.get(f"{url}/docs").text
     script = httpx.get(f"{url}/docs/swagger-ui-bundle.js")

@@ -95,6 +95,7 @@ async def test_two_halves_share_a_gpu_and_a_whole_one_has_its_own(
     await deployed.remove()
 
 
+@pytest.mark.soak
 async def test_an_idle_model_gives_its_gpu_up_and_gets_one_back(
     cluster: Cluster, client: httpx.AsyncClient, record: Record
 ) -> None:

@@ -15,7 +15,15 @@ from tests.ray.serve_run import Server
 from tests.scaling.conftest import TO_ZERO_DELAY_S
 from tests.scaling.load import Load
 
-PROBES = ("/live", "/ready", "/health", "/v1/models", "/v1/models/pydoc-chat")
+PROBES = (
+    "/live",
+    "/ready",
+    "/health",
+    "/v1/models",
+    "/v1/models/pydoc-chat",
+    "/v1/devices",
+    "/v1/devices/history.png",
+)
 NUM_AT_ONCE = 50
 
 
@@ -56,6 +64,9 @@ async def test_probes_leave_a_model_asleep_and_fifty_clients_wake_it(
 ) -> None:
     record("probes", await probe(client, probed_s))
     assert replicas.alive == []
+    (model,) = (await client.get("/v1/devices")).json()["data"]
+    assert (model["state"], model["replicas"], model["silent_replicas"]) == ("asleep", [], [])
+    assert (model["status"], model["num_replicas"]) == ("HEALTHY", {})
     load = Load()
     loop = asyncio.get_running_loop()
     began_s = loop.time()

@@ -10,10 +10,12 @@ import yaml
 
 from k8s.make_base import BASE
 from serve_app.commands.check import find_problems
+from serve_app.config import AppConfig
+from serve_app.ingress import AppParts, build_app
 from serve_app.middleware.auth import OPEN_PATHS
 from tests.serve_app.apps import ALICE, CHAT, bearer, client_of, make_app, question, ring
 from tests.serve_app.asgi_call import AsgiCall
-from tests.serve_app.fakes import FakeBackend
+from tests.serve_app.fakes import FakeBackend, FakeClock
 
 ROOT = Path(__file__).resolve().parents[2]
 METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "X"]
@@ -125,6 +127,42 @@ async def test_a_request_without_a_key_is_refused_before_its_body_has_come(
     async with AsgiCall(make_app(backend, ring()), CHAT, None, more_body=True) as call:
         await call.end()
     assert call.sent[0]["status"] == 401
+
+
+PREFLIGHT = {
+    "access-control-request-method": "POST",
+    "access-control-request-headers": "authorization,content-type",
+}
+
+
+@pytest.mark.parametrize("allowed", [["https://chat.test"], ["*"]])
+async def test_only_pages_of_allowed_origins_may_call_from_a_browser(
+    backend: FakeBackend, allowed: list[str]
+) -> None:
+    models = [{"id": "m", "source": "nowhere"}]
+    config = AppConfig.model_validate({"models": models, "cors": {"allowed_origins": allowed}})
+    app = build_app(AppParts(config, {"m": backend}, clock=FakeClock(), keys=ring()))
+    async with client_of(app) as client:
+        for origin in ("https://chat.test", "https://evil.test"):
+            preflight = await client.options(CHAT, headers={"origin": origin, **PREFLIGHT})
+            refused = await client.post(CHAT, json=question(), headers={"origin": origin})
+            answer = await client.post(
+                CHAT,
+                json=question(stream=True),
+                headers={"origin": origin, **bearer(ALICE)},
+            )
+            assert (refused.status_code, answer.status_code) == (401, 200)
+            found = {each.headers.get("access-control-allow-origin") for each in (refused, answer)}
+            if allowed == ["*"] or origin in allowed:
+                assert preflight.status_code == 200
+                told = preflight.headers["access-control-allow-headers"].lower()
+                assert {"authorization", "content-type"} == set(told.split(","))
+                assert found == {"*" if allowed == ["*"] else origin}
+                assert answer.headers["access-control-expose-headers"] == "*"
+            else:
+                assert preflight.status_code == 400
+                assert found == {None}
+            assert "access-control-allow-credentials" not in answer.headers
 
 
 async def test_pages_of_other_origins_get_no_cors_headers(backend: FakeBackend) -> None:

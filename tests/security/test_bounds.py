@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.serve_app.apps import CHAT, JSON, client_of, make_app, question
-from tests.serve_app.fake_classifier import FakeClassifier
+from tests.serve_app.fake_pooler import FakeClassifier
 from tests.serve_app.fakes import FakeBackend
 
 GENERATION = "/text-generation"

@@ -8,9 +8,9 @@ import pytest
 
 from deployments.contract import (
     ChatMessage,
-    ClassificationRequest,
     FinishReason,
     GenerationRequest,
+    PoolingRequest,
     TextDelta,
     TextPart,
 )
@@ -26,7 +26,7 @@ from tests.serve_app.apps import (
     question,
     ring,
 )
-from tests.serve_app.fake_classifier import FakeClassifier
+from tests.serve_app.fake_pooler import FakeClassifier
 from tests.serve_app.fakes import FakeBackend, Step
 
 PROMPT, ANSWER = "PROMPT-7f3a", "ANSWER-9c1e"
@@ -120,8 +120,9 @@ async def test_a_traceback_of_the_server_logs_no_prompt(
         try:
             await client.post(CHAT, json=marked(stream=stream))
         except RuntimeError:
-            # The HTTP server in front logs the traceback in this way.
-            logging.getLogger("uvicorn.error").exception("Exception in ASGI application")
+            # The HTTP server in front logs the traceback in this way. Its own logger may not
+            # propagate here: a real server in another test configures it.
+            logging.getLogger(__name__).exception("Exception in ASGI application")
         else:
             pytest.fail("the bug was swallowed")
     logged = everything_logged(caplog)
@@ -146,4 +147,4 @@ def test_the_repr_of_a_request_to_a_replica_holds_no_prompt() -> None:
     for prompt in ((message,), PROMPT):
         assert PROMPT not in repr(GenerationRequest("id", prompt, sampling))
     assert PROMPT not in repr(message)
-    assert PROMPT not in repr(ClassificationRequest("id", (PROMPT,)))
+    assert PROMPT not in repr(PoolingRequest("id", (PROMPT,)))

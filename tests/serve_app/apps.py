@@ -10,8 +10,8 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from serve_app.backends.classification import ClassificationBackend
 from serve_app.backends.ledger_handle import Ledger
+from serve_app.backends.pooling import PoolingBackend
 from serve_app.config import AppConfig
 from serve_app.images.fetcher import ImageSource
 from serve_app.ingress import AppParts, build_app
@@ -46,7 +46,9 @@ def make_app(
     ledger: Ledger | None = None,
     limits: Mapping[str, object] | None = None,
     images: ImageSource | None = None,
-    classifier: ClassificationBackend | None = None,
+    classifier: PoolingBackend | None = None,
+    embedder: PoolingBackend | None = None,
+    cross_encoder: PoolingBackend | None = None,
 ) -> FastAPI:
     config = AppConfig.model_validate(
         {"models": [{"id": "m", "source": "nowhere"}], "limits": dict(limits or {})}
@@ -59,7 +61,10 @@ def make_app(
             keys=keys,
             ledger=ledger,
             images=images,
-            classifiers={} if classifier is None else {"c": classifier},
+            classifiers={
+                id_: each for id_, each in (("c", classifier), ("x", cross_encoder)) if each
+            },
+            embedders={} if embedder is None else {"e": embedder},
         )
     )
 

@@ -39,6 +39,7 @@ class FakeStream:
         self.num_prompt_tokens = num_prompt_tokens
         self.reasoning = reasoning
         self.fingerprint = "fp_fake"
+        self.prompt_digest = b"prompt"
         self.closed = asyncio.Event()
         self.waits = asyncio.Event()
         self._steps = steps
@@ -72,6 +73,7 @@ class FakeBackend:
     ) -> None:
         self.steps = steps
         self.reasoning = PromptReasoning.OPEN  # what the end of each prompt says
+        self.stream_attributes: dict[str, object] = {}  # set on each stream that is opened
         self.refusal: Exception | None = None
         # One for each of the next requests; an exception is raised at once. Then all get `steps`.
         self.scripts: list[Sequence[Step] | Exception] = []
@@ -109,6 +111,8 @@ class FakeBackend:
         if isinstance(script, Exception):
             raise script
         self.streams.append(FakeStream(script, num_prompt_tokens=7, reasoning=self.reasoning))
+        for name, value in self.stream_attributes.items():
+            setattr(self.streams[-1], name, value)
         self.opened.set()
         return self.streams[-1]
 

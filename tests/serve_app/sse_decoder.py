@@ -12,9 +12,18 @@ import httpx
 
 
 class SseDecoder:
-    """Takes bytes in chunks of any size and returns the data of complete events."""
+    """Takes bytes in chunks of any size and returns the data of complete events.
+
+    Attributes:
+        comments: All comments so far.
+        last_event_id: The id of the last complete event that had one.
+        ids: The ids of complete events, in order.
+    """
 
     def __init__(self) -> None:
+        self.last_event_id = ""
+        self.ids: list[str] = []
+        self._id: str | None = None
         self._utf8 = codecs.getincrementaldecoder("utf-8")()
         self._line = ""
         self._after_cr = False
@@ -38,6 +47,9 @@ class SseDecoder:
         line, self._line = self._line, ""
         if not line:
             data, self._data = self._data, []
+            if self._id is not None:
+                self.last_event_id, self._id = self._id, None
+                self.ids.append(self.last_event_id)
             return ["\n".join(data)] if data else []
         name, _, value = line.partition(":")
         value = value.removeprefix(" ")
@@ -45,6 +57,8 @@ class SseDecoder:
             self.comments.append(value)
         elif name == "data":
             self._data.append(value)
+        elif name == "id" and "\0" not in value:
+            self._id = value
         return []
 
 

@@ -4,13 +4,17 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
+from deployments.tracing import TracingSettings
 from serve_app.config import (
     GENERATION_KEYS,
+    INGRESS_NAME,
     ONGOING_MARGIN,
     PROJECT_ROOT,
     AppConfig,
+    CorsConfig,
     LimitsConfig,
     ModelConfig,
+    TracingConfig,
     unknown_key_message,
 )
 
@@ -95,11 +99,14 @@ def test_value_out_of_range_is_refused(changes: dict[str, Any]) -> None:
         {"reasoning_parser": "auto"},
     ],
 )
-def test_a_key_that_a_classifier_has_no_use_for_is_refused_by_name(alien: dict[str, Any]) -> None:
+@pytest.mark.parametrize("task", ["classify", "embed"])
+def test_a_key_that_only_a_generator_has_a_use_for_is_refused_by_name(
+    alien: dict[str, Any], task: str
+) -> None:
     (key,) = alien
-    with pytest.raises(ValidationError, match=f"task 'classify' has no {key}; leave that out"):
-        model(task="classify", **alien)
-    assert model(task="classify").task == "classify"
+    with pytest.raises(ValidationError, match=f"task '{task}' has no {key}; leave that out"):
+        model(task=task, **alien)
+    assert model(task=task).task == task
     assert set(alien) <= set(GENERATION_KEYS)
 
 
@@ -191,6 +198,69 @@ def test_a_replica_accepts_more_calls_than_it_admits() -> None:
     counted = model(max_num_seqs=8, max_queued_requests=16)
     assert counted.ongoing_requests() == 24 + ONGOING_MARGIN
     assert counted.ongoing_requests(0) == 8 + ONGOING_MARGIN
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"otlp_endpoint": "collector:4318"},
+        {"otlp_endpoint": "http://user:password@collector:4318"},
+        {"otlp_endpoint": "http://collector:4318/?key=secret"},
+        {"otlp_endpoint": ""},
+        {"sample_ratio": 1.5},
+        {"sample_ratio": -0.1},
+    ],
+)
+def test_a_collector_s_url_has_no_credentials_and_a_ratio_is_a_part(
+    changes: dict[str, object],
+) -> None:
+    with pytest.raises(ValidationError):
+        TracingConfig.model_validate(changes)
+
+
+def test_the_shipped_file_has_no_traces() -> None:
+    shipped = yaml.safe_load((PROJECT_ROOT / "serve_config.yaml").read_text(encoding="utf-8"))
+    tracing = shipped["applications"][0]["args"]["tracing"]
+    assert list(tracing) == list(TracingConfig.model_fields)
+    assert TracingConfig.model_validate(tracing) == TracingConfig()
+
+
+def test_traces_are_off_until_there_is_an_endpoint() -> None:
+    assert TracingConfig().settings is None
+    endpoint = "https://collector.example:4318/base"
+    config = TracingConfig(otlp_endpoint=endpoint, sample_ratio=0.25)
+    assert config.settings == TracingSettings(endpoint, 0.25)
+
+
+@pytest.mark.parametrize(
+    "origins",
+    [
+        ["chat.example.org"],
+        ["https://chat.example.org/"],
+        ["https://*.example.org"],
+        ["*", "https://chat.example.org"],
+    ],
+)
+def test_an_origin_is_a_scheme_and_a_host_or_any_alone(origins: list[str]) -> None:
+    with pytest.raises(ValidationError):
+        CorsConfig.model_validate({"allowed_origins": origins})
+    CorsConfig.model_validate({"allowed_origins": ["https://a.test", "http://localhost:3000"]})
+
+
+def test_the_shipped_file_runs_on_two_cores_with_room_for_a_roll_out() -> None:
+    shipped = yaml.safe_load((PROJECT_ROOT / "serve_config.yaml").read_text(encoding="utf-8"))
+    (application,) = shipped["applications"]
+    deployments = {each["name"]: each for each in application["deployments"]}
+    ingress = deployments[INGRESS_NAME]
+    reserved = (
+        ingress["ray_actor_options"]["num_cpus"] * ingress["autoscaling_config"]["max_replicas"]
+    )
+    for model in application["args"]["models"]:
+        assert "ray_actor_options" not in deployments[model["id"]]
+        reserved += (
+            model["num_cpus"] * deployments[model["id"]]["autoscaling_config"]["min_replicas"]
+        )
+    assert reserved <= 1.6
 
 
 def test_every_deadline_may_be_left_out() -> None:

@@ -1,35 +1,104 @@
 import pytest
 
-from deployments.metrics import CLASSIFIER, GENERATOR
-from serve_app import metrics
-from serve_app.metrics import IngressMetrics
-from tests.deployments.test_metrics import Recorder
+from deployments.errors import OverloadReason
+from deployments.metric_table import GENERATOR, POOLER
+from serve_app.http.access_record import AccessRecord, MoveReason
+from serve_app.metrics import (
+    ALL,
+    DELIVERED_TOKENS,
+    INGRESS,
+    MOVES,
+    PROMPT_TOKENS,
+    REJECTIONS,
+    IngressMetrics,
+)
+from tests.serve_app.ingress_numbers import numbers
 
-NAMES = {"requests_refused_total"}
+NAMES = {
+    "vllm_admission_rejections_total",
+    "raystream_streams_moved_total",
+    "raystream_prompt_tokens_total",
+    "raystream_delivered_tokens_total",
+}
 """The names that dashboards query."""
 
 
 @pytest.fixture
-def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
-    recorder = Recorder()
-    monkeypatch.setattr(metrics, "Counter", recorder.make)
-    return recorder
+def metrics() -> IngressMetrics:
+    return IngressMetrics(["a", "b"])
 
 
-def test_each_refused_request_counts_as_one_of_its_model(recorder: Recorder) -> None:
-    made = IngressMetrics()
-    for model_id in ("a", "b", "a"):
-        made.refusals_of(model_id)()
-    assert recorder.values == {"requests_refused_total": [1, 1, 1]}
-    assert recorder.tags == [{"model": "a"}, {"model": "b"}, {"model": "a"}]
+def record(metrics: IngressMetrics, model: str = "a", key: str | None = None) -> AccessRecord:
+    made = AccessRecord("r", "POST", lambda: 0.0, 0.0, meter=metrics)
+    made.model, made.key_name = model, key
+    return made
 
 
-def test_ray_takes_every_metric() -> None:
-    IngressMetrics().refusals_of("a")()
+def test_the_table_has_the_names_that_dashboards_know() -> None:
+    assert {metric.name for metric in INGRESS} == NAMES
 
 
-def test_no_replica_has_a_metric_of_the_ingress(recorder: Recorder) -> None:
-    IngressMetrics()
-    assert set(recorder.values) == NAMES
-    for theirs in (GENERATOR, CLASSIFIER):
-        assert not NAMES & {*theirs.gauges, *theirs.counters, *theirs.histograms}
+def test_no_replica_has_a_metric_of_the_ingress() -> None:
+    # A sum over all processes counts each thing once.
+    assert not NAMES & {metric.name for metric in (*GENERATOR, *POOLER)}
+    assert ALL.keys() >= NAMES
+
+
+def test_each_refused_request_counts_as_one_of_its_model(metrics: IngressMetrics) -> None:
+    for model_id, reason in (
+        ("a", OverloadReason.REQUESTS),
+        ("b", OverloadReason.TOKENS),
+        ("a", OverloadReason.REQUESTS),
+        ("a", OverloadReason.LOADING),
+    ):
+        refused = record(metrics, model_id)
+        refused.failed("overloaded", reason)
+        refused.refused("overloaded", reason)  # the same error, on its way to the client
+    record(metrics).failed("generation_failed")
+    left = record(metrics)
+    left.abandoned()
+    left.refused("overloaded", OverloadReason.REQUESTS)
+    assert numbers(metrics, REJECTIONS) == {
+        ("a", "max_queued_requests"): 2,
+        ("a", "loading"): 1,
+        ("b", "max_queued_tokens"): 1,
+    }
+
+
+def test_tokens_are_counted_for_each_model_and_key(metrics: IngressMetrics) -> None:
+    alice, bob = record(metrics, "a", "alice"), record(metrics, "b", "bob")
+    alice.opened(7)
+    for num_tokens in (1, 4, 0):
+        alice.gained(num_tokens, None)
+        alice.delivered()
+    bob.opened(3)
+    bob.gained(2, "stop")
+    bob.delivered()
+    bob.delivered()  # as with the last message, which may hold no token
+    nameless = record(metrics)
+    nameless.gained(1, "stop")
+    nameless.delivered()
+    record(metrics).gained(8, None)  # a whole answer that fails is not sent
+    assert numbers(metrics, PROMPT_TOKENS) == {("a", "alice"): 7, ("b", "bob"): 3}
+    assert numbers(metrics, DELIVERED_TOKENS) == {
+        ("a", "alice"): 5,
+        ("b", "bob"): 2,
+        ("a", ""): 1,
+    }
+
+
+def test_moves_are_counted_by_their_reason(metrics: IngressMetrics) -> None:
+    moving = record(metrics)
+    for reason in (MoveReason.LOST, MoveReason.DRAINED, MoveReason.LOST):
+        moving.moved(reason)
+    assert moving.num_moves == 3
+    assert numbers(metrics, MOVES) == {
+        ("a", "lost"): 2,
+        ("a", "drained"): 1,
+    }
+
+
+def test_series_of_all_models_begin_at_zero(metrics: IngressMetrics) -> None:
+    found = metrics.store.snapshot().series["raystream_streams_moved_total"]
+    expected = {(model, reason.value) for model in "ab" for reason in MoveReason}
+    assert {labels for labels, _ in found} == expected

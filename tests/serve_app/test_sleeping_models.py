@@ -15,11 +15,13 @@ from deployments.errors import (
 )
 from serve_app.backends import cold_start
 from serve_app.backends.running_replicas import ReplicaFacts, RunningReplicas
-from serve_app.backends.serving_states import ServingState
+from serve_app.backends.serving_states import DeploymentState, ServingState
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
+from serve_app.metrics import REJECTIONS, IngressMetrics
 from tests.serve_app.apps import CHAT, access_lines, client_of, question
 from tests.serve_app.fakes import FakeBackend, FakeClock, FakeStream
+from tests.serve_app.ingress_numbers import numbers
 
 MAX_NUM_HELD = 2
 """One that may run, and one that may wait."""
@@ -55,8 +57,8 @@ class Sleeper(FakeBackend):
         self.state = ServingState.RUNNING
         self.replicas.replace([ReplicaFacts("r", None)])
 
-    async def states(self) -> dict[str, ServingState]:
-        return {"m": self.state}
+    async def states(self) -> dict[str, DeploymentState]:
+        return {"m": DeploymentState(self.state)}
 
     async def describe_files(self, model_id: str) -> ModelDescription:
         assert model_id == "m"
@@ -72,7 +74,9 @@ def sleeper() -> Sleeper:
 
 
 @pytest.fixture
-async def client(sleeper: Sleeper, clock: FakeClock) -> AsyncIterator[httpx.AsyncClient]:
+async def client(
+    sleeper: Sleeper, clock: FakeClock, metrics: IngressMetrics
+) -> AsyncIterator[httpx.AsyncClient]:
     models = [{"id": "m", "source": "nowhere", "max_num_seqs": 1, "max_queued_requests": 1}]
     parts = AppParts(
         AppConfig.model_validate({"models": models}),
@@ -81,6 +85,7 @@ async def client(sleeper: Sleeper, clock: FakeClock) -> AsyncIterator[httpx.Asyn
         replicas={"m": sleeper.replicas},
         describe_files=sleeper.describe_files,
         ask_states=sleeper.states,
+        metrics=metrics,
     )
     async with client_of(build_app(parts)) as client:
         yield client
@@ -89,6 +94,11 @@ async def client(sleeper: Sleeper, clock: FakeClock) -> AsyncIterator[httpx.Asyn
 @pytest.fixture
 def clock() -> FakeClock:
     return FakeClock()
+
+
+@pytest.fixture
+def metrics() -> IngressMetrics:
+    return IngressMetrics(["m"])
 
 
 async def waiting(sleeper: Sleeper, number: int) -> None:
@@ -178,7 +188,7 @@ async def test_a_whole_answer_waits(client: httpx.AsyncClient, sleeper: Sleeper)
 
 
 async def test_requests_beyond_those_that_may_wait_are_refused_at_once(
-    client: httpx.AsyncClient, sleeper: Sleeper
+    client: httpx.AsyncClient, sleeper: Sleeper, metrics: IngressMetrics
 ) -> None:
     held = [
         asyncio.ensure_future(client.post(CHAT, json=question(stream=stream)))
@@ -188,6 +198,7 @@ async def test_requests_beyond_those_that_may_wait_are_refused_at_once(
     refused = await client.post(CHAT, json=question(stream=True))
     assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
     assert "is being loaded, and 2 sequences wait" in refused.json()["error"]["message"]
+    assert numbers(metrics, REJECTIONS) == {("m", "loading"): 1}
     sleeper.loads.set()
     assert [answer.status_code for answer in await asyncio.gather(*held)] == [200, 200]
     assert (await client.post(CHAT, json=question(stream=True))).status_code == 200
@@ -204,7 +215,10 @@ async def test_several_answers_take_several_places(
 
 
 async def test_a_request_that_has_waited_is_not_refused_by_a_full_replica(
-    client: httpx.AsyncClient, sleeper: Sleeper, monkeypatch: pytest.MonkeyPatch
+    client: httpx.AsyncClient,
+    sleeper: Sleeper,
+    metrics: IngressMetrics,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(cold_start, "MAX_BACKOFF_S", 0.001)
     sleeper.scripts = [OverloadedError("full", None, 1), OverloadedError("full", None, 1)]
@@ -212,6 +226,7 @@ async def test_a_request_that_has_waited_is_not_refused_by_a_full_replica(
     await waiting(sleeper, 1)
     sleeper.loads.set()
     assert (await asking).status_code == 200
+    assert numbers(metrics, REJECTIONS) == {}
 
 
 async def test_a_request_larger_than_all_places_is_left_to_the_replica(

@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from transformers.cache_utils import CacheLayerMixin, get_layer_types_and_kwargs
+from transformers.cache_utils import CacheLayerMixin
 
-from deployments.engine.kv_layout import KVCopy, KVLayout
+from deployments.engine.kv_layout import KVCopy, KVLayout, layers_by_capacity
+from deployments.model_shape import kv_heads_of, windows_of
 
 if TYPE_CHECKING:
     from transformers import DynamicCache, PreTrainedConfig
@@ -50,10 +51,7 @@ class KVShape:
     @classmethod
     def of(cls, text_config: "PreTrainedConfig", dtype: torch.dtype) -> "KVShape":
         """Read the shape from a model's text configuration."""
-        num_heads = text_config.num_attention_heads
-        head_dim = getattr(text_config, "head_dim", None) or text_config.hidden_size // num_heads
-        num_kv_heads = getattr(text_config, "num_key_value_heads", None) or num_heads
-        return cls(_windows(text_config), num_kv_heads, head_dim, dtype)
+        return cls(windows_of(text_config), *kv_heads_of(text_config), dtype)
 
     @property
     def bytes_per_layer_token(self) -> int:
@@ -66,22 +64,12 @@ class KVShape:
 
     def group_capacities(self, max_model_len: int) -> tuple[int, ...]:
         """Return how many tokens of a sequence the layers of each group keep, the most first."""
-        return tuple(sorted(set(self.capacities(max_model_len)), reverse=True))
+        return tuple(layers_by_capacity(self.windows, max_model_len))
 
     def group_token_bytes(self, max_model_len: int) -> tuple[int, ...]:
         """Return the bytes of one token in all layers of each group."""
-        capacities = self.capacities(max_model_len)
-        return tuple(
-            capacities.count(capacity) * self.bytes_per_layer_token
-            for capacity in self.group_capacities(max_model_len)
-        )
-
-
-def _windows(text_config: "PreTrainedConfig") -> tuple[int | None, ...]:
-    """Return each layer's window, from the same source as transformers' own caches."""
-    return tuple(
-        options.get("sliding_window") for options in get_layer_types_and_kwargs(text_config)[1]
-    )
+        layers = layers_by_capacity(self.windows, max_model_len)
+        return tuple(number * self.bytes_per_layer_token for number in layers.values())
 
 
 class KVCache:

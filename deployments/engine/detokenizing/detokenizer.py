@@ -77,7 +77,11 @@ def _bare_decode(
 
 
 class Detokenizer:
-    """Builds the text of one sequence."""
+    """Builds the text of one sequence.
+
+    Attributes:
+        stopped_by: The stop string that has ended the text; None if none has.
+    """
 
     __slots__ = (
         "_decode",
@@ -88,6 +92,7 @@ class Detokenizer:
         "_stop",
         "_text_held",
         "_window",
+        "stopped_by",
     )
 
     def __init__(self, decode: Decode, stop: Sequence[str] = (), min_tokens: int = 0) -> None:
@@ -98,6 +103,7 @@ class Detokenizer:
             stop: Strings that end the text.
             min_tokens: A stop string that is complete within this many ids does not end the text.
         """
+        self.stopped_by: str | None = None
         self._decode = decode
         self._stop = tuple(stop)
         self._window: list[int] = []
@@ -174,10 +180,11 @@ class Detokenizer:
         if self._num_tokens_left:
             self._num_exempt = len(text)
         starts = (text.find(s, max(0, self._num_exempt - len(s) + 1)) for s in self._stop)
-        found = [at for at in starts if at >= 0]
+        found = [(at, stop) for at, stop in zip(starts, self._stop, strict=True) if at >= 0]
         if found:
+            first, self.stopped_by = min(found)
             self._text_held = ""
-            return text[: min(found)], True
+            return text[:first], True
         num_held = max(_overlap(text, stop) for stop in self._stop)
         split = len(text) - num_held
         self._text_held = text[split:]

@@ -8,6 +8,7 @@ from deployments.engine.detokenizing.detokenizer import Detokenizer, Undecodable
 from deployments.engine.detokenizing.token_bytes import TokenBytes
 from deployments.engine.limits import InvalidSequenceError
 from deployments.engine.output import FinishReason, TextDelta
+from deployments.engine.sampling.logprobs import PromptScores
 from deployments.engine.sampling.sampler import Sampled
 from deployments.engine.scheduling.sequence import Sequence, SequenceRequest
 
@@ -58,6 +59,7 @@ class Detokenizers:
             UndecodableError: The sequence's tokens can't be decoded.
         """
         token_id = sampled.token_id
+        is_first = sequence.num_new_tokens == 1
         is_text = token_id not in sequence.stop_token_ids
         detokenizer = self._detokenizers[sequence.sequence_id]
         text, is_stopped = detokenizer.advance(
@@ -68,8 +70,16 @@ class Detokenizers:
             text,
             FinishReason.STOP if is_stopped else reason,
             logprobs=self._token_bytes.describe(token_id, sampled.logprobs),
-            num_cached_tokens=sequence.num_cached_tokens if sequence.num_new_tokens == 1 else 0,
+            num_cached_tokens=sequence.num_cached_tokens if is_first else 0,
+            stop=detokenizer.stopped_by,
+            begun_s=sequence.begun_s if is_first else None,
         )
+
+    def describe_prompt(self, sequence: Sequence, scores: PromptScores) -> TextDelta:
+        """Return the delta with the log-probabilities of a prompt's next tokens."""
+        first_id = None if sequence.num_scored_tokens else sequence.token_ids[0]
+        parts = self._token_bytes.describe_prompt(first_id, scores)
+        return TextDelta((), "", prompt_logprobs=tuple(parts))
 
     def close(self, sequence_id: str) -> None:
         """Forget a sequence that has ended."""

@@ -15,15 +15,20 @@ fallback https://github.com/google/sentencepiece/blob/master/src/sentencepiece_m
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import count
 
+import torch
 from transformers import PreTrainedTokenizerBase
 
-from deployments.engine.output import TokenLogprob, TokenLogprobs
-from deployments.engine.sampling.logprobs import PositionLogprobs
+from deployments.engine.output import PromptLogprobs, TokenLogprob, TokenLogprobs
+from deployments.engine.sampling.logprobs import PositionLogprobs, PromptScores
 
 SPACE_OF_SENTENCEPIECE = "\u2581"
+
+MAX_PART_ENTRIES = 1024
+"""Log-probabilities in one part of a prompt's. The ingress writes each in some ten microseconds,
+and does other work between two parts."""
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +65,30 @@ class TokenBytes:
         top = tuple(TokenLogprob(i, self.of(i), logprob) for i, logprob in logprobs.top)
         chosen = TokenLogprob(token_id, self.of(token_id), logprobs.chosen)
         return (TokenLogprobs(chosen, top),)
+
+    def describe_prompt(
+        self, first_id: int | None, scores: PromptScores
+    ) -> Iterator[PromptLogprobs]:
+        """Yield the log-probabilities of a prompt's next tokens, packed, in parts of at least one.
+
+        Args:
+            first_id: The prompt's first token if the others follow it, else None.
+            scores: Those of the others.
+        """
+        num_tokens, width = scores.token_ids.shape
+        num_rows = max(1, MAX_PART_ENTRIES // width)
+        for start in range(0, max(1, num_tokens), num_rows):
+            rows = slice(start, start + num_rows)
+            token_ids = torch.unique(scores.token_ids[rows]).tolist()
+            yield PromptLogprobs(
+                None if first_id is None else (first_id, self.of(first_id)),
+                width - 1,
+                scores.token_ids[rows].numpy().astype("<i4").tobytes(),
+                scores.logprobs[rows].numpy().astype("<f4").tobytes(),
+                scores.ranks[rows].numpy().astype("<i4").tobytes(),
+                tuple((i, self.of(i)) for i in token_ids),
+            )
+            first_id = None
 
     def _try_to_read(self, token_id: int) -> bytes:
         # The token may be a likely one that was not chosen, so an error must not end the sequence.

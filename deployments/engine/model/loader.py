@@ -85,16 +85,28 @@ def load_model(
             engine lacks.
     """
     check_quantization(quantization, device)
+    config = load_config(source, revision=revision)
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": False}
-    if Path(source).is_absolute() and not Path(source).is_dir():
-        raise UnsupportedModelError(f"can't load {source!r}: there is no such folder")
     with wrap_load_errors(source):
-        config = AutoConfig.from_pretrained(source, **options)
-        check_config(config)
         model = _load_weights(source, config, choose_dtype(config, dtype, device), device, options)
         tokenizer, processor = _load_text_side(source, config, options)
     prepare_model(model, quantization)
     return LoadedModel(model, tokenizer, processor, _eos_token_ids(model, tokenizer))
+
+
+def load_config(source: str, *, revision: str | None) -> PreTrainedConfig:
+    """Load a model's configuration.
+
+    Raises:
+        UnsupportedModelError: It is missing, or shows that the engine can't run the model.
+    """
+    options: dict[str, Any] = {"revision": revision, "trust_remote_code": False}
+    if Path(source).is_absolute() and not Path(source).is_dir():
+        raise UnsupportedModelError(f"can't load {source!r}: there is no such folder")
+    with wrap_load_errors(source):
+        config: PreTrainedConfig = AutoConfig.from_pretrained(source, **options)
+        check_config(config)
+    return config
 
 
 def load_text_side(
@@ -105,10 +117,9 @@ def load_text_side(
     Raises:
         UnsupportedModelError: See `load_model`.
     """
+    config = load_config(source, revision=revision)
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": False}
     with wrap_load_errors(source):
-        config = AutoConfig.from_pretrained(source, **options)
-        check_config(config)
         tokenizer, processor = _load_text_side(source, config, options)
         try:
             generation = GenerationConfig.from_pretrained(source, **options)

@@ -23,10 +23,11 @@ from deployments.engine.attention.kv_cache import KVCache
 from deployments.engine.attention.packed_step import ChunkRows, PackedStep
 from deployments.engine.attention.varlen_reads import can_read_extents
 from deployments.engine.model.forward import Forward, StockForward
-from deployments.engine.model.traced_forward import trace
+from deployments.engine.model.traced_forward import TracedForward, trace
 from deployments.engine.replay.cuda_capture import GraphCapturer
 from deployments.engine.replay.cuda_graphs import DecodeGraphs
 from deployments.engine.replay.graph_sizes import MAX_GRAPHS
+from deployments.engine.sampling.logprobs import PromptScores, score_prompt
 from deployments.engine.scheduling.scheduler import PrefillChunk, StepPlan
 from deployments.engine.scheduling.sequence import Sequence
 
@@ -41,10 +42,13 @@ class StepLogits:
     Attributes:
         sequences: The n sequences.
         logits: [n, vocab], float32, on the model's device.
+        scores: Sequences whose prompts' log-probabilities are wanted, each with those of its
+            prompt's next tokens.
     """
 
     sequences: tuple[Sequence, ...]
     logits: torch.Tensor
+    scores: tuple[tuple[Sequence, PromptScores], ...] = ()
 
     @classmethod
     def join(cls, parts: list["StepLogits"]) -> "StepLogits | None":
@@ -52,7 +56,8 @@ class StepLogits:
         if len(parts) < 2:
             return parts[0] if parts else None
         sequences = tuple(sequence for part in parts for sequence in part.sequences)
-        return cls(sequences, torch.cat([part.logits for part in parts]))
+        scores = tuple(each for part in parts for each in part.scores)
+        return cls(sequences, torch.cat([part.logits for part in parts]), scores)
 
 
 class ModelRunner:
@@ -95,9 +100,11 @@ class ModelRunner:
         self.visited_layers: set[int] = set()
 
     def trace(self) -> None:
-        """Trace the model and run the traced forward pass from now on."""
+        """Trace the model, prepare its decode steps, and run the traced pass from now on."""
         # A single row may be padded to two.
         self._forward = trace(self._model, self._kv.shape, max(2, self._max_num_seqs))
+        if isinstance(self._forward, TracedForward):
+            self._forward.prepare(self._kv)
 
     @property
     def num_graphs(self) -> int:
@@ -111,13 +118,17 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepLogits | None:
-        """Run a plan; return the logits of the sequences that are due, or None if none is."""
+        """Run a plan; return the logits of the sequences that are due, or None if none is.
+
+        Raises:
+            ValueError: The log-probabilities of a prompt are wanted, and are not finite.
+        """
         parts: list[StepLogits] = []
         text = tuple(chunk for chunk in plan.prefill if not chunk.has_images)
         if plan.decode or text:
             parts.append(self._run_packed(StepPlan(plan.decode, text)))
         parts += [self._run_stock(chunk) for chunk in plan.prefill if chunk.has_images]
-        return StepLogits.join([part for part in parts if part.sequences])
+        return StepLogits.join([part for part in parts if part.sequences or part.scores])
 
     def _run_packed(self, plan: StepPlan) -> StepLogits:
         if self._graphs is not None and not plan.prefill:
@@ -132,25 +143,32 @@ class ModelRunner:
         token_ids = [row.sequence.token_ids[-1] for row in plan.decode]
         positions = list(step.decode_positions)
         due = [(row.sequence, i) for i, row in enumerate(plan.decode)]
+        scored: list[PrefillChunk] = []
+        scored_rows: list[int] = []
         for chunk, rows in zip(plan.prefill, step.chunks, strict=True):
             token_ids += chunk.sequence.token_ids[chunk.start : chunk.end]
             positions += range(chunk.start, chunk.end)
             if chunk.end == len(chunk.sequence.token_ids):
                 due.append((chunk.sequence, rows.rows.stop - 1))
+            if wanted := chunk.scored:
+                scored.append(chunk)
+                scored_rows += [rows.first_row + at - 1 - chunk.start for at in wanted if at]
         if is_padded:
-            due = due[:1]
-        due_rows = [row for _, row in due]
-        if self._pads_single_rows and len(due) == 1:
+            due, scored, scored_rows = due[:1], scored[:1], scored_rows[:1]
+        due_rows = [row for _, row in due] + scored_rows
+        if self._pads_single_rows and len(due_rows) == 1:
             due_rows *= 2
         logits = self._compute(
             to_device([token_ids], device, torch.int64),
             to_device([positions], device, torch.int64),
             to_device(due_rows, device, torch.int64),
             step,
-        )[: len(due)]
+        )
         # Always a copy: the next run may reuse the logits' memory.
         return StepLogits(
-            tuple(sequence for sequence, _ in due), logits.to(torch.float32, copy=True)
+            tuple(sequence for sequence, _ in due),
+            logits[: len(due)].to(torch.float32, copy=True),
+            tuple(_scores(scored, logits[len(due) :])),
         )
 
     def _compute(
@@ -215,3 +233,17 @@ class ModelRunner:
             yield
         finally:
             self._text_config._attn_implementation = ours
+
+
+def _scores(
+    chunks: list[PrefillChunk], logits: torch.Tensor
+) -> Iterator[tuple[Sequence, PromptScores]]:
+    """Yield the scores of each chunk's tokens, by the logits of all their rows, [k, vocab]."""
+    first = 0
+    for chunk in chunks:
+        sequence, wanted = chunk.sequence, chunk.scored
+        num_top = sequence.request.params.prompt_logprobs
+        assert num_top is not None, "only a sequence that wants them is scored"
+        token_ids = sequence.token_ids[max(1, wanted.start) : wanted.stop]
+        yield sequence, score_prompt(logits[first : first + len(token_ids)], token_ids, num_top)
+        first += len(token_ids)

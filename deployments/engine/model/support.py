@@ -6,13 +6,14 @@ the slots.
 """
 
 import inspect
-from collections.abc import Iterator, Mapping, Set
-from typing import Any
+from collections.abc import Set
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from deployments.compute.device_errors import is_out_of_memory
 from deployments.compute.errors import UnsupportedModelError
+from deployments.model_shape import longrope_range, rope_parameters
 
 SUPPORTED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
@@ -49,7 +50,7 @@ def check_config(config: PreTrainedConfig) -> None:
         "images beside softcapped attention (attn_logit_softcapping)": has_images(config)
         and _has(text, "attn_logit_softcapping"),
         "multi-axis rotary positions (mrope_section)": any(
-            MULTI_AXIS & rope.keys() for rope in _rope_parameters(text)
+            MULTI_AXIS & rope.keys() for rope in rope_parameters(text)
         ),
     }
     _refuse(config, [name for name, is_present in obstacles.items() if is_present])
@@ -113,6 +114,8 @@ def check_positions(model: PreTrainedModel) -> None:
             for options in ({}, {"position_ids": positions})
         )
     except (ValueError, TypeError, RuntimeError) as error:
+        if is_out_of_memory(error):
+            raise
         summary = str(error).strip().partition("\n")[0]
         raise UnsupportedModelError(f"the model does not run on text only: {summary}") from error
     # NaN logits pass here: the warm-up reports their cause.
@@ -143,21 +146,13 @@ def check_length(config: PreTrainedConfig, max_model_len: int) -> None:
             f"max_model_len is {max_model_len}, but the model has {longest} positions; "
             "lower max_model_len"
         )
-    for rope in _rope_parameters(text):
-        original = rope.get("original_max_position_embeddings")
-        if rope.get("rope_type") == "longrope" and original and max_model_len > original:
-            raise UnsupportedModelError(
-                f"max_model_len is {max_model_len}, but beyond {original} positions the model's "
-                "rotary positions (longrope) depend on the longest sequence of the batch; lower "
-                "max_model_len"
-            )
-
-
-def _rope_parameters(text: PreTrainedConfig) -> Iterator[Mapping[str, Any]]:
-    """Yield the rotary parameters: one mapping, or one for each type of layer."""
-    rope = getattr(text, "rope_parameters", None) or {}
-    nested = [part for part in rope.values() if isinstance(part, Mapping)]
-    yield from nested or [rope]
+    original = longrope_range(text)
+    if original is not None and max_model_len > original:
+        raise UnsupportedModelError(
+            f"max_model_len is {max_model_len}, but beyond {original} positions the model's "
+            "rotary positions (longrope) depend on the longest sequence of the batch; lower "
+            "max_model_len"
+        )
 
 
 def check_layers(text: PreTrainedConfig, visited_layers: Set[int]) -> None:

@@ -2,7 +2,8 @@
 
 A stock forward pass goes through hundreds of modules, wrappers and keyword arguments; for a small
 model this takes as long as the arithmetic. The trace is valid for any number of rows. Its operators
-run one after another on the same weights, and give the same result to the last bit.
+run one after another on the same weights, and give the same result to the last bit; only fused GELU
+differs in float32.
 
 A model can't be traced if its control flow depends on tensor values (some mixtures of experts) or
 on the number of rows. Such a model keeps its own forward pass, and so does a model whose trace
@@ -135,6 +136,18 @@ class TracedForward:
         was_fused, self._fused, self._programs = self._fused is not None, None, None
         return was_fused
 
+    @torch.inference_mode()
+    def prepare(self, kv: KVCache) -> None:
+        """Capture the decode steps of 1, 2, 4 ... rows, and compile their kernels.
+
+        The first step of a size would wait for that. A step of another size still does, but all its
+        kernels are compiled.
+        """
+        if self._fused is not None:
+            programs = self._programs_on(self._fused, kv)
+            for power in range((self._max_num_seqs - 1).bit_length() + 1):
+                programs.prepare(min(2**power, self._max_num_seqs))
+
     def __call__(
         self, token_ids: torch.Tensor, positions: torch.Tensor, due: torch.Tensor, step: PackedStep
     ) -> torch.Tensor:
@@ -152,13 +165,16 @@ class TracedForward:
     ) -> torch.Tensor | None:
         if self._fused is None:
             return None
-        if self._programs is None or self._programs.kv is not step.kv:
+        return self._programs_on(self._fused, step.kv).run(token_ids, positions, due, step)
+
+    def _programs_on(self, fused: torch.fx.GraphModule, kv: KVCache) -> "DecodePrograms":
+        if self._programs is None or self._programs.kv is not kv:
             # Imported here for the reason given in `_speed_up`.
             from deployments.engine.replay.cpu_program import DecodePrograms
 
             attend = partial(partial, _attend_by, self._calls)
-            self._programs = DecodePrograms(self._fused, step.kv, self._max_num_seqs, attend)
-        return self._programs.run(token_ids, positions, due, step)
+            self._programs = DecodePrograms(fused, kv, self._max_num_seqs, attend)
+        return self._programs
 
 
 def _attend_by(

@@ -55,7 +55,7 @@ class DecodePrograms:
         max_rows: int,
         attend: Callable[[PackedStep], Attend],
     ) -> None:
-        """Split the graph; each program is captured by the first step of its size.
+        """Split the graph; a program is captured by `prepare`, or by the first step of its size.
 
         Args:
             graph: Takes token ids, positions, the rows that are due, and attention; calls kernels
@@ -76,6 +76,13 @@ class DecodePrograms:
         except NotProgrammableError as error:
             logger.info("decode steps run call by call: %s", error)
 
+    def prepare(self, num_rows: int) -> None:
+        """Capture the program of steps of `num_rows` rows, so that the first step need not."""
+        if self._parts is not None:
+            first, _ = self._parts
+            zeros = torch.zeros(1, num_rows, dtype=torch.long)
+            self._find(num_rows, first(zeros, zeros, torch.arange(num_rows)))
+
     def run(
         self, token_ids: torch.Tensor, positions: torch.Tensor, due: torch.Tensor, step: PackedStep
     ) -> torch.Tensor | None:
@@ -87,20 +94,26 @@ class DecodePrograms:
         """
         if self._parts is None or step.chunks or len(due) != step.num_decode:
             return None
-        size = step.num_decode, torch.get_num_threads()
-        if size in self._refused:
+        if (step.num_decode, torch.get_num_threads()) in self._refused:
             return None
-        first, rest = self._parts
+        first, _ = self._parts
         inputs = first(token_ids, positions, due)
-        program = self._programs.get(size)
-        if program is None:
-            try:
-                program = self._programs[size] = self._capture(rest, inputs, step.num_decode)
-            except NotProgrammableError as error:
-                logger.info("decode steps of %d rows run call by call: %s", step.num_decode, error)
-                self._refused.add(size)
-                return None
-        return program.run(inputs, step)
+        program = self._find(step.num_decode, inputs)
+        return None if program is None else program.run(inputs, step)
+
+    def _find(self, num_rows: int, inputs: Sequence[Any]) -> "_DecodeProgram | None":
+        """Return the program of steps of `num_rows` rows, captured now if need be; None if none."""
+        size = num_rows, torch.get_num_threads()
+        if size in self._programs or size in self._refused:
+            return self._programs.get(size)
+        assert self._parts is not None
+        _, rest = self._parts
+        try:
+            self._programs[size] = self._capture(rest, inputs, num_rows)
+        except NotProgrammableError as error:
+            logger.info("decode steps of %d rows run call by call: %s", num_rows, error)
+            self._refused.add(size)
+        return self._programs.get(size)
 
     def _capture(
         self, rest: torch.fx.GraphModule, inputs: Sequence[Any], num_rows: int

@@ -13,6 +13,9 @@ from deployments.compute.host_to_device import take_rows, to_device
 from deployments.engine.sampling.block_reductions import sums_of_rows
 from deployments.engine.sampling.stable_top_k import stable_top_k
 
+MAX_BLOCK_LOGITS = 2**21
+"""Logits of prompt rows that are looked at together; each takes up to four floats meanwhile."""
+
 
 @dataclass(frozen=True, slots=True)
 class PositionLogprobs:
@@ -54,7 +57,7 @@ class RawLogprobs:
         asked = chosen[:, None]
         if num_top:
             asked = torch.cat([asked, stable_top_k(self._logits, num_top)], dim=-1)
-        logprobs = self._logprobs_of(asked).tolist()
+        logprobs = _logprobs_of(self._logits, asked).tolist()
         found = {}
         for at, num, ids, values in zip(
             self._places, self._num_top, asked.tolist(), logprobs, strict=True
@@ -63,9 +66,64 @@ class RawLogprobs:
             found[at] = PositionLogprobs(values[0], top)
         return found
 
-    def _logprobs_of(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Return the log-probabilities of [m, k] tokens: [m, k], float32."""
-        maxima = self._logits.amax(dim=-1, keepdim=True)
-        totals = sums_of_rows((self._logits - maxima).exp_())[:, None]
-        logits = self._logits.gather(-1, token_ids).double()
-        return (logits - maxima - totals.log()).float()
+
+@dataclass(frozen=True, slots=True)
+class PromptScores:
+    """The log-probabilities of n consecutive tokens of a prompt, as tensors on the host.
+
+    Attributes:
+        token_ids: [n, 1 + k], int32: the prompt's own token, then the k likeliest, likeliest first.
+        logprobs: [n, 1 + k], float32.
+        ranks: [n], int32: the place of the prompt's own token among all tokens, from 1.
+    """
+
+    token_ids: torch.Tensor
+    logprobs: torch.Tensor
+    ranks: torch.Tensor
+
+
+def score_prompt(logits: torch.Tensor, token_ids: Sequence[int], num_top: int) -> PromptScores:
+    """Return the log-probabilities of a prompt's tokens.
+
+    Args:
+        logits: [n, vocab], in the model's dtype, on its device: those of the rows before the
+            tokens.
+        token_ids: The n tokens.
+        num_top: How many of the likeliest tokens to report at each position.
+
+    Raises:
+        ValueError: A row has no probabilities: one of its logits is NaN or +inf, or all are -inf.
+    """
+    num_top = min(num_top, logits.shape[-1])
+    if not token_ids:
+        none = torch.empty(0, 1 + num_top)
+        return PromptScores(none.int(), none, none[:, 0].int())
+    own = to_device(token_ids, logits.device, torch.int64)[:, None]
+    num_rows = max(1, MAX_BLOCK_LOGITS // logits.shape[-1])
+    blocks = zip(torch.split(logits, num_rows), torch.split(own, num_rows), strict=True)
+    parts = [_score(block.float(), tokens, num_top) for block, tokens in blocks]
+    scores = PromptScores(*(torch.cat(each).cpu() for each in zip(*parts, strict=True)))
+    if scores.logprobs.isnan().any():
+        raise ValueError("the logits of a prompt's token are not finite")
+    return scores
+
+
+def _score(
+    logits: torch.Tensor, own: torch.Tensor, num_top: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the parts of `PromptScores` for logits [m, vocab], float32, and tokens [m, 1]."""
+    asked = own
+    if num_top:
+        asked = torch.cat([own, stable_top_k(logits, num_top)], dim=-1)
+    of_own = logits.gather(-1, own)
+    # Of equal logits, the one with the lower id counts as the larger, as everywhere.
+    lower_ids = torch.arange(logits.shape[-1], device=logits.device) < own
+    num_before = ((logits > of_own) | ((logits == of_own) & lower_ids)).sum(dim=-1)
+    return asked.int(), _logprobs_of(logits, asked), (1 + num_before).int()
+
+
+def _logprobs_of(logits: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+    """Return the log-probabilities of tokens [m, k] by logits [m, vocab]: [m, k], float32."""
+    maxima = logits.amax(dim=-1, keepdim=True)
+    totals = sums_of_rows((logits - maxima).exp_())[:, None]
+    return (logits.gather(-1, token_ids).double() - maxima - totals.log()).float()

@@ -86,9 +86,16 @@ class KVTable:
 
     def find_prefix(self, sequence: Sequence) -> Match:
         """Return the longest prefix that can be given to a sequence now."""
-        if not self._retains or not sequence.can_chunk_prefill:
+        if not self._may_reuse(sequence):
             return Match()
         return self._rules.longest(sequence.token_ids, self._donors())
+
+    def _may_reuse(self, sequence: Sequence) -> bool:
+        """Return whether a prefix may be given to a sequence.
+
+        The log-probabilities of a prompt come from the rows that a prefix would save.
+        """
+        return self._retains and sequence.can_chunk_prefill and not sequence.is_scoring
 
     def _donors(self) -> Iterator[Holder]:
         for retained in self._retained:
@@ -104,14 +111,20 @@ class KVTable:
 
         Prefilling sequences go first in every step, so the wait costs about one step. It always
         ends: the first of them makes progress in every step, or leaves.
+
+        A sequence that computes log-probabilities of its prompt takes many steps, in which the
+        whole queue would wait. Nothing waits for it, not even the other answers to its prompt: the
+        first of those computes the prompt once more, in few steps, for all of them.
         """
-        if not self._retains or not sequence.can_chunk_prefill:
+        if not self._may_reuse(sequence):
             return False
         worth_waiting = num_found + MIN_REUSED_TOKENS
         return any(
             self._rules.will_share(other, sequence.token_ids, worth_waiting)
             for other in self.running
-            if other.state is SequenceState.PREFILLING and other.can_chunk_prefill
+            if other.state is SequenceState.PREFILLING
+            and other.can_chunk_prefill
+            and not other.is_scoring
         )
 
     def admit(self, sequence: Sequence, prefix: Prefix | None) -> list[KVCopy] | None:

@@ -22,6 +22,11 @@ that number is unknown, it grows while it runs. If a running sequence can't grow
 in the queue's order are preempted: they return to their place in the queue, and go on later with
 all their tokens. So the oldest always makes progress.
 
+A sequence whose prompt's log-probabilities are wanted computes its whole prompt, and few rows of it
+in a step, since logits take much more memory than other activations. Once a step's rows of this
+kind are taken, the queue goes on with the sequences behind those that need some. These keep their
+place, so they are the first to run when rows are left.
+
 When memory for steps is short, the engine lowers `max_step_tokens`. Each running sequence needs one
 token of a step, so the last sequences in the queue's order beyond that number are preempted, too.
 """
@@ -34,6 +39,10 @@ from dataclasses import dataclass
 from deployments.engine.kv_layout import KVCopy, KVLayout
 from deployments.engine.scheduling.kv_table import KVTable
 from deployments.engine.scheduling.sequence import Sequence, SequenceState
+
+MAX_SCORED_ROWS = 1024
+"""The most rows of prompts in a step whose logits are computed for log-probabilities. It bounds
+what one delta holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +61,17 @@ class PrefillChunk:
     def has_images(self) -> bool:
         """Whether it is a whole prompt with images."""
         return self.start == 0 and not self.sequence.can_chunk_prefill
+
+    @property
+    def scored(self) -> range:
+        """Positions of the prompt's tokens to report with their log-probabilities after its rows.
+
+        A row gives those of the token after it, so no row gives the first token's.
+        """
+        if not self.sequence.is_scoring:
+            return range(0)
+        first = self.sequence.num_scored_tokens
+        return range(first, min(self.end + 1, self.sequence.num_prompt_tokens))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +117,7 @@ class Scheduler:
         max_batched_tokens: int,
         full_context_length: int,
         prefix_caching: bool = True,
+        max_scored_rows: int = MAX_SCORED_ROWS,
     ) -> None:
         """Start without sequences.
 
@@ -107,10 +128,13 @@ class Scheduler:
                 value of `max_step_tokens`, which may be lowered to 1.
             full_context_length: See `KVTable`.
             prefix_caching: Whether sequences share common prefixes.
+            max_scored_rows: The most rows of prompts in one step for whose log-probabilities there
+                is memory.
         """
         if max_batched_tokens < max_num_seqs:
             raise ValueError("max_batched_tokens must be at least max_num_seqs")
         self.max_step_tokens = max_batched_tokens
+        self._max_scored_rows = min(max_scored_rows, MAX_SCORED_ROWS)
         self._waiting: deque[Sequence] = deque()
         self._num_arrivals = 0
         self.table = KVTable(
@@ -191,10 +215,13 @@ class Scheduler:
     def _prefill(self, budget: int, copies: list[KVCopy]) -> Iterator[tuple[Sequence, int, int]]:
         """Yield chunks: a sequence, its first token and the one after its last."""
         is_first = True
+        num_rows_left = self._max_scored_rows
         for sequence in self._candidates():
             num_whole = sequence.num_indivisible_tokens
             if budget == 0 if num_whole == 1 else num_whole > budget and not is_first:
                 return
+            if sequence.is_scoring and not num_rows_left:
+                continue
             if sequence.state is SequenceState.WAITING and not self._admit(sequence, copies):
                 return
             if sequence.has_prefix_to_keep:
@@ -203,19 +230,27 @@ class Scheduler:
             num_tokens = num_whole
             if num_whole == 1:
                 num_tokens = min(sequence.num_tokens_to_prefill, budget)
+            if sequence.is_scoring:
+                num_tokens = min(num_tokens, num_rows_left)
+                num_rows_left -= num_tokens
             start = sequence.num_computed_tokens
             yield sequence, start, start + num_tokens
             budget = max(0, budget - num_tokens)
             is_first = False
 
     def _candidates(self) -> Iterator[Sequence]:
-        """Yield sequences to prefill; the caller admits each before the next."""
+        """Yield sequences to prefill; before the next, the caller admits each or passes it over."""
         yield from [s for s in self.table.running if s.state is SequenceState.PREFILLING]
-        while self._waiting and self.table.has_place and self.num_running < self.max_step_tokens:
-            yield self._waiting[0]
+        num_passed = 0
+        while self.table.has_place and self.num_running < self.max_step_tokens:
+            if num_passed == len(self._waiting):
+                return
+            sequence = self._waiting[num_passed]
+            yield sequence
+            num_passed += sequence.state is SequenceState.WAITING
 
     def _admit(self, sequence: Sequence, copies: list[KVCopy]) -> bool:
-        """Let the queue's first sequence run, if there is room and no prefix is pending."""
+        """Let a sequence of the queue run, if there is room and no prefix is pending."""
         match = self.table.find_prefix(sequence)
         if self.table.is_prefix_pending(sequence, match.num_tokens):
             return False
@@ -225,7 +260,7 @@ class Scheduler:
         copies += needed
         sequence.admit(num_cached_tokens=match.num_tokens)
         sequence.prefix_to_keep = match.num_lost_tokens
-        self._waiting.popleft()
+        self._waiting.remove(sequence)
         return True
 
     def remove(self, sequence: Sequence) -> None:

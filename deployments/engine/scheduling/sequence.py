@@ -13,7 +13,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from deployments.engine.output import FinishReason
+from deployments.engine.output import FinishReason, SequenceJournal
 from deployments.engine.sampling_params import SamplingParams
 from deployments.engine.scheduling.token_counts import TokenCounts
 
@@ -73,6 +73,9 @@ class SequenceRequest:
             only. If it is None, the engine compiles the grammar itself.
         is_resumed: Whether another engine had accepted it. It then runs before sequences that had
             not been accepted anywhere.
+        journal: Where the engine notes what happens to it; None if it is not needed.
+        num_prompt_logprobs: Tokens of the prompt whose log-probabilities another replica has
+            reported; those of the others follow.
     """
 
     sequence_id: str
@@ -82,6 +85,8 @@ class SequenceRequest:
     model_inputs: Mapping[str, "torch.Tensor"] = field(default_factory=dict, repr=False)
     matcher: "TokenMatcher | None" = field(default=None, repr=False)
     is_resumed: bool = False
+    journal: SequenceJournal | None = field(default=None, repr=False)
+    num_prompt_logprobs: int = 0
 
 
 class Sequence:
@@ -91,8 +96,11 @@ class Sequence:
         token_ids: Prompt and generated token ids.
         num_computed_tokens: How many of `token_ids` have their keys and values in its extents.
         num_cached_tokens: How many prompt tokens were taken from another sequence at admission.
+        num_scored_tokens: How many of the prompt's tokens are reported with their
+            log-probabilities. The first of them has none, but is reported, too.
         max_num_tokens: The length at which the sequence ends.
         stop_token_ids: Ids that end it, including the model's own unless they are ignored.
+        begun_s: When it began to run for the first time, by the process's monotonic clock.
         arrival: Its number among all sequences ever added to the scheduler; lower is older.
         is_suspect: Whether a pass with it failed and its chunk could not run a second time. From
             then on, its chunks run in separate forward passes.
@@ -111,6 +119,7 @@ class Sequence:
     __slots__ = (
         "_state",
         "arrival",
+        "begun_s",
         "finish_reason",
         "has_uncounted_kv",
         "is_reusable",
@@ -120,6 +129,7 @@ class Sequence:
         "num_cached_tokens",
         "num_computed_tokens",
         "num_prompt_tokens",
+        "num_scored_tokens",
         "prefix_to_keep",
         "request",
         "stop_token_ids",
@@ -143,6 +153,7 @@ class Sequence:
         self.num_prompt_tokens = len(request.prompt_token_ids)
         self.num_computed_tokens = 0
         self.num_cached_tokens = 0
+        self.num_scored_tokens = request.num_prompt_logprobs
         self.max_num_tokens = max_model_len
         if params.max_tokens is not None:
             self.max_num_tokens = min(max_model_len, self.num_prompt_tokens + params.max_tokens)
@@ -152,6 +163,7 @@ class Sequence:
             frozenset() if ignores_eos else eos_token_ids
         )
         self.arrival = 0
+        self.begun_s: float | None = None
         self.is_suspect = False
         self.has_uncounted_kv = False
         self.prefix_to_keep = 0
@@ -191,6 +203,17 @@ class Sequence:
         """Tokens that the next chunk must begin with: those of a prompt with images, else 1."""
         is_whole = self.num_computed_tokens == 0 and not self.can_chunk_prefill
         return self.num_prompt_tokens if is_whole else 1
+
+    @property
+    def is_scoring(self) -> bool:
+        """Whether log-probabilities of its prompt are still to be computed and reported."""
+        is_wanted = self.request.params.prompt_logprobs is not None
+        return is_wanted and self.num_scored_tokens < self.num_prompt_tokens
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it has all tokens that it may reach."""
+        return len(self.token_ids) >= self.max_num_tokens
 
     @property
     def num_uncomputed_tokens(self) -> int:
@@ -263,9 +286,7 @@ class Sequence:
             return FinishReason.STOP
         if self.matcher is not None and self.matcher.advance(token_id):
             return FinishReason.STOP
-        if len(self.token_ids) >= self.max_num_tokens:
-            return FinishReason.LENGTH
-        return None
+        return FinishReason.LENGTH if self.is_full else None
 
     def preempt(self) -> None:
         """Return to WAITING; all tokens will be recomputed."""

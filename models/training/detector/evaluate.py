@@ -6,12 +6,9 @@ Prints the figures and writes them to ``evaluation.json``. Training has seen no 
 origins.
 """
 
-import argparse
 import hashlib
-import json
 import random
 import re
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,6 +16,7 @@ from typing import Any, Final
 
 import torch
 
+from models.training.command_line import folder_argument, write_evaluation
 from models.training.detector.architecture import normalised
 from models.training.detector.baseline import BagOfCharacters
 from models.training.detector.detector import Detector, Prediction
@@ -226,15 +224,10 @@ def evaluate(folder: Path, documents: Sequence[Document]) -> dict[str, Any]:
 
 def main() -> None:
     """Cut, evaluate, print, and write evaluation.json."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", type=Path, default=MODEL_DIR)
-    folder: Path = parser.parse_args().folder
-    torch.set_num_threads(NUM_THREADS)
+    folder = folder_argument(__doc__, MODEL_DIR, NUM_THREADS)
     documents = all_documents()
     write_held_out(documents, folder)
-    report = json.dumps(evaluate(folder, documents), indent=2) + "\n"
-    (folder / "evaluation.json").write_text(report, encoding="utf-8")
-    sys.stdout.write(report)
+    write_evaluation(evaluate(folder, documents), folder)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ Needs the samples of ``sampled_documents``. Writes the model's folder, except th
 evaluation.
 """
 
-import argparse
 import math
 import random
 import sys
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from models.training.command_line import folder_argument
 from models.training.detector.architecture import LABELS, MAX_TOKENS, build_model, train_tokenizer
 from models.training.detector.document import CACHE_DIR, Document, Label
 from models.training.detector.human_documents import extra_documents, human_documents
@@ -231,10 +231,7 @@ def train(folder: Path, recipe: Recipe) -> None:
 
 def main() -> None:
     """Train and save."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", type=Path, default=MODEL_DIR)
-    folder: Path = parser.parse_args().folder
-    torch.set_num_threads(NUM_THREADS)
+    folder = folder_argument(__doc__, MODEL_DIR, NUM_THREADS)
     torch.set_flush_denormal(True)  # the optimizer's averages of rare tokens decay to denormals
     train(folder, Recipe())
 

@@ -73,8 +73,13 @@ def check_stops(stops: Sequence[str], limits: LimitsConfig) -> None:
         )
 
 
-def check_texts(texts: Sequence[str], limits: LimitsConfig) -> None:
-    """Refuse texts to classify that are too many, or too long in total.
+def check_texts(texts: Sequence[str], limits: LimitsConfig, param: str = "input") -> None:
+    """Refuse texts that are too many, or too long in total.
+
+    Args:
+        texts: The texts.
+        limits: The limits.
+        param: The request's field that holds them.
 
     Raises:
         InvalidRequestError: They exceed `max_num_texts` or `max_prompt_bytes`.
@@ -83,12 +88,14 @@ def check_texts(texts: Sequence[str], limits: LimitsConfig) -> None:
         raise InvalidRequestError(
             f"The request holds {len(texts)} texts; at most {limits.max_num_texts} are accepted "
             "(limits.max_num_texts). Send several requests.",
-            "input",
+            param,
         )
-    check_text_bytes(sum(map(num_utf8_bytes, texts)), limits)
+    check_text_bytes(sum(map(num_utf8_bytes, texts)), limits, param=param)
 
 
-def check_text_bytes(num_text_bytes: int, limits: LimitsConfig, what: str = "texts") -> None:
+def check_text_bytes(
+    num_text_bytes: int, limits: LimitsConfig, what: str = "texts", param: str = "input"
+) -> None:
     """Refuse texts, or pieces of texts, that are too long in total.
 
     Raises:
@@ -98,7 +105,7 @@ def check_text_bytes(num_text_bytes: int, limits: LimitsConfig, what: str = "tex
         raise InvalidRequestError(
             f"The {what} have {num_text_bytes} bytes or more; at most {limits.max_prompt_bytes} "
             "are accepted in one request (limits.max_prompt_bytes). Send several requests.",
-            "input",
+            param,
         )
 
 

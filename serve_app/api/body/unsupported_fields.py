@@ -11,6 +11,8 @@ _NOT_STORED = "requests and answers are not stored"
 _PROBABILITIES = "scores are probabilities, softmax or sigmoid as the model's configuration says"
 _ONLY_CONTENT = "the model only sees a message's content, reasoning and tool calls"
 _ONLY_CALLS = "the model only sees a call's id, name and arguments"
+_NO_SUMMARIES = "reasoning is told as the model wrote it"
+_CALLED_BY_CLIENTS = "all tools are functions of the client"
 _USE_REASONING = "send an earlier turn's reasoning as text, in reasoning_content"
 
 REASONS: Final[Mapping[str, str]] = {
@@ -46,7 +48,6 @@ REASONS: Final[Mapping[str, str]] = {
     "length_penalty": _NO_BEAMS,
     "mm_processor_kwargs": "images are processed as the model's configuration says",
     "priority": _ONE_CLASS,
-    "prompt_logprobs": "only the answer's tokens have log-probabilities",
     "return_token_ids": "use /tokenize",
     "skip_special_tokens": "special tokens are always left out of the text",
     "spaces_between_special_tokens": "special tokens are always left out of the text",
@@ -61,6 +62,27 @@ REASONS: Final[Mapping[str, str]] = {
     "use_beam_search": _NO_BEAMS,
     # An image's
     "format": "it is read from the image itself",
+    # Of OpenAI's responses
+    "async": "an answer waits for no call",
+    "context": "the chat template decides what the model sees of its reasoning",
+    "encrypted_content": "reasoning is sent as text",
+    "file_id": "no files are stored; send the image itself",
+    "generate_summary": _NO_SUMMARIES,
+    "mode": "the model's chat template has no such setting",
+    "namespace": _CALLED_BY_CLIENTS,
+    "output_schema": "the model only sees a function's description and its parameters",
+    "phase": _ONLY_CONTENT,
+    "prompt_cache_breakpoint": "prompts with a common beginning are found without it",
+    "summary": _NO_SUMMARIES,
+    # Anthropic's
+    "allowed_callers": _CALLED_BY_CLIENTS,
+    "budget_tokens": "reasoning counts towards max_tokens, and has no limit of its own",
+    "defer_loading": "the prompt describes all tools",
+    "display": "reasoning is told as the model wrote it",
+    "eager_input_streaming": "a call is sent once it is whole",
+    "input_examples": "put them into the description",
+    "toolset_name": _CALLED_BY_CLIENTS,
+    "transformations": "images are processed as the model's configuration says",
     # Echoed from answers, in messages, parts and calls
     "annotations": _ONLY_CONTENT,
     "caller": _ONLY_CALLS,

@@ -13,7 +13,7 @@ from typing import Any
 from deployments.contract import TextDelta, TokenLogprobs
 from serve_app.api.chat.schema import AnswerFinish, AnswerMessage, ChatCompletion, Choice
 from serve_app.api.openai.answer_stream import AnswerHead
-from serve_app.api.openai.logprobs import ChoiceLogprobs
+from serve_app.api.openai.logprobs import ChoiceLogprobs, prompt_positions
 from serve_app.api.openai.usage import read_with_usage
 from serve_app.api.reasoning.parser import SplitText
 from serve_app.api.reasoning.separation import LogprobsFilter, Separation
@@ -27,7 +27,11 @@ from serve_app.http.access_record import note_finish
 
 
 async def whole_answer(
-    head: AnswerHead, choices: Choices, offer: ToolOffer, reasoning: Separation | None = None
+    head: AnswerHead,
+    choices: Choices,
+    offer: ToolOffer,
+    reasoning: Separation | None = None,
+    num_prompt_logprobs: int | None = None,
 ) -> ChatCompletion:
     """Read all choices to their end and return the whole answer.
 
@@ -36,6 +40,8 @@ async def whole_answer(
         choices: The streams.
         offer: How calls are found.
         reasoning: How reasoning is separated; None if it is not.
+        num_prompt_logprobs: How many of the likeliest tokens to write at each position of the
+            prompt; None writes no log-probabilities of the prompt.
 
     Raises:
         RaystreamError: A choice failed.
@@ -50,6 +56,7 @@ async def whole_answer(
             _whole_choice(index, answer, offer, reasoning) for index, answer in enumerate(answers)
         ],
         usage=usage,
+        prompt_logprobs=await prompt_positions(answers[0].prompt_logprobs, num_prompt_logprobs),
     )
 
 
@@ -91,6 +98,21 @@ class ChatFramer:
     def gain(self, index: int, delta: TextDelta) -> list[dict[str, Any]]:
         """Return a chunk's choice for each gain of a delta; see `ChoiceDeltas.gain`."""
         return [_chunk_choice(index, gain) for gain in self._deltas[index].gain(delta)]
+
+    def size(self, choice: dict[str, Any]) -> int:
+        """Return the length of a choice's text or arguments, and 1 for each mark."""
+        delta = choice["delta"]
+        text = _text_of(delta)
+        is_mark = bool(delta) if text is None else False
+        return len(text or "") + is_mark + (choice["finish_reason"] is not None)
+
+    def behind(self, choice: dict[str, Any], size: int) -> dict[str, Any]:
+        """Return a choice without the beginning of its text or arguments."""
+        return {**choice, "delta": _behind(choice["delta"], size)}
+
+    def bare(self, choice: dict[str, Any]) -> dict[str, Any]:
+        """Return a choice's log-probabilities without its content."""
+        return {**choice, "delta": {}, "finish_reason": None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +205,25 @@ def _chunk_choice(index: int, gain: ChoiceGain) -> dict[str, Any]:
         "logprobs": ChoiceLogprobs.of(gain.logprobs).model_dump() if gain.logprobs else None,
         "finish_reason": gain.finish_reason,
     }
+
+
+def _text_of(delta: dict[str, Any]) -> str | None:
+    """Return the text of a delta, whatever it is a part of; None for a role or a call's name."""
+    if "role" in delta:
+        return None
+    text: str | None = delta.get("content", delta.get("reasoning_content"))
+    if calls := delta.get("tool_calls"):
+        text = None if "id" in calls[0] else calls[0]["function"]["arguments"]
+    return text
+
+
+def _behind(delta: dict[str, Any], size: int) -> dict[str, Any]:
+    """Return a delta without the beginning of its text."""
+    if calls := delta.get("tool_calls"):
+        return _call(
+            calls[0]["index"], function={"arguments": calls[0]["function"]["arguments"][size:]}
+        )
+    return {part: text[size:] for part, text in delta.items()}
 
 
 def _finish_reason(of_text: TrueFinish, has_called: bool) -> AnswerFinish:

@@ -11,18 +11,21 @@ from pydantic_core import PydanticCustomError
 
 from deployments.contract import ModelDescription, TemplatePairs
 from deployments.engine.sampling_params import MAX_NUM_TOP_LOGPROBS
-from deployments.errors import InvalidRequestError
-from serve_app.api.openai.answer_schema import AnswerFields, Chunk
-from serve_app.api.openai.logprobs import ChoiceLogprobs
+from serve_app.api.openai.answer_schema import PROMPT_LOGPROBS, AnswerFields, Chunk
+from serve_app.api.openai.logprobs import ChoiceLogprobs, PromptPositions
 from serve_app.api.openai.prompt_schema import Messages
-from serve_app.api.openai.template_schema import TEMPLATE_KWARGS_DESCRIPTION, TemplateKwargs
+from serve_app.api.openai.template_schema import (
+    TEMPLATE_KWARGS_DESCRIPTION,
+    ReasoningEffort,
+    TemplateKwargs,
+    effort_kwargs,
+)
 from serve_app.api.openai.usage import Usage
 from serve_app.api.tools.offer import ToolOffer
 from serve_app.api.tools.schema import AnswerToolCall, ToolChoiceField, Tools, to_offer
 from serve_app.config import LimitsConfig
 
 AnswerFinish = Literal["stop", "length", "tool_calls"]
-ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class ChatRequest(AnswerFields):
@@ -108,7 +111,7 @@ class ChatRequest(AnswerFields):
     }
 
     reasons: ClassVar[Mapping[str, str]] = {
-        "input": "this route answers messages; POST /v1/classify and /classify take input",
+        "input": "this route answers messages; POST /v1/classify and /v1/embeddings take input",
         "prompt": "this route answers messages; POST /v1/completions continues a prompt",
     }
 
@@ -133,17 +136,8 @@ class ChatRequest(AnswerFields):
         Raises:
             InvalidRequestError: The model's template has no use for `reasoning_effort`.
         """
-        effort, given = self.reasoning_effort, dict(self.chat_template_kwargs or {})
-        if effort is not None:
-            wanted = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
-            known = wanted.keys() & {*model.template_parameters}
-            if not known and effort != "none":
-                raise InvalidRequestError(
-                    f"The chat template of {model.id!r} has no setting for reasoning. Leave "
-                    "reasoning_effort out.",
-                    "reasoning_effort",
-                )
-            given = {name: wanted[name] for name in sorted(known)} | given
+        wanted = effort_kwargs(self.reasoning_effort, model, "reasoning_effort")
+        given = wanted | dict(self.chat_template_kwargs or {})
         return tuple(given.items())
 
     @property
@@ -201,6 +195,9 @@ class ChatCompletion(BaseModel):
     system_fingerprint: str | None = None
     choices: list[Choice]
     usage: Usage
+    prompt_logprobs: PromptPositions | None = Field(
+        default=None, exclude_if=lambda positions: positions is None, description=PROMPT_LOGPROBS
+    )
 
 
 class CalledFunctionDelta(BaseModel):

@@ -1,14 +1,13 @@
 """`POST /v1/classify`: classifies texts, whole or in pieces. `POST /classify`: vLLM's shape."""
 
 import asyncio
-import re
 from collections.abc import Callable, Sequence
 from typing import Final
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
-from deployments.contract import Classification, ClassificationRequest
+from deployments.contract import PooledText, PoolingRequest
 from deployments.errors import ContextLengthExceededError, RaystreamError
 from serve_app.api.body.limits import check_texts
 from serve_app.api.classify.pieces import TextPieces, split_texts, whole_texts
@@ -23,9 +22,11 @@ from serve_app.api.classify.schema import (
 )
 from serve_app.api.classify.scores import ScoreReport, check_num_scores
 from serve_app.api.intake.context import ApiContext
+from serve_app.api.intake.faulty_text import faulty_text
+from serve_app.api.openai.text_schema import max_num_tokens_of
 from serve_app.api.openai.usage import Usage
-from serve_app.backends.catalog import ServedClassifier
-from serve_app.http.access_record import note_prompt
+from serve_app.backends.catalog import ServedPooler
+from serve_app.http.access_record import note_operation, note_prompt
 from serve_app.http.json_route import JsonRoute
 from serve_app.http.request_id import request_id_of
 
@@ -100,9 +101,9 @@ class ClassifyApi:
         labels = model.description.labels
         num_scores = check_num_scores(len(pieces) * len(labels), "input")
         length = body.truncate_prompt_tokens
-        max_num_tokens = None if length == -1 else length
+        most = max_num_tokens_of(length)
         try:
-            answers = await self._ask(model, pieces, length is not None, request, max_num_tokens)
+            answers = await self._ask(model, pieces, length is not None, request, most)
         except RaystreamError as error:
             raise _in_request_terms(error, pieces, body) from None
         return await _json_response(
@@ -129,15 +130,21 @@ class ClassifyApi:
 
     async def _ask(
         self,
-        model: ServedClassifier,
+        model: ServedPooler,
         pieces: TextPieces,
         truncate: bool,
         request: Request,
         max_num_tokens: int | None = None,
-    ) -> tuple[Classification, ...]:
+    ) -> tuple[PooledText, ...]:
         texts = tuple(piece.text for piece in pieces)
-        asked = ClassificationRequest(request_id_of(request), texts, truncate, max_num_tokens)
-        answers = await model.backend.classify(asked)
+        asked = PoolingRequest(
+            request_id_of(request),
+            texts,
+            truncate,
+            max_num_tokens,
+            trace=note_operation("classify"),
+        )
+        answers = await model.backend.pool(asked)
         note_prompt(sum(answer.num_tokens for answer in answers))
         return answers
 
@@ -152,12 +159,12 @@ async def _json_response(make: Callable[[], BaseModel], num_scores: int) -> Resp
     return Response(text, media_type="application/json")
 
 
-def _usage(answers: Sequence[Classification]) -> Usage:
+def _usage(answers: Sequence[PooledText]) -> Usage:
     return Usage.of(sum(answer.num_tokens for answer in answers), 0, 0)
 
 
-def _in_vllm_shape(index: int, answer: Classification, labels: Sequence[str]) -> VllmClassification:
-    scores = answer.probabilities
+def _in_vllm_shape(index: int, answer: PooledText, labels: Sequence[str]) -> VllmClassification:
+    scores = answer.scores
     return VllmClassification(
         index=index,
         label=labels[scores.index(max(scores))],
@@ -168,10 +175,10 @@ def _in_vllm_shape(index: int, answer: Classification, labels: Sequence[str]) ->
 
 def _in_request_terms(error: RaystreamError, pieces: TextPieces, body: TextsBody) -> RaystreamError:
     """Return a replica's error in terms of the request's texts; the replica only knows pieces."""
-    named = re.fullmatch(r"input\[(\d+)\]", error.param or "")
-    if named is None:
+    place = faulty_text(error)
+    if place is None:
         return error
-    index, piece = pieces.place(int(named[1]))
+    index, piece = pieces.place(place)
     is_split = isinstance(body, ClassifyBody) and body.split is not None
     message = error.message
     if is_split:

@@ -4,45 +4,23 @@ Source: https://docs.vllm.ai/en/stable/serving/openai_compatible_server/ (Classi
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from serve_app.api.body.strict_body import StrictBody
+from serve_app.api.openai.text_schema import TextOrTexts, TruncatePromptTokens
 from serve_app.api.openai.usage import Usage
-from serve_app.config import MAX_NUM_TEXTS
 
 DEFAULT_MAX_CHARS = 300
-
-Text = Annotated[str, Field(min_length=1)]
-NumTokens = Annotated[int, Field(ge=1, le=2**31 - 1)]
-
-
-def _kind(texts: Any) -> str | None:
-    """Return the input's form, so that errors only concern that form."""
-    return "text" if isinstance(texts, str) else "texts" if isinstance(texts, list) else None
-
-
-Texts = Annotated[
-    Annotated[Text, Tag("text")]
-    | Annotated[
-        list[Text], Tag("texts"), Field(min_length=1, max_length=MAX_NUM_TEXTS, fail_fast=True)
-    ],
-    Discriminator(
-        _kind,
-        custom_error_type="wrong_type",
-        custom_error_message="must be {expected}",
-        custom_error_context={"expected": "a string or a list of strings"},
-    ),
-]
 
 
 class TextsBody(StrictBody):
     """Texts, and the model that classifies them."""
 
     model: str | None = Field(default=None, description="Null means the first classifier.")
-    input: Texts = Field(description="One text or several; an empty text is refused.")
+    input: TextOrTexts = Field(description="One text or several; an empty text is refused.")
     user: str | None = Field(default=None, description="Accepted, but neither kept nor read.")
 
     @property
@@ -116,11 +94,7 @@ class ClassifyBody(TextsBody):
 class VllmClassifyBody(TextsBody):
     """Texts to classify, in vLLM's shape."""
 
-    truncate_prompt_tokens: Literal[-1] | NumTokens | None = Field(
-        default=None,
-        description="Most tokens of a text that the model reads, special ones included; the rest "
-        "is dropped. -1: as many as the model can read. Null: a text longer than that is refused.",
-    )
+    truncate_prompt_tokens: TruncatePromptTokens = None
     request_id: str | None = Field(
         default=None, description="Accepted, but not read: send X-Request-Id instead."
     )

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
-from deployments.contract import Classification
+from deployments.contract import PooledText
 from deployments.errors import InvalidRequestError
 from serve_app.api.classify.pieces import TextPiece, TextPieces, whole_scores
 from serve_app.api.classify.schema import ClassifiedPiece, ClassifiedText, LabelScore, SplitOptions
@@ -38,16 +38,14 @@ class ScoreReport:
         """
         return check_num_scores(len(pieces) * self._num_reported, "top_k")
 
-    def of_texts(
-        self, pieces: TextPieces, answers: Sequence[Classification]
-    ) -> list[ClassifiedText]:
+    def of_texts(self, pieces: TextPieces, answers: Sequence[PooledText]) -> list[ClassifiedText]:
         """Return the report on each text, given the model's answers to all pieces."""
         return [self._of_text(index, *each) for index, each in enumerate(pieces.group(answers))]
 
     def _of_text(
-        self, index: int, pieces: Sequence[TextPiece], answers: Sequence[Classification]
+        self, index: int, pieces: Sequence[TextPiece], answers: Sequence[PooledText]
     ) -> ClassifiedText:
-        each = [answer.probabilities for answer in answers]
+        each = [answer.scores for answer in answers]
         how = "mean" if self._split is None else self._split.aggregate or "mean"
         scores = self._best(whole_scores(pieces, each, how))
         return ClassifiedText(
@@ -58,8 +56,8 @@ class ScoreReport:
             pieces=None if self._split is None else list(map(self._of_piece, pieces, answers)),
         )
 
-    def _of_piece(self, piece: TextPiece, answer: Classification) -> ClassifiedPiece:
-        scores = self._best(answer.probabilities)
+    def _of_piece(self, piece: TextPiece, answer: PooledText) -> ClassifiedPiece:
+        scores = self._best(answer.scores)
         return ClassifiedPiece(
             start=piece.span.start,
             end=piece.span.end,

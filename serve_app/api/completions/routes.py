@@ -2,15 +2,18 @@
 
 import asyncio
 from collections.abc import Sequence
+from http import HTTPStatus
 from typing import Final
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Request, Response
 
+from deployments.engine.limits import MAX_NUM_PROMPT_LOGPROBS
 from deployments.errors import InvalidRequestError
 from serve_app.api.completions.answer import CompletionFramer, whole_answer
 from serve_app.api.completions.schema import Completion, CompletionChunk, CompletionRequest
 from serve_app.api.intake.context import ApiContext
 from serve_app.api.openai.answer_stream import AnswerHead, ChunkWriter, answer_events
+from serve_app.api.openai.resumption import Resumable
 from serve_app.backends.catalog import ServedModel
 from serve_app.backends.choices import Choices
 from serve_app.http.json_route import JsonRoute
@@ -48,31 +51,66 @@ class CompletionsApi:
         )
         return router
 
-    async def complete(
-        self, body: CompletionRequest, request: Request
-    ) -> Completion | EventStreamResponse:
-        """Continue each prompt, once or n times, whole or as a stream of chunks."""
+    async def complete(self, body: CompletionRequest, request: Request) -> Completion | Response:
+        """Continue each prompt, once or n times, whole or as a stream of chunks.
+
+        With the id of an event in Last-Event-ID, send only what follows that event.
+        """
+        num_answers = len(body.prompts) * (body.n or 1)
+        resumable = Resumable.of(body, num_answers, request.headers, self._context.clock)
+        if resumable is not None and resumable.is_done:
+            return Response(status_code=HTTPStatus.NO_CONTENT)
         return await self._context.answer(
-            body.model, lambda: self._answer(body, request), streams=bool(body.stream)
+            body.model, lambda: self._answer(body, request, resumable), streams=bool(body.stream)
         )
 
     async def _answer(
-        self, body: CompletionRequest, request: Request
+        self, body: CompletionRequest, request: Request, resumable: Resumable | None
     ) -> Completion | EventStreamResponse:
         context, request_id = self._context, request_id_of(request)
         model = await context.models.find(body.model)
         prompts, num_per_prompt = body.prompts, body.n or 1
         self._require_room(len(prompts) * num_per_prompt)
-        choices = await context.streams.open_choices(
-            model, prompts, body, request_id, num_per_prompt
-        )
+        fields = body if resumable is None else resumable.seeded(body)
+        choices = await self._open(model, prompts, fields, request_id)
+        resumed = None if resumable is None else await resumable.begin(choices)
         echoes = await _echoes(prompts, model, choices) if body.echo else None
         head = AnswerHead.begin(f"cmpl-{request_id}", body.model, choices, context.clock)
         if not body.stream:
-            return await whole_answer(head, choices, echoes)
+            return await whole_answer(head, choices, body, echoes)
         writer = ChunkWriter(head, "text_completion", body.stream_options, choices)
-        events = answer_events(choices, CompletionFramer(echoes, num_per_prompt), writer)
+        framer = CompletionFramer(echoes, num_per_prompt, body.num_echoed_logprobs)
+        events = answer_events(choices, framer, writer, resumed)
         return EventStreamResponse(events, choices, sleep=context.clock.sleep)
+
+    async def _open(
+        self,
+        model: ServedModel,
+        prompts: Sequence[str | tuple[int, ...]],
+        fields: CompletionRequest,
+        request_id: str,
+    ) -> Choices:
+        """Open the streams of all answers.
+
+        Raises:
+            InvalidRequestError: The answers would hold too many log-probabilities of prompts; it
+                names the client's own field.
+            RaystreamError: See `StreamOpener.open_choices`.
+        """
+        try:
+            choices = await self._context.streams.open_choices(
+                model, prompts, fields, request_id, fields.n or 1
+            )
+        except InvalidRequestError as error:
+            if error.param != "prompt_logprobs":
+                raise
+            raise InvalidRequestError(error.message, fields.prompt_logprobs_param) from None
+        try:
+            _check_prompt_logprobs(choices, fields)
+        except InvalidRequestError:
+            await choices.aclose()
+            raise
+        return choices
 
     def _require_room(self, num_answers: int) -> None:
         most = self._context.limits.max_num_prompts
@@ -82,6 +120,27 @@ class CompletionsApi:
                 f"most {most} (limits.max_num_prompts). Send several requests.",
                 "prompt",
             )
+
+
+def _check_prompt_logprobs(choices: Choices, fields: CompletionRequest) -> None:
+    """Refuse more log-probabilities of prompts than one answer may hold.
+
+    The engine checks each prompt by itself. A request may hold several, and each of the n answers
+    to a prompt repeats them.
+    """
+    num_top = fields.num_prompt_logprobs_wanted
+    if num_top is None:
+        return
+    num_tokens = choices.num_prompt_tokens * choices.num_per_prompt
+    number = num_tokens * (1 + num_top)
+    if number > MAX_NUM_PROMPT_LOGPROBS:
+        raise InvalidRequestError(
+            f"The prompts, each n times, have {num_tokens} tokens, and {1 + num_top} "
+            f"log-probabilities of each are {number}; one request may have at most "
+            f"{MAX_NUM_PROMPT_LOGPROBS}. Ask for fewer of the likeliest tokens, lower n, or send "
+            "several requests.",
+            fields.prompt_logprobs_param,
+        )
 
 
 async def _echoes(

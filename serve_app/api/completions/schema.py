@@ -6,13 +6,13 @@ Source: https://platform.openai.com/docs/api-reference/completions
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from deployments.engine.sampling_params import MAX_NUM_TOP_LOGPROBS
-from serve_app.api.openai.answer_schema import AnswerFields, Chunk
-from serve_app.api.openai.logprobs import CompletionLogprobs
-from serve_app.api.openai.prompt_schema import TokenIds
+from serve_app.api.openai.answer_schema import PROMPT_LOGPROBS, AnswerFields, Chunk
+from serve_app.api.openai.logprobs import CompletionLogprobs, PromptPositions
+from serve_app.api.openai.text_schema import PROMPT_FORMS, PromptTokenIds, Text
 from serve_app.api.openai.usage import Usage
 from serve_app.backends.text_stream import TrueFinish
 from serve_app.config import MAX_NUM_CHOICES
@@ -22,25 +22,6 @@ DEFAULT_MAX_TOKENS = 16
 
 MAX_NUM_PROMPTS = 4096
 """Prompts that are validated. The operator's `max_num_prompts` bounds how many of them run."""
-
-Text = Annotated[str, Field(min_length=1)]
-PromptTokenIds = Annotated[TokenIds, Field(min_length=1)]
-
-
-def _kind(prompt: Any) -> str | None:
-    """Return a prompt's form by its first entry: validating all entries four ways takes long."""
-    match prompt:
-        case str():
-            return "text"
-        case [str(), *_]:
-            return "texts"
-        case [list(), *_]:
-            return "lists"
-        case list():
-            return "token_ids"
-        case _:
-            return None
-
 
 Prompts = Annotated[
     Annotated[Text, Tag("text")]
@@ -53,14 +34,7 @@ Prompts = Annotated[
         Tag("lists"),
         Field(min_length=1, max_length=MAX_NUM_PROMPTS, fail_fast=True),
     ],
-    Discriminator(
-        _kind,
-        custom_error_type="wrong_type",
-        custom_error_message="must be {expected}",
-        custom_error_context={
-            "expected": "a string, a list of strings, token ids, or a list of lists of token ids"
-        },
-    ),
+    PROMPT_FORMS,
 ]
 
 
@@ -70,17 +44,23 @@ class CompletionRequest(AnswerFields):
     prompt: Prompts = Field(
         description="One text or several, or their token ids. Answers keep the prompts' order."
     )
+    max_tokens: int | None = Field(
+        default=None,
+        ge=0,
+        description="Most tokens of the answer. With 0 there is none: useful with echo or "
+        "prompt_logprobs. More than the model's length leaves means all that it leaves, unless the "
+        "server's configuration refuses that.",
+    )
     echo: bool | None = Field(
         default=None,
-        description="Put the prompt before the answer. Not together with logprobs: the prompt has "
-        "none.",
+        description="Put the prompt before the answer, and its tokens before those of logprobs.",
     )
     logprobs: int | None = Field(
         default=None,
         ge=0,
         le=MAX_NUM_TOP_LOGPROBS,
         description="Return the log-probability of each token, and this many of the likeliest "
-        "tokens at its position.",
+        "tokens at its position. With echo: of the prompt's tokens, too.",
     )
     best_of: int | None = Field(
         default=None,
@@ -99,11 +79,9 @@ class CompletionRequest(AnswerFields):
     }
 
     reasons: ClassVar[Mapping[str, str]] = {
-        "input": "this route continues a prompt; POST /v1/classify and /classify take input",
+        "input": "this route continues a prompt; POST /v1/classify and /v1/embeddings take input",
         "messages": "this route continues a prompt; POST /v1/chat/completions answers messages",
     }
-
-    excludes: ClassVar[Mapping[str, str]] = {"echo": "logprobs"}
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
@@ -133,6 +111,23 @@ class CompletionRequest(AnswerFields):
         return self.logprobs
 
     @property
+    def num_echoed_logprobs(self) -> int | None:
+        """How many of the likeliest tokens to return at each position of a repeated prompt."""
+        return self.logprobs if self.echo else None
+
+    @property
+    def num_prompt_logprobs_wanted(self) -> int | None:
+        """How many of the likeliest tokens to compute at each position of the prompt."""
+        wanted = (self.prompt_logprobs, self.num_echoed_logprobs)
+        return max((number for number in wanted if number is not None), default=None)
+
+    @property
+    def prompt_logprobs_param(self) -> str:
+        """The name of the field that `num_prompt_logprobs_wanted` comes from."""
+        is_echoed = self.num_prompt_logprobs_wanted != self.prompt_logprobs
+        return "logprobs" if is_echoed else "prompt_logprobs"
+
+    @property
     def default_max_tokens(self) -> int | None:
         """Most tokens of the answer if the request sets no limit."""
         return DEFAULT_MAX_TOKENS
@@ -149,6 +144,9 @@ class CompletionChoice(BaseModel):
     text: str
     logprobs: CompletionLogprobs | None = None
     finish_reason: TrueFinish
+    prompt_logprobs: PromptPositions | None = Field(
+        default=None, exclude_if=lambda positions: positions is None, description=PROMPT_LOGPROBS
+    )
 
 
 class Completion(BaseModel):

@@ -4,15 +4,19 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from deployments.bounded_executor import BoundedExecutor
+from deployments.metric_store import MetricStore
 from serve_app.api.intake.model_lookup import ModelLookup
 from serve_app.api.intake.prompt_reader import PromptReader
 from serve_app.api.intake.stream_opener import StreamOpener
 from serve_app.api.structured.answer_grammar import GrammarSettings, schema_executor
 from serve_app.backends.catalog import ModelCatalog
+from serve_app.backends.devices import Devices, DeviceSources
 from serve_app.backends.serving_states import ServingStates
+from serve_app.backends.snapshots import Snapshots
 from serve_app.clock import Clock
 from serve_app.config import LimitsConfig, StructuredOutputsConfig
 from serve_app.images.fetcher import ImageSource
+from serve_app.keys.access import OperatorAccess
 from serve_app.streaming.event_stream import EventStreamResponse
 from serve_app.streaming.late_stream import begun
 
@@ -27,6 +31,9 @@ class ApiContext:
         limits: The bounds on one request.
         clock: Gives an answer's creation time and times its tokens.
         states: Says whether the models can be served.
+        devices: Knows the memory and the replicas of the models.
+        operators: Decides who may use an operator's routes.
+        snapshots: The metrics of all processes.
         models: Finds the model that a request names.
         prompts: Reads the messages of a request.
         streams: Opens the streams of a request's answers.
@@ -41,6 +48,9 @@ class ApiContext:
         schemas: BoundedExecutor | None = None,
         structured_outputs: StructuredOutputsConfig | None = None,
         states: ServingStates | None = None,
+        devices: Devices | None = None,
+        operators: OperatorAccess | None = None,
+        snapshots: Snapshots | None = None,
     ) -> None:
         """Build the reader and the opener with one set of limits.
 
@@ -52,11 +62,17 @@ class ApiContext:
             schemas: Compiles JSON schemas; None makes an executor with its own threads.
             structured_outputs: How schemas are read; None means the defaults.
             states: Says whether the models can be served; None means that they can.
+            devices: Knows the memory and the replicas of the models; None knows of no model.
+            operators: Decides who may use an operator's routes; None asks for a key with the scope.
+            snapshots: The metrics of all processes; None means that there are none.
         """
         self.catalog = catalog
         self.limits = limits
         self.clock = clock
         self.states = states or ServingStates()
+        self.devices = devices or Devices((), self.states, DeviceSources())
+        self.operators = operators or OperatorAccess()
+        self.snapshots = snapshots or Snapshots(MetricStore(()).snapshot)
         self.models = ModelLookup(catalog)
         self.prompts = PromptReader(limits, images)
         structured = structured_outputs or StructuredOutputsConfig()

@@ -1,6 +1,6 @@
 """Finds the model that a request names."""
 
-from serve_app.backends.catalog import ModelCatalog, ServedClassifier, ServedModel
+from serve_app.backends.catalog import ModelCatalog, ServedModel, ServedPooler
 from serve_app.http.access_record import note_model
 
 
@@ -15,21 +15,40 @@ class ModelLookup:
 
         Raises:
             ModelNotFoundError: No model has this name.
-            WrongTaskError: The model classifies.
+            WrongTaskError: The model does something else.
             RaystreamError: The model can't be reached.
         """
         model = await self._catalog.get(model_id)
         note_model(model.description.id)
         return model
 
-    async def find_classifier(self, model_id: str | None) -> ServedClassifier:
+    async def find_classifier(self, model_id: str | None) -> ServedPooler:
         """Return the classifying model of this name, or the first one if there is no name.
 
         Raises:
             ModelNotFoundError: No model has this name.
-            WrongTaskError: The model generates.
+            WrongTaskError: The model does something else.
             RaystreamError: The model can't be reached.
         """
-        model = await self._catalog.get_classifier(model_id)
-        note_model(model.description.id)
-        return model
+        return _noted(await self._catalog.get_classifier(model_id))
+
+    async def find_embedder(self, model_id: str | None) -> ServedPooler:
+        """Return the embedding model of this name, or the first one if there is no name.
+
+        Raises:
+            RaystreamError: See `find_classifier`.
+        """
+        return _noted(await self._catalog.get_embedder(model_id))
+
+    async def find_comparer(self, model_id: str | None) -> ServedPooler:
+        """Return the model of this name that compares texts; see `ModelCatalog.get_comparer`.
+
+        Raises:
+            RaystreamError: See `find_classifier`.
+        """
+        return _noted(await self._catalog.get_comparer(model_id))
+
+
+def _noted(model: ServedPooler) -> ServedPooler:
+    note_model(model.description.id)
+    return model

@@ -15,6 +15,7 @@ from deployments.contract import (
     TemplatePairs,
 )
 from deployments.errors import InvalidRequestError
+from deployments.gen_ai_spans import operation_of
 from serve_app.api.body.limits import Prompt, check_num_choices, check_prompts, check_stops
 from serve_app.api.openai.sampling_schema import SamplingFields
 from serve_app.api.structured.answer_grammar import GrammarSettings
@@ -24,7 +25,7 @@ from serve_app.backends.catalog import ServedModel
 from serve_app.backends.choices import Choices
 from serve_app.backends.deadlines import arrival_s, first_deadline
 from serve_app.backends.generation import GenerationStream
-from serve_app.http.access_record import note_prompt, note_warnings
+from serve_app.http.access_record import note_operation, note_prompt, note_warnings
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -59,6 +60,7 @@ class StreamOpener:
             sampling,
             template_kwargs=template_kwargs,
             length_param=self._length_param(fields),
+            trace=note_operation(operation_of(prompt)),
         )
         stream = await model.backend.generate(request)
         note_prompt(stream.num_prompt_tokens)
@@ -88,6 +90,7 @@ class StreamOpener:
         sampling = await self._to_sampling(fields, model, offer)
         if reasoning is not None:
             sampling = _with_reasoning(sampling, reasoning)
+        trace = note_operation(operation_of(prompts[0]))
         requests = [
             GenerationRequest(
                 request_id,
@@ -97,6 +100,7 @@ class StreamOpener:
                 default_max_tokens=fields.default_max_tokens,
                 length_param=self._length_param(fields),
                 template_kwargs=template_kwargs,
+                trace=trace,
             )
             for prompt in prompts
             for index in range(num_per_prompt)

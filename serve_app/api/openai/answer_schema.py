@@ -5,10 +5,16 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, Field
 
+from deployments.engine.sampling_params import MAX_NUM_TOP_LOGPROBS
 from serve_app.api.body.strict_body import StrictBody
 from serve_app.api.openai.sampling_schema import SamplingFields
 from serve_app.api.openai.usage import Usage
 from serve_app.config import MAX_NUM_CHOICES
+
+PROMPT_LOGPROBS = (
+    "The prompt's own token and the likeliest ones at each position, by their ids; null at the "
+    "first position. Absent if the request does not ask for it."
+)
 
 
 class StreamOptions(StrictBody):
@@ -37,9 +43,18 @@ class AnswerFields(SamplingFields):
         le=MAX_NUM_CHOICES,
         description="How many answers. The first is the answer that n: 1 gives.",
     )
+    prompt_logprobs: int | None = Field(
+        default=None,
+        ge=0,
+        le=MAX_NUM_TOP_LOGPROBS,
+        description="Return the log-probability of each token of the prompt, and this many of the "
+        "likeliest tokens at its position. Not together with stream, nor for a prompt with images.",
+    )
     user: str | None = Field(default=None, description="Accepted, but neither kept nor read.")
 
     needs: ClassVar[Mapping[str, str]] = {**SamplingFields.needs, "stream_options": "stream"}
+
+    excludes: ClassVar[Mapping[str, str]] = {"stream": "prompt_logprobs"}
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         # vLLM's
@@ -51,7 +66,6 @@ class AnswerFields(SamplingFields):
         "length_penalty": (1,),
         "logits_processors": ([],),
         "priority": (0,),
-        "prompt_logprobs": (0,),
         "return_token_ids": (False,),
         "return_tokens_as_token_ids": (False,),
         "skip_special_tokens": (True,),
@@ -60,6 +74,11 @@ class AnswerFields(SamplingFields):
         "use_beam_search": (False,),
         "vllm_xargs": ({},),
     }
+
+    @property
+    def num_prompt_logprobs_wanted(self) -> int | None:
+        """How many of the likeliest tokens to return at each position of the prompt; None: none."""
+        return self.prompt_logprobs
 
 
 class Chunk(BaseModel):

@@ -1,22 +1,27 @@
 """The order of events in a streamed answer, the same for chat completions and completions.
 
 Every choice is opened; then the deltas of all choices come as they are ready, interleaved; then the
-usage, if the request asks for it, and `[DONE]`. After a failure, the last event holds the error.
+usage, if the request asks for it, and `[DONE]`. After a failure, the last event holds the error; it
+has no id, so a client may resume behind the event before it.
 """
 
-from collections.abc import AsyncGenerator
+import asyncio
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Self
 
 from deployments.contract import TextDelta
 from deployments.errors import RaystreamError
 from serve_app.api.openai.answer_schema import StreamOptions
+from serve_app.api.openai.resumption import ChoiceFramer, ResumableAnswer
 from serve_app.api.openai.usage import UsageTally
 from serve_app.api.reasoning.separation import Separation
 from serve_app.backends.choices import Choices
 from serve_app.clock import Clock
-from serve_app.http.errors import error_payload
+from serve_app.streaming.error_event import error_event
+from serve_app.streaming.event_id import Mark
 from serve_app.streaming.sse import DONE, LastEvent, encode_json
 
 
@@ -40,18 +45,6 @@ class AnswerHead:
     def begin(cls, answer_id: str, asked_for: str, choices: Choices, clock: Clock) -> Self:
         """Return the head of an answer that begins now."""
         return cls(answer_id, int(clock.unix_s()), asked_for, choices.fingerprint)
-
-
-class ChoiceFramer(Protocol):
-    """Makes the choices of a surface's chunks."""
-
-    def opening(self, index: int) -> dict[str, Any] | None:
-        """Return the choice of a chunk before the first delta, or None."""
-        ...
-
-    def gain(self, index: int, delta: TextDelta) -> list[dict[str, Any]]:
-        """Return what a delta adds to its choice, as the choices of zero or more chunks."""
-        ...
 
 
 class ChunkWriter:
@@ -107,22 +100,77 @@ class ChunkWriter:
 
 
 async def answer_events(
-    choices: Choices, framer: ChoiceFramer, writer: ChunkWriter
+    choices: Choices,
+    framer: ChoiceFramer,
+    writer: ChunkWriter,
+    resumable: ResumableAnswer | None = None,
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the framed events of an answer."""
+    """Yield the framed events of an answer.
+
+    Args:
+        choices: The streams.
+        framer: Makes the choices of chunks.
+        writer: Frames them.
+        resumable: Numbers the events, and leaves out those that the client has got; None for events
+            without ids.
+    """
+    framed = partial(_framed, framer, writer, resumable)
     for index in range(len(choices)):
         opening = framer.opening(index)
-        if opening is not None:
-            yield writer.chunk(opening)
+        if opening is not None and (event := framed(index, [opening])):
+            yield event
+    deltas = choices.deltas() if resumable is None else resumable.deltas(choices)
     try:
-        async with aclosing(choices.deltas()) as found:
+        async with aclosing(deltas) as found:
             async for index, delta in found:
                 writer.count(index, delta)
-                if event := b"".join(map(writer.chunk, framer.gain(index, delta))):
-                    yield event
+                for each in _divided(delta):
+                    if event := framed(index, framer.gain(index, each), each):
+                        yield event
+                    if each.prompt_logprobs:
+                        await asyncio.sleep(0)
     except RaystreamError as error:
-        yield LastEvent(encode_json(error_payload(error)))
+        yield error_event(error)
         return
-    if writer.has_usage:
-        yield writer.usage()
-    yield DONE
+    for event in _ending(writer, resumable):
+        yield event
+
+
+def _framed(
+    framer: ChoiceFramer,
+    writer: ChunkWriter,
+    resumable: ResumableAnswer | None,
+    index: int,
+    gained: list[dict[str, Any]],
+    delta: TextDelta | None = None,
+) -> bytes:
+    """Return the events of what a choice has gained, without those that the client has got."""
+    if resumable is None:
+        return b"".join(map(writer.chunk, gained))
+    unsent = resumable.unsent(framer, index, gained, delta)
+    return b"".join(
+        resumable.ids.sent(index, framer.size(choice), writer.chunk(choice)) for choice in unsent
+    )
+
+
+def _divided(delta: TextDelta) -> Sequence[TextDelta]:
+    """Return each part of a prompt's log-probabilities as a delta by itself, then the rest.
+
+    A prompt may be long: other requests go on between two parts.
+    """
+    if not delta.prompt_logprobs:
+        return (delta,)
+    parts = [TextDelta((), "", prompt_logprobs=(part,)) for part in delta.prompt_logprobs]
+    return (*parts, replace(delta, prompt_logprobs=()))
+
+
+def _ending(writer: ChunkWriter, resumable: ResumableAnswer | None) -> Iterator[bytes]:
+    """Yield the events behind all choices."""
+    if resumable is None:
+        if writer.has_usage:
+            yield writer.usage()
+        yield DONE
+        return
+    if writer.has_usage and not resumable.has_usage:
+        yield resumable.ids.marked(Mark.USAGE, writer.usage())
+    yield LastEvent(resumable.ids.marked(Mark.DONE, DONE))

@@ -39,19 +39,27 @@ class TextPartBody(StrictBody):
     echoed: ClassVar[frozenset[str]] = IN_PARTS
 
 
+ImageUrl = Annotated[
+    str,
+    Field(
+        description="A data: URI with base64: PNG, JPEG, WebP or GIF. Or an https: URL, if the "
+        "server's configuration lists its host."
+    ),
+]
+ImageDetail = Annotated[
+    Literal["auto", "low", "high"] | None,
+    Field(
+        description="A hint, which changes nothing: images are processed as the model's "
+        "configuration says."
+    ),
+]
+
+
 class ImageUrlBody(StrictBody):
     """An image's data or its address."""
 
-    url: str = Field(
-        description="A data: URI with base64: PNG, JPEG, WebP or GIF. Or an https: URL, if the "
-        "server's configuration lists its host."
-    )
-
-    detail: Literal["auto", "low", "high"] | None = Field(
-        default=None,
-        description="A hint, which changes nothing: images are processed as the model's "
-        "configuration says.",
-    )
+    url: ImageUrl
+    detail: ImageDetail = None
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"format": ("",)}
 
@@ -214,7 +222,16 @@ def _check_num_parts(messages: Any) -> Any:
     contents = [message.get("content") for message in known]
     calls = [message.get("tool_calls") for message in known]
     num_parts = len(messages) + sum(len(c) - 1 for c in contents if isinstance(c, list))
-    num_parts += sum(len(c) for c in calls if isinstance(c, list))
+    refuse_many_parts(num_parts + sum(len(c) for c in calls if isinstance(c, list)))
+    return messages
+
+
+def refuse_many_parts(num_parts: int) -> None:
+    """Refuse a conversation with more than `MAX_NUM_PARTS`, for a validator.
+
+    Raises:
+        PydanticCustomError: It has more.
+    """
     if num_parts > MAX_NUM_PARTS:
         raise PydanticCustomError(
             "too_many_parts",
@@ -222,7 +239,6 @@ def _check_num_parts(messages: Any) -> Any:
             "{max_num_parts} are read. Leave out early messages, or join the parts of a message.",
             {"num_parts": num_parts, "max_num_parts": MAX_NUM_PARTS},
         )
-    return messages
 
 
 Messages = Annotated[

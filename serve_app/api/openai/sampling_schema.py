@@ -176,6 +176,11 @@ class SamplingFields(StructuredFields):
         """How many of the likeliest tokens to return at each position; None: no logprobs."""
         return None
 
+    @property
+    def num_prompt_logprobs_wanted(self) -> int | None:
+        """The same for the prompt's positions; None: no logprobs of the prompt."""
+        return None
+
     at_most_one: ClassVar[tuple[str, ...]] = (
         "response_format",
         "structured_outputs",
@@ -218,6 +223,7 @@ class SamplingFields(StructuredFields):
             "logit_bias": None if self.logit_bias is None else _to_pairs(self.logit_bias),
             "min_tokens": self.min_tokens,
             "top_logprobs": self.num_logprobs_wanted,
+            "prompt_logprobs": self.num_prompt_logprobs_wanted,
             "stop": None if self.stop is None else tuple(self.stop),
             "stop_token_ids": _frozen(self.stop_token_ids),
             "ignore_eos": self.ignore_eos,

@@ -5,12 +5,12 @@ read.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from deployments.contract import TemplatePairs, TemplateValue
+from deployments.contract import ModelDescription, TemplatePairs, TemplateValue
 from deployments.errors import InvalidRequestError
 from serve_app.api.body.wrong_type import wrong_type
 
@@ -18,6 +18,8 @@ MAX_NUM_KWARGS: Final = 16
 MAX_KWARG_NAME_LENGTH: Final = 64
 MAX_KWARG_LENGTH: Final = 1024
 MAX_KWARG_NUMBER: Final = 1_000_000
+
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 _PLAIN: Final = (
     f"true, false, null, a number between -{MAX_KWARG_NUMBER} and {MAX_KWARG_NUMBER}, or a string "
@@ -102,3 +104,28 @@ def as_pairs(given: Mapping[str, TemplateValue] | None, messages: object) -> Tem
             "chat_template_kwargs",
         )
     return tuple((given or {}).items())
+
+
+def effort_kwargs(
+    effort: ReasoningEffort | None, model: ModelDescription, param: str
+) -> dict[str, TemplateValue]:
+    """Return the values for the chat template by which a model reasons with this effort.
+
+    Args:
+        effort: The effort; None leaves it to the template.
+        model: The model.
+        param: The request's field that holds the effort.
+
+    Raises:
+        InvalidRequestError: The model's template has no use for an effort.
+    """
+    if effort is None:
+        return {}
+    wanted = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+    known = wanted.keys() & {*model.template_parameters}
+    if not known and effort != "none":
+        raise InvalidRequestError(
+            f"The chat template of {model.id!r} has no setting for reasoning. Leave {param} out.",
+            param,
+        )
+    return {name: wanted[name] for name in sorted(known)}

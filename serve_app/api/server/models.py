@@ -5,10 +5,11 @@ from typing import Literal
 from fastapi import APIRouter, HTTPException
 from pydantic import BaseModel, Field
 
-from deployments.contract import ClassifierDescription, ModelDescription
+from deployments.contract import ModelDescription, PoolerDescription
 from deployments.errors import RaystreamError
+from deployments.model_spec import Task
 from serve_app.api.intake.context import ApiContext
-from serve_app.backends.catalog import ServedClassifier, ServedModel
+from serve_app.backends.catalog import ServedModel, ServedPooler
 
 
 class ModelCard(BaseModel):
@@ -23,9 +24,10 @@ class ModelCard(BaseModel):
         "The id, if the files lie in a folder."
     )
     parent: None = Field(default=None, description="No model is an adapter of another.")
-    task: Literal["generate", "classify"]
+    task: Task
     max_model_len: int = Field(
-        description="Most tokens of prompt and answer together; for a classifier, of one text."
+        description="Most tokens of prompt and answer together; unless the model generates, of one "
+        "text."
     )
     accepts_images: bool
     labels: list[str] | None = Field(
@@ -74,15 +76,21 @@ class ModelsApi:
         return _card(await self._catalog.probe(model_id))
 
 
-def _card(model: ServedModel | ServedClassifier) -> ModelCard:
+def _card(model: ServedModel | ServedPooler) -> ModelCard:
     found = model.description
-    labels = list(found.labels) if isinstance(found, ClassifierDescription) else None
+    labels = list(found.labels) if isinstance(found, PoolerDescription) and found.labels else None
     return ModelCard(
         id=found.id,
         created=found.created,
         root=found.root or found.id,
-        task="generate" if labels is None else "classify",
+        task=_task(found),
         max_model_len=found.max_model_len,
         accepts_images=isinstance(found, ModelDescription) and found.accepts_images,
         labels=labels,
     )
+
+
+def _task(found: ModelDescription | PoolerDescription) -> Task:
+    if isinstance(found, ModelDescription):
+        return "generate"
+    return "classify" if found.embedding is None else "embed"

@@ -18,12 +18,13 @@ from serve_app.backends.catalog import ServedModel
 from serve_app.backends.generation import GenerationStream
 from serve_app.backends.text_stream import joined_deltas, read_to_end
 from serve_app.clock import Clock
-from serve_app.http.errors import error_payload
 from serve_app.http.json_route import JsonRoute
 from serve_app.http.request_id import request_id_of
 from serve_app.http.route_docs import event_stream
+from serve_app.streaming.error_event import error_event
+from serve_app.streaming.event_id import refuse_last_event_id
 from serve_app.streaming.event_stream import EventStreamResponse
-from serve_app.streaming.sse import DONE, LastEvent, encode_json
+from serve_app.streaming.sse import DONE, encode_json
 
 _EXAMPLE = (
     'data: {"text":"Join","token_count":1,"total_token_count":1,"token_rate":51.3}\n\n'
@@ -76,6 +77,7 @@ class TextGenerationApi:
         self, body: TextGenerationRequest, request: Request
     ) -> TextGenerationAnswer | EventStreamResponse:
         """Generate text from a prompt or messages, as a stream of events or whole."""
+        refuse_last_event_id(request.headers)
         return await self._context.answer(
             body.model, lambda: self._generate(body, request), streams=body.stream is not False
         )
@@ -131,7 +133,7 @@ async def _events(stream: GenerationStream, meter: TokenMeter) -> AsyncGenerator
                 yield _event(delta.text, meter, num_reported)
                 num_reported = meter.num_tokens
     except RaystreamError as error:
-        yield LastEvent(encode_json(error_payload(error)))
+        yield error_event(error)
         return
     yield DONE
 

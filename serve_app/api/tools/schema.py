@@ -36,18 +36,22 @@ NO_PARAMETERS: Mapping[str, Any] = {
 }
 
 
+FunctionParameters = Annotated[
+    dict[str, Any] | None,
+    Field(description="The JSON schema of the arguments, which are an object. Null: no arguments."),
+]
+FunctionStrict = Annotated[
+    bool | None, Field(description="Make every call of this function valid by the schema.")
+]
+
+
 class FunctionBody(StrictBody):
     """A function that the model may call."""
 
     name: FunctionName
     description: str | None = None
-    parameters: dict[str, Any] | None = Field(
-        default=None,
-        description="The JSON schema of the arguments, which are an object. Null: no arguments.",
-    )
-    strict: bool | None = Field(
-        default=None, description="Make every call of this function valid by the schema."
-    )
+    parameters: FunctionParameters = None
+    strict: FunctionStrict = None
     cache_control: CacheControl = None
 
 
@@ -57,6 +61,20 @@ class ToolBody(StrictBody):
     type: Literal["function"]
     function: FunctionBody
     cache_control: CacheControl = None
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        description: str | None,
+        parameters: dict[str, Any] | None,
+        strict: bool | None,
+    ) -> Self:
+        """Return a tool that another API offers in a shape of its own."""
+        function = FunctionBody(
+            name=name, description=description, parameters=parameters, strict=strict
+        )
+        return cls(type="function", function=function)
 
 
 class ChosenFunction(StrictBody):

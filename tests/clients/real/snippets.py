@@ -2,17 +2,17 @@
 
 import re
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.clients.real.environments import programs_of
 from tests.clients.real.isolation import Finished, run_isolated
+from tests.clients_page import ADDRESS, sections
 from tests.ray.serve_run import ROOT
 
-PAGE = ROOT / "docs/clients.md"
-SECTION = re.compile(r"^## (\S+) (\S+)\n(.*?)(?=^## |\Z)", re.DOTALL | re.MULTILINE)
-BLOCK = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-ADDRESS = "http://127.0.0.1:8000"
+HEADING = re.compile(r"(\S+) (\S+)")
+"""A client's: its name and the version that the section was tried with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +35,13 @@ class Snippet:
 def snippets() -> dict[str, Snippet]:
     """Return the page's snippets by client."""
     return {
-        client: _snippet(version, text)
-        for client, version, text in SECTION.findall(PAGE.read_text())
+        heading[1]: _snippet(heading[2], blocks)
+        for title, blocks in sections().items()
+        if (heading := HEADING.fullmatch(title))
     }
 
 
-def _snippet(version: str, text: str) -> Snippet:
-    blocks = BLOCK.findall(text)
+def _snippet(version: str, blocks: Sequence[tuple[str, str, str]]) -> Snippet:
     files = {name: code for _, name, code in blocks if name}
     ((language, _, code),) = [block for block in blocks if not block[1]]
     return Snippet(version, files, language, code)

@@ -106,10 +106,13 @@ def test_text_arrives_unchanged_and_only_in_whole_characters(text: str) -> None:
 @example("abab", ["bab", "ba"])
 def test_a_stop_string_ends_the_text_at_its_first_occurrence(text: str, stop: list[str]) -> None:
     text += "".join(reversed(stop)) + "b"
-    found = "".join(feed_one_by_one(Detokenizer(byte_level, stop), encode(text)))
+    detokenizer = Detokenizer(byte_level, stop)
+    found = "".join(feed_one_by_one(detokenizer, encode(text)))
     first_end = min(text.find(s) + len(s) for s in stop if s in text)
     ending = [s for s in stop if text[:first_end].endswith(s)]
     assert found in {text[: first_end - len(s)] for s in ending}
+    assert detokenizer.stopped_by in ending
+    assert text.startswith(found + detokenizer.stopped_by)
 
 
 @given(TEXTS)
@@ -125,6 +128,7 @@ def test_of_several_stop_strings_in_one_token_the_first_to_begin_ends_the_text()
 def test_text_that_may_begin_a_stop_string_is_held_back() -> None:
     detokenizer = Detokenizer(byte_level, ["</end>"])
     assert detokenizer.feed(encode("text</en")) == ("text", False)
+    assert detokenizer.stopped_by is None
     assert detokenizer.feed(encode("d>more")) == ("", True)
 
 

@@ -1,9 +1,7 @@
 from collections.abc import Callable
-from dataclasses import replace
-from typing import cast
 
 import pytest
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, ProcessorMixin
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from deployments.device.memory_budget import GRAPH_LAYER_BYTES, GroupDemand, MemoryDemand
 from deployments.engine.engine import Engine
@@ -12,6 +10,7 @@ from deployments.engine.limits import EngineLimits
 from deployments.engine.model.loader import LoadedModel
 from deployments.engine.model.memory_demand import memory_demand
 from deployments.engine.replay.graph_sizes import MAX_GRAPHS
+from deployments.model_shape import ModelShape
 from tests.engine.tiny_models import (
     byte_tokenizer,
     gemma3,
@@ -23,7 +22,13 @@ from tests.engine.tiny_models import (
 
 def demand(loaded: LoadedModel, **changes: int) -> MemoryDemand:
     sizes = {"max_model_len": 96, "max_num_seqs": 3, "max_batched_tokens": 24, **changes}
-    return memory_demand(loaded, **sizes)
+    return memory_demand(
+        ModelShape.of(loaded.text_config),
+        weight_bytes=loaded.num_weight_bytes,
+        dtype="float32",
+        step_dtype="float32",
+        **sizes,
+    )
 
 
 @pytest.mark.parametrize("make_model", [qwen2, mistral, gemma3])
@@ -57,10 +62,21 @@ def test_activations_grow_with_the_tokens_and_sequences_of_a_step() -> None:
 
 
 def test_a_model_with_images_may_run_a_step_of_its_full_length() -> None:
-    # The processor is never called; having one means that prompts may hold images.
-    loaded = replace(load(qwen2), processor=cast("ProcessorMixin", object()))
-    uncut = demand(loaded, max_batched_tokens=96).activation_bytes
-    assert demand(loaded, max_batched_tokens=24).activation_bytes == uncut
+    shape = ModelShape.of(load(gemma3).model.config)
+    assert shape.has_images
+
+    def step_bytes(max_batched_tokens: int) -> int:
+        return memory_demand(
+            shape,
+            weight_bytes=0,
+            dtype="float32",
+            step_dtype="float32",
+            max_model_len=96,
+            max_num_seqs=3,
+            max_batched_tokens=max_batched_tokens,
+        ).activation_bytes
+
+    assert step_bytes(24) == step_bytes(96) < step_bytes(97)
 
 
 def test_a_missing_intermediate_size_counts_as_four_times_the_hidden_size() -> None:
@@ -74,11 +90,10 @@ def test_a_missing_intermediate_size_counts_as_four_times_the_hidden_size() -> N
 def planned_graphs(
     *, max_num_seqs: int, max_model_len: int = 96, max_graphs: int = MAX_GRAPHS
 ) -> int:
-    return memory_demand(
+    return demand(
         load(qwen2),
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
-        max_batched_tokens=24,
         max_graphs=max_graphs,
     ).graph_bytes
 

@@ -45,9 +45,16 @@ from deployments.engine.scheduling.sequence import SequenceRequest
 from tests.engine.collector import Collector
 from tests.engine.tiny_models import byte_tokenizer
 
+DTYPES = [
+    dtype
+    for dtype in (torch.float32, torch.bfloat16)
+    if make_kernel(is_bfloat16=dtype is torch.bfloat16) is not None and can_prepack(dtype)
+]
+"""The dtypes for which this processor has kernels; without any, no test here is collected."""
+
 pytestmark = pytest.mark.skipif(
-    make_kernel() is None or not can_run() or not can_prepack(torch.bfloat16),
-    reason="needs a processor with AVX512_BF16, and torch on libgomp",
+    not can_run() or not DTYPES,
+    reason="needs a processor with AVX2, and torch on libgomp",
 )
 
 MAX_NUM_SEQS, MAX_MODEL_LEN = 4, 48
@@ -95,9 +102,10 @@ FAMILIES = (qwen2, qwen3, llama, mistral, gemma3)
 MakeModel = Callable[[], PreTrainedModel]
 
 
-def load(make_model: MakeModel, *, is_bfloat16: bool = True) -> LoadedModel:
+def load(make_model: MakeModel, dtype: torch.dtype = torch.float32) -> LoadedModel:
     torch.manual_seed(0)
-    model = make_model().bfloat16() if is_bfloat16 else make_model()
+    model = make_model()
+    torch.nn.Module.to(model, dtype)  # transformers wraps its own, which has no such type
     prepare_model(model)
     return LoadedModel(model, byte_tokenizer(), None, frozenset())
 
@@ -157,10 +165,16 @@ def threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture(scope="module", params=DTYPES, ids=str)
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    chosen: torch.dtype = request.param
+    return chosen
+
+
 @pytest.fixture(scope="module", params=FAMILIES, ids=lambda make: make.__name__)
-def engines(request: pytest.FixtureRequest) -> tuple[Engine, Engine]:
+def engines(request: pytest.FixtureRequest, dtype: torch.dtype) -> tuple[Engine, Engine]:
     """Return an engine that runs programs, and one that does not."""
-    loaded = load(request.param)
+    loaded = load(request.param, dtype)
     return engine_of(loaded), engine_of(loaded, with_programs=False)
 
 
@@ -223,6 +237,25 @@ def test_each_size_of_a_step_has_a_program(engines: tuple[Engine, Engine]) -> No
     assert not programs_of(engine)._refused
 
 
+def test_steps_of_a_power_of_two_need_not_be_captured_when_they_first_run(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_of(load(qwen2, dtype))
+    captured: list[int] = []
+    capture = DecodePrograms._capture
+
+    def noted(self: DecodePrograms, rest: Any, inputs: Any, num_rows: int) -> Any:
+        captured.append(num_rows)
+        return capture(self, rest, inputs, num_rows)
+
+    monkeypatch.setattr(DecodePrograms, "_capture", noted)
+    for i in range(MAX_NUM_SEQS):
+        engine.add(request(str(i), 4, 4 + 2 * i))
+    finish(engine)
+    assert captured == [3]
+    assert not programs_of(engine)._refused
+
+
 def logits_of(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     """Run some sequences; return each step's logits as they are after the last step."""
     held: list[torch.Tensor] = []
@@ -277,12 +310,12 @@ def test_another_kv_cache_gets_programs_of_its_own() -> None:
     assert programs_of(other).kv is other._kv
 
 
-@pytest.mark.parametrize("make_model", [qwen2, mistral])
 def test_a_model_that_computes_between_kernels_runs_call_by_call(
-    make_model: MakeModel, caplog: pytest.LogCaptureFixture
+    dtype: torch.dtype, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In float32 the linear layers are torch's own."""
-    loaded = load(make_model, is_bfloat16=False)
+    """The kernel takes no layer of 100 outputs, so one is torch's own."""
+    config = Qwen2Config(**{**SHAPE, "intermediate_size": 100})
+    loaded = load(lambda: Qwen2ForCausalLM(config), dtype)
     caplog.set_level(logging.INFO)
     engine = engine_of(loaded)
     engine.add(request("a", 5, 8))

@@ -440,7 +440,7 @@ class Simulation:
 
 
 @pytest.mark.slow
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 10**9))
 def test_every_extent_holds_what_its_sequence_needs_whatever_comes_and_goes(seed: int) -> None:
     random = Random(seed)

@@ -66,6 +66,7 @@ class Answer:
         heads: The ids, times, models and fingerprints of the chunks.
         num_done: How often `[DONE]` came.
         longest_gap_s: The longest time without an event between two events.
+        last_event_id: The id of the last event that had one.
     """
 
     request_id: str
@@ -82,6 +83,8 @@ class Answer:
     heads: set[tuple[Any, ...]] = field(default_factory=set)
     num_done: int = 0
     longest_gap_s: float = 0.0
+    last_event_id: str = ""
+    _next_id: str = ""
     _last_event_s: float | None = None
 
     @property
@@ -108,11 +111,14 @@ class Answer:
         """Add a line of the stream."""
         if line.startswith(":"):
             self._take_comment(line[1:].strip())
+        elif line.startswith("id: "):
+            self._next_id = line.removeprefix("id: ")
         elif line == "data: [DONE]":
             self.num_done += 1
         elif line:
             assert self.num_done == 0, "an event came after [DONE]"
             self._take_chunk(json.loads(line.removeprefix("data: ")))
+            self.last_event_id, self._next_id = self._next_id or self.last_event_id, ""
 
     def _take_comment(self, comment: str) -> None:
         if comment == "moved":
@@ -165,7 +171,7 @@ class Stream:
         self.answer = answer
 
     async def read_tokens(self, num_tokens: int) -> None:
-        """Read until so many tokens have come; fail if the stream ends first."""
+        """Read until this many tokens have come; fail if the stream ends first."""
         while self.answer.num_tokens < num_tokens:
             await self._read_line()
 

@@ -107,3 +107,12 @@ class Memory:
 @pytest.fixture
 def memory(server: Server) -> Memory:
     return Memory(server)
+
+
+@pytest.fixture
+async def two_ingresses(deployed: Deployed, memory: Memory) -> list[int]:
+    """Give the server a second ingress, and return the processes of both."""
+    deployed.section("Ingress")["num_replicas"] = 2
+    await deployed.apply()
+    await deployed.settled()
+    return memory.ingresses()

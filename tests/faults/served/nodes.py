@@ -24,18 +24,13 @@ class Node:
     """One `ray start --block` with all its processes."""
 
     def __init__(
-        self, arguments: list[str], environment: dict[str, str], log: Path, http_port: int
+        self, command: list[str], environment: dict[str, str], log: Path, http_port: int
     ) -> None:
         self.log = log
         self.http_port = http_port
         with log.open("wb") as output:
             self.process = subprocess.Popen(
-                [
-                    *(RAY, "start", "--block", "--node-ip-address=127.0.0.1", "--num-cpus=2"),
-                    *("--disable-usage-stats", f"--dashboard-agent-listen-port={free_port()}"),
-                    f"--metrics-export-port={free_port()}",
-                    *arguments,
-                ],
+                command,
                 cwd=ROOT,
                 env=environment,
                 stdout=output,
@@ -123,7 +118,13 @@ class Cluster:
             environment = server_environment(environment, self._temp_dir / name)
             del environment[LOOPBACK]  # a Ray that listens only there takes no second node
             environment["RAY_SERVE_WORKER_PROXY_HTTP_PORT"] = str(http_port)
-        return Node(list(arguments), environment, self.folder / f"{name}.log", http_port)
+        command = [
+            *(RAY, "start", "--block", "--node-ip-address=127.0.0.1", "--num-cpus=2"),
+            *("--disable-usage-stats", f"--dashboard-agent-listen-port={free_port()}"),
+            f"--metrics-export-port={free_port()}",
+            *arguments,
+        ]
+        return Node(command, environment, self.folder / f"{name}.log", http_port)
 
     def add_worker(self) -> Node:
         """Start another node."""

@@ -84,7 +84,7 @@ class Deployed:
                 await asyncio.sleep(0.1)
 
     async def reachable(self, num_nodes: int) -> None:
-        """Wait until the dashboard answers and shows so many nodes."""
+        """Wait until the dashboard answers and shows this many nodes."""
         async with self._client() as client, asyncio.timeout(DEADLINE_S):
             while await _num_alive(client) < num_nodes:  # noqa: ASYNC110 - another process's state
                 await asyncio.sleep(0.1)

@@ -3,12 +3,9 @@
 import asyncio
 
 import httpx
-import pytest
 
 from tests.faults.served.answer import Answer, Stream, assert_equal, read, slow_streams
-from tests.faults.served.conftest import Memory
 from tests.faults.served.kinds import SEEDED, about
-from tests.faults.served.redeploy import Deployed
 from tests.faults.served.replicas import Replicas, is_alive, kill
 from tests.measured import Record
 
@@ -25,14 +22,6 @@ async def outcome_of(stream: Stream) -> Answer | httpx.TransportError:
     except httpx.TransportError as error:
         assert (stream.answer.num_done, stream.answer.error) == (0, None)
         return error
-
-
-@pytest.fixture
-async def two_ingresses(deployed: Deployed, memory: Memory) -> list[int]:
-    deployed.section("Ingress")["num_replicas"] = 2
-    await deployed.apply()
-    await deployed.settled()
-    return memory.ingresses()
 
 
 async def test_streams_of_the_other_ingress_go_on_and_new_requests_find_it(

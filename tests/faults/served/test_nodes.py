@@ -27,7 +27,13 @@ BODIES = [about("os.path.join", **SEEDED | {"seed": i}, max_tokens=400) for i in
 QUICK = about("os.stat", max_tokens=5)
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["plain", "haproxy"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(False, id="plain", marks=pytest.mark.soak),
+        pytest.param(True, id="haproxy"),
+    ],
+)
 def cluster(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[Cluster]:

@@ -99,7 +99,7 @@ async def leave_again_and_again(
 
 @pytest.mark.parametrize(
     ("num_events", "interval_s"),
-    [(3, 12), pytest.param(15, 60, marks=pytest.mark.soak)],
+    [(3, 8), pytest.param(15, 60, marks=pytest.mark.soak)],
 )
 async def test_nothing_is_lost_and_nothing_grows(
     client: httpx.AsyncClient,

@@ -16,7 +16,8 @@ from models.training.detector.human_documents import (
     words_of,
 )
 
-pytestmark = pytest.mark.slow
+# The documents change only with `make models`; reading them takes a minute.
+pytestmark = pytest.mark.soak
 
 
 @cache

@@ -23,7 +23,7 @@ from deployments.errors import GenerationFailedError, OverloadedError, Raystream
 from serve_app.config import AppConfig
 from serve_app.http.warning_header import WARNING_HEADER
 from serve_app.ingress import AppParts, build_app
-from tests.serve_app.fake_classifier import FakeClassifier
+from tests.serve_app.fake_pooler import FakeClassifier, FakeCrossEncoder, FakeEmbedder
 from tests.serve_app.fakes import FakeBackend, FakeClock, Step
 from tests.serve_app.sse_decoder import events_of
 from tests.serve_app.test_ingress import openapi
@@ -32,13 +32,31 @@ MESSAGES = [{"role": "user", "content": "hi"}]
 POSTS: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"model": "m", "messages": MESSAGES, "logprobs": True},
     "/v1/completions": {"model": "m", "prompt": ["a", "b"]},
+    "/v1/responses": {"model": "m", "input": "hi"},
+    "/v1/messages": {"model": "m", "messages": MESSAGES, "max_tokens": 9},
+    "/v1/messages/count_tokens": {"model": "m", "messages": MESSAGES},
     "/text-generation": {"prompt": "hi", "stream": False},
     "/tokenize": {"prompt": "hi"},
     "/detokenize": {"tokens": [104]},
     "/v1/classify": {"model": "c", "input": ["a", "b"], "split": {}},
     "/classify": {"model": "c", "input": "a"},
+    "/v1/embeddings": {"model": "e", "input": ["a", "b"]},
+    "/rerank": {"model": "e", "query": "a", "documents": ["a", {"text": "b"}]},
+    "/v1/rerank": {"query": "a", "documents": ["b"], "return_documents": False},
+    "/v2/rerank": {"query": "a", "documents": ["b"], "top_n": 1},
+    "/score": {"model": "e", "text_1": "a", "text_2": ["a", "b"]},
+    "/v1/score": {"text_1": ["a", "b"], "text_2": ["a", "b"]},
 }
-GETS = ["/v1/models", "/v1/models/{model_id}", "/health", "/live", "/ready", "/version"]
+GETS = [
+    "/v1/models",
+    "/v1/models/{model_id}",
+    "/v1/devices",
+    "/health",
+    "/live",
+    "/ready",
+    "/version",
+]
+NOT_JSON = {"/v1/devices/history.png": "image/png", "/metrics": "text/plain"}
 STATUSES = {
     value.status
     for value in vars(deployments.errors).values()
@@ -49,7 +67,14 @@ STATUSES = {
 @pytest.fixture
 def app(config: AppConfig, backend: FakeBackend, clock: FakeClock) -> FastAPI:
     return build_app(
-        AppParts(config, {"m": backend}, clock=clock, classifiers={"c": FakeClassifier()})
+        AppParts(
+            config,
+            {"m": backend},
+            clock=clock,
+            classifiers={"c": FakeClassifier()},
+            embedders={"e": FakeEmbedder()},
+            host="127.0.0.1",
+        )
     )
 
 
@@ -66,8 +91,9 @@ async def response_of(client: httpx.AsyncClient, path: str, status: int) -> dict
     assert set(responses) - {"503"} == {"200", "default"}
     if status == 200:
         return {**responses["200"], "components": document["components"]}
-    assert responses["default"] == {"$ref": "#/components/responses/Error"}
-    return {**document["components"]["responses"]["Error"], "components": document["components"]}
+    name = "RerankError" if path == "/v2/rerank" else "Error"
+    assert responses["default"] == {"$ref": f"#/components/responses/{name}"}
+    return {**document["components"]["responses"][name], "components": document["components"]}
 
 
 def validator(response: dict[str, Any]) -> Draft202012Validator:
@@ -76,7 +102,15 @@ def validator(response: dict[str, Any]) -> Draft202012Validator:
 
 
 async def test_exactly_the_served_paths_are_documented(client: httpx.AsyncClient) -> None:
-    assert set((await openapi(client))["paths"]) == {*POSTS, *GETS}
+    assert set((await openapi(client))["paths"]) == {*POSTS, *GETS, *NOT_JSON}
+
+
+@pytest.mark.parametrize(("path", "content_type"), NOT_JSON.items())
+async def test_what_is_not_json_is_documented_as_what_it_is(
+    client: httpx.AsyncClient, path: str, content_type: str
+) -> None:
+    content = (await openapi(client))["paths"][path]["get"]["responses"]["200"]["content"]
+    assert [each.partition(";")[0] for each in content] == [content_type]
 
 
 @pytest.mark.parametrize("path", [*POSTS, *GETS])
@@ -165,9 +199,25 @@ async def test_what_no_served_model_can_answer_is_left_out(
 ) -> None:
     classifying = build_app(AppParts(config, {}, classifiers={"c": FakeClassifier()}))
     generating = build_app(AppParts(config, {"m": backend}))
+    embedding = build_app(AppParts(config, {}, embedders={"e": FakeEmbedder()}))
     classify = {"/v1/classify", "/classify"}
-    assert set(classifying.openapi()["paths"]) == {*classify, *GETS}
-    assert set(generating.openapi()["paths"]) == {*POSTS, *GETS} - classify
+    embed = {"/v1/embeddings", "/rerank", "/v1/rerank", "/v2/rerank", "/score", "/v1/score"}
+    others = {*GETS, *NOT_JSON}
+    assert set(classifying.openapi()["paths"]) == {*classify, *others}
+    assert set(embedding.openapi()["paths"]) == {*embed, *others}
+    assert set(generating.openapi()["paths"]) == {*POSTS, *others} - classify - embed
+
+
+async def test_a_cross_encoder_is_documented_once_it_is_known(config: AppConfig) -> None:
+    app = build_app(AppParts(config, {}, classifiers={"x": FakeCrossEncoder()}))
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://t") as client:
+        assert "/rerank" not in (await openapi(client))["paths"]
+        answer = await client.post("/rerank", json={"query": "a", "documents": ["a"]})
+        assert answer.status_code == 200
+        schemas = (await openapi(client))["components"]["schemas"]
+    kinds = schemas["RerankBody"]["properties"]["model"]["anyOf"]
+    assert [kind.get("enum") for kind in kinds] == [["x"], None]
 
 
 async def test_every_reference_in_the_document_leads_somewhere(client: httpx.AsyncClient) -> None:
@@ -186,6 +236,9 @@ async def test_a_body_names_the_models_of_its_task(client: httpx.AsyncClient) ->
     for body in ("ClassifyBody", "VllmClassifyBody"):
         kinds = schemas[body]["properties"]["model"]["anyOf"]
         assert [kind.get("enum") for kind in kinds] == [["c"], None]
+    for body in ("EmbeddingsBody", "RerankBody", "ScoreBody"):
+        kinds = schemas[body]["properties"]["model"]["anyOf"]
+        assert [kind.get("enum") for kind in kinds] == [["e"], None]
     assert schemas["ChatRequest"]["properties"]["model"]["enum"] == ["m"]
 
 

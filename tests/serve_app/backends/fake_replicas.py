@@ -5,12 +5,12 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 from deployments.contract import (
-    Classification,
-    ClassificationRequest,
-    ClassifierDescription,
     FinishReason,
     GenerationRequest,
     ModelDescription,
+    PooledText,
+    PoolerDescription,
+    PoolingRequest,
     PromptReasoning,
     SamplingParams,
     TextDelta,
@@ -18,6 +18,7 @@ from deployments.contract import (
     TokenizeRequest,
 )
 from deployments.errors import RaystreamError, ReplicaUnavailableError
+from tests.serve_app.fake_pooler import as_row
 
 GONE = ReplicaUnavailableError("gone")
 
@@ -110,6 +111,7 @@ class Stream:
         self.num_prompt_tokens = 7 if not request.is_resumed else 99
         self.reasoning = PromptReasoning.BEGUN if not request.is_resumed else PromptReasoning.OPEN
         self.fingerprint = "fp_fake"
+        self.prompt_digest = b"prompt"
         self.leave: Callable[[], object] = lambda: None  # says that the replica is about to end
         self.stands = asyncio.Event()
         self._closed = asyncio.Event()
@@ -157,18 +159,18 @@ class Classifiers:
     def __init__(self, *errors: RaystreamError) -> None:
         self.errors = list(errors)
         self.read_errors: list[RaystreamError] = []
-        self.requests: list[ClassificationRequest] = []
+        self.requests: list[PoolingRequest] = []
 
-    async def classify(self, request: ClassificationRequest) -> tuple[Classification, ...]:
+    async def pool(self, request: PoolingRequest) -> tuple[PooledText, ...]:
         self.requests.append(request)
         if self.errors:
             raise self.errors.pop(0)
-        return (Classification((1.0,), 3),)
+        return (PooledText(as_row((1.0,)), 3),)
 
-    async def describe(self) -> ClassifierDescription:
+    async def describe(self) -> PoolerDescription:
         if self.read_errors:
             raise self.read_errors.pop(0)
-        return ClassifierDescription("c", 1, 8, ("a",), False)
+        return PoolerDescription("c", 1, 8, ("a",), False)
 
     async def ping(self) -> None:
         pass

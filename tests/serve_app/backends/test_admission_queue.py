@@ -3,6 +3,7 @@ from collections.abc import Awaitable, Callable, Iterable
 
 import pytest
 
+from deployments.errors import OverloadReason
 from serve_app.backends.admission_queue import AdmissionQueue, FullError
 
 
@@ -25,7 +26,7 @@ class Asked:
         self._answers[name].set_result(f"taken {name}")
 
     def refuse(self, name: int) -> None:
-        self._answers[name].set_exception(FullError("full", 3, "a"))
+        self._answers[name].set_exception(FullError("full", 3, OverloadReason.TOKENS, "a"))
 
     def fail(self, name: int) -> None:
         self._answers[name].set_exception(ValueError("broken"))

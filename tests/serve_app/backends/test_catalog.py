@@ -2,16 +2,17 @@ import asyncio
 
 import pytest
 
-from deployments.contract import ModelDescription
+from deployments.contract import ModelDescription, PoolerDescription
 from deployments.errors import (
-    ClassificationFailedError,
     GenerationFailedError,
     ModelNotFoundError,
+    PoolingFailedError,
     ReplicaUnavailableError,
     WrongTaskError,
 )
 from serve_app.backends.catalog import ModelCatalog
-from tests.serve_app.fake_classifier import FakeClassifier
+from tests.deadline import in_time
+from tests.serve_app.fake_pooler import FakeClassifier, FakeCrossEncoder, FakeEmbedder
 from tests.serve_app.fakes import FakeBackend
 
 
@@ -109,10 +110,66 @@ async def test_where_no_model_has_the_task_the_refusal_says_so() -> None:
 
 async def test_readiness_and_health_cover_both_tasks() -> None:
     sick = FakeClassifier()
-    sick.sickness = ClassificationFailedError("the worker has ended")
+    sick.sickness = PoolingFailedError("the worker has ended")
     catalog = ModelCatalog({"m": FakeBackend()}, {"c": sick}, probe_timeout_s=0.01)
     assert await catalog.health() == {"m": None, "c": sick.sickness}
     assert list(await catalog.ready()) == ["m", "c"]
     assert (await catalog.probe("c")).description == sick.description
     sick.loaded = asyncio.Event()
     assert isinstance((await catalog.ready())["c"], ReplicaUnavailableError)
+
+
+class SickClassifier(FakeClassifier):
+    async def describe(self) -> PoolerDescription:
+        raise ReplicaUnavailableError("gone")
+
+
+@in_time
+async def test_the_first_cross_encoder_compares_texts_even_if_an_embedder_answers_before_it() -> (
+    None
+):
+    slow = FakeCrossEncoder()
+    slow.loaded = asyncio.Event()
+    catalog = ModelCatalog({}, {"c": FakeClassifier(), "x": slow}, {"e": FakeEmbedder()}, 5, 600)
+    asking = asyncio.ensure_future(catalog.get_comparer(None))
+    for _ in range(9):
+        await asyncio.sleep(0)
+    assert not asking.done()
+    slow.loaded.set()
+    assert (await asking).description.id == "x"
+
+
+@in_time
+async def test_a_classifier_that_fails_or_loads_does_not_keep_an_embedder_from_comparing() -> None:
+    loading = FakeCrossEncoder()
+    loading.loaded = asyncio.Event()
+    classifiers = {"c": SickClassifier(), "x": loading}
+    catalog = ModelCatalog({}, classifiers, {"e": FakeEmbedder()}, choice_timeout_s=0)
+    assert (await catalog.get_comparer(None)).description.id == "e"
+    loading.loaded.set()
+    await catalog.get_comparer("x")
+    catalog = ModelCatalog({}, {"x": FakeCrossEncoder()}, {"e": FakeEmbedder()})
+    assert (await catalog.get_comparer(None)).description.id == "x"
+
+
+@in_time
+async def test_where_only_a_model_that_loads_compares_texts_it_is_waited_for() -> None:
+    loading = FakeEmbedder()
+    loading.loaded = asyncio.Event()
+    catalog = ModelCatalog({}, {"c": SickClassifier()}, {"e": loading}, choice_timeout_s=0)
+    asking = asyncio.ensure_future(catalog.get_comparer(None))
+    for _ in range(9):
+        await asyncio.sleep(0)
+    assert not asking.done()
+    loading.loaded.set()
+    assert (await asking).description.id == "e"
+
+
+@in_time
+async def test_if_no_model_that_answers_compares_texts_the_failure_says_why() -> None:
+    classifiers = {"c": FakeClassifier(), "d": SickClassifier("d")}
+    with pytest.raises(ReplicaUnavailableError, match="gone"):
+        await ModelCatalog({}, classifiers).get_comparer(None)
+    for models in ({}, {"c": FakeClassifier()}):
+        with pytest.raises(ModelNotFoundError, match="No model here can compare texts"):
+            await ModelCatalog({}, models).get_comparer(None)

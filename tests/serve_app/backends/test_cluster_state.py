@@ -1,4 +1,5 @@
 from collections.abc import Mapping
+from typing import cast
 
 import pytest
 from ray.serve._private.common import DeploymentStatus, DeploymentStatusTrigger, ReplicaState
@@ -9,7 +10,7 @@ from ray.serve.schema import (
 )
 
 from serve_app.backends.cluster_state import states_in
-from serve_app.backends.serving_states import ServingState
+from serve_app.backends.serving_states import DeploymentState, ServingState
 
 
 @pytest.mark.parametrize(
@@ -32,22 +33,31 @@ from serve_app.backends.serving_states import ServingState
 def test_a_deployment_without_a_running_replica_is_down_if_it_should_have_one(
     status: DeploymentStatus, states: dict[ReplicaState, int], expected: ServingState
 ) -> None:
-    assert states_of(status, states) == {"m": expected}
+    found = states_of(status, states)["m"]
+    assert (found.serving, found.status, found.message) == (expected, status.value, "why")
+    assert found.num_replicas == {state.value: n for state, n in states.items() if n}
+
+
+def test_states_of_replicas_may_come_as_strings() -> None:
+    as_sent = cast("dict[ReplicaState, int]", {"RUNNING": 2, "STARTING": 1})
+    found = states_of(DeploymentStatus.HEALTHY, as_sent)["m"]
+    assert found.serving is ServingState.RUNNING
+    assert found.num_replicas == {"RUNNING": 2, "STARTING": 1}
 
 
 def test_a_wake_that_fails_has_failed() -> None:
     trigger = DeploymentStatusTrigger.REPLICA_STARTUP_FAILED
     found = states_of(DeploymentStatus.UNHEALTHY, {}, trigger)
-    assert found == {"m": ServingState.FAILED}
+    assert found["m"].serving is ServingState.FAILED
 
 
 def states_of(
     status: DeploymentStatus,
     states: dict[ReplicaState, int],
     trigger: DeploymentStatusTrigger = DeploymentStatusTrigger.UNSPECIFIED,
-) -> Mapping[str, ServingState]:
+) -> Mapping[str, DeploymentState]:
     deployment = DeploymentStatusOverview(
-        status=status, status_trigger=trigger, replica_states=states, message=""
+        status=status, status_trigger=trigger, replica_states=states, message="why"
     )
     application = ApplicationStatusOverview(
         status=ApplicationStatus.RUNNING,

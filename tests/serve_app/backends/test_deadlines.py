@@ -11,10 +11,10 @@ from starlette.types import Receive, Scope, Send
 
 from deployments.bounded_executor import BoundedExecutor
 from deployments.contract import (
-    Classification,
-    ClassificationRequest,
-    ClassifierDescription,
     GenerationRequest,
+    PooledText,
+    PoolerDescription,
+    PoolingRequest,
     SamplingParams,
     TextDelta,
 )
@@ -28,8 +28,8 @@ from serve_app.api.chat.schema import ChatRequest
 from serve_app.api.intake.context import ApiContext
 from serve_app.backends.catalog import ModelCatalog
 from serve_app.backends.deadlines import (
-    DeadlineClassificationBackend,
     DeadlineGenerationBackend,
+    DeadlinePoolingBackend,
     DeadlineStream,
     first_deadline,
     next_deadline,
@@ -40,13 +40,13 @@ from serve_app.ingress import AppParts, build_app
 from serve_app.middleware.access_log import AccessLogMiddleware
 from tests.serve_app.apps import make_app
 from tests.serve_app.asgi_call import AsgiCall
-from tests.serve_app.fake_classifier import FakeClassifier
+from tests.serve_app.fake_pooler import FakeClassifier
 from tests.serve_app.fakes import HELLO, FakeBackend, FakeClock, FakeStream, Step
 from tests.serve_app.sse_decoder import SseDecoder
 
 SOON_S = 0.01
 REQUEST = GenerationRequest("r", "hi", SamplingParams())
-TEXTS = ClassificationRequest("r", ("hi",))
+TEXTS = PoolingRequest("r", ("hi",))
 ENDLESS: list[Step] = [HELLO[0], asyncio.Event()]
 
 
@@ -233,7 +233,7 @@ async def test_a_late_classification_is_an_error_and_its_call_is_cancelled() -> 
     slow = FakeClassifier()
     slow.answers = asyncio.Event()
     with pytest.raises(TotalTimeoutError, match=r"0\.01 s \(limits\.total_timeout_s\)"):
-        await DeadlineClassificationBackend(slow, 0.01).classify(TEXTS)
+        await DeadlinePoolingBackend(slow, 0.01).pool(TEXTS)
     assert slow.is_cancelled
 
 
@@ -245,7 +245,7 @@ async def test_the_deadline_of_a_classification_counts_from_the_arrival() -> Non
     async def surface(scope: Scope, receive: Receive, send: Send) -> None:
         async with asyncio.timeout(20):
             with pytest.raises(TotalTimeoutError):
-                await DeadlineClassificationBackend(slow, 60).classify(TEXTS)
+                await DeadlinePoolingBackend(slow, 60).pool(TEXTS)
 
     app = AccessLogMiddleware(surface, now=lambda: next(moments_s, 100.0))
     async with AsgiCall(RequestIdMiddleware(app), "/", None) as call:
@@ -256,7 +256,7 @@ async def test_a_classifier_that_loads_for_too_long_is_late() -> None:
     slow = FakeClassifier()
     slow.loaded = asyncio.Event()
     with pytest.raises(TotalTimeoutError, match="not loaded"):
-        await DeadlineClassificationBackend(slow, 0.01).describe()
+        await DeadlinePoolingBackend(slow, 0.01).describe()
 
 
 @pytest.mark.parametrize("total_timeout_s", [None, 600])
@@ -265,23 +265,23 @@ async def test_a_classification_that_comes_in_time_is_passed_on(
 ) -> None:
     model, in_time = (
         FakeClassifier(),
-        DeadlineClassificationBackend(FakeClassifier(), total_timeout_s),
+        DeadlinePoolingBackend(FakeClassifier(), total_timeout_s),
     )
-    assert await in_time.classify(TEXTS) == await model.classify(TEXTS)
+    assert await in_time.pool(TEXTS) == await model.pool(TEXTS)
     assert await in_time.describe() == model.description
 
 
 async def test_a_timeout_inside_a_classifier_is_not_taken_for_the_deadline() -> None:
     class Failing(FakeClassifier):
-        async def classify(self, request: ClassificationRequest) -> tuple[Classification, ...]:
+        async def pool(self, request: PoolingRequest) -> tuple[PooledText, ...]:
             raise TimeoutError("its own")
 
-        async def describe(self) -> ClassifierDescription:
+        async def describe(self) -> PoolerDescription:
             raise TimeoutError("its own")
 
-    in_time = DeadlineClassificationBackend(Failing(), 600)
+    in_time = DeadlinePoolingBackend(Failing(), 600)
     with pytest.raises(TimeoutError, match="its own"):
-        await in_time.classify(TEXTS)
+        await in_time.pool(TEXTS)
     with pytest.raises(TimeoutError, match="its own"):
         await in_time.describe()
 

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.contract import (
-    ClassificationRequest,
     FinishReason,
     GenerationRequest,
+    PoolingRequest,
     PromptReasoning,
     RequestGroup,
     SamplingParams,
@@ -19,11 +19,11 @@ from deployments.contract import (
     TokenizeRequest,
 )
 from deployments.errors import (
-    ClassificationFailedError,
     GenerationAbortedError,
     GenerationFailedError,
     InvalidRequestError,
     OverloadedError,
+    PoolingFailedError,
     RaystreamError,
     ReplicaUnavailableError,
     StallTimeoutError,
@@ -31,8 +31,8 @@ from deployments.errors import (
 from deployments.probation import NUM_TOKENS_AGAIN
 from serve_app.backends.deadlines import DeadlineGenerationBackend
 from serve_app.backends.failover import (
-    FailoverClassificationBackend,
     FailoverGenerationBackend,
+    FailoverPoolingBackend,
 )
 from serve_app.backends.losses import (
     FailoverLimits,
@@ -48,7 +48,7 @@ from tests.serve_app.backends.fake_replicas import GONE, Classifiers, Fate, Repl
 
 GROUP = RequestGroup("g", 3, is_first=True)
 REQUEST = GenerationRequest("r", "hi", SamplingParams(max_tokens=6), group=GROUP)
-TEXTS = ClassificationRequest("r", ("hi",))
+TEXTS = PoolingRequest("r", ("hi",))
 FAST = FailoverLimits(timeout_s=30, first_backoff_s=0, max_backoff_s=0)
 IMPATIENT = replace(FAST, timeout_s=0.02, first_backoff_s=0.001, max_backoff_s=0.001)
 UNDISTURBED = TextDelta(
@@ -381,7 +381,7 @@ async def test_200_readers_that_leave_at_random_moments_leave_nothing_open() -> 
 async def test_a_classification_is_repeated_until_a_replica_answers() -> None:
     replicas = Classifiers(GONE, STOPPED, GONE, OverloadedError("full"))
     async with recorded() as record:
-        await FailoverClassificationBackend(replicas, FAST).classify(TEXTS)
+        await FailoverPoolingBackend(replicas, FAST).pool(TEXTS)
     assert replicas.requests[0] == TEXTS
     assert [request.num_deaths for request in replicas.requests] == [0, 1, 1, 1, 1]
     assert record.num_moves == 1
@@ -389,8 +389,8 @@ async def test_a_classification_is_repeated_until_a_replica_answers() -> None:
 
 async def test_texts_that_kill_two_replicas_fail() -> None:
     replicas = Classifiers(GONE, LostAfterStartError("gone"))
-    with pytest.raises(ClassificationFailedError, match="2 replicas"):
-        await FailoverClassificationBackend(replicas, FAST).classify(TEXTS)
+    with pytest.raises(PoolingFailedError, match="2 replicas"):
+        await FailoverPoolingBackend(replicas, FAST).pool(TEXTS)
     assert len(replicas.requests) == 2
 
 
@@ -424,7 +424,7 @@ async def test_a_read_kills_two_replicas_at_most(
 async def test_a_classifier_s_description_is_asked_for_again_when_its_replica_is_lost() -> None:
     replicas = Classifiers()
     replicas.read_errors = [STOPPED, GONE]
-    found = await FailoverClassificationBackend(replicas, FAST).describe()
+    found = await FailoverPoolingBackend(replicas, FAST).describe()
     assert found == await Classifiers().describe()
 
 
@@ -432,14 +432,14 @@ async def test_a_classifier_s_description_is_asked_for_again_when_its_replica_is
 async def test_a_refused_classification_is_not_repeated(error: RaystreamError) -> None:
     replicas = Classifiers(error)
     with pytest.raises(type(error)):
-        await FailoverClassificationBackend(replicas, FAST).classify(TEXTS)
+        await FailoverPoolingBackend(replicas, FAST).pool(TEXTS)
     assert len(replicas.requests) == 1
 
 
 async def test_a_classification_without_a_replica_in_time_says_when_to_come_back() -> None:
     replicas = Classifiers(*[STOPPED] * 1000)
     with pytest.raises(ReplicaUnavailableError) as caught:
-        await FailoverClassificationBackend(replicas, IMPATIENT).classify(TEXTS)
+        await FailoverPoolingBackend(replicas, IMPATIENT).pool(TEXTS)
     assert caught.value.retry_after_s
 
 

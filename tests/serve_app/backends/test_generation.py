@@ -1,5 +1,5 @@
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
 from itertools import cycle
@@ -22,6 +22,7 @@ from deployments.errors import (
     ContextLengthExceededError,
     InvalidRequestError,
     OverloadedError,
+    OverloadReason,
     RaystreamError,
     ReplicaUnavailableError,
 )
@@ -107,12 +108,9 @@ async def has_room(listening: ChannelServer, replica_id: str) -> list[Item]:
     return [[Accepted(3, replica_id, channel=await listening.address())]]
 
 
-def routed(
-    *answers: list[Item], count_refusal: Callable[[], object] = lambda: None
-) -> tuple[HandleGenerationBackend, FakeRouter]:
+def routed(*answers: list[Item]) -> tuple[HandleGenerationBackend, FakeRouter]:
     router = FakeRouter(*answers)
-    handle = cast("DeploymentHandle[Any]", router)
-    return HandleGenerationBackend(handle, count_refusal), router
+    return HandleGenerationBackend(cast("DeploymentHandle[Any]", router)), router
 
 
 async def test_a_refusal_by_the_only_replica_is_raised_at_once_and_read_to_its_end() -> None:
@@ -151,33 +149,6 @@ async def test_if_all_replicas_refuse_the_shortest_wait_is_reported_after_a_few_
     assert len(router.calls) == MAX_ATTEMPTS
 
 
-async def test_a_request_counts_as_refused_once_and_only_if_no_replica_takes_it(
-    listening: ChannelServer,
-) -> None:
-    counted: list[None] = []
-    model, router = routed(
-        full("a"),
-        full("b"),
-        await has_room(listening, "c"),
-        count_refusal=lambda: counted.append(None),
-    )
-    with pytest.raises(OverloadedError):
-        await model.generate(REQUEST)  # only "a" is known so far
-    assert len(counted) == 1
-    async with aclosing(model), aclosing(await model.generate(REQUEST)):
-        assert len(router.calls) == 3
-    assert len(counted) == 1, "another replica took the request that one refused"
-    with pytest.raises(OverloadedError):
-        await routed(full("a"))[0].generate(REQUEST)
-    for _ in range(2):
-        router.calls.clear()
-        router._answers = cycle([full("a"), full("b"), full("c")])
-        with pytest.raises(OverloadedError):
-            await model.generate(REQUEST)
-        assert len(router.calls) == MAX_ATTEMPTS
-    assert len(counted) == 3
-
-
 async def test_tokens_and_text_come_from_the_replica() -> None:
     tokenized = TokenizedPrompt((1, 2))
     assert await backend(answer=tokenized).tokenize(TokenizeRequest("hi")) == tokenized
@@ -202,16 +173,14 @@ class LateRouter(FakeRouter):
         return self.calls[-1]
 
 
-async def test_one_full_refusal_goes_to_all_queued_requests_and_counts_for_each() -> None:
-    counted: list[None] = []
-    router = LateRouter([[Refused("full", 7, "a", True)]])
-    model = HandleGenerationBackend(
-        cast("DeploymentHandle[Any]", router), lambda: counted.append(None)
-    )
+async def test_one_full_refusal_goes_to_all_queued_requests_with_its_reason() -> None:
+    router = LateRouter([[Refused("full", 7, "a", True, reason=OverloadReason.TOKENS)]])
+    model = HandleGenerationBackend(cast("DeploymentHandle[Any]", router))
     asked = [model.generate(REQUEST) for _ in range(5 * MAX_NUM_ASKING)]
     answers = await asyncio.gather(*asked, return_exceptions=True)
-    assert all(isinstance(each, OverloadedError) and each.retry_after_s == 7 for each in answers)
-    assert len(counted) == len(answers)
+    refusals = [each for each in answers if isinstance(each, OverloadedError)]
+    assert len(refusals) == len(answers)
+    assert {(each.retry_after_s, each.reason) for each in refusals} == {(7, OverloadReason.TOKENS)}
     assert len(router.calls) < 3 * MAX_NUM_ASKING
 
 

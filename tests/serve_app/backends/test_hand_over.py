@@ -14,6 +14,7 @@ from deployments.errors import (
     RaystreamError,
     ReplicaUnavailableError,
 )
+from deployments.tracing import TraceContext
 from serve_app.backends.failover import FailoverGenerationBackend
 from serve_app.backends.failover_stream import FailoverStream
 from serve_app.backends.losses import FailoverLimits, ReplicaStoppedError
@@ -203,6 +204,21 @@ async def test_planned_moves_are_told_but_not_bounded() -> None:
         CURRENT_RECORD.reset(token)
     assert record.num_moves == 5
     assert notices == [Notice.MOVED] * 5
+
+
+async def test_the_trace_of_a_planned_move_names_its_reason() -> None:
+    trace = TraceContext("00-1-2-01")
+    replicas = Replicas()
+    backend = FailoverGenerationBackend(replicas, LIMITS)
+    stream = await backend.generate(replace(REQUEST, trace=trace))
+    async with asyncio.timeout(30), aclosing(stream):
+        await anext(aiter(stream))
+        replicas.streams[0].leave()
+        await settled()
+    assert [each.trace for each in replicas.requests] == [
+        trace,
+        replace(trace, moved="drained"),
+    ]
 
 
 async def test_only_some_streams_move_at_the_same_time() -> None:

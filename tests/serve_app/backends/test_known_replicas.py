@@ -1,6 +1,6 @@
 import pytest
 
-from deployments.contract import Accepted, Classified, Refused
+from deployments.contract import Accepted, Pooled, Refused
 from deployments.errors import OverloadedError
 from serve_app.backends.admission_queue import FullError
 from serve_app.backends.known_replicas import MEMORY_S, KnownReplicas
@@ -12,7 +12,7 @@ def test_replicas_that_answered_lately_count() -> None:
     assert replicas.count() == 0
     replicas.hear(Accepted(3, "a"))
     now_s = 1
-    replicas.hear(Classified((), "b"))
+    replicas.hear(Pooled((), "b"))
     now_s = 2
     replicas.hear(Accepted(3, "a"))
     assert replicas.count() == 2

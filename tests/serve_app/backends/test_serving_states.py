@@ -3,7 +3,12 @@ import asyncio
 import pytest
 
 from serve_app.backends import serving_states
-from serve_app.backends.serving_states import MEMORY_S, ServingState, ServingStates
+from serve_app.backends.serving_states import (
+    MEMORY_S,
+    DeploymentState,
+    ServingState,
+    ServingStates,
+)
 
 
 class Controller:
@@ -17,12 +22,12 @@ class Controller:
         self.error: Exception | None = None
         self.now_s = 0.0
 
-    async def ask(self) -> dict[str, ServingState]:
+    async def ask(self) -> dict[str, DeploymentState]:
         self.num_asked += 1
         await self.may_answer.wait()
         if self.error is not None:
             raise self.error
-        return dict.fromkeys(self.down, ServingState.DOWN)
+        return dict.fromkeys(self.down, DeploymentState(ServingState.DOWN))
 
     def of(self, *needed: str) -> ServingStates:
         return ServingStates(self.ask, needed, lambda: self.now_s)

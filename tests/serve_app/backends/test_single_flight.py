@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from serve_app.backends.single_flight import SingleFlight
+from serve_app.backends.single_flight import Remembered, SingleFlight
 
 
 class Work:
@@ -49,3 +49,26 @@ async def test_all_callers_get_the_error_and_the_next_call_tries_again() -> None
         with pytest.raises(ValueError, match="broken"):
             await flight.result()
     assert work.num_calls == 2
+
+
+async def test_a_result_is_passed_on_for_a_while() -> None:
+    work, now_s = Work(), 0.0
+    work.gate.set()
+    remembered = Remembered(work, 2.0, lambda: now_s)
+    assert [await remembered.result() for _ in range(3)] == [1, 1, 1]
+    now_s = 1.9
+    assert await remembered.result() == 1
+    now_s = 2.0
+    asking = [remembered.result() for _ in range(2)]
+    assert await asyncio.gather(*asking) == [2, 2]
+
+
+async def test_an_error_is_passed_on_and_not_remembered() -> None:
+    work = Work()
+    work.gate.set()
+    remembered = Remembered(work, 2.0, lambda: 0.0)
+    work.error = ValueError("no")
+    with pytest.raises(ValueError, match="no"):
+        await remembered.result()
+    work.error = None
+    assert await remembered.result() == 2

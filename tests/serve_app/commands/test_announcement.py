@@ -20,6 +20,7 @@ from tests.serve_app.tls_server import certify
 
 CHAT = ModelConfig(id="chat", source="x")
 DETECTOR = ModelConfig(id="detector", source="x", task="classify")
+EMBEDDER = ModelConfig(id="embedder", source="x", task="embed")
 
 
 class FakeServer(ThreadingHTTPServer):
@@ -152,6 +153,11 @@ def test_without_a_model_that_generates_the_request_classifies() -> None:
     words = command(announcement(models=(DETECTOR,)))
     assert words[:2] == ["curl", "http://127.0.0.1:8000/v1/classify"]
     assert json.loads(words[-1])["model"] == "detector"
+
+
+def test_a_model_that_embeds_is_asked_for_embeddings() -> None:
+    words = command(announcement(models=(EMBEDDER,)))
+    assert words[:2] == ["curl", "http://127.0.0.1:8000/v1/embeddings"]
 
 
 def test_with_keys_the_request_sends_one_and_no_page_is_named_that_needs_one() -> None:

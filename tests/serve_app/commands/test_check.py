@@ -110,7 +110,7 @@ def test_unknown_key_of_any_section_is_found(place: Any, path: str, hint: str) -
         ),
         ({"entry": {"gpu_share": 2}}, f"{ENTRY}.gpu_share"),
         ({"entry": {"num_gpus": "many"}}, f"{ENTRY}.num_gpus"),
-        ({"entry": {"max_batched_tokens": 1}}, ENTRY),
+        ({"entry": {"max_num_seqs": 2, "max_batched_tokens": 1}}, ENTRY),
         ({"model": {"user_config": {"max_batch_size": 0}}}, f"{MODEL}.user_config.max_batch_size"),
         (
             {"model": {"user_config": {"batch_wait_timeout_s": -1}}},
@@ -217,7 +217,7 @@ def test_models_may_have_no_deployments_entry() -> None:
     ("name", "hint"),
     [
         ("pydoc_chat", "did you mean 'pydoc-chat'?"),
-        ("x", "there are Ingress, KeyLedger, pydoc-chat, pydoc-detector"),
+        ("x", "there are Ingress, KeyLedger, pydoc-chat, pydoc-detector, pydoc-search"),
     ],
 )
 def test_entry_that_names_no_deployment_is_refused(name: str, hint: str) -> None:
@@ -232,14 +232,15 @@ def test_entry_for_a_model_id_with_a_slash_has_dashes() -> None:
 
 
 def test_deployment_that_is_named_twice_is_refused() -> None:
-    (problem,) = problems(model={"name": "Ingress", "max_ongoing_requests": 1000})
+    (problem,) = problems(model={"name": "Ingress", "max_ongoing_requests": 1600})
     assert problem == f"{MODEL}.name: 'Ingress' is used twice"
 
 
 def test_batch_larger_than_the_requests_that_may_run_is_refused() -> None:
     larger = {"user_config": {"max_batch_size": 200}}
-    assert problems(model={"max_ongoing_requests": 200, **larger}) == []
-    (problem,) = problems(model={"max_ongoing_requests": 199, **larger})
+    few = {"max_num_seqs": 16}
+    assert problems(model={"max_ongoing_requests": 200, **larger}, entry=few) == []
+    (problem,) = problems(model={"max_ongoing_requests": 199, **larger}, entry=few)
     assert problem.startswith(f"{MODEL}.max_ongoing_requests: 199 is less than")
 
 

@@ -50,6 +50,10 @@ def test_a_file_is_checked() -> None:
 def test_a_key_is_made_or_its_name_refused() -> None:
     made = CliRunner().invoke(app, ["new-key", "alice"])
     assert (made.exit_code, "sk-raystream-" in made.stdout) == (0, True)
+    operator = CliRunner().invoke(app, ["new-key", "alice", "--scope", "operate"])
+    assert "\n    scopes: [operate]\n" in operator.stdout
+    unknown = CliRunner().invoke(app, ["new-key", "alice", "--scope", "all"])
+    assert (unknown.exit_code, "no scope 'all'" in unknown.stderr) == (2, True)
     refused = CliRunner().invoke(app, ["new-key", "a b"])
     assert refused.exit_code == 2
     assert "1 to 64 letters" in " ".join(refused.stderr.replace("│", " ").split())
@@ -81,7 +85,7 @@ def test_wrong_usage_starts_nothing(arguments: list[str], supervised: list[list[
     assert supervised == []
 
 
-@pytest.mark.parametrize("name", ["serve", "check", "new-key", "info", "supervise"])
+@pytest.mark.parametrize("name", ["serve", "check", "download", "new-key", "info", "supervise"])
 def test_each_command_explains_itself(name: str, supervised: list[list[str]]) -> None:
     told = CliRunner().invoke(app, [name, "--help"])
     assert (told.exit_code, supervised) == (0, [])

@@ -48,7 +48,8 @@ def test_what_is_announced_comes_from_the_file(tmp_path: Path) -> None:
     )
     assert name == "raystream"
     assert announced.url == "http://127.0.0.1:8123/llm"
-    assert [model.id for model in announced.models] == ["pydoc-chat", "pydoc-detector"]
+    models = ["pydoc-chat", "pydoc-detector", "pydoc-search"]
+    assert [model.id for model in announced.models] == models
     assert not announced.needs_key
     assert announced.dashboard_url == "http://127.0.0.1:8266"
     assert announced.logs == "/tmp/ray/session/logs/serve"

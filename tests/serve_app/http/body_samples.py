@@ -12,6 +12,8 @@ from serve_app.api.body.strict_body import StrictBody
 from serve_app.api.chat.schema import ChatRequest
 from serve_app.api.classify.schema import ClassifyBody, VllmClassifyBody
 from serve_app.api.completions.schema import CompletionRequest
+from serve_app.api.messages.schema import MessagesRequest, PromptFields
+from serve_app.api.responses.schema import ResponsesRequest
 from serve_app.api.text_generation.schema import TextGenerationRequest
 from serve_app.api.tokenize.schema import DetokenizeBody, TokenizeBody
 from tests.images import data_uri
@@ -74,10 +76,11 @@ ANSWER: dict[str, Any] = {
     "model": "m", "stream": True, "n": 1, "user": "u",
     "stream_options": {"include_usage": True, "continuous_usage_stats": True},
 }  # fmt: skip
-SCHEMA = {
+SCHEMA: dict[str, Any] = {
     "type": "json_schema",
     "json_schema": {"name": "s", "description": "S.", "schema": ANY_OBJECT, "strict": True},
 }
+SCHEMA_FORMAT = {"type": "json_schema", **SCHEMA["json_schema"]}
 CONSTRAINTS: dict[str, Any] = {"regex": "a", "choice": ["a"], "grammar": 'start: "a"'}
 TAG: dict[str, Any] = {
     "type": "tag",
@@ -146,6 +149,112 @@ ON_ONE_SURFACE: list[dict[str, Any]] = [
 ]
 """With `ON_EACH_SURFACE`, all constraints on the text. They exclude each other."""
 PLAIN: dict[str, Any] = {"stream": False, "prompt": "hi"}
+TEXT_BLOCK = {"type": "text", "text": "a", "cache_control": CACHE, "parsed_output": {}}
+MESSAGES_PROMPT: dict[str, Any] = {
+    "model": "m",
+    "system": [TEXT_BLOCK],
+    "messages": [
+        {
+            "role": "user",
+            "content": [
+                TEXT_BLOCK,
+                {
+                    "type": "image",
+                    "source": {
+                        "type": "base64",
+                        "media_type": "image/png",
+                        "data": IMAGE.partition(",")[2],
+                    },
+                    "cache_control": CACHE,
+                },
+                {"type": "image", "source": {"type": "url", "url": IMAGE}},
+            ],
+        },
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "Hm.", "signature": "s"},
+                TEXT_BLOCK,
+                {
+                    "type": "tool_use",
+                    "id": "c",
+                    "name": "f",
+                    "input": ANY_OBJECT,
+                    "cache_control": CACHE,
+                },
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {
+                    "type": "tool_result",
+                    "tool_use_id": "c",
+                    "content": [TEXT_BLOCK],
+                    "is_error": True,
+                    "cache_control": CACHE,
+                }
+            ],
+        },
+        {"role": "system", "content": "b"},
+    ],
+    "tools": [
+        {
+            "name": "f",
+            "description": "F.",
+            "input_schema": ANY_OBJECT,
+            "type": "custom",
+            "strict": True,
+            "cache_control": CACHE,
+        }
+    ],
+    "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
+    "thinking": {"type": "disabled"},
+    "cache_control": CACHE,
+}
+RESPONSES_TOOL = {
+    "type": "function",
+    "name": "f",
+    "description": "F.",
+    "parameters": ANY_OBJECT,
+    "strict": True,
+}
+RESPONSES_INPUT: list[Any] = [
+    {
+        "type": "message",
+        "role": "user",
+        "content": [
+            {"type": "input_text", "text": "a", "parsed": {}},
+            {"type": "input_image", "image_url": IMAGE, "detail": "low"},
+        ],
+        "id": "m",
+        "status": "completed",
+    },
+    {
+        "type": "reasoning",
+        "summary": [{"type": "summary_text", "text": "a"}],
+        "content": [{"type": "reasoning_text", "text": "a"}],
+        "id": "r",
+        "status": "completed",
+    },
+    {
+        "type": "function_call",
+        "call_id": "c",
+        "name": "f",
+        "arguments": "{}",
+        "id": "i",
+        "status": "completed",
+        "parsed_arguments": {},
+    },
+    {
+        "type": "function_call_output",
+        "call_id": "c",
+        "output": "a",
+        "id": "o",
+        "status": "completed",
+    },
+]
+SHORT_MESSAGES: dict[str, Any] = {"model": "m", "max_tokens": 5, "messages": HI}
 SURFACES: list[tuple[str, type[StrictBody], dict[str, Any]]] = [
     ("/v1/chat/completions", ChatRequest, {"model": "m", "messages": HI}),
     ("/v1/completions", CompletionRequest, {"model": "m", "prompt": "hi"}),
@@ -167,7 +276,7 @@ SAMPLES: list[tuple[str, type[StrictBody], dict[str, Any]]] = [
     (
         "/v1/chat/completions",
         ChatRequest,
-        {"model": "m", "messages": HI, "response_format": SCHEMA},
+        {"model": "m", "messages": HI, "response_format": SCHEMA, "prompt_logprobs": 1},
     ),
     *(
         (route, body, {**needed, **fields})
@@ -180,6 +289,7 @@ SAMPLES: list[tuple[str, type[StrictBody], dict[str, Any]]] = [
         CompletionRequest,
         {
             **SAMPLING, **ANSWER, "prompt": [[1]], "echo": False, "logprobs": 1, "best_of": 1,
+            "prompt_logprobs": None,
             "response_format": {"type": "json_object"},
         },
     ),
@@ -207,6 +317,58 @@ SAMPLES: list[tuple[str, type[StrictBody], dict[str, Any]]] = [
     ),
     ("/tokenize", TokenizeBody, {"prompt": "hi"}),
     ("/detokenize", DetokenizeBody, {"model": "m", "tokens": [1]}),
+    (
+        "/v1/responses",
+        ResponsesRequest,
+        {
+            "model": "m", "input": RESPONSES_INPUT, "instructions": "a", "max_output_tokens": 5,
+            "temperature": 1, "top_p": 1, "stream": True, "stream_options": {},
+            "tools": [RESPONSES_TOOL], "parallel_tool_calls": True,
+            "tool_choice": {"type": "function", "name": "f"}, "text": {"format": None},
+            "reasoning": {"effort": "none"}, "store": True, "metadata": {}, "user": "u",
+            "safety_identifier": "s", "prompt_cache_key": "p",
+        },
+    ),
+    *(
+        ("/v1/responses", ResponsesRequest, {"model": "m", "input": "a", "text": {"format": form}})
+        for form in ({"type": "text"}, {"type": "json_object"}, SCHEMA_FORMAT)
+    ),
+    (
+        "/v1/messages/count_tokens",
+        PromptFields,
+        {**MESSAGES_PROMPT, "output_config": {"format": {"type": "json_schema", "schema": {}}}},
+    ),
+    (
+        "/v1/messages",
+        MessagesRequest,
+        {
+            **MESSAGES_PROMPT, "max_tokens": 5, "stream": True, "stop_sequences": ["x"],
+            "temperature": 1, "top_p": 1, "top_k": 1, "metadata": {"user_id": "u"},
+        },
+    ),
+    (
+        "/v1/messages",
+        MessagesRequest,
+        {
+            **SHORT_MESSAGES,
+            "output_config": {
+                "effort": None,
+                "format": {"type": "json_schema", "schema": ANY_OBJECT},
+            },
+        },
+    ),
+    *(
+        (
+            "/v1/messages",
+            MessagesRequest,
+            {**SHORT_MESSAGES, "tools": MESSAGES_PROMPT["tools"], "tool_choice": choice},
+        )
+        for choice in (
+            {"type": "any", "disable_parallel_tool_use": True},
+            {"type": "tool", "name": "f", "disable_parallel_tool_use": True},
+            {"type": "none"},
+        )
+    ),
     (
         "/v1/classify",
         ClassifyBody,

@@ -104,6 +104,8 @@ def test_environment_that_holds_anything_else_is_refused_without_an_echo(
         (f"keys:\n- name: a b\n  sha256: {'a' * 64}\n", "name"),
         (f"keys:\n- name: a\n  sha256: {'0' * 64}\n  request_per_minute: 1\n", "did you mean"),
         (f"keys:\n- name: a\n  sha256: {'a' * 64}\n  requests_per_minute: 0\n", "requests_per"),
+        (f"keys:\n- name: a\n  sha256: {'a' * 64}\n  scopes: operate\n", r"list: \[operate\]"),
+        (f"keys:\n- name: a\n  sha256: {'a' * 64}\n  scopes: [admin]\n", "scopes.0: .*'operate'"),
     ],
 )
 def test_a_broken_file_is_refused_without_an_echo(

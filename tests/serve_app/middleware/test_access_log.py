@@ -261,7 +261,7 @@ async def test_records_are_kept_when_lines_are_off(
 
     times = iter([10.0, 10.5])
     middleware = AccessLogMiddleware(app, writes=False, now=lambda: next(times))
-    scope = {"type": "http", "method": "GET", "state": {"request_id": "x"}}
+    scope = {"type": "http", "method": "GET", "path": "/", "state": {"request_id": "x"}}
     await middleware(scope, receive, send)
     assert seen == [0.5]
     assert access_lines(caplog) == []

@@ -23,7 +23,7 @@ from tests.serve_app.apps import (
     ring,
 )
 from tests.serve_app.asgi_call import AsgiCall
-from tests.serve_app.fake_classifier import FakeClassifier
+from tests.serve_app.fake_pooler import FakeClassifier
 from tests.serve_app.fakes import HELLO, FakeBackend, Step
 from tests.serve_app.keys.test_ledger import HandClock
 

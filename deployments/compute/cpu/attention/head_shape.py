@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import cache
 
-import llvmlite.binding as llvm
+from deployments.compute.cpu.processor import features
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +46,14 @@ class HeadShape:
     def lanes(self) -> int:
         """32-bit words of the vectors that a head is divided into; 0 if no vector divides it."""
         num_words, rest = divmod(self.head_bytes, 4)
-        fitting = (n for n in (16, 8, 4) if n <= _machine_lanes() and num_words % n == 0)
+        fitting = (n for n in (16, 8, 4) if n <= machine_lanes() and num_words % n == 0)
         return 0 if rest else next(fitting, 0)
 
 
 @cache
-def _machine_lanes() -> int:
+def machine_lanes() -> int:
     """Return the number of 32-bit words in a vector register of this processor."""
-    features = llvm.get_host_cpu_features()
-    if features.get("avx512f"):
+    found = features()
+    if found.get("avx512f"):
         return 16
-    return 8 if features.get("avx2") else 4
+    return 8 if found.get("avx2") else 4

@@ -208,8 +208,11 @@ def _fuse_silu(graph: torch.fx.GraphModule, node: torch.fx.Node) -> bool:
 
 def _fuse_gelu(graph: torch.fx.GraphModule, node: torch.fx.Node) -> bool:
     joined = _joined(GELU_MUL, node)
-    if joined is None or _value(node).dtype is not torch.bfloat16:
+    if joined is None:
         return False
+    if _value(node).dtype is torch.float32:
+        _replace(graph, node, ops.gelu_mul, (joined,))
+        return True
     if not hasattr(graph, GELU_TABLE):
         table = torch.nn.functional.gelu(ops.all_bfloat16(), approximate="tanh")
         graph.register_buffer(GELU_TABLE, table)

@@ -1,8 +1,8 @@
 """The kernels of `ops`, compiled by numba: small chains of torch's operators in one pass.
 
-Their results equal torch's to the last bit: each value is rounded where torch stores it, squares
-are added in the order of torch's vectors, and the exponential is Sleef's. So no operation may be
-reordered or contracted, and nothing is compiled with fast math.
+Their results equal torch's to the last bit, but for GELU's in float32: each value is rounded where
+torch stores it, squares are added in the order of torch's vectors, and the exponential is Sleef's.
+So no operation may be reordered or contracted, and nothing is compiled with fast math.
 
 Each kernel is the address of a function for a parallel region. Its argument is an array of 64-bit
 integers that begins with two counts: the rows taken so far, 0 at first, and all rows. Rows are
@@ -38,6 +38,8 @@ Source: ATen/native/cpu/SumKernel.cpp, `multi_row_sum`."""
 
 MAX_WIDTH = 65536
 """Rows must be shorter than this: torch adds longer ones in more levels than `_sum_of_squares`."""
+
+GELU_SLOPE, GELU_CUBE = np.float32(math.sqrt(2 / math.pi)), np.float32(0.044715)
 
 # Source: sleefsimdsp.c, `xexpf`.
 R_LN2 = np.float32(1.442695040888963407)
@@ -195,6 +197,33 @@ def make_silu_mul(is_bfloat16: bool, vector_bytes: int) -> int:
             row = take_ticket(arguments)
 
     return compile_kernel(silu_mul)
+
+
+@cache
+def make_gelu_mul() -> int:
+    """Return a kernel that multiplies GELU of the rows' first halves by their second halves.
+
+    GELU is the one with a hyperbolic tangent, and elements are float32. Its arguments are those of
+    `make_silu_mul`. GELU is computed as x / (1 + exp(-2 y)), which is x (1 + tanh(y)) / 2 without
+    cancellation: where y is far below zero, torch's is less exact.
+    """
+
+    def gelu_mul(arguments):
+        a = numba.carray(pointer_to(arguments), 5, np.int64)
+        joined, out, width = a[2], a[3], a[4]
+        row = take_ticket(arguments)
+        while row < a[1]:
+            at = joined + 8 * row * width
+            gate = numba.carray(pointer_to(at), width, np.float32)
+            up = numba.carray(pointer_to(at + 4 * width), width, np.float32)
+            target = numba.carray(pointer_to(out + 4 * row * width), width, np.float32)
+            for k in range(width):
+                x = gate[k]
+                y = GELU_SLOPE * (x + GELU_CUBE * x * x * x)
+                target[k] = x / _one_plus_exp(np.float32(-2) * y) * up[k]
+            row = take_ticket(arguments)
+
+    return compile_kernel(gelu_mul)
 
 
 @cache

@@ -11,6 +11,7 @@ import torch
 
 from deployments.compute.cpu.fusion.kernels import (
     make_add_rms_norm,
+    make_gelu_mul,
     make_rms_norm,
     make_rotate,
     make_silu_mul,
@@ -122,18 +123,12 @@ def rotate(heads: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> t
 
 def silu_mul(joined: torch.Tensor) -> torch.Tensor:
     """Return SiLU of the first half of [1, n, 2 * width] times the second."""
-    joined = joined.contiguous()
-    _, num_rows, both = joined.shape
-    output = empty((1, num_rows, both // 2), joined.dtype)
-    _run(
-        make_silu_mul(joined.dtype is BFLOAT16, _vector_bytes()),
-        num_rows,
-        output.numel(),
-        joined.data_ptr(),
-        output.data_ptr(),
-        both // 2,
-    )
-    return output
+    return _run_on_halves(make_silu_mul(joined.dtype is BFLOAT16, _vector_bytes()), joined)
+
+
+def gelu_mul(joined: torch.Tensor) -> torch.Tensor:
+    """Return GELU of the first half of [1, n, 2 * width] times the second; all float32."""
+    return _run_on_halves(make_gelu_mul(), joined)
 
 
 @cache
@@ -148,24 +143,22 @@ def table_mul(table: torch.Tensor, joined: torch.Tensor) -> torch.Tensor:
         table: The activation of every bfloat16, indexed by its bits; see `all_bfloat16`.
         joined: bfloat16.
     """
-    joined = joined.contiguous()
-    _, num_rows, both = joined.shape
-    output = empty((1, num_rows, both // 2), joined.dtype)
-    _run(
-        make_table_mul(),
-        num_rows,
-        output.numel(),
-        table.data_ptr(),
-        joined.data_ptr(),
-        output.data_ptr(),
-        both // 2,
-    )
-    return output
+    return _run_on_halves(make_table_mul(), joined, table.data_ptr())
 
 
 def all_bfloat16() -> torch.Tensor:
     """Return all 65,536 values of bfloat16, in the order of their bits."""
     return torch.arange(2**16, dtype=torch.int32).to(torch.uint16).view(BFLOAT16)
+
+
+def _run_on_halves(kernel: int, joined: torch.Tensor, *arguments: int) -> torch.Tensor:
+    """Run a kernel that takes [1, n, 2 * width] and returns [1, n, width]."""
+    joined = joined.contiguous()
+    _, num_rows, both = joined.shape
+    output = empty((1, num_rows, both // 2), joined.dtype)
+    addresses = *arguments, joined.data_ptr(), output.data_ptr()
+    _run(kernel, num_rows, output.numel(), *addresses, both // 2)
+    return output
 
 
 def _run(kernel: int, num_rows: int, num_elements: int, *arguments: int) -> None:

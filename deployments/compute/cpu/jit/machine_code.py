@@ -7,6 +7,8 @@ Source: https://llvmlite.readthedocs.io/en/latest/user-guide/binding/
 
 import llvmlite.binding as llvm
 
+from deployments.compute.cpu.processor import features, target_features
+
 
 class MachineCode:
     """The compiled functions of an LLVM module; they are freed with this object."""
@@ -23,7 +25,7 @@ class MachineCode:
         llvm.initialize_native_asmprinter()
         machine = llvm.Target.from_default_triple().create_target_machine(
             cpu=llvm.get_host_cpu_name(),
-            features=llvm.get_host_cpu_features().flatten(),
+            features=target_features(features()),
             opt=3,
         )
         module = llvm.parse_assembly(source)

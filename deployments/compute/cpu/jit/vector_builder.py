@@ -7,8 +7,9 @@ bytes.
 Source: https://llvm.org/docs/LangRef.html
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -36,34 +37,61 @@ EXP2 = tuple(
 [0, 1]; its relative error there is below that of a float32."""
 
 
-class VectorBuilder:
-    """Emits a function of one pointer.
+@dataclass(slots=True)
+class Carried:
+    """The values that a loop carries from one turn to the next.
 
     Attributes:
-        module: The function's module, which has the same name.
+        values: Those of this turn; the loop's body replaces them by those of the next.
+    """
+
+    values: list[Value]
+
+
+class VectorBuilder:
+    """Emits a function.
+
+    Attributes:
+        module: The function's module.
         builder: llvmlite's builder, for scalars and branches.
         floats: The type of a vector of float32.
         words: The type of a vector of 32-bit integers.
-        argument: The function's argument.
+        arguments: The function's arguments.
     """
 
-    def __init__(self, name: str, lanes: int, is_bfloat16: bool) -> None:
+    def __init__(
+        self,
+        name: str,
+        lanes: int,
+        is_bfloat16: bool,
+        *,
+        kinds: Sequence[ir.Type] = (POINTER,),
+        module: ir.Module | None = None,
+    ) -> None:
         """Start emitting the function.
 
         Args:
-            name: Name of the module and of the function.
+            name: The function's name.
             lanes: Number of lanes of a vector; a power of two.
             is_bfloat16: Whether elements in memory are bfloat16; otherwise they are float32.
+            kinds: The types of the function's arguments.
+            module: The module to add it to; None makes one of the same name.
         """
         self.lanes = lanes
         self.is_bfloat16 = is_bfloat16
         self.itemsize = 2 if is_bfloat16 else 4
         self.floats = ir.VectorType(F32, lanes)
         self.words = ir.VectorType(I32, lanes)
-        self.module = ir.Module(name)
-        function = ir.Function(self.module, ir.FunctionType(ir.VoidType(), [POINTER]), name)
+        self.module = ir.Module(name) if module is None else module
+        function = ir.Function(self.module, ir.FunctionType(ir.VoidType(), kinds), name)
         self.builder = ir.IRBuilder(function.append_basic_block("entry"))
-        (self.argument,) = function.args
+        self.arguments: tuple[Value, ...] = function.args
+
+    @property
+    def argument(self) -> Value:
+        """The argument of a function of one."""
+        (argument,) = self.arguments
+        return argument
 
     @contextmanager
     def loop(self, stop: Value, step: int) -> Iterator[Value]:
@@ -78,6 +106,27 @@ class VectorBuilder:
         index.add_incoming(I64(0), before)
         index.add_incoming(following, b.block)
         b.cbranch(b.icmp_signed("<", following, stop), body, after)
+        b.position_at_end(after)
+
+    @contextmanager
+    def fold(self, num_turns: Value, initial: Sequence[Value]) -> Iterator[Carried]:
+        """Emit a loop of at least one turn that carries values; yield them.
+
+        After the block, they are those that the last turn left.
+        """
+        b = self.builder
+        before, body, after = b.block, b.append_basic_block("turn"), b.append_basic_block("after")
+        b.branch(body)
+        b.position_at_end(body)
+        turn, *phis = (b.phi(value.type) for value in (I64(0), *initial))
+        carried = Carried(list(phis))
+        yield carried
+        following = b.add(turn, I64(1))
+        nexts = (following, *carried.values)
+        for phi, first, later in zip((turn, *phis), (I64(0), *initial), nexts, strict=True):
+            phi.add_incoming(first, before)
+            phi.add_incoming(later, b.block)
+        b.cbranch(b.icmp_signed("<", following, num_turns), body, after)
         b.position_at_end(after)
 
     def array(self, size: int) -> Value:
@@ -219,11 +268,26 @@ class VectorBuilder:
         """
         last = arguments[-1].type
         suffix = {self.floats: f"v{self.lanes}f32", self.words: f"v{self.lanes}i32", F32: "f32"}
-        full_name = f"{name}.{suffix[last]}"
-        function = self.module.globals.get(full_name)
+        # Sums across a vector may be added in the fastest order.
+        flags = ("reassoc",) if name.startswith("llvm.vector.reduce.f") else ()
+        return self.call(f"{name}.{suffix[last]}", kind, *arguments, flags=flags)
+
+    def prefetch(self, place: Value) -> None:
+        """Emit a fetch of a cache line into the L2 cache."""
+        read, second_level, data = I32(0), I32(2), I32(1)
+        self.call("llvm.prefetch.p0", ir.VoidType(), place, read, second_level, data)
+
+    def call(self, name: str, kind: ir.Type, *arguments: Value, flags: Sequence[str] = ()) -> Value:
+        """Emit a call of a function outside the module, such as an LLVM intrinsic.
+
+        Args:
+            name: The function's full name.
+            kind: Type of the result.
+            *arguments: Arguments of the function.
+            flags: What LLVM may do to floats.
+        """
+        function = self.module.globals.get(name)
         if function is None:
             types = ir.FunctionType(kind, [value.type for value in arguments])
-            function = ir.Function(self.module, types, full_name)
-        # Sums across a vector may be added in the fastest order.
-        flags = ("reassoc",) if last != self.words else ()
+            function = ir.Function(self.module, types, name)
         return self.builder.call(function, arguments, fastmath=flags)

@@ -1,59 +1,116 @@
-"""The kernel of `small_batch_linear`, emitted as LLVM IR and compiled by llvmlite.
+"""The kernel of `small_batch_linear`, emitted with llvmlite's builder.
 
 The product of a small batch with a large matrix is bound by memory at one row and by arithmetic at
 a hundred. In between, a core waits for memory and computes in turn, unless it prefetches: each tile
-fetches a part of the next block of weights into the L2 cache while it computes. With more rows the
-kernel is as fast as oneDNN's, and is used because a row's result is the same in any batch.
+fetches a part of the next weights into the L2 cache while it computes. With more rows the kernel is
+as fast as oneDNN's, and is used because a row's result is the same in any batch.
 
-The weights are in oneDNN's layout: [blocks of 64 columns, pairs of inputs, 64, 2]. A tile computes
-some rows of half a block, entirely in registers. Threads take units one by one from a ticket
-counter, so a thread that has lost its core to another process does not delay the rest.
+The weights are in oneDNN's layout: [blocks of 64 columns, words of inputs, 64, inputs of a word]. A
+word has 32 bits: one float32, or two bfloat16. A tile computes some rows of a strip, which is as
+many columns of a block as two vectors hold, entirely in registers. A layer with many inputs is
+computed in parts, so that the weights of a part stay in the L2 cache; its sums wait in memory, in
+float32, so a part more or less changes no bit. Threads take units one by one from a ticket counter,
+so a thread that has lost its core to another process does not delay the rest.
 
 Source: https://llvm.org/docs/LangRef.html; `vdpbf16ps` in Intel's Intrinsics Guide (AVX512_BF16).
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 
-import llvmlite.binding as llvm
+from llvmlite import ir
 
 from deployments.compute.cpu.jit.machine_code import MachineCode
+from deployments.compute.cpu.jit.vector_builder import I32, I64, POINTER, Value, VectorBuilder
+from deployments.compute.cpu.processor import features
 
 BLOCK = 64
 """Columns of a block."""
 
-PAIR_BYTES = BLOCK * 4
-"""Bytes of the weights of a pair of inputs, for all columns of a block."""
+WORD_BYTES = BLOCK * 4
+"""Bytes of the weights of a word of inputs, for all columns of a block."""
 
 UNROLLED = 4
-"""Pairs of inputs in one iteration of a tile's loop."""
+"""Words of inputs in one turn of a tile's loop."""
 
 GROUP_ROWS = 64
 """Rows that a thread computes at a time where blocks of columns are too few for all threads."""
 
-MAX_TILE_ROWS = 8
-"""Each row needs an address, and only 15 registers can hold one: tiles of 12 rows took 1.5 times as
-long."""
+MAX_GROUP_ROWS = 2 * GROUP_ROWS
+"""A group has fewer rows than this where a layer is computed in parts."""
 
 CACHE_LINE = 64
-VECTOR = 16  # sums, or columns, in one register
-HALF = 2 * VECTOR
-HALVES = BLOCK // HALF
 
 ARGUMENTS = (
-    *("rows", "row_bytes", "weights", "block_bytes", "num_turns", "output", "output_row_bytes"),
-    *("bias", "num_units", "tile", "num_tiles", "tile_rows", "num_rows", "fetched_bytes"),
-    *("num_groups", "ticket"),
+    *("rows", "row_bytes", "weights", "block_bytes", "num_turns", "part_turns", "num_parts"),
+    *("output", "output_row_bytes", "bias", "num_units", "tile", "last_tile", "num_tiles"),
+    *("tile_rows", "num_rows", "fetched_bytes", "num_groups", "ticket"),
 )
 """The kernel's arguments, an array of 64-bit integers. A unit is a group of rows and a block of
-columns; `num_tiles` are those of a group. The ticket counts the units taken."""
+columns; `num_tiles` are those of a group. `tile` is a function that leaves the sums in memory, and
+`last_tile` one that writes the output. The ticket counts the units taken."""
 
-DECLARATIONS = """
-declare <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512(<16 x float>, <32 x bfloat>, <32 x bfloat>)
-declare void @llvm.prefetch.p0(ptr, i32, i32, i32)
-declare i64 @llvm.smin.i64(i64, i64)
-"""
+TILE_ARGUMENTS = {
+    **{"rows": POINTER, "row_bytes": I64, "weights": POINTER, "num_turns": I64},
+    **{"start": POINTER, "start_row_bytes": I64, "output": POINTER, "output_row_bytes": I64},
+    "next": POINTER,
+}
+"""A tile's arguments: it adds products to the sums at `start`, and fetches what is at `next`."""
+
+
+class _BFloat(ir.Type):  # type: ignore[misc] # llvmlite ships no type information
+    """LLVM's bfloat, which llvmlite lacks."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+
+BFLOAT = _BFloat()
+
+
+@dataclass(frozen=True, slots=True)
+class Arithmetic:
+    """How a processor multiplies the elements of one type.
+
+    Attributes:
+        is_bfloat16: Whether elements are bfloat16; otherwise they are float32.
+        lanes: Sums, or columns, in one vector.
+        max_tile_rows: Rows of a tile: their sums, and their addresses, must stay in registers. Only
+            15 registers can hold an address: tiles of 12 rows took 1.5 times as long.
+        products_per_us: Products that one thread computes in a microsecond, unless it waits for the
+            weights.
+    """
+
+    is_bfloat16: bool
+    lanes: int
+    max_tile_rows: int
+    products_per_us: int
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return 2 if self.is_bfloat16 else 4
+
+    @property
+    def word_inputs(self) -> int:
+        """Inputs in a word."""
+        return 4 // self.itemsize
+
+    @property
+    def strip(self) -> int:
+        """Columns of a tile."""
+        return 2 * self.lanes
+
+    @property
+    def num_strips(self) -> int:
+        """Strips of a block."""
+        return BLOCK // self.strip
+
+
+AVX512_BF16 = Arithmetic(True, lanes=16, max_tile_rows=8, products_per_us=200_000)
+AVX512 = Arithmetic(False, lanes=16, max_tile_rows=8, products_per_us=60_000)
+AVX2 = Arithmetic(False, lanes=8, max_tile_rows=6, products_per_us=25_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +118,9 @@ class Tiling:
     """The division of rows into tiles.
 
     Attributes:
-        num_tiles: Tiles of a half block. The last one ends with the last row, and may overlap.
-        tile_rows: Rows of each tile; `MAX_TILE_ROWS` of them if there are `GROUP_ROWS` or more.
-        lines: Cache lines that a tile fetches in an iteration.
+        num_tiles: Tiles of a strip. The last one ends with the last row, and may overlap.
+        tile_rows: Rows of each tile; the most that fit if there are `GROUP_ROWS` or more.
+        lines: Cache lines that a tile fetches in a turn.
     """
 
     num_tiles: int
@@ -72,198 +129,223 @@ class Tiling:
 
     @classmethod
     @cache
-    def of(cls, num_rows: int) -> "Tiling":
+    def of(cls, num_rows: int, arithmetic: Arithmetic) -> "Tiling":
         """Return the tiling with the fewest tiles."""
-        num_tiles = -(-num_rows // MAX_TILE_ROWS)
-        turn_lines = UNROLLED * PAIR_BYTES // CACHE_LINE
-        return cls(num_tiles, -(-num_rows // num_tiles), -(-turn_lines // (num_tiles * HALVES)))
+        num_tiles = -(-num_rows // arithmetic.max_tile_rows)
+        turn_lines = UNROLLED * WORD_BYTES // CACHE_LINE
+        lines = -(-turn_lines // (num_tiles * arithmetic.num_strips))
+        return cls(num_tiles, -(-num_rows // num_tiles), lines)
 
     @property
     def name(self) -> str:
-        """The name of the function that computes such a tile."""
+        """The name of the function that computes such a tile and writes the output."""
         return f"tile_{self.tile_rows}_{self.lines}"
+
+    @property
+    def sums_name(self) -> str:
+        """The name of the function that computes such a tile and leaves the sums in memory."""
+        return f"{self.name}_sums"
 
 
 class SmallBatchKernel:
     """The compiled kernel.
 
     Attributes:
+        arithmetic: What it is compiled for.
         address: The function's address, for a parallel region; its argument is an array of
             `ARGUMENTS`.
         tiles: The addresses of the tilings' functions, by their names. Any number of rows has a
             tiling among those of up to `GROUP_ROWS` rows.
     """
 
-    def __init__(self) -> None:
-        """Compile for this machine, in about 0.2 s."""
-        tilings = {(tiling := Tiling.of(num)).name: tiling for num in range(1, GROUP_ROWS + 1)}
-        functions = {name: "\n".join(_tile(tiling)) for name, tiling in tilings.items()}
-        source = "\n".join([DECLARATIONS, *functions.values(), _worker()])
-        self._code = MachineCode(source, optimize=False)
+    def __init__(self, arithmetic: Arithmetic) -> None:
+        """Compile for this machine, in about 0.3 s."""
+        self.arithmetic = arithmetic
+        self._code = MachineCode(emit_kernel(arithmetic), optimize=False)
         self.address = self._code.address_of("multiply")
-        self.tiles = {name: self._code.address_of(name) for name in functions}
+        names = (n for it in _tilings(arithmetic) for n in (it.name, it.sums_name))
+        self.tiles = {name: self._code.address_of(name) for name in names}
 
 
 @cache
-def make_kernel() -> SmallBatchKernel | None:
-    """Return the kernel; None on a processor without AVX512_BF16, or with AMX.
+def make_kernel(*, is_bfloat16: bool) -> SmallBatchKernel | None:
+    """Return the kernel for elements of a type; None if this processor has none."""
+    arithmetic = find_arithmetic(features(), is_bfloat16=is_bfloat16)
+    return None if arithmetic is None else SmallBatchKernel(arithmetic)
 
-    oneDNN uses AMX's matrix units, and this kernel does not.
+
+def find_arithmetic(found: Mapping[str, bool], *, is_bfloat16: bool) -> Arithmetic | None:
+    """Return how a processor with these features multiplies, as far as the kernel knows.
+
+    In bfloat16 it needs AVX512_BF16, and leaves a processor with AMX to oneDNN, which uses its
+    matrix units.
     """
-    features = llvm.get_host_cpu_features()
-    if not features.get("avx512bf16") or features.get("amx-bf16"):
-        return None
-    return SmallBatchKernel()
+    if is_bfloat16:
+        has_dot = found.get("avx512bf16") and not found.get("amx-bf16")
+        return AVX512_BF16 if has_dot else None
+    if found.get("avx512f"):
+        return AVX512
+    return AVX2 if found.get("avx2") and found.get("fma") else None
 
 
-def _tile(tiling: Tiling) -> Iterator[str]:
+def emit_kernel(arithmetic: Arithmetic) -> str:
+    """Return the kernel's LLVM IR."""
+    module = ir.Module("small_batch")
+    for tiling in _tilings(arithmetic):
+        for is_last in (True, False):
+            _emit_tile(module, arithmetic, tiling, is_last=is_last)
+    _emit_worker(module, arithmetic)
+    return str(module)
+
+
+def _tilings(arithmetic: Arithmetic) -> Collection[Tiling]:
+    """Return a tiling for each function that rows of any number need."""
+    tilings = (Tiling.of(num_rows, arithmetic) for num_rows in range(1, GROUP_ROWS + 1))
+    return {tiling.name: tiling for tiling in tilings}.values()
+
+
+def _emit_tile(module: ir.Module, arithmetic: Arithmetic, tiling: Tiling, *, is_last: bool) -> None:
     """Emit the function of a tile: it loops over the inputs and keeps all sums in registers."""
-    rows, vectors = range(tiling.tile_rows), range(HALF // VECTOR)
-    yield (
-        f"define void @{tiling.name}(ptr noalias %rows, i64 %row_bytes, ptr noalias %weights,"
-        " i64 %num_turns, ptr noalias %output, i64 %output_row_bytes, ptr noalias %bias, ptr %next)"
-        " {\nentry:"
-    )
-    for v in vectors:
-        yield f"%bias{v} = getelementptr i8, ptr %bias, i64 {v * VECTOR * 4}"
-        yield f"%start{v} = load <16 x float>, ptr %bias{v}, align 4"
-    yield from (f"%row_at{r} = mul i64 %row_bytes, {r}" for r in rows)
-    yield "br label %turn\nturn:"
-    yield "%t = phi i64 [0, %entry], [%t_next, %turn]"
-    yield "%rows_at = phi ptr [%rows, %entry], [%rows_next, %turn]"
-    yield "%weights_at = phi ptr [%weights, %entry], [%weights_next, %turn]"
-    yield "%next_at = phi ptr [%next, %entry], [%next_next, %turn]"
-    for r in rows:
-        for v in vectors:
-            yield (
-                f"%sum{r}_{v}_0 = phi <16 x float>"
-                f" [%start{v}, %entry], [%sum{r}_{v}_{UNROLLED}, %turn]"
-            )
-    yield from (f"%row{r} = getelementptr i8, ptr %rows_at, i64 %row_at{r}" for r in rows)
-    for line in range(tiling.lines):
-        yield f"%line{line} = getelementptr i8, ptr %next_at, i64 {line * CACHE_LINE}"
-        # The flags ask for a read of data into the L2 cache.
-        yield f"call void @llvm.prefetch.p0(ptr %line{line}, i32 0, i32 2, i32 1)"
-    for pair in range(UNROLLED):
-        yield from _multiply_pair(pair, rows, vectors)
-    yield f"%rows_next = getelementptr i8, ptr %rows_at, i64 {4 * UNROLLED}"
-    yield f"%weights_next = getelementptr i8, ptr %weights_at, i64 {PAIR_BYTES * UNROLLED}"
-    yield f"%next_next = getelementptr i8, ptr %next_at, i64 {CACHE_LINE * tiling.lines}"
-    yield "%t_next = add i64 %t, 1"
-    yield "%is_more = icmp ult i64 %t_next, %num_turns"
-    yield "br i1 %is_more, label %turn, label %store\nstore:"
-    for r in rows:
-        yield f"%output_at{r} = mul i64 %output_row_bytes, {r}"
-        yield f"%output{r} = getelementptr i8, ptr %output, i64 %output_at{r}"
-        for v in vectors:
-            yield f"%rounded{r}_{v} = fptrunc <16 x float> %sum{r}_{v}_{UNROLLED} to <16 x bfloat>"
-            yield f"%target{r}_{v} = getelementptr i8, ptr %output{r}, i64 {v * VECTOR * 2}"
-            yield f"store <16 x bfloat> %rounded{r}_{v}, ptr %target{r}_{v}, align 2"
-    yield "ret void\n}"
+    name = tiling.name if is_last else tiling.sums_name
+    kinds = tuple(TILE_ARGUMENTS.values())
+    v = VectorBuilder(name, arithmetic.lanes, arithmetic.is_bfloat16, kinds=kinds, module=module)
+    b = v.builder
+    a = dict(zip(TILE_ARGUMENTS, v.arguments, strict=True))
+    rows, vectors = range(tiling.tile_rows), (0, 4 * arithmetic.lanes)
+    starts = [v.offset(a["start"], b.mul(a["start_row_bytes"], I64(row))) for row in rows]
+    row_at = [b.mul(a["row_bytes"], I64(row)) for row in rows]
+    sums = [v.load(v.floats, start, at) for start in starts for at in vectors]
+    with v.fold(a["num_turns"], [a["rows"], a["weights"], a["next"], *sums]) as carried:
+        rows_at, weights_at, next_at, *sums = carried.values
+        row_starts = [v.offset(rows_at, at) for at in row_at]
+        for line in range(tiling.lines):
+            v.prefetch(v.offset(next_at, line * CACHE_LINE))
+        for word in range(UNROLLED):
+            weights = [v.load(v.words, weights_at, word * WORD_BYTES + at) for at in vectors]
+            for row, start in enumerate(row_starts):
+                inputs = v.splat(v.load(I32, start, 4 * word))
+                for vector, factor in enumerate(weights):
+                    index = row * len(vectors) + vector
+                    sums[index] = _add_products(v, sums[index], inputs, factor)
+        steps = (4 * UNROLLED, WORD_BYTES * UNROLLED, CACHE_LINE * tiling.lines)
+        places = (rows_at, weights_at, next_at)
+        carried.values = [*map(v.offset, places, steps), *sums]
+    sums = carried.values[3:]
+    shrink = arithmetic.word_inputs if is_last else 1
+    for row in rows:
+        output = v.offset(a["output"], b.mul(a["output_row_bytes"], I64(row)))
+        for vector, at in enumerate(vectors):
+            total = sums[row * len(vectors) + vector]
+            if shrink > 1:
+                total = b.fptrunc(total, ir.VectorType(BFLOAT, arithmetic.lanes))
+            v.store(total, output, at // shrink)
+    b.ret_void()
 
 
-def _multiply_pair(pair: int, rows: range, vectors: range) -> Iterator[str]:
-    """Emit the products of a pair of inputs: each row's pair, broadcast, times the weights."""
-    for v in vectors:
-        name, offset = f"{pair}_{v}", pair * PAIR_BYTES + v * CACHE_LINE
-        yield f"%weight_at{name} = getelementptr i8, ptr %weights_at, i64 {offset}"
-        yield f"%weight{name} = load <32 x bfloat>, ptr %weight_at{name}, align 2"
-    for r in rows:
-        name = f"{pair}_{r}"
-        yield f"%pair_at{name} = getelementptr i8, ptr %row{r}, i64 {4 * pair}"
-        yield f"%pair{name} = load i32, ptr %pair_at{name}, align 2"
-        yield f"%lane{name} = insertelement <16 x i32> poison, i32 %pair{name}, i32 0"
-        yield (
-            f"%lanes{name} = shufflevector <16 x i32> %lane{name}, <16 x i32> poison,"
-            " <16 x i32> zeroinitializer"
-        )
-        yield f"%input{name} = bitcast <16 x i32> %lanes{name} to <32 x bfloat>"
-        for v in vectors:
-            yield (
-                f"%sum{r}_{v}_{pair + 1} = call <16 x float>"
-                " @llvm.x86.avx512bf16.dpbf16ps.512("
-                f"<16 x float> %sum{r}_{v}_{pair}, <32 x bfloat> %input{name},"
-                f" <32 x bfloat> %weight{pair}_{v})"
-            )
+def _add_products(v: VectorBuilder, total: Value, inputs: Value, weights: Value) -> Value:
+    """Emit `total` plus the products of words of inputs and weights."""
+    b = v.builder
+    if not v.is_bfloat16:
+        return v.fma(b.bitcast(inputs, v.floats), b.bitcast(weights, v.floats), total)
+    pairs = ir.VectorType(BFLOAT, 2 * v.lanes)
+    name = f"llvm.x86.avx512bf16.dpbf16ps.{32 * v.lanes}"
+    return v.call(name, v.floats, total, b.bitcast(inputs, pairs), b.bitcast(weights, pairs))
 
 
-def _worker() -> str:
-    """Return the function that each thread runs: it takes units until none are left.
+def _emit_worker(module: ir.Module, arithmetic: Arithmetic) -> None:
+    """Emit the function that each thread runs: it takes units until none are left.
 
     Where groups share their last rows, two threads may write the same values to the same places.
     """
-    loads = "\n".join(
-        f"%{name}_at = getelementptr i64, ptr %arguments, i64 {index}\n"
-        f"%{name} = load i64, ptr %{name}_at"
-        for index, name in enumerate(ARGUMENTS[:-1])
+    v = VectorBuilder("multiply", arithmetic.lanes, arithmetic.is_bfloat16, module=module)
+    b = v.builder
+    a = {name: v.load(I64, v.argument, 8 * i) for i, name in enumerate(ARGUMENTS[:-1])}
+    ticket = v.offset(v.argument, 8 * (len(ARGUMENTS) - 1))
+    waiting = v.array((MAX_GROUP_ROWS + arithmetic.max_tile_rows) * BLOCK)
+    entry, take, work, end = b.block, *(b.append_basic_block(n) for n in ("take", "work", "end"))
+    first = b.atomic_rmw("add", ticket, I64(1), "monotonic")
+    b.branch(take)
+    b.position_at_end(take)
+    unit = b.phi(I64)
+    unit.add_incoming(first, entry)
+    b.cbranch(b.icmp_signed("<", unit, a["num_units"]), work, end)
+    b.position_at_end(work)
+    after = b.atomic_rmw("add", ticket, I64(1), "monotonic")
+    _emit_unit(v, arithmetic, a, waiting, unit, v.minimum(after, a["num_units"]))
+    unit.add_incoming(after, b.block)
+    b.branch(take)
+    b.position_at_end(end)
+    b.ret_void()
+
+
+def _emit_unit(
+    v: VectorBuilder,
+    arithmetic: Arithmetic,
+    a: Mapping[str, Value],
+    waiting: Value,
+    unit: Value,
+    after: Value,
+) -> None:
+    """Emit the products of a unit, while the weights of the unit `after` it are fetched.
+
+    Args:
+        v: Emits the worker.
+        arithmetic: What the tiles are compiled for.
+        a: The kernel's arguments, by name.
+        waiting: The address of the sums of a group of rows and a block, [tiles, rows, strip].
+        unit: The unit's number.
+        after: The number of the unit that this thread takes next.
+    """
+    b, strip = v.builder, arithmetic.strip
+
+    def address(name: str, offset: Value) -> Value:
+        return v.offset(b.inttoptr(a[name], POINTER), offset)
+
+    block, group = b.udiv(unit, a["num_groups"]), b.urem(unit, a["num_groups"])
+    weights, following = (
+        address("weights", b.mul(number, a["block_bytes"]))
+        for number in (block, b.udiv(after, a["num_groups"]))
     )
-    return f"""
-define void @multiply(ptr %arguments) {{
-entry:
-  {loads}
-  %rows_to = inttoptr i64 %rows to ptr
-  %weights_to = inttoptr i64 %weights to ptr
-  %output_to = inttoptr i64 %output to ptr
-  %bias_to = inttoptr i64 %bias to ptr
-  %compute = inttoptr i64 %tile to ptr
-  %ticket = getelementptr i64, ptr %arguments, i64 {len(ARGUMENTS) - 1}
-  %last_tile = sub i64 %num_rows, %tile_rows
-  %first = atomicrmw add ptr %ticket, i64 1 monotonic
-  br label %take
-take:
-  %unit = phi i64 [%first, %entry], [%after, %taken]
-  %is_left = icmp slt i64 %unit, %num_units
-  br i1 %is_left, label %work, label %end
-work:
-  %after = atomicrmw add ptr %ticket, i64 1 monotonic
-  %block = udiv i64 %unit, %num_groups
-  %group = urem i64 %unit, %num_groups
-  %group_tile = mul i64 %group, %num_tiles
-  %weights_offset = mul i64 %block, %block_bytes
-  %block_weights = getelementptr i8, ptr %weights_to, i64 %weights_offset
-  %fetched = call i64 @llvm.smin.i64(i64 %after, i64 %num_units)
-  %fetched_block = udiv i64 %fetched, %num_groups
-  %fetched_offset = mul i64 %fetched_block, %block_bytes
-  %next_weights = getelementptr i8, ptr %weights_to, i64 %fetched_offset
-  %output_offset = mul i64 %block, {BLOCK * 2}
-  %block_output = getelementptr i8, ptr %output_to, i64 %output_offset
-  %bias_offset = mul i64 %block, {BLOCK * 4}
-  %block_bias = getelementptr i8, ptr %bias_to, i64 %bias_offset
-  br label %half
-half:
-  %h = phi i64 [0, %work], [%h_next, %half_done]
-  %half_weights_offset = mul i64 %h, {HALF * 4}
-  %half_weights = getelementptr i8, ptr %block_weights, i64 %half_weights_offset
-  %half_output_offset = mul i64 %h, {HALF * 2}
-  %half_output = getelementptr i8, ptr %block_output, i64 %half_output_offset
-  %half_bias_offset = mul i64 %h, {HALF * 4}
-  %half_bias = getelementptr i8, ptr %block_bias, i64 %half_bias_offset
-  %part_base = mul i64 %h, %num_tiles
-  br label %rows_tile
-rows_tile:
-  %n = phi i64 [0, %half], [%n_next, %rows_tile]
-  %wanted_tile = add i64 %group_tile, %n
-  %wanted_row = mul i64 %wanted_tile, %tile_rows
-  %row = call i64 @llvm.smin.i64(i64 %wanted_row, i64 %last_tile)
-  %row_offset = mul i64 %row, %row_bytes
-  %tile_input = getelementptr i8, ptr %rows_to, i64 %row_offset
-  %tile_output_offset = mul i64 %row, %output_row_bytes
-  %tile_output = getelementptr i8, ptr %half_output, i64 %tile_output_offset
-  %part = add i64 %part_base, %n
-  %part_offset = mul i64 %part, %fetched_bytes
-  %part_weights = getelementptr i8, ptr %next_weights, i64 %part_offset
-  call void %compute(ptr %tile_input, i64 %row_bytes, ptr %half_weights, i64 %num_turns,
-    ptr %tile_output, i64 %output_row_bytes, ptr %half_bias, ptr %part_weights)
-  %n_next = add i64 %n, 1
-  %is_more_rows = icmp slt i64 %n_next, %num_tiles
-  br i1 %is_more_rows, label %rows_tile, label %half_done
-half_done:
-  %h_next = add i64 %h, 1
-  %is_more_halves = icmp slt i64 %h_next, {HALVES}
-  br i1 %is_more_halves, label %half, label %taken
-taken:
-  br label %take
-end:
-  ret void
-}}
-"""
+    bias = address("bias", b.mul(block, I64(4 * BLOCK)))
+    output = address("output", b.mul(block, I64(arithmetic.itemsize * BLOCK)))
+    last_row = b.sub(a["num_rows"], a["tile_rows"])
+    tile_bytes = b.mul(a["tile_rows"], I64(4 * strip))
+    kind = ir.FunctionType(ir.VoidType(), tuple(TILE_ARGUMENTS.values()))
+    with v.loop(a["num_parts"], 1) as part:
+        turn = b.mul(part, a["part_turns"])
+        num_turns = v.minimum(a["part_turns"], b.sub(a["num_turns"], turn))
+        is_first = b.icmp_signed("==", part, I64(0))
+        is_last = b.icmp_signed("==", b.add(part, I64(1)), a["num_parts"])
+        part_weights = v.offset(weights, b.mul(turn, I64(UNROLLED * WORD_BYTES)))
+        part_bytes = b.mul(num_turns, I64(UNROLLED * WORD_BYTES))
+        fetched = b.select(is_last, following, v.offset(part_weights, part_bytes))
+        inputs_at = b.mul(turn, I64(4 * UNROLLED))
+        tile = b.inttoptr(b.select(is_last, a["last_tile"], a["tile"]), POINTER)
+        tile.type = kind.as_pointer()  # a call needs the function's type
+        with v.loop(I64(arithmetic.num_strips), 1) as number:
+            column = b.mul(number, I64(strip))
+            strip_weights = v.offset(part_weights, b.mul(column, I64(4)))
+            strip_bias = v.offset(bias, b.mul(column, I64(4)))
+            strip_output = v.offset(output, b.mul(column, I64(arithmetic.itemsize)))
+            first_tile = b.mul(number, a["num_tiles"])
+            with v.loop(a["num_tiles"], 1) as n:
+                wanted = b.mul(b.add(b.mul(group, a["num_tiles"]), n), a["tile_rows"])
+                row = v.minimum(wanted, last_row)
+                place = b.add(first_tile, n)
+                sums = v.offset(waiting, b.mul(place, tile_bytes))
+                b.call(
+                    tile,
+                    (
+                        address("rows", b.add(b.mul(row, a["row_bytes"]), inputs_at)),
+                        a["row_bytes"],
+                        strip_weights,
+                        num_turns,
+                        b.select(is_first, strip_bias, sums),
+                        b.select(is_first, I64(0), I64(4 * strip)),
+                        b.select(
+                            is_last, v.offset(strip_output, b.mul(row, a["output_row_bytes"])), sums
+                        ),
+                        b.select(is_last, a["output_row_bytes"], I64(4 * strip)),
+                        v.offset(fetched, b.mul(place, a["fetched_bytes"])),
+                    ),
+                )

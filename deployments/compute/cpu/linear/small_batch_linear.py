@@ -7,36 +7,33 @@ would differ from decoded ones in the last bit.
 """
 
 import ctypes
-from functools import cache
 
 import torch
 
 from deployments.compute.cpu.jit.launch import KernelCall, empty, launch
 from deployments.compute.cpu.jit.openmp import find_parallel
-from deployments.compute.cpu.linear.prepacked_linear import BATCH_HINT
 from deployments.compute.cpu.linear.small_batch_kernel import (
     ARGUMENTS,
     BLOCK,
     CACHE_LINE,
     GROUP_ROWS,
-    PAIR_BYTES,
+    MAX_GROUP_ROWS,
     UNROLLED,
+    WORD_BYTES,
     SmallBatchKernel,
     Tiling,
     make_kernel,
 )
 
-MAX_INPUTS = 5120
-"""The most inputs of a layer: with more, two blocks would not fit into a core's L2 cache."""
+MAX_PART_BYTES = 640 * 2**10
+"""Most bytes of a block's weights that are used for all rows before the next ones: what is in use
+should stay in a core's L2 cache of 1 MiB while the next is fetched."""
 
-INPUT_BLOCK = 32
+INPUT_BLOCK_BYTES = 64
 """oneDNN pads the inputs to a multiple of this."""
 
 UNITS_PER_THREAD = 4
 """Units of work for each thread, so that one that has lost its core delays the others little."""
-
-PRODUCTS_PER_US = 200_000
-"""Products that one thread computes in a microsecond, unless it waits for the weights."""
 
 Arguments = ctypes.c_int64 * len(ARGUMENTS)
 
@@ -55,9 +52,9 @@ class SmallBatchLinear(torch.nn.Module):
         """Use a packed weight in place.
 
         Args:
-            packed: [out_features, in_features], bfloat16, packed by oneDNN; see `can_read`.
+            packed: [out_features, in_features], packed by oneDNN; see `can_read`.
             bias: [out_features], or None.
-            kernel: The compiled kernel.
+            kernel: The compiled kernel for the weight's dtype.
         """
         super().__init__()
         # Not a buffer: an opaque layout can be neither saved nor moved.
@@ -67,48 +64,60 @@ class SmallBatchLinear(torch.nn.Module):
         self._weights = torch.ops.mkldnn.data_ptr(packed)
         wide = torch.zeros(self._out_features) if bias is None else bias.float().contiguous()
         self._wide_bias = wide
+        turn_inputs = UNROLLED * kernel.arithmetic.word_inputs
+        self._num_turns = self._in_features // turn_inputs
+        self._num_parts = -(-self._num_turns * UNROLLED * WORD_BYTES // MAX_PART_BYTES)
+        self._part_turns = -(-self._num_turns // self._num_parts)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """Apply the layer to [..., in_features], bfloat16."""
+        """Apply the layer to [..., in_features], of the weight's dtype."""
         num_rows = rows.numel() // self._in_features
         rows = rows.contiguous()
         output = empty((*rows.shape[:-1], self._out_features), rows.dtype)
         if num_rows:
             num_threads = torch.get_num_threads()
-            is_small = num_rows < 2 * GROUP_ROWS
+            is_small = num_rows < MAX_GROUP_ROWS
             num_groups = 1 if is_small else self._num_groups(num_rows, num_threads)
             arguments = self._arguments(rows.data_ptr(), output.data_ptr(), num_rows, num_groups)
             num_products = num_rows * self._in_features * self._out_features
             call = KernelCall(self._kernel.address, arguments)
-            launch(call, num_threads, num_products / PRODUCTS_PER_US)
+            launch(call, num_threads, num_products / self._kernel.arithmetic.products_per_us)
         return output
 
     def _num_groups(self, num_rows: int, num_threads: int) -> int:
-        """Return how many groups of rows keep all threads busy: one, if blocks are many."""
+        """Return how many groups of rows keep all threads busy: one, if blocks are many.
+
+        The sums of a layer with several parts wait in memory that holds a small group.
+        """
+        most = num_rows // GROUP_ROWS
+        if self._num_parts > 1:
+            return most
         wanted = UNITS_PER_THREAD * num_threads * BLOCK // self._out_features
-        return max(1, min(num_rows // GROUP_ROWS, wanted))
+        return max(1, min(most, wanted))
 
     def _arguments(
         self, rows: int, output: int, num_rows: int, num_groups: int
     ) -> ctypes.Array[ctypes.c_int64]:
-        tiling = Tiling.of(num_rows)
-        num_tiles = -(-tiling.num_tiles // num_groups)
-        num_turns = self._in_features // (2 * UNROLLED)
+        arithmetic = self._kernel.arithmetic
+        tiling = Tiling.of(num_rows, arithmetic)
         return Arguments(
             rows,
-            2 * self._in_features,
+            arithmetic.itemsize * self._in_features,
             self._weights,
-            PAIR_BYTES // 2 * self._in_features,
-            num_turns,
+            UNROLLED * WORD_BYTES * self._num_turns,
+            self._num_turns,
+            self._part_turns,
+            self._num_parts,
             output,
-            2 * self._out_features,
+            arithmetic.itemsize * self._out_features,
             self._wide_bias.data_ptr(),
             self._out_features // BLOCK * num_groups,
+            self._kernel.tiles[tiling.sums_name],
             self._kernel.tiles[tiling.name],
-            num_tiles,
+            -(-tiling.num_tiles // num_groups),
             tiling.tile_rows,
             num_rows,
-            num_turns * CACHE_LINE * tiling.lines,
+            self._part_turns * CACHE_LINE * tiling.lines,
             num_groups,
             0,
         )
@@ -120,13 +129,13 @@ def use_small_batch_linear(graph: torch.fx.GraphModule) -> None:
     Args:
         graph: Calls torch's operators, and holds its weights as attributes.
     """
-    kernel = make_kernel()
-    if kernel is None or find_parallel() is None:
+    if find_parallel() is None:
         return
     for index, node in enumerate(graph.graph.find_nodes(op="call_function", target=_linear)):
         rows, weight, bias, activation, *_ = node.args
         packed = _attribute(graph, weight)
-        if activation != "none" or not can_read(packed):
+        kernel = make_kernel(is_bfloat16=packed.dtype is torch.bfloat16)
+        if kernel is None or activation != "none" or not can_read(packed):
             continue
         name = f"small_batch_linear_{index}"
         layer = SmallBatchLinear(packed, bias and _attribute(graph, bias), kernel)
@@ -135,37 +144,33 @@ def use_small_batch_linear(graph: torch.fx.GraphModule) -> None:
     graph.graph.eliminate_dead_code()
 
 
+@torch.inference_mode()
 def can_read(packed: torch.Tensor) -> bool:
     """Return whether the kernel can read a packed weight, [out_features, in_features].
 
-    oneDNN chooses a layout for the machine and does not report it. The sizes accepted here need no
-    padding, so layouts do not differ in their number of bytes. A small weight with known elements
-    shows which one it is.
+    oneDNN chooses a layout for the machine and the sizes, and does not report it. The sizes
+    accepted here need no padding. The products of rows that are one at a single input, and zero
+    elsewhere, tell this input's weights; they must lie where the kernel looks for them.
     """
     out_features, in_features = packed.shape
-    return (
-        packed.dtype is torch.bfloat16
-        and out_features % BLOCK == 0
-        and in_features % INPUT_BLOCK == 0
-        and in_features <= MAX_INPUTS
-        and _is_known_layout(packed)
-    )
-
-
-def _is_known_layout(packed: torch.Tensor) -> bool:
+    itemsize = packed.dtype.itemsize
     num_bytes = torch.ops.mkldnn._nbytes(packed)
-    return bool(num_bytes == 2 * packed.numel()) and _packs_in_blocks()
-
-
-@cache
-def _packs_in_blocks() -> bool:
-    """Return whether oneDNN packs in the layout that the kernel reads."""
-    weight = torch.arange(2 * BLOCK * BLOCK, dtype=torch.int16).view(torch.bfloat16)
-    weight = weight.view(2 * BLOCK, BLOCK)
-    packed = torch.ops.mkldnn._reorder_linear_weight(weight, BATCH_HINT)
-    found = ctypes.string_at(torch.ops.mkldnn.data_ptr(packed), torch.ops.mkldnn._nbytes(packed))
-    blocks = weight.view(2, BLOCK, BLOCK // 2, 2).transpose(1, 2).contiguous()
-    return found == blocks.view(torch.uint8).numpy().tobytes()
+    if (
+        packed.dtype not in (torch.bfloat16, torch.float32)
+        or out_features % BLOCK
+        or in_features * itemsize % INPUT_BLOCK_BYTES
+        or num_bytes != itemsize * packed.numel()
+    ):
+        return False
+    middle, word = in_features // 2, 4 // itemsize
+    inputs = torch.tensor([0, 1, middle, middle + 1, in_features - 2, in_features - 1])
+    rows = torch.nn.functional.one_hot(inputs, in_features).to(packed.dtype)
+    memory = (ctypes.c_char * num_bytes).from_address(torch.ops.mkldnn.data_ptr(packed))
+    blocks = torch.frombuffer(memory, dtype=packed.dtype).view(-1, in_features // word, BLOCK, word)
+    found = blocks[:, inputs // word, :, inputs % word].reshape(len(inputs), out_features)
+    expected = _linear(rows, packed, None, "none", [], "")
+    # Some processors take numbers below the smallest normal one for zero.
+    return torch.allclose(found.float(), expected.float(), rtol=0, atol=2**-126)
 
 
 def _attribute(graph: torch.fx.GraphModule, node: object) -> torch.Tensor:

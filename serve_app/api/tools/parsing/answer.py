@@ -21,6 +21,31 @@ CALL_ID_LENGTH = 24
 _LETTERS_AND_DIGITS = string.ascii_letters + string.digits
 
 
+class CallCollector:
+    """Puts calls together from their events."""
+
+    def __init__(self, known: ToolCallFormat) -> None:
+        """Start before the first call.
+
+        Args:
+            known: How the model writes calls.
+        """
+        self._format = known
+        self._name = ""
+        self._arguments: list[str] = []
+
+    def take(self, event: Event) -> ToolCall | None:
+        """Return the call that an event ends, whole or cut; None for any other event."""
+        match event:
+            case CallStarted(_, name):
+                self._name, self._arguments = name, []
+            case ArgumentsGained(_, text):
+                self._arguments.append(text)
+            case CallEnded() | CallCut():
+                return ToolCall(new_call_id(self._format), self._name, "".join(self._arguments))
+        return None
+
+
 @dataclass(frozen=True, slots=True)
 class ToolAnswer:
     """The text and the calls of an answer.
@@ -44,17 +69,13 @@ class ToolAnswer:
         num_whole = 0
         texts: list[str] = []
         calls: list[ToolCall] = []
-        name, arguments = "", ""
+        collector = CallCollector(known)
         for event in events:
             match event:
                 case Text(text) | CallBroken(_, text):
                     texts.append(text)
-                case CallStarted(_, name):
-                    arguments = ""
-                case ArgumentsGained(_, text):
-                    arguments += text
-                case CallEnded() | CallCut():
-                    calls.append(ToolCall(new_call_id(known), name, arguments))
+                case _ if (call := collector.take(event)) is not None:
+                    calls.append(call)
                     num_whole += isinstance(event, CallEnded)
         return cls("".join(texts), tuple(calls), num_whole)
 

@@ -29,6 +29,7 @@ class CallReader:
         text: All text fed so far.
         num_reported: Characters of `text` that events have reported; 0 before the call has started.
         end: The index after the object; None until it is complete.
+        is_broken: Whether the text has turned out not to be a call. Nothing may be fed any more.
     """
 
     def __init__(self, index: int, names: Collection[str]) -> None:
@@ -41,6 +42,7 @@ class CallReader:
         self.text = ""
         self.num_reported = 0
         self.end: int | None = None
+        self.is_broken = False
         self._index = index
         self._names = names
         self._scanner = ObjectScanner()
@@ -49,21 +51,41 @@ class CallReader:
         self._arguments_end: int | None = None
 
     def feed(self, text: str) -> list[Gain]:
-        """Take text and return the events that it causes.
+        """Take text and return the events that it causes, those before a break included.
 
-        Raises:
-            BrokenObjectError: The text is not a call. Events already returned are not taken back.
+        So the events do not depend on where the text was cut into pieces.
         """
         self.text += text
+        gains: list[Gain] = []
+        try:
+            self._read(gains)
+        except BrokenObjectError:
+            self.is_broken = True
+        return gains
+
+    def _read(self, gains: list[Gain]) -> None:
+        """Add the events of what has arrived.
+
+        Raises:
+            BrokenObjectError: The text is not a call. Events already added stay.
+        """
         if self.text.lstrip()[:1] not in ("", "{"):
             raise BrokenObjectError("a call is an object")
-        gains = self._start() if self._name is None else []
+        if self._name is None:
+            gains += self._start()
         if self._name is not None and self._arguments_end is None:
-            gains += self._read_arguments()
+            try:
+                self._arguments_end = self._scanner.scan(self.text, depth=1)
+            except BrokenObjectError:
+                gains += self._report_arguments(self._scanner.broken_at)
+                raise
+            gains += self._report_arguments(self._arguments_end or len(self.text))
             if self._arguments_end is None:
-                return gains
-        self.end = self._scanner.scan(self.text, depth=0)
-        return gains if self.end is None else gains + self._finish(self.end)
+                return
+        end = self._scanner.scan(self.text, depth=0)
+        if end is not None:
+            gains += self._finish(end)
+            self.end = end
 
     def name_so_far(self) -> str | None:
         """Return the function's name if it is complete and comes first, though the call may not."""
@@ -80,9 +102,7 @@ class CallReader:
         self._arguments_start = self.num_reported = head.end()
         return [CallStarted(self._index, self._name)]
 
-    def _read_arguments(self) -> list[Gain]:
-        self._arguments_end = self._scanner.scan(self.text, depth=1)
-        end = len(self.text) if self._arguments_end is None else self._arguments_end
+    def _report_arguments(self, end: int) -> list[Gain]:
         gained, self.num_reported = self.text[self.num_reported : end], end
         return [ArgumentsGained(self._index, gained)] if gained else []
 

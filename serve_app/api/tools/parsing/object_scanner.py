@@ -20,9 +20,14 @@ class BrokenObjectError(ValueError):
 
 
 class ObjectScanner:
-    """Scans one object; the caller keeps the text and appends to it."""
+    """Scans one object; the caller keeps the text and appends to it.
+
+    Attributes:
+        broken_at: The index of the character that has raised; it is behind all that were sound.
+    """
 
     def __init__(self) -> None:
+        self.broken_at = 0
         self._position = 0
         self._closers: list[str] = []
         self._is_in_string = False
@@ -42,6 +47,7 @@ class ObjectScanner:
                 character.
         """
         while found := self._next(text):
+            self.broken_at = found.start()
             character, self._position = found[0], found.end()
             if self._is_in_string:
                 if character == "\\" and not self._skip_escaped(text):
@@ -62,6 +68,7 @@ class ObjectScanner:
         looked_for = _INSIDE_STRINGS if self._is_in_string else _OUTSIDE_STRINGS
         found = looked_for.search(text, self._position)
         if found and found[0] < " ":
+            self.broken_at = found.start()
             raise BrokenObjectError("a string holds a control character")
         return found
 

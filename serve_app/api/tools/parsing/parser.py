@@ -24,7 +24,6 @@ from serve_app.api.tools.parsing.events import (
     Event,
     Text,
 )
-from serve_app.api.tools.parsing.object_scanner import BrokenObjectError
 
 
 class _State(Enum):
@@ -178,14 +177,13 @@ class ToolCallParser:
 
     def _read_call(self) -> bool:
         text, self._pending = self._pending, ""
-        try:
-            gains = self._reader.feed(text)
-        except BrokenObjectError:
-            self._break()
-            return True
+        gains = self._reader.feed(text)
         self._events += gains
         self._num_reported = self._reader.num_reported
         self._num_started += sum(isinstance(gain, CallStarted) for gain in gains)
+        if self._reader.is_broken:
+            self._break()
+            return True
         if self._reader.end is None:
             return False
         self._events.append(CallEnded(self._num_started - 1))

@@ -6,6 +6,7 @@ from agents import (
     Agent,
     ModelSettings,
     OpenAIChatCompletionsModel,
+    OpenAIResponsesModel,
     Runner,
     function_tool,
     set_tracing_disabled,
@@ -62,6 +63,34 @@ async def streamed_tools() -> None:
     assert "run_item_stream_event" in [event.type async for event in answer.stream_events()]
 
 
+def responding(**options: Any) -> Agent[Any]:
+    """Return an agent that asks `/v1/responses`."""
+    asking = agent(**options)
+    client = AsyncOpenAI(base_url=BASE_URL, api_key="none", max_retries=0)
+    asking.model = OpenAIResponsesModel(model=MODEL, openai_client=client)
+    return asking
+
+
+async def responses() -> None:
+    assert ANSWER in (await Runner.run(responding(), QUESTION)).final_output
+    streamed = Runner.run_streamed(responding(), QUESTION)
+    assert "raw_response_event" in [event.type async for event in streamed.stream_events()]
+    assert ANSWER in streamed.final_output
+
+
+async def responses_tools() -> None:
+    asking = responding(tools=[weather])
+    asking.model_settings.tool_choice = "required"
+    answer = await Runner.run(asking, "What is the weather in Oslo?")
+    assert "tool_call_output_item" in [item.type for item in answer.new_items]
+    assert answer.final_output
+
+
+async def responses_output_type() -> None:
+    answer = await Runner.run(responding(output_type=Weather), QUESTION)
+    assert isinstance(answer.final_output, Weather)
+
+
 async def handoff() -> None:
     other = agent()
     other.name = "other"
@@ -102,6 +131,9 @@ run(
     second_turn,
     tools,
     streamed_tools,
+    responses,
+    responses_tools,
+    responses_output_type,
     handoff,
     structured_output,
     image,

@@ -155,7 +155,7 @@ def threads() -> Iterator[None]:
 @pytest.fixture(params=[8, 4], ids="{} lanes".format)
 def lanes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """Compile kernels for narrower vectors than this machine's."""
-    monkeypatch.setattr(head_shape, "_machine_lanes", lambda: request.param)
+    monkeypatch.setattr(head_shape, "machine_lanes", lambda: request.param)
     row_attention._make_kernel.cache_clear()
     yield request.param
     row_attention._make_kernel.cache_clear()

@@ -69,8 +69,8 @@ def test_every_chain_of_a_family_is_fused(name: str, dtype: torch.dtype) -> None
     if name == "phi3" or can_prepack(dtype):
         if name not in GEMMAS:
             expected[ops.silu_mul] = layers
-        elif dtype is torch.bfloat16:
-            expected[ops.table_mul] = layers
+        else:
+            expected[ops.table_mul if dtype is torch.bfloat16 else ops.gelu_mul] = layers
     assert counts(forward._fused) == expected
 
 
@@ -106,7 +106,11 @@ def test_fused_steps_give_the_logits_of_the_trace(
     fused, shape = traced(name, dtype)
     plain = copy(fused)
     assert plain.unfuse()
-    assert torch.equal(logits_of(fused, shape, num_rows), logits_of(plain, shape, num_rows))
+    found, expected = (logits_of(it, shape, num_rows) for it in (fused, plain))
+    if name in GEMMAS and dtype is torch.float32:  # GELU is not computed as torch computes it
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    else:
+        assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("name", ["qwen2", "gemma3_text"])

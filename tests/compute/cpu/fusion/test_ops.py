@@ -124,6 +124,27 @@ def test_a_gate_of_every_bfloat16_equals_torchs(
         assert torch.equal(found.nan_to_num(7), (silu(gate) * up).nan_to_num(7))
 
 
+@row_counts
+@pytest.mark.parametrize("width", [7, 48, 896])
+def test_a_gated_gelu_is_close_to_the_exact_one(width: int, num_rows: int) -> None:
+    joined = 4 * random(1, num_rows, 2 * width, dtype=torch.float32)
+    gate, up = joined.chunk(2, -1)
+    exact = gelu(gate.double(), approximate="tanh") * up.double()
+    found = ops.gelu_mul(joined)
+    assert torch.all((found - exact).abs() <= 2**-22 * exact.abs() + 1e-7 * up.abs())
+    strided = joined.mT.contiguous().mT
+    assert torch.equal(ops.gelu_mul(strided), found)
+
+
+def test_a_gelu_of_extreme_values_is_torchs() -> None:
+    gate = torch.tensor([0.0, -0.0, 1e-30, -1e-30, 200.0, -200.0, 3e38, -3e38, torch.inf])
+    joined = torch.cat((gate, torch.ones_like(gate)))[None, None]
+    expected = gelu(gate, approximate="tanh")
+    assert torch.equal(ops.gelu_mul(joined).flatten(), expected)
+    joined[..., 0] = torch.nan
+    assert ops.gelu_mul(joined)[0, 0, 0].isnan()
+
+
 @pytest.fixture
 def two_threads() -> Iterator[None]:
     num_threads = torch.get_num_threads()

@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -13,9 +14,11 @@ from deployments.compute.cpu.linear.prepacked_linear import PrepackedLinear
 from deployments.compute.cpu.linear.quantization import linear_fraction
 from deployments.compute.errors import UnsupportedModelError
 from deployments.engine.model.loader import LoadedModel, load_model, prepare_model
-from deployments.engine.model.memory_demand import memory_demand
 from deployments.engine.scheduling.sequence import SequenceRequest
+from deployments.model_shape import ModelShape
+from deployments.replica_plan import DeviceMemory, plan_replica
 from tests.deployments.tiny_folder import save_text_model
+from tests.deployments.tiny_folder import spec as generator_spec
 from tests.engine.collector import GREEDY, random_prompt, run_staggered
 from tests.engine.tiny_models import (
     EOS_TOKEN_ID,
@@ -124,14 +127,19 @@ def test_the_bytes_held_are_counted(tmp_path: Path) -> None:
 
 
 def test_a_step_needs_room_for_float32_between_int8_layers() -> None:
-    def activation_bytes(quantization: str | None) -> int:
-        model = qwen2().bfloat16()
-        prepare_model(model, quantization)
-        loaded = LoadedModel(model, byte_tokenizer(), None, frozenset())
-        demand = memory_demand(loaded, max_model_len=64, max_num_seqs=0, max_batched_tokens=32)
-        return demand.activation_bytes
+    spec = generator_spec(Path("m"), dtype="bfloat16", max_num_seqs=1, max_batched_tokens=32)
+    shape, device = ModelShape.of(qwen2().config), DeviceMemory(2**30, on_cpu=True)
 
-    assert activation_bytes("int8") == 2 * activation_bytes(None)
+    def token_bytes(quantization: str | None) -> int:
+        small, large = (
+            plan_replica(
+                replace(spec, quantization=quantization, max_batched_tokens=num), shape, device
+            ).demand.activation_bytes
+            for num in (32, 64)
+        )
+        return large - small
+
+    assert token_bytes("int8") == 2 * token_bytes(None)
 
 
 @pytest.mark.parametrize(("make_model", "name"), [(mixtral, "mixtral"), (gpt2, "gpt2")])

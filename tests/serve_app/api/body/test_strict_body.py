@@ -19,7 +19,9 @@ from serve_app.api.body.strict_body import StrictBody
 from serve_app.api.chat.schema import ChatRequest
 from serve_app.api.classify.schema import ClassifyBody, SplitOptions, VllmClassifyBody
 from serve_app.api.completions.schema import CompletionRequest
+from serve_app.api.messages.schema import MessagesRequest, PromptFields
 from serve_app.api.openai.sampling_schema import SamplingFields
+from serve_app.api.responses.schema import ResponsesRequest
 from serve_app.api.text_generation.schema import TextGenerationRequest
 from serve_app.api.tokenize.schema import DetokenizeBody, TokenizeBody
 
@@ -28,6 +30,9 @@ BODIES: list[tuple[type[StrictBody], dict[str, Any]]] = [
     (ChatRequest, {"model": "m", "messages": MESSAGES}),
     (CompletionRequest, {"model": "m", "prompt": "hi"}),
     (TextGenerationRequest, {"prompt": "hi"}),
+    (MessagesRequest, {"model": "m", "messages": MESSAGES, "max_tokens": 5}),
+    (ResponsesRequest, {"model": "m", "input": "hi"}),
+    (PromptFields, {"model": "m", "messages": MESSAGES}),
     (TokenizeBody, {"prompt": "hi"}),
     (DetokenizeBody, {"tokens": [1]}),
     (ClassifyBody, {"input": "a"}),

@@ -1,11 +1,23 @@
-"""Compares bodies with openai's own types, so that these tests notice fields that OpenAI adds."""
+"""Compares bodies with the types of openai and anthropic, to notice fields that they add."""
 
 import re
 from typing import Any, get_type_hints
 
 import httpx
 import pytest
-from openai.types import completion_create_params
+from anthropic.types import (
+    ImageBlockParam,
+    MessageCountTokensParams,
+    OutputConfigParam,
+    TextBlockParam,
+    ThinkingBlockParam,
+    ToolParam,
+    ToolResultBlockParam,
+    ToolUseBlockParam,
+    message_create_params,
+)
+from anthropic.types.beta import message_create_params as beta_params
+from openai.types import EmbeddingCreateParams, completion_create_params
 from openai.types.chat import completion_create_params as chat_params
 from openai.types.chat.chat_completion_assistant_message_param import (
     ChatCompletionAssistantMessageParam,
@@ -21,26 +33,77 @@ from openai.types.chat.chat_completion_system_message_param import (
 )
 from openai.types.chat.chat_completion_tool_message_param import ChatCompletionToolMessageParam
 from openai.types.chat.chat_completion_user_message_param import ChatCompletionUserMessageParam
-from openai.types.shared_params import FunctionDefinition
+from openai.types.responses import (
+    EasyInputMessageParam,
+    FunctionToolParam,
+    ResponseFunctionToolCallParam,
+    ResponseInputImageParam,
+    ResponseInputTextParam,
+    ResponseOutputMessageParam,
+    ResponseOutputTextParam,
+    ResponseReasoningItemParam,
+    ResponseTextConfigParam,
+)
+from openai.types.responses import response_create_params as response_params
+from openai.types.shared_params import FunctionDefinition, Reasoning
 from pydantic import ValidationError
 
 from serve_app.api.body.strict_body import StrictBody
 from serve_app.api.body.unsupported_fields import REASONS
 from serve_app.api.chat.schema import ChatRequest
 from serve_app.api.completions.schema import CompletionRequest
+from serve_app.api.embeddings.schema import EmbeddingsBody
+from serve_app.api.messages.content_schema import (
+    ImageBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from serve_app.api.messages.schema import (
+    MessagesRequest,
+    MessagesTool,
+    OutputConfig,
+    PromptFields,
+)
 from serve_app.api.openai.answer_schema import StreamOptions
 from serve_app.api.openai.prompt_schema import MessageBody
+from serve_app.api.responses.input_schema import (
+    FunctionCallItem,
+    InputImage,
+    InputText,
+    MessageItem,
+    ReasoningItem,
+)
+from serve_app.api.responses.schema import (
+    FunctionTool,
+    ReasoningConfig,
+    ResponsesRequest,
+    TextConfig,
+)
 from serve_app.api.tools.schema import FunctionBody
 
 SURFACES: dict[str, tuple[type[StrictBody], dict[str, Any]]] = {
     "/v1/chat/completions": (ChatRequest, {"messages": [{"role": "user", "content": "hi"}]}),
     "/v1/completions": (CompletionRequest, {"prompt": "hi"}),
+    "/v1/responses": (ResponsesRequest, {"input": "hi"}),
+}
+ANTHROPIC: dict[str, tuple[type[StrictBody], dict[str, Any]]] = {
+    "/v1/messages": (
+        MessagesRequest,
+        {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5},
+    ),
+    "/v1/messages/count_tokens": (
+        PromptFields,
+        {"messages": [{"role": "user", "content": "hi"}]},
+    ),
 }
 TYPES: list[tuple[type[StrictBody], type[Any]]] = [
     (ChatRequest, chat_params.CompletionCreateParamsStreaming),
     (ChatRequest, chat_params.CompletionCreateParamsNonStreaming),
     (CompletionRequest, completion_create_params.CompletionCreateParamsStreaming),
     (CompletionRequest, completion_create_params.CompletionCreateParamsNonStreaming),
+    (EmbeddingsBody, EmbeddingCreateParams),
     (StreamOptions, ChatCompletionStreamOptionsParam),
     (MessageBody, ChatCompletionAssistantMessageParam),
     (MessageBody, ChatCompletionDeveloperMessageParam),
@@ -48,9 +111,33 @@ TYPES: list[tuple[type[StrictBody], type[Any]]] = [
     (MessageBody, ChatCompletionToolMessageParam),
     (MessageBody, ChatCompletionUserMessageParam),
     (FunctionBody, FunctionDefinition),
+    (MessagesRequest, message_create_params.MessageCreateParamsStreaming),
+    (MessagesRequest, message_create_params.MessageCreateParamsNonStreaming),
+    (MessagesRequest, beta_params.MessageCreateParamsNonStreaming),
+    (PromptFields, MessageCountTokensParams),
+    (ResponsesRequest, response_params.ResponseCreateParamsStreaming),
+    (ResponsesRequest, response_params.ResponseCreateParamsNonStreaming),
+    (FunctionTool, FunctionToolParam),
+    (FunctionCallItem, ResponseFunctionToolCallParam),
+    (ReasoningItem, ResponseReasoningItemParam),
+    (MessageItem, EasyInputMessageParam),
+    (MessageItem, ResponseOutputMessageParam),
+    (InputImage, ResponseInputImageParam),
+    (InputText, ResponseInputTextParam),
+    (InputText, ResponseOutputTextParam),
+    (ReasoningConfig, Reasoning),
+    (TextConfig, ResponseTextConfigParam),
+    (TextBlock, TextBlockParam),
+    (ImageBlock, ImageBlockParam),
+    (ThinkingBlock, ThinkingBlockParam),
+    (ToolUseBlock, ToolUseBlockParam),
+    (ToolResultBlock, ToolResultBlockParam),
+    (MessagesTool, ToolParam),
+    (OutputConfig, OutputConfigParam),
 ]
 FIELDS = sorted(
-    {(ours, name) for ours, theirs in TYPES for name in get_type_hints(theirs)},
+    {(ours, name) for ours, theirs in TYPES for name in get_type_hints(theirs)}
+    - {(MessagesRequest, "betas")},  # a header
     key=lambda pair: (pair[0].__name__, pair[1]),
 )
 REFUSED = [
@@ -59,7 +146,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("body", "field"), FIELDS)
-def test_every_field_of_openai_is_honoured_or_refused_with_a_reason(
+def test_every_field_of_both_apis_is_honoured_or_refused_with_a_reason(
     body: type[StrictBody], field: str
 ) -> None:
     not_honoured = {*body.unsupported, *body.echoed}
@@ -81,6 +168,23 @@ async def test_an_unsupported_field_is_refused_by_name_unless_it_asks_for_nothin
     assert error["code"] == "unsupported_parameter"
     harmless = SURFACES[path][0].unsupported[field]
     for value in (None, *harmless):
+        assert (await client.post(path, json={**body, field: value})).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [(path, name) for path, (body, _) in ANTHROPIC.items() for name in sorted(body.unsupported)],
+)
+async def test_an_unsupported_field_of_anthropic_is_refused_by_name(
+    client: httpx.AsyncClient, path: str, field: str
+) -> None:
+    kind, needed = ANTHROPIC[path]
+    body = {"model": "m", **needed}
+    answer = await client.post(path, json={**body, field: {"ask": "for something"}})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"]) == (400, "invalid_request_error")
+    assert error["message"].startswith(f"{field} is not supported here: ")
+    for value in (None, *kind.unsupported[field]):
         assert (await client.post(path, json={**body, field: value})).status_code == 200
 
 

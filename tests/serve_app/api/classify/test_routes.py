@@ -9,13 +9,13 @@ import pytest
 from fastapi import FastAPI
 from pydantic import BaseModel
 
-from deployments.errors import ClassificationFailedError, InvalidRequestError, OverloadedError
+from deployments.errors import InvalidRequestError, OverloadedError, PoolingFailedError
 from serve_app.api.classify.routes import MAX_SCORES_AT_ONCE
 from serve_app.api.classify.scores import MAX_NUM_SCORES
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
 from tests.serve_app.apps import access_lines
-from tests.serve_app.fake_classifier import MAX_MODEL_LEN, FakeClassifier
+from tests.serve_app.fake_pooler import MAX_MODEL_LEN, FakeClassifier
 from tests.serve_app.fakes import FakeBackend, FakeClock
 
 V1, VLLM = "/v1/classify", "/classify"
@@ -250,12 +250,12 @@ async def test_other_refusals_of_a_text_keep_their_message_and_name_the_text(
 async def test_the_text_that_the_model_failed_on_is_named_by_its_place_in_the_request(
     client: httpx.AsyncClient, classifier: FakeClassifier, path: str
 ) -> None:
-    classifier.refusal = ClassificationFailedError("The model failed.", "input[0]")
+    classifier.refusal = PoolingFailedError("The model failed.", "input[0]")
     answer = await client.post(path, json={"input": "a"})
     assert answer.status_code == 500
     assert answer.json()["error"]["param"] == "input"
     if path == V1:
-        classifier.refusal = ClassificationFailedError("The model failed.", "input[2]")
+        classifier.refusal = PoolingFailedError("The model failed.", "input[2]")
         answer = await client.post(path, json={"input": ["ab", "c"], "split": {"max_chars": 1}})
         assert answer.json()["error"]["param"] == "input[1]"
 
@@ -517,13 +517,13 @@ async def test_the_access_log_counts_the_tokens_of_classified_texts(
 ) -> None:
     caplog.set_level("INFO")
     await classified(client, ["one two", "three"])
-    classifier.refusal = ClassificationFailedError("no")
+    classifier.refusal = PoolingFailedError("no")
     await client.post(VLLM, json={"model": "c", "input": "a"})
     answered, failed = access_lines(caplog)
     assert (answered["route"], answered["model"], answered["status"]) == (V1, "c", 200)
     assert (answered["prompt_tokens"], answered["completion_tokens"]) == (7, 0)
     assert (failed["route"], failed["status"], failed["prompt_tokens"]) == (VLLM, 500, 0)
-    assert failed["error_code"] == "classification_failed"
+    assert failed["error_code"] == "pooling_failed"
     assert "three" not in caplog.text
 
 
@@ -539,7 +539,7 @@ async def test_both_kinds_of_model_are_listed_shown_and_checked(
     assert cards[1]["max_model_len"] == MAX_MODEL_LEN
     assert not cards[1]["accepts_images"]
     assert (await client.get("/health")).json()["models"] == ["m", "c"]
-    classifier.sickness = ClassificationFailedError("the worker has ended")
+    classifier.sickness = PoolingFailedError("the worker has ended")
     answer = await client.get("/health")
     assert answer.status_code == 503
     assert "c: the worker has ended" in answer.json()["error"]["message"]

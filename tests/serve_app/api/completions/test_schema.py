@@ -37,7 +37,10 @@ HI: dict[str, Any] = {"model": "m", "prompt": "hi"}
         ("best_of", 0, "best_of"),
         ("best_of", 2, "best_of"),
         ("suffix", "end", "suffix"),
-        ("max_tokens", 0, "max_tokens"),
+        ("max_tokens", -1, "max_tokens"),
+        ("prompt_logprobs", -1, "prompt_logprobs"),
+        ("prompt_logprobs", 21, "prompt_logprobs"),
+        ("prompt_logprobs", True, "prompt_logprobs"),
         ("stream_options", {"include_usage": True}, "stream_options"),
     ],
 )
@@ -56,13 +59,15 @@ async def test_stream_options_that_ask_for_nothing_need_no_stream(
     assert (await client.post(PATH, json={**HI, "stream_options": options})).status_code == 200
 
 
-async def test_log_probabilities_of_the_prompt_are_refused_by_name(
-    client: httpx.AsyncClient,
+@pytest.mark.parametrize("num", [0, 2])
+async def test_log_probabilities_of_the_prompt_are_not_streamed_in_vllm_s_shape(
+    client: httpx.AsyncClient, backend: FakeBackend, num: int
 ) -> None:
-    answer = await client.post(PATH, json={**HI, "echo": True, "logprobs": 0})
+    answer = await client.post(PATH, json={**HI, "stream": True, "prompt_logprobs": num})
     error = answer.json()["error"]
-    assert (answer.status_code, error["param"]) == (400, "echo")
-    assert error["code"] == "unsupported_parameter"
+    assert (answer.status_code, error["param"]) == (400, "stream")
+    assert "prompt_logprobs" in error["message"]
+    assert not backend.requests
 
 
 async def test_values_that_ask_for_nothing_are_accepted(client: httpx.AsyncClient) -> None:

@@ -4,7 +4,7 @@ import httpx
 import pytest
 
 from deployments.errors import GenerationFailedError
-from serve_app.backends.serving_states import ServingState
+from serve_app.backends.serving_states import DeploymentState, ServingState
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
 from tests.serve_app.apps import client_of
@@ -40,8 +40,8 @@ async def test_the_process_is_live_whatever_its_engines_do(
 async def test_ready_tells_the_state_alone_and_asks_no_model(
     config: AppConfig, backend: FakeBackend, down: tuple[str, ...], status_code: int, status: str
 ) -> None:
-    async def ask() -> dict[str, ServingState]:
-        return dict.fromkeys(down, ServingState.DOWN)
+    async def ask() -> dict[str, DeploymentState]:
+        return dict.fromkeys(down, DeploymentState(ServingState.DOWN))
 
     async with client_of(build_app(AppParts(config, {"m": backend}, ask_states=ask))) as c:
         answer = await c.get("/ready")

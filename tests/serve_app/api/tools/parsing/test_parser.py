@@ -170,6 +170,33 @@ def test_events_of_calls_come_in_order(known: ToolCallFormat, text: str, places:
     assert running is None
 
 
+def joined(told: list[Event]) -> list[Event]:
+    """Return events with adjacent texts, and adjacent gains of arguments, put together."""
+    found: list[Event] = []
+    for event in told:
+        match (found[-1] if found else None), event:
+            case Text(before), Text(text):
+                found[-1] = Text(before + text)
+            case ArgumentsGained(index, before), ArgumentsGained(_, text):
+                found[-1] = ArgumentsGained(index, before + text)
+            case _:
+                found.append(event)
+    return found
+
+
+@ALL
+@given(text=FRAGMENTS, places=PLACES)
+@example(text='<tool_call>{"name": "f", "arguments": {"a": ]} <tool_call>', places=[])
+@example(text='<tool_call>{"name": "f", "arguments": {"a": "\n"}}', places=[])
+@example(text='[TOOL_CALLS] [{"name": "f", "arguments": {}, "name": "h"}]', places=[50])
+def test_a_stream_that_is_cut_elsewhere_has_the_same_events_also_of_broken_calls(
+    known: ToolCallFormat, text: str, places: list[int]
+) -> None:
+    expected = joined(events(known, list(text)))
+    assert joined(events(known, [text])) == expected
+    assert joined(events(known, split(text, places))) == expected
+
+
 CALL = '{"name": "f", "arguments": {"a": 1}}'
 
 

@@ -1,0 +1,148 @@
+"""Divides waiting texts among a device's lanes.
+
+On a CPU, threads that compute one micro-batch together wait for each other after every operator, so
+time that one core loses to other processes is lost on all. Therefore each thread is a lane with its
+own micro-batches, and no lane waits for another. If there is too little work for that, one
+micro-batch runs on all threads. A GPU has one lane.
+
+The rule: a free lane takes an equal part, by tokens, of the waiting texts, and an equal part of the
+free threads. There are as many parts as lanes, but no part is smaller than the longest text or than
+`MIN_LANE_TOKENS`, so a single text gets all threads. A sweep takes everything from the queue, and
+all of it is handed out before the next sweep. So a text waits for one sweep at most, however many
+shorter ones arrive after it.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from deployments.compute.token_budget import TokenBudget
+from deployments.pooling.encoded_text import EncodedText, texts_of
+from deployments.pooling.micro_batches import in_order, take_batch
+from deployments.pooling.request_queue import Job, RequestQueue
+
+MAX_LANES = 8
+"""More lanes would wait for Python's GIL, which each holds for some ms of every micro-batch."""
+
+MIN_LANE_TOKENS = 256
+"""Larger parts cost no less per token, for RoBERTa-base's shape on one thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaneWork:
+    """The next micro-batch of a lane.
+
+    Attributes:
+        texts: Empty if the queue was poked, or if no remaining text is still wanted.
+        num_threads: Number of threads to compute on.
+    """
+
+    texts: list[EncodedText]
+    num_threads: int
+
+
+class Lanes:
+    """Hands out the texts of a queue and the compute threads to a device's lanes."""
+
+    def __init__(
+        self, queue: RequestQueue, budget: TokenBudget, num_lanes: int, *, is_padded: bool
+    ) -> None:
+        """Start with all threads free: as many as torch computes with on the calling thread.
+
+        Args:
+            queue: The waiting requests.
+            budget: Limits the tokens of a micro-batch; a longer text runs by itself.
+            num_lanes: Threads that call `take`; each must call `give_back` before it takes again.
+            is_padded: Whether each text of a micro-batch costs as much as the longest.
+        """
+        self._queue = queue
+        self._budget = budget
+        self._num_lanes = num_lanes
+        self._is_padded = is_padded
+        self._turn = threading.Lock()
+        self._sweep = deque[EncodedText]()
+        self._num_left = 1
+        self._freed = threading.Condition()
+        self._num_free = torch.get_num_threads()
+
+    def take(self) -> LaneWork | None:
+        """Wait for work and a free thread, and return them; None once the queue is closed."""
+        with self._turn:
+            with self._freed:
+                self._freed.wait_for(lambda: self._num_free > 0)
+            if not self._sweep:
+                jobs = self._queue.take_all()
+                self._begin(jobs or [])
+            if self._queue.is_closed:
+                return None
+            num_parts = self._num_left
+            self._num_left = max(1, self._num_left - 1)
+            return LaneWork(self._next_texts(num_parts), self._claim(num_parts))
+
+    def give_back(self, work: LaneWork) -> None:
+        """Free the threads of finished work."""
+        with self._freed:
+            self._num_free += work.num_threads
+            self._freed.notify()
+
+    def _begin(self, jobs: Sequence[Job]) -> None:
+        texts = [text for job in jobs for text in texts_of(job)]
+        self._sweep.extend(in_order(texts, is_padded=self._is_padded))
+        self._num_left = num_parts([text.num_tokens for text in texts], self._num_lanes)
+
+    def _next_texts(self, num_parts: int) -> list[EncodedText]:
+        max_tokens = self._budget.tokens
+        if num_parts > 1:
+            sizes = [text.num_tokens for text in self._sweep]
+            # Allow half a text more, so that parts are too large as often as too small.
+            max_tokens = min(max_tokens, round(sum(sizes) / num_parts + max(sizes) / 2))
+        return take_batch(
+            self._sweep,
+            max_tokens,
+            is_padded=self._is_padded,
+            is_wanted=lambda text: text.answer.is_wanted,
+        )
+
+    def _claim(self, num_parts: int) -> int:
+        with self._freed:
+            num_threads = max(1, self._num_free // num_parts)
+            self._num_free -= num_threads
+            return num_threads
+
+
+def num_parts(sizes: Sequence[int], num_lanes: int) -> int:
+    """Return the number of parts for texts of these sizes, in tokens.
+
+    The break-even is at one and a half times the longest text: there, two parts on one thread each
+    take as long as one part on two threads that wait for each other.
+    """
+    if not sizes:
+        return 1
+    fair = round(sum(sizes) / max(*sizes, MIN_LANE_TOKENS))
+    return max(1, min(num_lanes, fair))
+
+
+def choose_num_lanes(model: torch.nn.Module, device: torch.device, num_threads: int) -> int:
+    """Return how many micro-batches may run at the same time.
+
+    Args:
+        model: The model that runs them.
+        device: The model's device.
+        num_threads: Number of compute threads.
+    """
+    if device.type != "cpu" or any(map(_changes_as_it_runs, model.modules())):
+        return 1
+    return min(num_threads, MAX_LANES)
+
+
+def _changes_as_it_runs(module: torch.nn.Module) -> bool:
+    """Return whether a module recomputes its rotary positions for each micro-batch's longest text.
+
+    Source: transformers, modeling_rope_utils.py, dynamic_rope_update
+    """
+    kinds = getattr(module, "rope_type", None) or "default"
+    names = kinds.values() if isinstance(kinds, dict) else [kinds]
+    return any("dynamic" in name or name == "longrope" for name in names)

@@ -1,0 +1,259 @@
+"""The queue in front of the device, which limits what may wait and hands out everything at once.
+
+A request is counted from its arrival, before any work is done for it, so that a refusal costs
+almost nothing. Its tokens are counted once they are known. Requests that the device has taken do
+not count as waiting; nor does the oldest request while the device is idle, since it is about to be
+taken.
+
+The event loop adds and removes requests, and the device's thread takes them. One lock keeps the
+limits exact between the two.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from deployments.errors import (
+    InvalidRequestError,
+    OverloadedError,
+    OverloadReason,
+    ReplicaUnavailableError,
+)
+from deployments.retry_after import RetryEstimator
+
+TokenIds = tuple[int, ...]
+Row = bytes
+"""The numbers that answer a text; see `PooledText`."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLimits:
+    """Limits on what may wait.
+
+    Attributes:
+        max_queued_requests: HTTP requests that wait for the device; each counts once, whatever its
+            number of texts.
+        max_queued_tokens: Tokens of the waiting requests; None means no limit on tokens.
+    """
+
+    max_queued_requests: int
+    max_queued_tokens: int | None
+
+
+@dataclass(eq=False, slots=True)
+class Job:
+    """One request on its way through the replica.
+
+    Attributes:
+        sequences: Its encoded texts; empty until they are encoded.
+        type_ids: Which of a pair's texts each token of a sequence belongs to; None for a sequence
+            if all belong to the first, empty if that is so for all sequences.
+        num_tokens: Tokens of all its texts.
+        has_left: Whether the client no longer waits for the answer.
+        taken_s: When the device took it, by the queue's clock; None until then.
+        answer: The row of each text, or the error.
+    """
+
+    sequences: tuple[TokenIds, ...] = ()
+    type_ids: tuple[TokenIds | None, ...] = ()
+    num_tokens: int = 0
+    has_left: bool = False
+    taken_s: float | None = None
+    answer: "Future[list[Row]]" = field(default_factory=Future)
+
+
+class RequestQueue:
+    """The waiting and running requests of one replica."""
+
+    def __init__(self, limits: QueueLimits, now_s: Callable[[], float] = time.monotonic) -> None:
+        """Start empty.
+
+        Args:
+            limits: Limits on what may wait.
+            now_s: Returns the time of a monotonic clock, in seconds.
+        """
+        self._limits = limits
+        self._now_s = now_s
+        self._changed = threading.Condition()
+        self._waiting: dict[Job, None] = {}  # a set that keeps its order, oldest first
+        self._running: set[Job] = set()
+        self._retry_estimator = RetryEstimator()
+        self._is_poked = False
+        self._is_closed = False
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that have arrived and that the device has not yet taken."""
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Requests that the device has taken and not yet answered.
+
+        An answered request leaves `_running` only when the event loop runs its task.
+        """
+        with self._changed:
+            return sum(not job.answer.done() for job in self._running)
+
+    @property
+    def num_running_tokens(self) -> int:
+        """Tokens of the running requests."""
+        with self._changed:
+            return sum(job.num_tokens for job in self._running if not job.answer.done())
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Tokens of the waiting requests that are encoded."""
+        with self._changed:
+            return sum(job.num_tokens for job in self._waiting)
+
+    @property
+    def refused(self) -> float:
+        """Requests that were refused lately, as a part of those that may be here."""
+        with self._changed:
+            num_refused = self._retry_estimator.num_refused(self._now_s())
+            return num_refused / (self._limits.max_queued_requests + 1)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the queue accepts no more requests."""
+        return self._is_closed
+
+    def set_limits(self, limits: QueueLimits) -> None:
+        """Replace the limits; requests that already wait stay."""
+        with self._changed:
+            self._limits = limits
+
+    @contextmanager
+    def place(self) -> Iterator[Job]:
+        """Hold a place for one request, from its arrival to its end.
+
+        Raises:
+            OverloadedError: The limit of waiting requests is reached.
+            ReplicaUnavailableError: The device's worker has ended.
+        """
+        job = Job()
+        self._enter(job)
+        try:
+            yield job
+        finally:
+            self._leave(job)
+
+    def put(
+        self,
+        job: Job,
+        sequences: tuple[TokenIds, ...],
+        type_ids: tuple[TokenIds | None, ...] = (),
+    ) -> None:
+        """Make an encoded request available to the device; see `Job`.
+
+        Raises:
+            InvalidRequestError: It has more tokens than `max_queued_tokens`.
+            OverloadedError: Too many tokens would wait.
+            ReplicaUnavailableError: The device's worker has ended.
+        """
+        num_tokens = sum(map(len, sequences))
+        with self._changed:
+            self._check_open()
+            self._check_tokens(num_tokens)
+            job.sequences, job.type_ids, job.num_tokens = sequences, type_ids, num_tokens
+            self._changed.notify_all()
+
+    def take_all(self) -> list[Job] | None:
+        """Wait for requests and return all of them; None once the queue is closed.
+
+        The list is empty if `poke` was called while no request was ready.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._ready() or self._is_poked or self._is_closed)
+            if self._is_closed:
+                return None
+            self._is_poked = False
+            ready = self._ready()
+            for job in ready:
+                del self._waiting[job]
+            taken = [job for job in ready if job.answer.set_running_or_notify_cancel()]
+            self._running.update(taken)
+            now_s = self._now_s()
+            for job in taken:
+                job.taken_s = now_s
+            return taken
+
+    def poke(self) -> None:
+        """Make `take_all` return, even without requests."""
+        with self._changed:
+            self._is_poked = True
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Accept no more requests, and make `take_all` return None."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+    def fail_all(self, error: Exception) -> None:
+        """Fail all waiting and running requests.
+
+        Only the device's thread may call this, or another one if it hangs; the queue must be
+        closed.
+        """
+        with self._changed:
+            assert self._is_closed, "a request may still enter"
+            pending = [job for job in (*self._waiting, *self._running) if not job.answer.done()]
+            for job in pending:
+                if job in self._running or job.answer.set_running_or_notify_cancel():
+                    job.answer.set_exception(error)
+
+    def _ready(self) -> list[Job]:
+        return [job for job in self._waiting if job.sequences]
+
+    def _enter(self, job: Job) -> None:
+        with self._changed:
+            self._check_open()
+            if not self._waiting and not self._running:
+                self._retry_estimator.start(self._now_s())
+            limit = self._limits.max_queued_requests
+            # Count the new request too; an idle device is about to take the oldest.
+            num_queued = len(self._waiting) + (1 if self._running else 0)
+            if num_queued > limit:
+                why = f"{len(self._waiting)} requests wait (max_queued_requests is {limit})"
+                raise self._overloaded(why)
+            self._waiting[job] = None
+
+    def _leave(self, job: Job) -> None:
+        with self._changed:
+            job.has_left = True
+            self._waiting.pop(job, None)
+            self._running.discard(job)
+            if job.num_tokens:  # otherwise it was refused and took no device time
+                self._retry_estimator.note_end(self._now_s())
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ReplicaUnavailableError("The model's worker has ended; try again.")
+
+    def _check_tokens(self, num_new: int) -> None:
+        limit = self._limits.max_queued_tokens
+        if limit is None:
+            return
+        if num_new > limit:
+            raise InvalidRequestError(
+                f"The request has {num_new} tokens, and at most {limit} may wait for the model "
+                "(max_queued_tokens); send fewer texts at once.",
+                "input",
+            )
+        tokens = [*(job.num_tokens for job in self._waiting if job.sequences), num_new]
+        num_queued = sum(tokens if self._running else tokens[1:])
+        if num_queued > limit:
+            why = f"{sum(tokens[:-1])} tokens wait (max_queued_tokens is {limit})"
+            raise self._overloaded(why, OverloadReason.TOKENS)
+
+    def _overloaded(
+        self, why: str, reason: OverloadReason = OverloadReason.REQUESTS
+    ) -> OverloadedError:
+        # The device takes all waiting requests at once, so there is room once the running ones end.
+        num_to_end = max(1, len(self._running))
+        return self._retry_estimator.overloaded(num_to_end, why, self._now_s(), reason)

@@ -1,0 +1,218 @@
+"""TextPooler: a device's worker behind one method, as a Serve deployment.
+
+Requests that arrive together are tokenized together (`@serve.batch`) and queued for the device's
+worker (`deployments.pooling`), which takes everything in the queue whenever the device is free.
+A cancelled request leaves the queue, and its unfinished results are dropped.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping
+
+from ray import serve
+
+from deployments.autoscaling import ReplicaLoad
+from deployments.compute.work_watch import is_hung
+from deployments.contract import (
+    Pooled,
+    PooledText,
+    PoolerDescription,
+    PoolingEvent,
+    PoolingRequest,
+    Refused,
+    Started,
+)
+from deployments.device_share import log_sizes, plan_share
+from deployments.errors import OverloadedError, RaystreamError, ReplicaUnavailableError
+from deployments.gen_ai_spans import end, recorded
+from deployments.metric_table import POOLER
+from deployments.metrics import PoolerMetrics
+from deployments.model_replica import ModelReplica
+from deployments.pooling.description import describe_model
+from deployments.pooling.device_worker import BatchStats, DeviceWorker
+from deployments.pooling.model_loader import load_config
+from deployments.pooling.placed_pooler import PlacedPooler, place_pooler
+from deployments.pooling.pooling_model import PoolingModel
+from deployments.pooling.request_queue import Job, QueueLimits, RequestQueue
+from deployments.pooling.text_encoder import EncodedTexts, TextEncoder
+from deployments.probation import Probation
+from deployments.replica_plan import ReplicaPlan
+from deployments.replica_report import WorkCounts
+from deployments.user_config import BATCH_KEYS, given_settings, queue_limits, set_batching
+
+MAX_BATCH_SIZE = 32
+BATCH_WAIT_TIMEOUT_S = 0.0
+"""Zero, because requests collect in the queue while the device is busy."""
+
+
+class TextPooler(ModelReplica):
+    """Answers texts with one model: scores of labels, or vectors."""
+
+    _table = POOLER
+
+    def _start(self) -> PlacedPooler:
+        spec = self._spec
+        config = load_config(spec.source, revision=spec.revision)
+        self._plan = plan_share(spec, config, self._device, is_pooler=True)
+        log_sizes(self._plan)
+        self._queue = RequestQueue(QueueLimits(*self._queue_limits({})))
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._num_batches_seen = 0
+        self._worker = DeviceWorker(
+            self._place, self._queue, self._plan.sizes.max_batched_tokens, self._hand_over
+        )
+        self._worker.start().result()
+        loaded = self._placed.loaded
+        vocab_size = loaded.model.config.get_text_config().vocab_size
+        self._encoder = TextEncoder(
+            loaded.tokenizer, loaded.max_model_len, vocab_size, reads_types=loaded.reads_types
+        )
+        self._metrics = PoolerMetrics(self._store, spec.id)
+        self._probation = Probation()
+        self._description = describe_model(spec, loaded)
+        return self._placed
+
+    def _place(self) -> PoolingModel:
+        """Make the model; runs on the worker's thread."""
+        self._placed = place_pooler(self._plan, self._device, self._phases.end)
+        return self._placed.pooler
+
+    async def describe(self) -> PoolerDescription:
+        """Return the description of this replica's model."""
+        return self._description
+
+    def reconfigure(self, user_config: Mapping[str, float | None]) -> None:
+        """Set how requests are batched, and how much may wait.
+
+        Args:
+            user_config: `max_batch_size`, the most requests that are tokenized in one call;
+                `batch_wait_timeout_s`, how long the first of them waits for others; and
+                `max_queued_requests` and `max_queued_tokens`, which replace the model entry's.
+        """
+        given = given_settings(user_config, BATCH_KEYS)
+        self._queue.set_limits(QueueLimits(*self._queue_limits(given)))
+        set_batching(self._encode, given, MAX_BATCH_SIZE, BATCH_WAIT_TIMEOUT_S)
+
+    def _queue_limits(self, given: Mapping[str, float]) -> tuple[int, int | None]:
+        return queue_limits(given, self._spec, self._plan.sizes.max_model_len)
+
+    async def _check_health(self) -> None:
+        self._require_alive()
+        is_idle = self._worker.num_batches == self._num_batches_seen
+        if is_idle and await is_hung(self._worker, self.ping):
+            raise ReplicaUnavailableError("A micro-batch hangs.")
+        self._num_batches_seen = self._worker.num_batches
+
+    @property
+    def _is_dead(self) -> bool:
+        return not self._worker.is_alive
+
+    @property
+    def _load(self) -> ReplicaLoad:
+        running = self._queue.num_running_tokens / self._plan.sizes.max_batched_tokens
+        return ReplicaLoad(
+            running=min(1.0, running),
+            refused=min(1.0, self._queue.refused),
+            recent=self._was_used,
+            waiting_tokens=self._queue.num_waiting_tokens,
+        )
+
+    @property
+    def plan(self) -> ReplicaPlan:
+        """The sizes of the replica, and how its share of the device is divided."""
+        return self._placed.plan
+
+    @property
+    def _work(self) -> WorkCounts:
+        return WorkCounts(self._queue.num_running, self._queue.num_waiting)
+
+    def _require_alive(self) -> None:
+        if not self._worker.is_alive:
+            why = "The model's worker has ended."
+            raise ReplicaUnavailableError(why) from self._worker.failure
+
+    async def ping(self) -> None:
+        """Wait until the device has run a micro-batch; an idle device gets a short text.
+
+        Raises:
+            RaystreamError: The worker is broken.
+        """
+        await asyncio.wrap_future(self._worker.ping())
+
+    async def pool(self, request: PoolingRequest) -> Pooled | Refused:
+        """Return the model's result for each text; a full replica returns `Refused`.
+
+        Raises:
+            RaystreamError: The request was refused or has failed (see `deployments.errors`).
+        """
+        self._note_use()
+        began_s = time.monotonic()
+        self._loop = asyncio.get_running_loop()
+        with recorded(None if self._spans is None else self._spans.of_texts(request)) as span:
+            try:
+                with self._queue.place() as job:
+                    pooled = await self._pool(request, job)
+            except OverloadedError as error:
+                end(span, error)
+                retry_after_s = error.retry_after_s or 1
+                return Refused(error.message, retry_after_s, self._replica_id, reason=error.reason)
+            if span is not None and job.taken_s is not None:
+                span.accepted(job.num_tokens)
+                span.waited(job.taken_s - began_s)
+        self._metrics.observe_finish(duration_s=time.monotonic() - began_s + request.elapsed_s)
+        return pooled
+
+    async def pool_suspect(self, request: PoolingRequest) -> AsyncIterator[list[PoolingEvent]]:
+        """Stream two lists: `Started` when this suspect's turn has come, then `pool`'s answer.
+
+        The answer is missing if the ingress gives no go-ahead.
+
+        Raises:
+            RaystreamError: The request was refused or has failed (see `deployments.errors`).
+        """
+        async with self._probation.trial(request.num_deaths):
+            self._require_alive()
+            with self._channels.go_aheads.expect() as go_ahead:
+                yield [Started(await self._channels.address(), go_ahead.number)]
+                if not await go_ahead.is_given():
+                    return
+            answer = await self.pool(request)
+        yield [answer]
+
+    async def _pool(self, request: PoolingRequest, job: Job) -> Pooled:
+        encoded = await self._encode(request)
+        if isinstance(encoded, RaystreamError):
+            raise encoded
+        self._queue.put(job, encoded.token_ids, encoded.type_ids)
+        self._metrics.count_prompt(job.num_tokens)
+        rows = await asyncio.wrap_future(job.answer)
+        parts = zip(rows, encoded.token_ids, encoded.are_truncated, strict=True)
+        texts = (
+            PooledText(row, len(token_ids), is_truncated) for row, token_ids, is_truncated in parts
+        )
+        return Pooled(tuple(texts), self._replica_id)
+
+    @serve.batch(
+        max_batch_size=MAX_BATCH_SIZE,
+        batch_wait_timeout_s=BATCH_WAIT_TIMEOUT_S,
+        max_concurrent_batches=16,
+    )
+    async def _encode(self, requests: list[PoolingRequest]) -> list[EncodedTexts | RaystreamError]:
+        """Encode requests that arrived together, off the event loop."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._encoding, self._encoder.encode, requests)
+
+    def _hand_over(self, stats: BatchStats) -> None:
+        """Have the event loop record a micro-batch; runs on the worker's thread."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._observe, stats)
+
+    def _observe(self, stats: BatchStats) -> None:
+        self._metrics.observe_batch(num_sequences=stats.num_sequences, num_tokens=stats.num_tokens)
+        self._metrics.observe_queue(
+            num_running=self._queue.num_running, num_waiting=self._queue.num_waiting
+        )
+
+    def _stop(self) -> None:
+        if hasattr(self, "_worker"):
+            self._worker.stop()

@@ -1,0 +1,1 @@
+"""The blocks that an answer consists of, for APIs that tell them apart: Messages and Responses."""

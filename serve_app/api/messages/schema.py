@@ -1,0 +1,469 @@
+"""Anthropic's messages on the wire: the fields of requests, answers and events.
+
+Source: https://docs.claude.com/en/api/messages
+Source: https://docs.claude.com/en/api/messages-count-tokens
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, RootModel
+
+from deployments.contract import ModelDescription, TemplatePairs
+from deployments.engine.sampling_params import MAX_NUM_STOPS
+from deployments.errors import InvalidRequestError
+from serve_app.api.body.cache_control import CacheControl
+from serve_app.api.body.strict_body import StrictBody
+from serve_app.api.intake.conversation import Conversation
+from serve_app.api.messages.content_schema import NAMES, MessageTurns, Texts, add_system
+from serve_app.api.openai.sampling_schema import SamplingFields
+from serve_app.api.openai.template_schema import effort_kwargs
+from serve_app.api.structured.response_format import JsonSchemaFormat, NamedSchema
+from serve_app.api.tools.offer import ToolOffer
+from serve_app.api.tools.schema import (
+    ChosenFunction,
+    FunctionName,
+    ToolBody,
+    ToolChoiceBody,
+    to_offer,
+)
+from serve_app.config import MAX_NUM_TOOLS, LimitsConfig
+
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+
+
+class MessagesTool(StrictBody):
+    """A function that the model may call."""
+
+    type: Literal["custom"] | None = Field(
+        default=None, description="Tools that run at Anthropic have other types."
+    )
+    name: FunctionName
+    description: str | None = None
+    input_schema: dict[str, Any] = Field(
+        description="The JSON schema of the arguments, which are an object."
+    )
+    strict: bool | None = Field(
+        default=None, description="Make every call of this function valid by the schema."
+    )
+    cache_control: CacheControl = None
+
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "allowed_callers": (["direct"],),
+        "defer_loading": (False,),
+        "eager_input_streaming": (False,),
+        "input_examples": ([],),
+    }
+
+    def to_tool(self) -> ToolBody:
+        """Return the tool in the shape of chat completions."""
+        return ToolBody.of(self.name, self.description, self.input_schema, self.strict)
+
+
+class CallingChoice(StrictBody):
+    """A choice with which the model may call."""
+
+    disable_parallel_tool_use: bool | None = Field(
+        default=None, description="True: an answer ends with its first call."
+    )
+
+
+class AutoChoice(CallingChoice):
+    """The model may call tools."""
+
+    type: Literal["auto"]
+
+    def to_choice(self) -> ToolChoiceBody:
+        """Return the choice in the shape of chat completions."""
+        return ToolChoiceBody(type="auto")
+
+
+class AnyChoice(CallingChoice):
+    """The model must call a tool."""
+
+    type: Literal["any"]
+
+    def to_choice(self) -> ToolChoiceBody:
+        """Return the choice in the shape of chat completions."""
+        return ToolChoiceBody(type="required")
+
+
+class NamedChoice(CallingChoice):
+    """The model must call this tool."""
+
+    type: Literal["tool"]
+    name: FunctionName
+
+    def to_choice(self) -> ToolChoiceBody:
+        """Return the choice in the shape of chat completions."""
+        return ToolChoiceBody(type="function", function=ChosenFunction(name=self.name))
+
+
+class NoChoice(StrictBody):
+    """The model must not call tools."""
+
+    type: Literal["none"]
+
+    def to_choice(self) -> ToolChoiceBody:
+        """Return the choice in the shape of chat completions."""
+        return ToolChoiceBody(type="none")
+
+
+class Thinking(StrictBody):
+    """Whether the model reasons."""
+
+    type: Literal["adaptive", "disabled"] = Field(
+        description="disabled turns reasoning off, if the model's chat template can. adaptive "
+        "leaves it to the template. enabled is refused: no budget_tokens is kept here."
+    )
+
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"budget_tokens": (), "display": ()}
+
+
+class JsonOutput(StrictBody):
+    """JSON that is valid by a schema."""
+
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(
+        alias="schema",
+        description="A schema with a keyword that can't be enforced is refused.",
+    )
+
+
+class OutputConfig(StrictBody):
+    """The form of the answer, and the effort that the model makes."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = Field(
+        default=None,
+        description="Given to the model's chat template. Refused if the template does not read it.",
+    )
+    format: JsonOutput | None = None
+
+
+class Metadata(StrictBody):
+    """Bookkeeping of the client."""
+
+    user_id: str | None = Field(default=None, description="Accepted, but neither kept nor read.")
+
+
+_NO_EXTENSIONS: Final = "all tools are the client's own"
+
+
+class PromptFields(StrictBody):
+    """The fields that the prompt is made of."""
+
+    model: str
+    messages: MessageTurns = Field(
+        description="The last is the user's: an answer always begins a turn."
+    )
+    system: Texts | None = Field(default=None, description="Instructions before the conversation.")
+    tools: Annotated[list[MessagesTool], Field(max_length=MAX_NUM_TOOLS, fail_fast=True)] | None = (
+        Field(default=None, description="The functions that the model may call.")
+    )
+    tool_choice: (
+        Annotated[AutoChoice | AnyChoice | NamedChoice | NoChoice, Field(discriminator="type")]
+        | None
+    ) = Field(default=None, description="Whether the model must call a tool, and which.")
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    cache_control: CacheControl = None
+
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "compaction": (),
+        "context_management": ({},),
+        "mcp_servers": ([],),
+        "speed": ("standard",),
+        "thread": (),
+        "user_profile_id": (),
+        "workspace_id": (),
+    }
+
+    reasons: ClassVar[Mapping[str, str]] = {
+        "container": "no code runs here",
+        "context_management": "a conversation is read as it is sent",
+        "billing_policy": "there are no bills",
+        "compaction": "a conversation is read as it is sent",
+        "diagnostics": "requests and answers are not stored",
+        "fallback_credit_token": "there are no bills",
+        "fallbacks": "the model that is named answers, or none",
+        "inference_geo": "answers are made where this server runs",
+        "mcp_servers": _NO_EXTENSIONS,
+        "output_format": "it is the older form of output_config.format",
+        "speed": "all requests have the same priority",
+        "thread": "requests and answers are not stored; give the SDK's tool runner thread=False",
+        "user_profile_id": "there are only API keys",
+        "workspace_id": "there are only API keys",
+    }
+
+    def to_conversation(self) -> Conversation:
+        """Return the messages of the prompt, which know their places in the request.
+
+        Raises:
+            InvalidRequestError: The last message is the assistant's.
+        """
+        if self.messages[-1].role == "assistant":
+            raise InvalidRequestError(
+                "The last message is the assistant's, but no answer continues a message here. End "
+                "with the user's.",
+                f"messages[{len(self.messages) - 1}].role",
+            )
+        conversation = Conversation(NAMES)
+        add_system(self.system or [], conversation, "system", "system")
+        for at, message in enumerate(self.messages):
+            message.add_to(conversation, f"messages[{at}]")
+        return conversation
+
+    def to_offer(self, limits: LimitsConfig, model: ModelDescription) -> ToolOffer:
+        """Return the functions that the model may call; see `tools.schema.to_offer`.
+
+        Raises:
+            InvalidRequestError: They are refused; or a tool must be called, but there is none.
+        """
+        chosen = self.tool_choice
+        if isinstance(chosen, AnyChoice) and not self.tools:
+            raise InvalidRequestError("tool_choice 'any' needs tools.", "tool_choice")
+        choice = None if chosen is None else chosen.to_choice()
+        is_single = isinstance(chosen, CallingChoice) and chosen.disable_parallel_tool_use is True
+        tools = [tool.to_tool() for tool in self.tools or ()]
+        return to_offer(tools, choice, not is_single, limits, model)
+
+    def to_template_kwargs(self, model: ModelDescription) -> TemplatePairs:
+        """Return values for the chat template: those of `thinking` and of the effort.
+
+        Raises:
+            InvalidRequestError: The model's template has no use for the effort.
+        """
+        config = self.output_config
+        effort = None if config is None else config.effort
+        given = effort_kwargs(effort, model, "output_config.effort")
+        if self.thinking is not None and self.thinking.type == "disabled":
+            given |= effort_kwargs("none", model, "thinking")
+        return tuple(given.items())
+
+
+class MessagesRequest(PromptFields):
+    """A request for the assistant's next message."""
+
+    max_tokens: int = Field(
+        ge=1,
+        description="Most tokens of the answer. More than the model's length leaves means all that "
+        "it leaves, unless the server's configuration refuses that.",
+    )
+    stream: bool | None = None
+    stop_sequences: (
+        Annotated[
+            list[Annotated[str, Field(min_length=1)]],
+            Field(fail_fast=True, max_length=MAX_NUM_STOPS),
+        ]
+        | None
+    ) = Field(default=None, description="Strings that end the text; the text does not hold them.")
+    temperature: float | None = Field(
+        default=None, ge=0, le=2, description="0 means greedy decoding."
+    )
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=-1, description="0 and -1 keep all tokens.")
+    metadata: Metadata | None = None
+
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **PromptFields.unsupported,
+        "billing_policy": (),
+        "container": (),
+        "fallback_credit_token": (),
+        "fallbacks": ([],),
+        "diagnostics": ({},),
+        "inference_geo": (),
+        "output_format": (),
+        "service_tier": ("auto", "standard_only"),
+    }
+
+    def to_fields(self) -> SamplingFields:
+        """Return the fields of sampling, in the shape of chat completions."""
+        output = None if self.output_config is None else self.output_config.format
+        named = (
+            None
+            if output is None
+            else NamedSchema(name="output", schema=output.schema_, strict=True)
+        )
+        return SamplingFields(
+            max_tokens=self.max_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            stop=self.stop_sequences,
+            response_format=None
+            if named is None
+            else JsonSchemaFormat(type="json_schema", json_schema=named),
+        )
+
+
+class AnswerText(BaseModel):
+    """A block of text."""
+
+    type: Literal["text"] = "text"
+    text: str
+
+
+class AnswerThinking(BaseModel):
+    """A block of the model's reasoning."""
+
+    type: Literal["thinking"] = "thinking"
+    thinking: str
+    signature: str = Field(description="Says nothing: reasoning is not signed here.")
+
+
+class AnswerToolUse(BaseModel):
+    """A call of a tool."""
+
+    type: Literal["tool_use"] = "tool_use"
+    id: str
+    name: str
+    input: dict[str, Any] = Field(
+        description="The arguments. If max_tokens has cut them: as much as had arrived."
+    )
+
+
+AnswerBlock = Annotated[AnswerText | AnswerThinking | AnswerToolUse, Field(discriminator="type")]
+
+
+class OutputTokensDetails(BaseModel):
+    """How many of the answer's tokens are reasoning."""
+
+    thinking_tokens: int = Field(description="Tokens of the reasoning, its marks included.")
+
+
+class MessagesUsage(BaseModel):
+    """Tokens, counted by the replica; the prompt's are divided by whether they were computed."""
+
+    input_tokens: int = Field(description="Tokens of the prompt that were computed.")
+    cache_creation_input_tokens: int = 0
+    cache_read_input_tokens: int = Field(
+        description="Tokens of the prompt that were reused from an earlier request."
+    )
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails | None = Field(
+        default=None,
+        exclude_if=lambda details: details is None,
+        description="Absent if the model's reasoning is not separated from its answers.",
+    )
+
+
+class Message(BaseModel):
+    """A whole answer."""
+
+    id: str
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    model: str
+    content: list[AnswerBlock]
+    stop_reason: StopReason | None = Field(description="Null only where a stream begins.")
+    stop_sequence: str | None = Field(description="The stop sequence that ended the text.")
+    usage: MessagesUsage
+
+
+class TokenCount(BaseModel):
+    """The tokens of a prompt."""
+
+    input_tokens: int
+
+
+class _Event(BaseModel):
+    """Events only document themselves: plain dictionaries are written, for speed."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class MessageStart(_Event):
+    """The first event: the message without its content."""
+
+    type: Literal["message_start"]
+    message: Message
+
+
+class ContentBlockStart(_Event):
+    """A block begins."""
+
+    type: Literal["content_block_start"]
+    index: int
+    content_block: AnswerBlock
+
+
+class TextGain(_Event):
+    """More text."""
+
+    type: Literal["text_delta"]
+    text: str
+
+
+class ThinkingGain(_Event):
+    """More reasoning."""
+
+    type: Literal["thinking_delta"]
+    thinking: str
+
+
+class SignatureGain(_Event):
+    """The end of the reasoning."""
+
+    type: Literal["signature_delta"]
+    signature: str
+
+
+class InputGain(_Event):
+    """The arguments of a call, as JSON."""
+
+    type: Literal["input_json_delta"]
+    partial_json: str
+
+
+class ContentBlockDelta(_Event):
+    """More of a block."""
+
+    type: Literal["content_block_delta"]
+    index: int
+    delta: Annotated[
+        TextGain | ThinkingGain | SignatureGain | InputGain, Field(discriminator="type")
+    ]
+
+
+class ContentBlockStop(_Event):
+    """A block ends."""
+
+    type: Literal["content_block_stop"]
+    index: int
+
+
+class StopDelta(_Event):
+    """Why the message has ended."""
+
+    stop_reason: StopReason
+    stop_sequence: str | None
+
+
+class MessageDelta(_Event):
+    """The end of the content, with the usage of the whole message."""
+
+    type: Literal["message_delta"]
+    delta: StopDelta
+    usage: MessagesUsage
+
+
+class PlainEvent(_Event):
+    """An event that says nothing more."""
+
+    type: Literal["ping", "message_stop"]
+
+
+class MessagesEvent(
+    RootModel[
+        Annotated[
+            MessageStart
+            | ContentBlockStart
+            | ContentBlockDelta
+            | ContentBlockStop
+            | MessageDelta
+            | PlainEvent,
+            Field(discriminator="type"),
+        ]
+    ]
+):
+    """An event of a streamed message."""

@@ -1,0 +1,144 @@
+"""Ranking documents on the wire: one shape for the clients of Cohere, Jina and vLLM.
+
+Source: https://docs.cohere.com/reference/rerank, https://jina.ai/reranker/, and
+https://docs.vllm.ai/en/stable/serving/openai_compatible_server/ (Re-rank API)
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BaseModel, BeforeValidator, Field
+
+from serve_app.api.body.strict_body import StrictBody
+from serve_app.api.body.wrong_type import wrong_type
+from serve_app.api.openai.text_schema import (
+    CutTextsBody,
+    NumTokens,
+    Text,
+    TextUsage,
+)
+from serve_app.config import MAX_NUM_TEXTS
+
+
+class DocumentBody(StrictBody):
+    """A document."""
+
+    text: Text
+
+
+def _as_document(document: Any) -> Any:
+    if not isinstance(document, str | dict):
+        raise wrong_type("a string or an object with a text")
+    return {"text": document} if isinstance(document, str) else document
+
+
+Document = Annotated[
+    DocumentBody, BeforeValidator(_as_document, json_schema_input_type=Text | DocumentBody)
+]
+
+
+class RerankBody(CutTextsBody):
+    """A query, and documents to sort by how well they answer it."""
+
+    model: str | None = Field(
+        default=None,
+        description="Null means the first cross-encoder, or else the first embedding model.",
+    )
+    query: Text
+    documents: Annotated[
+        list[Document], Field(min_length=1, max_length=MAX_NUM_TEXTS, fail_fast=True)
+    ] = Field(description='Strings, or objects {"text"}.')
+    top_n: int | None = Field(
+        default=None, ge=0, description="Return this many of the best; null or 0 means all."
+    )
+    return_documents: bool | None = Field(
+        default=None,
+        description="Whether results hold the documents. Null means true, except at /v2/rerank, "
+        "where it means false.",
+    )
+    max_tokens_per_doc: NumTokens | None = Field(
+        default=None, description="Drop the end of documents that have more tokens than this."
+    )
+
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "activation": (True,),
+        "instruction": (),
+        "max_chunks_per_doc": (),
+        "mm_processor_kwargs": ({},),
+        "priority": (0,),
+        "rank_fields": ([], ["text"]),
+        "raw_scores": (False,),
+        "return_text": (),
+        "softmax": (True,),
+        "texts": (),
+        "truncation_side": ("right",),
+        "use_activation": (True,),
+    }
+    reasons: ClassVar[Mapping[str, str]] = {
+        "activation": "the model's own files name the function",
+        "instruction": "the model reads the query and a document; put it into the query",
+        "max_chunks_per_doc": "a document is read as one text; send max_tokens_per_doc",
+        "rank_fields": "documents have only a text",
+        "raw_scores": "this is Cohere's and Jina's shape: a score is relevance_score",
+        "return_text": "this is Cohere's and Jina's shape: send return_documents",
+        "softmax": "each document is scored by itself",
+        "texts": "this is Cohere's and Jina's shape: send documents",
+        "use_activation": "the model's own files name the function",
+    }
+
+
+class RankedDocument(BaseModel):
+    """A document."""
+
+    text: str
+
+
+class Ranked(BaseModel):
+    """A document's place among the others."""
+
+    index: int = Field(description="The document's place in the request, from 0.")
+    relevance_score: float = Field(
+        description="Higher is better. A cross-encoder's score, from 0 to 1 unless its files say "
+        "otherwise; an embedding model's cosine, from -1 to 1."
+    )
+    document: RankedDocument | None = Field(
+        default=None,
+        exclude_if=lambda document: document is None,
+        description="Absent if the request does not ask for documents.",
+    )
+
+
+class ApiVersion(BaseModel):
+    """The version of the API."""
+
+    version: str
+
+
+class BilledUnits(BaseModel):
+    """What Cohere would bill."""
+
+    search_units: int
+
+
+class ReadTokens(BaseModel):
+    """Tokens that the model has read."""
+
+    input_tokens: int
+
+
+class Meta(BaseModel):
+    """What Cohere's clients read beside the results."""
+
+    api_version: ApiVersion
+    billed_units: BilledUnits
+    tokens: ReadTokens
+
+
+class Ranking(BaseModel):
+    """The documents, best first."""
+
+    id: str
+    model: str
+    results: list[Ranked]
+    usage: TextUsage
+    meta: Meta

@@ -1,0 +1,526 @@
+"""OpenAI's responses on the wire: the fields of requests, answers and events.
+
+Source: https://platform.openai.com/docs/api-reference/responses
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, RootModel
+
+from deployments.contract import ModelDescription, TemplatePairs
+from serve_app.api.body.strict_body import StrictBody
+from serve_app.api.body.wrong_type import wrong_type
+from serve_app.api.intake.conversation import Conversation
+from serve_app.api.openai.prompt_schema import TextPartBody
+from serve_app.api.openai.sampling_schema import SamplingFields
+from serve_app.api.openai.template_schema import ReasoningEffort, effort_kwargs
+from serve_app.api.responses.input_schema import NAMES, Input
+from serve_app.api.structured.response_format import (
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    NamedSchema,
+    TextFormat,
+)
+from serve_app.api.tools.offer import ToolOffer
+from serve_app.api.tools.schema import (
+    ChosenFunction,
+    FunctionName,
+    FunctionParameters,
+    FunctionStrict,
+    ToolBody,
+    ToolChoiceBody,
+    to_offer,
+)
+from serve_app.config import MAX_NUM_TOOLS, LimitsConfig
+
+Status = Literal["in_progress", "completed", "incomplete", "failed"]
+
+
+class FunctionTool(StrictBody):
+    """A function that the model may call."""
+
+    type: Literal["function"]
+    name: FunctionName
+    description: str | None = None
+    parameters: FunctionParameters = None
+    strict: FunctionStrict = None
+
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "allowed_callers": (["direct"],),
+        "async": (False,),
+        "defer_loading": (False,),
+        "output_schema": (),
+    }
+
+    def to_tool(self) -> ToolBody:
+        """Return the tool in the shape of chat completions."""
+        return ToolBody.of(self.name, self.description, self.parameters, self.strict)
+
+
+class NamedFunction(StrictBody):
+    """The function that must be called."""
+
+    type: Literal["function"]
+    name: FunctionName
+
+
+Metadata = Annotated[
+    dict[
+        Annotated[str, Field(max_length=64)],
+        Annotated[str, Field(max_length=512)],
+    ],
+    Field(max_length=16),
+]
+"""As at OpenAI: 16 pairs of short texts. All three events with the whole response repeat them."""
+
+ChoiceMode = Literal["none", "auto", "required"]
+
+
+def _check_choice(choice: Any) -> Any:
+    if not isinstance(choice, str | dict | None):
+        raise wrong_type("'none', 'auto', 'required' or an object")
+    return choice
+
+
+class SchemaFormat(NamedSchema):
+    """JSON that is valid by a schema."""
+
+    type: Literal["json_schema"]
+    description: str | None = Field(
+        default=None,
+        max_length=1024,
+        description="Repeated in the answer, but the model does not see it.",
+    )
+
+
+class TextConfig(StrictBody):
+    """The form of the answer's text."""
+
+    format: (
+        Annotated[TextFormat | JsonObjectFormat | SchemaFormat, Field(discriminator="type")] | None
+    ) = None
+
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"verbosity": ("medium",)}
+
+
+class ReasoningConfig(StrictBody):
+    """How the model reasons."""
+
+    effort: ReasoningEffort | None = Field(
+        default=None,
+        description="Given to the model's chat template. Refused, except none, if the template "
+        "does not read it.",
+    )
+
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "context": ("auto",),
+        "generate_summary": ("auto",),
+        "mode": ("standard",),
+        "summary": ("auto",),
+    }
+
+
+class ResponsesStreamOptions(StrictBody):
+    """What a stream holds besides the answer."""
+
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"include_obfuscation": (False,)}
+
+
+_NOT_STORED = "requests and answers are not stored; send the whole conversation as input"
+
+
+class ResponsesRequest(StrictBody):
+    """A request for the next response of a conversation."""
+
+    model: str
+    input: Input = Field(description="The user's text, or the items of the conversation.")
+    instructions: str | None = Field(
+        default=None, description="Instructions before the conversation."
+    )
+    max_output_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        description="Most tokens of the answer. More than the model's length leaves means all that "
+        "it leaves, unless the server's configuration refuses that.",
+    )
+    temperature: float | None = Field(
+        default=None, ge=0, le=2, description="0 means greedy decoding."
+    )
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    stream: bool | None = None
+    stream_options: ResponsesStreamOptions | None = None
+    tools: Annotated[list[FunctionTool], Field(max_length=MAX_NUM_TOOLS, fail_fast=True)] | None = (
+        Field(default=None, description="The functions that the model may call.")
+    )
+    tool_choice: (
+        Annotated[
+            ChoiceMode | NamedFunction,
+            BeforeValidator(_check_choice, json_schema_input_type=ChoiceMode | NamedFunction),
+        ]
+        | None
+    ) = Field(default=None, description="Whether the model must call a function, and which.")
+    parallel_tool_calls: bool | None = Field(
+        default=None, description="False: an answer ends with its first call."
+    )
+    text: TextConfig | None = None
+    reasoning: ReasoningConfig | None = None
+
+    # Bookkeeping: accepted, but no answer depends on it.
+    store: bool | None = Field(
+        default=None, description="Accepted, but nothing is stored: the answer says store: false."
+    )
+    metadata: Metadata | None = Field(
+        default=None, description="Repeated in the answer, but neither kept nor read."
+    )
+    user: str | None = Field(default=None, description="Accepted, but neither kept nor read.")
+    safety_identifier: str | None = Field(
+        default=None, description="Accepted, but neither kept nor read."
+    )
+    prompt_cache_key: str | None = Field(
+        default=None,
+        description="Accepted, but not read: prompts with a common beginning are found without it.",
+    )
+
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "access_programs": (),
+        "background": (False,),
+        "context_management": ([],),
+        "conversation": (),
+        "image": (),
+        "include": ([],),
+        "max_tool_calls": (),
+        "moderation": (),
+        "previous_response_id": (),
+        "prompt": (),
+        "prompt_cache_options": (),
+        "prompt_cache_retention": (),
+        "service_tier": ("auto", "default"),
+        "top_logprobs": (0,),
+        "truncation": ("disabled",),
+    }
+
+    reasons: ClassVar[Mapping[str, str]] = {
+        "access_programs": "all requests have the same rights",
+        "background": "an answer comes while its client waits",
+        "context_management": "a conversation is read as it is sent",
+        "conversation": _NOT_STORED,
+        "image": "images are processed as the model's configuration says",
+        "include": "an answer holds all that there is",
+        "max_tool_calls": "the client makes the calls",
+        "previous_response_id": _NOT_STORED,
+        "prompt": "there are no stored prompts",
+        "top_logprobs": "ask /v1/chat/completions for log-probabilities",
+        "truncation": "a prompt that is too long is refused, not cut",
+    }
+
+    def to_conversation(self) -> Conversation:
+        """Return the messages of the prompt, which know their places in the request."""
+        conversation = Conversation(NAMES)
+        if self.instructions:
+            part = TextPartBody(type="text", text=self.instructions)
+            conversation.turn("system", "instructions").add(part, "instructions")
+        for at, item in enumerate(self.input):
+            item.add_to(conversation, f"input[{at}]")
+        return conversation
+
+    def to_offer(self, limits: LimitsConfig, model: ModelDescription) -> ToolOffer:
+        """Return the functions that the model may call; see `tools.schema.to_offer`."""
+        tools = [tool.to_tool() for tool in self.tools or ()]
+        return to_offer(tools, self._choice(), self.parallel_tool_calls, limits, model)
+
+    def _choice(self) -> ToolChoiceBody | None:
+        match self.tool_choice:
+            case None:
+                return None
+            case NamedFunction(name=name):
+                return ToolChoiceBody(type="function", function=ChosenFunction(name=name))
+            case mode:
+                return ToolChoiceBody(type=mode)
+
+    def to_template_kwargs(self, model: ModelDescription) -> TemplatePairs:
+        """Return values for the chat template by which the model makes the effort.
+
+        Raises:
+            InvalidRequestError: The model's template has no use for the effort.
+        """
+        effort = None if self.reasoning is None else self.reasoning.effort
+        return tuple(effort_kwargs(effort, model, "reasoning.effort").items())
+
+    def to_fields(self) -> SamplingFields:
+        """Return the fields of sampling, in the shape of chat completions."""
+        return SamplingFields(
+            max_tokens=self.max_output_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            response_format=self._format(),
+        )
+
+    def _format(self) -> TextFormat | JsonObjectFormat | JsonSchemaFormat | None:
+        wanted = None if self.text is None else self.text.format
+        if not isinstance(wanted, SchemaFormat):
+            return wanted
+        named = NamedSchema(name=wanted.name, schema=wanted.schema_, strict=wanted.strict)
+        return JsonSchemaFormat(type="json_schema", json_schema=named)
+
+
+class OutputText(BaseModel):
+    """A part of a message."""
+
+    type: Literal["output_text"] = "output_text"
+    text: str
+    annotations: list[None] = []
+    logprobs: list[None] = []
+
+
+class OutputReasoningText(BaseModel):
+    """A part of the reasoning."""
+
+    type: Literal["reasoning_text"] = "reasoning_text"
+    text: str
+
+
+class OutputMessage(BaseModel):
+    """The model's text."""
+
+    type: Literal["message"] = "message"
+    id: str
+    status: Status
+    role: Literal["assistant"] = "assistant"
+    content: list[OutputText]
+
+
+class OutputReasoning(BaseModel):
+    """The model's reasoning."""
+
+    type: Literal["reasoning"] = "reasoning"
+    id: str
+    status: Status
+    summary: list[None] = []
+    content: list[OutputReasoningText]
+
+
+class OutputCall(BaseModel):
+    """A call of a function."""
+
+    type: Literal["function_call"] = "function_call"
+    id: str
+    status: Status
+    call_id: str
+    name: str
+    arguments: str = Field(
+        description="A JSON object, as text; its beginning, if max_output_tokens has cut it."
+    )
+
+
+OutputItem = Annotated[OutputMessage | OutputReasoning | OutputCall, Field(discriminator="type")]
+
+
+class InputTokensDetails(BaseModel):
+    """How many of the prompt's tokens were cached."""
+
+    cached_tokens: int
+    cache_write_tokens: int = 0
+
+
+class ResponsesTokensDetails(BaseModel):
+    """How many of the answer's tokens are reasoning."""
+
+    reasoning_tokens: int
+
+
+class ResponsesUsage(BaseModel):
+    """Tokens, counted by the replica."""
+
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: ResponsesTokensDetails
+    total_tokens: int
+
+
+class IncompleteDetails(BaseModel):
+    """Why a response is incomplete."""
+
+    reason: Literal["max_output_tokens"] = "max_output_tokens"
+
+
+class ResponseFailure(BaseModel):
+    """Why a response has failed."""
+
+    code: Literal["server_error"] = "server_error"
+    message: str
+
+
+class ResponseBody(BaseModel):
+    """A response, whole or as far as a stream has come."""
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    status: Status
+    model: str
+    output: list[OutputItem] = []
+    usage: ResponsesUsage | None = None
+    error: ResponseFailure | None = None
+    incomplete_details: IncompleteDetails | None = None
+    store: Literal[False] = False
+    background: Literal[False] = False
+    previous_response_id: None = None
+    truncation: Literal["disabled"] = "disabled"
+    instructions: str | None
+    max_output_tokens: int | None
+    temperature: float | None
+    top_p: float | None
+    parallel_tool_calls: bool
+    tool_choice: ChoiceMode | dict[str, Any]
+    tools: list[dict[str, Any]]
+    text: dict[str, Any]
+    reasoning: dict[str, Any]
+    metadata: Metadata
+
+    @classmethod
+    def begin(cls, id_: str, created_at: int, asked: ResponsesRequest) -> "ResponseBody":
+        """Return a response without output, which repeats the request's settings."""
+        choice = asked.tool_choice
+        tools = [tool.model_dump() for tool in asked.tools or ()]
+        form = None if asked.text is None else asked.text.format
+        told = {"type": "text"} if form is None else form.model_dump(by_alias=True)
+        effort = None if asked.reasoning is None else asked.reasoning.effort
+        return cls(
+            id=id_,
+            created_at=created_at,
+            status="in_progress",
+            model=asked.model,
+            instructions=asked.instructions,
+            max_output_tokens=asked.max_output_tokens,
+            temperature=asked.temperature,
+            top_p=asked.top_p,
+            parallel_tool_calls=asked.parallel_tool_calls is not False,
+            tool_choice=choice.model_dump()
+            if isinstance(choice, NamedFunction)
+            else choice or "auto",
+            tools=tools,
+            text={"format": told},
+            reasoning={"effort": effort, "summary": None},
+            metadata=asked.metadata or {},
+        )
+
+
+class _Event(BaseModel):
+    """Events only document themselves: plain dictionaries are written, for speed."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    sequence_number: int
+
+
+class ResponseEvent(_Event):
+    """The response begins, or ends."""
+
+    type: Literal[
+        "response.created",
+        "response.in_progress",
+        "response.completed",
+        "response.incomplete",
+        "response.failed",
+    ]
+    response: ResponseBody
+
+
+class ItemEvent(_Event):
+    """An item begins, or ends."""
+
+    type: Literal["response.output_item.added", "response.output_item.done"]
+    output_index: int
+    item: OutputItem
+
+
+class PartEvent(_Event):
+    """A part of an item begins, or ends."""
+
+    type: Literal["response.content_part.added", "response.content_part.done"]
+    item_id: str
+    output_index: int
+    content_index: int
+    part: Annotated[OutputText | OutputReasoningText, Field(discriminator="type")]
+
+
+class TextEvent(_Event):
+    """More text."""
+
+    type: Literal["response.output_text.delta"]
+    item_id: str
+    output_index: int
+    content_index: int
+    delta: str
+    logprobs: list[None]
+
+
+class TextDoneEvent(_Event):
+    """The whole text."""
+
+    type: Literal["response.output_text.done"]
+    item_id: str
+    output_index: int
+    content_index: int
+    text: str
+    logprobs: list[None]
+
+
+class ReasoningEvent(_Event):
+    """More reasoning."""
+
+    type: Literal["response.reasoning_text.delta"]
+    item_id: str
+    output_index: int
+    content_index: int
+    delta: str
+
+
+class ReasoningDoneEvent(_Event):
+    """The whole reasoning."""
+
+    type: Literal["response.reasoning_text.done"]
+    item_id: str
+    output_index: int
+    content_index: int
+    text: str
+
+
+class ArgumentsEvent(_Event):
+    """The arguments of a call."""
+
+    type: Literal["response.function_call_arguments.delta"]
+    item_id: str
+    output_index: int
+    delta: str
+
+
+class ArgumentsDoneEvent(_Event):
+    """The whole arguments of a call."""
+
+    type: Literal["response.function_call_arguments.done"]
+    item_id: str
+    output_index: int
+    name: str
+    arguments: str
+
+
+class ResponsesEvent(
+    RootModel[
+        Annotated[
+            ResponseEvent
+            | ItemEvent
+            | PartEvent
+            | TextEvent
+            | TextDoneEvent
+            | ReasoningEvent
+            | ReasoningDoneEvent
+            | ArgumentsEvent
+            | ArgumentsDoneEvent,
+            Field(discriminator="type"),
+        ]
+    ]
+):
+    """An event of a streamed response."""

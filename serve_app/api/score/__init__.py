@@ -1,0 +1,1 @@
+"""`POST /score` and `/v1/score`: say how well texts fit together."""

@@ -1,0 +1,212 @@
+"""`GET /v1/devices` and its plot: the memory, the load and the state of every model's replicas.
+
+Both show what all users do, so they are for operators (`serve_app.keys.access`). Neither wakes a
+model: one that sleeps has no replicas to show.
+"""
+
+from typing import Literal
+
+from fastapi import APIRouter, Depends, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from deployments.device.monitor import Watched
+from deployments.model_spec import Task
+from deployments.replica_report import ReplicaState
+from serve_app.api.intake.context import ApiContext
+from serve_app.backends.devices import ModelDevices
+from serve_app.backends.serving_states import ServingState
+
+
+class Figures(BaseModel):
+    """Figures that a replica reports."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+
+class Plan(Figures):
+    """How a replica's memory was divided at its start, and the sizes that it runs with."""
+
+    usable_bytes: int = Field(description="The share without what the plan leaves free.")
+    weight_bytes: int
+    step_bytes: int = Field(description="The peak of a step.")
+    captured_bytes: int = Field(description="Captured decode steps.")
+    kv_bytes: int = Field(description="Keys and values; 0 unless the model generates.")
+    num_kv_tokens: int = Field(description="Tokens that the KV memory holds.")
+    max_model_len: int
+    max_num_seqs: int
+    max_batched_tokens: int
+
+
+class Use(Figures):
+    """The latest sample; null where a figure is not known."""
+
+    device_total_bytes: int | None = Field(
+        description="The GPU's memory; on a CPU the container's limit, or the machine's."
+    )
+    device_used_bytes: int | None = Field(description="Used by all processes.")
+    process_bytes: int | None = Field(
+        description="Used by the replica: on a GPU with its CUDA context; on a CPU, resident."
+    )
+    allocated_bytes: int | None = Field(description="On a GPU: in tensors.")
+    reserved_bytes: int | None = Field(description="On a GPU: held by torch's allocator.")
+    peak_bytes: int | None = Field(
+        description="The most so far of `allocated_bytes`; on a CPU of `process_bytes`."
+    )
+    fragmented_bytes: int | None = Field(description="On a GPU: reserved, but in no tensor.")
+
+
+class History(Figures):
+    """Columns of equal length, a sample a second, the oldest first; null: never known."""
+
+    unix_s: list[float] = Field(description="When each sample was taken, in Unix seconds.")
+    device_used_bytes: list[int | None] | None
+    process_bytes: list[int | None] | None
+    allocated_bytes: list[int | None] | None
+    reserved_bytes: list[int | None] | None
+
+
+class ShortMemory(Figures):
+    """Memory is short, or was."""
+
+    of: Watched = Field(
+        description="`device`: what all processes use of the device. `share`: what the replica's "
+        "allocator holds of its share of a GPU."
+    )
+    used_bytes: int = Field(description="In use when the warning began.")
+    limit_bytes: int
+    began_unix_s: float
+    ended_unix_s: float | None = Field(description="null: it lasts.")
+
+
+class Memory(Figures):
+    """The memory of a replica and of its device."""
+
+    use: Use
+    share_bytes: int | None = Field(description="The share of a GPU; null on a CPU.")
+    warn_from: float = Field(description="The part in use from which a warning begins.")
+    warn_below: float = Field(description="The part in use below which it ends.")
+    warnings: list[ShortMemory] = Field(description="Those that last, and the latest that ended.")
+    history: History
+
+
+class Work(Figures):
+    """What a replica does and has done; null where its kind of model has no such count."""
+
+    num_running: int = Field(description="Sequences; unless the model generates, requests.")
+    num_waiting: int
+    kv_usage: float | None = Field(description="The part of the KV memory in use, 0 to 1.")
+    num_preempted: int | None = Field(
+        description="How often a sequence has given up its memory to wait again."
+    )
+    num_moved_in: int | None = Field(description="Sequences that came from other replicas.")
+    num_prompt_tokens: int | None = Field(
+        description="Prompt tokens looked up in the KV memory (prefix queries)."
+    )
+    num_cached_tokens: int | None = Field(
+        description="Prompt tokens found there and not computed again (prefix hits)."
+    )
+
+
+class Replica(Figures):
+    """A replica that has answered."""
+
+    replica_id: str
+    node: str = Field(description="The address of its node.")
+    process_id: int
+    device: str
+    share: float = Field(description="The part of the device that it may use.")
+    state: ReplicaState = Field(description="By its latest health check.")
+    state_unix_s: float = Field(description="Since when it is so, in Unix seconds.")
+    ready_unix_s: float = Field(description="When its model was loaded, in Unix seconds.")
+    plan: Plan
+    memory: Memory
+    work: Work
+
+
+class Model(Figures):
+    """A model and its replicas."""
+
+    id: str
+    object: Literal["model.devices"] = "model.devices"
+    task: Task
+    state: ServingState = Field(
+        description="`asleep`: no replica runs and none is wanted; a request starts one."
+    )
+    status: str = Field(description="Serve's word for the state of the deployment.")
+    message: str = Field(description="Serve's explanation, as of a start that has failed.")
+    num_replicas: dict[str, int] = Field(
+        description="Replicas in each of Serve's states: STARTING, RUNNING, STOPPING and others."
+    )
+    num_started: int = Field(
+        description="Replicas that have run since the ingress that answers began to look; more "
+        "than run now if some were replaced or scaled down."
+    )
+    replicas: list[Replica] = Field(description="Those that run and have answered.")
+    silent_replicas: list[str] = Field(
+        description="The ids of those that run and have not answered in two seconds."
+    )
+
+    @classmethod
+    def of(cls, model: ModelDevices) -> "Model":
+        """Return the description of a model."""
+        return cls(
+            id=model.id,
+            task=model.task,
+            state=model.state.serving,
+            status=model.state.status,
+            message=model.state.message,
+            num_replicas=dict(model.state.num_replicas),
+            num_started=model.replicas.num_started,
+            replicas=[Replica.model_validate(each) for each in model.replicas.reports],
+            silent_replicas=list(model.replicas.silent),
+        )
+
+
+class DeviceList(BaseModel):
+    """All models with their replicas."""
+
+    object: Literal["list"] = "list"
+    data: list[Model]
+
+
+class DevicesApi:
+    """Shows operators the memory and the replicas."""
+
+    def __init__(self, context: ApiContext) -> None:
+        self._devices = context.devices
+        self._operators = context.operators
+        self._rendered: tuple[tuple[ModelDevices, ...], bytes] | None = None
+
+    def router(self) -> APIRouter:
+        """Return the surface's routes."""
+        router = APIRouter(tags=["devices"], dependencies=[Depends(self._operators.require)])
+        router.add_api_route(
+            "/v1/devices",
+            self.list_devices,
+            summary="Show the memory and the state of all replicas",
+            response_model=DeviceList,
+        )
+        router.add_api_route(
+            "/v1/devices/history.png",
+            self.plot,
+            summary="Plot the memory of all replicas over ten minutes",
+            response_class=Response,
+            responses={200: {"description": "The plot", "content": {"image/png": {}}}},
+        )
+        return router
+
+    async def list_devices(self) -> Response:
+        """Show each model with its replicas, as they were at most a second ago.
+
+        Replicas that don't answer are named; nothing waits for them for longer than two seconds.
+        """
+        found = await self._devices.latest()
+        if self._rendered is None or found is not self._rendered[0]:
+            listed = DeviceList(data=[Model.of(each) for each in found])
+            self._rendered = found, listed.model_dump_json().encode()
+        return Response(self._rendered[1], media_type="application/json")
+
+    async def plot(self) -> Response:
+        """Plot the memory of each replica, its limits, and the times at which it was short."""
+        png = await self._devices.plot()
+        return Response(png, media_type="image/png", headers={"Cache-Control": "no-store"})

@@ -1,0 +1,63 @@
+"""The key of a request, and the routes that need one with the scope `operate`.
+
+Such routes show what all users of the server do. Without keys all users look alike, so
+these routes are then open only on a server that no other host can reach.
+
+A surface protects its routes with one argument:
+
+    APIRouter(dependencies=[Depends(context.operators.require)])
+"""
+
+from starlette.requests import Request
+from starlette.types import Scope as AsgiScope
+
+from deployments.errors import MissingScopeError
+from serve_app.keys.api_keys import ApiKey, Scope
+
+NO_SCOPE = (
+    f"The API key {{name!r}} lacks the scope '{Scope.OPERATE}', which this route needs because it "
+    f"shows what all users do. Add `scopes: [{Scope.OPERATE}]` to the key's entry in "
+    "auth.api_keys_file and deploy again, or ask the operator of this server to do so."
+)
+
+NO_KEYS = (
+    "This route shows what all users do. The server has no API keys and other hosts can reach it, "
+    "so the route is closed, whether or not auth.allow_anonymous is true. Make a key (`raystream "
+    f"new-key NAME --scope {Scope.OPERATE}`) and name its file under auth.api_keys_file, or let "
+    "the server listen only on 127.0.0.1."
+)
+
+
+def note_api_key(scope: AsgiScope, key: ApiKey) -> None:
+    """Note the key that has let the request in."""
+    scope["state"]["api_key"] = key
+
+
+def api_key_of(scope: AsgiScope) -> ApiKey | None:
+    """Return the key that has let the request in; None if the server asks for none."""
+    key: ApiKey | None = scope.get("state", {}).get("api_key")
+    return key
+
+
+class OperatorAccess:
+    """Decides which requests may use an operator's routes."""
+
+    def __init__(self, *, is_local: bool = False) -> None:
+        """Set what applies to requests without a key.
+
+        Args:
+            is_local: Whether only this machine can reach the server.
+        """
+        self._is_local = is_local
+
+    async def require(self, request: Request) -> None:
+        """Return if the request may use an operator's route; a dependency of FastAPI.
+
+        Raises:
+            MissingScopeError: It may not; the message says how to mend it.
+        """
+        key = api_key_of(request.scope)
+        if key is None and not self._is_local:
+            raise MissingScopeError(NO_KEYS)
+        if key is not None and Scope.OPERATE not in key.scopes:
+            raise MissingScopeError(NO_SCOPE.format(name=key.name))

@@ -1,0 +1,139 @@
+"""What each model's replicas get: the settings of its entry, and its share of a GPU.
+
+Nothing here imports torch or Ray: `raystream plan` needs both only where replicas run.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from deployments.model_shape import ModelShape
+from deployments.model_spec import ModelSpec
+from deployments.replica_plan import MIN_SHARE, shares_side_by_side, typical_bytes
+from serve_app.config import PROJECT_ROOT, ModelConfig, number
+
+ReadShape = Callable[[ModelConfig], ModelShape]
+"""Reads a model's sizes from its configuration, which may be downloaded for that."""
+
+
+def resolve_models(
+    models: Sequence[ModelConfig], num_cluster_gpus: float, read_shape: ReadShape
+) -> dict[str, ModelSpec]:
+    """Return what each model's replicas need to know, by the model's id.
+
+    Args:
+        models: The models' entries.
+        num_cluster_gpus: GPUs that the cluster has now. If its GPU nodes are added only later,
+            `num_gpus: auto` would wrongly mean 0; such a cluster needs a number.
+        read_shape: Reads a model's sizes, if its share depends on what others need.
+    """
+    shares = share_gpus(models, num_cluster_gpus, read_shape)
+    return {model.id: to_spec(model, shares.get(model.id, 0.0)) for model in models}
+
+
+def share_gpus(
+    models: Sequence[ModelConfig], num_cluster_gpus: float, read_shape: ReadShape
+) -> Mapping[str, float]:
+    """Return the share of a GPU of each model that gets one.
+
+    Models whose share is chosen get a whole GPU each, if there are as many. Otherwise they stand
+    side by side on what other models leave of one.
+
+    Raises:
+        ValueError: The shares that are given leave nothing.
+    """
+    shares = {model.id: _given_share(model, num_cluster_gpus) for model in models}
+    chosen = [model for model in models if shares[model.id] is None]
+    given = sorted((share for share in shares.values() if share), reverse=True)
+    free = [1.0] * max(1, int(num_cluster_gpus))
+    for share in given:
+        free[free.index(max(free))] -= share
+    if not chosen:
+        parts: Sequence[float] = []
+    elif free.count(1.0) >= len(chosen):
+        parts = [1.0] * len(chosen)
+    else:
+        needs = [_need(model, read_shape(model)) for model in chosen]
+        parts = _place(needs, free)
+    shares |= {model.id: part for model, part in zip(chosen, parts, strict=True)}
+    return {id_: share for id_, share in shares.items() if share}
+
+
+def _place(needs: Sequence[int], free: Sequence[float]) -> list[float]:
+    """Return a share for each need, the largest first on the GPU that has most left for it.
+
+    Raises:
+        ValueError: A GPU's models would get less than they can start with.
+    """
+    members: list[list[int]] = [[] for _ in free]
+    for i in sorted(range(len(needs)), key=lambda i: -needs[i]):
+        loads = [sum(needs[j] for j in each) for each in members]
+        usable = [
+            left >= MIN_SHARE * (len(each) + 1) for left, each in zip(free, members, strict=True)
+        ]
+        if not any(usable):
+            raise ValueError(
+                "the GPUs are given away, and nothing is left for the models whose gpu_share is "
+                "auto: lower the gpu_share or num_gpus of the others, or write `device: cpu`"
+            )
+        best = min(
+            (gpu for gpu, is_usable in enumerate(usable) if is_usable),
+            key=lambda gpu: (loads[gpu] + needs[i]) / free[gpu],
+        )
+        members[best].append(i)
+    shares = [0.0] * len(needs)
+    for left, each in zip(free, members, strict=True):
+        if each:
+            parts = shares_side_by_side([needs[i] for i in each], left)
+            for i, part in zip(each, parts, strict=True):
+                shares[i] = part
+    return shares
+
+
+def _given_share(model: ModelConfig, num_cluster_gpus: float) -> float | None:
+    """Return the share that an entry names; 0 without a GPU, None if it is to be chosen."""
+    if model.num_gpus != "auto":
+        return model.num_gpus
+    if not num_cluster_gpus or model.device == "cpu":
+        return 0.0
+    return number(model.gpu_share)
+
+
+def _need(model: ModelConfig, shape: ModelShape) -> int:
+    return typical_bytes(to_spec(model, 1.0), shape, is_pooler=model.task != "generate")
+
+
+def to_spec(model: ModelConfig, num_gpus: float) -> ModelSpec:
+    """Return what a model's replicas need to know.
+
+    Args:
+        model: The model's entry.
+        num_gpus: The share of a GPU that each replica gets.
+    """
+    return ModelSpec(
+        id=model.id,
+        source=_resolve_source(model.source),
+        revision=model.revision,
+        dtype=model.dtype,
+        device=model.device,
+        num_gpus=num_gpus,
+        num_threads=number(model.num_threads),
+        max_model_len=number(model.max_model_len),
+        max_num_seqs=number(model.max_num_seqs),
+        max_batched_tokens=number(model.max_batched_tokens),
+        max_queued_requests=model.max_queued_requests,
+        max_queued_tokens=model.max_queued_tokens,
+        prefix_caching=model.prefix_caching,
+        quantization=model.quantization,
+        cuda_graphs=model.cuda_graphs,
+        tool_call_parser=model.tool_call_parser,
+        reasoning_parser=model.reasoning_parser,
+        task=model.task,
+    )
+
+
+def _resolve_source(source: str) -> str:
+    """Return the absolute path of a folder here or in the project; else the hub id unchanged."""
+    for folder in (Path(source), PROJECT_ROOT / source):
+        if folder.is_dir():
+            return str(folder.resolve())
+    return source

@@ -1,1 +1,0 @@
-"""Tests of `deployments.classifier`: no Ray, no HTTP."""

@@ -1,0 +1,114 @@
+"""Ray's dashboard, beside `make serve`: models, replicas and logs stand there under our names.
+
+No other Ray may run meanwhile: only the first on a machine has the port of the agent that reads
+logs.
+"""
+
+import json
+import os
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.browser import CHROMIUM, Tab, opened_tab
+from tests.docs_page import UNTIL
+from tests.ray.serve_run import (
+    READY_DEADLINE_S,
+    Server,
+    haproxy_environment,
+    serving,
+    shipped_config,
+    wait_until,
+)
+from tests.ray.test_serve_run import question
+
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.slow,
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="needs chromium"),
+]
+
+MODELS = ("pydoc-chat", "pydoc-detector", "pydoc-search")
+SEARCH = """
+(async () => {
+  const box = await until(() => [...document.querySelectorAll("input")].find(
+    (each) => each.closest(".MuiFormControl-root")?.innerText.includes("Keyword")
+  ));
+  const {set} = Object.getOwnPropertyDescriptor(HTMLInputElement.prototype, "value");
+  set.call(box, %s);  // React hears of a value only if its own setter was not called
+  box.dispatchEvent(new Event("input", {bubbles: true}));
+})()
+"""
+
+
+async def run(tab: Tab, expression: str) -> None:
+    """Evaluate an expression that may wait by `until`."""
+    await tab.evaluate(f"{{ {UNTIL} {expression} }}")
+
+
+async def shown(tab: Tab, *texts: str) -> None:
+    """Wait until a page shows all of these texts."""
+    wanted = json.dumps(texts)
+    await run(
+        tab, f"until(() => {wanted}.every((each) => document.body?.innerText.includes(each)))"
+    )
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("shipped")
+    environment = {**os.environ, "HOME": str(folder)} | haproxy_environment()
+    with serving(Server(shipped_config(folder), folder / "serve.log", environment)) as server:
+        yield server
+
+
+@pytest.fixture
+def address(server: Server) -> str:
+    """Return the dashboard's address, as the screen tells it."""
+    begin = "Ray's dashboard: "
+    log = server.log
+    wait_until(lambda: begin in log.read_text(), READY_DEADLINE_S)
+    (line,) = [each for each in log.read_text().splitlines() if each.startswith(begin)]
+    return line.removeprefix(begin).split()[0]
+
+
+@pytest.fixture
+async def tab(server: Server, address: str, tmp_path: Path) -> AsyncIterator[Tab]:
+    """Open a tab that has given Ray's token."""
+    token = (server.log.parent / ".ray" / "auth_token").read_text()
+    async with opened_tab(tmp_path / "profile") as tab:
+        await tab.call("Network.enable")
+        await tab.call(
+            "Network.setCookie", name="ray-authentication-token", value=token, url=address
+        )
+        yield tab
+
+
+async def test_the_serve_tab_shows_the_models_and_the_ingress(
+    tab: Tab, address: str, tmp_path: Path
+) -> None:
+    await tab.navigate(f"{address}/#/serve", width=1300)
+    await shown(tab, "raystream", "Ingress", *MODELS, "HEALTHY")
+    (tmp_path / "serve_tab.png").write_bytes(await tab.screenshot())
+
+
+async def test_a_request_is_found_by_its_id_in_the_ingress_s_log(
+    server: Server, tab: Tab, address: str
+) -> None:
+    body = {"model": MODELS[0], "messages": question("What is os.path?"), "max_tokens": 4}
+    async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+        answers = [await client.post("/v1/chat/completions", json=body) for _ in range(2)]
+    other, sought = (answer.headers["x-request-id"] for answer in answers)
+    (told,) = [each for each in server.log.read_text().splitlines() if "Logs, with" in each]
+    logs = Path(told.split(": ")[1])
+    wait_until(
+        lambda: any(sought in each.read_text() for each in logs.glob("replica_*_Ingress_*.log")),
+        READY_DEADLINE_S,
+    )
+    await tab.navigate(f"{address}/#/serve/applications/raystream/Ingress", width=1300)
+    await run(tab, SEARCH % json.dumps(sought))
+    await shown(tab, f'"request_id":"{sought}"')
+    await run(tab, f"until(() => !document.body.innerText.includes('{other}'))")

@@ -1,0 +1,156 @@
+"""An ingress in a process of its own that can be killed, and its way to a replica, without Ray.
+
+Processes are forked from one that has imported everything, so another ingress is there at once.
+"""
+
+import asyncio
+import multiprocessing
+import pickle
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager, suppress
+from multiprocessing.context import ForkServerContext
+from typing import Any, NoReturn
+
+import uvicorn
+
+from deployments.contract import GenerationRequest, ModelDescription, TextDelta
+from deployments.text_generator import TextGenerator
+from serve_app.config import AppConfig
+from serve_app.ingress import AppParts, build_app
+from tests.deployments.local_handle import local_backend
+from tests.raw_http import LOCALHOST
+
+HEAD = ("num_prompt_tokens", "reasoning", "fingerprint", "prompt_digest")
+"""What a stream says before its deltas."""
+
+
+def context() -> ForkServerContext:
+    """Return what starts processes that have imported this module."""
+    found = multiprocessing.get_context("forkserver")
+    found.set_forkserver_preload([__name__])
+    return found
+
+
+class Ingress:
+    """One ingress.
+
+    Attributes:
+        url: Where it listens, from the start: connections wait until it answers.
+    """
+
+    def __init__(
+        self, processes: ForkServerContext, description: ModelDescription, replica_port: int
+    ) -> None:
+        """Start it.
+
+        Args:
+            processes: See `context`.
+            description: Of the replica's model.
+            replica_port: Where `listening_replica` listens.
+        """
+        listener = socket.create_server((LOCALHOST, 0))
+        self.url = f"http://{LOCALHOST}:{listener.getsockname()[1]}"
+        self._process = processes.Process(
+            target=_serve, args=(listener, description, replica_port), daemon=True
+        )
+        self._process.start()
+        listener.close()
+
+    def kill(self) -> None:
+        """End it at once, and wait until its connections are reset."""
+        self._process.kill()
+        self._process.join()
+
+
+def _serve(listener: socket.socket, description: ModelDescription, replica_port: int) -> None:
+    """Answer requests until the process is killed."""
+    config = AppConfig.model_validate({"models": [{"id": description.id, "source": "nowhere"}]})
+    backend = _RemoteBackend(description, replica_port)
+    app = build_app(AppParts(config, {description.id: backend}))
+    server = uvicorn.Server(uvicorn.Config(app, access_log=False, log_level="error"))
+    server.run(sockets=[listener])
+
+
+class _RemoteBackend:
+    """A replica in another process."""
+
+    def __init__(self, description: ModelDescription, port: int) -> None:
+        self._description = description
+        self._port = port
+
+    async def generate(self, request: GenerationRequest) -> "_RemoteStream":
+        reader, writer = await asyncio.open_connection(LOCALHOST, self._port)
+        _write(writer, request)
+        return _RemoteStream(reader, writer, await _read(reader))
+
+    async def describe(self) -> ModelDescription:
+        return self._description
+
+    async def tokenize(self, request: object) -> NoReturn:
+        raise NotImplementedError
+
+    async def detokenize(self, token_ids: tuple[int, ...]) -> NoReturn:
+        raise NotImplementedError
+
+    async def ping(self) -> None:
+        raise NotImplementedError
+
+
+class _RemoteStream:
+    """A stream whose deltas come over a connection of its own."""
+
+    num_prompt_tokens: int
+    reasoning: Any
+    fingerprint: str | None
+    prompt_digest: bytes
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, head: dict[str, Any]
+    ) -> None:
+        for name in HEAD:
+            setattr(self, name, head[name])
+        self._reader, self._writer = reader, writer
+
+    async def __aiter__(self) -> AsyncIterator[list[TextDelta]]:
+        while (deltas := await _read(self._reader)) is not None:
+            yield deltas
+
+    def watch(self, on_due: Callable[[], object]) -> None:
+        """Never call it: the replica stays."""
+
+    async def aclose(self) -> None:
+        self._writer.close()
+
+
+@asynccontextmanager
+async def listening_replica(generator: TextGenerator) -> AsyncIterator[int]:
+    """Answer the requests of ingresses in other processes; yield the port."""
+    async with aclosing(local_backend(generator)) as backend:
+
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with suppress(ConnectionError):  # the ingress is dead, and the stream is closed
+                await send(reader, writer)
+
+        async def send(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            stream = await backend.generate(await _read(reader))
+            async with aclosing(stream):
+                _write(writer, {name: getattr(stream, name) for name in HEAD})
+                async for deltas in stream:
+                    _write(writer, deltas)
+                    await writer.drain()
+                _write(writer, None)
+            writer.close()
+
+        async with await asyncio.start_server(answer, LOCALHOST, 0) as server:
+            yield server.sockets[0].getsockname()[1]
+
+
+def _write(writer: asyncio.StreamWriter, value: object) -> None:
+    data = pickle.dumps(value)
+    writer.write(len(data).to_bytes(4) + data)
+
+
+async def _read(reader: asyncio.StreamReader) -> Any:
+    size = int.from_bytes(await reader.readexactly(4))
+    return pickle.loads(await reader.readexactly(size))

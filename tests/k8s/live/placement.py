@@ -1,0 +1,47 @@
+"""Which replicas run where, as Serve tells it."""
+
+import asyncio
+from typing import Any
+
+from tests.faults.served.redeploy import Deployed
+from tests.faults.served.replicas import DEADLINE_S
+
+
+async def replicas_of(deployed: Deployed) -> dict[str, list[dict[str, Any]]]:
+    """Return the running replicas of each deployment."""
+    deployments = (await deployed.details())["deployments"]
+    return {
+        name: [each for each in details["replicas"] if each["state"] == "RUNNING"]
+        for name, details in deployments.items()
+    }
+
+
+async def nodes_of(deployed: Deployed) -> dict[str, set[str]]:
+    """Return the names of the nodes of each deployment's replicas."""
+    return {
+        name: {replica["node_instance_id"] for replica in replicas}
+        for name, replicas in (await replicas_of(deployed)).items()
+    }
+
+
+async def ids_of(deployed: Deployed) -> dict[str, set[str]]:
+    """Return the ids of each deployment's replicas."""
+    return {
+        name: {replica["replica_id"] for replica in replicas}
+        for name, replicas in (await replicas_of(deployed)).items()
+    }
+
+
+async def scaled(deployed: Deployed, name: str, num_replicas: int) -> None:
+    """Deploy with this number of replicas of a deployment; wait until they run."""
+    limits = {"min_replicas": num_replicas, "max_replicas": num_replicas}
+    deployed.section(name)["autoscaling_config"] |= limits
+    await deployed.apply()
+    await deployed.settled()
+    async with asyncio.timeout(DEADLINE_S):
+        while await _num_running(deployed, name) != num_replicas:  # noqa: ASYNC110 - Serve's state
+            await asyncio.sleep(0.1)
+
+
+async def _num_running(deployed: Deployed, name: str) -> int:
+    return len((await replicas_of(deployed))[name])

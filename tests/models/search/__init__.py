@@ -1,0 +1,1 @@
+"""Tests of pydoc-search and of its training."""

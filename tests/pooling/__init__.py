@@ -1,0 +1,1 @@
+"""Tests of `deployments.pooling`: no Ray, no HTTP."""

@@ -1,0 +1,197 @@
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deployments.compute.token_budget import TokenBudget
+from deployments.pooling.lanes import (
+    MAX_LANES,
+    MIN_LANE_TOKENS,
+    Lanes,
+    LaneWork,
+    choose_num_lanes,
+    num_parts,
+)
+from deployments.pooling.request_queue import Job, QueueLimits, RequestQueue
+from tests.pooling.tiny_classifiers import MODELS, qwen2
+
+DEADLINE_S = 20
+LONG = MIN_LANE_TOKENS
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+class Setup:
+    """A queue of jobs, and the lanes that take them."""
+
+    def __init__(self, num_lanes: int = 2, max_tokens: int = 10**6) -> None:
+        self.queue = RequestQueue(QueueLimits(1000, None))
+        self.lanes = Lanes(self.queue, TokenBudget(max_tokens), num_lanes, is_padded=False)
+
+    def put(self, *sizes: int) -> Job:
+        job = Job()
+        self.queue._enter(job)
+        self.queue.put(job, tuple((0,) * size for size in sizes))
+        return job
+
+    def take(self) -> LaneWork:
+        work = self.lanes.take()
+        assert work is not None
+        return work
+
+
+def sizes(work: LaneWork) -> list[int]:
+    return [text.num_tokens for text in work.texts]
+
+
+def test_a_single_text_gets_all_threads() -> None:
+    setup = Setup()
+    setup.put(LONG)
+    work = setup.take()
+    assert (sizes(work), work.num_threads) == ([LONG], 2)
+
+
+def test_waiting_texts_and_threads_are_divided_equally() -> None:
+    setup = Setup()
+    for _ in range(6):
+        setup.put(LONG)
+    taken = [setup.take(), setup.take()]
+    assert [sizes(work) for work in taken] == [[LONG] * 3] * 2
+    assert [work.num_threads for work in taken] == [1, 1]
+
+
+def test_a_free_lane_takes_waiting_texts_while_another_computes() -> None:
+    setup = Setup()
+    setup.put(LONG, LONG)
+    first, second = setup.take(), setup.take()
+    setup.lanes.give_back(first)
+    setup.put(7)
+    third = setup.take()
+    assert (sizes(third), third.num_threads) == ([7], 1)
+    setup.lanes.give_back(second)
+    setup.lanes.give_back(third)
+    setup.put(8)
+    assert setup.take().num_threads == 2
+
+
+def test_while_a_single_text_has_all_threads_other_lanes_wait_for_them() -> None:
+    setup = Setup()
+    setup.put(LONG)
+    lone = setup.take()
+    setup.put(9)
+    taken = list[LaneWork]()
+    lane = threading.Thread(target=lambda: taken.append(setup.take()))
+    lane.start()
+    # Wait until the lane holds the turn; then only free threads let it continue.
+    while setup.lanes._turn.acquire(blocking=False):
+        setup.lanes._turn.release()
+    assert not taken
+    setup.lanes.give_back(lone)
+    lane.join(DEADLINE_S)
+    assert [sizes(work) for work in taken] == [[9]]
+    assert taken[0].num_threads == 2
+
+
+def test_closing_ends_a_lane_that_waits_for_threads() -> None:
+    setup = Setup()
+    setup.put(LONG)
+    lone = setup.take()
+    taken = list[LaneWork | None]()
+    lane = threading.Thread(target=lambda: taken.append(setup.lanes.take()))
+    lane.start()
+    setup.queue.close()
+    setup.lanes.give_back(lone)
+    lane.join(DEADLINE_S)
+    assert taken == [None]
+
+
+def test_parts_are_at_most_a_micro_batch_and_the_rest_of_a_sweep_comes_first() -> None:
+    setup = Setup(max_tokens=2 * LONG)
+    setup.put(*[LONG] * 5)
+    for expected in ([LONG] * 2, [LONG] * 2, [LONG]):
+        work = setup.take()
+        setup.put(1)
+        assert sizes(work) == expected
+        setup.lanes.give_back(work)
+    assert sizes(setup.take()) == [1, 1, 1]
+
+
+def test_one_lane_takes_full_micro_batches_on_all_threads() -> None:
+    setup = Setup(num_lanes=1, max_tokens=3 * LONG)
+    setup.put(*[LONG] * 4)
+    for expected in ([LONG] * 3, [LONG]):
+        work = setup.take()
+        assert (sizes(work), work.num_threads) == (expected, 2)
+        setup.lanes.give_back(work)
+
+
+def test_abandoned_texts_are_handed_to_no_lane() -> None:
+    setup = Setup()
+    setup.put(LONG).has_left = True
+    assert setup.take().texts == []
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        ([], 1),
+        ([LONG], 1),
+        ([LONG, LONG], 2),
+        ([2 * LONG, LONG], 2),
+        ([3 * LONG, LONG], 1),
+        ([1] * 10, 1),
+        ([1] * (3 * LONG), 3),
+        ([LONG] * 100, 4),
+    ],
+)
+def test_no_part_is_smaller_than_the_longest_text_or_the_minimum(
+    texts: list[int], expected: int
+) -> None:
+    assert num_parts(texts, num_lanes=4) == expected
+
+
+@given(
+    texts=st.lists(st.integers(1, 2000), min_size=1, max_size=60),
+    num_lanes=st.integers(1, MAX_LANES),
+    max_tokens=st.integers(1, 4000),
+)
+def test_each_text_is_in_one_part_and_no_thread_is_given_twice(
+    texts: list[int], num_lanes: int, max_tokens: int
+) -> None:
+    torch.set_num_threads(num_lanes)
+    setup = Setup(num_lanes, max_tokens)
+    setup.put(*texts)
+    running, found = list[LaneWork](), list[int]()
+    while len(found) < len(texts):
+        if sum(work.num_threads for work in running) == num_lanes:
+            setup.lanes.give_back(running.pop(0))
+        work = setup.take()
+        running.append(work)
+        assert work.num_threads >= 1
+        assert sum(each.num_threads for each in running) <= num_lanes
+        assert len(work.texts) == 1 or sum(sizes(work)) <= max_tokens
+        found += [text.index for text in work.texts]
+    assert found == list(range(len(texts)))
+
+
+def test_a_cpu_has_a_lane_for_each_thread_and_a_gpu_one() -> None:
+    model = MODELS["roberta"]()
+    assert choose_num_lanes(model, CPU, 2) == 2
+    assert choose_num_lanes(model, CPU, 1000) == MAX_LANES
+    assert choose_num_lanes(model, torch.device("cuda", 0), 2) == 1
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("default", 2), ("dynamic", 1)])
+def test_a_model_whose_positions_depend_on_its_batch_has_one_lane(kind: str, expected: int) -> None:
+    model = qwen2(rope_parameters={"rope_type": kind, "rope_theta": 1e4, "factor": 2.0})
+    assert choose_num_lanes(model, CPU, 2) == expected

@@ -1,0 +1,94 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, PreTrainedModel
+
+from deployments.compute.errors import UnsupportedModelError
+from deployments.pooling.model_loader import LoadedPooler, load_pooler, num_positions
+from deployments.pooling.packed_backbone import PackedBackbone
+from tests.pooling.tiny_classifiers import LABELS, bert, mpnet, qwen2, roberta
+from tests.pooling.tiny_folder import save_classifier
+
+
+def load(folder: Path, *, dtype: str = "auto", max_model_len: int = 4096) -> LoadedPooler:
+    return load_pooler(
+        str(folder),
+        revision=None,
+        dtype=dtype,
+        device=torch.device("cpu"),
+        max_model_len=max_model_len,
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_classifier(tmp_path_factory.mktemp("roberta"))
+
+
+def test_a_folder_is_loaded_and_packed(folder: Path) -> None:
+    loaded = load(folder)
+    assert isinstance(loaded.model.base_model, PackedBackbone)
+    assert loaded.labels == tuple(LABELS.values())
+    assert loaded.model.dtype is torch.float32
+    stock = AutoModelForSequenceClassification.from_pretrained(folder)
+    # Merged weights count once; the token embeddings are not tied here.
+    assert loaded.num_weight_bytes == sum(p.nbytes for p in stock.parameters())
+
+
+@pytest.mark.parametrize(("asked", "given"), [(4096, 128), (128, 128), (100, 100)])
+def test_the_longest_text_is_bounded_by_the_configuration_and_the_model_s_positions(
+    folder: Path, asked: int, given: int
+) -> None:
+    assert load(folder, max_model_len=asked).max_model_len == given
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"), [(roberta(), 128), (bert(), 130), (mpnet(), 128), (qwen2(), 130)]
+)
+def test_positions_that_a_family_never_uses_do_not_count(
+    model: PreTrainedModel, expected: int
+) -> None:
+    assert num_positions(model) == expected
+    if expected < 130:
+        model(input_ids=torch.full((1, expected), 5))
+
+
+def test_a_model_without_positions_has_no_bound() -> None:
+    model = qwen2()
+    model.config.max_position_embeddings = -1
+    assert num_positions(model) is None
+
+
+def test_a_model_that_was_not_trained_to_classify_is_refused(tmp_path: Path) -> None:
+    save_classifier(tmp_path)
+    backbone: Any = roberta().base_model
+    backbone.save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModelError, match=r"lacks 4 weights.*trained as a classifier"):
+        load(tmp_path)
+
+
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    roberta().save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModelError, match="can't load"):
+        load(tmp_path)
+
+
+def test_an_empty_folder_is_refused_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match="can't load") as refused:
+        load(tmp_path)
+    assert "\n" not in str(refused.value)
+
+
+def test_remote_code_in_a_folder_is_never_run(tmp_path: Path) -> None:
+    save_classifier(tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    config["model_type"] = "made_up"
+    config["auto_map"] = {"AutoConfig": "evil.Config"}
+    path.write_text(json.dumps(config))
+    (tmp_path / "evil.py").write_text("raise SystemExit('it was run')")
+    with pytest.raises(UnsupportedModelError, match="can't load"):
+        load(tmp_path)

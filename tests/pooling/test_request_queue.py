@@ -1,0 +1,163 @@
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from deployments.errors import InvalidRequestError, OverloadedError, ReplicaUnavailableError
+from deployments.pooling.request_queue import Job, QueueLimits, RequestQueue
+
+ENOUGH = QueueLimits(100, None)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def tokens(*lengths: int) -> tuple[tuple[int, ...], ...]:
+    return tuple((5,) * length for length in lengths)
+
+
+def put(queue: RequestQueue, stack: ExitStack, *lengths: int) -> Job:
+    job = stack.enter_context(queue.place())
+    queue.put(job, tokens(*lengths))
+    return job
+
+
+def test_all_ready_requests_are_taken_at_once_oldest_first(stack: ExitStack) -> None:
+    queue = RequestQueue(ENOUGH)
+    jobs = [put(queue, stack, n) for n in (3, 1, 2)]
+    unready = stack.enter_context(queue.place())
+    assert [job.taken_s for job in jobs] == [None] * 3
+    assert queue.take_all() == jobs
+    assert all(job.taken_s is not None for job in jobs)
+    assert (queue.num_running, queue.num_waiting) == (3, 1)
+    queue.put(unready, tokens(1))
+    assert queue.take_all() == [unready]
+
+
+@pytest.mark.parametrize("limit", [0, 1, 5])
+def test_an_idle_device_has_room_for_one_more_than_may_wait(stack: ExitStack, limit: int) -> None:
+    queue = RequestQueue(QueueLimits(limit, None))
+    for _ in range(limit + 1):
+        stack.enter_context(queue.place())
+    with pytest.raises(OverloadedError, match=f"max_queued_requests is {limit}"):
+        stack.enter_context(queue.place())
+
+
+@pytest.mark.parametrize("limit", [0, 1, 5])
+def test_a_busy_device_has_room_for_as_many_as_may_wait(stack: ExitStack, limit: int) -> None:
+    queue = RequestQueue(QueueLimits(limit, None))
+    put(queue, stack, 1)
+    queue.take_all()
+    for _ in range(limit):
+        stack.enter_context(queue.place())
+    with pytest.raises(OverloadedError):
+        stack.enter_context(queue.place())
+
+
+def test_a_request_that_leaves_makes_room(stack: ExitStack) -> None:
+    queue = RequestQueue(QueueLimits(1, None))
+    put(queue, stack, 1)
+    queue.take_all()
+    with queue.place() as job:
+        assert not job.has_left
+    assert job.has_left
+    stack.enter_context(queue.place())
+
+
+def test_tokens_are_bounded_exactly(stack: ExitStack) -> None:
+    queue = RequestQueue(QueueLimits(100, 10))
+    put(queue, stack, 8)
+    queue.take_all()
+    put(queue, stack, 3, 3)
+    job = stack.enter_context(queue.place())
+    with pytest.raises(OverloadedError, match="6 tokens wait") as refused:
+        queue.put(job, tokens(5))
+    assert refused.value.retry_after_s == 1
+    queue.put(job, tokens(4))
+
+
+def test_the_request_that_an_idle_device_takes_next_does_not_count(stack: ExitStack) -> None:
+    queue = RequestQueue(QueueLimits(100, 10))
+    for n in (9, 6, 4):
+        put(queue, stack, n)
+    with pytest.raises(OverloadedError):
+        put(queue, stack, 1)
+
+
+def test_a_request_with_more_tokens_than_may_wait_is_invalid(stack: ExitStack) -> None:
+    queue = RequestQueue(QueueLimits(100, 10))
+    with pytest.raises(InvalidRequestError, match="11 tokens, and at most 10 may wait"):
+        put(queue, stack, 6, 5)
+
+
+def test_limits_change_while_requests_wait(stack: ExitStack) -> None:
+    queue = RequestQueue(QueueLimits(0, None))
+    put(queue, stack, 1)
+    queue.take_all()
+    queue.set_limits(QueueLimits(2, None))
+    waiting = [put(queue, stack, 1), put(queue, stack, 1)]
+    queue.set_limits(QueueLimits(0, None))
+    with pytest.raises(OverloadedError):
+        stack.enter_context(queue.place())
+    assert queue.take_all() == waiting
+
+
+def test_a_refusal_says_when_the_running_requests_will_have_ended(stack: ExitStack) -> None:
+    clock = Clock()
+    queue = RequestQueue(QueueLimits(2, None), clock)
+    with ExitStack() as done:
+        put(queue, done, 1)
+        queue.take_all()
+        for _ in range(2):
+            put(queue, stack, 1)
+        clock.now_s = 4
+    queue.take_all()
+    for _ in range(2):
+        put(queue, stack, 1)
+    clock.now_s = 6
+    with pytest.raises(OverloadedError) as refused:
+        stack.enter_context(queue.place())
+    # One has ended in six seconds, and two run; all waiting ones are taken after them.
+    assert refused.value.retry_after_s == 12
+
+
+def test_a_cancelled_request_is_not_taken(stack: ExitStack) -> None:
+    queue = RequestQueue(ENOUGH)
+    gone, stays = put(queue, stack, 1), put(queue, stack, 1)
+    gone.answer.cancel()
+    assert queue.take_all() == [stays]
+    queue.poke()
+    assert queue.take_all() == []
+
+
+def test_a_poke_returns_from_an_empty_queue() -> None:
+    queue = RequestQueue(ENOUGH)
+    queue.poke()
+    assert queue.take_all() == []
+
+
+def test_a_closed_queue_accepts_nothing_and_fails_its_requests(stack: ExitStack) -> None:
+    queue = RequestQueue(ENOUGH)
+    running = put(queue, stack, 1)
+    queue.take_all()
+    waiting, unready = put(queue, stack, 1), stack.enter_context(queue.place())
+    queue.close()
+    assert queue.take_all() is None
+    queue.fail_all(ReplicaUnavailableError("gone"))
+    for job in (running, waiting):
+        assert isinstance(job.answer.exception(timeout=0), ReplicaUnavailableError)
+    with pytest.raises(ReplicaUnavailableError):
+        queue.put(unready, tokens(1))
+    with pytest.raises(ReplicaUnavailableError):
+        stack.enter_context(queue.place())

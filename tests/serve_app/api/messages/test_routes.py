@@ -1,0 +1,575 @@
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import anthropic
+import httpx
+import httpx2
+import pytest
+from fastapi import FastAPI
+from jsonschema import Draft202012Validator
+from PIL import Image
+from pydantic import ValidationError
+
+from deployments.contract import (
+    FinishReason,
+    ImagePart,
+    ReasoningDescription,
+    ReasoningTokens,
+    TextDelta,
+    TextPart,
+)
+from deployments.errors import GenerationFailedError, OverloadedError, RaystreamError
+from serve_app.api.messages.schema import MessagesEvent, PromptFields
+from tests.images import data_uri
+from tests.serve_app.apps import ALICE, client_of, make_app, ring
+from tests.serve_app.fakes import HELLO, FakeBackend, Step
+
+MESSAGES = "/v1/messages"
+COUNT = f"{MESSAGES}/count_tokens"
+USER: list[Any] = [{"role": "user", "content": "hi"}]
+HI: dict[str, Any] = {"model": "m", "max_tokens": 9, "messages": USER}
+TOOL = {"name": "f", "input_schema": {"type": "object", "properties": {"a": {"type": "integer"}}}}
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+IMAGE = data_uri(Image.new("RGB", (3, 2)))
+
+
+def usage(num_input: int, num_output: int, num_cached: int = 0) -> dict[str, Any]:
+    return {
+        "input_tokens": num_input,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": num_cached,
+        "output_tokens": num_output,
+    }
+
+
+def text_of(*pieces: str, finish: FinishReason = FinishReason.STOP) -> list[Step]:
+    steps: list[Step] = [[TextDelta((at,), piece)] for at, piece in enumerate(pieces)]
+    return [*steps, [TextDelta((99,), "", finish)]]
+
+
+def named_events(body: bytes) -> list[dict[str, Any]]:
+    """Return a stream's events, each named by its type, as the documents say."""
+    events = []
+    for frame in body.decode().removesuffix("\n\n").split("\n\n"):
+        name, data = frame.split("\n")
+        event = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {event['type']}"
+        if event["type"] != "error":
+            MessagesEvent.model_validate(event)
+        events.append(event)
+    return events
+
+
+async def streamed(client: httpx.AsyncClient, **fields: Any) -> list[dict[str, Any]]:
+    answer = await client.post(MESSAGES, json={**HI, **fields, "stream": True})
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"] == "text/event-stream"
+    return named_events(answer.content)
+
+
+@pytest.fixture
+def calling() -> FakeBackend:
+    return FakeBackend(text_of("Well. ", *CALL), tool_call_format="hermes")
+
+
+@pytest.fixture
+async def caller(calling: FakeBackend) -> AsyncIterator[httpx.AsyncClient]:
+    async with client_of(make_app(calling)) as client:
+        yield client
+
+
+async def test_a_whole_answer_has_anthropic_s_shape(client: httpx.AsyncClient) -> None:
+    answer = await client.post(MESSAGES, json=HI, headers={"x-request-id": "mine"})
+    assert answer.json() == {
+        "id": "msg_mine",
+        "type": "message",
+        "role": "assistant",
+        "model": "m",
+        "content": [{"type": "text", "text": "Hello, world!"}],
+        "stop_reason": "end_turn",
+        "stop_sequence": None,
+        "usage": usage(7, 5),
+    }
+    assert answer.headers["request-id"] == answer.headers["x-request-id"] == "mine"
+
+
+async def test_a_stream_s_events_come_in_anthropic_s_order(client: httpx.AsyncClient) -> None:
+    start, block, ping, *deltas, stop, end, last = await streamed(client)
+    assert start["type"] == "message_start"
+    assert start["message"]["content"] == []
+    assert start["message"]["stop_reason"] is None
+    assert start["message"]["usage"] == usage(7, 0)
+    text = {"type": "text", "text": ""}
+    assert block == {"type": "content_block_start", "index": 0, "content_block": text}
+    assert ping == {"type": "ping"}
+    assert [delta["delta"]["text"] for delta in deltas] == ["Hello", ", world", "!"]
+    assert {(delta["type"], delta["index"]) for delta in deltas} == {("content_block_delta", 0)}
+    assert stop == {"type": "content_block_stop", "index": 0}
+    why = {"stop_reason": "end_turn", "stop_sequence": None}
+    assert end == {"type": "message_delta", "delta": why, "usage": usage(7, 5)}
+    assert last == {"type": "message_stop"}
+
+
+async def test_a_stream_names_its_request(client: httpx.AsyncClient) -> None:
+    answer = await client.post(MESSAGES, json={**HI, "stream": True})
+    assert answer.headers["request-id"] == answer.headers["x-request-id"]
+
+
+async def test_cached_tokens_are_not_counted_as_input(
+    client: httpx.AsyncClient, backend: FakeBackend
+) -> None:
+    backend.steps = [[TextDelta((1,), "a", num_cached_tokens=4)], HELLO[2]]
+    assert (await client.post(MESSAGES, json=HI)).json()["usage"] == usage(3, 2, 4)
+    *_, end, _ = await streamed(client)
+    assert end["usage"] == usage(3, 2, 4)
+
+
+@pytest.mark.parametrize(
+    ("last", "reason", "sequence"),
+    [
+        (TextDelta((1,), "a", FinishReason.STOP), "end_turn", None),
+        (TextDelta((1,), "a", FinishReason.STOP, stop="END"), "stop_sequence", "END"),
+        (TextDelta((1,), "a", FinishReason.LENGTH), "max_tokens", None),
+    ],
+)
+async def test_the_stop_reason_is_the_true_one(
+    client: httpx.AsyncClient,
+    backend: FakeBackend,
+    last: TextDelta,
+    reason: str,
+    sequence: str | None,
+) -> None:
+    backend.steps = [[last]]
+    whole = (await client.post(MESSAGES, json={**HI, "stop_sequences": ["END", "x"]})).json()
+    assert (whole["stop_reason"], whole["stop_sequence"]) == (reason, sequence)
+    *_, end, _ = await streamed(client, stop_sequences=["END", "x"])
+    assert end["delta"] == {"stop_reason": reason, "stop_sequence": sequence}
+    assert backend.requests[0].sampling.stop == ("END", "x")
+
+
+async def test_an_answer_without_text_has_no_block(
+    client: httpx.AsyncClient, backend: FakeBackend
+) -> None:
+    backend.steps = text_of()
+    assert (await client.post(MESSAGES, json=HI)).json()["content"] == []
+    assert [event["type"] for event in await streamed(client)] == [
+        "message_start",
+        "message_delta",
+        "message_stop",
+    ]
+
+
+async def test_sampling_fields_reach_the_replica(
+    client: httpx.AsyncClient, backend: FakeBackend
+) -> None:
+    fields = {"temperature": 0.5, "top_p": 0.25, "top_k": 3, "metadata": {"user_id": "u"}}
+    assert (await client.post(MESSAGES, json={**HI, **fields})).status_code == 200
+    sampling = backend.requests[0].sampling
+    assert (sampling.max_tokens, sampling.temperature) == (9, 0.5)
+    assert (sampling.top_p, sampling.top_k) == (0.25, 3)
+
+
+async def test_the_prompt_is_what_the_blocks_say(
+    caller: httpx.AsyncClient, calling: FakeBackend
+) -> None:
+    body = {
+        **HI,
+        "system": [{"type": "text", "text": "Be"}, {"type": "text", "text": " kind."}],
+        "messages": [
+            {"role": "user", "content": "one"},
+            {"role": "user", "content": [{"type": "text", "text": "two"}]},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "Hm.", "signature": "s"},
+                    {"type": "text", "text": "three"},
+                    {"type": "tool_use", "id": "c", "name": "f", "input": {"é": 1}},
+                ],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {"type": "tool_result", "tool_use_id": "c", "content": "four"},
+                    {"type": "text", "text": "five"},
+                ],
+            },
+        ],
+    }
+    assert (await caller.post(MESSAGES, json=body)).status_code == 200
+    prompt = calling.requests[0].prompt
+    assert isinstance(prompt, tuple)
+    messages: Any = prompt
+    assert [message.role for message in messages] == ["system", "user", "assistant", "tool", "user"]
+    texts = [[part.text for part in message.parts] for message in messages]
+    assert texts == [["Be", " kind."], ["one", "\n\ntwo"], ["three"], ["four"], ["five"]]
+    assert messages[2].reasoning_content == "Hm."
+    (call,) = messages[2].tool_calls
+    assert (call.id, call.name, call.arguments) == ("c", "f", '{"é": 1}')
+    assert (messages[3].tool_call_id, messages[3].name) == ("c", "f")
+
+
+async def test_images_are_read_from_data_and_from_urls(
+    client: httpx.AsyncClient, backend: FakeBackend
+) -> None:
+    data = IMAGE.partition(",")[2]
+    sources = [
+        {"type": "base64", "media_type": "image/png", "data": data},
+        {"type": "url", "url": IMAGE},
+    ]
+    content = [
+        *({"type": "image", "source": source} for source in sources),
+        {"type": "text", "text": "?"},
+    ]
+    body = {**HI, "messages": [{"role": "user", "content": content}]}
+    assert (await client.post(MESSAGES, json=body)).status_code == 200
+    message: Any = backend.requests[0].prompt[0]
+    first, second, text = message.parts
+    assert isinstance(first, ImagePart)
+    assert first == second
+    assert text == TextPart("?")
+
+
+async def test_a_call_is_a_block_of_its_own(caller: httpx.AsyncClient) -> None:
+    whole = (await caller.post(MESSAGES, json={**HI, "tools": [TOOL]})).json()
+    text, call = whole["content"]
+    assert text == {"type": "text", "text": "Well."}
+    assert call == {"type": "tool_use", "id": call["id"], "name": "f", "input": {"a": 1}}
+    assert whole["stop_reason"] == "tool_use"
+    events = await streamed(caller, tools=[TOOL])
+    assert [event["type"] for event in events if event["type"] != "content_block_delta"] == [
+        "message_start",
+        "content_block_start",
+        "ping",
+        "content_block_stop",
+        "content_block_start",
+        "content_block_stop",
+        "message_delta",
+        "message_stop",
+    ]
+    begun = [event["content_block"] for event in events if event["type"] == "content_block_start"]
+    assert begun[1] == {"type": "tool_use", "id": begun[1]["id"], "name": "f", "input": {}}
+    gains = [event for event in events if event.get("index") == 1 and "delta" in event]
+    told = "".join(gain["delta"]["partial_json"] for gain in gains)
+    assert json.loads(told) == {"a": 1}
+    assert events[-2]["delta"]["stop_reason"] == "tool_use"
+
+
+async def test_what_only_began_like_a_call_is_text_streamed_or_not(
+    caller: httpx.AsyncClient, calling: FakeBackend
+) -> None:
+    broken = '<tool_call>\n{"name": "f", "arguments": {"a": oops}}\n</tool_call>'
+    calling.steps = text_of(*broken)
+    whole = (await caller.post(MESSAGES, json={**HI, "tools": [TOOL]})).json()
+    (block,) = whole["content"]
+    assert block == {"type": "text", "text": broken}
+    assert whole["stop_reason"] == "end_turn"
+    events = await streamed(caller, tools=[TOOL])
+    deltas = [event["delta"] for event in events if event["type"] == "content_block_delta"]
+    assert "".join(delta["text"] for delta in deltas) == broken
+    assert events[-2]["delta"]["stop_reason"] == "end_turn"
+
+
+async def test_a_call_that_max_tokens_cuts_keeps_what_had_arrived(
+    caller: httpx.AsyncClient, calling: FakeBackend
+) -> None:
+    cut = '<tool_call>\n{"name": "f", "arguments": {"a": 1, "b": "c'
+    calling.steps = text_of(cut, finish=FinishReason.LENGTH)
+    whole = (await caller.post(MESSAGES, json={**HI, "tools": [TOOL]})).json()
+    assert whole["content"][0]["input"] == {"a": 1, "b": "c"}
+    assert whole["stop_reason"] == "max_tokens"
+    events = await streamed(caller, tools=[TOOL])
+    (delta,) = (event["delta"] for event in events if event["type"] == "content_block_delta")
+    assert delta["partial_json"] == '{"a": 1, "b": "c'
+
+
+@pytest.mark.parametrize(
+    ("choice", "must_call", "num_calls"),
+    [
+        (None, False, 2),
+        ({"type": "auto"}, False, 2),
+        ({"type": "auto", "disable_parallel_tool_use": True}, False, 1),
+        ({"type": "any"}, True, 2),
+        ({"type": "tool", "name": "f"}, True, 1),
+        ({"type": "none"}, False, 0),
+    ],
+)
+async def test_tool_choice_is_kept(
+    caller: httpx.AsyncClient,
+    calling: FakeBackend,
+    choice: Any,
+    must_call: bool,
+    num_calls: int,
+) -> None:
+    calling.steps = text_of(CALL, CALL)
+    body = {**HI, "tools": [TOOL], "tool_choice": choice}
+    whole = (await caller.post(MESSAGES, json=body)).json()
+    kinds = [block["type"] for block in whole["content"]]
+    assert kinds.count("tool_use") == num_calls
+    request = calling.requests[0]
+    assert (request.sampling.grammar is not None) == must_call
+    assert [tool.name for tool in request.tools] == ([] if num_calls == 0 else ["f"])
+
+
+async def test_reasoning_is_a_block_before_the_text(
+    client: httpx.AsyncClient, backend: FakeBackend
+) -> None:
+    reasoning = ReasoningDescription("qwen3", ReasoningTokens(8, 9))
+    backend.description = replace(backend.description, reasoning=reasoning)
+    backend.steps = text_of("<think>", "Hm", ".", "</think>", "Yes", ".")
+    whole = (await client.post(MESSAGES, json=HI)).json()
+    thinking, text = whole["content"]
+    assert (thinking["type"], thinking["thinking"]) == ("thinking", "Hm.")
+    assert text == {"type": "text", "text": "Yes."}
+    assert "thinking_tokens" in whole["usage"]["output_tokens_details"]
+    events = await streamed(client)
+    deltas = [event["delta"] for event in events if event["type"] == "content_block_delta"]
+    kinds = [delta["type"] for delta in deltas]
+    assert kinds == ["thinking_delta"] * 2 + ["signature_delta"] + ["text_delta"] * 2
+    assert "".join(delta.get("thinking", "") for delta in deltas) == "Hm."
+    assert deltas[2]["signature"] == thinking["signature"] != ""
+
+
+@pytest.mark.parametrize(
+    ("fields", "kwargs"),
+    [
+        ({"thinking": {"type": "disabled"}}, {"enable_thinking": False}),
+        ({"thinking": {"type": "adaptive"}}, {}),
+        ({"output_config": {"effort": "low"}}, {"enable_thinking": True}),
+    ],
+)
+async def test_thinking_is_switched_where_the_template_can(
+    client: httpx.AsyncClient, backend: FakeBackend, fields: Any, kwargs: Any
+) -> None:
+    backend.description = replace(backend.description, template_parameters=("enable_thinking",))
+    assert (await client.post(MESSAGES, json={**HI, **fields})).status_code == 200
+    assert dict(backend.requests[0].template_kwargs) == kwargs
+    assert (await client.post(COUNT, json={"model": "m", "messages": USER, **fields})).is_success
+    assert dict(backend.tokenized[0].template_kwargs) == kwargs
+
+
+async def test_a_schema_constrains_the_text(
+    client: httpx.AsyncClient, backend: FakeBackend
+) -> None:
+    form = {"type": "json_schema", "schema": {"type": "object"}}
+    body = {**HI, "output_config": {"format": form}}
+    assert (await client.post(MESSAGES, json=body)).status_code == 200
+    assert backend.requests[0].sampling.grammar is not None
+
+
+async def test_tokens_are_counted_without_an_answer(
+    caller: httpx.AsyncClient, calling: FakeBackend
+) -> None:
+    body = {"model": "m", "system": "Be kind.", "messages": USER, "tools": [TOOL]}
+    answer = await caller.post(COUNT, json=body)
+    assert answer.json() == {"input_tokens": 2}
+    (asked,) = calling.tokenized
+    assert [message.role for message in asked.prompt if not isinstance(message, str)] == [
+        "system",
+        "user",
+    ]
+    assert [tool.name for tool in asked.tools] == ["f"]
+    assert asked.add_generation_prompt
+    assert calling.requests == []
+
+
+REFUSALS: list[tuple[dict[str, Any], str]] = [
+    ({"max_tokens": None}, "max_tokens"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"messages": []}, "messages"),
+    ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
+    ({"messages": [{"role": "king", "content": "a"}]}, "messages[0].role"),
+    ({"messages": [*USER, {"role": "assistant", "content": "The"}]}, "messages[1].role"),
+    ({"stop_sequences": ["x"] * 50}, "stop_sequences"),
+    ({"stop_sequences": [""]}, "stop_sequences"),
+    ({"temperature": 3}, "temperature"),
+    ({"seed": 5}, "seed"),
+    ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
+    ({"output_config": {"effort": "low"}}, "output_config.effort"),
+    (
+        {"output_config": {"format": {"type": "json_schema", "schema": {"type": "nothing"}}}},
+        "output_config.format",
+    ),
+    ({"tools": [TOOL]}, "tools"),
+    ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
+    ({"tool_choice": {"type": "any"}}, "tool_choice"),
+    ({"tool_choice": {"type": "tool", "name": "g"}}, "tool_choice.name"),
+    ({"mcp_servers": [{"type": "url"}]}, "mcp_servers"),
+    ({"container": "c"}, "container"),
+]
+
+
+@pytest.mark.parametrize(("fields", "named"), REFUSALS)
+async def test_what_is_not_honoured_is_refused_by_name_in_anthropic_s_shape(
+    client: httpx.AsyncClient, backend: FakeBackend, fields: dict[str, Any], named: str
+) -> None:
+    answer = await client.post(MESSAGES, json={**HI, **fields}, headers={"x-request-id": "mine"})
+    assert answer.status_code == 400
+    told = answer.json()
+    assert told == {
+        "type": "error",
+        "error": {"type": "invalid_request_error", "message": told["error"]["message"]},
+        "request_id": "mine",
+    }
+    assert named in told["error"]["message"]
+    assert answer.headers["request-id"] == "mine"
+    assert answer.headers["x-should-retry"] == "false"
+    assert backend.requests == []
+
+
+@pytest.mark.parametrize(
+    ("block", "named"),
+    [
+        (
+            {"type": "image", "source": {"type": "url", "url": "https://x.test/a.png"}},
+            "messages[1].content[1].source",
+        ),
+        (
+            {"type": "tool_result", "tool_use_id": "nobody", "content": "a"},
+            "messages[1].content[1].tool_use_id",
+        ),
+        ({"type": "document", "source": {}}, "messages[1].content[1]"),
+        (
+            {
+                "type": "tool_result",
+                "tool_use_id": "c",
+                "content": [{"type": "image", "source": {"type": "url", "url": IMAGE}}],
+            },
+            "messages[1].content[1].content[0]: Images are only",
+        ),
+    ],
+)
+async def test_an_error_names_the_block_that_the_client_sent(
+    caller: httpx.AsyncClient, block: dict[str, Any], named: str
+) -> None:
+    used = {"type": "tool_use", "id": "c", "name": "f", "input": {}}
+    messages = [
+        {"role": "assistant", "content": [used]},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, block]},
+    ]
+    body = {**HI, "system": "Be kind.", "messages": messages}
+    answer = await caller.post(MESSAGES, json=body)
+    assert answer.status_code == 400
+    assert named in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "type_"),
+    [
+        (OverloadedError("no"), 503, "overloaded_error"),
+        (RaystreamError("no"), 500, "api_error"),
+        (GenerationFailedError("no"), 500, "api_error"),
+    ],
+)
+async def test_each_failure_has_anthropic_s_type(
+    client: httpx.AsyncClient, backend: FakeBackend, error: RaystreamError, status: int, type_: str
+) -> None:
+    backend.refusal = error
+    answer = await client.post(MESSAGES, json=HI)
+    assert (answer.status_code, answer.json()["error"]["type"]) == (status, type_)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "type_"),
+    [
+        ("GET", MESSAGES, 405, "invalid_request_error"),
+        ("POST", f"{MESSAGES}/batches", 404, "not_found_error"),
+    ],
+)
+async def test_errors_of_the_router_have_anthropic_s_shape(
+    client: httpx.AsyncClient, method: str, path: str, status: int, type_: str
+) -> None:
+    answer = await client.request(method, path)
+    assert (answer.status_code, answer.json()["error"]["type"]) == (status, type_)
+    assert answer.json()["request_id"] == answer.headers["request-id"]
+
+
+async def test_a_bug_has_anthropic_s_shape_too(app: FastAPI, backend: FakeBackend) -> None:
+    backend.refusal = ZeroDivisionError("a secret")
+    async with client_of(app) as client:
+        answer = await client.post(MESSAGES, json=HI)
+    assert (answer.status_code, answer.json()["error"]["type"]) == (500, "api_error")
+    assert "secret" not in answer.text
+
+
+async def test_a_model_that_is_not_served_is_a_404(client: httpx.AsyncClient) -> None:
+    answer = await client.post(MESSAGES, json={**HI, "model": "claude"})
+    assert (answer.status_code, answer.json()["error"]["type"]) == (404, "not_found_error")
+
+
+async def test_a_broken_stream_ends_with_the_event_of_an_error(
+    client: httpx.AsyncClient, backend: FakeBackend
+) -> None:
+    backend.steps = [*HELLO[:1], GenerationFailedError("gone")]
+    *_, delta, last = await streamed(client)
+    assert delta["delta"]["text"] == "Hello"
+    assert (last["type"], last["error"]) == ("error", {"type": "api_error", "message": "gone"})
+
+
+async def test_both_headers_take_a_key(backend: FakeBackend) -> None:
+    async with client_of(make_app(backend, ring())) as client:
+        for headers in ({"x-api-key": ALICE}, {"authorization": f"Bearer {ALICE}"}):
+            assert (await client.post(MESSAGES, json=HI, headers=headers)).status_code == 200
+        answer = await client.post(MESSAGES, json=HI, headers={"x-api-key": "wrong"})
+    assert (answer.status_code, answer.json()["error"]["type"]) == (401, "authentication_error")
+
+
+async def test_every_event_is_what_the_document_says(
+    caller: httpx.AsyncClient, calling: FakeBackend
+) -> None:
+    document = (await caller.get("/openapi.json")).json()
+    response = document["paths"][MESSAGES]["post"]["responses"]
+    assert response["default"] == {"$ref": "#/components/responses/MessagesError"}
+    content = response["200"]["content"]["text/event-stream"]["schema"]
+    schema = content["properties"]["data"]["anyOf"][1]["contentSchema"]
+    validator = Draft202012Validator({**schema, "components": document["components"]})
+    calling.scripts = [calling.steps, [*HELLO[:1], GenerationFailedError("gone")]]
+    events = await streamed(caller, tools=[TOOL]) + await streamed(caller)
+    for event in events:
+        validator.validate(event)
+    assert not validator.is_valid({"type": "message_begin"})
+
+
+async def test_the_real_client_reads_a_stream(app: FastAPI, backend: FakeBackend) -> None:
+    transport = httpx2.ASGITransport(app)
+    async with (
+        anthropic.AsyncAnthropic(
+            api_key="none",
+            base_url="http://test",
+            http_client=httpx2.AsyncClient(transport=transport),
+            max_retries=0,
+        ) as client,
+        client.messages.stream(model="m", max_tokens=9, messages=USER) as stream,
+    ):
+        pieces = [piece async for piece in stream.text_stream]
+        message = await stream.get_final_message()
+    assert "".join(pieces) == "Hello, world!"
+    assert (message.usage.input_tokens, message.usage.output_tokens) == (7, 5)
+
+
+async def test_a_cut_call_that_can_not_be_read_is_no_failure() -> None:
+    cut = '<tool_call>\n{"name": "f", "arguments": {a: 1'
+    backend = FakeBackend(text_of(cut, finish=FinishReason.LENGTH), tool_call_format="hermes")
+    async with client_of(make_app(backend)) as client:
+        whole = await client.post(MESSAGES, json={**HI, "tools": [TOOL]})
+        events = await streamed(client, tools=[TOOL])
+    assert (whole.status_code, whole.json()["stop_reason"]) == (200, "max_tokens")
+    assert [(block["name"], block["input"]) for block in whole.json()["content"]] == [("f", {})]
+    assert not [each for each in events if each.get("delta", {}).get("partial_json")]
+
+
+@pytest.mark.parametrize("field", ["system", "messages"])
+def test_blocks_are_counted_before_they_are_read(field: str) -> None:
+    blocks = [{"type": "text", "text": ""}] * 4097
+    value = blocks if field == "system" else [{"role": "user", "content": blocks}]
+    with pytest.raises(ValidationError, match="4096"):
+        PromptFields.model_validate({"model": "m", "messages": USER, field: value})
+
+
+async def test_the_result_of_a_call_may_be_null(caller: httpx.AsyncClient) -> None:
+    result = {"type": "tool_result", "tool_use_id": "a", "content": None}
+    call = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
+    turns = [*USER, {"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+    answer = await caller.post(COUNT, json={"model": "m", "messages": turns})
+    assert answer.status_code == 200, answer.text

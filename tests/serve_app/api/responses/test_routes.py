@@ -1,0 +1,386 @@
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from jsonschema import Draft202012Validator
+from openai.types.responses import Response
+from PIL import Image
+from pydantic import BaseModel
+
+from deployments.contract import (
+    FinishReason,
+    ImagePart,
+    ReasoningDescription,
+    ReasoningTokens,
+    TextDelta,
+)
+from deployments.errors import GenerationFailedError, OverloadedError
+from serve_app.api.responses.schema import ResponsesEvent
+from tests.images import data_uri
+from tests.serve_app.apps import client_of, make_app
+from tests.serve_app.fakes import HELLO, FakeBackend, Step
+
+RESPONSES = "/v1/responses"
+HI: dict[str, Any] = {"model": "m", "input": "hi"}
+TOOL = {
+    "type": "function",
+    "name": "f",
+    "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
+    "strict": False,
+}
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+IMAGE = data_uri(Image.new("RGB", (3, 2)))
+
+
+def text_of(*pieces: str, finish: FinishReason = FinishReason.STOP) -> list[Step]:
+    steps: list[Step] = [[TextDelta((at,), piece)] for at, piece in enumerate(pieces)]
+    return [*steps, [TextDelta((99,), "", finish)]]
+
+
+async def streamed(client: httpx.AsyncClient, **fields: Any) -> list[dict[str, Any]]:
+    """Return a stream's events, named by their types and numbered from 0."""
+    answer = await client.post(RESPONSES, json={**HI, **fields, "stream": True})
+    assert answer.status_code == 200, answer.text
+    events = []
+    for frame in answer.content.decode().removesuffix("\n\n").split("\n\n"):
+        name, data = frame.split("\n")
+        event = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {event['type']}"
+        ResponsesEvent.model_validate(event)
+        events.append(event)
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    return events
+
+
+def kinds_of(events: list[dict[str, Any]]) -> list[str]:
+    return [event["type"].removeprefix("response.") for event in events]
+
+
+@pytest.fixture
+def calling() -> FakeBackend:
+    return FakeBackend(text_of("Well. ", *CALL), tool_call_format="hermes")
+
+
+@pytest.fixture
+async def caller(calling: FakeBackend) -> AsyncIterator[httpx.AsyncClient]:
+    async with client_of(make_app(calling)) as client:
+        yield client
+
+
+async def test_a_whole_answer_has_openai_s_shape(client: httpx.AsyncClient) -> None:
+    body = {**HI, "metadata": {"a": "b"}, "store": True}
+    answer = await client.post(RESPONSES, json=body, headers={"x-request-id": "mine"})
+    told = answer.json()
+    Response.model_validate(told)
+    assert told == {
+        "id": "resp_mine",
+        "object": "response",
+        "created_at": 1_700_000_000,
+        "status": "completed",
+        "model": "m",
+        "output": [
+            {
+                "type": "message",
+                "id": "item_mine_0",
+                "status": "completed",
+                "role": "assistant",
+                "content": [
+                    {
+                        "type": "output_text",
+                        "text": "Hello, world!",
+                        "annotations": [],
+                        "logprobs": [],
+                    }
+                ],
+            }
+        ],
+        "usage": {
+            "input_tokens": 7,
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "output_tokens": 5,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": 12,
+        },
+        "error": None,
+        "incomplete_details": None,
+        "store": False,
+        "background": False,
+        "previous_response_id": None,
+        "truncation": "disabled",
+        "instructions": None,
+        "max_output_tokens": None,
+        "temperature": None,
+        "top_p": None,
+        "parallel_tool_calls": True,
+        "tool_choice": "auto",
+        "tools": [],
+        "text": {"format": {"type": "text"}},
+        "reasoning": {"effort": None, "summary": None},
+        "metadata": {"a": "b"},
+    }
+
+
+async def test_a_stream_s_events_come_in_openai_s_order(client: httpx.AsyncClient) -> None:
+    whole = (await client.post(RESPONSES, json=HI, headers={"x-request-id": "x"})).json()
+    events = await streamed(client)
+    assert kinds_of(events) == [
+        "created",
+        "in_progress",
+        "output_item.added",
+        "content_part.added",
+        *["output_text.delta"] * 3,
+        "output_text.done",
+        "content_part.done",
+        "output_item.done",
+        "completed",
+    ]
+    assert events[0]["response"]["status"] == "in_progress"
+    assert events[2]["item"]["content"] == []
+    assert [event["delta"] for event in events[4:7]] == ["Hello", ", world", "!"]
+    assert events[7]["text"] == events[8]["part"]["text"] == "Hello, world!"
+    last = events[-1]["response"]
+    assert last["output"] == [events[-2]["item"]]
+    assert last["output"][0]["content"] == whole["output"][0]["content"]
+    assert (last["usage"], last["status"]) == (whole["usage"], "completed")
+
+
+async def test_an_answer_that_its_limit_cuts_is_incomplete(
+    client: httpx.AsyncClient, backend: FakeBackend
+) -> None:
+    backend.steps = text_of("a", finish=FinishReason.LENGTH)
+    whole = (await client.post(RESPONSES, json={**HI, "max_output_tokens": 1})).json()
+    last = (await streamed(client, max_output_tokens=1))[-1]
+    assert last["type"] == "response.incomplete"
+    for told in (whole, last["response"]):
+        assert told["status"] == told["output"][0]["status"] == "incomplete"
+        assert told["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert backend.requests[0].sampling.max_tokens == 1
+
+
+async def test_a_broken_stream_ends_with_a_failed_response(
+    client: httpx.AsyncClient, backend: FakeBackend
+) -> None:
+    backend.steps = [*HELLO[:1], GenerationFailedError("gone")]
+    *_, delta, last = await streamed(client)
+    assert delta["delta"] == "Hello"
+    assert last["type"] == "response.failed"
+    assert last["response"]["status"] == "failed"
+    assert last["response"]["error"] == {"code": "server_error", "message": "gone"}
+
+
+async def test_a_call_is_an_item_of_its_own(caller: httpx.AsyncClient) -> None:
+    whole = (await caller.post(RESPONSES, json={**HI, "tools": [TOOL]})).json()
+    Response.model_validate(whole)
+    text, call = whole["output"]
+    assert text["content"][0]["text"] == "Well."
+    assert (call["name"], call["arguments"], call["status"]) == ("f", '{"a": 1}', "completed")
+    assert call["call_id"] != call["id"]
+    events = await streamed(caller, tools=[TOOL])
+    assert kinds_of(events)[-5:] == [
+        "output_item.added",
+        "function_call_arguments.delta",
+        "function_call_arguments.done",
+        "output_item.done",
+        "completed",
+    ]
+    assert events[-5]["item"]["arguments"] == ""
+    assert events[-4]["delta"] == events[-3]["arguments"] == '{"a": 1}'
+    assert events[-1]["response"]["output"][1] == events[-2]["item"]
+    assert {event["output_index"] for event in events[-5:-1]} == {1}
+
+
+@pytest.mark.parametrize(
+    ("fields", "must_call", "num_calls"),
+    [
+        ({}, False, 2),
+        ({"parallel_tool_calls": False}, False, 1),
+        ({"tool_choice": "required"}, True, 2),
+        ({"tool_choice": {"type": "function", "name": "f"}}, True, 1),
+        ({"tool_choice": "none"}, False, 0),
+    ],
+)
+async def test_tool_choice_is_kept(
+    caller: httpx.AsyncClient,
+    calling: FakeBackend,
+    fields: dict[str, Any],
+    must_call: bool,
+    num_calls: int,
+) -> None:
+    calling.steps = text_of(CALL, CALL)
+    whole = (await caller.post(RESPONSES, json={**HI, "tools": [TOOL], **fields})).json()
+    assert [item["type"] for item in whole["output"]].count("function_call") == num_calls
+    assert (calling.requests[0].sampling.grammar is not None) == must_call
+
+
+async def test_reasoning_is_an_item_before_the_text(
+    client: httpx.AsyncClient, backend: FakeBackend
+) -> None:
+    reasoning = ReasoningDescription("qwen3", ReasoningTokens(8, 9))
+    backend.description = replace(backend.description, reasoning=reasoning)
+    backend.steps = text_of("<think>", "Hm", ".", "</think>", "Yes.")
+    whole = (await client.post(RESPONSES, json=HI)).json()
+    Response.model_validate(whole)
+    thought, text = whole["output"]
+    assert thought["content"] == [{"type": "reasoning_text", "text": "Hm."}]
+    assert text["content"][0]["text"] == "Yes."
+    events = await streamed(client)
+    assert kinds_of(events)[2:9] == [
+        "output_item.added",
+        "content_part.added",
+        *["reasoning_text.delta"] * 2,
+        "reasoning_text.done",
+        "content_part.done",
+        "output_item.done",
+    ]
+
+
+async def test_the_prompt_is_what_the_items_say(
+    caller: httpx.AsyncClient, calling: FakeBackend
+) -> None:
+    items = [
+        {"role": "developer", "content": "Be kind."},
+        {
+            "role": "user",
+            "content": [
+                {"type": "input_text", "text": "one"},
+                {"type": "input_image", "image_url": IMAGE, "detail": "auto"},
+            ],
+        },
+        {"type": "reasoning", "id": "r", "summary": [], "content": [
+            {"type": "reasoning_text", "text": "Hm."}]},
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": '{"a": 1}'},
+        {"type": "function_call_output", "call_id": "c", "output": "two"},
+    ]  # fmt: skip
+    body = {**HI, "instructions": "You explain.", "input": items}
+    assert (await caller.post(RESPONSES, json=body)).status_code == 200
+    messages: Any = calling.requests[0].prompt
+    assert [message.role for message in messages] == ["system", "user", "assistant", "tool"]
+    assert [part.text for part in messages[0].parts] == ["You explain.", "\n\nBe kind."]
+    assert isinstance(messages[1].parts[1], ImagePart)
+    assert messages[2].reasoning_content == "Hm."
+    assert messages[2].tool_calls[0].arguments == '{"a": 1}'
+    assert (messages[3].name, messages[3].parts[0].text) == ("f", "two")
+
+
+async def test_an_answer_s_items_come_back_as_they_are(caller: httpx.AsyncClient) -> None:
+    first = (await caller.post(RESPONSES, json={**HI, "tools": [TOOL]})).json()
+    call = first["output"][1]
+    result = {"type": "function_call_output", "call_id": call["call_id"], "output": "2"}
+    items = [{"role": "user", "content": "hi"}, *first["output"], result]
+    answer = await caller.post(RESPONSES, json={**HI, "input": items, "tools": [TOOL]})
+    assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"type": "json_object"},
+        {"type": "json_schema", "name": "s", "schema": {"type": "object"}, "strict": True},
+    ],
+)
+async def test_a_format_constrains_the_text(
+    client: httpx.AsyncClient, backend: FakeBackend, form: dict[str, Any]
+) -> None:
+    answer = await client.post(RESPONSES, json={**HI, "text": {"format": form}})
+    assert answer.status_code == 200
+    assert answer.json()["text"]["format"]["type"] == form["type"]
+    assert backend.requests[0].sampling.grammar is not None
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"background": True}, "background"),
+        ({"include": ["reasoning.encrypted_content"]}, "include"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"stream": True, "stream_options": {"include_obfuscation": True}},
+         "stream_options.include_obfuscation"),
+        ({"input": []}, "input"),
+        ({"input": None}, "input"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
+        ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]},
+         "input[0].content[0].type"),
+        ({"input": [{"type": "function_call_output", "call_id": "c", "output": "a"}]},
+         "input[0].call_id"),
+        ({"input": [{"role": "user", "content": [
+            {"type": "input_text", "text": "a"},
+            {"type": "input_image", "image_url": "https://x.test/a.png"}]}],
+          "instructions": "b"}, "input[0].content[1].image_url"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice.name"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [TOOL, TOOL]}, "tools[1].name"),
+        ({"reasoning": {"effort": "low"}}, "reasoning.effort"),
+        ({"text": {"format": {"type": "json_schema", "name": "s", "strict": True,
+                              "schema": {"type": "nothing"}}}}, "text.format"),
+    ],
+)  # fmt: skip
+async def test_what_is_not_honoured_is_refused_by_name(
+    caller: httpx.AsyncClient, calling: FakeBackend, fields: dict[str, Any], param: str
+) -> None:
+    answer = await caller.post(RESPONSES, json={**HI, **fields})
+    error = answer.json()["error"]
+    assert answer.status_code == 400, error
+    assert error["param"].startswith(param)
+    assert error["param"] in error["message"]
+    assert calling.requests == []
+
+
+async def test_an_overload_has_openai_s_shape(
+    client: httpx.AsyncClient, backend: FakeBackend
+) -> None:
+    backend.refusal = OverloadedError("no", None, 17)
+    answer = await client.post(RESPONSES, json={**HI, "stream": True})
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "17")
+    assert answer.json()["error"]["code"] == "overloaded"
+
+
+async def test_every_event_is_what_the_document_says(
+    caller: httpx.AsyncClient, calling: FakeBackend
+) -> None:
+    document = (await caller.get("/openapi.json")).json()
+    response = document["paths"][RESPONSES]["post"]["responses"]
+    content = response["200"]["content"]["text/event-stream"]["schema"]
+    schema = content["properties"]["data"]["anyOf"][1]["contentSchema"]
+    validator = Draft202012Validator({**schema, "components": document["components"]})
+    for event in await streamed(caller, tools=[TOOL]):
+        validator.validate(event)
+    assert not validator.is_valid({"type": "response.begun", "sequence_number": 0})
+
+
+class Weather(BaseModel):
+    sky: str
+
+
+async def test_the_real_client_reads_streams_and_parses(
+    openai_client: openai.AsyncOpenAI, backend: FakeBackend
+) -> None:
+    backend.steps = text_of('{"sky":', ' "clear"}')
+    async with openai_client.responses.stream(model="m", input="hi", text_format=Weather) as stream:
+        kinds = [event.type async for event in stream]
+        final = await stream.get_final_response()
+    assert kinds[0] == "response.created"
+    assert kinds[-1] == "response.completed"
+    assert final.output_parsed == Weather(sky="clear")
+    parsed = await openai_client.responses.parse(model="m", input="hi", text_format=Weather)
+    assert parsed.output_parsed == Weather(sky="clear")
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [{str(i): "" for i in range(17)}, {"a" * 65: ""}, {"a": "b" * 513}, {"a": {"b": "c"}}],
+)
+async def test_metadata_has_openai_s_bounds(
+    client: httpx.AsyncClient, metadata: dict[str, object]
+) -> None:
+    answer = await client.post(RESPONSES, json={**HI, "metadata": metadata})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"].startswith("metadata")

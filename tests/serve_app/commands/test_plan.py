@@ -1,0 +1,214 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pynvml
+import pytest
+import yaml
+from typer.testing import CliRunner, Result
+
+from deployments.device.memory_budget import GIB
+from serve_app.commands.cli import app
+from serve_app.commands.plan import PlanError, card_of, parse_size
+from tests.hub_configs import config_file
+
+ROOT = Path(__file__).parents[3]
+
+
+def run(*args: str) -> Result:
+    return CliRunner().invoke(app, ["plan", *args], env={"COLUMNS": "200"})
+
+
+def plan(name: str, *args: str) -> Any:
+    result = run("--model", str(config_file(name)), "--json", *args)
+    return json.loads(result.stdout)["models"][0]
+
+
+def test_a_plan_needs_neither_torch_nor_weights() -> None:
+    code = (
+        "import sys; from serve_app.commands.cli import app; sys.argv[0] = 'raystream'\n"
+        "try: app()\n"
+        "finally: print('torch' in sys.modules and sys.modules['torch'] is not None)"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code, "plan", "--model", str(config_file("qwen2.5-7b-instruct")),
+         "--gpu-memory", "48GiB", "--share", "0.5"],
+        capture_output=True, text=True, timeout=60, cwd=ROOT, check=True,
+    )  # fmt: skip
+    assert "0.5 = 24.00 GiB" in ended.stdout
+    assert ended.stdout.endswith("False\n")
+    assert ended.stderr == ""
+
+
+def test_a_7b_model_on_half_of_a_48_gib_card_and_a_whole_one() -> None:
+    half = plan("qwen2.5-7b-instruct", "--gpu-memory", "48GiB", "--share", "0.5")
+    whole = plan("qwen2.5-7b-instruct", "--gpu-memory", "48GiB")
+    assert half["fits"]
+    assert half["kv_token_bytes"] == 2 * 28 * 4 * 128 * 2
+    assert half["num_sequences"]["4096"] < whole["num_sequences"]["4096"]
+    parts = (
+        "weight_bytes",
+        "step_bytes",
+        "graph_bytes",
+        "headroom_bytes",
+        "kv_bytes",
+        "left_bytes",
+    )
+    assert sum(half[part] for part in parts) == pytest.approx(half["share_bytes"], abs=2)
+
+
+def test_a_classifier_on_a_40_gib_card() -> None:
+    found = plan("radar-vicuna-7b", "--gpu-memory", "40GiB", "--share", "0.1")
+    assert found["fits"]
+    assert (found["max_model_len"], found["kv_bytes"]) == (512, 0)
+
+
+def test_what_does_not_fit_is_told_in_one_line_with_the_numbers_that_would() -> None:
+    result = run("--model", str(config_file("gemma-3-12b-it")), "--gpu-memory", "24GiB")
+    assert result.exit_code == 1
+    [line] = result.stdout.splitlines()
+    assert line.startswith("gemma-3-12b-it does not fit: a share of 1 of 24.00 GiB leaves 21.60")
+    assert line.endswith("give it a device of 26.3 GiB")
+
+
+def test_a_table_tells_each_part_and_why() -> None:
+    result = run("--model", str(ROOT / "models" / "pydoc-chat"), "--gpu-memory", "24GB")
+    assert result.exit_code == 0
+    for part in ("weights", "a step", "captured steps", "context and headroom", "keys and values"):
+        assert part in result.stdout
+    assert "max_model_len auto is 2048: the model's own limit" in result.stdout
+
+
+def test_a_folder_of_sentence_transformers_is_planned_without_keys_and_values(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "config.json").write_text(config_file("qwen2.5-7b-instruct").read_text())
+    (tmp_path / "modules.json").write_text("[]")
+    result = run("--model", str(tmp_path), "--gpu-memory", "24GB", "--json")
+    assert result.exit_code == 0, result.stdout
+    (planned,) = json.loads(result.stdout)["models"]
+    assert (planned["kv_bytes"], planned["max_num_seqs"]) == (0, 1)
+    assert planned["reasons"]["max_model_len"] == "enough for one text"
+
+
+def a_file(tmp_path: Path, *names: str, **changes: Any) -> str:
+    models = [
+        {
+            "id": name,
+            "source": str(config_file(name)),
+            "task": "classify" if name.startswith("radar") else "generate",
+            **changes,
+        }
+        for name in names
+    ]
+    document = {
+        "applications": [{"import_path": "serve_app.app:build", "args": {"models": models}}]
+    }
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(document))
+    return str(file)
+
+
+@pytest.mark.parametrize("memory", ["24GiB", "48GiB", "80GiB"])
+def test_a_file_s_models_are_planned_side_by_side(tmp_path: Path, memory: str) -> None:
+    file = a_file(tmp_path, "qwen2.5-7b-instruct", "radar-vicuna-7b")
+    result = run(file, "--gpu-memory", memory, "--json")
+    assert result.exit_code == 0
+    chat, detector = json.loads(result.stdout)["models"]
+    assert chat["share"] + detector["share"] <= 1
+    assert chat["num_sequences"]["1024"] >= 4
+
+
+@pytest.mark.parametrize("memory", ["24GiB", "48GiB", "80GiB"])
+@pytest.mark.parametrize("source", ["qwen2.5-7b-instruct", "gemma-3-12b-it"])
+def test_the_readme_s_change_of_two_lines_works_or_is_refused_with_numbers(
+    tmp_path: Path, memory: str, source: str
+) -> None:
+    document = yaml.safe_load((ROOT / "serve_config.yaml").read_text())
+    models = document["applications"][0]["args"]["models"]
+    models[0] |= {"id": source, "source": str(config_file(source))}
+    file = tmp_path / "serve_config.yaml"
+    file.write_text(yaml.safe_dump(document))
+    result = run(str(file), "--gpu-memory", memory, "--json")
+    fits = [model["fits"] for model in json.loads(result.stdout)["models"]]
+    assert fits == [(source, memory) != ("gemma-3-12b-it", "24GiB"), True, True]
+    if not fits[0]:
+        told = run(str(file), "--gpu-memory", memory).stdout
+        assert "give it a device of 2" in told
+        assert "Side by side they need" in told
+
+
+def test_two_large_models_do_not_fit_on_a_card_that_holds_each(tmp_path: Path) -> None:
+    file = a_file(tmp_path, "qwen2.5-7b-instruct", "gemma-3-12b-it")
+    told = run(file, "--gpu-memory", "40GiB")
+    assert told.exit_code == 1
+    assert "Side by side they need 4" in told.stdout
+    assert run(file, "--gpu-memory", "40GiB", "--gpus", "2").exit_code == 0
+
+
+def test_the_gpus_of_this_machine_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = [48 * GIB, 24 * GIB]
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: len(sizes))
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: index)
+    monkeypatch.setattr(
+        pynvml, "nvmlDeviceGetMemoryInfo", lambda index: SimpleNamespace(total=sizes[index])
+    )
+    found = card_of(None)
+    assert (found.memory.total_bytes, found.num) == (24 * GIB, 2)
+
+
+def test_the_shipped_file_is_planned_for_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    def find_none() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", find_none)
+    result = run(str(ROOT / "serve_config.yaml"))
+    assert result.exit_code == 0
+    assert "this machine's CPU" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("--model", "models/none"), "'models/none' has no configuration that can be read"),
+        (("--model", "models/pydoc-chat", "--gpu-memory", "48"), "'48' is no size: write a number"),
+        (("--model", "models/pydoc-chat", "--gpu-memory", "0GiB"), "'0GiB' holds nothing"),
+        (("none.yaml",), "none.yaml can't be read"),
+        (("pyproject.toml",), "`raystream check pyproject.toml` says where"),
+    ],
+)
+def test_wrong_input_is_told_in_one_line(args: tuple[str, ...], message: str) -> None:
+    result = run(*args)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ((), "either a FILE or --model"),
+        (("serve_config.yaml", "--max-num-seqs", "3"), "a FILE has its models' sizes"),
+        (("serve_config.yaml", "--gpus", "2"), "--gpus needs --gpu-memory"),
+    ],
+)
+def test_options_that_would_have_no_effect_are_refused(args: tuple[str, ...], message: str) -> None:
+    result = run(*args)
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("48GiB", 48 * 2**30), ("1.5 GB", 1_500_000_000), ("512MiB", 2**29)]
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+def test_a_size_needs_a_unit() -> None:
+    with pytest.raises(PlanError):
+        parse_size("48")

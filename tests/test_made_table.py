@@ -1,0 +1,19 @@
+import pytest
+
+from tests.engine.model_table import TABLE as MODELS
+from tests.made_table import MadeTable
+from tests.serve_app.metrics_table import TABLE as METRICS
+
+
+@pytest.mark.parametrize("table", [MODELS, METRICS], ids=lambda table: table.path)
+def test_the_table_in_the_document_is_what_make_table_writes(table: MadeTable) -> None:
+    document = table.read()
+    assert table.put_into(document) == document, "run `make table`"
+
+
+def test_only_the_text_between_the_marks_is_replaced() -> None:
+    table = MadeTable("some.md", "things", lambda: "new\n")
+    text = f"a\n{table.begin}old{table.end}b\n"
+    assert table.put_into(text) == f"a\n{table.begin}new\n{table.end}b\n"
+    with pytest.raises(ValueError, match=r"some\.md lacks the lines"):
+        table.put_into(f"a\n{table.begin}old\n")
