@@ -104,7 +104,8 @@ class ModelRunner:
         # A single row may be padded to two.
         self._forward = trace(self._model, self._kv.shape, max(2, self._max_num_seqs))
         if isinstance(self._forward, TracedForward):
-            self._forward.prepare(self._kv)
+            least = 2 if self._pads_single_rows else 1
+            self._forward.prepare(self._kv, least, max(least, self._max_num_seqs))
 
     @property
     def num_graphs(self) -> int:

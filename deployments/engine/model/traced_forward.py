@@ -137,16 +137,19 @@ class TracedForward:
         return was_fused
 
     @torch.inference_mode()
-    def prepare(self, kv: KVCache) -> None:
-        """Capture the decode steps of 1, 2, 4 ... rows, and compile their kernels.
+    def prepare(self, kv: KVCache, least: int, most: int) -> None:
+        """Capture decode steps of `least`, twice as many ... `most` rows; compile their kernels.
 
         The first step of a size would wait for that. A step of another size still does, but all its
         kernels are compiled.
         """
         if self._fused is not None:
             programs = self._programs_on(self._fused, kv)
-            for power in range((self._max_num_seqs - 1).bit_length() + 1):
-                programs.prepare(min(2**power, self._max_num_seqs))
+            num_rows = least
+            while num_rows < most:
+                programs.prepare(num_rows)
+                num_rows *= 2
+            programs.prepare(most)
 
     def __call__(
         self, token_ids: torch.Tensor, positions: torch.Tensor, due: torch.Tensor, step: PackedStep
