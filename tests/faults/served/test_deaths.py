@@ -2,12 +2,11 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 
 import httpx
 import pytest
 
-from tests.faults.served.answer import Answer, Stream, assert_equal, opened, read
+from tests.faults.served.answer import Answer, Stream, assert_equal, read, slow_streams
 from tests.faults.served.conftest import NUM_REPLICAS
 from tests.faults.served.kinds import SEEDED, about
 from tests.faults.served.replicas import Replicas, is_alive, kill, reached
@@ -16,7 +15,7 @@ from tests.measured import Record
 NUM_STREAMS = 16
 NAMES = ("os.path.join", "os.path.split", "os.stat", "os.walk")
 BODIES = [
-    about(NAMES[i % len(NAMES)], **SEEDED | {"seed": i}, logprobs=i % 2 == 0, max_tokens=600)
+    about(NAMES[i % len(NAMES)], **SEEDED | {"seed": i}, logprobs=i % 2 == 0, max_tokens=300)
     for i in range(NUM_STREAMS)
 ]
 
@@ -28,14 +27,14 @@ async def expected(client: httpx.AsyncClient, replicas: Replicas) -> list[Answer
 
 
 @pytest.fixture
-async def streams(client: httpx.AsyncClient, expected: list[Answer]) -> AsyncIterator[list[Stream]]:
+async def streams(
+    client: httpx.AsyncClient, expected: list[Answer], request: pytest.FixtureRequest
+) -> AsyncIterator[list[Stream]]:
     """Open a stream for each of the bodies; all of them have tokens.
 
     A request without any is a suspect from its first death on.
     """
-    async with AsyncExitStack() as stack:
-        streams = [await stack.enter_async_context(opened(client, body)) for body in BODIES]
-        await asyncio.gather(*(each.read_tokens(1) for each in streams))
+    async with slow_streams(client, BODIES, request.node.name) as streams:
         yield streams
 
 
@@ -90,14 +89,14 @@ async def test_streams_wait_for_a_replica_if_none_is_left(
 async def test_a_whole_answer_is_equal(client: httpx.AsyncClient, replicas: Replicas) -> None:
     body = {**BODIES[0], "stream": False}
     undisturbed = (await client.post("/v1/chat/completions", json=body)).json()
-    headers = {"X-Request-Id": "whole"}
+    headers = {"X-Request-Id": "slow-whole"}
     answer = asyncio.create_task(client.post("/v1/chat/completions", json=body, headers=headers))
-    await reached(lambda: bool(replicas.runs_of("whole")))
-    (victim,) = replicas.runs_of("whole")
+    await reached(lambda: bool(replicas.runs_of("slow-whole")))
+    (victim,) = replicas.runs_of("slow-whole")
     await reached(lambda: replicas.counts_of(victim)["num_sequences"] > 0)
     kill(victim)
     response = await answer
-    assert len(replicas.runs_of("whole")) > 1
+    assert len(replicas.runs_of("slow-whole")) > 1
     assert response.status_code == 200
     assert response.json()["choices"] == undisturbed["choices"]
     assert response.json()["usage"]["completion_tokens"] == BODIES[0]["max_tokens"]

@@ -3,18 +3,17 @@
 import asyncio
 import os
 import signal
-from contextlib import AsyncExitStack
 
 import httpx
 import pytest
 
-from tests.faults.served.answer import assert_equal, opened, read
+from tests.faults.served.answer import assert_equal, read, slow_streams
 from tests.faults.served.conftest import NUM_REPLICAS
 from tests.faults.served.kinds import SEEDED, about
 from tests.faults.served.replicas import Replicas, is_alive, reached
 from tests.measured import Record
 
-BODIES = [about("os.path.join", **SEEDED | {"seed": seed}, max_tokens=900) for seed in range(8)]
+BODIES = [about("os.path.join", **SEEDED | {"seed": seed}, max_tokens=300) for seed in range(8)]
 
 
 @pytest.mark.parametrize(
@@ -29,8 +28,7 @@ async def test_streams_of_a_replica_that_hangs_are_equal(
     client: httpx.AsyncClient, replicas: Replicas, record: Record, comes_back: bool
 ) -> None:
     expected = await asyncio.gather(*(read(client, body) for body in BODIES))
-    async with AsyncExitStack() as stack:
-        streams = [await stack.enter_async_context(opened(client, body)) for body in BODIES]
+    async with slow_streams(client, BODIES, f"hang-{comes_back}") as streams:
         await streams[0].read_tokens(20)
         (victim,) = replicas.runs_of(streams[0].answer.request_id)
         os.kill(victim, signal.SIGSTOP)
