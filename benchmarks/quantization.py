@@ -1,7 +1,7 @@
-"""Measures what int8 weights gain in speed and lose in accuracy.
+"""Measures what int8 and int4 weights gain in speed and lose in accuracy.
 
-Speed is the time of a decode step in the shape of Qwen2-0.5B, with random bfloat16 weights. Both
-kinds of weights alternate, and medians are compared, because machines are noisy.
+Speed is the time of a decode step in the shape of Qwen2-0.5B, with random weights. The kinds of
+weights alternate, and medians are compared, because machines are noisy.
 
 Accuracy is measured on the embedded chat model: the perplexity of answers (each token given all
 tokens before it), and how often an answer equals the float32 answer. The model has learned its
@@ -25,6 +25,7 @@ from rich.table import Table
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForImageTextToText, AutoProcessor, Qwen2Config, Qwen2ForCausalLM
 
+from benchmarks.cpu_shapes import chosen_dtype
 from benchmarks.gpu.shapes import QWEN_05B
 from benchmarks.pairs import compared
 from benchmarks.random_model import FOLDER
@@ -49,6 +50,8 @@ from models.training.generated_answers import AnswerGenerator, Question
 CPU = torch.device("cpu")
 PROMPT_TOKENS = 16
 BATCH_SIZE = 64
+KINDS = (None, "int8", "int4")
+"""Weights: plain or quantized."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,18 +70,18 @@ class Accuracy:
     others: float | None
 
 
-def random_models() -> tuple[LoadedModel, LoadedModel]:
-    """Return one model of Qwen2-0.5B's shape twice, with float and with int8 weights."""
-    config = Qwen2Config(**QWEN_05B.options, dtype=QWEN_05B.dtype)
+def random_models(dtype: torch.dtype) -> tuple[LoadedModel, ...]:
+    """Return one model of Qwen2-0.5B's shape with each of `KINDS` of weights."""
+    config = Qwen2Config(**QWEN_05B.options, dtype=dtype)
     # The tokenizer has fewer ids than the model, but the text is not used.
     tokenizer = load_model(str(FOLDER), revision=None, dtype="float32", device=CPU).tokenizer
     torch.manual_seed(0)
-    model = Qwen2ForCausalLM(config).to(torch.bfloat16)  # type: ignore[arg-type] # mistaken for self
-    models = (model, copy.deepcopy(model))
-    for model, quantization in zip(models, (None, "int8"), strict=True):
-        prepare_model(model, quantization)
-    float_model, int8_model = (LoadedModel(m, tokenizer, None, frozenset()) for m in models)
-    return float_model, int8_model
+    model = Qwen2ForCausalLM(config)
+    torch.nn.Module.to(model, dtype)  # transformers wraps its own, which has no such type
+    models = [copy.deepcopy(model) for _ in KINDS]
+    for each, quantization in zip(models, KINDS, strict=True):
+        prepare_model(each, quantization)
+    return tuple(LoadedModel(each, tokenizer, None, frozenset()) for each in models)
 
 
 def step_ms(loaded: LoadedModel, num_seqs: int, num_steps: int) -> tuple[float, float]:
@@ -99,27 +102,33 @@ def step_ms(loaded: LoadedModel, num_seqs: int, num_steps: int) -> tuple[float, 
     return times[0], statistics.median(times[1:])
 
 
-def speed_table(batch_sizes: Sequence[int], rounds: int, num_steps: int) -> Table:
-    """Measure steps with both kinds of weights, alternating."""
-    models = random_models()
-    gib = " and ".join(f"{loaded.num_weight_bytes / 2**30:.2f}" for loaded in models)
+def speed_table(
+    batch_sizes: Sequence[int], rounds: int, num_steps: int, dtype: torch.dtype
+) -> Table:
+    """Measure steps with all kinds of weights, alternating."""
+    models = random_models(dtype)
+    gib = ", ".join(f"{loaded.num_weight_bytes / 2**30:.2f}" for loaded in models)
     title = f"Qwen2-0.5B's shape, {gib} GiB, {torch.get_num_threads()} thread(s), ms a step"
-    table = _table(title, ("step", "bfloat16", "int8", "ratio"))
+    name = str(dtype).removeprefix("torch.")
+    table = _table(title, ("step", name, "int8", "ratio", "int4", "ratio"))
     for size in batch_sizes:
-        step_ms(models[0], size, 1), step_ms(models[1], size, 1)  # warm
-        pairs = [[step_ms(loaded, size, num_steps) for loaded in models] for _ in range(rounds)]
-        prefill, decode = (
-            [(before[kind], after[kind]) for before, after in pairs] for kind in (0, 1)
-        )
+        for loaded in models:
+            step_ms(loaded, size, 1)  # warm
+        found = [[step_ms(loaded, size, num_steps) for loaded in models] for _ in range(rounds)]
+        prefill, decode = ([[each[kind] for each in one] for one in found] for kind in (0, 1))
         _add_medians(table, f"decode, {size} rows", decode)
         if size * PROMPT_TOKENS == 512:
             _add_medians(table, "prefill, 512 tokens", prefill)
     return table
 
 
-def _add_medians(table: Table, name: str, pairs: Sequence[tuple[float, float]]) -> None:
-    before, after, ratio = compared(pairs)
-    table.add_row(name, f"{before:.1f}", f"{after:.1f}", f"{ratio:.2f}")
+def _add_medians(table: Table, name: str, found: Sequence[Sequence[float]]) -> None:
+    """Add the milliseconds of all kinds of weights, and how often each is as fast as the first."""
+    cells = [f"{statistics.median(plain for plain, *_ in found):.1f}"]
+    for kind in range(1, len(KINDS)):
+        _, after, ratio = compared([(each[0], each[kind]) for each in found])
+        cells += [f"{after:.1f}", f"{ratio:.2f}"]
+    table.add_row(name, *cells)
 
 
 def _table(title: str, columns: Sequence[str]) -> Table:
@@ -129,11 +138,11 @@ def _table(title: str, columns: Sequence[str]) -> Table:
     return table
 
 
-def chat_model(dtype: str, *, is_int8: bool) -> Any:
-    """Return the embedded model with stock attention, with int8 layers if requested."""
+def chat_model(dtype: str, quantization: str | None) -> Any:
+    """Return the embedded model with stock attention, quantized if requested."""
     model = AutoModelForImageTextToText.from_pretrained(FOLDER, dtype=getattr(torch, dtype))
-    if is_int8:
-        quantize_model(model)
+    if quantization is not None:
+        quantize_model(model, quantization)
     return model
 
 
@@ -191,10 +200,9 @@ def accuracy_table(count: int) -> Table:
         ("questions", "weights", "right", "others", "exact", "as float32"),
     )
     kinds = {
-        "float32": chat_model("float32", is_int8=False),
-        "int8, float32": chat_model("float32", is_int8=True),
-        "bfloat16": chat_model("bfloat16", is_int8=False),
-        "int8, bfloat16": chat_model("bfloat16", is_int8=True),
+        f"{quantization}, {dtype}" if quantization else dtype: chat_model(dtype, quantization)
+        for dtype in ("float32", "bfloat16")
+        for quantization in KINDS
     }
     for name, asked in questions(count).items():
         found = {kind: ask(model, processor, asked) for kind, model in kinds.items()}
@@ -228,13 +236,14 @@ def main() -> None:
         "--questions", type=int, default=200, help="questions of each kind; 0 measures speed only"
     )
     parser.add_argument("--threads", type=int, default=num_cores())
+    parser.add_argument("--dtype", default="auto", help="type of the plain weights and of the rows")
     args = parser.parse_args()
-    check_quantization("int8", CPU)
+    check_quantization("int4", CPU)
     keep_freed_memory()
     torch.set_num_threads(args.threads)
     sizes = [int(size) for size in args.batch_sizes.split(",") if size]
     if sizes:
-        Console().print(speed_table(sizes, args.rounds, args.steps))
+        Console().print(speed_table(sizes, args.rounds, args.steps, chosen_dtype(args.dtype)))
     if args.questions:
         Console().print(accuracy_table(args.questions))
 

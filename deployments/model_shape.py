@@ -15,6 +15,12 @@ if TYPE_CHECKING:
 ITEM_BYTES: Final[Mapping[str, int]] = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of one element, by the name of its type."""
 
+QUANTIZED_BITS: Final[Mapping[str, int]] = {"int8": 8, "int4": 4}
+"""Bits of a quantized weight, by the configuration's name."""
+
+SCALED_WEIGHTS: Final = 32
+"""Quantized weights that share a scale, which has the model's type."""
+
 PLAIN_ENCODERS: Final = frozenset(
     {"albert", "bart", "bert", "camembert", "distilbert", "electra", "mpnet", "roberta"}
     | {"xlm-roberta"}
@@ -71,20 +77,23 @@ class WeightCounts:
     def num_bytes(self, dtype: str, *, on_cpu: bool, quantization: str | None = None) -> int:
         """Return the bytes of all weights in memory.
 
-        A CPU's kernels read a copy of their own of tied weights. In int8, linear layers take a byte
-        for each weight; the rest stays as it is.
+        A CPU's kernels read a copy of their own of tied weights. Quantized layers hold a scale for
+        each group of weights, and the layer that computes the logits is int8 at least; the rest
+        stays as it is.
 
         Args:
             dtype: Name of the type: float32, bfloat16 or float16.
             on_cpu: Whether the model runs on a CPU.
-            quantization: int8, or None.
+            quantization: int8, int4, or None.
         """
         item = ITEM_BYTES[dtype]
         if quantization is None:
             copied = self.head if on_cpu and self.is_tied else 0
             return (self.total + copied) * item
         replaced = self.linear + (0 if self.is_tied else self.head)
-        return (self.total - replaced) * item + self.linear + self.head
+        plain = (self.total - replaced) * item
+        scales = (self.linear + self.head) // SCALED_WEIGHTS * item
+        return plain + self.linear * QUANTIZED_BITS[quantization] // 8 + self.head + scales
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ class ModelSpec:
         max_queued_tokens: The most tokens that may wait. A text model counts each sequence's prompt
             and the tokens that it may generate. None means no limit on tokens.
         prefix_caching: Whether sequences share prefixes; see `EngineLimits`.
-        quantization: int8, or None; see `deployments.compute.cpu.linear.quantization`.
+        quantization: int8, int4, or None; see `deployments.compute.cpu.linear.quantization`.
         cuda_graphs: Whether decode steps on a GPU are captured; see `EngineLimits`.
         tool_call_parser: auto, none or a key of `FORMATS` in `tool_call_format`.
         reasoning_parser: auto, none or a key of `REASONING_FORMATS` in `reasoning_format`.

@@ -355,7 +355,6 @@ class _Planner:
             self._shape,
             weight_bytes=self._weight_bytes,
             dtype=self._dtype,
-            step_dtype="float32" if spec.quantization else self._dtype,
             max_model_len=sizes.max_model_len,
             max_num_seqs=sizes.max_num_seqs,
             max_batched_tokens=step_tokens,

@@ -104,9 +104,9 @@ class ModelConfig(StrictModel):
             classifies with one label.
         dtype: The weights' type on the device; auto keeps the files' type, except on a CPU: float16
             becomes float32 there, and so does every type if the CPU lacks AVX512_BF16.
-        quantization: int8 holds the linear layers of the language model in half of bfloat16's
-            bytes, only on a CPU: decoding is faster, and texts differ slightly from the original
-            weights' texts.
+        quantization: int8 or int4 holds the linear layers of the language model in about a half or
+            a quarter of bfloat16's bytes, only on a CPU: decoding is faster, and texts differ from
+            the original weights' texts, slightly in int8 and visibly in int4.
         device: auto takes the GPU that Ray assigned, else the CPU.
         num_gpus: GPUs that Ray reserves: 0 or a share of one GPU; auto means `gpu_share` if the
             cluster has GPUs, else 0.
@@ -148,7 +148,7 @@ class ModelConfig(StrictModel):
     revision: str | None = None
     task: Task = "generate"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    quantization: Literal["int8"] | None = None
+    quantization: Literal["int8", "int4"] | None = None
     device: Literal["auto", "cpu", "cuda"] = "auto"
     num_gpus: Auto | float = "auto"
     gpu_share: Auto | Annotated[float, Field(gt=0, le=1)] = "auto"

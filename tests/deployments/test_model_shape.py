@@ -96,5 +96,8 @@ def test_bytes_of_tied_and_quantized_weights() -> None:
     tied = shape_of("gemma-3-12b-it").weights
     assert tied.num_bytes("bfloat16", on_cpu=False) == 2 * tied.total
     assert tied.num_bytes("bfloat16", on_cpu=True) == 2 * (tied.total + tied.head)
+    plain, scales = 2 * (tied.total - tied.linear), 2 * ((tied.linear + tied.head) // 32)
     in_int8 = tied.num_bytes("bfloat16", on_cpu=True, quantization="int8")
-    assert in_int8 == 2 * (tied.total - tied.linear) + tied.linear + tied.head
+    assert in_int8 == plain + tied.linear + tied.head + scales
+    in_int4 = tied.num_bytes("bfloat16", on_cpu=True, quantization="int4")
+    assert in_int4 == plain + tied.linear // 2 + tied.head + scales

@@ -9,7 +9,8 @@ import pytest
 from llguidance import LLMatcher
 
 from deployments.channel import go_ahead
-from deployments.compute.cpu.linear.int8_linear import int8_obstacle
+from deployments.compute.cpu.linear.quantization import QUANTIZATIONS
+from deployments.compute.cpu.linear.quantized_linear import quantization_obstacle
 from deployments.compute.errors import UnsupportedModelError
 from deployments.contract import (
     Accepted,
@@ -306,17 +307,21 @@ async def test_a_repeated_prompt_is_reused_unless_prefix_caching_is_off(
     generator.__del__()
 
 
-@pytest.mark.skipif(int8_obstacle() is not None, reason=str(int8_obstacle()))
-async def test_a_replica_answers_with_int8_weights(
-    folder: Path, generator: TextGenerator, caplog: pytest.LogCaptureFixture
+@pytest.mark.skipif(quantization_obstacle() is not None, reason=str(quantization_obstacle()))
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+async def test_a_replica_answers_with_quantized_weights(
+    folder: Path, generator: TextGenerator, caplog: pytest.LogCaptureFixture, quantization: str
 ) -> None:
     caplog.set_level("INFO")
-    on_int8 = TextGenerator(spec(folder, quantization="int8"))
-    assert "float32 with int8 weights" in caplog.text
-    assert on_int8._placed.loaded.num_weight_bytes < generator._placed.loaded.num_weight_bytes / 2
-    deltas = await read(on_int8, GenerationRequest("r", user("hello"), GREEDY))
+    quantized = TextGenerator(spec(folder, quantization=quantization))
+    assert f"float32 with {quantization} weights" in caplog.text
+    assert (
+        quantized._placed.loaded.num_weight_bytes
+        < generator._placed.loaded.num_weight_bytes * 2 / 3
+    )
+    deltas = await read(quantized, GenerationRequest("r", user("hello"), GREEDY))
     assert deltas[-1].finish_reason is not None
-    on_int8.__del__()
+    quantized.__del__()
 
 
 async def test_an_answer_follows_its_grammar(

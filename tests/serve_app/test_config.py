@@ -73,7 +73,7 @@ def test_num_gpus_is_auto_or_a_share_of_one(num_gpus: float | str) -> None:
         {"task": "translate"},
         {"dtype": "int8"},
         {"device": "tpu"},
-        {"quantization": "int4"},
+        {"quantization": "int3"},
         {"tool_call_parser": "pythonic"},
         {"reasoning_parser": "granite"},
         {"source": ""},
@@ -123,8 +123,8 @@ def test_a_classifier_s_replica_accepts_a_running_batch_and_a_full_queue() -> No
 @pytest.mark.parametrize(
     "where", [{}, {"device": "cpu"}, {"num_gpus": 0}, {"device": "cpu", "num_gpus": 0.5}]
 )
-def test_int8_weights_are_allowed_if_the_model_may_run_on_a_cpu(where: dict[str, Any]) -> None:
-    assert model(quantization="int8", **where).quantization == "int8"
+def test_quantization_is_allowed_if_the_model_may_run_on_a_cpu(where: dict[str, Any]) -> None:
+    assert model(quantization="int4", **where).quantization == "int4"
     assert model(**where).quantization is None
 
 

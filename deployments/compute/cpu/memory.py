@@ -5,7 +5,7 @@ spends a quarter of its time on page faults (90,000 of them for a model of 0.5B 
 
 A decode step reads all weights once. On pages of 4 KiB each core looks up a new page every 64 cache
 lines, and prefetching stops at the end of each page. On pages of 2 MiB the linear layers of
-Qwen2-0.5B took 3 to 9 % less time (1 to 32 rows, two cores of a Zen 5), and 1 to 4 % less as int8.
+Qwen2-0.5B took 3 to 9 % less time (1 to 32 rows, two cores of a Zen 5).
 
 Source: https://man7.org/linux/man-pages/man2/madvise.2.html
 """

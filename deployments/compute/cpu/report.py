@@ -7,8 +7,8 @@ import torch
 from deployments.compute.cpu.attention.head_shape import machine_lanes
 from deployments.compute.cpu.jit.kernel_program import can_run
 from deployments.compute.cpu.jit.openmp import find_parallel
-from deployments.compute.cpu.linear.int8_linear import int8_obstacle
 from deployments.compute.cpu.linear.prepacked_linear import can_prepack
+from deployments.compute.cpu.linear.quantized_linear import quantization_obstacle
 from deployments.compute.cpu.linear.small_batch_kernel import find_arithmetic
 from deployments.compute.cpu.processor import features, has_bfloat16
 
@@ -31,4 +31,8 @@ def describe_kernels() -> Iterator[tuple[str, str]]:
                 f"{dtype} layers",
                 f"our kernel, vectors of {lanes} sums; decode steps run {steps}",
             )
-    yield "int8 layers", f"can't run: {obstacle}" if (obstacle := int8_obstacle()) else "oneDNN's"
+    obstacle = quantization_obstacle()
+    yield (
+        "quantized layers",
+        f"can't run: {obstacle}" if obstacle else "int8 and int4 by our kernel",
+    )

@@ -78,7 +78,7 @@ def load_model(
         revision: A commit of the hub repository.
         dtype: auto, float32, bfloat16 or float16.
         device: Where the model will run.
-        quantization: "int8" (linear layers on a CPU), or None.
+        quantization: "int8" or "int4" (linear layers on a CPU), or None.
 
     Raises:
         UnsupportedModelError: Files are missing, or the model needs a feature that the
@@ -147,7 +147,7 @@ def prepare_model(model: PreTrainedModel, quantization: str | None = None) -> No
         {"text_config": ATTENTION_NAME} if is_composite else ATTENTION_NAME
     )
     if quantization is not None:
-        quantize_model(model)
+        quantize_model(model, quantization)
     if model.device.type == "cpu":
         prepack(model)
 

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from deployments.compute.cpu.linear.int8_linear import Int8Linear, int8_obstacle
-from deployments.compute.cpu.linear.merged_linear import Layer
+from deployments.compute.cpu.linear.packed_linear import PackedLinear
 from deployments.compute.cpu.linear.prepacked_linear import PrepackedLinear, can_prepack
+from deployments.compute.cpu.linear.quantized_linear import Int8Linear, quantization_obstacle
 from deployments.compute.cpu.memory import keep_freed_memory, use_huge_pages
 
 NUM_BYTES = 200 * 2**20
@@ -109,16 +109,23 @@ def test_memory_in_use_moves_onto_huge_pages_and_keeps_its_values() -> None:
 @pytest.mark.parametrize(
     ("layer", "obstacle"),
     [
-        (Int8Linear, int8_obstacle()),
+        (Int8Linear, quantization_obstacle()),
         (PrepackedLinear, None if can_prepack(torch.float32) else "this build can't prepack"),
     ],
 )
-def test_a_layers_weights_lie_on_huge_pages(layer: Layer, obstacle: str | None) -> None:
+def test_a_layers_weights_lie_on_huge_pages(
+    layer: type[PackedLinear], obstacle: str | None
+) -> None:
     if obstacle is not None:
         pytest.skip(obstacle)
     skip_unless_there_are_some()
     made = layer(torch.ones(2048, 4096), None)
-    assert huge_bytes(torch.ops.mkldnn.data_ptr(made._packed) + HUGE) >= HUGE
+    if isinstance(made, Int8Linear):
+        address = made._integers.data_ptr()
+    else:
+        assert isinstance(made, PrepackedLinear)
+        address = torch.ops.mkldnn.data_ptr(made._packed)
+    assert huge_bytes(address + HUGE) >= HUGE
 
 
 def test_less_than_a_page_is_left_alone() -> None:

@@ -25,8 +25,7 @@ from transformers import (
 )
 
 from deployments.compute.cpu.jit.kernel_program import can_run
-from deployments.compute.cpu.linear import prepack
-from deployments.compute.cpu.linear.prepacked_linear import can_prepack
+from deployments.compute.cpu.linear.prepacked_linear import PrepackedLinear, can_prepack
 from deployments.compute.cpu.linear.small_batch_kernel import make_kernel
 from deployments.engine.engine import Engine
 from deployments.engine.limits import EngineLimits
@@ -347,7 +346,7 @@ def test_plain_linear_layers_run_call_by_call_and_their_weights_are_not_copied(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A plain layer's product reads a view of the weight, and the number of rows that are due."""
-    monkeypatch.setattr(prepack, "can_prepack", lambda _: False)
+    monkeypatch.setattr(PrepackedLinear, "fits", lambda _: False)
     caplog.set_level(logging.INFO)
     engine = engine_of(load(qwen2))
     engine.add(request("a", 5, 8))

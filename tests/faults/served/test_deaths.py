@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from uuid import uuid4
 
 import httpx
 import pytest
@@ -27,14 +28,12 @@ async def expected(client: httpx.AsyncClient, replicas: Replicas) -> list[Answer
 
 
 @pytest.fixture
-async def streams(
-    client: httpx.AsyncClient, expected: list[Answer], request: pytest.FixtureRequest
-) -> AsyncIterator[list[Stream]]:
+async def streams(client: httpx.AsyncClient, expected: list[Answer]) -> AsyncIterator[list[Stream]]:
     """Open a stream for each of the bodies; all of them have tokens.
 
     A request without any is a suspect from its first death on.
     """
-    async with slow_streams(client, BODIES, request.node.name) as streams:
+    async with slow_streams(client, BODIES, uuid4().hex) as streams:
         yield streams
 
 

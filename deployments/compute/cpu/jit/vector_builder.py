@@ -130,16 +130,17 @@ class VectorBuilder:
         b.position_at_end(after)
 
     def array(self, size: int) -> Value:
-        """Emit an array of `size` float32; return its address."""
-        return self._allocate(F32, size)
+        """Emit an array of `size` float32 that begins with a cache line; return its address."""
+        return self._allocate(F32, size, align=64)
 
     def variable(self, kind: ir.Type) -> Value:
         """Emit a variable, which LLVM's optimizer turns into a register; return its address."""
         with self.builder.goto_entry_block():
             return self._allocate(kind, 1)
 
-    def _allocate(self, kind: ir.Type, size: int) -> Value:
+    def _allocate(self, kind: ir.Type, size: int, align: int | None = None) -> Value:
         place = self.builder.alloca(kind, size)
+        place.align = align
         place.type = POINTER  # llvmlite would type it as a pointer to `kind`
         return place
 

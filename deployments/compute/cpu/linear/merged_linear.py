@@ -14,10 +14,8 @@ from collections.abc import Sequence
 
 import torch
 
-from deployments.compute.cpu.linear.int8_linear import Int8Linear
+from deployments.compute.cpu.linear.packed_linear import PackedLinear
 from deployments.compute.cpu.linear.prepacked_linear import PrepackedLinear
-
-Layer = type[PrepackedLinear] | type[Int8Linear]
 
 
 class _PendingOutputs(threading.local):
@@ -31,7 +29,9 @@ class _PendingOutputs(threading.local):
 class MergedLinear(torch.nn.Module):
     """Several linear layers of one input, as one."""
 
-    def __init__(self, linears: Sequence[torch.nn.Linear], layer: Layer = PrepackedLinear) -> None:
+    def __init__(
+        self, linears: Sequence[torch.nn.Linear], layer: type[PackedLinear] = PrepackedLinear
+    ) -> None:
         """Join the weights.
 
         Args:

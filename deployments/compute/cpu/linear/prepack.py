@@ -6,8 +6,8 @@ from typing import TypeGuard
 import torch
 from transformers.pytorch_utils import Conv1D
 
-from deployments.compute.cpu.linear.int8_linear import Int8Linear
-from deployments.compute.cpu.linear.merged_linear import Layer, MergedLinear, MergedLinearPart
+from deployments.compute.cpu.linear.merged_linear import MergedLinear, MergedLinearPart
+from deployments.compute.cpu.linear.packed_linear import PackedLinear
 from deployments.compute.cpu.linear.prepacked_linear import PrepackedLinear, can_prepack
 
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -15,7 +15,7 @@ SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 @torch.no_grad()
-def prepack(model: torch.nn.Module, layer: Layer = PrepackedLinear) -> None:
+def prepack(model: torch.nn.Module, layer: type[PackedLinear] = PrepackedLinear) -> None:
     """Replace all linear layers in place, except those that can't be prepacked here.
 
     Weights without other references are freed layer by layer, so at most one layer is in memory
@@ -44,8 +44,7 @@ def num_weight_bytes(model: torch.nn.Module) -> int:
 
 def num_prepacked_bytes(model: torch.nn.Module) -> int:
     """Return the bytes of all reordered weights."""
-    layers = (PrepackedLinear, Int8Linear)
-    return sum(m.num_bytes for m in model.modules() if isinstance(m, layers))
+    return sum(m.num_bytes for m in model.modules() if isinstance(m, PackedLinear))
 
 
 @torch.inference_mode()
@@ -64,7 +63,9 @@ def is_single_row_exact(model: torch.nn.Module) -> bool:
     return True
 
 
-def _merge_siblings(module: torch.nn.Module, names: tuple[str, ...], layer: Layer) -> None:
+def _merge_siblings(
+    module: torch.nn.Module, names: tuple[str, ...], layer: type[PackedLinear]
+) -> None:
     children = dict(module.named_children())
     linears = [child for name in names if _is_replaceable(child := children.get(name), layer)]
     if len(linears) < len(names) or len({linear.bias is None for linear in linears}) > 1:
@@ -87,7 +88,7 @@ def _is_transposed(module: torch.nn.Module) -> TypeGuard[Conv1D]:
     return type(module) is Conv1D and can_prepack(module.weight.dtype)
 
 
-def _is_replaceable(module: torch.nn.Module | None, layer: Layer) -> TypeGuard[torch.nn.Linear]:
-    return type(module) is torch.nn.Linear and (
-        layer is Int8Linear or can_prepack(module.weight.dtype)
-    )
+def _is_replaceable(
+    module: torch.nn.Module | None, layer: type[PackedLinear]
+) -> TypeGuard[torch.nn.Linear]:
+    return type(module) is torch.nn.Linear and layer.fits(module)

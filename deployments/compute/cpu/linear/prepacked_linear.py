@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.nn.functional import linear
 
+from deployments.compute.cpu.linear.packed_linear import PackedLinear
 from deployments.compute.cpu.memory import use_huge_pages_for
 
 logger = logging.getLogger(__name__)
@@ -25,8 +26,8 @@ were equally fast with 1 to 512 rows."""
 PREPACKED_DTYPES = (torch.float32, torch.bfloat16)
 
 
-class PrepackedLinear(torch.nn.Module):
-    """A linear layer on reordered weights, from [..., features] to [..., features] as nn.Linear."""
+class PrepackedLinear(PackedLinear):
+    """A linear layer on reordered weights."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         """Reorder a copy of the weights.
@@ -35,8 +36,7 @@ class PrepackedLinear(torch.nn.Module):
             weight: [out_features, in_features], float32 or bfloat16, on the CPU.
             bias: [out_features], or None.
         """
-        super().__init__()
-        self.out_features, self.in_features = weight.shape
+        super().__init__(weight, bias)
         self.dtype = weight.dtype
         self.num_bytes = sum(t.nbytes for t in (weight, bias) if t is not None)
         # Not a buffer: an opaque layout can be neither saved nor moved.
@@ -44,15 +44,16 @@ class PrepackedLinear(torch.nn.Module):
         use_huge_pages_for(self._packed)
         self._bias = None if bias is None else bias.detach().clone()
 
+    @staticmethod
+    def fits(linear: torch.nn.Linear) -> bool:
+        """Return whether its weights can be reordered on this machine."""
+        return can_prepack(linear.weight.dtype)
+
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """Apply the layer to [..., in_features]."""
         output = _ops()._linear_pointwise(rows, self._packed, self._bias, "none", [], "")
         assert isinstance(output, torch.Tensor)
         return output
-
-    def extra_repr(self) -> str:
-        """Return what nn.Linear returns."""
-        return f"in_features={self.in_features}, out_features={self.out_features}"
 
 
 @cache

@@ -1,19 +1,19 @@
-"""`quantization: int8`: which layers of a model become int8, and which models are refused.
+"""`quantization`: which layers of a model become int8 or int4, and which models are refused.
 
-The linear layers of the language model become int8, and so does the layer that computes the logits.
-Embeddings stay, since a step reads few of their rows. Norms stay too, and so does the vision tower,
-which runs once per prompt. If int8 is configured but can't run, loading fails with the reason; the
-model is not served more slowly instead.
+The linear layers of the language model are quantized. So is the layer that computes the logits, but
+never to less than int8: its errors go straight into the choice of a token. Embeddings stay, since a
+step reads few of their rows. Norms stay too, and so does the vision tower, which runs once per
+prompt. If a quantization is configured but can't run, loading fails with the reason; the model is
+not served more slowly instead.
 """
 
 import torch
 from transformers import PreTrainedModel
 
-from deployments.compute.cpu.linear.int8_linear import Int8Linear, int8_obstacle
 from deployments.compute.cpu.linear.prepack import prepack
 from deployments.compute.errors import UnsupportedModelError
 
-QUANTIZATIONS = ("int8",)
+QUANTIZATIONS = ("int8", "int4")
 
 MIN_LINEAR_FRACTION = 0.5
 """Fraction of the language model's weights, without embeddings, that must be in linear layers. Most
@@ -32,34 +32,38 @@ def check_quantization(quantization: str | None, device: torch.device) -> None:
         _refuse(quantization, f"is unknown; known: {', '.join(QUANTIZATIONS)}")
     if device.type != "cpu":
         _refuse(quantization, f"runs only on a CPU, and the device is {device.type}")
-    if obstacle := int8_obstacle():
+    # Imported here, as below: a machine that computes on a GPU may lack llvmlite.
+    from deployments.compute.cpu.linear.quantized_linear import quantization_obstacle
+
+    if obstacle := quantization_obstacle():
         _refuse(quantization, f"can't run here: {obstacle}")
 
 
-def quantize_model(model: PreTrainedModel) -> None:
-    """Replace the linear layers of a language model by int8 layers.
+def quantize_model(model: PreTrainedModel, quantization: str) -> None:
+    """Replace the linear layers of a language model by quantized ones.
+
+    Args:
+        model: On the CPU.
+        quantization: One of `QUANTIZATIONS`.
 
     Raises:
         UnsupportedModelError: Too few of the model's weights are in linear layers.
     """
+    from deployments.compute.cpu.linear.quantized_linear import Int4Linear, Int8Linear
+
     decoder: torch.nn.Module = model.get_decoder()  # type: ignore[no-untyped-call] # left untyped
     fraction = linear_fraction(decoder)
     if fraction < MIN_LINEAR_FRACTION:
         _refuse(
-            "int8",
+            quantization,
             f"does little for {model.config.model_type} models like this one: of the weights, "
             f"only {fraction:.0%} are in linear layers",
         )
-    prepack(decoder, Int8Linear)
+    prepack(decoder, {"int8": Int8Linear, "int4": Int4Linear}[quantization])
     head = model.get_output_embeddings()  # type: ignore[no-untyped-call] # left untyped
-    if type(head) is torch.nn.Linear:
+    if type(head) is torch.nn.Linear and Int8Linear.fits(head):
         int8_head = Int8Linear(head.weight, head.bias)
         model.set_output_embeddings(int8_head)  # type: ignore[no-untyped-call] # left untyped
-
-
-def is_quantized(model: torch.nn.Module) -> bool:
-    """Return whether any layer is int8."""
-    return any(isinstance(module, Int8Linear) for module in model.modules())
 
 
 def linear_fraction(decoder: torch.nn.Module) -> float:

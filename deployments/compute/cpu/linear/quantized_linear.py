@@ -1,121 +1,151 @@
-"""Linear layers whose weights are stored and multiplied as int8.
+"""Linear layers whose weights are stored as integers of 8 or 4 bits.
 
-Decoding on a CPU takes about as long as reading the weights, and int8 weights are half the bytes of
-bfloat16. Each output has a scale, computed when the model is loaded. Each row has a scale too,
-computed in each call:
+Decoding on a CPU takes about as long as reading the weights, and these are a half or a quarter of
+the bytes of bfloat16. Each output has a scale for each group of 32 inputs:
 
-    y[i, o] = (sum over k of q(x)[i, k] q(w)[o, k]) scale(x)[i] scale(w)[o] + bias[o]
+    y[i, o] = sum over groups g of (sum over k in g of x[i, k] q(w)[o, k]) scale(w)[o, g] + bias[o]
 
-The sum adds integers, so it is exact, and a row's result does not depend on the other rows of its
-batch. One scale for all rows of a step would be simpler, but then sequences would change each
-other's text.
+Rows stay as they are, so only the weights are rounded. The kernel is that of small batches, which
+unpacks the integers; a row's result does not depend on the other rows of its batch.
 
-The operators are the ones that torch's compiler emits. They are private, so `int8_obstacle` tries
-them before they are used.
-
-Source: torch/_inductor/fx_passes/quantization.py.
+Source: the scales are those of GGUF's Q4_0 and Q8_0 (llama.cpp, ggml-quants.c): a group's largest
+weight becomes the lowest integer, since -8 has no counterpart among the integers of 4 bits.
 """
 
-from functools import cache
-from typing import Any
+from typing import ClassVar
 
 import torch
 
-from deployments.compute.cpu.memory import use_huge_pages_for
+from deployments.compute.cpu.linear.packed_linear import PackedLinear
+from deployments.compute.cpu.linear.small_batch_kernel import (
+    BLOCK,
+    SCALED_INPUTS,
+    Arithmetic,
+    SmallBatchKernel,
+    make_quantized_kernel,
+)
+from deployments.compute.cpu.linear.small_batch_linear import quantized_linear
+from deployments.compute.cpu.memory import use_huge_pages
 
-LARGEST = 127
-"""The largest integer. The range is symmetric, so that zero is exact."""
-
-OFFSET = 128
-"""Zero point of a row: oneDNN's fast kernels take unsigned rows."""
-
-SMALLEST = 1e-30
-"""Lower bound on the largest value of a row or an output, so that no scale is zero."""
-
-OUTPUTS_AT_ONCE = 4096
-"""Outputs quantised at a time, which bounds the float32 copy of the weights."""
+OUTPUTS_AT_ONCE = 64 * BLOCK
+"""Outputs quantized at a time, which bounds the float32 copy of the weights."""
 
 
-class Int8Linear(torch.nn.Module):
-    """A linear layer on int8 weights, from [..., features] to [..., features] as nn.Linear."""
+class QuantizedLinear(PackedLinear):
+    """A linear layer on integer weights."""
+
+    weight_bits: ClassVar[int]
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        """Quantise and reorder a copy of the weights.
+        """Quantize a copy of the weights.
 
         Args:
-            weight: [out_features, in_features], of any floating dtype, on the CPU.
+            weight: [out_features, in_features], of any floating dtype, on the CPU; see `fits`.
             bias: [out_features], or None.
         """
-        super().__init__()
-        self.out_features, self.in_features = weight.shape
-        integers, self._scales = quantize(weight)
-        # Not a buffer: an opaque layout can be neither saved nor moved.
-        self._packed = torch.ops.onednn.qlinear_prepack(integers, None)
-        use_huge_pages_for(self._packed)
-        self._zero = torch.zeros(1, dtype=torch.int32)
-        self._bias = None if bias is None else bias.detach().to(torch.float32, copy=True)
-        held = (integers, self._scales, self._bias)
-        self.num_bytes = sum(tensor.nbytes for tensor in held if tensor is not None)
+        super().__init__(weight, bias)
+        arithmetic = _kernel(weight.dtype, self.weight_bits).arithmetic
+        self._dtype = torch.bfloat16 if arithmetic.is_bfloat16 else torch.float32
+        num_outputs = -(-self.out_features // BLOCK) * BLOCK
+        integers, scales = [], []
+        for part in torch.split(weight.detach(), OUTPUTS_AT_ONCE):
+            missing = -len(part) % BLOCK
+            padded = torch.nn.functional.pad(part.float(), (0, 0, 0, missing))
+            values, factors = quantize(padded, self.weight_bits, self._dtype)
+            integers.append(pack(values, arithmetic))
+            scales.append(factors.view(-1, BLOCK, factors.shape[1]).transpose(1, 2))
+        # Not buffers: a model that is moved or converted must not convert its scales.
+        self._integers, self._scales = torch.cat(integers), torch.cat(scales).contiguous()
+        self._bias = torch.zeros(num_outputs)
+        if bias is not None:
+            self._bias[: self.out_features] = bias.detach()
+        use_huge_pages(self._integers.data_ptr(), self._integers.nbytes)
+        self.num_bytes = sum(t.nbytes for t in (self._integers, self._scales, self._bias))
+
+    @staticmethod
+    def fits(linear: torch.nn.Linear) -> bool:
+        """Return whether its inputs can be divided into groups."""
+        return linear.in_features % SCALED_INPUTS == 0
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """Apply the layer to [..., in_features]."""
-        values = rows.float()
-        scales = values.abs().amax(-1, keepdim=True).clamp_min_(SMALLEST).div_(LARGEST)
-        # The conversion truncates, and all values are positive, so adding 0.5 rounds.
-        integers = values.div(scales).add_(OFFSET + 0.5).to(torch.uint8)
-        output = self._multiply(integers)
-        if self._bias is None:
-            return output.mul_(scales).to(rows.dtype)
-        return torch.addcmul(self._bias, output, scales).to(rows.dtype)
-
-    def _multiply(self, integers: torch.Tensor) -> torch.Tensor:
-        """Return the products in float32, multiplied by the weights' scales."""
-        output = _product()(
-            *(integers.flatten(0, -2), 1.0, OFFSET),
-            *(self._packed, self._scales, self._zero),
-            *(None, 1.0, 0, torch.float32),  # no bias; the output's scale, zero point and type
-            *("none", [], ""),  # no operator after the product
-        )
-        assert isinstance(output, torch.Tensor)
-        return output.view(*integers.shape[:-1], self.out_features)
-
-    def extra_repr(self) -> str:
-        """Return what nn.Linear returns."""
-        return f"in_features={self.in_features}, out_features={self.out_features}"
+        held = self._integers, self._scales, self._bias
+        output: torch.Tensor = quantized_linear(rows.to(self._dtype), *held, self.weight_bits)
+        if len(self._bias) > self.out_features:
+            output = output[..., : self.out_features]
+        return output.to(rows.dtype)
 
 
-def quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return int8 weights [out_features, in_features] and float32 scales [out_features]."""
-    integers = torch.empty(weight.shape, dtype=torch.int8)
-    scales = torch.empty(weight.shape[0])
-    for start in range(0, weight.shape[0], OUTPUTS_AT_ONCE):
-        part = slice(start, start + OUTPUTS_AT_ONCE)
-        values = weight[part].detach().float()
-        scales[part] = values.abs().amax(-1).clamp_min_(SMALLEST).div_(LARGEST)
-        integers[part] = values.div(scales[part, None]).round_()
-    return integers, scales
+class Int8Linear(QuantizedLinear):
+    """A linear layer on weights of 8 bits."""
+
+    weight_bits = 8
 
 
-@cache
-def int8_obstacle() -> str | None:
-    """Return why this machine can't run int8 layers, or None if it can.
+class Int4Linear(QuantizedLinear):
+    """A linear layer on weights of 4 bits."""
 
-    The probe uses the largest products: CPUs without VNNI add pairs of products in 16 bits, and
-    these pairs overflow.
+    weight_bits = 4
+
+
+def quantize(
+    weight: torch.Tensor, weight_bits: int, scale_dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the nearest integers and their scales.
+
+    Args:
+        weight: [out_features, in_features], float32.
+        weight_bits: 4 or 8.
+        scale_dtype: The type to which scales are rounded, before the weights are.
+
+    Returns:
+        int8 [out_features, in_features], and scales [out_features, groups].
     """
-    rows = torch.tensor([[1.0] * 64, [-1.0] * 64, [1.0, -0.5] * 32])
-    weight = torch.tensor([[1.0] * 64, [-1.0] * 64, [0.5, 0.25] * 32])
-    try:
-        found = Int8Linear(weight, torch.ones(3))(rows)
-    except (AttributeError, RuntimeError) as error:
-        summary = str(error).strip().partition("\n")[0]
-        return f"this build of torch lacks the operators ({summary})"
-    if torch.allclose(found, rows @ weight.T + 1, atol=0.5):
-        return None
-    return "this CPU adds 8-bit products inexactly (it lacks VNNI)"
+    lowest, highest = {8: (-127, 127), 4: (-8, 7)}[weight_bits]
+    groups = weight.view(len(weight), -1, SCALED_INPUTS)
+    largest = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))
+    scales = largest.div_(lowest).to(scale_dtype)
+    divisors = scales.float()
+    divisors[divisors == 0] = 1
+    integers = groups.div(divisors).round_().clamp_(lowest, highest)
+    return integers.to(torch.int8).flatten(1), scales.squeeze(-1)
 
 
-@cache
-def _product() -> Any:
-    # Named overload: resolving it by the arguments takes 3 us in each call.
-    return torch.ops.onednn.qlinear_pointwise.default
+def pack(integers: torch.Tensor, arithmetic: Arithmetic) -> torch.Tensor:
+    """Return integers in the order in which the kernel unpacks them.
+
+    Elements have the order of oneDNN's layout, in vectors. Each lane of a packed vector holds the
+    integers of this lane in as many vectors of elements, the first in its lowest bits.
+
+    Args:
+        integers: int8 [out_features, in_features].
+        arithmetic: What the kernel is compiled for.
+
+    Returns:
+        int16 or int32 [blocks, packed vectors of a block, lanes].
+    """
+    bits = arithmetic.weight_bits
+    assert bits is not None
+    blocks = integers.view(
+        -1, BLOCK, integers.shape[1] // arithmetic.word_inputs, arithmetic.word_inputs
+    )
+    elements = blocks.transpose(1, 2).reshape(
+        len(blocks), -1, arithmetic.packed_vectors, arithmetic.elements
+    )
+    packed = torch.zeros_like(elements[:, :, 0], dtype=torch.int32)
+    for i in range(arithmetic.packed_vectors):
+        packed |= (elements[:, :, i].int() & (2**bits - 1)) << (bits * i)
+    return packed.to(torch.int16 if arithmetic.is_bfloat16 else torch.int32)
+
+
+def quantization_obstacle() -> str | None:
+    """Return why this machine can't run quantized layers, or None if it can."""
+    if make_quantized_kernel(torch.float32, Int8Linear.weight_bits) is None:
+        return "this processor has no AVX2"
+    return None
+
+
+def _kernel(dtype: torch.dtype, weight_bits: int) -> SmallBatchKernel:
+    kernel = make_quantized_kernel(dtype, weight_bits)
+    assert kernel is not None, quantization_obstacle()
+    return kernel

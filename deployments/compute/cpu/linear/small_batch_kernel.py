@@ -12,18 +12,25 @@ computed in parts, so that the weights of a part stay in the L2 cache; its sums 
 float32, so a part more or less changes no bit. Threads take units one by one from a ticket counter,
 so a thread that has lost its core to another process does not delay the rest.
 
+Quantized weights are small integers, packed in the same order. A thread unpacks those of a part to
+elements, which stay in its L1 cache while all rows use them. Integers of up to 8 bits are exact in
+bfloat16. A tile adds the products of a group of inputs by themselves, and multiplies their sum by
+the group's scale.
+
 Source: https://llvm.org/docs/LangRef.html; `vdpbf16ps` in Intel's Intrinsics Guide (AVX512_BF16).
 """
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
 
+import numpy as np
+import torch
 from llvmlite import ir
 
 from deployments.compute.cpu.jit.machine_code import MachineCode
-from deployments.compute.cpu.jit.vector_builder import I32, I64, POINTER, Value, VectorBuilder
-from deployments.compute.cpu.processor import features
+from deployments.compute.cpu.jit.vector_builder import F32, I32, I64, POINTER, Value, VectorBuilder
+from deployments.compute.cpu.processor import features, has_bfloat16
 
 BLOCK = 64
 """Columns of a block."""
@@ -42,8 +49,14 @@ MAX_GROUP_ROWS = 2 * GROUP_ROWS
 
 CACHE_LINE = 64
 
+SCALED_INPUTS = 32
+"""Inputs of a group of quantized weights, which share a scale for each output."""
+
+UNPACKED_BYTES = 32 * 2**10
+"""Bytes of the elements that a thread unpacks at a time; an L1 cache has at least 32 KiB."""
+
 ARGUMENTS = (
-    *("rows", "row_bytes", "weights", "block_bytes", "num_turns", "part_turns", "num_parts"),
+    *("rows", "row_bytes", "weights", "scales", "num_turns", "part_turns", "num_parts"),
     *("output", "output_row_bytes", "bias", "num_units", "tile", "last_tile", "num_tiles"),
     *("tile_rows", "num_rows", "fetched_bytes", "num_groups", "ticket"),
 )
@@ -54,7 +67,7 @@ columns; `num_tiles` are those of a group. `tile` is a function that leaves the 
 TILE_ARGUMENTS = {
     **{"rows": POINTER, "row_bytes": I64, "weights": POINTER, "num_turns": I64},
     **{"start": POINTER, "start_row_bytes": I64, "output": POINTER, "output_row_bytes": I64},
-    "next": POINTER,
+    **{"next": POINTER, "scales": POINTER},
 }
 """A tile's arguments: it adds products to the sums at `start`, and fetches what is at `next`."""
 
@@ -69,6 +82,17 @@ class _BFloat(ir.Type):  # type: ignore[misc] # llvmlite ships no type informati
 BFLOAT = _BFloat()
 
 
+def _bfloat16_bits(integers: Iterable[int]) -> tuple[int, ...]:
+    return tuple(int(np.float32(each).view(np.uint32)) >> 16 for each in integers)
+
+
+BFLOAT16_INTEGERS = _bfloat16_bits(range(128))
+"""The bits of the bfloat16 of 0 to 127."""
+
+BFLOAT16_NEGATIVES = _bfloat16_bits(range(-8, 0))
+"""The bits of the bfloat16 of -8 to -1."""
+
+
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
     """How a processor multiplies the elements of one type.
@@ -80,17 +104,46 @@ class Arithmetic:
             15 registers can hold an address: tiles of 12 rows took 1.5 times as long.
         products_per_us: Products that one thread computes in a microsecond, unless it waits for the
             weights.
+        weight_bits: Bits of a quantized weight, 4 or 8; None if weights are elements.
+        has_vbmi: Whether there is AVX512_VBMI, which looks up bytes.
     """
 
     is_bfloat16: bool
     lanes: int
     max_tile_rows: int
     products_per_us: int
+    weight_bits: int | None = None
+    has_vbmi: bool = False
 
     @property
     def itemsize(self) -> int:
         """Bytes of an element."""
         return 2 if self.is_bfloat16 else 4
+
+    @property
+    def turn_inputs(self) -> int:
+        """Inputs of a turn."""
+        return UNROLLED * self.word_inputs
+
+    @property
+    def turn_bytes(self) -> int:
+        """Bytes of the weights of a turn, in memory."""
+        return UNROLLED * WORD_BYTES * (self.weight_bits or self.element_bits) // self.element_bits
+
+    @property
+    def element_bits(self) -> int:
+        """Bits of an element."""
+        return 8 * self.itemsize
+
+    @property
+    def elements(self) -> int:
+        """Elements of a vector."""
+        return 32 * self.lanes // self.element_bits
+
+    @property
+    def packed_vectors(self) -> int:
+        """Vectors of elements that one vector of quantized weights unpacks to."""
+        return 1 if self.weight_bits is None else self.element_bits // self.weight_bits
 
     @property
     def word_inputs(self) -> int:
@@ -132,7 +185,7 @@ class Tiling:
     def of(cls, num_rows: int, arithmetic: Arithmetic) -> "Tiling":
         """Return the tiling with the fewest tiles."""
         num_tiles = -(-num_rows // arithmetic.max_tile_rows)
-        turn_lines = UNROLLED * WORD_BYTES // CACHE_LINE
+        turn_lines = arithmetic.turn_bytes // CACHE_LINE
         lines = -(-turn_lines // (num_tiles * arithmetic.num_strips))
         return cls(num_tiles, -(-num_rows // num_tiles), lines)
 
@@ -174,6 +227,24 @@ def make_kernel(*, is_bfloat16: bool) -> SmallBatchKernel | None:
     return None if arithmetic is None else SmallBatchKernel(arithmetic)
 
 
+@cache
+def make_quantized_kernel(dtype: torch.dtype, weight_bits: int) -> SmallBatchKernel | None:
+    """Return the kernel for quantized weights; None if this processor has none.
+
+    Args:
+        dtype: The rows' type; without AVX512_BF16, rows of bfloat16 are converted to float32.
+        weight_bits: 4 or 8.
+    """
+    is_bfloat16 = dtype is torch.bfloat16 and has_bfloat16()
+    # oneDNN's matrix units do not read such weights.
+    others = {**features(), "amx-bf16": False}
+    arithmetic = find_arithmetic(others, is_bfloat16=is_bfloat16)
+    if arithmetic is None:
+        return None
+    has_vbmi = bool(features().get("avx512vbmi"))
+    return SmallBatchKernel(replace(arithmetic, weight_bits=weight_bits, has_vbmi=has_vbmi))
+
+
 def find_arithmetic(found: Mapping[str, bool], *, is_bfloat16: bool) -> Arithmetic | None:
     """Return how a processor with these features multiplies, as far as the kernel knows.
 
@@ -213,9 +284,62 @@ def _emit_tile(module: ir.Module, arithmetic: Arithmetic, tiling: Tiling, *, is_
     a = dict(zip(TILE_ARGUMENTS, v.arguments, strict=True))
     rows, vectors = range(tiling.tile_rows), (0, 4 * arithmetic.lanes)
     starts = [v.offset(a["start"], b.mul(a["start_row_bytes"], I64(row))) for row in rows]
-    row_at = [b.mul(a["row_bytes"], I64(row)) for row in rows]
     sums = [v.load(v.floats, start, at) for start in starts for at in vectors]
-    with v.fold(a["num_turns"], [a["rows"], a["weights"], a["next"], *sums]) as carried:
+    places = [a["rows"], a["weights"], a["next"]]
+    row_at = [b.mul(a["row_bytes"], I64(row)) for row in rows]
+    add_turns = partial(_emit_turns, v, arithmetic, tiling, row_at)
+    if arithmetic.weight_bits is None:
+        _, sums = add_turns(a["num_turns"], places, sums)
+    else:
+        group_turns = I64(SCALED_INPUTS // arithmetic.turn_inputs)
+        num_groups = b.udiv(a["num_turns"], group_turns)
+        zeros = [v.constant(0)] * len(sums)
+        with v.fold(num_groups, [a["scales"], *places, *sums]) as carried:
+            scales_at, *places = carried.values[:4]
+            places, added = add_turns(group_turns, places, zeros)
+            scales = [v.load_wide(scales_at, at * arithmetic.itemsize // 4) for at in vectors]
+            factors = zip(added, scales * len(rows), carried.values[4:], strict=True)
+            sums = [v.fma(*each) for each in factors]
+            scales_at = v.offset(scales_at, arithmetic.itemsize * BLOCK)
+            carried.values = [scales_at, *places, *sums]
+        sums = carried.values[4:]
+    shrink = arithmetic.word_inputs if is_last else 1
+    for row in rows:
+        output = v.offset(a["output"], b.mul(a["output_row_bytes"], I64(row)))
+        for vector, at in enumerate(vectors):
+            total = sums[row * len(vectors) + vector]
+            if shrink > 1:
+                total = b.fptrunc(total, ir.VectorType(BFLOAT, arithmetic.lanes))
+            v.store(total, output, at // shrink)
+    b.ret_void()
+
+
+def _emit_turns(
+    v: VectorBuilder,
+    arithmetic: Arithmetic,
+    tiling: Tiling,
+    row_at: Sequence[Value],
+    num_turns: Value,
+    places: Sequence[Value],
+    sums: Sequence[Value],
+) -> tuple[list[Value], list[Value]]:
+    """Emit the products of some turns.
+
+    Args:
+        v: Emits the tile.
+        arithmetic: What the tile is compiled for.
+        tiling: The tile.
+        row_at: Where each row begins.
+        num_turns: How many turns.
+        places: The addresses of the rows, of the elements of the weights, and of what is fetched.
+        sums: What the products are added to, by rows and vectors.
+
+    Returns:
+        The places and the sums after it.
+    """
+    vectors = (0, 4 * arithmetic.lanes)
+    steps = (4 * UNROLLED, WORD_BYTES * UNROLLED, CACHE_LINE * tiling.lines)
+    with v.fold(num_turns, [*places, *sums]) as carried:
         rows_at, weights_at, next_at, *sums = carried.values
         row_starts = [v.offset(rows_at, at) for at in row_at]
         for line in range(tiling.lines):
@@ -227,19 +351,8 @@ def _emit_tile(module: ir.Module, arithmetic: Arithmetic, tiling: Tiling, *, is_
                 for vector, factor in enumerate(weights):
                     index = row * len(vectors) + vector
                     sums[index] = _add_products(v, sums[index], inputs, factor)
-        steps = (4 * UNROLLED, WORD_BYTES * UNROLLED, CACHE_LINE * tiling.lines)
-        places = (rows_at, weights_at, next_at)
-        carried.values = [*map(v.offset, places, steps), *sums]
-    sums = carried.values[3:]
-    shrink = arithmetic.word_inputs if is_last else 1
-    for row in rows:
-        output = v.offset(a["output"], b.mul(a["output_row_bytes"], I64(row)))
-        for vector, at in enumerate(vectors):
-            total = sums[row * len(vectors) + vector]
-            if shrink > 1:
-                total = b.fptrunc(total, ir.VectorType(BFLOAT, arithmetic.lanes))
-            v.store(total, output, at // shrink)
-    b.ret_void()
+        carried.values = [*map(v.offset, (rows_at, weights_at, next_at), steps), *sums]
+    return carried.values[:3], carried.values[3:]
 
 
 def _add_products(v: VectorBuilder, total: Value, inputs: Value, weights: Value) -> Value:
@@ -262,6 +375,7 @@ def _emit_worker(module: ir.Module, arithmetic: Arithmetic) -> None:
     a = {name: v.load(I64, v.argument, 8 * i) for i, name in enumerate(ARGUMENTS[:-1])}
     ticket = v.offset(v.argument, 8 * (len(ARGUMENTS) - 1))
     waiting = v.array((MAX_GROUP_ROWS + arithmetic.max_tile_rows) * BLOCK)
+    unpacked = None if arithmetic.weight_bits is None else v.array(UNPACKED_BYTES // 4)
     entry, take, work, end = b.block, *(b.append_basic_block(n) for n in ("take", "work", "end"))
     first = b.atomic_rmw("add", ticket, I64(1), "monotonic")
     b.branch(take)
@@ -271,7 +385,7 @@ def _emit_worker(module: ir.Module, arithmetic: Arithmetic) -> None:
     b.cbranch(b.icmp_signed("<", unit, a["num_units"]), work, end)
     b.position_at_end(work)
     after = b.atomic_rmw("add", ticket, I64(1), "monotonic")
-    _emit_unit(v, arithmetic, a, waiting, unit, v.minimum(after, a["num_units"]))
+    _emit_unit(v, arithmetic, a, waiting, unpacked, unit, v.minimum(after, a["num_units"]))
     unit.add_incoming(after, b.block)
     b.branch(take)
     b.position_at_end(end)
@@ -283,6 +397,7 @@ def _emit_unit(
     arithmetic: Arithmetic,
     a: Mapping[str, Value],
     waiting: Value,
+    unpacked: Value | None,
     unit: Value,
     after: Value,
 ) -> None:
@@ -293,6 +408,7 @@ def _emit_unit(
         arithmetic: What the tiles are compiled for.
         a: The kernel's arguments, by name.
         waiting: The address of the sums of a group of rows and a block, [tiles, rows, strip].
+        unpacked: The address of the elements of a part's quantized weights.
         unit: The unit's number.
         after: The number of the unit that this thread takes next.
     """
@@ -302,10 +418,13 @@ def _emit_unit(
         return v.offset(b.inttoptr(a[name], POINTER), offset)
 
     block, group = b.udiv(unit, a["num_groups"]), b.urem(unit, a["num_groups"])
+    block_bytes = b.mul(a["num_turns"], I64(arithmetic.turn_bytes))
     weights, following = (
-        address("weights", b.mul(number, a["block_bytes"]))
+        address("weights", b.mul(number, block_bytes))
         for number in (block, b.udiv(after, a["num_groups"]))
     )
+    scale_bytes = BLOCK * arithmetic.itemsize * arithmetic.turn_inputs // SCALED_INPUTS
+    scales = address("scales", b.mul(block, b.mul(a["num_turns"], I64(scale_bytes))))
     bias = address("bias", b.mul(block, I64(4 * BLOCK)))
     output = address("output", b.mul(block, I64(arithmetic.itemsize * BLOCK)))
     last_row = b.sub(a["num_rows"], a["tile_rows"])
@@ -316,9 +435,13 @@ def _emit_unit(
         num_turns = v.minimum(a["part_turns"], b.sub(a["num_turns"], turn))
         is_first = b.icmp_signed("==", part, I64(0))
         is_last = b.icmp_signed("==", b.add(part, I64(1)), a["num_parts"])
-        part_weights = v.offset(weights, b.mul(turn, I64(UNROLLED * WORD_BYTES)))
-        part_bytes = b.mul(num_turns, I64(UNROLLED * WORD_BYTES))
+        part_weights = v.offset(weights, b.mul(turn, I64(arithmetic.turn_bytes)))
+        part_bytes = b.mul(num_turns, I64(arithmetic.turn_bytes))
+        part_scales = v.offset(scales, b.mul(turn, I64(scale_bytes)))
         fetched = b.select(is_last, following, v.offset(part_weights, part_bytes))
+        if unpacked is not None:
+            _emit_unpacking(v, arithmetic, part_weights, part_bytes, unpacked)
+            part_weights = unpacked
         inputs_at = b.mul(turn, I64(4 * UNROLLED))
         tile = b.inttoptr(b.select(is_last, a["last_tile"], a["tile"]), POINTER)
         tile.type = kind.as_pointer()  # a call needs the function's type
@@ -326,6 +449,7 @@ def _emit_unit(
             column = b.mul(number, I64(strip))
             strip_weights = v.offset(part_weights, b.mul(column, I64(4)))
             strip_bias = v.offset(bias, b.mul(column, I64(4)))
+            strip_scales = v.offset(part_scales, b.mul(column, I64(arithmetic.itemsize)))
             strip_output = v.offset(output, b.mul(column, I64(arithmetic.itemsize)))
             first_tile = b.mul(number, a["num_tiles"])
             with v.loop(a["num_tiles"], 1) as n:
@@ -347,5 +471,73 @@ def _emit_unit(
                         ),
                         b.select(is_last, a["output_row_bytes"], I64(4 * strip)),
                         v.offset(fetched, b.mul(place, a["fetched_bytes"])),
+                        strip_scales,
                     ),
                 )
+
+
+def _emit_unpacking(
+    v: VectorBuilder, arithmetic: Arithmetic, packed: Value, num_bytes: Value, elements: Value
+) -> None:
+    """Emit the conversion of quantized weights to elements.
+
+    Args:
+        v: Emits the worker.
+        arithmetic: What it is compiled for.
+        packed: The address of the weights; see `QuantizedLinear`.
+        num_bytes: Their bytes.
+        elements: The address of the elements.
+    """
+    vector_bytes = 4 * arithmetic.lanes
+    kind = ir.VectorType(ir.IntType(arithmetic.element_bits), arithmetic.elements)
+    with v.loop(num_bytes, vector_bytes) as at:
+        integers = v.load(kind, packed, at)
+        place = v.offset(elements, v.builder.mul(at, I64(arithmetic.packed_vectors)))
+        for i, vector in enumerate(_unpack(v, arithmetic, integers)):
+            v.store(vector, place, i * vector_bytes)
+
+
+def _unpack(v: VectorBuilder, arithmetic: Arithmetic, packed: Value) -> Iterator[Value]:
+    """Emit the elements of a vector of signed integers, those in the lowest bits first."""
+    b, kind = v.builder, packed.type
+    bits, width = arithmetic.weight_bits, arithmetic.element_bits
+    assert bits is not None
+
+    def lanes(number: int) -> Value:
+        return ir.Constant(kind, [number] * arithmetic.elements)
+
+    if arithmetic.is_bfloat16 and bits == 4:
+        # The permutation reads 5 bits of each lane, so each element is there twice.
+        table = ir.Constant(kind, [*BFLOAT16_INTEGERS[:8], *BFLOAT16_NEGATIVES] * 2)
+        for low in range(0, width, bits):
+            shifted = b.lshr(packed, lanes(low))
+            yield v.call("llvm.x86.avx512.permvar.hi.512", kind, table, shifted)
+    elif arithmetic.is_bfloat16 and arithmetic.has_vbmi:
+        # The permutation reads 7 bits of each byte; no integer is -128.
+        octets = ir.VectorType(ir.IntType(8), 2 * arithmetic.elements)
+        integers = b.bitcast(packed, octets)
+        negated = b.sub(ir.Constant(octets, [0] * octets.count), integers)
+        is_negative = b.icmp_signed("<", integers, ir.Constant(octets, [0] * octets.count))
+        sizes = b.select(is_negative, negated, integers)
+        lower, upper = (
+            v.call("llvm.x86.avx512.vpermi2var.qi.512", octets, halves[0], sizes, halves[1])
+            for halves in _tables(octets)
+        )
+        signs = b.and_(integers, ir.Constant(octets, [0x80] * octets.count))
+        lower, upper = b.bitcast(lower, kind), b.bitcast(b.or_(upper, signs), kind)
+        yield b.or_(b.shl(upper, lanes(8)), b.and_(lower, lanes(0xFF)))
+        yield b.or_(b.and_(upper, lanes(0xFF00)), b.lshr(lower, lanes(8)))
+    else:
+        for low in range(0, width, bits):
+            signed = b.ashr(b.shl(packed, lanes(width - bits - low)), lanes(width - bits))
+            floats = b.sitofp(signed, ir.VectorType(F32, arithmetic.elements))
+            if arithmetic.is_bfloat16:
+                floats = b.fptrunc(floats, ir.VectorType(BFLOAT, arithmetic.elements))
+            yield floats
+
+
+def _tables(octets: ir.VectorType) -> Iterator[tuple[Value, Value]]:
+    """Yield the lower and the upper bytes of the bfloat16 of 0 to 127, in two vectors each."""
+    for shift in (0, 8):
+        found = [bits >> shift & 0xFF for bits in BFLOAT16_INTEGERS]
+        yield ir.Constant(octets, found[:64]), ir.Constant(octets, found[64:])

@@ -3,7 +3,7 @@
 It reads the weights that oneDNN has packed, so no weight is in memory twice. oneDNN's own kernel
 computes and waits for memory in turn. This one does both at once: see `small_batch_kernel`. It also
 takes large batches, where oneDNN is as fast, because oneDNN adds in another order: prefilled tokens
-would differ from decoded ones in the last bit.
+would differ from decoded ones in the last bit. Quantized weights are read by the same kernel.
 """
 
 import ctypes
@@ -18,11 +18,14 @@ from deployments.compute.cpu.linear.small_batch_kernel import (
     CACHE_LINE,
     GROUP_ROWS,
     MAX_GROUP_ROWS,
+    SCALED_INPUTS,
+    UNPACKED_BYTES,
     UNROLLED,
     WORD_BYTES,
     SmallBatchKernel,
     Tiling,
     make_kernel,
+    make_quantized_kernel,
 )
 
 MAX_PART_BYTES = 640 * 2**10
@@ -41,33 +44,45 @@ _linear = torch.ops.mkldnn._linear_pointwise.default
 
 
 class SmallBatchLinear(torch.nn.Module):
-    """A linear layer on weights that oneDNN has packed."""
+    """A linear layer on packed weights."""
 
     def __init__(
         self,
-        packed: torch.Tensor,
-        bias: torch.Tensor | None,
         kernel: SmallBatchKernel,
+        weights: torch.Tensor,
+        bias: torch.Tensor | None,
+        scales: torch.Tensor | None = None,
     ) -> None:
-        """Use a packed weight in place.
+        """Use packed weights in place.
 
         Args:
-            packed: [out_features, in_features], packed by oneDNN; see `can_read`.
+            kernel: The compiled kernel for the weights.
+            weights: [out_features, in_features], packed by oneDNN, see `can_read`; or quantized,
+                see `quantized_linear.pack`.
             bias: [out_features], or None.
-            kernel: The compiled kernel for the weight's dtype.
+            scales: [blocks, groups of inputs, columns of a block] of quantized weights, of the
+                rows' type; None for others.
         """
         super().__init__()
-        # Not a buffer: an opaque layout can be neither saved nor moved.
-        self._packed, self._bias = packed, bias
-        self._kernel = kernel
-        self._out_features, self._in_features = packed.shape
-        self._weights = torch.ops.mkldnn.data_ptr(packed)
+        # Not buffers: an opaque layout can be neither saved nor moved.
+        self._weights, self._scales = weights, scales
+        self._kernel, self._arithmetic = kernel, kernel.arithmetic
+        if scales is None:
+            self._out_features, self._in_features = weights.shape
+            self._addresses = torch.ops.mkldnn.data_ptr(weights), 0
+            part_bytes = MAX_PART_BYTES
+        else:
+            num_blocks, num_groups, _ = scales.shape
+            self._out_features, self._in_features = num_blocks * BLOCK, num_groups * SCALED_INPUTS
+            self._addresses = weights.data_ptr(), scales.data_ptr()
+            part_bytes = UNPACKED_BYTES
         wide = torch.zeros(self._out_features) if bias is None else bias.float().contiguous()
         self._wide_bias = wide
-        turn_inputs = UNROLLED * kernel.arithmetic.word_inputs
-        self._num_turns = self._in_features // turn_inputs
-        self._num_parts = -(-self._num_turns * UNROLLED * WORD_BYTES // MAX_PART_BYTES)
-        self._part_turns = -(-self._num_turns // self._num_parts)
+        self._num_turns = self._in_features // self._arithmetic.turn_inputs
+        most_turns = part_bytes // (UNROLLED * WORD_BYTES)
+        self._num_parts = -(-self._num_turns // most_turns)
+        even_turns = -(-self._num_turns // self._num_parts)
+        self._part_turns = even_turns if scales is None else most_turns
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """Apply the layer to [..., in_features], of the weight's dtype."""
@@ -81,7 +96,7 @@ class SmallBatchLinear(torch.nn.Module):
             arguments = self._arguments(rows.data_ptr(), output.data_ptr(), num_rows, num_groups)
             num_products = num_rows * self._in_features * self._out_features
             call = KernelCall(self._kernel.address, arguments)
-            launch(call, num_threads, num_products / self._kernel.arithmetic.products_per_us)
+            launch(call, num_threads, num_products / self._arithmetic.products_per_us)
         return output
 
     def _num_groups(self, num_rows: int, num_threads: int) -> int:
@@ -98,13 +113,12 @@ class SmallBatchLinear(torch.nn.Module):
     def _arguments(
         self, rows: int, output: int, num_rows: int, num_groups: int
     ) -> ctypes.Array[ctypes.c_int64]:
-        arithmetic = self._kernel.arithmetic
+        arithmetic = self._arithmetic
         tiling = Tiling.of(num_rows, arithmetic)
         return Arguments(
             rows,
             arithmetic.itemsize * self._in_features,
-            self._weights,
-            UNROLLED * WORD_BYTES * self._num_turns,
+            *self._addresses,
             self._num_turns,
             self._part_turns,
             self._num_parts,
@@ -132,16 +146,68 @@ def use_small_batch_linear(graph: torch.fx.GraphModule) -> None:
     if find_parallel() is None:
         return
     for index, node in enumerate(graph.graph.find_nodes(op="call_function", target=_linear)):
-        rows, weight, bias, activation, *_ = node.args
+        _, weight, bias, activation, *_ = node.args
         packed = _attribute(graph, weight)
         kernel = make_kernel(is_bfloat16=packed.dtype is torch.bfloat16)
         if kernel is None or activation != "none" or not can_read(packed):
             continue
-        name = f"small_batch_linear_{index}"
-        layer = SmallBatchLinear(packed, bias and _attribute(graph, bias), kernel)
-        graph.add_submodule(name, layer)
-        node.op, node.target, node.args = "call_module", name, (rows,)
+        layer = SmallBatchLinear(kernel, packed, bias and _attribute(graph, bias))
+        _call_module(graph, node, f"small_batch_linear_{index}", layer)
+    target = torch.ops.raystream.quantized_linear.default
+    for index, node in enumerate(graph.graph.find_nodes(op="call_function", target=target)):
+        _, *held, weight_bits = node.args
+        integers, scales, bias = (_attribute(graph, each) for each in held)
+        layer = _on_integers(integers, scales, bias, weight_bits)
+        _call_module(graph, node, f"quantized_linear_{index}", layer)
     graph.graph.eliminate_dead_code()
+
+
+def _call_module(
+    graph: torch.fx.GraphModule, node: torch.fx.Node, name: str, layer: SmallBatchLinear
+) -> None:
+    """Make a node call a layer on its first input."""
+    graph.add_submodule(name, layer)
+    node.op, node.target, node.args = "call_module", name, node.args[:1]
+
+
+@torch.library.custom_op("raystream::quantized_linear", mutates_args=())
+def quantized_linear(
+    rows: torch.Tensor,
+    integers: torch.Tensor,
+    scales: torch.Tensor,
+    bias: torch.Tensor,
+    weight_bits: int,
+) -> torch.Tensor:
+    """Apply a quantized layer to [..., in_features]; see `QuantizedLinear`.
+
+    Args:
+        rows: float32 or bfloat16.
+        integers: The packed weights.
+        scales: [blocks, groups, columns of a block], of the rows' type.
+        bias: [out_features], float32.
+        weight_bits: Bits of a weight.
+    """
+    output: torch.Tensor = _on_integers(integers, scales, bias, weight_bits)(rows)
+    return output
+
+
+@quantized_linear.register_fake
+def _(
+    rows: torch.Tensor,
+    integers: torch.Tensor,
+    scales: torch.Tensor,
+    bias: torch.Tensor,
+    weight_bits: int,
+) -> torch.Tensor:
+    return rows.new_empty(*rows.shape[:-1], len(bias))
+
+
+def _on_integers(
+    integers: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor, weight_bits: int
+) -> SmallBatchLinear:
+    kernel = make_quantized_kernel(scales.dtype, weight_bits)
+    assert kernel is not None, "the layer was made on this machine"
+    return SmallBatchLinear(kernel, integers, bias, scales)
 
 
 @torch.inference_mode()

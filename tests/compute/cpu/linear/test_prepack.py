@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from deployments.compute.cpu.linear import prepacked_linear
-from deployments.compute.cpu.linear.int8_linear import Int8Linear, int8_obstacle
-from deployments.compute.cpu.linear.merged_linear import Layer, MergedLinearPart
+from deployments.compute.cpu.linear.merged_linear import MergedLinearPart
+from deployments.compute.cpu.linear.packed_linear import PackedLinear
 from deployments.compute.cpu.linear.prepack import num_prepacked_bytes, prepack
 from deployments.compute.cpu.linear.prepacked_linear import PrepackedLinear, can_prepack
+from deployments.compute.cpu.linear.quantized_linear import Int8Linear, quantization_obstacle
 from deployments.engine.attention.kv_cache import KVCache, KVShape
 from deployments.engine.attention.packed_step import ChunkRows, PackedStep
 from deployments.engine.kv_layout import KVLayout
@@ -235,10 +236,10 @@ class Watch(torch.nn.Module):
 
 
 @pytest.mark.parametrize("layer", [PrepackedLinear, Int8Linear])
-def test_weights_are_freed_layer_by_layer(layer: Layer) -> None:
-    if layer is Int8Linear and int8_obstacle():
-        pytest.skip(str(int8_obstacle()))
-    first = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Identity())
+def test_weights_are_freed_layer_by_layer(layer: type[PackedLinear]) -> None:
+    if layer is Int8Linear and quantization_obstacle():
+        pytest.skip(str(quantization_obstacle()))
+    first = torch.nn.Sequential(torch.nn.Linear(32, 4), torch.nn.Identity())
     watch = Watch(first.get_parameter("0.weight"))
     prepack(torch.nn.Sequential(first, watch), layer)
     assert isinstance(first[0], layer)

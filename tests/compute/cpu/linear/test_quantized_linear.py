@@ -1,87 +1,138 @@
-from typing import Any
-
 import pytest
 import torch
 
-from deployments.compute.cpu.linear import int8_linear
-from deployments.compute.cpu.linear.int8_linear import Int8Linear, int8_obstacle, quantize
+from deployments.compute.cpu.linear import quantized_linear
+from deployments.compute.cpu.linear.quantized_linear import (
+    Int4Linear,
+    Int8Linear,
+    QuantizedLinear,
+    quantization_obstacle,
+    quantize,
+)
+from deployments.compute.cpu.linear.small_batch_kernel import GROUP_ROWS, UNPACKED_BYTES
 
-pytestmark = pytest.mark.skipif(int8_obstacle() is not None, reason=str(int8_obstacle()))
+pytestmark = pytest.mark.skipif(
+    quantization_obstacle() is not None, reason=str(quantization_obstacle())
+)
 
-OUT, IN = 96, 80
+OUT, IN = 192, 96
+
+Kind = type[QuantizedLinear]
+
+
+@pytest.fixture(params=[Int8Linear, Int4Linear])
+def kind(request: pytest.FixtureRequest) -> Kind:
+    chosen: Kind = request.param
+    return chosen
+
+
+@pytest.fixture(params=[torch.float32, torch.bfloat16], ids=str)
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    chosen: torch.dtype = request.param
+    return chosen
 
 
 def tensor(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def reference(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """Return the layer's formula in float64."""
-    row_scales = rows.abs().amax(-1, keepdim=True).double() / 127
-    weight_scales = weight.abs().amax(-1, keepdim=True).double() / 127
-    sums = torch.round(rows / row_scales) @ torch.round(weight / weight_scales).T
-    return sums * row_scales * weight_scales.T + bias
+def rounded(weight: torch.Tensor, layer: QuantizedLinear) -> torch.Tensor:
+    """Return the weights that a layer stands for, in float64."""
+    integers, scales = quantize(weight.float(), layer.weight_bits, layer._dtype)
+    found: torch.Tensor = integers * scales.double().repeat_interleave(32, 1)
+    return found
 
 
-def with_outliers() -> torch.Tensor:
-    rows = tensor(6, IN, seed=3)
-    rows[1, 5] = 1000
-    rows[2] *= 1e-6
-    rows[3, 7] = -3e4
-    return rows
+def assert_product(
+    found: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, bias: object
+) -> None:
+    """Compare with the product in float64, within one rounding of the sum and one of the result."""
+    expected = rows.double() @ weight.T
+    scale = rows.double().abs() @ weight.abs().T
+    if isinstance(bias, torch.Tensor):
+        expected, scale = expected + bias.double(), scale + bias.double().abs()
+    assert found.dtype is rows.dtype
+    rounding = torch.finfo(rows.dtype).eps
+    allowed = expected.abs() * rounding + scale * 2**-18
+    assert torch.all((found.double() - expected).abs() <= allowed)
 
 
-def test_it_computes_its_formula() -> None:
-    rows, weight, bias = tensor(7, IN, seed=1), tensor(OUT, IN), tensor(OUT, seed=2)
-    found = Int8Linear(weight, bias)(rows)
-    assert torch.allclose(found.double(), reference(rows, weight, bias), rtol=1e-5, atol=1e-5)
+@pytest.mark.parametrize("num_rows", [*range(1, 20), GROUP_ROWS, 127, 128, 200])
+def test_it_computes_its_formula(kind: Kind, dtype: torch.dtype, num_rows: int) -> None:
+    weight, bias = tensor(OUT, IN).to(dtype), tensor(OUT, seed=2).to(dtype)
+    layer, rows = kind(weight, bias), tensor(1, num_rows, IN, seed=1).to(dtype)
+    found = layer(rows)
+    assert found.shape == (1, num_rows, OUT)
+    assert_product(found, rows, rounded(weight, layer), bias)
 
 
-def test_it_is_as_near_to_the_float_layer_as_rounding_allows() -> None:
-    rows, weight = with_outliers(), tensor(OUT, IN)
-    found = Int8Linear(weight, None)(rows)
-    row_steps = rows.abs().amax(-1, keepdim=True) / 127
-    weight_steps = weight.abs().amax(-1) / 127
-    by_rows = row_steps / 2 * weight.abs().sum(-1)
-    by_weights = weight_steps / 2 * (rows.abs() + row_steps / 2).sum(-1, keepdim=True)
-    assert bool(((found - rows @ weight.T).abs() <= (by_rows + by_weights) * 1.001).all())
+@pytest.mark.parametrize("num_threads", [1, 2, 5])
+@pytest.mark.parametrize("rest", [0, 32, -32])
+def test_a_layer_in_parts_gives_the_product(
+    kind: Kind, dtype: torch.dtype, num_threads: int, rest: int
+) -> None:
+    inputs = 2 * UNPACKED_BYTES // 64 // dtype.itemsize + rest
+    weight, rows = tensor(128, inputs).to(dtype), tensor(70, inputs, seed=1).to(dtype)
+    layer = kind(weight, None)
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        for num_rows in (1, 9, 70):
+            assert_product(layer(rows[:num_rows]), rows[:num_rows], rounded(weight, layer), None)
+    finally:
+        torch.set_num_threads(before)
 
 
-def test_a_scale_that_is_off_by_a_twentieth_shows_in_the_error() -> None:
+@pytest.mark.parametrize("outputs", [1, 63, 65, 100, 4096 + 70])
+def test_any_number_of_outputs_is_computed(kind: Kind, dtype: torch.dtype, outputs: int) -> None:
+    weight, bias = tensor(outputs, IN).to(dtype), tensor(outputs, seed=2).to(dtype)
+    layer, rows = kind(weight, bias), tensor(3, IN, seed=1).to(dtype)
+    assert_product(layer(rows), rows, rounded(weight, layer), bias)
+
+
+def test_no_weight_is_off_by_more_than_half_a_step(kind: Kind) -> None:
+    """Only -8 has no counterpart: what would be 8 becomes 7."""
+    weight = tensor(OUT, IN)
+    weight[3, :32] *= 1e-6
+    weight[5, 40] = -1000
+    integers, scales = quantize(weight, kind.weight_bits, torch.float32)
+    errors = (integers - weight / scales.repeat_interleave(32, 1)).abs()
+    lowest, highest = {8: (-127, 127), 4: (-8, 7)}[kind.weight_bits]
+    assert (int(integers.amin()), int(integers.amax())) == (lowest, highest)
+    is_cut = (integers == highest) & (lowest == -8)
+    assert bool((errors <= torch.where(is_cut, 1.0001, 0.5001)).all())
+
+
+@pytest.mark.parametrize(("layer", "error"), [(Int8Linear, 0.006), (Int4Linear, 0.09)])
+def test_it_is_as_near_to_the_float_layer_as_its_bits_allow(layer: Kind, error: float) -> None:
     rows, weight = tensor(64, IN, seed=1), tensor(OUT, IN)
     expected = rows @ weight.T
-
-    def relative_error(layer: Int8Linear) -> float:
-        return float((layer(rows) - expected).norm() / expected.norm())
-
-    layer = Int8Linear(weight, None)
-    assert relative_error(layer) < 0.015
-    layer._scales = layer._scales * 1.05
-    assert relative_error(layer) > 0.04
+    difference = (layer(weight, None)(rows) - expected).norm() / expected.norm()
+    assert error / 2 < difference < error
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_the_output_has_the_dtype_of_the_rows(dtype: torch.dtype) -> None:
-    rows, weight, bias = (t.to(dtype) for t in (tensor(2, 3, IN), tensor(OUT, IN), tensor(OUT)))
-    found = Int8Linear(weight, bias)(rows)
-    assert found.dtype is dtype
-    assert found.shape == (2, 3, OUT)
-    in_float32 = Int8Linear(weight.float(), bias.float())(rows.float())
-    assert torch.equal(found, in_float32.to(dtype))
+def test_rows_of_another_dtype_than_the_kernels_keep_it(kind: Kind) -> None:
+    weight, bias, rows = tensor(OUT, IN), tensor(OUT, seed=2), tensor(2, 3, IN, seed=1)
+    found = kind(weight.half(), bias.half())(rows.half())
+    assert found.dtype is torch.float16
+    in_float32 = kind(weight.half().float(), bias.half().float())(rows.half().float())
+    assert torch.equal(found, in_float32.half())
 
 
 @pytest.mark.parametrize("count", [1, 2, 17, 300])
-def test_a_rows_result_is_the_same_to_the_bit_in_any_batch(count: int) -> None:
-    layer = Int8Linear(tensor(OUT, IN), tensor(OUT, seed=2))
-    rows = torch.cat([with_outliers(), tensor(count, IN, seed=5)])
+def test_a_rows_result_is_the_same_to_the_bit_in_any_batch(
+    kind: Kind, dtype: torch.dtype, count: int
+) -> None:
+    layer = kind(tensor(OUT, IN).to(dtype), tensor(OUT, seed=2).to(dtype))
+    rows = tensor(count, IN, seed=5).to(dtype)
     together = layer(rows[None])[0]
     for i in range(len(rows)):
         assert torch.equal(layer(rows[i][None, None])[0, 0], together[i]), i
 
 
-def test_a_row_that_is_not_finite_spoils_only_itself() -> None:
-    layer = Int8Linear(tensor(OUT, IN), None)
-    rows = tensor(4, IN, seed=1)
+def test_a_row_that_is_not_finite_spoils_only_itself(kind: Kind, dtype: torch.dtype) -> None:
+    layer = kind(tensor(OUT, IN).to(dtype), None)
+    rows = tensor(4, IN, seed=1).to(dtype)
     before = layer(rows)
     rows[1, 3], rows[2, 0] = float("nan"), float("inf")
     after = layer(rows)
@@ -89,23 +140,23 @@ def test_a_row_that_is_not_finite_spoils_only_itself() -> None:
     assert torch.equal(after[[0, 3]], before[[0, 3]])
 
 
-def test_rows_and_weights_of_zeros_give_the_bias() -> None:
-    weight, bias, rows = tensor(OUT, IN), tensor(OUT, seed=2), tensor(3, IN, seed=1)
+def test_rows_and_weights_of_zeros_give_the_bias(kind: Kind, dtype: torch.dtype) -> None:
+    weight, bias = tensor(OUT, IN).to(dtype), tensor(OUT, seed=2).to(dtype)
+    rows = tensor(3, IN, seed=1).to(dtype)
     weight[4], rows[1] = 0, 0
-    found = Int8Linear(weight, bias)(rows)
+    found = kind(weight, bias)(rows)
     assert torch.equal(found[1], bias)
     assert torch.equal(found[:, 4], bias[4].expand(3))
 
 
 @pytest.mark.parametrize("shape", [(0,), (1, 0), (0, 3)])
-def test_no_rows_give_no_rows(shape: tuple[int, ...]) -> None:
-    layer = Int8Linear(tensor(OUT, IN), tensor(OUT))
-    assert layer(torch.empty(*shape, IN)).shape == (*shape, OUT)
+def test_no_rows_give_no_rows(kind: Kind, shape: tuple[int, ...]) -> None:
+    assert kind(tensor(OUT, IN), tensor(OUT))(torch.empty(*shape, IN)).shape == (*shape, OUT)
 
 
-def test_the_weights_given_to_it_are_not_changed() -> None:
+def test_the_weights_given_to_it_are_not_changed(kind: Kind) -> None:
     weight, bias = tensor(OUT, IN), tensor(OUT)
-    layer = Int8Linear(weight, bias)
+    layer = kind(weight, bias)
     assert torch.equal(weight, tensor(OUT, IN))
     before = layer(tensor(2, IN))
     weight.zero_()
@@ -113,39 +164,25 @@ def test_the_weights_given_to_it_are_not_changed() -> None:
     assert torch.equal(layer(tensor(2, IN)), before)
 
 
-def test_quantising_in_parts_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = quantize(tensor(OUT, IN))
-    monkeypatch.setattr(int8_linear, "OUTPUTS_AT_ONCE", 7)
-    for part, expected in zip(quantize(tensor(OUT, IN)), whole, strict=True):
-        assert torch.equal(part, expected)
+def test_quantizing_in_parts_changes_nothing(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = kind(tensor(OUT, IN), None)
+    monkeypatch.setattr(quantized_linear, "OUTPUTS_AT_ONCE", 64)
+    parts = kind(tensor(OUT, IN), None)
+    assert torch.equal(parts._integers, whole._integers)
+    assert torch.equal(parts._scales, whole._scales)
 
 
-def test_its_size_is_a_byte_per_weight_and_a_scale_per_output() -> None:
-    assert Int8Linear(tensor(OUT, IN), None).num_bytes == OUT * IN + 4 * OUT
-    assert Int8Linear(tensor(OUT, IN), tensor(OUT)).num_bytes == OUT * IN + 8 * OUT
+def test_its_size_is_its_bits_and_the_scales(kind: Kind, dtype: torch.dtype) -> None:
+    layer = kind(tensor(OUT, IN).to(dtype), None)
+    integers, biases = OUT * IN * kind.weight_bits // 8, 4 * OUT
+    assert layer.num_bytes == integers + OUT * IN // 32 * layer._dtype.itemsize + biases
 
 
-def test_a_build_without_the_operator_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing() -> Any:
-        return torch.ops.onednn.no_such_operator.default
-
-    monkeypatch.setattr(int8_linear, "_product", missing)
-    obstacle = int8_obstacle.__wrapped__()
-    assert obstacle is not None
-    assert "no_such_operator" in obstacle
+def test_inputs_that_make_no_groups_do_not_fit() -> None:
+    assert Int4Linear.fits(torch.nn.Linear(96, 5))
+    assert not Int4Linear.fits(torch.nn.Linear(80, 5))
 
 
-def test_a_cpu_that_overflows_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    def saturating(integers: torch.Tensor, *arguments: Any) -> torch.Tensor:
-        """Add pairs of products in 16 bits, as AVX2 does."""
-        offset, scales = arguments[1], arguments[3]
-        products = integers[:, None].int() * weight.int()
-        pairs = products.view(*products.shape[:2], -1, 2).sum(-1).clamp(-(2**15), 2**15 - 1)
-        sums: torch.Tensor = pairs.sum(-1) - offset * weight.int().sum(-1)
-        return torch.mul(sums, scales)
-
-    weight, _ = quantize(torch.tensor([[1.0] * 64, [-1.0] * 64, [0.5, 0.25] * 32]))
-    monkeypatch.setattr(int8_linear, "_product", lambda: saturating)
-    obstacle = int8_obstacle.__wrapped__()
-    assert obstacle is not None
-    assert "VNNI" in obstacle
+def test_a_processor_without_a_kernel_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quantized_linear, "make_quantized_kernel", lambda *_: None)
+    assert quantization_obstacle() == "this processor has no AVX2"

@@ -54,7 +54,7 @@ def layer_of(weight: torch.Tensor, bias: torch.Tensor | None = None) -> SmallBat
     assert kernel is not None
     packed = PrepackedLinear(weight, bias)._packed
     assert can_read(packed)
-    return SmallBatchLinear(packed, bias, kernel)
+    return SmallBatchLinear(kernel, packed, bias)
 
 
 def assert_close(
