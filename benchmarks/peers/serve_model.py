@@ -42,6 +42,7 @@ def configuration(args: argparse.Namespace) -> dict[str, Any]:
     if args.max_batched_tokens is not None:
         model["max_batched_tokens"] = args.max_batched_tokens
     if args.task == "generate":
+        model["quantization"] = args.quantization
         model["max_num_seqs"] = args.max_num_seqs
         model["max_queued_requests"] = args.max_queued_requests
     replicas = {"min_replicas": args.num_ingresses, "max_replicas": args.num_ingresses}
@@ -60,6 +61,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--task", choices=("generate", "classify", "embed"), default="generate")
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--quantization", help="int8 or int4; default: none")
     parser.add_argument("--max-model-len", type=int, default=2048)
     parser.add_argument("--max-batched-tokens", type=int, help="default: as shipped")
     parser.add_argument("--num-threads", default="auto")
