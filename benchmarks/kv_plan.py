@@ -93,6 +93,7 @@ def demand_of(model: Model, max_model_len: int, max_num_seqs: int) -> MemoryDema
         ModelShape.of(model.config),
         weight_bytes=2 * model.num_weights,
         dtype="bfloat16",
+        step_dtype="bfloat16",
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         max_batched_tokens=max(MAX_BATCHED_TOKENS, max_num_seqs),

@@ -6,7 +6,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -77,5 +77,6 @@ def _end(process: psutil.Process) -> None:
         process.send_signal(signal.SIGINT)
     _, left = psutil.wait_procs(family, timeout=END_DEADLINE_S)
     for each in left:
-        each.kill()
+        with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            each.kill()
     psutil.wait_procs(left, timeout=END_DEADLINE_S)

@@ -90,6 +90,7 @@ def step_ms(loaded: LoadedModel, num_seqs: int, num_steps: int) -> tuple[float, 
     The first step prefills all prompts, which are short.
     """
     engine = Engine(loaded, EngineLimits(num_seqs, 256, 512, prefix_caching=False))
+    engine.warm_up()
     params = SamplingParams(temperature=0, max_tokens=num_steps + 2, ignore_eos=True)
     for i in range(num_seqs):
         prompt = tuple(range(100 + i, 100 + i + PROMPT_TOKENS))
@@ -123,7 +124,7 @@ def speed_table(
 
 
 def _add_medians(table: Table, name: str, found: Sequence[Sequence[float]]) -> None:
-    """Add the milliseconds of all kinds of weights, and how often each is as fast as the first."""
+    """Add the milliseconds of all kinds of weights, and how many times as fast each is."""
     cells = [f"{statistics.median(plain for plain, *_ in found):.1f}"]
     for kind in range(1, len(KINDS)):
         _, after, ratio = compared([(each[0], each[kind]) for each in found])

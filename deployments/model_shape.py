@@ -18,8 +18,8 @@ ITEM_BYTES: Final[Mapping[str, int]] = {"float64": 8, "float32": 4, "bfloat16": 
 QUANTIZED_BITS: Final[Mapping[str, int]] = {"int8": 8, "int4": 4}
 """Bits of a quantized weight, by the configuration's name."""
 
-SCALED_WEIGHTS: Final = 32
-"""Quantized weights that share a scale, which has the model's type."""
+SCALED_INPUTS: Final = 32
+"""Inputs whose quantized weights share a scale, which has the type of a step; see `step_dtype`."""
 
 PLAIN_ENCODERS: Final = frozenset(
     {"albert", "bart", "bert", "camembert", "distilbert", "electra", "mpnet", "roberta"}
@@ -74,7 +74,14 @@ class WeightCounts:
     is_tied: bool
     is_estimate: bool = True
 
-    def num_bytes(self, dtype: str, *, on_cpu: bool, quantization: str | None = None) -> int:
+    def num_bytes(
+        self,
+        dtype: str,
+        *,
+        on_cpu: bool,
+        quantization: str | None = None,
+        has_bf16: bool = True,
+    ) -> int:
         """Return the bytes of all weights in memory.
 
         A CPU's kernels read a copy of their own of tied weights. Quantized layers hold a scale for
@@ -84,7 +91,9 @@ class WeightCounts:
         Args:
             dtype: Name of the type: float32, bfloat16 or float16.
             on_cpu: Whether the model runs on a CPU.
-            quantization: int8, int4, or None.
+            quantization: int8, int4, or None; of a model whose linear layers all have a multiple of
+                `SCALED_INPUTS` inputs.
+            has_bf16: Whether a CPU has AVX512_BF16.
         """
         item = ITEM_BYTES[dtype]
         if quantization is None:
@@ -92,7 +101,8 @@ class WeightCounts:
             return (self.total + copied) * item
         replaced = self.linear + (0 if self.is_tied else self.head)
         plain = (self.total - replaced) * item
-        scales = (self.linear + self.head) // SCALED_WEIGHTS * item
+        scale = ITEM_BYTES[step_dtype(dtype, quantization, has_bf16=has_bf16)]
+        scales = (self.linear + self.head) // SCALED_INPUTS * scale
         return plain + self.linear * QUANTIZED_BITS[quantization] // 8 + self.head + scales
 
 
@@ -181,6 +191,20 @@ def stored_dtype(config: "PreTrainedConfig") -> str:
     """Return the name of the type of the weights in the files."""
     stored = config.get_text_config().dtype or config.dtype or "float32"
     return str(stored).removeprefix("torch.")
+
+
+def step_dtype(dtype: str, quantization: str | None, *, has_bf16: bool) -> str:
+    """Return the name of the type in which a model's linear layers compute.
+
+    The kernel of quantized layers computes in float32, or in bfloat16 if the processor does.
+
+    Args:
+        dtype: Name of the model's type.
+        quantization: int8, int4, or None.
+        has_bf16: Whether a CPU has AVX512_BF16.
+    """
+    is_wider = quantization is not None and not (dtype == "bfloat16" and has_bf16)
+    return "float32" if is_wider else dtype
 
 
 def choose_dtype_name(stored: str, dtype: str, *, on_cpu: bool, has_bf16: bool) -> str:

@@ -27,7 +27,7 @@ from deployments.device.memory_budget import (
 )
 from deployments.engine.model.memory_demand import memory_demand
 from deployments.engine.replay.graph_sizes import MAX_GRAPHS
-from deployments.model_shape import ModelShape, choose_dtype_name
+from deployments.model_shape import ModelShape, choose_dtype_name, step_dtype
 from deployments.model_spec import MAX_AUTO_SEQS, ModelSpec
 
 if TYPE_CHECKING:
@@ -341,7 +341,10 @@ class _Planner:
         self._is_pooler = is_pooler
         if weight_bytes is None:
             weight_bytes = shape.weights.num_bytes(
-                dtype, on_cpu=device.on_cpu, quantization=spec.quantization
+                dtype,
+                on_cpu=device.on_cpu,
+                quantization=spec.quantization,
+                has_bf16=device.has_bf16,
             )
         self._weight_bytes = weight_bytes
 
@@ -355,6 +358,7 @@ class _Planner:
             self._shape,
             weight_bytes=self._weight_bytes,
             dtype=self._dtype,
+            step_dtype=step_dtype(self._dtype, spec.quantization, has_bf16=self._device.has_bf16),
             max_model_len=sizes.max_model_len,
             max_num_seqs=sizes.max_num_seqs,
             max_batched_tokens=step_tokens,

@@ -127,6 +127,7 @@ def _planned_bytes(loaded: LoadedModel, limits: EngineLimits) -> int:
         ModelShape.of(loaded.model.config),
         weight_bytes=loaded.num_weight_bytes,
         dtype=dtype,
+        step_dtype=dtype,
         max_model_len=limits.max_model_len,
         max_num_seqs=limits.max_num_seqs,
         max_batched_tokens=limits.max_batched_tokens,

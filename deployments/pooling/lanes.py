@@ -5,11 +5,11 @@ time that one core loses to other processes is lost on all. Therefore each threa
 own micro-batches, and no lane waits for another. If there is too little work for that, one
 micro-batch runs on all threads. A GPU has one lane.
 
-The rule: a free lane takes an equal part, by tokens, of the waiting texts, and an equal part of the
-free threads. There are as many parts as lanes, but no part is smaller than the longest text or than
-`MIN_LANE_TOKENS`, so a single text gets all threads. A sweep takes everything from the queue, and
-all of it is handed out before the next sweep. So a text waits for one sweep at most, however many
-shorter ones arrive after it.
+The rule: a free lane takes an equal part, by tokens, of the waiting texts. There are as many parts
+as lanes, but no part is smaller than the longest text or than `MIN_LANE_TOKENS`. A part that is
+taken alone, such as a single text, gets all threads; any other gets its lane's. A sweep takes
+everything from the queue, and all of it is handed out before the next sweep. So a text waits for
+one sweep at most, however many shorter ones arrive after it.
 """
 
 import threading
@@ -27,8 +27,9 @@ from deployments.pooling.request_queue import Job, RequestQueue
 MAX_LANES = 8
 """More lanes would wait for Python's GIL, which each holds for some ms of every micro-batch."""
 
-MIN_LANE_TOKENS = 256
-"""Larger parts cost no less per token, for RoBERTa-base's shape on one thread."""
+MIN_LANE_TOKENS = 96
+"""Larger parts cost hardly less per token, for RoBERTa-base's shape on one thread; and if all texts
+are one part, the device idles while their clients send the next ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +39,12 @@ class LaneWork:
     Attributes:
         texts: Empty if the queue was poked, or if no remaining text is still wanted.
         num_threads: Number of threads to compute on.
+        is_alone: Whether no other lane runs work meanwhile.
     """
 
     texts: list[EncodedText]
     num_threads: int
+    is_alone: bool
 
 
 class Lanes:
@@ -66,7 +69,7 @@ class Lanes:
         self._sweep = deque[EncodedText]()
         self._num_left = 1
         self._freed = threading.Condition()
-        self._num_free = torch.get_num_threads()
+        self._num_threads = self._num_free = torch.get_num_threads()
 
     def take(self) -> LaneWork | None:
         """Wait for work and a free thread, and return them; None once the queue is closed."""
@@ -80,7 +83,9 @@ class Lanes:
                 return None
             num_parts = self._num_left
             self._num_left = max(1, self._num_left - 1)
-            return LaneWork(self._next_texts(num_parts), self._claim(num_parts))
+            num_threads = self._claim(num_parts)
+            is_alone = num_threads == self._num_threads
+            return LaneWork(self._next_texts(num_parts), num_threads, is_alone)
 
     def give_back(self, work: LaneWork) -> None:
         """Free the threads of finished work."""
@@ -108,7 +113,9 @@ class Lanes:
 
     def _claim(self, num_parts: int) -> int:
         with self._freed:
-            num_threads = max(1, self._num_free // num_parts)
+            is_alone = num_parts == 1 and self._num_free == self._num_threads
+            share = max(1, self._num_threads // self._num_lanes)
+            num_threads = self._num_threads if is_alone else min(share, self._num_free)
             self._num_free -= num_threads
             return num_threads
 

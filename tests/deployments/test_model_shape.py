@@ -101,3 +101,5 @@ def test_bytes_of_tied_and_quantized_weights() -> None:
     assert in_int8 == plain + tied.linear + tied.head + scales
     in_int4 = tied.num_bytes("bfloat16", on_cpu=True, quantization="int4")
     assert in_int4 == plain + tied.linear // 2 + tied.head + scales
+    without_bf16 = tied.num_bytes("bfloat16", on_cpu=True, quantization="int4", has_bf16=False)
+    assert without_bf16 == in_int4 + scales  # float32

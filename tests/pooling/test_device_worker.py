@@ -32,6 +32,7 @@ class GatedDevice:
     def __init__(self, *, is_padded: bool = False) -> None:
         self.is_padded = is_padded
         self.batches: list[Batch] = []
+        self.ran_on: list[tuple[str, int]] = []
         self.max_tokens = 10**9
         self.error: Callable[[TokenIds], Exception | None] = lambda _: None
         self.has_begun = threading.Semaphore(0)
@@ -42,6 +43,7 @@ class GatedDevice:
         self, sequences: Sequence[TokenIds], type_ids: Sequence[TokenIds | None] = ()
     ) -> torch.Tensor:
         self.batches.append(tuple(sequences))
+        self.ran_on.append((threading.current_thread().name, torch.get_num_threads()))
         self.has_begun.release()
         if not self.is_open:
             assert self.may_go_on.acquire(timeout=DEADLINE_S)
@@ -469,3 +471,17 @@ def test_a_lane_whose_device_is_lost_ends_the_others_too(
     two_lanes.worker.stop()
     assert not two_lanes.worker.is_alive
     assert sorted(device.batches) == [(long(1),), (long(2),)]
+
+
+def test_only_the_thread_that_loads_the_model_computes_on_several(
+    two_lanes: Replica, device: GatedDevice
+) -> None:
+    """A second pool of threads would keep libgomp from spinning."""
+    device.is_open = True
+    device.may_go_on.release(2)
+    answer(two_lanes.ask(long(1), long(2)))
+    for first in range(3, 20):
+        answer(two_lanes.ask((first,)))
+    ran_on = set(device.ran_on)
+    assert ("pooler", 2) in ran_on
+    assert {threads for name, threads in ran_on if name != "pooler"} == {1}

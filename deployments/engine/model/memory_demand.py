@@ -19,6 +19,7 @@ def memory_demand(
     *,
     weight_bytes: int,
     dtype: str,
+    step_dtype: str,
     max_model_len: int,
     max_num_seqs: int,
     max_batched_tokens: int,
@@ -33,6 +34,7 @@ def memory_demand(
         shape: The model.
         weight_bytes: Bytes of its weights.
         dtype: Name of the type of the model, of its keys and values, and of its logits.
+        step_dtype: Name of the type in which its linear layers compute; see `model_shape.step_dtype`.
         max_model_len: The most tokens of a sequence.
         max_num_seqs: Sequences that run at the same time.
         max_batched_tokens: Tokens per step.
@@ -48,7 +50,7 @@ def memory_demand(
             intermediate_size=shape.intermediate_size,
             vocab_size=shape.vocab_size,
             num_seqs=num_seqs,
-            itemsize=ITEM_BYTES[dtype],
+            itemsize=ITEM_BYTES[step_dtype],
         )
 
     item_bytes = ITEM_BYTES[dtype]

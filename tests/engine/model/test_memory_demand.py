@@ -26,6 +26,7 @@ def demand(loaded: LoadedModel, **changes: int) -> MemoryDemand:
         ModelShape.of(loaded.text_config),
         weight_bytes=loaded.num_weight_bytes,
         dtype="float32",
+        step_dtype="float32",
         **sizes,
     )
 
@@ -69,6 +70,7 @@ def test_a_model_with_images_may_run_a_step_of_its_full_length() -> None:
             shape,
             weight_bytes=0,
             dtype="float32",
+            step_dtype="float32",
             max_model_len=96,
             max_num_seqs=3,
             max_batched_tokens=max_batched_tokens,

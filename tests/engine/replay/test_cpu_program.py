@@ -26,6 +26,7 @@ from transformers import (
 
 from deployments.compute.cpu.jit.kernel_program import can_run
 from deployments.compute.cpu.linear.prepacked_linear import PrepackedLinear, can_prepack
+from deployments.compute.cpu.linear.quantization import QUANTIZATIONS
 from deployments.compute.cpu.linear.small_batch_kernel import make_kernel
 from deployments.engine.engine import Engine
 from deployments.engine.limits import EngineLimits
@@ -101,11 +102,13 @@ FAMILIES = (qwen2, qwen3, llama, mistral, gemma3)
 MakeModel = Callable[[], PreTrainedModel]
 
 
-def load(make_model: MakeModel, dtype: torch.dtype = torch.float32) -> LoadedModel:
+def load(
+    make_model: MakeModel, dtype: torch.dtype = torch.float32, quantization: str | None = None
+) -> LoadedModel:
     torch.manual_seed(0)
     model = make_model()
     torch.nn.Module.to(model, dtype)  # transformers wraps its own, which has no such type
-    prepare_model(model)
+    prepare_model(model, quantization)
     return LoadedModel(model, byte_tokenizer(), None, frozenset())
 
 
@@ -233,6 +236,21 @@ def test_each_size_of_a_step_has_a_program(engines: tuple[Engine, Engine]) -> No
     finish(engine)
     sizes = {size for size, _ in programs_of(engine)._programs}
     assert sizes == set(range(1, MAX_NUM_SEQS + 1))
+    assert not programs_of(engine)._refused
+
+
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+@pytest.mark.parametrize("make_model", [qwen2, gemma3])
+def test_steps_on_quantized_weights_are_programs(
+    make_model: MakeModel, dtype: torch.dtype, quantization: str
+) -> None:
+    loaded = load(make_model, dtype, quantization)
+    engine, plain = engine_of(loaded), engine_of(loaded, with_programs=False)
+    for each in (engine, plain):
+        for i in range(MAX_NUM_SEQS):
+            each.add(request(str(i), 4, 4 + 2 * i))
+    assert finish(engine) == finish(plain)
+    assert {rows for rows, _ in programs_of(engine)._programs} == {1, 2, 3, 4}
     assert not programs_of(engine)._refused
 
 

@@ -16,9 +16,12 @@ import platform
 from collections.abc import Sequence
 from functools import cache
 
+from llvmlite import ir
+
 from deployments.compute.cpu.jit.launch import KernelCall
 from deployments.compute.cpu.jit.machine_code import MachineCode
 from deployments.compute.cpu.jit.openmp import find_barrier, run_parallel
+from deployments.compute.cpu.jit.vector_builder import I64, POINTER, Value, VectorBuilder
 
 NAME = "run_calls"
 """The name of the function that each thread runs."""
@@ -35,82 +38,91 @@ re-execution."""
 PATIENCE_CYCLES = 20_000
 """Cycles to wait for stragglers, on top of the time that the call has taken."""
 
-RUN_CALLS = f"""
-declare i64 @llvm.readcyclecounter()
-declare void @llvm.x86.sse2.pause()
 
-define void @{NAME}(ptr %program) {{
-entry:
-  %num_calls = load i64, ptr %program
-  %barrier_at = getelementptr i64, ptr %program, i64 1
-  %barrier = load ptr, ptr %barrier_at
-  %first = getelementptr i64, ptr %program, i64 2
-  br label %next
-next:
-  %number = phi i64 [0, %entry], [%following, %done]
-  %is_left = icmp slt i64 %number, %num_calls
-  br i1 %is_left, label %call, label %end
-call:
-  %offset = mul i64 %number, {WORDS}
-  %kernel_at = getelementptr i64, ptr %first, i64 %offset
-  %arguments_at = getelementptr i64, ptr %kernel_at, i64 1
-  %again_at = getelementptr i64, ptr %kernel_at, i64 2
-  %entered_at = getelementptr i64, ptr %kernel_at, i64 3
-  %left_at = getelementptr i64, ptr %kernel_at, i64 4
-  %entered_again_at = getelementptr i64, ptr %kernel_at, i64 5
-  %left_again_at = getelementptr i64, ptr %kernel_at, i64 6
-  %kernel = load ptr, ptr %kernel_at
-  %arguments = load ptr, ptr %arguments_at
-  %began = call i64 @llvm.readcyclecounter()
-  %e0 = atomicrmw add ptr %entered_at, i64 1 seq_cst
-  call void %kernel(ptr %arguments)
-  %l0 = atomicrmw add ptr %left_at, i64 1 seq_cst
-  %following = add i64 %number, 1
-  %place = urem i64 %following, {EPOCH}
-  %is_epoch = icmp eq i64 %place, 0
-  br i1 %is_epoch, label %meet, label %look
-meet:
-  call void %barrier()
-  br label %done
-look:
-  %ended = call i64 @llvm.readcyclecounter()
-  %taken = sub i64 %ended, %began
-  %limit0 = add i64 %ended, %taken
-  %limit = add i64 %limit0, {PATIENCE_CYCLES}
-  br label %wait
-wait:
-  %w_left = load atomic i64, ptr %left_at seq_cst, align 8
-  %w_entered = load atomic i64, ptr %entered_at seq_cst, align 8
-  %w_all = icmp eq i64 %w_entered, %w_left
-  br i1 %w_all, label %done, label %patience
-patience:
-  call void @llvm.x86.sse2.pause()
-  %now = call i64 @llvm.readcyclecounter()
-  %goes_on = icmp ult i64 %now, %limit
-  br i1 %goes_on, label %wait, label %again
-again:
-  %again_arguments = load ptr, ptr %again_at
-  %e1 = atomicrmw add ptr %entered_again_at, i64 1 seq_cst
-  call void %kernel(ptr %again_arguments)
-  %l1 = atomicrmw add ptr %left_again_at, i64 1 seq_cst
-  br label %wait_again
-wait_again:
-  call void @llvm.x86.sse2.pause()
-  %a_left = load atomic i64, ptr %left_again_at seq_cst, align 8
-  %a_entered = load atomic i64, ptr %entered_again_at seq_cst, align 8
-  %a_all = icmp eq i64 %a_entered, %a_left
-  br i1 %a_all, label %done, label %wait_again
-done:
-  br label %next
-end:
-  ret void
-}}
-"""
-"""LLVM IR. A thread that reaches a call after the others finds no work left in it.
+def emit_runner() -> str:
+    """Return the LLVM IR of the function that each thread runs.
 
-After a call a thread waits until all threads that entered it have left it (`wait`). If that takes
-too long, it re-executes the call with the spare arguments (`again`); threads that do so share the
-work, and wait for each other (`wait_again`). After each epoch all threads meet at the barrier."""
+    A thread that reaches a call after the others finds no work left in it. After a call it waits
+    until all threads that entered it have left it. If that takes too long, it re-executes the call
+    with the spare arguments; threads that do so share the work, and wait for each other. After each
+    epoch all threads meet at the barrier.
+    """
+    v = VectorBuilder(NAME, lanes=1, is_bfloat16=False)
+    b = v.builder
+    num_calls = v.load(I64, v.argument, 0)
+    barrier = _function(v, v.load(I64, v.argument, 8), ())
+    with v.loop(num_calls, 1) as number:
+        words_at = v.offset(v.argument, b.add(b.mul(number, I64(8 * WORDS)), I64(16)))
+        places = [v.offset(words_at, 8 * word) for word in range(WORDS)]
+        kernel = _function(v, v.load(I64, places[0], 0), (POINTER,))
+        arguments, spare_arguments = (b.inttoptr(v.load(I64, at, 0), POINTER) for at in places[1:3])
+        began = _cycles(v)
+        _run_counted(v, kernel, arguments, places[3:5])
+        is_epoch = b.icmp_signed("==", b.urem(b.add(number, I64(1)), I64(EPOCH)), I64(0))
+        with b.if_else(is_epoch) as (meet, look):
+            with meet:
+                b.call(barrier, [])
+            with look:
+                ended = _cycles(v)
+                limit = b.add(b.add(ended, b.sub(ended, began)), I64(PATIENCE_CYCLES))
+                _emit_wait(v, kernel, spare_arguments, places, limit)
+    b.ret_void()
+    return str(v.module)
+
+
+def _emit_wait(
+    v: VectorBuilder, kernel: Value, spare_arguments: Value, places: Sequence[Value], limit: Value
+) -> None:
+    """Emit the wait until a call is complete; after the cycle `limit` the thread re-executes it."""
+    b = v.builder
+    wait, patience, again, wait_again, done = (
+        b.append_basic_block(name) for name in ("wait", "patience", "again", "wait_again", "done")
+    )
+    b.branch(wait)
+    b.position_at_end(wait)
+    b.cbranch(_have_all_left(v, places[3:5]), done, patience)
+    b.position_at_end(patience)
+    _pause(v)
+    b.cbranch(b.icmp_unsigned("<", _cycles(v), limit), wait, again)
+    b.position_at_end(again)
+    _run_counted(v, kernel, spare_arguments, places[5:7])
+    b.branch(wait_again)
+    b.position_at_end(wait_again)
+    _pause(v)
+    b.cbranch(_have_all_left(v, places[5:7]), done, wait_again)
+    b.position_at_end(done)
+
+
+def _run_counted(
+    v: VectorBuilder, kernel: Value, arguments: Value, counters: Sequence[Value]
+) -> None:
+    """Emit a call of the kernel, which counts the thread as it enters and as it leaves."""
+    entered_at, left_at = counters
+    v.builder.atomic_rmw("add", entered_at, I64(1), "seq_cst")
+    v.builder.call(kernel, [arguments])
+    v.builder.atomic_rmw("add", left_at, I64(1), "seq_cst")
+
+
+def _have_all_left(v: VectorBuilder, counters: Sequence[Value]) -> Value:
+    b = v.builder
+    # What has left is read first: a thread that enters in between must not seem to have left.
+    left, entered = (b.load_atomic(at, "seq_cst", 8, typ=I64) for at in reversed(counters))
+    return b.icmp_signed("==", entered, left)
+
+
+def _function(v: VectorBuilder, address: Value, kinds: Sequence[ir.Type]) -> Value:
+    """Emit the pointer to a function whose arguments have these types."""
+    function = v.builder.inttoptr(address, POINTER)
+    function.type = ir.FunctionType(ir.VoidType(), kinds).as_pointer()  # which a call needs
+    return function
+
+
+def _cycles(v: VectorBuilder) -> Value:
+    return v.call("llvm.readcyclecounter", I64)
+
+
+def _pause(v: VectorBuilder) -> None:
+    v.call("llvm.x86.sse2.pause", ir.VoidType())
 
 
 class KernelProgram:
@@ -120,10 +132,11 @@ class KernelProgram:
         """Lay out the calls and their arguments in one block of memory.
 
         Args:
-            calls: Each must be safe to execute twice: no call may read what it writes.
+            calls: At least one. Each must be safe to execute twice: none may read what it writes.
         """
         barrier = find_barrier()
         assert barrier is not None
+        assert calls, "the loop of the threads has a first call"
         num_words = 2 + sum(WORDS + 2 * len(call.arguments) for call in calls)
         kind = ctypes.c_int64 * num_words
         self._program = kind()
@@ -151,4 +164,4 @@ def can_run() -> bool:
 
 @cache
 def _runner() -> MachineCode:
-    return MachineCode(RUN_CALLS, optimize=False)
+    return MachineCode(emit_runner(), optimize=False)

@@ -11,13 +11,13 @@ class PackedLinear(torch.nn.Module, ABC):
     Attributes:
         out_features: Outputs of a row.
         in_features: Inputs of a row.
-        num_bytes: Bytes of the packed weights and of the bias.
+        num_bytes: Bytes of all that it holds.
     """
 
     num_bytes: int
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        """Pack a copy of the weights.
+        """Take the sizes; a subclass packs a copy of the weights.
 
         Args:
             weight: [out_features, in_features], on the CPU.

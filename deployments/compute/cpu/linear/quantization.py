@@ -12,8 +12,9 @@ from transformers import PreTrainedModel
 
 from deployments.compute.cpu.linear.prepack import prepack
 from deployments.compute.errors import UnsupportedModelError
+from deployments.model_shape import QUANTIZED_BITS, SCALED_INPUTS
 
-QUANTIZATIONS = ("int8", "int4")
+QUANTIZATIONS = tuple(QUANTIZED_BITS)
 
 MIN_LINEAR_FRACTION = 0.5
 """Fraction of the language model's weights, without embeddings, that must be in linear layers. Most
@@ -57,7 +58,7 @@ def quantize_model(model: PreTrainedModel, quantization: str) -> None:
         _refuse(
             quantization,
             f"does little for {model.config.model_type} models like this one: of the weights, "
-            f"only {fraction:.0%} are in linear layers",
+            f"only {fraction:.0%} are in linear layers with a multiple of {SCALED_INPUTS} inputs",
         )
     prepack(decoder, {"int8": Int8Linear, "int4": Int4Linear}[quantization])
     head = model.get_output_embeddings()  # type: ignore[no-untyped-call] # left untyped
@@ -67,10 +68,11 @@ def quantize_model(model: PreTrainedModel, quantization: str) -> None:
 
 
 def linear_fraction(decoder: torch.nn.Module) -> float:
-    """Return the fraction of a language model's weights, without embeddings, in linear layers."""
+    """Return which fraction of a language model's weights, without embeddings, is quantized."""
     modules = list(decoder.modules())
     looked_up = sum(m.weight.numel() for m in modules if isinstance(m, torch.nn.Embedding))
-    linear = sum(m.weight.numel() for m in modules if type(m) is torch.nn.Linear)
+    linears = [m for m in modules if type(m) is torch.nn.Linear]
+    linear = sum(m.weight.numel() for m in linears if m.in_features % SCALED_INPUTS == 0)
     return linear / (sum(p.numel() for p in decoder.parameters()) - looked_up)
 
 

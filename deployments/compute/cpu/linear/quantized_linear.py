@@ -16,19 +16,22 @@ from typing import ClassVar
 
 import torch
 
+from deployments.compute.cpu.jit.openmp import find_parallel
 from deployments.compute.cpu.linear.packed_linear import PackedLinear
 from deployments.compute.cpu.linear.small_batch_kernel import (
     BLOCK,
-    SCALED_INPUTS,
     Arithmetic,
     SmallBatchKernel,
+    find_arithmetic,
     make_quantized_kernel,
 )
 from deployments.compute.cpu.linear.small_batch_linear import quantized_linear
 from deployments.compute.cpu.memory import use_huge_pages
+from deployments.compute.cpu.processor import features
+from deployments.model_shape import SCALED_INPUTS
 
-OUTPUTS_AT_ONCE = 64 * BLOCK
-"""Outputs quantized at a time, which bounds the float32 copy of the weights."""
+WEIGHTS_AT_ONCE = 2**22
+"""Weights quantized at a time, which bounds the memory of all that lies between."""
 
 
 class QuantizedLinear(PackedLinear):
@@ -46,17 +49,26 @@ class QuantizedLinear(PackedLinear):
         super().__init__(weight, bias)
         arithmetic = _kernel(weight.dtype, self.weight_bits).arithmetic
         self._dtype = torch.bfloat16 if arithmetic.is_bfloat16 else torch.float32
-        num_outputs = -(-self.out_features // BLOCK) * BLOCK
-        integers, scales = [], []
-        for part in torch.split(weight.detach(), OUTPUTS_AT_ONCE):
-            missing = -len(part) % BLOCK
-            padded = torch.nn.functional.pad(part.float(), (0, 0, 0, missing))
-            values, factors = quantize(padded, self.weight_bits, self._dtype)
-            integers.append(pack(values, arithmetic))
-            scales.append(factors.view(-1, BLOCK, factors.shape[1]).transpose(1, 2))
+        num_blocks = -(-self.out_features // BLOCK)
+        packed_inputs = self.in_features * BLOCK // arithmetic.packed_vectors
+        lanes = arithmetic.elements
         # Not buffers: a model that is moved or converted must not convert its scales.
-        self._integers, self._scales = torch.cat(integers), torch.cat(scales).contiguous()
-        self._bias = torch.zeros(num_outputs)
+        self._integers = torch.empty(
+            num_blocks, packed_inputs // lanes, lanes, dtype=_packed_dtype(arithmetic)
+        )
+        self._scales = torch.empty(
+            num_blocks, self.in_features // SCALED_INPUTS, BLOCK, dtype=self._dtype
+        )
+        blocks_at_once = max(1, WEIGHTS_AT_ONCE // (BLOCK * self.in_features))
+        for first in range(0, num_blocks, blocks_at_once):
+            blocks = slice(first, min(first + blocks_at_once, num_blocks))
+            part = weight.detach()[blocks.start * BLOCK : blocks.stop * BLOCK].float()
+            if missing := -len(part) % BLOCK:
+                part = torch.nn.functional.pad(part, (0, 0, 0, missing))
+            values, factors = quantize(part, self.weight_bits, self._dtype)
+            self._integers[blocks] = pack(values, arithmetic)
+            self._scales[blocks] = factors.view(-1, BLOCK, factors.shape[1]).transpose(1, 2)
+        self._bias = torch.zeros(num_blocks * BLOCK)
         if bias is not None:
             self._bias[: self.out_features] = bias.detach()
         use_huge_pages(self._integers.data_ptr(), self._integers.nbytes)
@@ -132,16 +144,22 @@ def pack(integers: torch.Tensor, arithmetic: Arithmetic) -> torch.Tensor:
     elements = blocks.transpose(1, 2).reshape(
         len(blocks), -1, arithmetic.packed_vectors, arithmetic.elements
     )
-    packed = torch.zeros_like(elements[:, :, 0], dtype=torch.int32)
+    packed = torch.zeros_like(elements[:, :, 0], dtype=_packed_dtype(arithmetic))
     for i in range(arithmetic.packed_vectors):
-        packed |= (elements[:, :, i].int() & (2**bits - 1)) << (bits * i)
-    return packed.to(torch.int16 if arithmetic.is_bfloat16 else torch.int32)
+        packed |= (elements[:, :, i].to(packed.dtype) & (2**bits - 1)) << (bits * i)
+    return packed
+
+
+def _packed_dtype(arithmetic: Arithmetic) -> torch.dtype:
+    return torch.int16 if arithmetic.is_bfloat16 else torch.int32
 
 
 def quantization_obstacle() -> str | None:
     """Return why this machine can't run quantized layers, or None if it can."""
-    if make_quantized_kernel(torch.float32, Int8Linear.weight_bits) is None:
+    if find_arithmetic(features(), is_bfloat16=False) is None:
         return "this processor has no AVX2"
+    if find_parallel() is None:
+        return "torch's OpenMP library has no GOMP_parallel, so one thread would compute"
     return None
 
 

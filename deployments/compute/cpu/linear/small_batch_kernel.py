@@ -7,7 +7,7 @@ as fast as oneDNN's, and is used because a row's result is the same in any batch
 
 The weights are in oneDNN's layout: [blocks of 64 columns, words of inputs, 64, inputs of a word]. A
 word has 32 bits: one float32, or two bfloat16. A tile computes some rows of a strip, which is as
-many columns of a block as two vectors hold, entirely in registers. A layer with many inputs is
+many columns of a block as two vectors hold; its sums stay in registers. A layer with many inputs is
 computed in parts, so that the weights of a part stay in the L2 cache; its sums wait in memory, in
 float32, so a part more or less changes no bit. Threads take units one by one from a ticket counter,
 so a thread that has lost its core to another process does not delay the rest.
@@ -15,7 +15,7 @@ so a thread that has lost its core to another process does not delay the rest.
 Quantized weights are small integers, packed in the same order. A thread unpacks those of a part to
 elements, which stay in its L1 cache while all rows use them. Integers of up to 8 bits are exact in
 bfloat16. A tile adds the products of a group of inputs by themselves, and multiplies their sum by
-the group's scale.
+the group's scale; its totals wait on the stack meanwhile.
 
 Source: https://llvm.org/docs/LangRef.html; `vdpbf16ps` in Intel's Intrinsics Guide (AVX512_BF16).
 """
@@ -31,6 +31,7 @@ from llvmlite import ir
 from deployments.compute.cpu.jit.machine_code import MachineCode
 from deployments.compute.cpu.jit.vector_builder import F32, I32, I64, POINTER, Value, VectorBuilder
 from deployments.compute.cpu.processor import features, has_bfloat16
+from deployments.model_shape import SCALED_INPUTS
 
 BLOCK = 64
 """Columns of a block."""
@@ -49,9 +50,6 @@ MAX_GROUP_ROWS = 2 * GROUP_ROWS
 
 CACHE_LINE = 64
 
-SCALED_INPUTS = 32
-"""Inputs of a group of quantized weights, which share a scale for each output."""
-
 UNPACKED_BYTES = 32 * 2**10
 """Bytes of the elements that a thread unpacks at a time; an L1 cache has at least 32 KiB."""
 
@@ -62,14 +60,16 @@ ARGUMENTS = (
 )
 """The kernel's arguments, an array of 64-bit integers. A unit is a group of rows and a block of
 columns; `num_tiles` are those of a group. `tile` is a function that leaves the sums in memory, and
-`last_tile` one that writes the output. The ticket counts the units taken."""
+`last_tile` one that writes the output. `scales` are those of quantized weights. The ticket counts
+the units taken."""
 
 TILE_ARGUMENTS = {
     **{"rows": POINTER, "row_bytes": I64, "weights": POINTER, "num_turns": I64},
     **{"start": POINTER, "start_row_bytes": I64, "output": POINTER, "output_row_bytes": I64},
     **{"next": POINTER, "scales": POINTER},
 }
-"""A tile's arguments: it adds products to the sums at `start`, and fetches what is at `next`."""
+"""A tile's arguments: it adds products to the sums at `start`, and fetches what is at `next`. Only
+tiles of quantized weights read `scales`."""
 
 
 class _BFloat(ir.Type):  # type: ignore[misc] # llvmlite ships no type information
@@ -220,14 +220,12 @@ class SmallBatchKernel:
         self.tiles = {name: self._code.address_of(name) for name in names}
 
 
-@cache
 def make_kernel(*, is_bfloat16: bool) -> SmallBatchKernel | None:
     """Return the kernel for elements of a type; None if this processor has none."""
     arithmetic = find_arithmetic(features(), is_bfloat16=is_bfloat16)
-    return None if arithmetic is None else SmallBatchKernel(arithmetic)
+    return None if arithmetic is None else _compiled(arithmetic)
 
 
-@cache
 def make_quantized_kernel(dtype: torch.dtype, weight_bits: int) -> SmallBatchKernel | None:
     """Return the kernel for quantized weights; None if this processor has none.
 
@@ -242,7 +240,12 @@ def make_quantized_kernel(dtype: torch.dtype, weight_bits: int) -> SmallBatchKer
     if arithmetic is None:
         return None
     has_vbmi = bool(features().get("avx512vbmi"))
-    return SmallBatchKernel(replace(arithmetic, weight_bits=weight_bits, has_vbmi=has_vbmi))
+    return _compiled(replace(arithmetic, weight_bits=weight_bits, has_vbmi=has_vbmi))
+
+
+@cache
+def _compiled(arithmetic: Arithmetic) -> SmallBatchKernel:
+    return SmallBatchKernel(arithmetic)
 
 
 def find_arithmetic(found: Mapping[str, bool], *, is_bfloat16: bool) -> Arithmetic | None:
@@ -484,7 +487,7 @@ def _emit_unpacking(
     Args:
         v: Emits the worker.
         arithmetic: What it is compiled for.
-        packed: The address of the weights; see `QuantizedLinear`.
+        packed: The address of the weights; see `quantized_linear.pack`.
         num_bytes: Their bytes.
         elements: The address of the elements.
     """

@@ -18,7 +18,6 @@ from deployments.compute.cpu.linear.small_batch_kernel import (
     CACHE_LINE,
     GROUP_ROWS,
     MAX_GROUP_ROWS,
-    SCALED_INPUTS,
     UNPACKED_BYTES,
     UNROLLED,
     WORD_BYTES,
@@ -27,6 +26,7 @@ from deployments.compute.cpu.linear.small_batch_kernel import (
     make_kernel,
     make_quantized_kernel,
 )
+from deployments.model_shape import SCALED_INPUTS
 
 MAX_PART_BYTES = 640 * 2**10
 """Most bytes of a block's weights that are used for all rows before the next ones: what is in use
@@ -81,11 +81,12 @@ class SmallBatchLinear(torch.nn.Module):
         self._num_turns = self._in_features // self._arithmetic.turn_inputs
         most_turns = part_bytes // (UNROLLED * WORD_BYTES)
         self._num_parts = -(-self._num_turns // most_turns)
-        even_turns = -(-self._num_turns // self._num_parts)
-        self._part_turns = even_turns if scales is None else most_turns
+        # A part of quantized weights has whole groups.
+        step = 1 if scales is None else SCALED_INPUTS // self._arithmetic.turn_inputs
+        self._part_turns = -(-self._num_turns // (self._num_parts * step)) * step
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """Apply the layer to [..., in_features], of the weight's dtype."""
+        """Apply the layer to [..., in_features], of the kernel's type."""
         num_rows = rows.numel() // self._in_features
         rows = rows.contiguous()
         output = empty((*rows.shape[:-1], self._out_features), rows.dtype)
@@ -186,7 +187,16 @@ def quantized_linear(
         scales: [blocks, groups, columns of a block], of the rows' type.
         bias: [out_features], float32.
         weight_bits: Bits of a weight.
+
+    Raises:
+        ValueError: The rows have another width or type than the layer.
     """
+    num_inputs = scales.shape[1] * SCALED_INPUTS
+    if rows.shape[-1] != num_inputs or rows.dtype is not scales.dtype:
+        raise ValueError(
+            f"rows of {rows.shape[-1]} {rows.dtype} were given to a layer of {num_inputs} "
+            f"{scales.dtype}"
+        )
     output: torch.Tensor = _on_integers(integers, scales, bias, weight_bits)(rows)
     return output
 

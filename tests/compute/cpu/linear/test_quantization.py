@@ -132,9 +132,9 @@ def test_the_bytes_held_are_counted(tmp_path: Path, dtype: str, quantization: st
         str(folder), revision=None, dtype=dtype, device=CPU, quantization=quantization
     )
     norms, outputs = 3 * 64, {"qkv": 128, "o": 64, "gate_up": 256, "down": 64, "logits": 320}
-    planned = ModelShape.of(config).weights.num_bytes(dtype, on_cpu=True, quantization=quantization)
-    if dtype == "bfloat16" and not has_bfloat16():
-        return  # the scales are float32 there
+    planned = ModelShape.of(config).weights.num_bytes(
+        dtype, on_cpu=True, quantization=quantization, has_bf16=has_bfloat16()
+    )
     item = {"float32": 4, "bfloat16": 2}[dtype]
     assert loaded.num_weight_bytes == planned + item * norms + 4 * sum(outputs.values())
 
@@ -149,9 +149,12 @@ def test_a_model_with_few_weights_in_linear_layers_is_refused(
 
 def test_the_fraction_of_linear_layers_excludes_embeddings() -> None:
     decoder = torch.nn.Sequential(
-        torch.nn.Embedding(1000, 8), torch.nn.Linear(8, 3, bias=False), torch.nn.LayerNorm(4)
+        torch.nn.Embedding(1000, 32),
+        torch.nn.Linear(32, 3, bias=False),
+        torch.nn.Linear(8, 2, bias=False),
+        torch.nn.LayerNorm(4),
     )
-    assert linear_fraction(decoder) == 24 / (24 + 8)
+    assert linear_fraction(decoder) == 96 / (96 + 16 + 8)
 
 
 def refusal(name: str, device: str) -> str:

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -6,10 +8,22 @@ from deployments.compute.cpu.linear.quantized_linear import (
     Int4Linear,
     Int8Linear,
     QuantizedLinear,
+    pack,
     quantization_obstacle,
     quantize,
 )
-from deployments.compute.cpu.linear.small_batch_kernel import GROUP_ROWS, UNPACKED_BYTES
+from deployments.compute.cpu.linear.small_batch_kernel import (
+    AVX2,
+    AVX512,
+    AVX512_BF16,
+    BLOCK,
+    GROUP_ROWS,
+    UNPACKED_BYTES,
+    Arithmetic,
+    SmallBatchKernel,
+)
+from deployments.compute.cpu.linear.small_batch_linear import SmallBatchLinear
+from deployments.compute.cpu.processor import features
 
 pytestmark = pytest.mark.skipif(
     quantization_obstacle() is not None, reason=str(quantization_obstacle())
@@ -72,13 +86,15 @@ def test_a_layer_in_parts_gives_the_product(
     kind: Kind, dtype: torch.dtype, num_threads: int, rest: int
 ) -> None:
     inputs = 2 * UNPACKED_BYTES // 64 // dtype.itemsize + rest
-    weight, rows = tensor(128, inputs).to(dtype), tensor(70, inputs, seed=1).to(dtype)
+    weight, rows = tensor(128, inputs).to(dtype), tensor(331, inputs, seed=1).to(dtype)
     layer = kind(weight, None)
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
     try:
-        for num_rows in (1, 9, 70):
-            assert_product(layer(rows[:num_rows]), rows[:num_rows], rounded(weight, layer), None)
+        together = layer(rows)
+        assert_product(together, rows, rounded(weight, layer), None)
+        for num_rows in (1, 9, 70, 127, 128):
+            assert torch.equal(layer(rows[:num_rows]), together[:num_rows])
     finally:
         torch.set_num_threads(before)
 
@@ -166,7 +182,7 @@ def test_the_weights_given_to_it_are_not_changed(kind: Kind) -> None:
 
 def test_quantizing_in_parts_changes_nothing(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = kind(tensor(OUT, IN), None)
-    monkeypatch.setattr(quantized_linear, "OUTPUTS_AT_ONCE", 64)
+    monkeypatch.setattr(quantized_linear, "WEIGHTS_AT_ONCE", 1)
     parts = kind(tensor(OUT, IN), None)
     assert torch.equal(parts._integers, whole._integers)
     assert torch.equal(parts._scales, whole._scales)
@@ -183,6 +199,41 @@ def test_inputs_that_make_no_groups_do_not_fit() -> None:
     assert not Int4Linear.fits(torch.nn.Linear(80, 5))
 
 
-def test_a_processor_without_a_kernel_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quantized_linear, "make_quantized_kernel", lambda *_: None)
+def test_rows_of_another_width_are_refused(kind: Kind) -> None:
+    with pytest.raises(ValueError, match=r"rows of 64 .* a layer of 96"):
+        kind(tensor(OUT, IN), None)(tensor(3, 64))
+
+
+def test_a_machine_that_lacks_something_is_told_what(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quantized_linear, "find_parallel", lambda: None)
+    assert "GOMP_parallel" in str(quantization_obstacle())
+    monkeypatch.setattr(quantized_linear, "find_arithmetic", lambda *_, **__: None)
     assert quantization_obstacle() == "this processor has no AVX2"
+
+
+NEEDED = {"AVX2": "avx2", "AVX512": "avx512f", "AVX512_BF16": "avx512bf16", "VBMI": "avx512vbmi"}
+
+
+@pytest.mark.parametrize("weight_bits", [4, 8])
+@pytest.mark.parametrize(
+    ("name", "arithmetic"),
+    [
+        ("AVX2", AVX2),
+        ("AVX512", AVX512),
+        ("AVX512_BF16", AVX512_BF16),
+        ("VBMI", replace(AVX512_BF16, has_vbmi=True)),
+    ],
+)
+def test_every_kernel_that_runs_here_computes_the_formula(
+    name: str, arithmetic: Arithmetic, weight_bits: int
+) -> None:
+    if not features().get(NEEDED[name]):
+        pytest.skip(f"this processor has no {name}")
+    arithmetic = replace(arithmetic, weight_bits=weight_bits)
+    dtype = torch.bfloat16 if arithmetic.is_bfloat16 else torch.float32
+    integers, scales = quantize(tensor(128, 1056), weight_bits, dtype)
+    rows, bias = tensor(9, 1056, seed=1).to(dtype), tensor(128, seed=2)
+    columns = scales.view(-1, BLOCK, scales.shape[1]).transpose(1, 2).contiguous()
+    kernel = SmallBatchKernel(arithmetic)
+    found = SmallBatchLinear(kernel, pack(integers, arithmetic), bias, columns)(rows)
+    assert_product(found, rows, integers * scales.double().repeat_interleave(32, 1), bias)
