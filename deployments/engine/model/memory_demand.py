@@ -34,7 +34,7 @@ def memory_demand(
         shape: The model.
         weight_bytes: Bytes of its weights.
         dtype: Name of the type of the model, of its keys and values, and of its logits.
-        step_dtype: Name of the type in which its linear layers compute; see `model_shape.step_dtype`.
+        step_dtype: Name of the type in which its linear layers compute.
         max_model_len: The most tokens of a sequence.
         max_num_seqs: Sequences that run at the same time.
         max_batched_tokens: Tokens per step.
