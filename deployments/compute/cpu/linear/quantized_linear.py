@@ -144,7 +144,8 @@ def pack(integers: torch.Tensor, arithmetic: Arithmetic) -> torch.Tensor:
     elements = blocks.transpose(1, 2).reshape(
         len(blocks), -1, arithmetic.packed_vectors, arithmetic.elements
     )
-    packed = torch.zeros_like(elements[:, :, 0], dtype=_packed_dtype(arithmetic))
+    shape = len(blocks), elements.shape[1], arithmetic.elements
+    packed = torch.zeros(shape, dtype=_packed_dtype(arithmetic))
     for i in range(arithmetic.packed_vectors):
         packed |= (elements[:, :, i].to(packed.dtype) & (2**bits - 1)) << (bits * i)
     return packed

@@ -15,7 +15,8 @@ so a thread that has lost its core to another process does not delay the rest.
 Quantized weights are small integers, packed in the same order. A thread unpacks those of a part to
 elements, which stay in its L1 cache while all rows use them. Integers of up to 8 bits are exact in
 bfloat16. A tile adds the products of a group of inputs by themselves, and multiplies their sum by
-the group's scale; its totals wait on the stack meanwhile.
+the group's scale; its totals wait on the stack meanwhile. For up to four rows a tile unpacks the
+weights itself, of all columns of a block, so that no element goes through memory.
 
 Source: https://llvm.org/docs/LangRef.html; `vdpbf16ps` in Intel's Intrinsics Guide (AVX512_BF16).
 """
@@ -23,6 +24,7 @@ Source: https://llvm.org/docs/LangRef.html; `vdpbf16ps` in Intel's Intrinsics Gu
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import islice
 
 import numpy as np
 import torch
@@ -56,7 +58,7 @@ UNPACKED_BYTES = 32 * 2**10
 ARGUMENTS = (
     *("rows", "row_bytes", "weights", "scales", "num_turns", "part_turns", "num_parts"),
     *("output", "output_row_bytes", "bias", "num_units", "tile", "last_tile", "num_tiles"),
-    *("tile_rows", "num_rows", "fetched_bytes", "num_groups", "ticket"),
+    *("tile_rows", "num_rows", "fetched_bytes", "num_groups", "num_strips", "ticket"),
 )
 """The kernel's arguments, an array of 64-bit integers. A unit is a group of rows and a block of
 columns; `num_tiles` are those of a group. `tile` is a function that leaves the sums in memory, and
@@ -121,6 +123,11 @@ class Arithmetic:
         return 2 if self.is_bfloat16 else 4
 
     @property
+    def max_unpacking_rows(self) -> int:
+        """The most rows of a tile that unpacks its weights: its sums must stay in registers."""
+        return 0 if self.weight_bits is None or self.lanes < 16 else 4
+
+    @property
     def turn_inputs(self) -> int:
         """Inputs of a turn."""
         return UNROLLED * self.word_inputs
@@ -174,11 +181,13 @@ class Tiling:
         num_tiles: Tiles of a strip. The last one ends with the last row, and may overlap.
         tile_rows: Rows of each tile; the most that fit if there are `GROUP_ROWS` or more.
         lines: Cache lines that a tile fetches in a turn.
+        unpacks: Whether the only tile unpacks its weights; then a block is one strip.
     """
 
     num_tiles: int
     tile_rows: int
     lines: int
+    unpacks: bool
 
     @classmethod
     @cache
@@ -186,8 +195,10 @@ class Tiling:
         """Return the tiling with the fewest tiles."""
         num_tiles = -(-num_rows // arithmetic.max_tile_rows)
         turn_lines = arithmetic.turn_bytes // CACHE_LINE
-        lines = -(-turn_lines // (num_tiles * arithmetic.num_strips))
-        return cls(num_tiles, -(-num_rows // num_tiles), lines)
+        unpacks = num_rows <= arithmetic.max_unpacking_rows
+        num_strips = 1 if unpacks else arithmetic.num_strips
+        lines = -(-turn_lines // (num_tiles * num_strips))
+        return cls(num_tiles, -(-num_rows // num_tiles), lines, unpacks)
 
     @property
     def name(self) -> str:
@@ -285,7 +296,7 @@ def _emit_tile(module: ir.Module, arithmetic: Arithmetic, tiling: Tiling, *, is_
     v = VectorBuilder(name, arithmetic.lanes, arithmetic.is_bfloat16, kinds=kinds, module=module)
     b = v.builder
     a = dict(zip(TILE_ARGUMENTS, v.arguments, strict=True))
-    rows, vectors = range(tiling.tile_rows), (0, 4 * arithmetic.lanes)
+    rows, vectors = range(tiling.tile_rows), _vectors(arithmetic, tiling)
     starts = [v.offset(a["start"], b.mul(a["start_row_bytes"], I64(row))) for row in rows]
     sums = [v.load(v.floats, start, at) for start in starts for at in vectors]
     places = [a["rows"], a["weights"], a["next"]]
@@ -340,15 +351,20 @@ def _emit_turns(
     Returns:
         The places and the sums after it.
     """
-    vectors = (0, 4 * arithmetic.lanes)
-    steps = (4 * UNROLLED, WORD_BYTES * UNROLLED, CACHE_LINE * tiling.lines)
+    vectors = _vectors(arithmetic, tiling)
+    turn_bytes = arithmetic.turn_bytes if tiling.unpacks else WORD_BYTES * UNROLLED
+    steps = (4 * UNROLLED, turn_bytes, CACHE_LINE * tiling.lines)
     with v.fold(num_turns, [*places, *sums]) as carried:
         rows_at, weights_at, next_at, *sums = carried.values
         row_starts = [v.offset(rows_at, at) for at in row_at]
         for line in range(tiling.lines):
             v.prefetch(v.offset(next_at, line * CACHE_LINE))
+        unpacked = _unpack(v, arithmetic, weights_at, turn_bytes) if tiling.unpacks else None
         for word in range(UNROLLED):
-            weights = [v.load(v.words, weights_at, word * WORD_BYTES + at) for at in vectors]
+            if unpacked is None:
+                weights = [v.load(v.words, weights_at, word * WORD_BYTES + at) for at in vectors]
+            else:
+                weights = list(islice(unpacked, len(vectors)))
             for row, start in enumerate(row_starts):
                 inputs = v.splat(v.load(I32, start, 4 * word))
                 for vector, factor in enumerate(weights):
@@ -356,6 +372,12 @@ def _emit_turns(
                     sums[index] = _add_products(v, sums[index], inputs, factor)
         carried.values = [*map(v.offset, (rows_at, weights_at, next_at), steps), *sums]
     return carried.values[:3], carried.values[3:]
+
+
+def _vectors(arithmetic: Arithmetic, tiling: Tiling) -> Sequence[int]:
+    """Return where the vectors of a tile's columns begin, in bytes of float32."""
+    columns = BLOCK if tiling.unpacks else arithmetic.strip
+    return range(0, 4 * columns, 4 * arithmetic.lanes)
 
 
 def _add_products(v: VectorBuilder, total: Value, inputs: Value, weights: Value) -> Value:
@@ -443,12 +465,14 @@ def _emit_unit(
         part_scales = v.offset(scales, b.mul(turn, I64(scale_bytes)))
         fetched = b.select(is_last, following, v.offset(part_weights, part_bytes))
         if unpacked is not None:
-            _emit_unpacking(v, arithmetic, part_weights, part_bytes, unpacked)
-            part_weights = unpacked
+            has_strips = b.icmp_signed(">", a["num_strips"], I64(1))
+            with b.if_then(has_strips):
+                _emit_unpacking(v, arithmetic, part_weights, part_bytes, unpacked)
+            part_weights = b.select(has_strips, unpacked, part_weights)
         inputs_at = b.mul(turn, I64(4 * UNROLLED))
         tile = b.inttoptr(b.select(is_last, a["last_tile"], a["tile"]), POINTER)
         tile.type = kind.as_pointer()  # a call needs the function's type
-        with v.loop(I64(arithmetic.num_strips), 1) as number:
+        with v.loop(a["num_strips"], 1) as number:
             column = b.mul(number, I64(strip))
             strip_weights = v.offset(part_weights, b.mul(column, I64(4)))
             strip_bias = v.offset(bias, b.mul(column, I64(4)))
@@ -492,15 +516,23 @@ def _emit_unpacking(
         elements: The address of the elements.
     """
     vector_bytes = 4 * arithmetic.lanes
-    kind = ir.VectorType(ir.IntType(arithmetic.element_bits), arithmetic.elements)
     with v.loop(num_bytes, vector_bytes) as at:
-        integers = v.load(kind, packed, at)
         place = v.offset(elements, v.builder.mul(at, I64(arithmetic.packed_vectors)))
-        for i, vector in enumerate(_unpack(v, arithmetic, integers)):
+        vectors = _unpack(v, arithmetic, v.offset(packed, at), vector_bytes)
+        for i, vector in enumerate(vectors):
             v.store(vector, place, i * vector_bytes)
 
 
-def _unpack(v: VectorBuilder, arithmetic: Arithmetic, packed: Value) -> Iterator[Value]:
+def _unpack(
+    v: VectorBuilder, arithmetic: Arithmetic, packed: Value, num_bytes: int
+) -> Iterator[Value]:
+    """Emit the vectors of elements of so many bytes of quantized weights, each when it is taken."""
+    kind = ir.VectorType(ir.IntType(arithmetic.element_bits), arithmetic.elements)
+    for at in range(0, num_bytes, 4 * arithmetic.lanes):
+        yield from _unpack_vector(v, arithmetic, v.load(kind, packed, at))
+
+
+def _unpack_vector(v: VectorBuilder, arithmetic: Arithmetic, packed: Value) -> Iterator[Value]:
     """Emit the elements of a vector of signed integers, those in the lowest bits first."""
     b, kind = v.builder, packed.type
     bits, width = arithmetic.weight_bits, arithmetic.element_bits

@@ -116,13 +116,16 @@ class SmallBatchLinear(torch.nn.Module):
     ) -> ctypes.Array[ctypes.c_int64]:
         arithmetic = self._arithmetic
         tiling = Tiling.of(num_rows, arithmetic)
+        part_turns, num_parts = self._part_turns, self._num_parts
+        if tiling.unpacks:  # no part waits in the L1 cache
+            part_turns, num_parts = self._num_turns, 1
         return Arguments(
             rows,
             arithmetic.itemsize * self._in_features,
             *self._addresses,
             self._num_turns,
-            self._part_turns,
-            self._num_parts,
+            part_turns,
+            num_parts,
             output,
             arithmetic.itemsize * self._out_features,
             self._wide_bias.data_ptr(),
@@ -132,8 +135,9 @@ class SmallBatchLinear(torch.nn.Module):
             -(-tiling.num_tiles // num_groups),
             tiling.tile_rows,
             num_rows,
-            self._part_turns * CACHE_LINE * tiling.lines,
+            part_turns * CACHE_LINE * tiling.lines,
             num_groups,
+            1 if tiling.unpacks else arithmetic.num_strips,
             0,
         )
 
