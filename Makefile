@@ -84,9 +84,11 @@ k8s: $(STAMP) ## write what k8s/ takes from serve_config.yaml, serve.env and the
 dashboards: $(STAMP) ## write the dashboards of k8s/components/monitoring
 	$(BIN)/python -m k8s.make_dashboards
 
-table: $(STAMP) ## write README's table of models and the table of docs/metrics.md
+table: $(STAMP) ## write the tables of docs/ that are made from the code
 	$(BIN)/python -m tests.engine.model_table
 	$(BIN)/python -m tests.serve_app.metrics_table
+	$(BIN)/python -m tests.serve_app.configuration_tables
+	$(BIN)/python -m tests.serve_app.api_reference
 
 clean: ## remove the environment and every cache
 	rm -rf .venv .venv-clients .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
