@@ -89,6 +89,7 @@ table: $(STAMP) ## write the tables of docs/ that are made from the code
 	$(BIN)/python -m tests.serve_app.metrics_table
 	$(BIN)/python -m tests.serve_app.configuration_tables
 	$(BIN)/python -m tests.serve_app.api_reference
+	$(BIN)/python -m tests.k8s.alerts_table
 
 docs-check: $(STAMP) ## check the documents' links and tables, and run their examples against a server
 	@$(BIN)/python -m pytest tests/docs tests/test_made_table.py tests/ray/test_examples.py

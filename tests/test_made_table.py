@@ -1,12 +1,13 @@
 import pytest
 
 from tests.engine.model_table import TABLE as MODELS
+from tests.k8s.alerts_table import TABLE as ALERTS
 from tests.made_table import MadeTable
 from tests.serve_app.api_reference import TABLES as API
 from tests.serve_app.configuration_tables import TABLES as CONFIGURATION
 from tests.serve_app.metrics_table import TABLE as METRICS
 
-TABLES = [MODELS, METRICS, *API, *CONFIGURATION]
+TABLES = [MODELS, METRICS, ALERTS, *API, *CONFIGURATION]
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: f"{table.path}, {table.name}")
