@@ -356,8 +356,8 @@ class AuthConfig(StrictModel):
     takes its place: `name:sha256` pairs with commas between them, or one plain key.
     """
     allow_anonymous: bool = False
-    """true serves every client that can reach the port, without keys. false refuses to start without
-    keys on another host than this machine.
+    """true serves every client that can reach the port, without keys. false refuses to start on
+    another host than this machine unless there are keys.
     """
     allow_unauthenticated_ray: bool = False
     """true starts even on a Ray that asks for no token, where anyone who can reach one of Ray's
@@ -399,8 +399,8 @@ class TracingConfig(StrictModel):
     OTEL_EXPORTER_OTLP_HEADERS.
     """
     sample_ratio: float = Field(default=1.0, ge=0, le=1)
-    """The part of the requests that are traced, from 0 to 1. A request whose client sends a `traceparent` is
-    traced if that says so, whatever the ratio.
+    """The part of the requests that are traced, from 0 to 1. A request whose client sends a
+    `traceparent` is traced if that says so, whatever the ratio.
     """
 
     @property

@@ -86,7 +86,7 @@ class Page:
 
     @property
     def undefined_references(self) -> list[str]:
-        """Links of the form [text][name] whose name is nowhere defined; Markdown shows them as text."""
+        """Links of the form [text][name] without a definition; Markdown shows them as text."""
         texts = (token.content for token in self.inlines if token.type == "text")
         return [match for text in texts for match in _UNDEFINED.findall(text)]
 

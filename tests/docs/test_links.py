@@ -48,7 +48,9 @@ def test_a_missing_file_a_missing_anchor_and_an_undefined_name_are_found(tmp_pat
     assert other.undefined_references == ["[x][unknown]"]
 
 
-@pytest.mark.parametrize("link", ["https:/one-slash.org", "http://", "https://a b.org", "ftp://a.org"])
+@pytest.mark.parametrize(
+    "link", ["https:/one-slash.org", "http://", "https://a b.org", "ftp://a.org"]
+)
 def test_a_malformed_address_is_found(link: str) -> None:
     assert not is_well_formed(link)
 
