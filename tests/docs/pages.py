@@ -1,7 +1,7 @@
 """The project's Markdown files: their headings, links and examples.
 
-The info string of an example tells what becomes of it, in the words of k8s/README.md: `[tested]`
-runs with the suite, `[soak]` with `make soak`, `[not run here: REASON]` by nobody.
+The info string of an example tells what becomes of it, in the words of k8s/README.md: `[tested]` is
+run by a test, `[not run here: REASON]` is not.
 """
 
 import re
@@ -18,10 +18,10 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 FOREIGN: Final = {"node_modules", "build", "dist"}
 """Folders whose files are not the project's; nor are those of hidden folders."""
 
-PROGRAMS: Final = {"sh": "sh", "bash": "sh", "python": "python", "js": "js"}
+RUN: Final = {"sh", "bash", "python", "js"}
 """Languages whose blocks are examples to run."""
 
-MARK: Final = re.compile(r"\[(tested|soak|not run here: .+)\]")
+MARK: Final = re.compile(r"\[(tested|not run here: .+)\]")
 
 _PARSER: Final = MarkdownIt("commonmark").enable("table")
 _UNDEFINED: Final = re.compile(r"\[[^\]]+\]\[[^\]]*\]")
@@ -144,17 +144,21 @@ def _anchors(page: Page) -> set[str]:
     return slugs.keys() | {id_ for text in page.html for id_ in _ID.findall(text)}
 
 
-def pages(*patterns: str) -> list[Page]:
-    """Return the project's Markdown files, or those that match a pattern."""
-    found = {path for pattern in patterns or ("**/*.md",) for path in ROOT.glob(pattern)}
-    return [Page(path) for path in sorted(found) if not _is_foreign(path)]
-
-
-def _is_foreign(path: Path) -> bool:
-    parts = path.relative_to(ROOT).parts
-    return any(part in FOREIGN or part.startswith(".") for part in parts)
+def pages(folder: Path = ROOT) -> list[Page]:
+    """Return the project's Markdown files."""
+    return [Page(path) for path in sorted(_files(folder))]
 
 
 def guides() -> list[Page]:
     """Return the pages whose examples are run: README.md and those in docs/."""
-    return pages("README.md", "docs/*.md")
+    return [page for page in pages() if page.path.parent.name == "docs" or page.name == "README.md"]
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for path in folder.iterdir():
+        if path.name.startswith(".") or path.name in FOREIGN:
+            continue
+        if path.is_dir():
+            yield from _files(path)
+        elif path.suffix == ".md":
+            yield path

@@ -12,7 +12,7 @@ from serve_app.commands.check import find_problems
 from serve_app.commands.cli import app
 from tests.clients.real.snippets import HEADING
 from tests.clients_page import PAGE, sections
-from tests.docs.pages import MARK, PROGRAMS, ROOT, Example, Page, guides
+from tests.docs.pages import MARK, ROOT, RUN, Example, Page, guides
 
 CONFIGURATIONS = [
     example
@@ -38,7 +38,7 @@ def test_every_example_is_run_or_says_why_not(page: Page) -> None:
     unmarked = [
         str(example)
         for example in page.examples
-        if example.language in PROGRAMS and not MARK.fullmatch(example.mark)
+        if example.language in RUN and not MARK.fullmatch(example.mark)
     ]
     assert unmarked == []
 
