@@ -9,10 +9,10 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 BENCHMARKS := $(patsubst benchmarks/%.py,%,$(filter-out benchmarks/instant_%,$(shell grep -l __main__ benchmarks/*.py))) classification
 
-.PHONY: help serve test quick soak check format models bench lock k8s dashboards table clean
+.PHONY: help serve test quick soak check format models bench lock k8s dashboards table docs-check clean
 
 help: ## list the targets
-	@grep -E '^[a-z0-9]+:.*## ' Makefile | sed -E 's/^([a-z0-9]+):.*## /  make \1\t/' | expand -t 16
+	@grep -E '^[a-z0-9-]+:.*## ' Makefile | sed -E 's/^([a-z0-9-]+):.*## /  make \1\t/' | expand -t 16
 
 # The environment is stale when the lock or pyproject.toml is newer than the last installation.
 $(STAMP): requirements.lock pyproject.toml
@@ -84,9 +84,15 @@ k8s: $(STAMP) ## write what k8s/ takes from serve_config.yaml, serve.env and the
 dashboards: $(STAMP) ## write the dashboards of k8s/components/monitoring
 	$(BIN)/python -m k8s.make_dashboards
 
-table: $(STAMP) ## write README's table of models and the table of docs/metrics.md
+table: $(STAMP) ## write the tables of docs/ that are made from the code
 	$(BIN)/python -m tests.engine.model_table
 	$(BIN)/python -m tests.serve_app.metrics_table
+	$(BIN)/python -m tests.serve_app.configuration_tables
+	$(BIN)/python -m tests.serve_app.api_reference
+	$(BIN)/python -m tests.k8s.alerts_table
+
+docs-check: $(STAMP) ## check the documents' links and tables, and run their examples against a server
+	@$(BIN)/python -m pytest tests/docs tests/test_made_table.py tests/ray/test_examples.py
 
 clean: ## remove the environment and every cache
 	rm -rf .venv .venv-clients .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

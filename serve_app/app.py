@@ -35,6 +35,9 @@ from serve_app.sharing import resolve_models, to_spec
 MIN_ONGOING_REQUESTS = 512
 """Ray's routers must not hold a burst back: the model's replica queues and refuses requests."""
 
+INGRESS_NUM_CPUS = 0.2
+"""What Ray reserves for the ingress if the file says nothing; Ray's own default is a whole core."""
+
 UNAUTHENTICATED_RAY = (
     "Ray asks for no token: anyone who can reach one of its ports, or a replica's, can run code on "
     "this machine. Set RAY_AUTH_MODE=token on every node before Ray starts, with the same token on "
@@ -72,7 +75,11 @@ def build(args: AppConfig) -> Application:
     handles = {model.id: _bind(model, specs[model.id]) for model in args.models}
     num_ongoing = max(MIN_ONGOING_REQUESTS, args.ongoing_requests)
     ledger = _bind_ledger(keys, num_ongoing) if keys is not None and keys.limited else None
-    ingress = serve.deployment(name=INGRESS_NAME, max_ongoing_requests=num_ongoing)(Ingress)
+    ingress = serve.deployment(
+        name=INGRESS_NAME,
+        max_ongoing_requests=num_ongoing,
+        ray_actor_options={"num_cpus": INGRESS_NUM_CPUS},
+    )(Ingress)
     return ingress.bind(args, handles, keys, ledger, list(specs.values()))
 
 

@@ -1,7 +1,7 @@
 """The configuration under `args:` in serve_config.yaml.
 
 Every limit is defined here. An unknown key is refused, and the error suggests the nearest known
-one.
+one. `make table` makes docs/configuration.md from the fields and the docstrings below them.
 `serve_app.commands.check` checks Ray's own sections of the file.
 """
 
@@ -67,7 +67,9 @@ def unknown_key_message(key: str, known: list[str]) -> str:
 class StrictModel(BaseModel):
     """A section of the configuration; unknown keys are errors with a hint."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, protected_namespaces=(), use_attribute_docstrings=True
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -92,77 +94,93 @@ GENERATION_KEYS = (
 
 
 class ModelConfig(StrictModel):
-    """One model: where it comes from, where it runs and how much it may hold.
-
-    Attributes:
-        id: The name that clients use. The Serve deployment is named after it.
-        source: A local folder, or the id of a hub repository.
-        revision: A commit of the hub repository; None means the newest.
-        task: Whether the model generates text, classifies texts or embeds them: turns them into
-            vectors. Unless it generates, limits on tokens count the texts, and the keys in
-            `GENERATION_KEYS` are refused. A cross-encoder, which says how well two texts fit,
-            classifies with one label.
-        dtype: The weights' type on the device; auto keeps the files' type, except on a CPU: float16
-            becomes float32 there, and so does every type if the CPU lacks AVX512_BF16.
-        quantization: int8 or int4 holds the linear layers of the language model in about a half or
-            a quarter of bfloat16's bytes, only on a CPU: decoding is faster, and texts differ from
-            the original weights' texts, slightly in int8 and visibly in int4.
-        device: auto takes the GPU that Ray assigned, else the CPU.
-        num_gpus: GPUs that Ray reserves: 0 or a share of one GPU; auto means `gpu_share` if the
-            cluster has GPUs, else 0.
-        gpu_share: The share of a GPU that auto asks for. Auto is a whole GPU if there is one for
-            each model of the file, else as much of one as the model needs beside the others.
-        num_cpus: CPUs that Ray reserves for each replica.
-        num_threads: Threads that a CPU model computes with; auto chooses by the model's size (see
-            `deployments.device.device.num_compute_threads`).
-        max_model_len: Tokens of prompt and answer together; unless the model generates, tokens of
-            one text, or as many as the model reads if that is less. Auto, here and in the next two,
-            lets each replica choose by its model and device (see `deployments.replica_plan`): as
-            many as the model can take and the memory holds.
-        max_num_seqs: The most sequences that run at once, if their tokens fit into the KV memory.
-            Auto is up to 256 on a GPU, and 16 on a CPU.
-        max_batched_tokens: Tokens in one engine step, or in one micro-batch of texts. Auto
-            is 2048, but 512 for steps on a CPU.
-        max_queued_requests: Sequences that may wait for their turn on each replica, whatever the
-            number of ingress replicas; unless the model generates, HTTP requests that may wait for
-            the device. Further requests are refused with a 503. `user_config` of the model's
-            deployment can change this limit, and `max_queued_tokens`, while the model runs.
-        max_queued_tokens: Tokens of queued sequences: their prompts and the tokens that they may
-            generate. Without max_tokens a sequence counts with its default length: completions' 16,
-            or the generation config's `max_new_tokens`, or all that `max_model_len` leaves. None
-            limits only the number of sequences. A `max_model_len` that the replica has chosen
-            raises it to as much.
-        prefix_caching: Whether the common beginning of prompts (a system prompt, earlier turns) is
-            computed once. All clients share the cache, so from the time of its first token a client
-            can tell whether another client's prompt began like its own; false prevents that.
-        cuda_graphs: Whether decode steps on a GPU are captured and launched as a whole, which takes
-            some memory; false launches them kernel by kernel. Has no effect on a CPU.
-        tool_call_parser: How the model writes tool calls: auto asks its chat template, none refuses
-            tools; the names are vLLM's.
-        reasoning_parser: How the model marks its reasoning, which answers hold separately: auto
-            asks its chat template, none leaves it in the content; the names are vLLM's.
-    """
+    """One model: where it comes from, where it runs and how much it may hold."""
 
     id: str = Field(min_length=1, max_length=96, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")
+    """The name that clients use. The model's deployment has the same name, with each `/` written as
+    `--`.
+    """
     source: str = Field(min_length=1)
+    """A local folder, or the id of a hub repository."""
     revision: str | None = None
+    """A commit of the hub repository; null takes the newest."""
     task: Task = "generate"
+    """Whether the model generates text, classifies texts or embeds them: turns them into vectors.
+    A cross-encoder, which says how well two texts fit, classifies with one label. Unless the model
+    generates, its limits on tokens count those of the texts, and `quantization`, `max_num_seqs`,
+    `prefix_caching`, `cuda_graphs` and the parsers are refused.
+    """
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """The weights' type on the device. auto keeps the files' type, but on a CPU float16 becomes
+    float32, and so does every type if the CPU lacks AVX512_BF16.
+    """
     quantization: Literal["int8", "int4"] | None = None
+    """int8 and int4 hold the language model's linear layers in about a half and a quarter of
+    bfloat16's bytes: decoding is faster, and texts differ from those of the original weights,
+    slightly in int8 and visibly in int4. Only on a CPU. null leaves them as `dtype` says.
+    """
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the model computes. auto takes the GPU that Ray assigned, else the CPU."""
     num_gpus: Auto | float = "auto"
+    """GPUs that Ray reserves for each replica: 0, or a share of one. auto is `gpu_share` if the
+    cluster has GPUs when the file is deployed, else 0.
+    """
     gpu_share: Auto | Annotated[float, Field(gt=0, le=1)] = "auto"
+    """The share of a GPU that `num_gpus: auto` asks for; a replica allocates no more than it. auto
+    is a whole GPU if there is one for each model of the file, else what the model needs beside the
+    others. `raystream plan` shows it.
+    """
     num_cpus: float = Field(default=1, ge=0)
+    """CPUs that Ray reserves for each replica. It decides where a replica fits and limits nothing.
+    """
     num_threads: Auto | Annotated[int, Field(ge=1, le=1024)] = "auto"
+    """Threads that a model on a CPU computes with. auto takes all cores for large models, and all
+    but one for small ones.
+    """
     max_model_len: Auto | Annotated[int, Field(ge=2)] = "auto"
+    """The most tokens of prompt and answer together. Unless the model generates, the most tokens of
+    one text, special ones included, or as many as the model reads if that is less. auto, here and
+    in the next two, lets each replica choose by its model and device: as many as the model can take
+    and the memory holds. The replica's log tells the numbers.
+    """
     max_num_seqs: Auto | Annotated[int, Field(ge=1)] = "auto"
+    """The most sequences that run at once, if their tokens fit into the KV memory. auto is up to
+    256 on a GPU, and up to 16 on a CPU.
+    """
     max_batched_tokens: Auto | Annotated[int, Field(ge=1)] = "auto"
+    """The most tokens of one engine step (decode rows and prefill chunks), or of one micro-batch of
+    texts. auto is 2048, but 512 for steps on a CPU.
+    """
     max_queued_requests: int = Field(default=64, ge=0)
+    """Sequences that may wait for their turn on each replica; each prompt counts once for each of
+    its answers (`n`). Unless the model generates, HTTP requests that may wait for the device,
+    whatever their number of texts. Further requests get a 503 with `Retry-After`. `user_config` of
+    the model's deployment can change this limit, and `max_queued_tokens`, while the model runs.
+    """
     max_queued_tokens: int | None = Field(default=None, ge=0)
+    """Tokens that may wait on each replica: those of prompts, and those that may be generated.
+    Without max_tokens a sequence counts with its default length: completions' 16, or the generation
+    config's `max_new_tokens`, or all that `max_model_len` leaves. null limits only the number of
+    sequences. At least `max_model_len`; one that the replica has chosen raises it to as much.
+    """
     prefix_caching: bool = True
+    """Whether the common beginning of prompts (a system prompt, earlier turns) is computed once.
+    All clients share the cache, so from the time of its first token a client can tell whether
+    another client's prompt began like its own; false prevents that.
+    """
     cuda_graphs: bool = True
+    """Whether decode steps on a GPU are captured and launched as a whole, which takes some memory;
+    false launches them kernel by kernel. Has no effect on a CPU.
+    """
     tool_call_parser: Literal["auto", "hermes", "llama3_json", "mistral", "none"] = "auto"
+    """How the model writes tool calls. auto asks its chat template, none refuses tools; the names
+    are vLLM's.
+    """
     reasoning_parser: Literal["auto", "qwen3", "deepseek_r1", "none"] = "auto"
+    """How the model marks its reasoning, which answers hold separately. auto asks its chat
+    template, deepseek_r1 takes text without `<think>` for reasoning too, none leaves it in the
+    content; the names are vLLM's.
+    """
 
     @model_validator(mode="after")
     def _check_consistency(self) -> Self:
@@ -243,103 +261,108 @@ class ModelConfig(StrictModel):
 
 
 class LimitsConfig(StrictModel):
-    """The limits on one request. An error names the limit that was exceeded.
-
-    Attributes:
-        max_header_bytes: Size of all names and values of a request's headers together.
-        max_body_bytes: Size of a request's body.
-        max_body_read_s: How long a client may take to send its body.
-        max_json_depth: How deeply objects and lists may be nested.
-        max_prompt_bytes: UTF-8 bytes of all prompts and messages, with the arguments of earlier
-            calls, or of all texts or pieces of a request; counted before they are tokenized.
-        clamp_max_tokens: Whether a `max_tokens` that is more than the prompt leaves of the model's
-            length is lowered to that, as many clients expect; otherwise it is refused.
-        max_num_messages: Messages of one conversation.
-        max_num_choices: Answers to one request (`n`).
-        max_num_stops: Strings in `stop`.
-        max_stop_bytes: UTF-8 bytes of one of these strings.
-        max_num_images: Images in one request.
-        max_image_bytes: Bytes of one encoded image.
-        max_image_pixels: Pixels of one image, checked before it is decoded.
-        allowed_image_domains: Hosts from which images are fetched by https, each named exactly; if
-            there are none, only `data:` URIs are accepted.
-        image_fetch_timeout_s: Most seconds from looking up an image's host to the last byte.
-        first_token_timeout_s: Most seconds from a request to the first token of each of its texts,
-            including the wait for its turn; None sets no limit.
-        stall_timeout_s: Most seconds from one token to the next; None sets no limit.
-        total_timeout_s: Most seconds from a request to the end of its answer; requests to classify,
-            embed or rank texts have only this time limit. None sets no limit.
-        failover_timeout_s: Most seconds from the loss of an answer's replica until another goes on
-            with it, or begins anew if nothing had come.
-        slow_reader_timeout_s: Most seconds that a client may leave a stream unread while there is
-            more to send; then it loses the stream. None waits forever.
-        max_num_tools: Tools that one request may offer to the model.
-        max_tools_bytes: Size of all their names, descriptions and schemas together, as JSON.
-        max_schema_bytes: Size of one JSON schema, regular expression, grammar or list of choices.
-        max_schema_depth: How deeply its brackets may be nested; an object in an object takes two.
-            `max_json_depth` also counts the brackets of the body around it.
-        max_schema_compile_s: Seconds of CPU time that compiling one schema or grammar may take.
-        max_num_prompts: Texts that one completions request may ask for: its prompts, each `n`
-            times. Each is a sequence of its own.
-        max_num_texts: Texts of one request to classify, embed or rank them.
-        max_num_pieces: Pieces that all its texts together may be split into.
-    """
+    """The limits on one request. An error names the limit that was exceeded."""
 
     max_header_bytes: int = Field(default=16 * 2**10, ge=1024)
+    """Size of all names and values of a request's headers together."""
     max_body_bytes: int = Field(default=32 * 2**20, ge=1024)
+    """Size of a request's body."""
     max_body_read_s: float = Field(default=30, gt=0, allow_inf_nan=False)
+    """How long a client may take to send its body."""
     max_json_depth: int = Field(default=64, ge=8, le=256)
+    """How deeply objects and lists may be nested."""
     max_prompt_bytes: int = Field(default=2**20, ge=1)
+    """UTF-8 bytes of all prompts and messages, with the arguments of earlier calls, or of all texts
+    or pieces of a request; counted before they are tokenized.
+    """
     clamp_max_tokens: bool = True
+    """Whether a `max_tokens` that is more than the prompt leaves of the model's length is lowered
+    to that, as many clients expect; otherwise it is refused.
+    """
     max_num_messages: int = Field(default=1024, ge=1)
+    """Messages of one conversation."""
     max_num_choices: int = Field(default=MAX_NUM_CHOICES, ge=1, le=MAX_NUM_CHOICES)
+    """Answers to one request (`n`)."""
     max_num_stops: int = Field(default=16, ge=0, le=MAX_NUM_STOPS)
+    """Strings in `stop`."""
     max_stop_bytes: int = Field(default=1024, ge=1)
+    """UTF-8 bytes of one string in `stop`."""
     max_num_images: int = Field(default=8, ge=0)
+    """Images in one request."""
     max_image_bytes: int = Field(default=16 * 2**20, ge=1)
+    """Bytes of one encoded image."""
     max_image_pixels: int = Field(default=16 * 2**20, ge=1)
+    """Pixels of one image, checked before it is decoded."""
     allowed_image_domains: tuple[Domain, ...] = ()
+    """Hosts from which images are fetched by https, each named exactly; if there are none, only
+    `data:` URIs are accepted.
+    """
     image_fetch_timeout_s: float = Field(default=5, gt=0, allow_inf_nan=False)
+    """Most seconds from looking up an image's host to the last byte."""
     first_token_timeout_s: float | None = Field(default=600, gt=0, allow_inf_nan=False)
+    """Most seconds from a request to the first token of each of its texts, including the wait for
+    its turn; null sets no limit.
+    """
     stall_timeout_s: float | None = Field(default=120, gt=0, allow_inf_nan=False)
+    """Most seconds from one token to the next; null sets no limit."""
     total_timeout_s: float | None = Field(default=3600, gt=0, allow_inf_nan=False)
+    """Most seconds from a request to the end of its answer; requests to classify, embed or rank
+    texts have only this time limit. null sets no limit.
+    """
     failover_timeout_s: float = Field(default=90, gt=0, allow_inf_nan=False)
+    """Most seconds from the loss of an answer's replica until another goes on with it, or begins
+    anew if nothing had come.
+    """
     slow_reader_timeout_s: float | None = Field(default=30, gt=0, allow_inf_nan=False)
+    """Most seconds that a client may leave a stream unread while there is more to send; then it
+    loses the stream. null waits forever.
+    """
     max_num_tools: int = Field(default=128, ge=0, le=MAX_NUM_TOOLS)
+    """Tools that one request may offer to the model."""
     max_tools_bytes: int = Field(default=64 * 2**10, ge=0)
+    """Size of the names, descriptions and schemas of a request's tools together, as JSON."""
     max_schema_bytes: int = Field(default=2**16, ge=2, le=2**19)
+    """Size of one JSON schema, regular expression, grammar or list of choices."""
     max_schema_depth: int = Field(default=32, ge=1, le=100)
+    """How deeply the brackets of a schema may be nested; an object in an object takes two.
+    `max_json_depth` also counts the brackets of the body around it.
+    """
     max_schema_compile_s: int = Field(default=1, ge=1, le=60)
+    """Seconds of CPU time that compiling one schema or grammar may take."""
     max_num_prompts: int = Field(default=64, ge=1)
+    """Texts that one completions request may ask for: its prompts, each `n` times. Each is a
+    sequence of its own.
+    """
     max_num_texts: int = Field(default=1024, ge=1, le=MAX_NUM_TEXTS)
+    """Texts of one request to classify, embed or rank them."""
     max_num_pieces: int = Field(default=8192, ge=1)
+    """Pieces that all texts of one classification request may be split into."""
 
 
 class StructuredOutputsConfig(StrictModel):
-    """How the schemas and grammars of requests are read.
-
-    Attributes:
-        closed_objects: Whether an object that lists `properties`, and says nothing of others, has
-            no others. By the standard it may have any, and models then write on.
-    """
+    """How the schemas and grammars of requests are read."""
 
     closed_objects: bool = True
+    """Whether an object that lists `properties`, and says nothing of others, has no others. By the
+    standard it may have any, and models then write on.
+    """
 
 
 class AuthConfig(StrictModel):
-    """Authentication. Without keys, the server must listen only on this machine.
-
-    Attributes:
-        api_keys_file: A YAML file of hashed keys (see `serve_app.keys.api_keys`); the environment
-            variable RAYSTREAM_API_KEYS can replace it or add keys.
-        allow_anonymous: Serve every client that can reach the port, without keys, on any host.
-        allow_unauthenticated_ray: Start on a Ray without token authentication, where anyone who
-            can reach one of Ray's ports can run code on its nodes.
-    """
+    """Authentication. Without keys, the server must listen only on this machine."""
 
     api_keys_file: str | None = Field(default=None, min_length=1)
+    """A YAML file of hashed keys. The environment variable `RAYSTREAM_API_KEYS` adds keys to it or
+    takes its place: `name:sha256` pairs with commas between them, or one plain key.
+    """
     allow_anonymous: bool = False
+    """true serves every client that can reach the port, without keys. false refuses to start on
+    another host than this machine unless there are keys.
+    """
     allow_unauthenticated_ray: bool = False
+    """true starts even on a Ray that asks for no token, where anyone who can reach one of Ray's
+    ports can run code on its nodes.
+    """
 
     @model_validator(mode="after")
     def _check_consistency(self) -> Self:
@@ -351,14 +374,12 @@ class AuthConfig(StrictModel):
 
 
 class CorsConfig(StrictModel):
-    """Which web pages may call the server from a browser (CORS); those of no other origin do.
-
-    Attributes:
-        allowed_origins: Origins of pages, each named exactly, such as https://chat.example.org, or
-            `*` alone for any page.
-    """
+    """Which web pages may call the server from a browser (CORS); those of no other origin do."""
 
     allowed_origins: tuple[Origin, ...] = ()
+    """Origins of pages, each named exactly, such as https://chat.example.org, or `*` alone for any
+    page. Without keys, such a page can use the server of whoever opens it.
+    """
 
     @model_validator(mode="after")
     def _check_star(self) -> Self:
@@ -368,20 +389,19 @@ class CorsConfig(StrictModel):
 
 
 class TracingConfig(StrictModel):
-    """Traces of requests, for an OpenTelemetry collector; off unless there is an endpoint.
-
-    Attributes:
-        otlp_endpoint: The collector's URL for OTLP over HTTP, such as http://collector:4318; spans
-            go to `/v1/traces` below it. Credentials come from the environment variable
-            OTEL_EXPORTER_OTLP_HEADERS.
-        sample_ratio: The part of the requests that are traced. A request whose client sends a
-            `traceparent` is traced if that says so, whatever the ratio.
-    """
+    """Traces of requests, for an OpenTelemetry collector; off unless there is an endpoint."""
 
     otlp_endpoint: str | None = Field(
         default=None, max_length=2048, pattern=r"^https?://[^/?#@\s]+(/[^?#@\s]*)?$"
     )
+    """The collector's URL for OTLP over HTTP, such as http://collector:4318; spans go to
+    `/v1/traces` below it. Credentials come from the environment variable
+    OTEL_EXPORTER_OTLP_HEADERS.
+    """
     sample_ratio: float = Field(default=1.0, ge=0, le=1)
+    """The part of the requests that are traced, from 0 to 1. A request whose client sends a
+    `traceparent` is traced if that says so, whatever the ratio.
+    """
 
     @property
     def settings(self) -> TracingSettings | None:
@@ -392,26 +412,24 @@ class TracingConfig(StrictModel):
 
 
 class AppConfig(StrictModel):
-    """Everything that the composition root needs.
-
-    Attributes:
-        models: The models to serve; the first is the default.
-        limits: The limits on one request.
-        structured_outputs: How the schemas and grammars of requests are read.
-        auth: The keys that clients need, or permission to do without.
-        cors: Which web pages may call the server from a browser.
-        access_log: Whether each request writes a line of JSON to the log; see
-            `serve_app.middleware.access_log`.
-        tracing: Where traces of requests go.
-    """
+    """Everything that the composition root needs."""
 
     models: tuple[ModelConfig, ...] = Field(min_length=1)
+    """The models to serve; the first is the default."""
     limits: LimitsConfig = LimitsConfig()
+    """The limits on one request."""
     structured_outputs: StructuredOutputsConfig = StructuredOutputsConfig()
+    """How the schemas and grammars of requests are read."""
     auth: AuthConfig = AuthConfig()
+    """The keys that clients need, or permission to do without."""
     cors: CorsConfig = CorsConfig()
+    """Which web pages may call the server from a browser."""
     access_log: bool = True
+    """Whether each request writes a line of JSON to the ingress's log file, without prompts and
+    answers.
+    """
     tracing: TracingConfig = TracingConfig()
+    """Where traces of requests go."""
 
     @property
     def ongoing_requests(self) -> int:

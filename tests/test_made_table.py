@@ -1,11 +1,16 @@
 import pytest
 
 from tests.engine.model_table import TABLE as MODELS
+from tests.k8s.alerts_table import TABLE as ALERTS
 from tests.made_table import MadeTable
+from tests.serve_app.api_reference import TABLES as API
+from tests.serve_app.configuration_tables import TABLES as CONFIGURATION
 from tests.serve_app.metrics_table import TABLE as METRICS
 
+TABLES = [MODELS, METRICS, ALERTS, *API, *CONFIGURATION]
 
-@pytest.mark.parametrize("table", [MODELS, METRICS], ids=lambda table: table.path)
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: f"{table.path}, {table.name}")
 def test_the_table_in_the_document_is_what_make_table_writes(table: MadeTable) -> None:
     document = table.read()
     assert table.put_into(document) == document, "run `make table`"

@@ -55,17 +55,31 @@ class LoadPolicyConfig(StrictModel):
     """The types of `LoadPolicy`'s `policy_kwargs`; it has the defaults itself."""
 
     target_busy: float = Field(default=1.0, strict=True)
+    """Replicas are added until all sequences that run, wait or were refused in the last 5 s would
+    fill this part of `max_num_seqs` of each, or what runs this part of the KV memory. Of a model
+    that classifies or embeds, this part of `max_batched_tokens`.
+    """
     busy_to_leave: float = Field(default=1.0, strict=True)
+    """A replica is stopped if the others are no busier than this without it."""
     target_waiting_tokens: float = Field(default=1.0, strict=True)
+    """One more replica is added for each so many tokens that wait: choose what one replica computes
+    in a few seconds.
+    """
 
 
 class BatchingConfig(StrictModel):
     """The `user_config` of a model's deployment; None keeps the deployment's own default."""
 
     max_batch_size: int | None = Field(default=None, ge=1)
+    """Requests that are tokenized in one call. null is 32."""
     batch_wait_timeout_s: float | None = Field(default=None, ge=0)
+    """Time that the first of these requests waits for others. null is 0: requests gather while the
+    tokenizer is busy.
+    """
     max_queued_requests: int | None = Field(default=None, ge=0)
+    """In place of the model entry's. null keeps the entry's."""
     max_queued_tokens: int | None = Field(default=None, ge=0)
+    """In place of the model entry's. null keeps the entry's."""
 
 
 def check_file(name: str) -> bool:

@@ -57,23 +57,20 @@ class Scope(StrEnum):
 
 
 class ApiKey(StrictModel):
-    """One key.
-
-    Attributes:
-        name: Written to the access log.
-        sha256: The key's SHA-256, in hexadecimal.
-        requests_per_minute: Limit on POST requests; None sets no limit, here and below.
-        tokens_per_minute: Limit on tokens of prompts and answers together.
-        max_concurrent_streams: Limit on POST requests that run at the same time.
-        scopes: What the key may do besides using the models.
-    """
+    """One key."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9_.@-]{1,64}$")
+    """Names the key in the access log and in metrics."""
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    """The key's SHA-256, in hexadecimal."""
     requests_per_minute: Limit = None
+    """Limit on POST requests; null sets no limit, here and in the next two."""
     tokens_per_minute: Limit = None
+    """Limit on tokens of prompts and answers together."""
     max_concurrent_streams: Limit = None
+    """Limit on POST requests that run at the same time."""
     scopes: tuple[Scope, ...] = ()
+    """What the key may do besides using the models: `operate` sees what all users do."""
 
     @field_validator("scopes", mode="before")
     @classmethod

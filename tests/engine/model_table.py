@@ -1,7 +1,7 @@
-"""`make table`: writes README's table of models from the families in the tests.
+"""`make table`: writes the table of docs/models.md from the families in the tests.
 
 The features of a family are read off its tiny model, so the table claims only what the tests run. A
-test fails if README's table differs.
+test fails if the document differs.
 """
 
 from collections.abc import Callable, Mapping
@@ -74,7 +74,7 @@ FEATURES: Mapping[str, Callable[[PreTrainedConfig], bool]] = {
 FEATURES_BY_MODULE = {"q_norm": "norms on queries and keys", "experts": "experts"}
 
 
-TABLE = MadeTable("README.md", "models", table)
+TABLE = MadeTable("docs/models.md", "models", table)
 
 if __name__ == "__main__":
     TABLE.write()

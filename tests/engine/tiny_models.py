@@ -276,7 +276,7 @@ FAMILIES = (
     Family("GPT-2", gpt2, "openai-community/gpt2"),
     Family("OPT", opt, "`model_type: opt`"),
 )
-"""The families under test; `tests/engine/model_table.py` makes README's table from them."""
+"""The families under test; `tests/engine/model_table.py` makes docs/models.md's table from them."""
 
 MODELS: Mapping[str, Callable[[], PreTrainedModel]] = {
     family.make.__name__: family.make for family in FAMILIES

@@ -1,0 +1,58 @@
+"""Runs the examples of README.md and docs/ that are marked `[tested]`, page by page.
+
+Each page has a folder of its own, in which the project's files seem to lie. Examples that name the
+server's address get that of the running server.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.clients_page import ADDRESS
+from tests.docs.pages import ROOT, Example, Page, guides
+from tests.ray.serve_run import Server
+
+DEADLINE_S = 120
+PROGRAMS = {"sh": ("bash", "-euo", "pipefail", "-c"), "python": (sys.executable, "-c")}
+NOT_LINKED = {"serve_config.yaml", "runs"}
+"""Files of a page's own: examples may change them."""
+CURL = "silent\nshow-error\nfail-with-body\n"
+
+
+def tested(page: Page) -> list[Example]:
+    return [example for example in page.examples if example.mark == "[tested]"]
+
+
+PAGES = [page for page in guides() if tested(page)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_examples_of_a_page_run(page: Page, shipped_server: Server, tmp_path: Path) -> None:
+    lay_out(tmp_path)
+    for example in tested(page):
+        command = [*PROGRAMS[example.language], example.code.replace(ADDRESS, shipped_server.url)]
+        ended = subprocess.run(
+            command, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True,
+            timeout=DEADLINE_S,
+        )  # fmt: skip
+        shown = (ended.stdout + ended.stderr)[-3000:]
+        assert ended.returncode == 0, f"{example}\n{shown}"
+        assert ended.stdout, example
+
+
+def lay_out(folder: Path) -> None:
+    """Let the project's files seem to lie in a folder."""
+    for path in ROOT.iterdir():
+        if path.name not in NOT_LINKED and not path.name.startswith("."):
+            (folder / path.name).symlink_to(path)
+    shutil.copy(ROOT / "serve_config.yaml", folder)
+    (folder / ".curlrc").write_text(CURL)
+
+
+def environment(folder: Path) -> dict[str, str]:
+    programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return {**os.environ, "PATH": programs, "CURL_HOME": str(folder)}
