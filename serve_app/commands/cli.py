@@ -1,19 +1,25 @@
-"""The command line: `raystream serve`, `check`, `plan`, `download`, `new-key`, `info`, `supervise`.
+"""The server's command line. `raystream` adds the load tester's to it.
 
 Each command imports what it needs when it runs. `raystream serve` lives as long as its server and
 only supervises it, so Ray and torch would take its memory for nothing.
 """
 
+import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final, NoReturn
 
 import typer
+
+from serve_app.shipped_files import CONFIG
+
+HERE: Final = Path("serve_config.yaml")
+"""What `raystream serve` serves if no file is named and it exists."""
 
 app = typer.Typer(
     name="raystream",
     help="Serve transformer models from Ray Serve, on this machine or a cluster.",
-    epilog="Begin with: raystream serve serve_config.yaml",
+    epilog="Begin with: raystream serve",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
@@ -48,17 +54,53 @@ KeyScopes = Annotated[
 
 
 @app.command()
-def serve(file: ConfigFile) -> None:
+def serve(
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[FILE]",
+            help="A Serve configuration. Without it: serve_config.yaml of this folder, or the "
+            "embedded models if there is none.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
     """Serve a file's models on this machine until Ctrl-C.
 
     The file is checked first, as `raystream check` does, and that the server's ports are free. Ray
     is started and ended with the server; a cluster that already runs here is left alone. On a
     cluster, use `serve deploy FILE` or KubeRay.
     """
+    from serve_app.commands.server_environment import with_switches
     from serve_app.commands.supervise import run_supervised
 
+    if file is None:
+        file = HERE if HERE.exists() else CONFIG
+    if file is CONFIG:
+        typer.echo(f"There is no {HERE} here, so the embedded models are served.")
+    # Ray writes its API's token to ~/.ray/auth_token, which other users must not read.
+    os.umask(0o077)
     driver = (sys.executable, "-m", "serve_app.commands.driver")
-    raise typer.Exit(run_supervised([*driver, str(file)]))
+    raise typer.Exit(run_supervised([*driver, str(file)], with_switches(os.environ)))
+
+
+@app.command("new-config")
+def new_config(
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="[FILE]", help="The file to write; there must be none yet."),
+    ] = HERE,
+) -> None:
+    """Write the embedded models' configuration into a file, to be changed.
+
+    Comments explain each key. `raystream serve` without a file reads serve_config.yaml.
+    """
+    try:
+        with file.open("x", encoding="utf-8") as new:
+            new.write(CONFIG.read_text(encoding="utf-8"))
+    except OSError as error:
+        _fail(f"{file}: {error.strerror}")
+    typer.echo(f"{file} is written; serve it by: raystream serve {file}")
 
 
 @app.command()
@@ -131,8 +173,7 @@ def plan(
             entries = (planning.entry_of(model, dtype, given),)
         found = planning.plan_models(entries, card, share)
     except planning.PlanError as error:
-        typer.echo(f"Error: {error}", err=True)
-        raise typer.Exit(2) from None
+        _fail(str(error), 2)
     if as_json:
         typer.echo(planning.as_json(found, card))
     else:
@@ -165,8 +206,7 @@ def download(
         else:
             downloading.download(models, cache, downloading.fetch_from_hub, typer.echo)
     except (PlanError, downloading.DownloadError) as error:
-        typer.echo(f"Error: {error}", err=True)
-        raise typer.Exit(1) from None
+        _fail(str(error))
 
 
 @app.command("new-key")
@@ -207,4 +247,10 @@ def supervise(
     """
     from serve_app.commands.supervise import run_supervised
 
-    raise typer.Exit(run_supervised([program, *context.args]))
+    raise typer.Exit(run_supervised([program, *context.args], os.environ))
+
+
+def _fail(message: str, code: int = 1) -> NoReturn:
+    """End a command with an error of one line."""
+    typer.echo(f"Error: {message}", err=True)
+    raise typer.Exit(code)
