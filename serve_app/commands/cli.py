@@ -58,7 +58,7 @@ def serve(
     file: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[FILE]",
+            metavar="FILE",
             help="A Serve configuration. Without it: serve_config.yaml of this folder, or the "
             "embedded models if there is none.",
             show_default=False,
@@ -88,7 +88,7 @@ def serve(
 def new_config(
     file: Annotated[
         Path,
-        typer.Argument(metavar="[FILE]", help="The file to write; there must be none yet."),
+        typer.Argument(metavar="FILE", help="The file to write; there must be none yet."),
     ] = HERE,
 ) -> None:
     """Write the embedded models' configuration into a file, to be changed.
@@ -101,6 +101,55 @@ def new_config(
     except OSError as error:
         _fail(f"{file}: {error.strerror}")
     typer.echo(f"{file} is written; serve it by: raystream serve {file}")
+
+
+@app.command()
+def chat(
+    question: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="QUESTION",
+            help="Ask only this, and print the bare answer. Without it: a conversation, or one "
+            "question from standard input if that is no terminal.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    url: Annotated[
+        str, typer.Option(help="Where the server's API begins.")
+    ] = "http://127.0.0.1:8000/v1",
+    model: Annotated[
+        str | None,
+        typer.Option(help="A model's id. Without it: the server's first that generates text."),
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            envvar=["RAYSTREAM_API_KEY", "OPENAI_API_KEY"],
+            help="The key that is sent; better in the environment, which other users don't see.",
+        ),
+    ] = None,
+    system: Annotated[str | None, typer.Option(help="The system prompt.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(min=0, help="0: always the likeliest token.")
+    ] = None,
+    top_p: Annotated[float | None, typer.Option(min=0, max=1, help="Nucleus sampling.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens of an answer.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The same seed gives the same answer.")] = None,
+) -> None:
+    """Talk with a model of a running server, this machine's or another with OpenAI's API.
+
+    For example: `raystream chat "What does os.path.join do?"`, or `raystream chat < question.txt`
+    """
+    from serve_app.commands.chat.chat import run_chat
+
+    sampling = {
+        "temperature": temperature,
+        "top_p": top_p,
+        "max_tokens": max_tokens,
+        "seed": seed,
+    }
+    raise typer.Exit(run_chat(url, api_key, question, model, system, sampling))
 
 
 @app.command()
@@ -119,7 +168,7 @@ def plan(
     file: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[FILE]",
+            metavar="FILE",
             help="A Serve configuration, whose models are planned side by side.",
             show_default=False,
         ),
