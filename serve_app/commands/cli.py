@@ -153,6 +153,29 @@ def chat(
 
 
 @app.command()
+def demo(
+    *,
+    no_color: Annotated[
+        bool, typer.Option("--no-color", help="Write plain lines, as without a terminal.")
+    ] = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Let the server run afterwards, until Ctrl-C.")
+    ] = False,
+    save_svg: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write what is shown as a picture.")
+    ] = None,
+) -> None:
+    """Show that answers outlive the replica that writes them.
+
+    Starts a server of its own with two replicas, asks three questions, then asks them again and
+    kills a replica meanwhile. The last line compares both runs; the exit code is 1 if they differ.
+    """
+    from serve_app.commands.demo.demo import run_demo
+
+    raise typer.Exit(run_demo(is_plain=no_color, keep=keep, svg=save_svg))
+
+
+@app.command()
 def check(file: ConfigFile) -> None:
     """Name every mistake in a file, Ray's own sections included, without starting anything.
 
