@@ -8,6 +8,7 @@ from typing import Final
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.padding import Padding
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -17,9 +18,11 @@ from serve_app.commands.demo.streams import DemoStream
 FRAMES_PER_S: Final = 12
 PANEL_LINES: Final = 12
 SVG_WIDTH: Final = 112
+SVG_MARGIN: Final = 2
+ID_LENGTH: Final = 17
 
 SVG_FORMAT: Final = """\
-<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img">
+<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {terminal_width} {terminal_height}" role="img">
 <title>raystream demo: a replica is killed while it answers</title>
 <style>
 text {{ font-family: ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace; \
@@ -29,8 +32,8 @@ font-size: {char_height}px; white-space: pre; }}
 <defs><clipPath id="{unique_id}-clip-terminal">
 <rect x="0" y="0" width="{terminal_width}" height="{terminal_height}"/>
 </clipPath>{lines}</defs>
-<rect fill="#292929" width="{width}" height="{height}" rx="8"/>
-<g transform="translate({terminal_x}, {terminal_y})" clip-path="url(#{unique_id}-clip-terminal)">
+<rect fill="#292929" width="{terminal_width}" height="{terminal_height}" rx="8"/>
+<g clip-path="url(#{unique_id}-clip-terminal)">
 {backgrounds}
 <g class="{unique_id}-matrix">{matrix}</g>
 </g>
@@ -89,7 +92,8 @@ class DemoScreen:
         """
         console = Console(record=True, width=SVG_WIDTH, file=io.StringIO(), force_terminal=True)
         above, below = self._told[: self._num_above], self._told[self._num_above :]
-        console.print(Group(*above, panels(self._streams, SVG_WIDTH), *below))
+        shown = Group(*above, panels(self._streams, SVG_WIDTH - 2 * SVG_MARGIN), *below)
+        console.print(Padding(shown, (1, SVG_MARGIN)))
         console.save_svg(str(file), code_format=SVG_FORMAT)
 
 
@@ -106,7 +110,7 @@ def panels(streams: Sequence[DemoStream], width: int) -> Table:
 def _panel(number: int, stream: DemoStream, width: int) -> Panel:
     head = Text(no_wrap=True, overflow="ellipsis")
     head.append(f"{stream.question.text}\n", style="bold")
-    head.append(f"{stream.answer_id or 'waiting'}\n", style="dim")
+    head.append(f"{stream.answer_id[:ID_LENGTH] or 'waiting'}\n", style="dim")
     return Panel(
         Group(head, part_to_show(stream, width)),
         title=f"{number}: {stream.question.how}",
@@ -121,7 +125,7 @@ def part_to_show(stream: DemoStream, width: int) -> Text:
     text, end = Text(), 0
     for pause in stream.pauses:
         text.append(stream.text[end : pause.position])
-        text.append(f" [moved: {pause.seconds:.2f} s] ", style="black on yellow")
+        text.append(f"\xa0moved,\xa0{pause.seconds:.2f}\xa0s\xa0", style="#000000 on yellow")
         end = pause.position
     text.append(stream.text[end:])
     lines = text.wrap(Console(width=width), width)

@@ -65,7 +65,7 @@ QUESTIONS: Final = (
     ),
     Question(
         "What is shutil.copy for?",
-        "JSON schema, temperature 1, seed 8",
+        "JSON schema, seed 8",
         {"temperature": 1, "seed": 8, "response_format": JSON_SCHEMA},
     ),
 )
