@@ -12,7 +12,7 @@ SHIPPED: Final = "serve_app/shipped"
 """Where `serve_app.shipped_files` looks for them."""
 
 FILES: Final = ("serve_config.yaml", "serve.env")
-MODELS: Final = "models/pydoc-*"
+MODELS: Final = "models/*/config.json"
 
 
 class ShippedFiles(BuildHookInterface[Any]):
@@ -23,6 +23,6 @@ class ShippedFiles(BuildHookInterface[Any]):
         if version != "standard":
             return
         root = Path(self.root)
-        models = sorted(str(folder.relative_to(root)) for folder in root.glob(MODELS))
+        models = sorted(str(config.parent.relative_to(root)) for config in root.glob(MODELS))
         for name in (*FILES, *models):
             build_data["force_include"][name] = f"{SHIPPED}/{name}"

@@ -65,6 +65,16 @@ class DemoScreen:
         self._console.print(shown, soft_wrap=self.is_plain)
 
     @contextmanager
+    def busy(self, line: str) -> Iterator[None]:
+        """Show a line, and that something goes on until the block is left."""
+        self.tell(line)
+        if self.is_plain:
+            yield
+        else:
+            with self._console.status("this takes half a minute, or more on a busy machine"):
+                yield
+
+    @contextmanager
     def during(self, streams: Sequence[DemoStream], *, stay: bool) -> Iterator[None]:
         """Draw streams until the block is left.
 
