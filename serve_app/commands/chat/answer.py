@@ -77,7 +77,7 @@ class Answer:
         if self.usage is not None:
             parts.append(f"{self.usage.completion_tokens} tokens{self._rate(self.usage)}")
         if self.finish_reason == "length":
-            parts.append("cut at its greatest length")
+            parts.append("cut by its length limit")
         if self.num_moves:
             parts.append("moved to another replica" + _times(self.num_moves))
         return ", ".join(parts)

@@ -65,7 +65,7 @@ async def test_its_figures_are_those_of_its_tokens() -> None:
         Delta("1", usage=Usage(5, 21)),
     )
     assert answer.figures() == (
-        "first token after 250 ms, 21 tokens at 10 a second, cut at its greatest length"
+        "first token after 250 ms, 21 tokens at 10 a second, cut by its length limit"
     )
 
 
