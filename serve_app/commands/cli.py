@@ -78,6 +78,7 @@ def serve(
         file = HERE if HERE.exists() else CONFIG
     if file is CONFIG:
         typer.echo(f"There is no {HERE} here, so the embedded models are served.")
+        typer.echo("To serve others: raystream new-config")
     # Ray writes its API's token to ~/.ray/auth_token, which other users must not read.
     os.umask(0o077)
     driver = (sys.executable, "-m", "serve_app.commands.driver")

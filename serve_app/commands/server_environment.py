@@ -52,7 +52,6 @@ AUTH_MODE = "RAY_AUTH_MODE"
 FOLDER_PARENT = "/tmp"
 """Short: the path of a Unix socket has 107 bytes, of which Ray's names below the folder take 80."""
 
-
 HAPROXY = "RAY_SERVE_ENABLE_HA_PROXY"
 HAPROXY_BINARY = "RAY_SERVE_HAPROXY_BINARY_PATH"
 OUR_HAPROXY = "raystream-haproxy"

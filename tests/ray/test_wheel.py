@@ -57,7 +57,7 @@ def check_serving(
     told = log.read_text().splitlines()
     assert told[0] == "There is no serve_config.yaml here, so the embedded models are served."
     shipped = packages / "serve_app" / "shipped" / "serve_config.yaml"
-    assert told[1].startswith(f"{shipped}: every key is known")
+    assert told[2].startswith(f"{shipped}: every key is known")
     assert "Models: pydoc-chat (generate), pydoc-detector (classify), pydoc-search (embed)" in told
     assert told[-1] == "Stopped."
     assert list(empty.iterdir()) == []
