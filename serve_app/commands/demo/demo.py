@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -55,11 +55,9 @@ def _exit(number: int, _: FrameType | None) -> None:
 
 def _show(screen: DemoScreen, *, keep: bool, svg: Path | None) -> int:
     started_s = time.monotonic()
-    with ExitStack() as stack:
-        with screen.busy(
-            "Starting a server with two replicas of pydoc-chat, for this machine only"
-        ):
-            server = stack.enter_context(serving(lambda line: screen.tell(line, "dim")))
+    with serving(lambda line: screen.tell(line, "dim")) as server:
+        with screen.busy("Starting a server with two replicas of pydoc-chat on this machine"):
+            server.wait_until_ready()
         screen.tell(f"Ready after {time.monotonic() - started_s:.0f} s. The page: {server.url}/")
         screen.tell(NONSENSE, "dim")
         verdict = asyncio.run(_compare(server, screen))

@@ -60,15 +60,28 @@ def _without(section: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class DemoServer:
-    """A server that is ready.
+    """A server that has been started.
 
     Attributes:
         url: Where it answers.
-        process_id: Its supervisor.
+        process: Its supervisor.
+        log: What it writes.
     """
 
     url: str
-    process_id: int
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def wait_until_ready(self) -> None:
+        """Return when its models are loaded.
+
+        Raises:
+            DemoError: It has ended.
+        """
+        while not is_ready(self.url):
+            if self.process.poll() is not None:
+                raise DemoError(f"the server did not start:\n{_last_lines(self.log)}")
+            time.sleep(POLL_S)
 
     def kill_replica(self, process_id: int) -> None:
         """Kill a replica as the system does that runs out of memory.
@@ -76,7 +89,7 @@ class DemoServer:
         Raises:
             DemoError: The process is none of this server's.
         """
-        family = psutil.Process(self.process_id).children(recursive=True)
+        family = psutil.Process(self.process.pid).children(recursive=True)
         if process_id not in {each.pid for each in family}:
             raise DemoError(f"the process {process_id} does not belong to the demo's server")
         os.kill(process_id, signal.SIGKILL)
@@ -84,26 +97,14 @@ class DemoServer:
 
 @contextmanager
 def serving(tell: Callable[[str], None]) -> Iterator[DemoServer]:
-    """Start the server, wait until it is ready, and stop it at the end.
-
-    Args:
-        tell: Shows a line to the user.
-
-    Raises:
-        DemoError: It does not start.
-    """
+    """Start the server, and stop it at the end; `tell` shows that to the user."""
     with tempfile.TemporaryDirectory(prefix="raystream-demo-") as name:
         folder, port = Path(name), _free_port()
         document = two_replicas(yaml.safe_load(CONFIG.read_text(encoding="utf-8")), port)
         (folder / "serve_config.yaml").write_text(yaml.safe_dump(document), encoding="utf-8")
         process = _start(folder)
         try:
-            server = DemoServer(f"http://{LOCAL}:{port}", process.pid)
-            while not is_ready(server.url):
-                if process.poll() is not None:
-                    raise DemoError(f"the server did not start:\n{_last_lines(folder / 'log')}")
-                time.sleep(POLL_S)
-            yield server
+            yield DemoServer(f"http://{LOCAL}:{port}", process, folder / "log")
         finally:
             if process.poll() is None:
                 tell("Stopping the server.")
@@ -128,12 +129,15 @@ def _start(folder: Path) -> subprocess.Popen[bytes]:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    process.send_signal(signal.SIGINT)
-    try:
-        process.wait(STOP_S + 10)  # after STOP_S its supervisor kills what is left
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    deadline_s = time.monotonic() + STOP_S + 10  # after STOP_S its supervisor kills what is left
+    while process.poll() is None:
+        try:
+            process.send_signal(signal.SIGINT)
+            process.wait(max(0.0, deadline_s - time.monotonic()))
+        except KeyboardInterrupt:
+            continue  # a second request, which its supervisor gets, too
+        except subprocess.TimeoutExpired:
+            process.kill()
 
 
 def _last_lines(log: Path) -> str:

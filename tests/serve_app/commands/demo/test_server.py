@@ -1,8 +1,11 @@
 import os
+import subprocess
+from pathlib import Path
 
 import pytest
 import yaml
 
+from benchmarks.free_port import free_port
 from serve_app.commands.check import find_problems
 from serve_app.commands.demo.server import DemoError, DemoServer, two_replicas
 from serve_app.config import AppConfig
@@ -23,8 +26,20 @@ def test_its_configuration_is_the_shipped_one_with_two_replicas_of_one_model() -
 
 
 def test_only_processes_of_its_own_server_are_killed() -> None:
-    server = DemoServer("http://127.0.0.1:1", os.getpid())
-    with pytest.raises(DemoError, match="does not belong"):
-        server.kill_replica(1)
-    with pytest.raises(DemoError):
-        server.kill_replica(os.getppid())
+    with subprocess.Popen(["sleep", "60"]) as process:
+        server = DemoServer("http://127.0.0.1:1", process, Path("log"))
+        with pytest.raises(DemoError, match="does not belong"):
+            server.kill_replica(os.getpid())
+        process.kill()
+
+
+def test_a_server_that_ends_at_its_start_is_told_with_its_last_lines(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("".join(f"line {i}\n" for i in range(100)))
+    with subprocess.Popen(["true"]) as process:
+        process.wait()
+        server = DemoServer(f"http://127.0.0.1:{free_port()}", process, log)
+        with pytest.raises(DemoError, match="did not start") as caught:
+            server.wait_until_ready()
+    assert str(caught.value).splitlines()[-1] == "line 99"
+    assert "line 50" not in str(caught.value)
