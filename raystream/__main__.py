@@ -4,22 +4,28 @@ Only this module knows both. The load tester's commands are imported when one of
 with numpy and plotly that takes most of a second.
 """
 
+from typing import Any
+
 import typer
-from click import Command, Context
 from typer.core import TyperGroup
 from typer.main import get_group
 
 from serve_app.commands.cli import app
 
+__all__ = ["app"]
+
 
 class LoadTesterCommands(TyperGroup):
-    """The commands of `loadtest`."""
+    """The commands of `loadtest`.
 
-    def list_commands(self, ctx: Context) -> list[str]:
+    Typer has a copy of click, whose types it does not hand out.
+    """
+
+    def list_commands(self, ctx: Any) -> list[str]:
         """Return their names."""
         return list(_load_tester().commands)
 
-    def get_command(self, ctx: Context, cmd_name: str) -> Command | None:
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return the one of this name, if there is one."""
         return _load_tester().commands.get(cmd_name)
 
