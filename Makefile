@@ -26,11 +26,8 @@ $(STAMP): requirements.lock pyproject.toml
 	@touch $@
 
 # `raystream serve` starts a Ray of its own and leaves any cluster that already runs here alone.
-# umask: Ray writes its API's token to ~/.ray/auth_token, which other users must not read.
 serve: $(STAMP) ## serve the embedded models on http://127.0.0.1:8000 until Ctrl-C
-	@set -a; . ./serve.env; set +a; umask 077; export PATH="$$PWD/$(BIN):$$PATH"; \
-		export RAY_SERVE_HAPROXY_BINARY_PATH="$$PWD/$(BIN)/raystream-haproxy"; \
-		exec raystream serve serve_config.yaml
+	@exec $(BIN)/raystream serve serve_config.yaml
 
 # Two processes: the tests of one mostly wait for Ray, so the other computes meanwhile.
 test: $(STAMP) ## run all tests but those of `make soak`

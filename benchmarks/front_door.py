@@ -39,8 +39,8 @@ from rich.table import Table
 from benchmarks.free_port import free_ports
 from benchmarks.instant_server import NUM_DELTAS, TOKENS_PER_DELTA
 from benchmarks.old_checkout import ROOT, old_checkout
-from k8s.make_base import parse_env
 from serve_app.commands.server_environment import HAPROXY_PORTS
+from serve_app.shipped_files import parse_env
 
 BASELINE = "febb12765bda9ee4d10a50bf14ef2e40a136b500"
 SERVER = Path(__file__).with_name("instant_server.py")

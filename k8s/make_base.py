@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from k8s.gpu_configs import OVERLAYS, on_gpus
+from serve_app.shipped_files import parse_env
 
 ROOT = Path(__file__).resolve().parent.parent
 BASE = ROOT / "k8s" / "base"
@@ -128,12 +129,6 @@ def auth_on_cluster(args: Mapping[str, Any]) -> dict[str, Any]:
     if args["auth"]["allow_anonymous"]:
         return dict(args["auth"])
     return {**args["auth"], "api_keys_file": API_KEYS_FILE}
-
-
-def parse_env(text: str) -> dict[str, str]:
-    """Read KEY=VALUE lines, ignoring blank lines and comments."""
-    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
-    return dict(line.split("=", maxsplit=1) for line in lines)
 
 
 def format_env(env: Mapping[str, str]) -> str:

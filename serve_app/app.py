@@ -21,7 +21,6 @@ from serve_app.backends.model_router import PATH as MODEL_ROUTER
 from serve_app.config import (
     INGRESS_NAME,
     LEDGER_NAME,
-    PROJECT_ROOT,
     AppConfig,
     AuthConfig,
     ModelConfig,
@@ -31,6 +30,7 @@ from serve_app.keys.api_keys import KeyRing, load_api_keys
 from serve_app.keys.ledger import KeyLedger
 from serve_app.middleware.auth import require_protection
 from serve_app.sharing import resolve_models, to_spec
+from serve_app.shipped_files import SHIPPED
 
 MIN_ONGOING_REQUESTS = 512
 """Ray's routers must not hold a burst back: the model's replica queues and refuses requests."""
@@ -61,7 +61,7 @@ def build(args: AppConfig) -> Application:
         ValueError: A model's share of a GPU can't be chosen.
     """
     require_ray_token(args.auth)
-    keys = load_api_keys(args.auth, PROJECT_ROOT)
+    keys = load_api_keys(args.auth, SHIPPED)
     host = listening_host()
     # Checked before any model loads. If Serve has not started yet, the ingress checks it.
     if host is not None:

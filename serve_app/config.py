@@ -6,7 +6,6 @@ one. `make table` makes docs/configuration.md from the fields and the docstrings
 """
 
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -16,9 +15,6 @@ from deployments.model_spec import MAX_AUTO_SEQS, Task
 from deployments.tracing import TracingSettings
 
 T = TypeVar("T")
-
-PROJECT_ROOT = Path(__file__).resolve().parent.parent
-"""Relative paths are looked up in the working directory first, then here."""
 
 INGRESS_NAME = "Ingress"
 """The ingress's deployment in Ray."""

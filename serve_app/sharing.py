@@ -9,7 +9,8 @@ from pathlib import Path
 from deployments.model_shape import ModelShape
 from deployments.model_spec import ModelSpec
 from deployments.replica_plan import MIN_SHARE, shares_side_by_side, typical_bytes
-from serve_app.config import PROJECT_ROOT, ModelConfig, number
+from serve_app.config import ModelConfig, number
+from serve_app.shipped_files import SHIPPED
 
 ReadShape = Callable[[ModelConfig], ModelShape]
 """Reads a model's sizes from its configuration, which may be downloaded for that."""
@@ -132,8 +133,8 @@ def to_spec(model: ModelConfig, num_gpus: float) -> ModelSpec:
 
 
 def _resolve_source(source: str) -> str:
-    """Return the absolute path of a folder here or in the project; else the hub id unchanged."""
-    for folder in (Path(source), PROJECT_ROOT / source):
+    """Return the absolute path of a folder here or of those shipped; else the hub id unchanged."""
+    for folder in (Path(source), SHIPPED / source):
         if folder.is_dir():
             return str(folder.resolve())
     return source

@@ -15,8 +15,8 @@ from typing import Any
 
 import yaml
 
-from k8s.make_base import parse_env
-from serve_app.commands import haproxy
+from serve_app.commands.server_environment import HAPROXY_BINARY
+from serve_app.shipped_files import parse_env
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -87,7 +87,7 @@ def environment(is_plain: bool) -> dict[str, str]:
     return {
         **os.environ,
         **parse_env((ROOT / "serve.env").read_text()),
-        haproxy.VARIABLE: str(Path(sys.executable).with_name("raystream-haproxy")),
+        HAPROXY_BINARY: str(Path(sys.executable).with_name("raystream-haproxy")),
     }
 
 

@@ -4,9 +4,11 @@ import http.client
 import json
 import shlex
 import ssl
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -84,9 +86,16 @@ class Announcement:
         if self.dashboard_url is not None:
             pages.append(
                 f"Ray's dashboard: {self.dashboard_url} "
-                "(`.venv/bin/ray get-auth-token` prints the token that it asks for)"
+                f"(`{_ray()} get-auth-token` prints the token that it asks for)"
             )
         return pages
+
+
+def _ray() -> str:
+    """Return how a shell in this folder calls the `ray` of this environment."""
+    program = Path(sys.executable).with_name("ray")
+    here = Path.cwd()
+    return str(program.relative_to(here) if program.is_relative_to(here) else program)
 
 
 def local_url(host: str, port: int, route_prefix: str, *, has_tls: bool = False) -> str:

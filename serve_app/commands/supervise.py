@@ -18,7 +18,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -40,11 +40,11 @@ SAME_REQUEST_S = 2.0
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def run_supervised(command: Sequence[str]) -> int:
-    """Run a command as `supervise` does, with the environment and a folder of a server's own."""
+def run_supervised(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run a command as `supervise` does, with a server's variables and a folder of its own."""
     folder = tempfile.mkdtemp(prefix="raystream-", dir=FOLDER_PARENT)
     try:
-        return supervise(command, server_environment(os.environ, Path(folder)))
+        return supervise(command, server_environment(environment, Path(folder)))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -4,26 +4,23 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 import yaml
 
 from benchmarks.free_port import free_port
-from k8s.make_base import K8S, ROOT, parse_env
-from serve_app.commands.announcement import is_ready
+from k8s.make_base import K8S, ROOT
 from serve_app.commands.server_environment import HAPROXY_PORTS
-from tests.ray.serve_run import wait_until
+from serve_app.shipped_files import parse_env
+from tests.ray.started import started, streamed_answer
 
 DOCKERFILE = K8S / "Dockerfile"
 SCRIPT = K8S / "install.sh"
 FOLDER = "/opt/raystream"
-DEADLINE_S = 240
 
 
 def instructions() -> list[tuple[str, str]]:
@@ -186,21 +183,6 @@ def test_serve_run_from_the_clean_folder_starts_and_streams(
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
     }
     command = ["raystream", "supervise", "serve", "run", "--address", "local", "config.yaml"]
-    with (tmp_path / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [str(installed / "bin" / command[0]), *command[1:]],
-            cwd=tmp_path, env=environment, stdout=log, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-    try:
-        url = f"http://127.0.0.1:{port}"
-        wait_until(lambda: process.poll() is not None or is_ready(url), DEADLINE_S)
-        assert process.poll() is None, (tmp_path / "log").read_text()
-        question = {"role": "user", "content": "What does os.path.join do?"}
-        body = {"model": "pydoc-chat", "stream": True, "messages": [question]}
-        answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
-        assert answer.status_code == 200
-        assert answer.text.endswith("data: [DONE]\n\n")
-        assert answer.text.count("data: ") > 3
-    finally:
-        process.send_signal(signal.SIGINT)
-        process.wait(DEADLINE_S)
+    url = f"http://127.0.0.1:{port}"
+    with started([installed / "bin" / command[0], *command[1:]], tmp_path, environment, url):
+        assert streamed_answer(url).count("data: ") > 3

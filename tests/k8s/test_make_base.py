@@ -4,7 +4,8 @@ from typing import Any
 import pytest
 import yaml
 
-from k8s.make_base import BASE, ROOT, format_env, generated_files, parse_env
+from k8s.make_base import BASE, ROOT, format_env, generated_files
+from serve_app.shipped_files import parse_env
 
 
 def _leaves(value: Any, path: str = "") -> dict[str, Any]:

@@ -14,8 +14,8 @@ import psutil
 import yaml
 
 from benchmarks.free_port import free_port
-from k8s.make_base import parse_env
-from serve_app.commands import haproxy
+from serve_app.commands.server_environment import HAPROXY_BINARY
+from serve_app.shipped_files import parse_env
 
 ROOT = Path(__file__).resolve().parents[2]
 READY_DEADLINE_S = 300
@@ -44,7 +44,7 @@ threads.
 def haproxy_environment() -> dict[str, str]:
     """Return the variables that `make serve` sets."""
     program = Path(sys.executable).parent / "raystream-haproxy"
-    return {**parse_env((ROOT / "serve.env").read_text()), haproxy.VARIABLE: str(program)}
+    return {**parse_env((ROOT / "serve.env").read_text()), HAPROXY_BINARY: str(program)}
 
 
 def shipped_config(folder: Path) -> Path:

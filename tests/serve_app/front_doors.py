@@ -14,7 +14,7 @@ from ray.serve._private.haproxy import BackendConfig, HAProxyApi, HAProxyConfig,
 from ray.serve.config import HTTPOptions
 
 from benchmarks.free_port import free_port, free_ports
-from k8s.make_base import parse_env
+from serve_app.shipped_files import parse_env
 from tests.raw_http import DEADLINE_S, LOCALHOST
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,7 +9,6 @@ from serve_app.config import (
     GENERATION_KEYS,
     INGRESS_NAME,
     ONGOING_MARGIN,
-    PROJECT_ROOT,
     AppConfig,
     CorsConfig,
     LimitsConfig,
@@ -17,6 +16,7 @@ from serve_app.config import (
     TracingConfig,
     unknown_key_message,
 )
+from serve_app.shipped_files import CONFIG
 
 
 def model(**changes: Any) -> ModelConfig:
@@ -44,7 +44,7 @@ def test_unknown_section_is_refused() -> None:
 
 
 def test_the_shipped_file_names_every_limit_with_its_default() -> None:
-    shipped = yaml.safe_load((PROJECT_ROOT / "serve_config.yaml").read_text(encoding="utf-8"))
+    shipped = yaml.safe_load(CONFIG.read_text(encoding="utf-8"))
     limits = shipped["applications"][0]["args"]["limits"]
     assert list(limits) == list(LimitsConfig.model_fields)
     assert LimitsConfig.model_validate(limits) == LimitsConfig()
@@ -219,7 +219,7 @@ def test_a_collector_s_url_has_no_credentials_and_a_ratio_is_a_part(
 
 
 def test_the_shipped_file_has_no_traces() -> None:
-    shipped = yaml.safe_load((PROJECT_ROOT / "serve_config.yaml").read_text(encoding="utf-8"))
+    shipped = yaml.safe_load(CONFIG.read_text(encoding="utf-8"))
     tracing = shipped["applications"][0]["args"]["tracing"]
     assert list(tracing) == list(TracingConfig.model_fields)
     assert TracingConfig.model_validate(tracing) == TracingConfig()
@@ -248,7 +248,7 @@ def test_an_origin_is_a_scheme_and_a_host_or_any_alone(origins: list[str]) -> No
 
 
 def test_the_shipped_file_runs_on_two_cores_with_room_for_a_roll_out() -> None:
-    shipped = yaml.safe_load((PROJECT_ROOT / "serve_config.yaml").read_text(encoding="utf-8"))
+    shipped = yaml.safe_load(CONFIG.read_text(encoding="utf-8"))
     (application,) = shipped["applications"]
     deployments = {each["name"]: each for each in application["deployments"]}
     ingress = deployments[INGRESS_NAME]

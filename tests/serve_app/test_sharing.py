@@ -4,8 +4,9 @@ from typing import Any, Literal
 import pytest
 
 from deployments.model_shape import ModelShape
-from serve_app.config import PROJECT_ROOT, ModelConfig
+from serve_app.config import ModelConfig
 from serve_app.sharing import resolve_models, share_gpus, to_spec
+from serve_app.shipped_files import SHIPPED
 from tests.hub_configs import shape_of
 
 
@@ -88,7 +89,7 @@ def test_a_folder_is_found_from_the_project_wherever_the_process_runs(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     model = ModelConfig(id="m", source="k8s")
-    assert to_spec(model, 0).source == str(PROJECT_ROOT / "k8s")
+    assert to_spec(model, 0).source == str(SHIPPED / "k8s")
 
 
 def test_a_source_that_is_not_a_folder_is_a_hub_id() -> None:

@@ -21,9 +21,9 @@ from typing import Any
 import psutil
 import yaml
 
-from serve_app.commands import haproxy
 from serve_app.commands.server_environment import (
     CHOSEN_PORTS,
+    HAPROXY_BINARY,
     HAPROXY_PORTS,
     LOOPBACK,
     is_free,
@@ -173,7 +173,7 @@ class LocalCluster:
             "RAY_ADDRESS": f"{LOCALHOST}:{self._gcs_port}",
             "RAY_AUTH_TOKEN": self.token,
             # The image sets it.
-            haproxy.VARIABLE: str(BIN / "raystream-haproxy"),
+            HAPROXY_BINARY: str(BIN / "raystream-haproxy"),
             # All pods share the machine's cores, so a process takes longer to start.
             "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
         }

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from k8s.make_base import BASE, parse_env
+from k8s.make_base import BASE
+from serve_app.shipped_files import parse_env
 from tests.k8s.live.conftest import CPU
 from tests.k8s.live.kuberay import head_of, workers_of
 from tests.k8s.manifests import Manifest, num_bytes, parse, render

@@ -4,7 +4,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from k8s.make_base import BASE, DRAIN_S, parse_env
+from k8s.make_base import BASE, DRAIN_S
+from serve_app.shipped_files import parse_env
 from tests.k8s.manifests import Manifest, num_bytes
 from tests.k8s.rules.rendering import Rendering, Rule, containers_of, env_of, ray_container
 

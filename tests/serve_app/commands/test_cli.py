@@ -1,8 +1,9 @@
 """The command line `raystream`; `tests/ray` serves the shipped file by it."""
 
+import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,13 +16,28 @@ ROOT = Path(__file__).resolve().parents[3]
 SHIPPED = str(ROOT / "serve_config.yaml")
 
 
+DRIVER = (sys.executable, "-m", "serve_app.commands.driver")
+
+
+@pytest.fixture(autouse=True)
+def umask() -> Iterator[None]:
+    """Restore what `serve` sets for its server."""
+    before = os.umask(0o077)
+    os.umask(before)
+    yield
+    os.umask(before)
+
+
 @pytest.fixture
 def supervised(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """Return the commands that are run under the supervisor, instead of running them."""
     commands: list[list[str]] = []
 
-    def run_supervised(command: Sequence[str]) -> int:
+    def run_supervised(command: Sequence[str], environment: Mapping[str, str]) -> int:
         commands.append(list(command))
+        # `serve` adds Serve's switches of serve.env; `supervise` adds none.
+        is_serve = command[0] == sys.executable
+        assert ("RAY_SERVE_HAPROXY_TUNE_BUFSIZE" in environment) == is_serve
         return 3
 
     monkeypatch.setattr(supervise, "run_supervised", run_supervised)
@@ -30,7 +46,32 @@ def supervised(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 def test_the_driver_runs_under_the_supervisor(supervised: list[list[str]]) -> None:
     assert CliRunner().invoke(app, ["serve", "file.yaml"]).exit_code == 3
-    assert supervised == [[sys.executable, "-m", "serve_app.commands.driver", "file.yaml"]]
+    assert supervised == [[*DRIVER, "file.yaml"]]
+
+
+def test_without_a_file_the_folder_s_own_is_served_or_else_the_embedded_models(
+    supervised: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    told = CliRunner().invoke(app, ["serve"]).stdout
+    assert told.startswith(
+        "There is no serve_config.yaml here, so the embedded models are served.\n"
+    )
+    (tmp_path / "serve_config.yaml").touch()
+    assert CliRunner().invoke(app, ["serve"]).stdout == ""
+    assert supervised == [[*DRIVER, SHIPPED], [*DRIVER, "serve_config.yaml"]]
+
+
+def test_the_shipped_configuration_is_written_to_be_changed_and_never_over_another_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert CliRunner().invoke(app, ["new-config"]).exit_code == 0
+    assert Path("serve_config.yaml").read_text() == Path(SHIPPED).read_text()
+    Path("serve_config.yaml").write_text("mine")
+    refused = CliRunner().invoke(app, ["new-config"])
+    assert (refused.exit_code, refused.stderr) == (1, "Error: serve_config.yaml: File exists\n")
+    assert Path("serve_config.yaml").read_text() == "mine"
 
 
 def test_any_command_runs_under_the_supervisor_as_it_is_written(
@@ -76,7 +117,7 @@ def test_the_machine_is_described() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["serve"], ["serve", "a", "b"], ["check"], ["new-key"], ["new-key", "a", "b"]]
+    "arguments", [["serve", "a", "b"], ["check"], ["new-key"], ["new-key", "a", "b"]]
 )
 def test_wrong_usage_starts_nothing(arguments: list[str], supervised: list[list[str]]) -> None:
     ended = CliRunner().invoke(app, arguments)
@@ -85,7 +126,9 @@ def test_wrong_usage_starts_nothing(arguments: list[str], supervised: list[list[
     assert supervised == []
 
 
-@pytest.mark.parametrize("name", ["serve", "check", "download", "new-key", "info", "supervise"])
+@pytest.mark.parametrize(
+    "name", ["serve", "new-config", "check", "download", "new-key", "info", "supervise"]
+)
 def test_each_command_explains_itself(name: str, supervised: list[list[str]]) -> None:
     told = CliRunner().invoke(app, [name, "--help"])
     assert (told.exit_code, supervised) == (0, [])

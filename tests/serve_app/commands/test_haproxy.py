@@ -13,7 +13,7 @@ from ray.serve.config import HTTPOptions, gRPCOptions
 
 from benchmarks.free_port import free_ports
 from serve_app.commands import haproxy
-from serve_app.commands.server_environment import FOLDER_PARENT
+from serve_app.commands.server_environment import FOLDER_PARENT, HAPROXY_BINARY
 from tests.ray.serve_run import ROOT, wait_until
 
 DEADLINE_S = 20
@@ -68,7 +68,7 @@ def test_the_process_becomes_haproxy() -> None:
 def test_splicing_is_off_and_rays_arguments_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[list[str]] = []
     monkeypatch.setattr(sys, "argv", ["raystream-haproxy", "-db", "-sf", "1"])
-    monkeypatch.delenv(haproxy.VARIABLE, raising=False)
+    monkeypatch.delenv(HAPROXY_BINARY, raising=False)
     monkeypatch.setattr(haproxy, "die_with_parent", lambda: None)
     monkeypatch.setattr(os, "execv", lambda _, arguments: started.append(arguments))
     haproxy.main()

@@ -4,10 +4,10 @@ import pytest
 import yaml
 from ray.serve._private import constants
 
-from k8s.make_base import parse_env
 from serve_app.commands.check import find_problems
 from serve_app.commands.header_check import BUFSIZE, ROOM_BYTES, header_problems
 from serve_app.config import AppConfig
+from serve_app.shipped_files import parse_env
 
 ROOT = Path(__file__).resolve().parents[3]
 PATH = "applications[0]"

@@ -1,18 +1,23 @@
 import sys
 from pathlib import Path
 
+import pytest
 from ray._private import ray_constants
 from ray.serve._private import constants
 
 from serve_app.commands.server_environment import (
     CHOSEN_PORTS,
     FOLDER_PARENT,
+    HAPROXY,
+    HAPROXY_BINARY,
     HAPROXY_FILES,
     HAPROXY_PORTS,
     LOOPBACK,
     is_free,
     server_environment,
+    with_switches,
 )
+from serve_app.shipped_files import SHIPPED, parse_env
 
 FOLDER = Path(FOLDER_PARENT, "raystream-12345678")
 LONGEST_SOCKET_PATH = 107
@@ -54,3 +59,25 @@ def test_the_longest_name_of_a_socket_fits_below_the_folder() -> None:
         # HAProxy binds a socket under a temporary name, which ends in its process id.
         longest = path.parent / node / f"{path.name}.4194304.tmp"
         assert len(str(longest)) <= LONGEST_SOCKET_PATH
+
+
+def test_serve_s_switches_are_those_of_serve_env_unless_they_are_set_otherwise() -> None:
+    switches = parse_env((SHIPPED / "serve.env").read_text())
+    environment = with_switches({"RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "3", "HOME": "/root"})
+    own = {"RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "3", "HOME": "/root"}
+    haproxy = str(Path(sys.executable).with_name("raystream-haproxy"))
+    assert environment == {**switches, HAPROXY_BINARY: haproxy, **own}
+
+
+def test_haproxy_s_mode_is_left_out_where_our_haproxy_is_not_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    environment = with_switches({})
+    assert (environment[HAPROXY], HAPROXY_BINARY in environment) == ("0", False)
+    program = tmp_path / "raystream-haproxy"
+    program.touch(mode=0o755)
+    assert with_switches({})[HAPROXY_BINARY] == str(program)
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    assert with_switches({})[HAPROXY_BINARY] == str(program)  # as PATH names it

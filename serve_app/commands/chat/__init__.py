@@ -1,0 +1,1 @@
+"""`raystream chat`: a conversation with a model of a running server."""

@@ -1,0 +1,126 @@
+"""`raystream demo`: runs three streams undisturbed, then again while a replica is killed.
+
+The last line is computed: text, counts and ends of both runs are compared. A difference, or a kill
+that no stream has noticed, ends the command with 1.
+"""
+
+import asyncio
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+from rich.console import Console
+
+from serve_app.client.chat_client import ChatClient, ChatError
+from serve_app.commands.demo.screens import DemoScreen
+from serve_app.commands.demo.server import DemoError, DemoServer, serving
+from serve_app.commands.demo.streams import QUESTIONS, DemoStream, Verdict
+
+POLL_S: Final = 0.02
+INTERRUPTED: Final = 130
+NONSENSE: Final = (
+    "The model is tiny: beyond a docstring it writes nonsense, but the same nonsense each time."
+)
+
+
+def run_demo(*, is_plain: bool, keep: bool, svg: Path | None) -> int:
+    """Show the demo; return the exit code.
+
+    Args:
+        is_plain: Write lines, even on a terminal.
+        keep: Let the server run until Ctrl-C.
+        svg: A file for a picture of what was shown.
+    """
+    console = Console(highlight=False, no_color=is_plain or None)
+    screen = DemoScreen(console, is_plain=is_plain or not console.is_terminal)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _exit)
+    try:
+        return _show(screen, keep=keep, svg=svg)
+    except (DemoError, ChatError) as error:
+        sys.stderr.write(f"Error: {error}\n")
+        return 1
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _exit(number: int, _: FrameType | None) -> None:
+    sys.exit(128 + number)
+
+
+def _show(screen: DemoScreen, *, keep: bool, svg: Path | None) -> int:
+    started_s = time.monotonic()
+    with serving(lambda line: screen.tell(line, "dim")) as server:
+        with screen.busy("Starting a server with two replicas of pydoc-chat on this machine"):
+            server.wait_until_ready()
+        screen.tell(f"Ready after {time.monotonic() - started_s:.0f} s. The page: {server.url}/")
+        screen.tell(NONSENSE, "dim")
+        verdict = asyncio.run(_compare(server, screen))
+        screen.tell(verdict.text(), "bold green" if verdict.is_proof else "bold red")
+        if svg is not None:
+            try:
+                screen.save_svg(svg)
+            except OSError as error:
+                raise DemoError(f"{svg}: {error.strerror}") from error
+        if keep:
+            screen.tell(f"The server stays until Ctrl-C: {server.url}/")
+            with suppress(KeyboardInterrupt):
+                signal.pause()
+    return 0 if verdict.is_proof else 1
+
+
+async def _compare(server: DemoServer, screen: DemoScreen) -> Verdict:
+    """Run the streams twice, and kill a replica the second time."""
+    client = ChatClient(server.url)
+    undisturbed = [DemoStream(question) for question in QUESTIONS]
+    started_s = time.monotonic()
+    with screen.during(undisturbed, stay=False):
+        await asyncio.gather(*(_read(client, stream) for stream in undisturbed))
+    num_tokens = sum(stream.num_tokens for stream in undisturbed)
+    seconds = time.monotonic() - started_s
+    screen.tell(f"Undisturbed: 3 answers of {num_tokens} tokens together, in {seconds:.1f} s.")
+    streams = [DemoStream(question) for question in QUESTIONS]
+    with screen.during(streams, stay=True):
+        reading = (_read(client, stream) for stream in streams)
+        await asyncio.gather(*reading, _kill_busiest(server, client, streams, screen))
+    if screen.is_plain:
+        for number, stream in enumerate(streams, 1):
+            screen.tell(f"{number}: {stream.summary()}")
+    return Verdict.of(streams, undisturbed)
+
+
+async def _read(client: ChatClient, stream: DemoStream) -> None:
+    await stream.read(client.stream(stream.question.body()))
+
+
+async def _kill_busiest(
+    server: DemoServer, client: ChatClient, streams: Sequence[DemoStream], screen: DemoScreen
+) -> None:
+    """Kill the replica that runs the most streams, once all of them are well under way.
+
+    Raises:
+        DemoError: The streams were faster.
+    """
+    await asyncio.gather(*(stream.under_way.wait() for stream in streams))
+    while not (replica := await _busiest(client))["work"]["num_running"]:
+        if all(stream.finish_reason for stream in streams):
+            raise DemoError("the streams ended before a replica could be killed")
+        await asyncio.sleep(POLL_S)
+    server.kill_replica(replica["process_id"])
+    num, name = replica["work"]["num_running"], replica["replica_id"]
+    screen.tell(
+        f"Replica {name} killed (pid {replica['process_id']}) with {num} of the 3 streams.",
+        "bold red",
+    )
+
+
+async def _busiest(client: ChatClient) -> dict[str, Any]:
+    """Return what `/v1/devices` tells of the replica that runs the most sequences."""
+    (model,) = (await client.get("/devices"))["data"]
+    replicas: list[dict[str, Any]] = model["replicas"]
+    return max(replicas, key=lambda replica: int(replica["work"]["num_running"]))

@@ -1,0 +1,32 @@
+"""The files that raystream brings: serve_config.yaml, serve.env and the folder `models`.
+
+A checkout has them in its root. A wheel has them in the folder `shipped` of this package, where
+`hatch_build.py` puts them.
+"""
+
+from pathlib import Path
+from typing import Final
+
+
+def _folder() -> Path:
+    package = Path(__file__).resolve().parent
+    in_wheel = package / "shipped"
+    return in_wheel if in_wheel.is_dir() else package.parent
+
+
+SHIPPED: Final = _folder()
+"""Relative paths of a configuration are looked up in the working directory first, then here."""
+
+CONFIG: Final = SHIPPED / "serve_config.yaml"
+"""What `raystream serve` serves if it finds no file."""
+
+
+def serve_variables() -> dict[str, str]:
+    """Return the variables of serve.env: how Serve runs under raystream."""
+    return parse_env((SHIPPED / "serve.env").read_text(encoding="utf-8"))
+
+
+def parse_env(text: str) -> dict[str, str]:
+    """Read KEY=VALUE lines, ignoring blank lines and comments."""
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    return dict(line.split("=", maxsplit=1) for line in lines)

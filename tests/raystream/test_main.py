@@ -1,0 +1,67 @@
+"""The one command; `tests/serve_app/commands` and `tests/loadtest` test its parts."""
+
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from loadtest.cli import app as load_tester
+from raystream.__main__ import app
+
+HEAVY = {"ray", "torch", "starlette", "loadtest", "numpy", "aiohttp"}
+"""None of these may make `raystream --help` slow."""
+
+COMMANDS = ("run", "compare", "report", "mock")
+
+
+def test_the_load_tester_s_commands_are_below_bench() -> None:
+    assert "bench" in CliRunner().invoke(app, ["--help"]).stdout
+    told = CliRunner().invoke(app, ["bench", "--help"])
+    assert told.exit_code == 0
+    assert all(f" {name} " in told.stdout for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_takes_what_it_takes_below_loadtest(name: str) -> None:
+    ours = CliRunner().invoke(app, ["bench", name, "--help"])
+    theirs = CliRunner().invoke(load_tester, [name, "--help"])
+    assert ours.exit_code == theirs.exit_code == 0
+    assert f"raystream bench {name}" in ours.stdout
+    assert ours.stdout.splitlines()[3:] == theirs.stdout.splitlines()[3:]
+
+
+def test_a_wrong_run_ends_with_the_load_tester_s_code() -> None:
+    wrong = CliRunner().invoke(app, ["bench", "run"])
+    assert (wrong.exit_code, wrong.stderr) == (2, "loadtest: URL is missing\n")
+    unknown = CliRunner().invoke(app, ["bench", "ruin"])
+    assert unknown.exit_code == 2
+    assert "No such command 'ruin'" in unknown.stderr
+
+
+def test_the_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys\nfrom raystream.__main__ import app\n"
+        "try: app(['--help'])\nexcept SystemExit: pass\n"
+        f"print({HEAVY!r} & set(sys.modules))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.splitlines()[-1] == "set()"
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("raystream ben", {"bench"}),
+        ("raystream bench m", {"mock"}),
+        ("raystream new", {"new-config", "new-key"}),
+    ],
+)
+def test_a_shell_completes_commands_also_below_bench(line: str, expected: set[str]) -> None:
+    environment = {
+        "_RAYSTREAM_COMPLETE": "complete_bash",
+        "COMP_WORDS": line,
+        "COMP_CWORD": str(line.count(" ")),
+    }
+    told = CliRunner().invoke(app, [], prog_name="raystream", env=environment)
+    assert set(told.stdout.split()) == expected
