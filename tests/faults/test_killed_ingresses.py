@@ -114,8 +114,7 @@ async def test_streams_of_killed_ingresses_are_resumed_and_equal(
         pairs = [Pair(partial(Ingress, processes, description, port)) for _ in range(NUM_PAIRS)]
         undisturbed = [ResumingClient(client, body, pairs[0].url) for body in KINDS.values()]
         expected = {
-            kind: essence(await each.read())
-            for kind, each in zip(KINDS, undisturbed, strict=True)
+            kind: essence(await each.read()) for kind, each in zip(KINDS, undisturbed, strict=True)
         }
         counts = await asyncio.gather(
             *(
