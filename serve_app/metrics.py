@@ -73,9 +73,9 @@ class IngressMetrics:
         """Count a prompt; see `Meter`."""
         self._of(PROMPT_TOKENS, record).inc(num_tokens)
 
-    def count_delivered(self, record: AccessRecord, num_tokens: int) -> None:
-        """Count tokens of an answer; see `Meter`."""
-        self._of(DELIVERED_TOKENS, record).inc(num_tokens)
+    def delivered_tokens(self, record: AccessRecord) -> Counter:
+        """Return the counter of an answer's tokens; see `Meter`."""
+        return self._of(DELIVERED_TOKENS, record)
 
     def count_move(self, record: AccessRecord, reason: MoveReason) -> None:
         """Count a move; see `Meter`."""

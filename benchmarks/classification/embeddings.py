@@ -1,7 +1,8 @@
 """Embeddings over HTTP, compared with packed batches and sentence-transformers without a server.
 
-The model has random weights; all sides pool by the mean. A request is one text, answered in base64.
-With `--infinity`, infinity-emb serves the same model in the same type to the same users.
+The model has random weights; all sides pool by the mean. A request is one text, as searches send
+them, or several, as indexing does; answers are in base64. With `--infinity`, infinity-emb serves
+the same model in the same type to the same users.
 """
 
 import asyncio
@@ -29,6 +30,7 @@ NUM_TEXTS = 512
 BATCH_SIZES = (32, 128)
 THEIR_BATCH_SIZE = 32
 """sentence-transformers' default."""
+TEXTS_PER_REQUEST = (1, 8, 32)
 GOAL = 0.9
 """Of the packed batches' throughput, over HTTP."""
 
@@ -75,13 +77,15 @@ def measure(
     if program is not None:
         servers["infinity-emb"] = partial(infinity, program, folder, logs)
     offline = dict[str, list[float]]()
-    online: dict[str, list[Latencies]] = {name: [] for name in servers}
+    online = dict[tuple[str, int], list[Latencies]]()
     for _ in range(rounds):
         for name, rate in _offline_rates(folder):
             offline.setdefault(name, []).append(rate)
         for name, up in servers.items():
             with up() as url:
-                online[name].append(asyncio.run(_load(url, folder, num_users, window)))
+                for size in TEXTS_PER_REQUEST:
+                    found = asyncio.run(_load(url, folder, num_users, window, size))
+                    online.setdefault((name, size), []).append(found)
     return _figures(Path(folder).name, num_users, offline, online)
 
 
@@ -102,13 +106,14 @@ def _rate(run: Run, texts: Sequence[str], size: int) -> float:
     return 1000 / ms_per_text(run, texts, size)
 
 
-async def _load(url: str, folder: str, num_users: int, window: Window) -> Latencies:
+async def _load(url: str, folder: str, num_users: int, window: Window, size: int) -> Latencies:
     texts, name = make_texts(MIXED, NUM_TEXTS), Path(folder).name
+    parts = [texts[at : at + size] for at in range(0, len(texts), size)]
     async with session() as client:
         send = sender(
             client,
             url,
-            lambda i: {"model": name, "input": texts[i % len(texts)], "encoding_format": "base64"},
+            lambda i: {"model": name, "input": parts[i % len(parts)], "encoding_format": "base64"},
         )
         return await closed_loop(
             send, num_users, warm_up_s=window.warm_up_s, window_s=window.window_s
@@ -119,17 +124,24 @@ def _figures(
     model: str,
     num_users: int,
     offline: Mapping[str, Sequence[float]],
-    online: Mapping[str, Sequence[Latencies]],
+    online: Mapping[tuple[str, int], Sequence[Latencies]],
 ) -> Figures:
     rates = {name: statistics.median(found) for name, found in offline.items()}
-    rates |= {name: statistics.median(each.rate for each in of) for name, of in online.items()}
-    rows: list[Sequence[Cell]] = []
-    for name, rate in rates.items():
-        runs = online.get(name, ())
-        p50 = statistics.median(each.percentile_ms(50) for each in runs) if runs else "-"
-        p95 = statistics.median(each.percentile_ms(95) for each in runs) if runs else "-"
-        rows.append((name, rate, p50, p95, rate / rates[PACKED], rate / rates[THEIRS]))
-    columns = ("side", "texts/s", "p50, ms", "p95, ms", "/ packed", "/ sentence-transformers")
+
+    def row(name: str, rate: float, size: Cell, p50: Cell, p95: Cell) -> Sequence[Cell]:
+        return (name, size, rate, p50, p95, rate / rates[PACKED], rate / rates[THEIRS])
+
+    rows = [row(name, rate, "-", "-", "-") for name, rate in rates.items()]
+    for (name, size), runs in online.items():
+        rate = size * statistics.median(each.rate for each in runs)
+        p50, p95 = (
+            statistics.median(each.percentile_ms(percent) for each in runs) for percent in (50, 95)
+        )
+        rows.append(row(name, rate, size, p50, p95))
+    columns = (
+        *("side", "texts a request", "texts/s", "p50, ms", "p95, ms"),
+        *("/ packed", "/ sentence-transformers"),
+    )
     return Figures(
         "embeddings",
         f"(e) {model}, {DTYPE}, texts of {MIXED} characters, {num_users} users over HTTP",

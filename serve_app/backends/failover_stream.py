@@ -104,7 +104,8 @@ class FailoverStream:
                     self._loss = error if isinstance(error, LOST) else _unfinished()
             else:
                 is_last = bool(deltas) and deltas[-1].finish_reason is not None
-                if stream is not self._stream or (not is_last and await self._has_left(stream)):
+                is_held = self._is_holding and not is_last  # rarely, so few events await
+                if stream is not self._stream or (is_held and await self._has_left(stream)):
                     continue  # the next replica sends them
                 if kept := self._keep(deltas):
                     return kept

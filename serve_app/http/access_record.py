@@ -11,6 +11,7 @@ from starlette.types import Scope
 
 from deployments.errors import OverloadReason
 from deployments.gen_ai_spans import MOVE_REASON, MOVED
+from deployments.metric_store import Counter
 from deployments.tracing import Span, TraceContext
 from serve_app.http.error_shapes import ErrorShape, openai_error
 
@@ -37,8 +38,8 @@ class Meter(Protocol):
         """Count a prompt that a replica has accepted."""
         ...
 
-    def count_delivered(self, record: "AccessRecord", num_tokens: int) -> None:
-        """Count tokens of an answer that were handed to the HTTP server."""
+    def delivered_tokens(self, record: "AccessRecord") -> Counter:
+        """Return what counts the tokens of an answer that were handed to the HTTP server."""
         ...
 
     def count_move(self, record: "AccessRecord", reason: MoveReason) -> None:
@@ -105,6 +106,7 @@ class AccessRecord:
     on_notice: Callable[[str], object] = lambda notice: None
     error_shape: ErrorShape = openai_error
     meter: Meter | None = None
+    _delivered_tokens: Counter | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -130,7 +132,9 @@ class AccessRecord:
         num_tokens = self.num_completion_tokens - self.num_delivered_tokens
         self.num_delivered_tokens = self.num_completion_tokens
         if num_tokens and self.meter is not None:
-            self.meter.count_delivered(self, num_tokens)
+            if self._delivered_tokens is None:  # found once: each event passes here
+                self._delivered_tokens = self.meter.delivered_tokens(self)
+            self._delivered_tokens.inc(num_tokens)
 
     def regained(self, num_tokens: int) -> None:
         """Note that the client had got the latest tokens before, in a stream that it resumes."""

@@ -15,6 +15,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
+from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -27,6 +28,9 @@ from serve_app.http.access_record import (
 )
 from serve_app.http.error_shapes import error_shape_of
 from serve_app.http.route_hints import path_of
+
+OK: Final = HTTPStatus.OK.value
+"""A plain number: each event is compared with it, and Python 3.11 takes long to find an enum's."""
 
 logger = logging.getLogger("ray.serve.raystream.access")
 
@@ -100,7 +104,7 @@ def _watched(send: Send, record: AccessRecord) -> Send:
         if message["type"] == "http.response.start":
             record.status = message["status"]
             return send(message)
-        if record.status == HTTPStatus.OK:  # else the body is an error, whatever was generated
+        if record.status == OK:  # else the body is an error, whatever was generated
             record.delivered()
         if not message.get("more_body", False):
             record.is_answered = True

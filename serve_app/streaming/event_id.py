@@ -112,6 +112,15 @@ class EventId:
         return cls(seed, digest, parts, None if found[3] is None else Mark(found[3]))
 
 
+@dataclass(slots=True)
+class _Sent:
+    """What was sent of one choice until now; see `SentPart`. Each event changes it in place."""
+
+    num_tokens: int
+    size: int
+    checksum: int
+
+
 class EventIds:
     """Gives each event of one answer its id."""
 
@@ -126,10 +135,11 @@ class EventIds:
         """
         self._head = _base64url(_HEAD.pack(VERSION, seed, digest))
         given = () if last is None else last.parts
-        self._parts = [*given, *(NOTHING,) * (num_choices - len(given))]
+        parts = [*given, *(NOTHING,) * (num_choices - len(given))]
+        self._sent = [_Sent(*part) for part in parts]
         # The tokens of what the client has got arrive once more.
-        self._num_known = [part.num_tokens for part in self._parts]
-        self._encoded = [_encoded(part) for part in given]
+        self._num_known = [part.num_tokens for part in parts]
+        self._encoded = [_encoded(*part) for part in given]
 
     def gained(self, index: int, token_ids: Sequence[int]) -> bool:
         """Note tokens of a choice; return whether the client has got what came from them.
@@ -139,10 +149,9 @@ class EventIds:
         if self._num_known[index]:
             self._num_known[index] -= len(token_ids)
             return True
-        part = self._parts[index]
-        self._parts[index] = SentPart(
-            part.num_tokens + len(token_ids), part.size, checksum(token_ids, part.checksum)
-        )
+        sent = self._sent[index]
+        sent.num_tokens += len(token_ids)
+        sent.checksum = checksum(token_ids, sent.checksum)
         return False
 
     def sent(self, index: int, size: int, event: bytes) -> bytes:
@@ -153,13 +162,12 @@ class EventIds:
             size: How much it adds to what was sent of the choice.
             event: The framed event.
         """
-        part = self._parts[index]
-        if size:
-            part = self._parts[index] = SentPart(part.num_tokens, part.size + size, part.checksum)
+        sent = self._sent[index]
+        sent.size += size
         while len(self._encoded) <= index:
-            self._encoded.append(_encoded(NOTHING))
-        self._encoded[index] = _encoded(part)
-        return b"".join((b"id: ", self._head, *self._encoded, b"\n", event))
+            self._encoded.append(_encoded(*NOTHING))
+        self._encoded[index] = _encoded(sent.num_tokens, sent.size, sent.checksum)
+        return b"id: %b%b\n%b" % (self._head, b"".join(self._encoded), event)
 
     def marked(self, mark: Mark, event: bytes) -> bytes:
         """Return an event behind all choices with its id."""
@@ -181,8 +189,8 @@ def refuse_last_event_id(headers: Headers) -> None:
         )
 
 
-def _encoded(part: SentPart) -> bytes:
-    return _base64url(_PART.pack(*part))
+def _encoded(num_tokens: int, size: int, checksum: int) -> bytes:
+    return _base64url(_PART.pack(num_tokens, size, checksum))
 
 
 def _base64url(data: bytes) -> bytes:

@@ -5,6 +5,8 @@ valid, so the tests of them check their form, not their meaning.
 """
 
 import json
+import subprocess
+import sys
 from random import Random
 from typing import Any, Literal
 
@@ -15,6 +17,7 @@ from pydantic import BaseModel
 
 from models.training.drawings import answer_about, random_drawing
 from tests.clients.questions import ANSWERS, MODEL, NAME
+from tests.clients_page import code_of
 from tests.images import data_uri
 from tests.ray.serve_run import Server
 
@@ -152,3 +155,11 @@ def test_what_needs_a_store_is_refused_by_name(client: openai.OpenAI, stored: An
     with pytest.raises(openai.BadRequestError) as caught:
         client.responses.create(**about(NAME), **stored)
     assert caught.value.param == next(iter(stored))
+
+
+def test_the_snippet_of_the_page_runs(server: Server) -> None:
+    code = code_of("OpenAI's responses: openai for Python", "python", server.url)
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.startswith(ANSWERS[NAME])
+    assert run.stdout.removeprefix(ANSWERS[NAME]).strip()

@@ -1,10 +1,12 @@
 """One of two ingresses is killed at random moments; clients go on through the other.
 
-The ingresses are processes, and their replica is a real one, in this process.
+The ingresses are processes, and their replica is a real one, in this process. Several pairs of
+ingresses share it, so their streams run in the same steps.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from functools import partial
 from itertools import count
 from pathlib import Path
 from random import Random
@@ -42,11 +44,14 @@ KINDS: dict[str, dict[str, Any]] = {
     "tools": {**SEEDED, "tools": [CALL], "tool_choice": "required"},
 }
 DEADLINE_S = 120
+NUM_PAIRS = 5
+KILLS_OF_EACH = 4
+"""Kills of each pair's ingresses, one after the other; pairs work at the same time."""
 
 
 @pytest.fixture(scope="module")
 def generator() -> Iterator[TextGenerator]:
-    with local_generator(FOLDER, max_model_len=384, max_num_seqs=16) as made:
+    with local_generator(FOLDER, max_model_len=384, max_num_seqs=32) as made:
         yield made
 
 
@@ -57,36 +62,69 @@ async def client() -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("num_kills", [6, pytest.param(200, marks=pytest.mark.soak)])
-async def test_streams_of_killed_ingresses_are_resumed_and_equal(
-    generator: TextGenerator, client: httpx.AsyncClient, record: Record, num_kills: int
-) -> None:
-    random, turns = Random(num_kills), count()
-    processes, description = context(), await generator.describe()
-    num_answers = num_resumed = 0
-    async with listening_replica(generator) as port:
-        ingresses = [Ingress(processes, description, port) for _ in range(2)]
+class Pair:
+    """Two ingresses in front of the replica; a dead one is replaced at once."""
 
-        def url() -> str:
-            return ingresses[next(turns) % 2].url
+    def __init__(self, start: Callable[[], Ingress]) -> None:
+        self._start = start
+        self._ingresses = [start(), start()]
+        self._turns = count()
 
-        undisturbed = [ResumingClient(client, body, url) for body in KINDS.values()]
-        expected = [essence(await each.read()) for each in undisturbed]
-        for _ in range(num_kills):
-            readers = [ResumingClient(client, body, url) for body in KINDS.values()]
-            reading = [asyncio.create_task(reader.read()) for reader in readers]
-            async with asyncio.timeout(DEADLINE_S):
-                await random.choice(readers).wait_for(random.randrange(NUM_TOKENS))
-                victim = random.randrange(2)
-                ingresses[victim].kill()
-                ingresses[victim] = Ingress(processes, description, port)
-                answers = await asyncio.gather(*reading)
-            for kind, answer, known in zip(KINDS, answers, expected, strict=True):
-                assert essence(answer) == known, kind
-            num_answers += len(answers)
-            num_resumed += sum(reader.num_resumed > 0 for reader in readers)
-        for ingress in ingresses:
+    def url(self) -> str:
+        """Return the address of one of them, and of the other the next time."""
+        return self._ingresses[next(self._turns) % 2].url
+
+    def kill(self, victim: int) -> None:
+        self._ingresses[victim].kill()
+        self._ingresses[victim] = self._start()
+
+    def end(self) -> None:
+        for ingress in self._ingresses:
             ingress.kill()
-    record("answers, of which resumed", (num_answers, num_resumed))
+
+
+async def read_through_kills(
+    pair: Pair, client: httpx.AsyncClient, expected: Mapping[str, object], random: Random
+) -> tuple[int, int]:
+    """Kill one of a pair under streams, several times; return how many were read, and resumed."""
+    num_answers = num_resumed = 0
+    for _ in range(KILLS_OF_EACH):
+        readers = [ResumingClient(client, body, pair.url) for body in KINDS.values()]
+        reading = [asyncio.create_task(reader.read()) for reader in readers]
+        async with asyncio.timeout(DEADLINE_S):
+            await random.choice(readers).wait_for(random.randrange(NUM_TOKENS))
+            pair.kill(random.randrange(2))
+            answers = await asyncio.gather(*reading)
+        for kind, answer in zip(KINDS, answers, strict=True):
+            assert essence(answer) == expected[kind], kind
+        num_answers += len(answers)
+        num_resumed += sum(reader.num_resumed > 0 for reader in readers)
+    return num_answers, num_resumed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(1, 10))]
+)
+async def test_streams_of_killed_ingresses_are_resumed_and_equal(
+    generator: TextGenerator, client: httpx.AsyncClient, record: Record, seed: int
+) -> None:
+    processes, description = context(), await generator.describe()
+    async with listening_replica(generator) as port:
+        pairs = [Pair(partial(Ingress, processes, description, port)) for _ in range(NUM_PAIRS)]
+        undisturbed = [ResumingClient(client, body, pairs[0].url) for body in KINDS.values()]
+        expected = {
+            kind: essence(await each.read()) for kind, each in zip(KINDS, undisturbed, strict=True)
+        }
+        counts = await asyncio.gather(
+            *(
+                read_through_kills(pair, client, expected, Random(seed * NUM_PAIRS + at))
+                for at, pair in enumerate(pairs)
+            )
+        )
+        for pair in pairs:
+            pair.end()
+    num_answers, num_resumed = (sum(column) for column in zip(*counts, strict=True))
+    num_kills = NUM_PAIRS * KILLS_OF_EACH
+    record("kills, answers, of which resumed", (num_kills, num_answers, num_resumed))
     assert num_resumed > num_kills // 2

@@ -124,7 +124,7 @@ async def answer_events(
         async with aclosing(deltas) as found:
             async for index, delta in found:
                 writer.count(index, delta)
-                for each in _divided(delta):
+                for each in _divided(delta) if delta.prompt_logprobs else (delta,):
                     if event := framed(index, framer.gain(index, each), each):
                         yield event
                     if each.prompt_logprobs:
@@ -148,9 +148,8 @@ def _framed(
     if resumable is None:
         return b"".join(map(writer.chunk, gained))
     unsent = resumable.unsent(framer, index, gained, delta)
-    return b"".join(
-        resumable.ids.sent(index, framer.size(choice), writer.chunk(choice)) for choice in unsent
-    )
+    sent = resumable.ids.sent
+    return b"".join([sent(index, framer.size(each), writer.chunk(each)) for each in unsent])
 
 
 def _divided(delta: TextDelta) -> Sequence[TextDelta]:
@@ -158,8 +157,6 @@ def _divided(delta: TextDelta) -> Sequence[TextDelta]:
 
     A prompt may be long: other requests go on between two parts.
     """
-    if not delta.prompt_logprobs:
-        return (delta,)
     parts = [TextDelta((), "", prompt_logprobs=(part,)) for part in delta.prompt_logprobs]
     return (*parts, replace(delta, prompt_logprobs=()))
 

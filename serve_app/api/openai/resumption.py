@@ -196,13 +196,16 @@ class ResumableAnswer:
         self._told_s: float | None = None
         self._record = record
 
-    async def deltas(self, choices: Choices) -> AsyncGenerator[tuple[int, TextDelta], None]:
+    def deltas(self, choices: Choices) -> AsyncGenerator[tuple[int, TextDelta], None]:
         """Yield each choice's deltas with its index; what the client knows is a delta by itself.
 
         Raises:
             AnswerChangedError: What the client has got came from other tokens.
             RaystreamError: See `Choices.deltas`.
         """
+        return self._resumed(choices) if self._waiting else choices.deltas()
+
+    async def _resumed(self, choices: Choices) -> AsyncGenerator[tuple[int, TextDelta], None]:
         self._tell()
         async with aclosing(choices.deltas()) as found:
             async for index, delta in found:

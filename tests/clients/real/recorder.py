@@ -52,10 +52,18 @@ def demanding_a_call(body: Any) -> Any:
     """Return the body with `tool_choice: required` if the model should call a tool now."""
     if not isinstance(body, dict) or not body.get("tools"):
         return body
-    is_answered = any(message.get("role") == "tool" for message in body.get("messages", []))
-    if is_answered or body.get("tool_choice") not in (None, "auto"):
+    if _has_result(body) or body.get("tool_choice") not in (None, "auto"):
         return body
     return {**body, "tool_choice": "required"}
+
+
+def _has_result(body: dict[str, Any]) -> bool:
+    """Return whether the conversation holds a tool's result, as chats or as responses hold it."""
+    messages, items = body.get("messages", []), body.get("input", [])
+    return any(message.get("role") == "tool" for message in messages) or (
+        isinstance(items, list)
+        and any(item.get("type") == "function_call_output" for item in items)
+    )
 
 
 class Recorder:

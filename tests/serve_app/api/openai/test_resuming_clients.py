@@ -12,6 +12,8 @@ import pytest
 from fastapi import FastAPI
 
 from deployments.contract import FinishReason, TextDelta
+from deployments.errors import GenerationFailedError
+from tests.clients.node_packages import FOLDER, install
 from tests.clients_page import code_of
 from tests.raw_http import DEADLINE_S, LOCALHOST
 from tests.serve_app.fakes import FakeBackend
@@ -67,7 +69,29 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
         writer.write(data)
 
 
+async def run_snippet(language: str, port: int) -> tuple[int | None, str, str]:
+    """Run the page's snippet against a port; return its status, output and errors."""
+    code = code_of(SECTION, language, f"http://{LOCALHOST}:{port}").replace("pydoc-chat", "m")
+    run = await asyncio.create_subprocess_exec(
+        *COMMANDS[language],
+        code,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        cwd=FOLDER,
+        env={**os.environ, "PYTHONIOENCODING": "utf-8"},
+    )
+    async with asyncio.timeout(DEADLINE_S):
+        told, errors = await run.communicate()
+    return run.returncode, told.decode(), errors.decode()
+
+
+@pytest.fixture(scope="module")
+def installed() -> None:
+    install()
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("language", COMMANDS)
 async def test_a_snippet_gets_the_whole_answer_once(
     app: FastAPI,
@@ -83,17 +107,24 @@ async def test_a_snippet_gets_the_whole_answer_once(
         on_uvicorn(app, monkeypatch) as port,
         breaking_before(port, BREAKS) as (breaking_port, left),
     ):
-        code = code_of(SECTION, language, f"http://{LOCALHOST}:{breaking_port}")
-        code = code.replace("pydoc-chat", "m")
-        run = await asyncio.create_subprocess_exec(
-            *COMMANDS[language],
-            code,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env={**os.environ, "PYTHONIOENCODING": "utf-8"},
-        )
-        async with asyncio.timeout(DEADLINE_S):
-            told, errors = await run.communicate()
-    assert run.returncode == 0, errors.decode()
-    assert told.decode() == TEXT
+        status, told, errors = await run_snippet(language, breaking_port)
+    assert status == 0, errors
+    assert told == TEXT
     assert left == []
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("language", COMMANDS)
+async def test_a_snippet_ends_with_the_stream_s_error(
+    app: FastAPI,
+    backend: FakeBackend,
+    monkeypatch: pytest.MonkeyPatch,
+    language: str,
+) -> None:
+    backend.steps = [[TextDelta((1,), TEXT)], GenerationFailedError("The model is broken.")]
+    async with on_uvicorn(app, monkeypatch) as port:
+        status, told, errors = await run_snippet(language, port)
+    assert status == 1
+    assert told == TEXT
+    assert "The model is broken." in errors
