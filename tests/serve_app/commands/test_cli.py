@@ -96,7 +96,7 @@ def test_each_command_explains_itself(name: str, supervised: list[list[str]]) ->
 
 
 def test_no_command_is_forgotten() -> None:
-    assert COMMANDS == list(get_group(app).commands)
+    assert list(get_group(app).commands) == COMMANDS
 
 
 def test_bash_completes_commands_and_options_by_the_script_that_it_is_given() -> None:
