@@ -52,9 +52,9 @@ def available_bytes() -> int:
     return available if allowed is None else min(available, allowed)
 
 
-def total_bytes() -> int:
+def total_bytes(cgroup: Path = CGROUP) -> int:
     """Return the bytes of the machine's memory, or of the part that the container may use."""
-    total, container = int(psutil.virtual_memory().total), memory()
+    total, container = int(psutil.virtual_memory().total), memory(cgroup)
     return total if container is None else min(total, container.limit_bytes)
 
 
