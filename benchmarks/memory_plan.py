@@ -1,9 +1,10 @@
 """Compares a replica's memory plan, made from its configuration, with what it then allocates.
 
-Each model is planned, loaded and warmed up in a process of its own, on the CPU, and then computes a
-prompt of full length. "weights" and "keys and values" compare the plan with the bytes of the
-tensors; "process" compares the whole plan with the growth of the resident memory, without the files
-that it maps, but with what libraries allocate. pydoc-chat is as it is; the others have random
+Each model is planned, loaded and warmed up in a process of its own, on the CPU. A model that writes
+then computes a long prompt; one that classifies or embeds has computed its largest micro-batch when
+it was warmed up. "weights" and "keys and values" compare the plan with the bytes of the tensors;
+"process" compares the whole plan with the growth of the resident memory, without the files that it
+maps, but with what libraries allocate. The embedded models are as they are; the others have random
 weights in well-known shapes.
 
 Run: python -m benchmarks.memory_plan
@@ -39,7 +40,9 @@ from deployments.engine.model.loader import load_config
 from deployments.engine.sampling_params import SamplingParams
 from deployments.engine.scheduling.sequence import SequenceRequest
 from deployments.generator.placed_engine import place_engine
-from deployments.model_spec import ModelSpec
+from deployments.model_spec import ModelSpec, Task
+from deployments.pooling.model_loader import load_config as load_pooler_config
+from deployments.pooling.placed_pooler import place_pooler
 
 MIB: Final = 2**20
 
@@ -66,17 +69,17 @@ class Measured:
     Attributes:
         name: The model.
         weights: Planned and allocated bytes of the weights.
-        kv: Of keys and values.
+        kv: Of keys and values; None for a model that keeps none.
         process: Of both and a step, and the growth of the process.
     """
 
     name: str
     weights: tuple[int, int]
-    kv: tuple[int, int]
+    kv: tuple[int, int] | None
     process: tuple[int, int]
 
 
-def measure(name: str, source: str) -> Measured:
+def measure(name: str, source: str, task: Task) -> Measured:
     """Plan, load and use a model in this process."""
     spec = ModelSpec(
         id=name,
@@ -89,10 +92,15 @@ def measure(name: str, source: str) -> Measured:
         max_model_len=None,
         max_num_seqs=None,
         max_batched_tokens=None,
+        task=task,
     )
+    return _measure_generator(spec) if task == "generate" else _measure_pooler(spec)
+
+
+def _measure_generator(spec: ModelSpec) -> Measured:
     before_bytes = _own_bytes()
     # The plan before the load: that of `placed` has the bytes of the loaded weights.
-    planned = plan_share(spec, load_config(source, revision=None), CpuDevice())
+    planned = plan_share(spec, load_config(spec.source, revision=None), CpuDevice())
     placed = place_engine(spec, CpuDevice())
     engine = placed.engine
     length = min(PROMPT_TOKENS, placed.plan.sizes.max_model_len - 2)
@@ -100,12 +108,24 @@ def measure(name: str, source: str) -> Measured:
     engine.add(SequenceRequest("prompt", tuple(range(5, 5 + length)), params))
     while engine.has_work:
         engine.step()
-    grown_bytes = _own_bytes() - before_bytes
     return Measured(
-        name,
+        spec.id,
         (planned.demand.weight_bytes, placed.loaded.num_weight_bytes),
         (planned.kv.kv_bytes, engine.kv_bytes),
-        (planned.demand.fixed_bytes + planned.kv.kv_bytes, grown_bytes),
+        (planned.demand.fixed_bytes + planned.kv.kv_bytes, _own_bytes() - before_bytes),
+    )
+
+
+def _measure_pooler(spec: ModelSpec) -> Measured:
+    before_bytes = _own_bytes()
+    config = load_pooler_config(spec.source, revision=None)
+    planned = plan_share(spec, config, CpuDevice(), is_pooler=True)
+    placed = place_pooler(planned, CpuDevice())
+    return Measured(
+        spec.id,
+        (planned.demand.weight_bytes, placed.loaded.num_weight_bytes),
+        None,
+        (planned.demand.fixed_bytes, _own_bytes() - before_bytes),
     )
 
 
@@ -115,9 +135,11 @@ def _own_bytes() -> int:
     return int(memory.rss - memory.shared)
 
 
-def _folders(root: Path) -> Iterator[tuple[str, str]]:
-    """Yield the name and the folder of each model; those with random weights are made here."""
-    yield "pydoc-chat", str(FOLDER)
+def _folders(root: Path) -> Iterator[tuple[str, str, Task]]:
+    """Yield each model's name, folder and task; those with random weights are made here."""
+    yield "pydoc-chat", str(FOLDER), "generate"
+    yield "pydoc-detector", str(FOLDER.parent / "pydoc-detector"), "classify"
+    yield "pydoc-search", str(FOLDER.parent / "pydoc-search"), "embed"
     tokenizer = AutoTokenizer.from_pretrained(FOLDER)
     made: Mapping[str, tuple[Any, PreTrainedConfig]] = {
         "Qwen2-0.5B": (Qwen2ForCausalLM, Qwen2Config(**QWEN_05B.options)),
@@ -127,7 +149,7 @@ def _folders(root: Path) -> Iterator[tuple[str, str]]:
         folder = root / name
         kind._from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        yield name, str(folder)
+        yield name, str(folder), "generate"
 
 
 def main() -> None:
@@ -137,14 +159,19 @@ def main() -> None:
     for column in ("model", "weights", "keys and values", "process"):
         table.add_column(column, justify="right" if table.columns else "left")
     with tempfile.TemporaryDirectory(prefix="plan-") as root:
-        for name, folder in _folders(Path(root)):
+        for model in _folders(Path(root)):
             with ProcessPoolExecutor(1, get_context("spawn")) as process:
-                found = process.submit(measure, name, folder).result()
-            pairs = (found.weights, found.kv, found.process)
-            table.add_row(
-                found.name, *(f"{a / MIB:.1f} / {b / MIB:.1f} = {a / b:.3f}" for a, b in pairs)
-            )
+                found = process.submit(measure, *model).result()
+            pairs = map(_compared, (found.weights, found.kv, found.process))
+            table.add_row(found.name, *pairs)
     Console(width=120).print(table)
+
+
+def _compared(pair: tuple[int, int] | None) -> str:
+    if pair is None:
+        return "-"
+    planned, allocated = pair
+    return f"{planned / MIB:.1f} / {allocated / MIB:.1f} = {planned / allocated:.3f}"
 
 
 if __name__ == "__main__":

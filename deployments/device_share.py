@@ -14,13 +14,14 @@ from deployments.compute.cpu.memory import keep_freed_memory
 from deployments.compute.cpu.processor import has_bfloat16
 from deployments.compute.device_errors import is_out_of_memory
 from deployments.compute.errors import UnsupportedModelError
+from deployments.device import cgroup
 from deployments.device.device import (
     LARGE_MODEL_BYTES,
     MemoryDevice,
     num_compute_threads,
     num_cores,
 )
-from deployments.device.memory_budget import GIB, DeviceMemoryError
+from deployments.device.memory_budget import GIB, DeviceMemoryError, ModelTooLargeError
 from deployments.model_spec import ModelSpec
 from deployments.replica_plan import (
     DeviceMemory,
@@ -39,7 +40,8 @@ def plan_share(
     """Plan a replica's memory before its model is loaded.
 
     Raises:
-        DeviceMemoryError: The share can't hold the model; the message says what to change.
+        ModelTooLargeError: The share can't hold the model; the message says what to change.
+        DeviceMemoryError: The same, but it could if other processes left it their memory.
         UnsupportedModelError: The configuration lacks a size, or a given length is beyond it.
     """
     try:
@@ -55,6 +57,11 @@ def plan_share(
     )
     try:
         return plan_replica(spec, shape, memory, is_pooler=is_pooler)
+    except DeviceMemoryError as error:
+        whole_bytes = cgroup.total_bytes() if on_cpu else device.total_bytes
+        if (error.least_bytes or 0) > whole_bytes * spec.device_share:
+            raise ModelTooLargeError(error.message, error.least_bytes) from None
+        raise
     except SequenceLengthError as error:
         raise UnsupportedModelError(str(error)) from error
 

@@ -52,6 +52,12 @@ def available_bytes() -> int:
     return available if allowed is None else min(available, allowed)
 
 
+def total_bytes(cgroup: Path = CGROUP) -> int:
+    """Return the bytes of the machine's memory, or of the part that the container may use."""
+    total, container = int(psutil.virtual_memory().total), memory(cgroup)
+    return total if container is None else min(total, container.limit_bytes)
+
+
 def num_cores(cgroup: Path = CGROUP) -> float | None:
     """Return the limit on CPU time as a number of cores, or None without a limit."""
     limit = _read(cgroup / "cpu.max")

@@ -50,6 +50,10 @@ class DeviceMemoryError(ValueError):
         return self.message
 
 
+class ModelTooLargeError(DeviceMemoryError):
+    """The share could not hold the model if nothing else ran: another attempt ends the same."""
+
+
 @dataclass(frozen=True, slots=True)
 class GroupDemand:
     """What layers that keep equally many tokens of a sequence need.

@@ -30,6 +30,7 @@ from ray.serve.schema import (
 from ray.serve.scripts import run
 
 from deployments.compute.errors import UnsupportedModelError
+from deployments.device.memory_budget import ModelTooLargeError
 from serve_app.commands import preflight, worker_logs
 from serve_app.commands.announcement import (
     Announcement,
@@ -41,6 +42,9 @@ from serve_app.commands.check import BUILDER
 from serve_app.config import AppConfig
 from serve_app.keys.api_keys import load_api_keys
 from serve_app.shipped_files import SHIPPED
+
+FINAL = (UnsupportedModelError.__name__, ModelTooLargeError.__name__)
+"""Errors that a further attempt to start ends with, too."""
 
 EXCEPTION_CLASS = re.compile(r"^(?:\w+\.)*\w+(?:Error|Exception): ")
 WORKER_HOOK = f"{worker_logs.__name__}.{worker_logs.keep_info_in_files.__name__}"
@@ -164,7 +168,7 @@ def pending_deployments(status: ServeStatus, name: str) -> list[str]:
     """Return the deployments of an application that do not run yet.
 
     Raises:
-        StartFailedError: Serve has given the application up, or a model can't be served at all,
+        StartFailedError: Serve has given the application up, or a model fails of one of `FINAL`,
             which Serve would try twice more. The text says why in one line.
     """
     application = status.applications.get(name)
@@ -175,7 +179,7 @@ def pending_deployments(status: ServeStatus, name: str) -> list[str]:
         for id_, deployment in application.deployments.items()
         if "failed to start" in deployment.message
     }
-    is_final = any(UnsupportedModelError.__name__ in message for message in failures.values())
+    is_final = any(name in message for name in FINAL for message in failures.values())
     if application.status == ApplicationStatus.DEPLOY_FAILED or is_final:
         raise StartFailedError(_in_one_line(failures) or last_line(application.message))
     if application.status == ApplicationStatus.RUNNING:

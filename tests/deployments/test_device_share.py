@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from deployments.compute.model_files import wrap_load_errors
+from deployments.device import cgroup
 from deployments.device.device import CpuDevice, num_compute_threads, num_cores
-from deployments.device.memory_budget import GIB, DeviceMemoryError
+from deployments.device.memory_budget import GIB, DeviceMemoryError, ModelTooLargeError
 from deployments.device_share import claim_share, log_sizes, plan_share, set_compute_threads
 from deployments.engine.model.loader import load_config
 from deployments.generator import placed_engine
@@ -82,6 +83,27 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_loaded(
     entry = replace(spec(folder_of(name, tmp_path), num_gpus=share), dtype="auto")
     with pytest.raises(DeviceMemoryError, match=r"GiB for weights.*; (give it|raise num_gpus)"):
         place_engine(entry, FakeGpu(gib * GIB))
+
+
+def test_a_share_that_is_too_small_by_itself_is_told_from_memory_that_others_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = folder_of("qwen2.5-7b-instruct", tmp_path)
+    config = load_config(str(source), revision=None)
+    entry = spec(source, dtype="auto", num_gpus=1.0)
+    with pytest.raises(ModelTooLargeError, match=r"give it a device of 1\d\.\d GiB"):
+        plan_share(entry, config, FakeGpu(12 * GIB))
+    with pytest.raises(DeviceMemoryError, match="end what else holds memory") as caught:
+        plan_share(entry, config, FakeGpu(24 * GIB, foreign_bytes=12 * GIB))
+    assert not isinstance(caught.value, ModelTooLargeError)
+
+    # A CPU's share is of what is free now, which may become more up to the whole.
+    monkeypatch.setattr(cgroup, "available_bytes", lambda: 12 * GIB)
+    for whole_gib, kind in ((12, ModelTooLargeError), (64, DeviceMemoryError)):
+        monkeypatch.setattr(cgroup, "total_bytes", lambda whole_gib=whole_gib: whole_gib * GIB)
+        with pytest.raises(DeviceMemoryError) as caught:
+            plan_share(replace(entry, num_gpus=0.0), config, CpuDevice())
+        assert type(caught.value) is kind
 
 
 @pytest.mark.parametrize("gib", [24, 48, 80])

@@ -5,7 +5,7 @@ import pytest
 
 from deployments.compute.attention_arguments import UnsupportedAttentionError
 from deployments.compute.errors import UnsupportedModelError
-from deployments.device.memory_budget import DeviceMemoryError
+from deployments.device.memory_budget import DeviceMemoryError, ModelTooLargeError
 from deployments.engine.engine_thread import EngineDeadError
 from deployments.engine.limits import InvalidSequenceError, SequenceTooLongError
 from deployments.engine.scheduling.sequence import IllegalTransitionError
@@ -37,6 +37,7 @@ def test_an_error_pickles(error_class: type[RaystreamError], param: str | None) 
         EngineDeadError,
         IllegalTransitionError,
         InvalidSequenceError,
+        ModelTooLargeError,
         SequenceTooLongError,
         UnsupportedAttentionError,
         UnsupportedModelError,

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.device.cgroup import ContainerMemory, free_bytes, memory, num_cores
+from deployments.device.cgroup import ContainerMemory, free_bytes, memory, num_cores, total_bytes
 
 
 @pytest.fixture
@@ -19,6 +19,15 @@ def test_memory_below_the_limit_that_is_not_in_use_is_free(container: Path) -> N
     assert free_bytes(container) == 1000 - (700 - 250)
     assert memory(container) == ContainerMemory(1000, 700 - 250)
     assert num_cores(container) == 1.5
+
+
+def test_the_whole_is_the_container_s_limit_or_the_machine_s_memory(container: Path) -> None:
+    assert total_bytes(container) == 1000
+    (container / "memory.max").write_text("max\n")
+    machine = total_bytes(container)
+    assert machine > 2**30
+    (container / "memory.max").write_text(f"{2 * machine}\n")
+    assert total_bytes(container) == machine
 
 
 def test_nothing_is_free_beyond_the_limit(container: Path) -> None:

@@ -274,6 +274,35 @@ def _two_replicas_in_a_pod(r: Rendering) -> None:
     )
 
 
+def _hub_s_token_for_all(r: Rendering) -> None:
+    secret = {"secretName": "raystream-hf-token", "defaultMode": 0o440}
+    _template(r, "gpu-workers")["spec"]["volumes"].append({"name": "hf-token", "secret": secret})
+
+
+def _ingress_on_a_gpu_node(r: Rendering) -> None:
+    _replace_in_config(r, "node-kind: cpu", "node-kind: a100-40gb")
+
+
+def _sixty_seconds(r: Rendering) -> None:
+    annotations = r.named("Ingress")["raystream"]["metadata"]["annotations"]
+    annotations.pop("alb.ingress.kubernetes.io/load-balancer-attributes")
+
+
+def _timeout_of_a_route(r: Rendering) -> None:
+    (route,) = r.of_kind("HTTPRoute")
+    route["spec"]["rules"][0]["timeouts"]["request"] = "5m"
+
+
+def _no_limit_on_memory(r: Rendering) -> None:
+    _container(r, "workers")["resources"]["limits"].pop("memory")
+
+
+def _port_renamed(r: Rendering) -> None:
+    for port in _container(r, "workers")["ports"]:
+        if port["name"] == "serve":
+            port["name"] = "http"
+
+
 MISTAKES = (
     # What the API server's strict decoding would refuse.
     Mistake("a mistyped key of the RayService", "cpu", _mistyped_key, None),
@@ -308,6 +337,10 @@ MISTAKES = (
     Mistake(
         "the hub's token in a server's environment",
         "gpu-shared", _secret_in_environment, references.secrets_come_by_file,
+    ),
+    Mistake(
+        "the hub's token in the servers' pods",
+        "gpu-single", _hub_s_token_for_all, references.only_the_download_has_the_hub_s_token,
     ),
     Mistake(
         "a capability: the namespace refuses the pod",
@@ -356,12 +389,20 @@ MISTAKES = (
         "cpu", _short_deletion_delay, pods.worker_has_time_to_drain_before_it_is_killed,
     ),
     Mistake(
+        "a pod without a limit on memory: it takes the node's",
+        "cpu", _no_limit_on_memory, pods.containers_have_bounds,
+    ),
+    Mistake(
         "a budget by maxUnavailable: every eviction is refused",
         "cpu", _max_unavailable, pods.budgets_cover_the_pods,
     ),
     Mistake(
         "replicas on the head",
         "cpu", _head_with_cpus, kuberay.head_runs_no_replica_and_names_no_service,
+    ),
+    Mistake(
+        "a port by another name than KubeRay looks for",
+        "cpu", _port_renamed, kuberay.ports_have_the_names_that_kuberay_expects,
     ),
     Mistake(
         "proxy_location HeadOnly: workers never get ready",
@@ -382,6 +423,10 @@ MISTAKES = (
     Mistake(
         "GPU pods that the nodes' taint keeps away",
         "eks", _no_toleration, serving.gpu_pods_tolerate_the_taint_of_gpu_nodes,
+    ),
+    Mistake(
+        "an ingress on a GPU node, which its streams hold while it drains",
+        "gpu-multi", _ingress_on_a_gpu_node, serving.ingresses_stay_off_gpu_nodes,
     ),
     Mistake(
         "weights by a branch's name",
@@ -429,6 +474,14 @@ MISTAKES = (
     Mistake(
         "Google's 30 s for an answer",
         "gke", _thirty_seconds, streams.gateways_have_a_policy_for_streams,
+    ),
+    Mistake(
+        "Amazon's 60 s without a byte",
+        "eks", _sixty_seconds, streams.amazon_s_load_balancer_waits,
+    ),
+    Mistake(
+        "a route that cuts answers after five minutes",
+        "cpu+gateway", _timeout_of_a_route, streams.routes_set_no_timeout,
     ),
     Mistake(
         "a route to the head",

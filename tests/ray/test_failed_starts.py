@@ -14,6 +14,7 @@ from tests.ray.serve_run import READY_DEADLINE_S, ROOT, Server, haproxy_environm
 
 pytestmark = pytest.mark.slow
 
+SERVE_S_ATTEMPTS = 3
 LAST = "The application did not start: "
 
 Damage = Callable[[dict[str, Any], Path], None]
@@ -29,6 +30,11 @@ def misname(model: dict[str, Any], folder: Path) -> None:
     model["source"] = "models/pydoc-chatt"
 
 
+def widen_steps(model: dict[str, Any], folder: Path) -> None:
+    model["max_batched_tokens"] = 10**10  # a step takes some 60 TB
+    model["max_queued_tokens"] = None
+
+
 def want_gpu(model: dict[str, Any], folder: Path) -> None:
     model["num_gpus"] = 1
 
@@ -38,6 +44,7 @@ def want_gpu(model: dict[str, Any], folder: Path) -> None:
     [
         pytest.param(truncate, "its weights are damaged", marks=pytest.mark.soak),
         (misname, "check `source` in the model's entry"),
+        (widen_steps, "or lower max_model_len or max_batched_tokens"),
         (want_gpu, "write `num_gpus: auto`"),
     ],
 )
@@ -64,6 +71,7 @@ def test_a_start_that_fails_ends_with_one_line_that_says_what_to_do(
         assert told.startswith(f"{LAST}pydoc-chat: ")
         assert advice in told
         assert "Traceback" not in screen
+        assert screen.count("can't start") < SERVE_S_ATTEMPTS
         assert not server.survivors()
     finally:
         server.kill()

@@ -7,12 +7,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from typer.main import get_group
 from typer.testing import CliRunner
 
 from serve_app.commands import supervise
 from serve_app.commands.cli import app
 
 ROOT = Path(__file__).resolve().parents[3]
+COMMANDS = [
+    "serve", "new-config", "chat", "demo", "check", "plan", "download", "new-key", "info",
+    "supervise",
+]  # fmt: skip
 SHIPPED = str(ROOT / "serve_config.yaml")
 
 
@@ -126,14 +131,31 @@ def test_wrong_usage_starts_nothing(arguments: list[str], supervised: list[list[
     assert supervised == []
 
 
-@pytest.mark.parametrize(
-    "name", ["serve", "new-config", "check", "download", "new-key", "info", "supervise"]
-)
+@pytest.mark.parametrize("name", COMMANDS)
 def test_each_command_explains_itself(name: str, supervised: list[list[str]]) -> None:
     told = CliRunner().invoke(app, [name, "--help"])
     assert (told.exit_code, supervised) == (0, [])
     assert f"Usage: raystream {name}" in told.stdout
     assert name in CliRunner().invoke(app, ["--help"]).stdout
+
+
+def test_no_command_is_forgotten() -> None:
+    assert list(get_group(app).commands) == COMMANDS
+
+
+def test_bash_completes_commands_and_options_by_the_script_that_it_is_given() -> None:
+    raystream = Path(sys.executable).parent / "raystream"
+    lines = [f'eval "$({raystream} --show-completion bash)"', "complete -p raystream"]
+    for words in ("pl", "plan --gpu-m"):
+        num_words = len(words.split())
+        lines.append(f"COMP_WORDS=(raystream {words}); COMP_CWORD={num_words}")
+        lines.append(f'_raystream_completion {raystream}; echo "${{COMPREPLY[*]}}"')
+    run = subprocess.run(
+        ["bash", "-c", "\n".join(lines)], capture_output=True, text=True, check=True
+    )
+    registered, *completed = run.stdout.splitlines()
+    assert registered.endswith("-F _raystream_completion raystream")
+    assert completed == ["plan", "--gpu-memory"]
 
 
 def test_a_supervisor_holds_neither_ray_nor_torch() -> None:

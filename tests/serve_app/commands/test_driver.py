@@ -101,6 +101,10 @@ RuntimeError: Traceback (most recent call last):
 DAMAGED = (
     "deployments.compute.errors.UnsupportedModelError: can't load 'x': its weights are damaged"
 )
+TOO_LARGE = (
+    "deployments.device.memory_budget.ModelTooLargeError: a share of 1 of 24.00 GiB leaves 21.60 "
+    "GiB to use, but the model needs 23.11 GiB for weights; give it a device of 26.3 GiB"
+)
 
 
 def with_message(found: ServeStatus, message: str) -> ServeStatus:
@@ -117,10 +121,12 @@ def test_a_failed_start_tells_the_deployment_and_its_error_in_one_line() -> None
     assert str(caught.value) == "chat: the model asks for a GPU; write `device: cpu`"
 
 
-def test_a_model_that_can_t_be_served_fails_the_start_at_the_first_attempt() -> None:
+@pytest.mark.parametrize("error", [DAMAGED, TOO_LARGE])
+def test_a_model_that_can_t_be_served_fails_the_start_at_the_first_attempt(error: str) -> None:
     retrying = status(ApplicationStatus.DEPLOYING, chat=DeploymentStatus.UPDATING)
-    with pytest.raises(StartFailedError, match=r"^chat: can't load 'x': its weights are damaged$"):
-        pending_deployments(with_message(retrying, TRACEBACK.format(DAMAGED)), "raystream")
+    with pytest.raises(StartFailedError) as caught:
+        pending_deployments(with_message(retrying, TRACEBACK.format(error)), "raystream")
+    assert str(caught.value) == f"chat: {error.partition(': ')[2]}"
 
 
 def test_other_errors_may_pass_so_serve_tries_again() -> None:

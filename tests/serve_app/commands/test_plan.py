@@ -1,4 +1,5 @@
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from serve_app.commands.plan import PlanError, card_of, parse_size
 from tests.hub_configs import config_file
 
 ROOT = Path(__file__).parents[3]
+OPERATING = (ROOT / "docs" / "operating.md").read_text(encoding="utf-8")
 
 
 def run(*args: str) -> Result:
@@ -64,6 +66,31 @@ def test_a_classifier_on_a_40_gib_card() -> None:
     found = plan("radar-vicuna-7b", "--gpu-memory", "40GiB", "--share", "0.1")
     assert found["fits"]
     assert (found["max_model_len"], found["kv_bytes"]) == (512, 0)
+
+
+def test_the_operator_s_table_has_the_figures_of_the_plan() -> None:
+    rows = re.findall(r"^\| `(\S+)` \| (\d+GiB) \(.+?\) \| (.+) \|$", OPERATING, re.MULTILINE)
+    assert len(rows) == 5
+    for name, memory, cells in rows:
+        found = plan(name, "--gpu-memory", memory)
+        told = [cell for each in cells.split("|") if (cell := each.strip())]
+        assert told == (figures(found) if found["fits"] else ["does not fit"])
+
+
+def figures(found: Any) -> list[str]:
+    """Return the cells of a plan's row."""
+    parts = ("weight_bytes", "step_bytes", "graph_bytes", "kv_bytes")
+    memory = [f"{found[part] / GIB:.2f}" if found[part] else "-" for part in parts]
+    numbers = [found["num_sequences"][length] for length in ("1024", "4096", "16384")]
+    return [*memory, f"{found['max_model_len']:,}", *(str(number or "-") for number in numbers)]
+
+
+def test_the_refusals_in_the_operator_s_page_are_what_the_commands_print() -> None:
+    examples = re.findall(r"^\$ raystream plan (.+)\n(.+)$", OPERATING, re.MULTILINE)
+    assert len(examples) == 2
+    for options, line in examples:
+        result = run(*options.split())
+        assert (result.exit_code, result.stdout) == (1, f"{line}\n")
 
 
 def test_what_does_not_fit_is_told_in_one_line_with_the_numbers_that_would() -> None:
