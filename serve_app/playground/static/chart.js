@@ -1,0 +1,79 @@
+// A chart over time, drawn by uPlot in the page's colours.
+
+import { html, useEffect, useRef } from "./vendor/preact.js";
+
+const HEIGHT = 160;
+const DASHES = [[], [6, 3], [2, 3], [8, 3, 2, 3]];
+const NUM_COLOURS = 4;
+
+/**
+ * @param {{label: string, x: number[], lines: {name: string, values: (number | null)[]}[],
+ *   format: (value: number) => string}} props Times in Unix seconds.
+ */
+export function Chart({ label, x, lines, format }) {
+  const element = useRef(null);
+  const plot = useRef(/** @type {any} */ (null));
+  const names = lines.map(({ name }) => name).join(" ");
+  const data = [x, ...lines.map(({ values }) => values)];
+  useEffect(() => {
+    const draw = () => {
+      plot.current?.destroy();
+      const options = optionsOf(lines, format, element.current.clientWidth);
+      plot.current = new globalThis.uPlot(options, data, element.current);
+    };
+    draw();
+    // The colours change with the scheme and the theme, the width with the window.
+    const themes = new MutationObserver(draw);
+    themes.observe(document.documentElement, { attributeFilter: ["data-theme"] });
+    const scheme = matchMedia("(prefers-color-scheme: dark)");
+    scheme.addEventListener("change", draw);
+    const widths = new ResizeObserver(([{ contentRect }]) => {
+      if (contentRect.width) plot.current.setSize({ width: contentRect.width, height: HEIGHT });
+    });
+    widths.observe(element.current);
+    return () => {
+      themes.disconnect();
+      widths.disconnect();
+      scheme.removeEventListener("change", draw);
+      plot.current.destroy();
+      plot.current = null;
+    };
+  }, [names]);
+  useEffect(() => plot.current?.setData(data), [x.at(-1), x.length]);
+  const latest = lines.map(({ name, values }) => `${name}: ${format(values.at(-1) ?? 0)}`).join(", ");
+  return html`
+    <figure class="chart">
+      <figcaption>${label} <span class="detail">now ${latest}</span></figcaption>
+      <div ref=${element} role="img" aria-label=${`${label}, over time. Now ${latest}.`}></div>
+    </figure>`;
+}
+
+function optionsOf(lines, format, width) {
+  const style = getComputedStyle(document.documentElement);
+  const colour = (name) => style.getPropertyValue(name).trim();
+  const axis = {
+    stroke: colour("--quiet"), font: "12px system-ui, sans-serif",
+    grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false },
+  };
+  return {
+    width: width || 300,
+    height: HEIGHT,
+    legend: { show: false },
+    cursor: { show: false },
+    scales: { y: { range: (_, __, most) => [0, most ? most * 1.15 : 1] } },
+    axes: [
+      { ...axis, values: "{HH}:{mm}:{ss}", space: 90 },
+      { ...axis, size: 72, values: (_, splits) => splits.map(format) },
+    ],
+    series: [
+      {},
+      ...lines.map(({ name }, index) => ({
+        label: name,
+        stroke: colour(`--chart-${index % NUM_COLOURS}`),
+        dash: DASHES[Math.floor(index / NUM_COLOURS) % DASHES.length],
+        width: 2,
+        points: { show: false },
+      })),
+    ],
+  };
+}
