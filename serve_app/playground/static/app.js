@@ -10,7 +10,7 @@ import { Search } from "./search.js";
 
 const TABS = { chat: "Chat", classify: "Classify", search: "Search", live: "Live" };
 const THEME = "raystream-theme";
-const THEMES = { "": "Colours: system", light: "Colours: light", dark: "Colours: dark" };
+const THEMES = { "": "System", light: "Light", dark: "Dark" };
 const LOOK_AGAIN_MS = 3000;
 
 /** The models that are served; asks again while there is none. */
@@ -94,7 +94,8 @@ function App() {
       <${Tabs} tab=${tab} onShow=${show} />
       <div class="row tools">
         <button type="button" class="quiet" onClick=${openKey}>${readKey() ? "Key: set" : "Key"}</button>
-        <button type="button" class="quiet" onClick=${nextTheme}>${THEMES[theme]}</button>
+        <button type="button" class="quiet" onClick=${nextTheme}>
+          <span class="unseen">Colours: </span>${THEMES[theme]}</button>
         <a href="docs">API</a>
       </div>
     </header>

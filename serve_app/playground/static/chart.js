@@ -3,23 +3,28 @@
 import { html, useEffect, useRef } from "./vendor/preact.js";
 
 const HEIGHT = 160;
+const LEAST_S = 60;
+/** The steps between the marks of an axis of bytes, and of an axis of counts. */
+const BYTES = Array.from({ length: 24 }, (_, power) => 2 ** (power + 20));
+const COUNTS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000];
 const DASHES = [[], [6, 3], [2, 3], [8, 3, 2, 3]];
 const NUM_COLOURS = 4;
 
 /**
  * @param {{label: string, x: number[], lines: {name: string, values: (number | null)[]}[],
- *   format: (value: number) => string}} props Times in Unix seconds.
+ *   format: (value: number) => string, isBytes?: boolean}} props Times in Unix seconds.
  */
-export function Chart({ label, x, lines, format }) {
+export function Chart({ label, x, lines, format, isBytes = false }) {
   const element = useRef(null);
   const plot = useRef(/** @type {any} */ (null));
   const names = lines.map(({ name }) => name).join(" ");
-  const data = [x, ...lines.map(({ values }) => values)];
+  const data = useRef(/** @type {any[]} */ ([]));
+  data.current = [x, ...lines.map(({ values }) => values)];
   useEffect(() => {
     const draw = () => {
       plot.current?.destroy();
-      const options = optionsOf(lines, format, element.current.clientWidth);
-      plot.current = new globalThis.uPlot(options, data, element.current);
+      const options = optionsOf(lines, format, isBytes, element.current.clientWidth);
+      plot.current = new globalThis.uPlot(options, data.current, element.current);
     };
     draw();
     // The colours change with the scheme and the theme, the width with the window.
@@ -39,7 +44,7 @@ export function Chart({ label, x, lines, format }) {
       plot.current = null;
     };
   }, [names]);
-  useEffect(() => plot.current?.setData(data), [x.at(-1), x.length]);
+  useEffect(() => plot.current?.setData(data.current), [x.at(-1), x.length]);
   const latest = lines.map(({ name, values }) => `${name}: ${format(values.at(-1) ?? 0)}`).join(", ");
   return html`
     <figure class="chart">
@@ -48,7 +53,7 @@ export function Chart({ label, x, lines, format }) {
     </figure>`;
 }
 
-function optionsOf(lines, format, width) {
+function optionsOf(lines, format, isBytes, width) {
   const style = getComputedStyle(document.documentElement);
   const colour = (name) => style.getPropertyValue(name).trim();
   const axis = {
@@ -60,10 +65,13 @@ function optionsOf(lines, format, width) {
     height: HEIGHT,
     legend: { show: false },
     cursor: { show: false },
-    scales: { y: { range: (_, __, most) => [0, most ? most * 1.15 : 1] } },
+    scales: {
+      x: { range: (_, first, last) => [Math.min(first, last - LEAST_S), last] },
+      y: { range: (_, __, most) => [0, most ? most * 1.15 : 1] },
+    },
     axes: [
-      { ...axis, values: "{HH}:{mm}:{ss}", space: 90 },
-      { ...axis, size: 72, values: (_, splits) => splits.map(format) },
+      { ...axis, values: "{HH}:{mm}:{ss}", space: 90, size: 30 },
+      { ...axis, size: 72, incrs: isBytes ? BYTES : COUNTS, space: 28, values: (_, splits) => splits.map(format) },
     ],
     series: [
       {},
@@ -72,6 +80,7 @@ function optionsOf(lines, format, width) {
         stroke: colour(`--chart-${index % NUM_COLOURS}`),
         dash: DASHES[Math.floor(index / NUM_COLOURS) % DASHES.length],
         width: 2,
+        spanGaps: true, // replicas take their samples at different moments
         points: { show: false },
       })),
     ],

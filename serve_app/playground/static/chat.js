@@ -254,7 +254,7 @@ function Composer({ it, isBusy, takesImages, isReady }) {
             Add a picture
           </label>`}
         ${it.turns.length > 0 && html`
-          <button type="button" class="quiet" onClick=${it.clear}>New conversation</button>`}
+          <button type="button" class="quiet" onClick=${it.clear}>New chat</button>`}
         <span class="push"></span>
         ${isBusy
           ? html`<button type="button" class="primary" onClick=${it.stop}>Stop</button>`

@@ -102,11 +102,12 @@ function Result({ found }) {
         ${scored.pieces.map((piece, index) => {
           const start = Math.max(at, piece.start);
           at = piece.end;
+          const shown = points.slice(start, at).join("");
           const { letter, colour } = markOf(labels, piece.label);
           const strength = piece.scores[0].score > 0.8 ? "strong" : "weak";
           return html`<mark key=${index}
-              class=${`${colour} ${strength}`}>${points.slice(start, piece.end).join("")}<span
-              class="score"> ${letter} ${number(piece.scores[0].score, 2)}</span></mark>`;
+              class=${`${colour} ${strength}`}>${shown.trimEnd()}<span
+              class="score"> ${letter} ${number(piece.scores[0].score, 2)}</span></mark>${shown.slice(shown.trimEnd().length)}`;
         })}
       </p>
       <p class="detail">A pale piece has a score of at most 0.80.</p>

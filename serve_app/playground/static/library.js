@@ -4,16 +4,17 @@ import { ask } from "./api.js";
 
 const FILE = "playground/standard_library.gz";
 const BATCH = 512;
+const ENTRY = /^(\S+) ([\w.]+)(\(.*?\))?(?:: (.*))?$/;
 
-/** @typedef {{text: string, kind: string, name: string, rest: string}} Entry */
+/** @typedef {{text: string, kind: string, name: string, parameters: string, summary: string}} Entry */
 
 /** @returns {Promise<Entry[]>} */
 export async function loadEntries() {
   const answer = await ask(FILE);
   const text = await new Response(answer.body.pipeThrough(new DecompressionStream("gzip"))).text();
   return text.trimEnd().split("\n").map((line) => {
-    const [, kind, name, rest] = /^(\S+) ([\w.]+)(.*)$/.exec(line) ?? ["", "", line, ""];
-    return { text: line, kind, name, rest };
+    const [, kind, name, parameters = "", summary = ""] = ENTRY.exec(line) ?? ["", "", line, "", ""];
+    return { text: line, kind, name, parameters, summary };
   });
 }
 

@@ -168,5 +168,5 @@ function Memory({ model }) {
   const x = [...new Set(columns.flatMap(({ at }) => [...at.keys()]))].sort((one, other) => one - other);
   if (x.length < 2) return null;
   const lines = columns.map(({ name, at }) => ({ name, values: x.map((second) => at.get(second) ?? null) }));
-  return html`<${Chart} label=${`Memory of ${model.id}`} x=${x} lines=${lines} format=${size} />`;
+  return html`<${Chart} label=${`Memory of ${model.id}`} x=${x} lines=${lines} format=${size} isBytes />`;
 }

@@ -101,10 +101,10 @@ function Hits({ found }) {
       <ol class="hits">
         ${hits.map(({ entry, score }) => html`
           <li key=${entry.text}>
-            <p class="hit"><span class="tag">${entry.kind}</span> <code>${entry.name}</code>
+            <p class="hit"><span class="tag">${entry.kind}</span> <code><strong>${entry.name}</strong>${entry.parameters}</code>
               <meter min="0" max="1" value=${Math.max(0, score)} aria-label="Similarity"></meter>
               <span class="amount">${number(score, 2)}</span></p>
-            <p class="detail">${entry.rest.replace(/^: /, "")}</p>
+            <p class="detail">${entry.summary}</p>
           </li>`)}
       </ol>
       <dl class="figures">

@@ -138,8 +138,10 @@ export function Question({ turn, onEdit, isBusy }) {
     <article class="turn question" aria-label="Question">
       ${turn.images.map((url, index) => html`<img key=${index} src=${url} alt=${`Attached picture ${index + 1}`} />`)}
       ${draft === null
-        ? html`<p class="asked" dir="auto">${turn.text}</p>
-            <button type="button" class="quiet" disabled=${isBusy} onClick=${() => setDraft(turn.text)}>Edit</button>`
+        ? html`<div class="row">
+            <button type="button" class="quiet" disabled=${isBusy} onClick=${() => setDraft(turn.text)}>Edit</button>
+            <p class="asked" dir="auto">${turn.text}</p>
+          </div>`
         : html`<form onSubmit=${send}>
             <label class="field">
               <span class="unseen">Edit the question</span>

