@@ -9,7 +9,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 BENCHMARKS := $(patsubst benchmarks/%.py,%,$(filter-out benchmarks/instant_%,$(shell grep -l __main__ benchmarks/*.py))) classification
 
-.PHONY: help serve test quick soak check format models bench lock k8s dashboards table clean
+.PHONY: help serve test quick soak check format models bench lock k8s dashboards table vendor clean
 
 help: ## list the targets
 	@grep -E '^[a-z0-9]+:.*## ' Makefile | sed -E 's/^([a-z0-9]+):.*## /  make \1\t/' | expand -t 16
@@ -87,6 +87,9 @@ dashboards: $(STAMP) ## write the dashboards of k8s/components/monitoring
 table: $(STAMP) ## write README's table of models and the table of docs/metrics.md
 	$(BIN)/python -m tests.engine.model_table
 	$(BIN)/python -m tests.serve_app.metrics_table
+
+vendor: $(STAMP) ## fetch what the page at / takes from npm and from pydoc-search
+	$(BIN)/python -m tests.serve_app.playground.vendor
 
 clean: ## remove the environment and every cache
 	rm -rf .venv .venv-clients .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

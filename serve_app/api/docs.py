@@ -81,6 +81,7 @@ PAGE: Final = Path(__file__).parent / "docs_page"
 SWAGGER_UI: Final = ("fastapi_offline", "static")
 """The package and folder that hold Swagger UI's files. None of the package's code runs."""
 
+
 class DescribedApp(FastAPI):
     """An application whose OpenAPI document matches what the server answers."""
 

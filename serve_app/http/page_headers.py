@@ -1,7 +1,7 @@
-"""The headers of our web pages, `/` and `/docs`: what a page may load, and that it is looked up anew.
+"""The headers of our web pages, `/` and `/docs`: what a page may load and run.
 
-The policy forbids every source but this server, inline scripts and `eval`, so that text of a model or
-of a description can't run, whatever a page does with it.
+The policy forbids every source but this server, inline scripts and `eval`, so that text of a model
+or of a description can't run, whatever a page does with it.
 """
 
 from collections.abc import Mapping

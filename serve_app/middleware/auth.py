@@ -1,8 +1,8 @@
 """Authentication: a request without a known API key gets a 401.
 
 The check comes before the routes and does not depend on them: existing, unknown and forbidden paths
-all need a key. Only the paths in OPEN_PATHS don't, and to read them the page and its files, which hold no
-data; paths are compared exactly as the router will see them.
+all need a key. Only the paths in OPEN_PATHS don't, and to be read, the page and its files
+(PAGE_PATHS); they are compared exactly as the router will see them.
 This module also refuses to start a server that others can reach without keys, unless the owner has
 allowed that.
 """

@@ -1,8 +1,8 @@
 """The page at `/` and the files that it loads: which there are, and how they are served.
 
-The files hold no data, so they need no key (`serve_app.middleware.auth`): a browser can't send one before
-a page has asked for it. What the page then asks the server goes behind the keys. All URLs in the files
-are relative, so that the page works below a route prefix.
+The files hold no data, so they need no key (`serve_app.middleware.auth`): a browser can't send one
+before a page has asked for it. What the page then asks the server goes behind the keys. All URLs in
+the files are relative, so that the page works below a route prefix.
 """
 
 import os
@@ -22,12 +22,11 @@ MOUNT: Final = "/playground"
 INDEX: Final = "index.html"
 
 PAGE_PATHS: Final = frozenset(
-    {"/"}
-    | {f"{MOUNT}/{file.relative_to(FOLDER).as_posix()}" for file in FOLDER.rglob("*.*")}
+    {"/"} | {f"{MOUNT}/{file.relative_to(FOLDER).as_posix()}" for file in FOLDER.rglob("*.*")}
 )
 """The paths of the page and of each file that it may load."""
 
-# Browsers keep files, but ask whether they are still the newest: a page of two versions would break.
+# Browsers keep the files, but ask each time whether they are the newest.
 REVALIDATE: Final = {"Cache-Control": "no-cache"}
 
 

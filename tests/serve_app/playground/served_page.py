@@ -65,7 +65,9 @@ async def serving(
             clock=FakeClock(),
             keys=keys,
             host="127.0.0.1",
-            devices=DeviceSources({id_: _asking(models, id_) for id_ in models.served}, models.draw),
+            devices=DeviceSources(
+                {id_: _asking(models, id_) for id_ in models.served}, models.draw
+            ),
         )
     )
     async with on_uvicorn(app, monkeypatch) as port:

@@ -84,13 +84,23 @@ async def test_an_answer_can_be_had_again_and_a_question_edited(page: Page, mode
     await page.page.get_by_label("Edit the question").fill("Second")
     await page.button("Ask again").click()
     await page.is_done()
-    assert [texts(request) for request in models.chat.requests] == [["First"], ["First"], ["Second"]]
+    assert [texts(request) for request in models.chat.requests] == [
+        ["First"],
+        ["First"],
+        ["Second"],
+    ]
     assert await page.page.get_by_role("article", name="Question").count() == 1
 
 
 async def test_settings_reach_the_request(page: Page, models: Models) -> None:
     await page.open()
-    fields = {"Temperature": "0.5", "Top p": "0.9", "Top k": "7", "Min p": "0.1", "Most tokens": "9"}
+    fields = {
+        "Temperature": "0.5",
+        "Top p": "0.9",
+        "Top k": "7",
+        "Min p": "0.1",
+        "Most tokens": "9",
+    }
     fields |= {"Seed": "3", "Presence penalty": "0.2", "Frequency penalty": "0.3"}
     for label, value in fields.items():
         await page.page.get_by_label(label, exact=True).fill(value)
@@ -110,7 +120,7 @@ async def test_a_schema_and_tools_reach_the_request_and_a_mistake_is_told(
     page: Page, models: Models
 ) -> None:
     await page.open()
-    await page.page.get_by_text("JSON schema of the answer").click()
+    await page.page.locator("summary", has_text="JSON schema of the answer").click()
     schema = page.page.get_by_label("JSON schema of the answer, as JSON")
     await schema.fill("{")
     await page.ask("Hello")
@@ -163,9 +173,7 @@ async def test_a_picture_is_asked_about_by_picker_paste_and_drop(
     picture = png(Image.new("RGB", (8, 8), "red"))
     await page.open()
     chooser = page.page.locator("input[type=file]")
-    await chooser.set_input_files(
-        {"name": "a.png", "mimeType": "image/png", "buffer": picture}
-    )
+    await chooser.set_input_files({"name": "a.png", "mimeType": "image/png", "buffer": picture})
     given = base64.b64encode(picture).decode()
     for event, holder in (("paste", "clipboardData"), ("drop", "dataTransfer")):
         await page.tab.evaluate(

@@ -1,8 +1,9 @@
-"""Writes what the page at `/` takes from elsewhere: files of npm packages, and pydoc-search's entries.
+"""Writes what the page at `/` takes from elsewhere: npm's packages, and pydoc-search's entries.
 
-`make vendor` runs it. `vendored.json` pins each package's version, the integrity that npm's registry gives
-for it, and the digest of each file. To take another version, write it there, set `integrity` to null, and run
-`make vendor`; an integrity that is not null must be met.
+`make vendor` runs it. `vendored.json` pins each package's version, the integrity that npm's
+registry gives for it, and the digest of each file. To take another version, write it there, set
+`integrity` to null, and run `make vendor`; an integrity that is not null must be met. An entry
+without files is bundled into another one's.
 """
 
 import base64
@@ -30,8 +31,9 @@ LIBRARY: Final = FOLDER / "standard_library.gz"
 NO_SOURCE_MAP: Final = re.compile(rb"\n?//# sourceMappingURL=\S+\s*$")
 TAG: Final = re.compile(r'((?:href|src)="playground/(vendor/[^"]+)") integrity="[^"]*"')
 PSF_NOTICE: Final = (
-    "standard_library.gz quotes the docstrings and the documentation of CPython 3.11, (c) Python Software "
-    "Foundation,\nunder the PSF License 2.0: https://docs.python.org/3/license.html\n"
+    "standard_library.gz quotes the docstrings and the documentation of CPython 3.11,\n"
+    "(c) Python Software Foundation, under the PSF License 2.0:\n"
+    "https://docs.python.org/3/license.html\n"
 )
 
 
@@ -87,7 +89,9 @@ def take(entry: dict[str, Any]) -> Iterator[str]:
         (VENDOR / name).write_bytes(written)
         file["digest"] = digest(written)
     yield f"{entry['package']} {entry['version']} ({entry['licence']})\n\n"
-    yield content["LICENSE"].decode().strip()
+    yield (
+        next(text for name, text in content.items() if name.startswith("LICENSE")).decode().strip()
+    )
 
 
 def with_digests(page: str, digests: dict[str, str]) -> str:
