@@ -99,7 +99,7 @@ function App() {
         <a href="docs">API</a>
       </div>
     </header>
-    <main ref=${main} tabindex="-1">
+    <main ref=${main} id="content" tabindex="-1">
       <${ErrorNotice} error=${error} onRetry=${load} onKey=${openKey} />
       ${!error && !models.length && html`<p class="waiting"><span class="dot"></span>Asking for the models</p>`}
       ${Object.keys(TABS).map((id) => html`

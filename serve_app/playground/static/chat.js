@@ -24,7 +24,10 @@ function restored() {
 /** Keep the conversation until the browser tab is closed, so that a reload loses nothing. */
 function keep(turns, options) {
   const kept = turns.map((turn) => ({
-    ...turn, error: null, waiting: "", state: turn.state === "running" ? "stopped" : turn.state,
+    ...turn,
+    waiting: "",
+    state: turn.state === "running" ? "stopped" : turn.state,
+    error: turn.error && { ...turn.error, message: turn.error.message },
   }));
   try {
     sessionStorage.setItem(STORED, JSON.stringify({ turns: kept, options }));
@@ -65,7 +68,10 @@ function useConversation() {
   const cutAt = (turn) => it.turns.splice(it.turns.indexOf(turn));
 
   useEffect(() => {
-    const leave = () => keep(it.turns, it.options);
+    const leave = () => {
+      it.running?.abort();
+      keep(it.turns, it.options);
+    };
     addEventListener("pagehide", leave);
     return () => removeEventListener("pagehide", leave);
   }, []);

@@ -57,7 +57,7 @@ export function Classify({ models, onKey }) {
           <${ModelChoice} label="Model" models=${models} value=${model.id} onChange=${setChosen} />
           <label class="field short">
             <span>Characters of a piece</span>
-            <input type="number" min="20" step="10" value=${chars} onInput=${(event) => setChars(event.target.value)} />
+            <input type="number" min="1" step="1" value=${chars} onInput=${(event) => setChars(event.target.value)} />
           </label>
           <button class="primary" disabled=${isBusy || !text.trim()}>Classify</button>
         </div>

@@ -101,11 +101,13 @@ async def test_dark_follows_the_system_and_the_button_decides(browser: Browser, 
         light = await tab.evaluate(ground)
         await page.page.emulate_media(color_scheme="light")
         await toggle.click()
+        await expect(toggle).to_have_text("Colours: Dark")
         assert await tab.evaluate(ground) == dark != light
         await page.page.reload()
         await expect(toggle).to_have_text("Colours: Dark")
         assert await tab.evaluate(ground) == dark
         await toggle.click()
+        await expect(toggle).to_have_text("Colours: System")
         assert await tab.evaluate(ground) == light
 
 

@@ -83,6 +83,7 @@ async def test_tabs_without_a_model_say_so(
 async def test_live_shows_replicas_and_counts_and_asks_only_while_it_is_seen(
     page: Page, models: Models
 ) -> None:
+    await page.page.clock.install()
     await page.open("live")
     table = page.page.get_by_role("region", name="Replicas of m")
     await expect(table.get_by_role("row")).to_have_count(3)
@@ -100,10 +101,12 @@ async def test_live_shows_replicas_and_counts_and_asks_only_while_it_is_seen(
     await expect(tiles).to_contain_text("Running5")
     await page.show("Chat")
     seen = len(page.tab.requested)
+    await page.page.clock.run_for(60_000)
+    assert [url for url in page.tab.requested[seen:] if "devices" in url] == []
     await page.show("Live")
-    await expect(tiles).to_contain_text("Running5")
-    while len([url for url in page.tab.requested[seen:] if "devices" in url]) < 2:
-        await page.page.wait_for_request("**/v1/devices")
+    for _ in range(2):
+        async with page.page.expect_request("**/v1/devices"):
+            await page.page.clock.run_for(3_000)
 
 
 @pytest.mark.parametrize("language", ["curl", "Python", "JavaScript"])
@@ -114,7 +117,8 @@ async def test_a_chat_as_code_gives_the_same_answer(
     await page.page.get_by_label("Top k").fill("5")
     await page.ask("What's \"this\"?\n'\\n'")
     await page.is_done()
-    assert "Hello, world!" in await run_code(page, language)
+    printed = await run_code(page, language)
+    assert "world" in printed if language == "curl" else printed == "Hello, world!"
     first, again = models.chat.requests
     assert (again.prompt, again.sampling.top_k) == (first.prompt, 5)
 
