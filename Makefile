@@ -9,7 +9,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 BENCHMARKS := $(patsubst benchmarks/%.py,%,$(filter-out benchmarks/instant_%,$(shell grep -l __main__ benchmarks/*.py))) classification
 
-.PHONY: help serve test quick soak check format models bench lock k8s dashboards table docs-check clean
+.PHONY: help serve test quick soak check format models bench lock k8s dashboards table docs-check vendor clean
 
 help: ## list the targets
 	@grep -E '^[a-z0-9-]+:.*## ' Makefile | sed -E 's/^([a-z0-9-]+):.*## /  make \1\t/' | expand -t 16
@@ -90,6 +90,9 @@ table: $(STAMP) ## write the tables of docs/ that are made from the code
 
 docs-check: $(STAMP) ## check the documents' links and tables, and run their examples against a server
 	@$(BIN)/python -m pytest tests/docs tests/test_made_table.py tests/ray/test_examples.py
+
+vendor: $(STAMP) ## fetch what the page at / takes from npm and from pydoc-search
+	$(BIN)/python -m tests.serve_app.playground.vendor
 
 clean: ## remove the environment and every cache
 	rm -rf .venv .venv-clients .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -101,6 +101,7 @@ from serve_app.middleware.rate_limits import RateLimitMiddleware
 from serve_app.middleware.request_guard import RequestGuardMiddleware
 from serve_app.middleware.slow_reader import SlowReaderMiddleware
 from serve_app.middleware.tracing import TracingMiddleware
+from serve_app.playground.page import install_page
 
 logger = logging.getLogger("ray.serve")
 
@@ -278,6 +279,7 @@ def _install_surfaces(app: FastAPI, context: ApiContext) -> None:
         # Not `include_router`: FastAPI then looks up an included router's routes twice per request.
         app.router.routes += surface(context).router().routes
     install_docs(app)
+    install_page(app)
 
 
 def _middleware(parts: AppParts) -> Iterator[Middleware]:
@@ -343,7 +345,7 @@ class Ingress:
         host = listening_host()
         assert host is not None, "a replica runs under a controller"
         require_protection(host, keys is not None, config.auth.allow_anonymous)
-        logger.info("serving %s; POST /v1/chat/completions, GET /docs", ", ".join(handles))
+        logger.info("serving %s; GET /, GET /docs, POST /v1/chat/completions", ", ".join(handles))
         tasks = {model.id: model.task for model in config.models}
         context = serve.get_replica_context()
         metrics = IngressMetrics(handles, context.deployment, context.replica_id.unique_id)

@@ -1,120 +1,101 @@
-"""Controls a headless Chromium over its DevTools protocol; it reaches only this machine."""
+"""Controls a headless Chromium by Playwright; it reaches only this machine."""
 
-import asyncio
-import base64
-import itertools
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import aiohttp
+from playwright.async_api import Browser, ConsoleMessage, Page, async_playwright
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-DEADLINE_S = 60
+DEADLINE_MS = 60_000
 FLAGS = (
-    "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-extensions",
-    "--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage",
-    "--hide-scrollbars", "--remote-debugging-port=0",
-    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking",
+    "--disable-component-update", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 )  # fmt: skip
-COMPLAINTS = ("Runtime.exceptionThrown", "Log.entryAdded")
+COMPLAINTS = ("error", "warning", "assert")
 
 
 class Tab:
-    """A browser page, with its errors and warnings and the URLs it requested."""
+    """A browser tab.
 
-    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        self._socket = socket
-        self._numbers = itertools.count(1)
+    Attributes:
+        page: Playwright's handle.
+        complaints: The page's errors and warnings, and what it has failed to load.
+        requested: The URLs that it has requested.
+    """
+
+    def __init__(self, page: Page) -> None:
+        self.page = page
         self.complaints: list[str] = []
         self.requested: list[str] = []
+        page.on("console", self._note)
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.on("request", lambda request: self.requested.append(request.url))
 
-    async def call(self, method: str, **params: Any) -> dict[str, Any]:
-        """Call a method of the protocol; record the events that arrive before its answer."""
-        number = next(self._numbers)
-        await self._socket.send_json({"id": number, "method": method, "params": params})
-        async with asyncio.timeout(DEADLINE_S):
-            while True:
-                message = await self._socket.receive_json()
-                if message.get("id") == number:
-                    assert "error" not in message, message
-                    result: dict[str, Any] = message["result"]
-                    return result
-                self._note(message)
+    def _note(self, message: ConsoleMessage) -> None:
+        if message.type in COMPLAINTS:
+            self.complaints.append(f"{message.type}: {message.text} ({message.location})")
 
-    def _note(self, event: dict[str, Any]) -> None:
-        method, params = event.get("method", ""), event.get("params", {})
-        is_error = params.get("type") in ("error", "warning", "assert")
-        if method in COMPLAINTS or (method == "Runtime.consoleAPICalled" and is_error):
-            self.complaints.append(str(params))
-        if method == "Network.requestWillBeSent":
-            self.requested.append(params["request"]["url"])
-
-    async def open(self, path: Path, width: int) -> None:
-        """Open a file without a network, and wait until it reports that it is drawn."""
-        await self.call("Network.enable")
-        await self.call(
-            "Network.emulateNetworkConditions",
-            offline=True, latency=0, downloadThroughput=-1, uploadThroughput=-1,
-        )  # fmt: skip
-        await self.navigate(path.as_uri(), width)
-        await self.evaluate(
-            "new Promise(done => { const look = () => document.body && document.body.dataset.drawn"
-            " ? done(true) : requestAnimationFrame(look); look(); })"
-        )
+    def foreign(self, *own: str) -> list[str]:
+        """Return the URLs that it has requested elsewhere than at addresses that begin so."""
+        return [url for url in self.requested if not url.startswith(own)]
 
     async def navigate(self, url: str, width: int, height: int = 900) -> None:
-        """Open a page, recording what it requests and its complaints."""
-        for domain in ("Runtime", "Log", "Network", "Page"):
-            await self.call(f"{domain}.enable")
-        await self.call(
-            "Emulation.setDeviceMetricsOverride",
-            width=width, height=height, deviceScaleFactor=1, mobile=False,
-        )  # fmt: skip
-        await self.call("Page.navigate", url=url)
+        """Open a page."""
+        await self.page.set_viewport_size({"width": width, "height": height})
+        await self.page.goto(url, wait_until="commit")
 
     async def evaluate(self, expression: str) -> Any:
         """Evaluate JavaScript; promises are awaited."""
-        answer = await self.call(
-            "Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True
-        )
-        assert "exceptionDetails" not in answer, answer
-        return answer["result"].get("value")
-
-    async def screenshot(self) -> bytes:
-        """Return the whole page as PNG."""
-        answer = await self.call("Page.captureScreenshot", captureBeyondViewport=True)
-        return base64.b64decode(answer["data"])
+        return await self.page.evaluate(expression)
 
 
 @asynccontextmanager
-async def opened_tab(profile: Path) -> AsyncIterator[Tab]:
-    """Start Chromium with a profile of its own, yield a tab, and end Chromium."""
+async def launched() -> AsyncIterator[Browser]:
+    """Start Chromium, and end it after the block."""
     assert CHROMIUM, "chromium is not installed"
-    process = await asyncio.create_subprocess_exec(
-        CHROMIUM, *FLAGS, f"--user-data-dir={profile}", "about:blank",
-        stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
+        try:
+            yield browser
+        finally:
+            await browser.close()
+
+
+@asynccontextmanager
+async def tab_of(
+    browser: Browser,
+    *,
+    offline: bool = False,
+    color_scheme: Literal["light", "dark"] = "light",
+    width: int = 1280,
+    height: int = 900,
+) -> AsyncIterator[Tab]:
+    """Yield a tab with an empty profile.
+
+    Args:
+        browser: A running Chromium.
+        offline: Whether the tab has no network at all.
+        color_scheme: What the browser tells pages that its user prefers.
+        width: Of the window, in pixels.
+        height: Of the window, in pixels.
+    """
+    context = await browser.new_context(
+        offline=offline,
+        color_scheme=color_scheme,
+        reduced_motion="reduce",
+        viewport={"width": width, "height": height},
+    )
+    context.set_default_timeout(DEADLINE_MS)
     try:
-        port = await asyncio.wait_for(_port(process), DEADLINE_S)
-        async with (
-            aiohttp.ClientSession() as session,
-            session.get(f"http://127.0.0.1:{port}/json") as answer,
-        ):
-            (page,) = [p for p in await answer.json() if p["type"] == "page"]
-            url = page["webSocketDebuggerUrl"]
-            async with session.ws_connect(url, max_msg_size=0) as socket:
-                yield Tab(socket)
+        yield Tab(await context.new_page())
     finally:
-        process.terminate()
-        await process.communicate()
+        await context.close()
 
 
-async def _port(process: asyncio.subprocess.Process) -> int:
-    assert process.stderr
-    async for line in process.stderr:
-        if line.startswith(b"DevTools listening on"):
-            return int(line.split(b":")[2].split(b"/")[0])
-    raise AssertionError("chromium ended before it listened")
+@asynccontextmanager
+async def opened_tab(*, offline: bool = False) -> AsyncIterator[Tab]:
+    """Start Chromium, yield a tab, and end Chromium."""
+    async with launched() as browser, tab_of(browser, offline=offline) as tab:
+        yield tab

@@ -35,6 +35,7 @@ from serve_app.http.error_shapes import (
     error_shape_of,
     openai_error,
 )
+from serve_app.http.page_headers import PAGE_HEADERS
 from serve_app.http.route_docs import (
     ERROR_REF,
     ERROR_RESPONSE,
@@ -79,25 +80,6 @@ PAGE: Final = Path(__file__).parent / "docs_page"
 
 SWAGGER_UI: Final = ("fastapi_offline", "static")
 """The package and folder that hold Swagger UI's files. None of the package's code runs."""
-
-HEADERS: Final = {
-    "Content-Security-Policy": "; ".join(
-        (
-            "default-src 'none'",
-            "script-src 'self'",
-            "style-src 'self'",
-            # The style sheet embeds its icons as data: URIs; an answer that is a picture is shown
-            # from a blob.
-            "img-src 'self' data: blob:",
-            "connect-src 'self'",
-            "base-uri 'none'",
-            "form-action 'none'",
-            "frame-ancestors 'none'",
-        )
-    ),
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-}
 
 
 class DescribedApp(FastAPI):
@@ -229,4 +211,4 @@ def install_docs(app: FastAPI) -> None:
 
 
 async def _page() -> FileResponse:
-    return FileResponse(PAGE / "index.html", headers=HEADERS)
+    return FileResponse(PAGE / "index.html", headers=dict(PAGE_HEADERS))

@@ -80,8 +80,8 @@ class Announcement:
         )
 
     def _pages(self) -> list[str]:
-        pages = []
-        if not self.needs_key:  # a browser has no key to send
+        pages = [f"The page to chat, search and watch: {self.url}/"]
+        if not self.needs_key:  # a browser has no key to send there
             pages.append(f"The API's description: {self.url}/docs")
         if self.dashboard_url is not None:
             pages.append(

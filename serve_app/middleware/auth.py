@@ -1,8 +1,8 @@
 """Authentication: a request without a known API key gets a 401.
 
 The check comes before the routes and does not depend on them: existing, unknown and forbidden paths
-all need a key. Only the paths in OPEN_PATHS don't; they are compared exactly as the router will see
-them.
+all need a key. Only the paths in OPEN_PATHS don't, and to be read, the page and its files
+(PAGE_PATHS); they are compared exactly as the router will see them.
 This module also refuses to start a server that others can reach without keys, unless the owner has
 allowed that.
 """
@@ -18,8 +18,10 @@ from serve_app.http.access_record import record_of
 from serve_app.http.errors import error_response
 from serve_app.keys.access import note_api_key
 from serve_app.keys.api_keys import ENVIRONMENT_VARIABLE, ApiKey, KeyRing
+from serve_app.playground.page import PAGE_PATHS
 
 OPEN_PATHS: Final = frozenset({"/health", "/live", "/ready"})
+READING: Final = frozenset({"GET", "HEAD"})
 
 UNPROTECTED: Final = (
     "the server listens on {host}, where others can reach it, and has no API keys. Name a file of "
@@ -82,10 +84,11 @@ class AuthMiddleware:
 
 
 def _is_open(scope: Scope) -> bool:
+    if scope["type"] != "http":
+        return False
     # The root path is Serve's route prefix; the router strips it from the path.
-    path: str = scope["path"]
-    root: str = scope.get("root_path", "")
-    return scope["type"] == "http" and path.removeprefix(root) in OPEN_PATHS
+    path = scope["path"].removeprefix(scope.get("root_path", ""))
+    return path in OPEN_PATHS or (path in PAGE_PATHS and scope["method"] in READING)
 
 
 def _presented(headers: Headers) -> str | None:

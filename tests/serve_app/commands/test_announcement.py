@@ -165,6 +165,7 @@ def test_with_keys_the_request_sends_one_and_no_page_is_named_that_needs_one() -
     assert "Authorization: Bearer KEY" in command(announced)
     assert "one of your keys" in announced.text(3.0)
     assert "/docs" not in announced.text(3.0)
+    assert "The page to chat, search and watch: http://127.0.0.1:8000/\n" in announced.text(3.0)
     assert "Authorization" not in announcement().text(3.0)
 
 

@@ -51,9 +51,7 @@ async def test_the_404_of_a_slip_names_the_route(
     assert error["message"] == f"Not Found: {method} {path}. Did you mean {meant}?"
 
 
-@pytest.mark.parametrize(
-    "path", ["/", "/nowhere", "/v1", "/v1/images/generations", "/docs/nothing.js"]
-)
+@pytest.mark.parametrize("path", ["/nowhere", "/v1", "/v1/images/generations", "/docs/nothing.js"])
 async def test_a_path_like_no_route_is_told_where_all_routes_are(
     client: httpx.AsyncClient, path: str
 ) -> None:

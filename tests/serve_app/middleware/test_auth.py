@@ -70,7 +70,7 @@ async def test_health_and_readiness_need_no_key(backend: FakeBackend, path: str)
 @pytest.mark.parametrize(
     ("method", "path"),
     [
-        ("GET", "/"),
+        ("POST", "/"),
         ("GET", "/docs"),
         ("GET", "/redoc"),
         ("GET", "/openapi.json"),

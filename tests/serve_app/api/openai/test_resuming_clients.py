@@ -13,8 +13,9 @@ from fastapi import FastAPI
 
 from deployments.contract import FinishReason, TextDelta
 from deployments.errors import GenerationFailedError
-from tests.clients.node_packages import FOLDER, install
+from tests.clients.test_node import FOLDER
 from tests.clients_page import code_of
+from tests.node_packages import install
 from tests.raw_http import DEADLINE_S, LOCALHOST
 from tests.serve_app.fakes import FakeBackend
 from tests.serve_app.front_doors import on_uvicorn
@@ -87,7 +88,7 @@ async def run_snippet(language: str, port: int) -> tuple[int | None, str, str]:
 
 @pytest.fixture(scope="module")
 def installed() -> None:
-    install()
+    install(FOLDER)
 
 
 @pytest.mark.slow

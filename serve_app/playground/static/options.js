@@ -1,0 +1,140 @@
+// The settings of a conversation: the model, the system prompt, sampling, a schema, tools.
+
+import { html } from "./vendor/preact.js";
+import { ModelChoice } from "./parts.js";
+
+/** A field of the form whose text can't become a part of a request. */
+export class OptionError extends Error {}
+
+const NUMBERS = [
+  { name: "temperature", label: "Temperature", min: 0, max: 2, step: 0.1 },
+  { name: "max_tokens", label: "Most tokens", min: 1, step: 1 },
+  { name: "top_p", label: "Top p", min: 0, max: 1, step: 0.05 },
+  { name: "top_k", label: "Top k", min: -1, step: 1 },
+  { name: "min_p", label: "Min p", min: 0, max: 1, step: 0.05 },
+  { name: "seed", label: "Seed", step: 1 },
+  { name: "presence_penalty", label: "Presence penalty", min: -2, max: 2, step: 0.1 },
+  { name: "frequency_penalty", label: "Frequency penalty", min: -2, max: 2, step: 0.1 },
+  { name: "repetition_penalty", label: "Repetition penalty", min: 0.1, max: 2, step: 0.05 },
+];
+
+const SCHEMA_EXAMPLE = {
+  type: "object",
+  properties: { name: { type: "string" }, is_function: { type: "boolean" } },
+  required: ["name", "is_function"],
+};
+const TOOLS_EXAMPLE = [
+  {
+    type: "function",
+    function: {
+      name: "look_up",
+      description: "Look up a name of the standard library.",
+      parameters: {
+        type: "object",
+        properties: { name: { type: "string", maxLength: 40 } },
+        required: ["name"],
+      },
+    },
+  },
+];
+const TOOL_CHOICES = { auto: "if it wants to", required: "it must", none: "it must not" };
+
+/** @typedef {Record<string, string>} Options The form's fields, by name. */
+
+/** @type {Options} */
+export const DEFAULTS = { model: "", system: "", stop: "", schema: "", tools: "", tool_choice: "auto" };
+
+/**
+ * Return the fields of a request that the form asks for, without the messages.
+ * @param {Options} options
+ * @throws {OptionError} A field can't be read.
+ */
+export function fieldsOf(options) {
+  const stops = options.stop.split("\n").filter(Boolean);
+  const fields = { model: options.model };
+  for (const { name, label } of NUMBERS) {
+    const text = (options[name] ?? "").trim();
+    if (text === "") continue;
+    if (Number.isNaN(Number(text))) throw new OptionError(`${label} is no number.`);
+    fields[name] = Number(text);
+  }
+  if (stops.length) fields.stop = stops;
+  const schema = parsed(options.schema, "The JSON schema");
+  if (schema) {
+    fields.response_format = { type: "json_schema", json_schema: { name: "answer", schema, strict: true } };
+  }
+  const tools = parsed(options.tools, "The list of tools");
+  if (tools) Object.assign(fields, { tools, tool_choice: options.tool_choice });
+  return fields;
+}
+
+/** @param {string} text @param {string} what */
+function parsed(text, what) {
+  if (!text.trim()) return null;
+  try {
+    return JSON.parse(text);
+  } catch (error) {
+    throw new OptionError(`${what} is no JSON: ${error.message}.`);
+  }
+}
+
+/**
+ * @param {{options: Options, models: {id: string}[], onChange: (changed: Options) => void}} props
+ */
+export function OptionsForm({ options, models, onChange }) {
+  const set = (name) => (event) => onChange({ ...options, [name]: event.target.value });
+  return html`
+    <${ModelChoice} label="Model" models=${models} value=${options.model}
+      onChange=${(model) => onChange({ ...options, model })} />
+    <label class="field">
+      <span>System prompt</span>
+      <textarea rows="2" value=${options.system} onInput=${set("system")}></textarea>
+    </label>
+    <fieldset>
+      <legend>Sampling <small>(empty: the model's default)</small></legend>
+      <div class="numbers">
+        ${NUMBERS.map(({ name, label, ...bounds }) => html`
+          <label class="field">
+            <span>${label}</span>
+            <input type="number" inputmode="decimal" ...${bounds}
+              value=${options[name] ?? ""} onInput=${set(name)} />
+          </label>`)}
+      </div>
+      <label class="field">
+        <span>Stop at <small>(one text a line)</small></span>
+        <textarea rows="1" value=${options.stop} onInput=${set("stop")}></textarea>
+      </label>
+    </fieldset>
+    <${JsonField} label="JSON schema of the answer" name="schema" example=${SCHEMA_EXAMPLE}
+      options=${options} onChange=${onChange} />
+    <${JsonField} label="Tools" name="tools" example=${TOOLS_EXAMPLE}
+      options=${options} onChange=${onChange}>
+      <label class="field">
+        <span>May the model call them?</span>
+        <select value=${options.tool_choice} onChange=${set("tool_choice")}>
+          ${Object.entries(TOOL_CHOICES).map(([value, text]) => html`
+            <option value=${value} selected=${value === options.tool_choice}>${value}: ${text}</option>`)}
+        </select>
+      </label>
+    <//>`;
+}
+
+function JsonField({ label, name, example, options, onChange, children }) {
+  const text = options[name];
+  const set = (value) => onChange({ ...options, [name]: value });
+  return html`
+    <details class="extra" open=${Boolean(text)}>
+      <summary>${label}${text.trim() ? html` <small class="on">on</small>` : ""}</summary>
+      <label class="field">
+        <span class="unseen">${label}, as JSON</span>
+        <textarea class="mono" rows="7" spellcheck="false" value=${text}
+          onInput=${(event) => set(event.target.value)}></textarea>
+      </label>
+      <p class="row">
+        <button type="button" class="quiet" onClick=${() => set(JSON.stringify(example, null, 2))}>
+          Insert an example</button>
+        ${text && html`<button type="button" class="quiet" onClick=${() => set("")}>Clear</button>`}
+      </p>
+      ${children}
+    </details>`;
+}

@@ -1,0 +1,163 @@
+// One turn of a conversation on the page: a question, an answer with its figures, a tool's result.
+
+import { html, useEffect, useRef, useState } from "./vendor/preact.js";
+import { figuresOf } from "./answer.js";
+import { MAX_RENDERED, blocksOf, htmlOf } from "./markdown.js";
+import { Code, CopyButton, ErrorNotice, duration, number } from "./parts.js";
+
+/** Redraws are rarer the longer a text is, so that the page stays quick: ms, and ms for each character. */
+const REDRAW_MS = 16;
+const REDRAW_MS_PER_CHARACTER = 0.0005;
+
+/**
+ * Return a text that follows another one, at a pace that depends on its length.
+ * @param {string} text
+ * @param {boolean} isRunning
+ */
+function usePaced(text, isRunning) {
+  const [shown, setShown] = useState(text);
+  const latest = useRef(text);
+  const timer = useRef(0);
+  latest.current = text;
+  useEffect(() => {
+    if (!isRunning) setShown(text);
+    else if (!timer.current) {
+      timer.current = setTimeout(() => {
+        timer.current = 0;
+        setShown(latest.current);
+      }, REDRAW_MS + text.length * REDRAW_MS_PER_CHARACTER);
+    }
+  }, [text, isRunning]);
+  useEffect(() => () => clearTimeout(timer.current), []);
+  return isRunning ? shown : text;
+}
+
+/** A model's text: rendered, or as it is if it is long. */
+export function ModelText({ text, isRunning = false }) {
+  const shown = usePaced(text, isRunning);
+  if (shown.length <= MAX_RENDERED) return html`<${Markdown} text=${shown} />`;
+  return html`
+    <div class="prose plain" dir="auto">
+      ${blocksOf(shown).map((block, index) => html`<div key=${index}>${block}</div>`)}
+    </div>`;
+}
+
+function Markdown({ text }) {
+  const element = useRef(null);
+  useEffect(() => {
+    element.current.innerHTML = htmlOf(text);
+  }, [text]);
+  return html`<div class="prose" dir="auto" ref=${element}></div>`;
+}
+
+/**
+ * @param {{turn: import("./answer.js").Turn, onRetry: () => void, onResume?: () => void, onKey: () => void,
+ *   onResults?: () => void, onChange: () => void}} props
+ */
+export function Answer({ turn, onRetry, onResume, onKey, onResults, onChange }) {
+  const isRunning = turn.state === "running";
+  return html`
+    <article class="turn answer" aria-label="Answer" aria-busy=${isRunning}>
+      ${turn.reasoning && html`
+        <details class="reasoning" open=${isRunning && !turn.text}>
+          <summary>Reasoning</summary>
+          <${ModelText} text=${turn.reasoning} isRunning=${isRunning} />
+        </details>`}
+      ${turn.text
+        ? html`<${ModelText} text=${turn.text} isRunning=${isRunning} />`
+        : isRunning && !turn.calls.length && html`<p class="pending">…</p>`}
+      ${turn.calls.map((call, index) => html`
+        <${ToolCall} key=${index} call=${call} onChange=${onChange} canAnswer=${Boolean(onResults)} />`)}
+      ${onResults && turn.calls.length > 0 && html`
+        <p class="row"><button type="button" class="primary" onClick=${onResults}>Send the results</button></p>`}
+      ${turn.waiting && html`<p class="waiting"><span class="dot"></span>${turn.waiting}</p>`}
+      ${turn.marks.map(({ text, tokens }) => html`
+        <p class="mark">↪ After ${number(tokens)} tokens the answer ${text}; nothing was lost.</p>`)}
+      ${turn.state === "stopped" && html`<p class="mark">Stopped here.</p>`}
+      ${turn.finish === "length" && html`<p class="mark">The limit of tokens ends the answer here.</p>`}
+      <${ErrorNotice} error=${turn.error} onKey=${onKey}
+        onRetry=${onResume ?? onRetry} label=${onResume ? "Go on" : "Try again"} />
+      <${Figures} turn=${turn} />
+      ${!isRunning && html`
+        <div class="row actions">
+          <button type="button" class="quiet" onClick=${onRetry}>Answer again</button>
+          ${turn.text && html`<${CopyButton} text=${turn.text} label="Copy" />`}
+          ${turn.body && html`<${Code} made=${{ kind: "chat", body: { ...turn.body, stream: true } }} />`}
+        </div>`}
+    </article>`;
+}
+
+function Figures({ turn }) {
+  const found = figuresOf(turn);
+  if (found.ttftMs === null) return null;
+  const shown = [
+    ["First token after", duration(found.ttftMs)],
+    ["Speed", found.tokensPerS === null ? null : `${number(found.tokensPerS)} tokens/s`],
+    ["Answer", `${number(found.tokens)} tokens`],
+    ["Reasoning", found.reasoningTokens ? `${number(found.reasoningTokens)} tokens` : null],
+    ["Prompt", found.promptTokens === null ? null : promptText(found)],
+  ];
+  return html`
+    <dl class="figures">
+      ${shown.filter(([, value]) => value !== null).map(([name, value]) => html`
+        <div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}
+    </dl>`;
+}
+
+const promptText = ({ promptTokens, cachedTokens }) =>
+  `${number(promptTokens)} tokens${cachedTokens ? `, ${number(cachedTokens)} cached` : ""}`;
+
+function ToolCall({ call, onChange, canAnswer }) {
+  const set = (event) => {
+    call.result = event.target.value;
+    onChange();
+  };
+  return html`
+    <section class="call" aria-label=${`Call of ${call.name}`}>
+      <p><span class="tag">calls</span> <code>${call.name}</code></p>
+      <pre tabindex="0" role="region" aria-label="Arguments"><code>${call.arguments}</code></pre>
+      ${canAnswer && html`
+        <label class="field">
+          <span>Result of ${call.name}</span>
+          <textarea class="mono" rows="2" value=${call.result} onInput=${set}></textarea>
+        </label>`}
+    </section>`;
+}
+
+/**
+ * @param {{turn: import("./answer.js").Turn, onEdit: (text: string) => void, isBusy: boolean}} props
+ */
+export function Question({ turn, onEdit, isBusy }) {
+  const [draft, setDraft] = useState(/** @type {string | null} */ (null));
+  const send = (event) => {
+    event.preventDefault();
+    setDraft(null);
+    onEdit(draft ?? "");
+  };
+  return html`
+    <article class="turn question" aria-label="Question">
+      ${turn.images.map((url, index) => html`<img key=${index} src=${url} alt=${`Attached picture ${index + 1}`} />`)}
+      ${draft === null
+        ? html`<div class="row">
+            <button type="button" class="quiet" disabled=${isBusy} onClick=${() => setDraft(turn.text)}>Edit</button>
+            <p class="asked" dir="auto">${turn.text}</p>
+          </div>`
+        : html`<form onSubmit=${send}>
+            <label class="field">
+              <span class="unseen">Edit the question</span>
+              <textarea rows="3" value=${draft} onInput=${(event) => setDraft(event.target.value)}></textarea>
+            </label>
+            <p class="row">
+              <button class="primary">Ask again</button>
+              <button type="button" class="quiet" onClick=${() => setDraft(null)}>Leave it</button>
+            </p>
+          </form>`}
+    </article>`;
+}
+
+/** @param {{turn: import("./answer.js").Turn}} props */
+export const ToolResult = ({ turn }) => html`
+  <article class="turn question result" aria-label="Result of a call">
+    <p><span class="tag">result</span></p>
+    <pre tabindex="0" role="region" aria-label="Result"><code>${turn.text}</code></pre>
+  </article>`;

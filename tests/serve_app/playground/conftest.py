@@ -1,0 +1,41 @@
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from playwright.async_api import Browser
+
+from tests.browser import CHROMIUM, launched, tab_of
+from tests.serve_app.playground.served_page import Models, Page, serving
+
+IN_BROWSER = "test_browser_"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.parent == here and item.path.name.startswith(IN_BROWSER):
+            item.add_marker(pytest.mark.browser)
+            item.add_marker(pytest.mark.slow)
+            item.add_marker(pytest.mark.skipif(CHROMIUM is None, reason="needs chromium"))
+
+
+@pytest.fixture(scope="module")
+async def browser() -> AsyncIterator[Browser]:
+    async with launched() as browser:
+        yield browser
+
+
+@pytest.fixture
+def models() -> Models:
+    return Models()
+
+
+@pytest.fixture
+async def page(
+    browser: Browser, models: Models, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Page]:
+    """Serve the page with the fakes; afterwards it must have been quiet."""
+    async with serving(models, monkeypatch) as url, tab_of(browser) as tab:
+        page = Page(tab, url)
+        yield page
+        page.check_quiet()

@@ -1,0 +1,130 @@
+"""The page with fake models behind a real socket, in a real browser."""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from playwright.async_api import Locator
+
+from deployments.replica_report import ReplicaReport
+from serve_app.backends.devices import DeviceSources
+from serve_app.backends.replica_reports import Reports
+from serve_app.config import AppConfig
+from serve_app.ingress import AppParts, build_app
+from serve_app.keys.api_keys import KeyRing
+from tests.browser import Tab
+from tests.replica_reports import cpu_report, gpu_report
+from tests.serve_app.fake_pooler import FakeClassifier, FakeEmbedder
+from tests.serve_app.fakes import FakeBackend, FakeClock
+from tests.serve_app.front_doors import on_uvicorn
+
+MODELS = [
+    {"id": "m", "source": "nowhere"},
+    {"id": "c", "source": "nowhere", "task": "classify"},
+    {"id": "e", "source": "nowhere", "task": "embed"},
+]
+
+
+@dataclass
+class Models:
+    """The fakes behind the page: `m` generates, `c` classifies and `e` embeds."""
+
+    chat: FakeBackend = field(default_factory=FakeBackend)
+    classifier: FakeClassifier = field(default_factory=FakeClassifier)
+    embedder: FakeEmbedder = field(default_factory=FakeEmbedder)
+    served: str = "mce"
+    reports: Mapping[str, tuple[ReplicaReport, ...]] = field(
+        default_factory=lambda: {"m": (gpu_report("r1"), gpu_report("r2")), "c": (cpu_report(),)}
+    )
+
+    async def ask(self, model_id: str, is_any_running: bool) -> Reports:
+        """Return the reports of a model's replicas."""
+        reports = self.reports.get(model_id, ())
+        return Reports(reports, (), len(reports))
+
+    async def draw(self, replicas: object) -> bytes:
+        """Draw nothing: the page draws its own charts."""
+        return b""
+
+
+@asynccontextmanager
+async def serving(
+    models: Models, monkeypatch: pytest.MonkeyPatch, keys: KeyRing | None = None
+) -> AsyncIterator[str]:
+    """Serve the application on a port of this machine; yield its address."""
+    entries = [entry for entry in MODELS if entry["id"] in models.served]
+    config = AppConfig.model_validate({"models": entries})
+    app = build_app(
+        AppParts(
+            config,
+            {"m": models.chat},
+            {"c": models.classifier} if "c" in models.served else {},
+            {"e": models.embedder} if "e" in models.served else {},
+            clock=FakeClock(),
+            keys=keys,
+            host="127.0.0.1",
+            devices=DeviceSources(
+                {id_: _asking(models, id_) for id_ in models.served}, models.draw
+            ),
+        )
+    )
+    async with on_uvicorn(app, monkeypatch) as port:
+        yield f"http://127.0.0.1:{port}"
+
+
+def _asking(models: Models, model_id: str) -> Any:
+    return lambda is_any_running: models.ask(model_id, is_any_running)
+
+
+class Page:
+    """The page as its user sees it."""
+
+    def __init__(self, tab: Tab, url: str) -> None:
+        self.tab = tab
+        self.url = url
+        self.page = tab.page
+
+    async def open(self, tab: str = "chat") -> None:
+        """Open the page at one of its tabs, and wait until it is drawn."""
+        await self.page.goto(f"{self.url}/#{tab}")
+        await self.page.get_by_role("tablist").wait_for()
+
+    async def show(self, tab: str) -> None:
+        """Choose a tab by its name."""
+        await self.page.get_by_role("tab", name=tab).click()
+
+    async def ask(self, text: str) -> None:
+        """Send a message."""
+        await self.page.get_by_label("Your message").fill(text)
+        await self.button("Send").click()
+
+    def button(self, name: str, exact: bool = True) -> Locator:
+        """Return a button by its name."""
+        return self.page.get_by_role("button", name=name, exact=exact)
+
+    @property
+    def answer(self) -> Locator:
+        """The last answer."""
+        return self.page.get_by_role("article", name="Answer").last
+
+    async def says(self, text: str) -> None:
+        """Wait until the last answer holds a text."""
+        await self.answer.get_by_text(text).first.wait_for()
+
+    async def is_done(self) -> None:
+        """Wait until the last answer has ended."""
+        await self.page.locator("article.answer[aria-busy=false]").last.wait_for()
+
+    async def is_wider_than_the_window(self) -> bool:
+        """Whether one has to scroll sideways."""
+        found: bool = await self.tab.evaluate(
+            "document.documentElement.scrollWidth > document.documentElement.clientWidth"
+        )
+        return found
+
+    def check_quiet(self) -> None:
+        """Fail if the page has complained, or asked another host."""
+        assert self.tab.complaints == []
+        assert self.tab.foreign(self.url, "data:", "blob:") == []

@@ -1,0 +1,296 @@
+import asyncio
+import base64
+from dataclasses import replace
+
+import pytest
+from PIL import Image
+from playwright.async_api import Browser, expect
+
+from deployments.contract import (
+    ChatMessage,
+    FinishReason,
+    GenerationRequest,
+    ImagePart,
+    ReasoningDescription,
+    ReasoningTokens,
+    TextDelta,
+    TextPart,
+)
+from deployments.errors import GenerationFailedError, OverloadedError, TotalTimeoutError
+from tests.browser import tab_of
+from tests.images import png
+from tests.serve_app.apps import ALICE, ring
+from tests.serve_app.fakes import FakeBackend, Step
+from tests.serve_app.playground.served_page import Models, Page, serving
+
+
+def texts(request: GenerationRequest) -> list[str]:
+    """Return the text of each message."""
+    assert isinstance(request.prompt, tuple)
+    return [
+        "".join(part.text for part in message.parts if isinstance(part, TextPart))
+        for message in request.prompt
+        if isinstance(message, ChatMessage)
+    ]
+
+
+def roles(request: GenerationRequest) -> list[str]:
+    assert isinstance(request.prompt, tuple)
+    return [message.role for message in request.prompt if isinstance(message, ChatMessage)]
+
+
+def said(*texts: str) -> list[Step]:
+    """Return a stream that says these texts, one after the other, and stops."""
+    return [
+        [TextDelta((i,), text, FinishReason.STOP if i == len(texts) - 1 else None)]
+        for i, text in enumerate(texts)
+    ]
+
+
+async def test_an_answer_streams_with_its_figures(page: Page, models: Models) -> None:
+    more = asyncio.Event()
+    models.chat.steps = [[TextDelta((1,), "One ")], more, *said("two ", "three")]
+    await page.open()
+    await page.ask("Count!")
+    await page.says("One")
+    await expect(page.answer).to_have_attribute("aria-busy", "true")
+    await expect(page.answer).to_contain_text("1 tokens")
+    more.set()
+    await page.is_done()
+    await expect(page.answer).to_contain_text("One two three")
+    for figure in ("First token after", "3 tokens", "7 tokens"):
+        await expect(page.answer).to_contain_text(figure)
+    await expect(page.page.locator("#status")).to_contain_text("Answer: One two three")
+
+
+async def test_stop_frees_the_sequence_and_keeps_the_text(page: Page, models: Models) -> None:
+    models.chat.steps = [[TextDelta((1,), "As far as")], asyncio.Event()]
+    await page.open()
+    await page.ask("Go on and on")
+    await page.says("As far as")
+    await page.button("Stop").click()
+    await asyncio.wait_for(models.chat.streams[0].closed.wait(), 10)
+    await expect(page.answer).to_contain_text("Stopped here")
+    await expect(page.answer).to_contain_text("As far as")
+
+
+async def test_an_answer_can_be_had_again_and_a_question_edited(page: Page, models: Models) -> None:
+    await page.open()
+    await page.ask("First")
+    await page.is_done()
+    await page.button("Answer again").click()
+    await page.is_done()
+    await page.button("Edit").click()
+    await page.page.get_by_label("Edit the question").fill("Second")
+    await page.button("Ask again").click()
+    await page.is_done()
+    assert [texts(request) for request in models.chat.requests] == [
+        ["First"],
+        ["First"],
+        ["Second"],
+    ]
+    assert await page.page.get_by_role("article", name="Question").count() == 1
+
+
+async def test_settings_reach_the_request(page: Page, models: Models) -> None:
+    await page.open()
+    fields = {
+        "Temperature": "0.5",
+        "Top p": "0.9",
+        "Top k": "7",
+        "Min p": "0.1",
+        "Most tokens": "9",
+    }
+    fields |= {"Seed": "3", "Presence penalty": "0.2", "Frequency penalty": "0.3"}
+    for label, value in fields.items():
+        await page.page.get_by_label(label, exact=True).fill(value)
+    await page.page.get_by_label("System prompt").fill("Be brief.")
+    await page.page.get_by_label("Stop at (one text a line)").fill("END\nFIN")
+    await page.ask("Hello")
+    await page.is_done()
+    (request,) = models.chat.requests
+    assert texts(request) == ["Be brief.", "Hello"]
+    params = request.sampling
+    assert (params.temperature, params.top_p, params.top_k, params.min_p) == (0.5, 0.9, 7, 0.1)
+    assert (params.max_tokens, params.seed, params.stop) == (9, 3, ("END", "FIN"))
+    assert (params.presence_penalty, params.frequency_penalty) == (0.2, 0.3)
+
+
+async def test_a_schema_and_tools_reach_the_request_and_a_mistake_is_told(
+    page: Page, models: Models
+) -> None:
+    await page.open()
+    await page.page.locator("summary", has_text="JSON schema of the answer").click()
+    schema = page.page.get_by_label("JSON schema of the answer, as JSON")
+    await schema.fill("{")
+    await page.ask("Hello")
+    await expect(page.page.get_by_role("alert")).to_contain_text("The JSON schema is no JSON")
+    assert models.chat.requests == []
+    await page.button("Insert an example").first.click()
+    await page.ask("Hello")
+    await page.is_done()
+    assert models.chat.requests[0].sampling.grammar is not None
+
+
+async def test_a_call_is_shown_and_its_result_is_sent_back(
+    browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = Models(FakeBackend(tool_call_format="hermes"))
+    call = '<tool_call>\n{"name": "look_up", "arguments": {"name": "os.path"}}\n</tool_call>'
+    models.chat.scripts = [said(call), said("It is a module.")]
+    async with serving(models, monkeypatch) as url, tab_of(browser) as tab:
+        page = Page(tab, url)
+        await page.open()
+        await page.page.locator("summary", has_text="Tools").click()
+        await page.button("Insert an example").last.click()
+        await page.ask("What is os.path?")
+        await page.page.get_by_role("region", name="Call of look_up").wait_for()
+        await page.page.get_by_label("Result of look_up").fill("module os.path")
+        await page.button("Send the results").click()
+        await page.says("It is a module.")
+        assert roles(models.chat.requests[1]) == ["user", "assistant", "tool"]
+        assert texts(models.chat.requests[1])[-1] == "module os.path"
+        page.check_quiet()
+
+
+async def test_reasoning_stands_apart(page: Page, models: Models) -> None:
+    reasoning = ReasoningDescription("qwen3", ReasoningTokens(8, 9))
+    models.chat.description = replace(models.chat.description, reasoning=reasoning)
+    models.chat.steps = [
+        [TextDelta((8, 1, 9), "<think>Let me see.</think>")],
+        [TextDelta((2,), "It joins.", FinishReason.STOP)],
+    ]
+    await page.open()
+    await page.ask("What does it do?")
+    await page.is_done()
+    await expect(page.answer.locator(".reasoning")).to_contain_text("Let me see.")
+    await expect(page.answer.locator(":scope > .prose")).to_have_text("It joins.")
+
+
+async def test_a_picture_is_asked_about_by_picker_paste_and_drop(
+    page: Page, models: Models
+) -> None:
+    picture = png(Image.new("RGB", (8, 8), "red"))
+    await page.open()
+    chooser = page.page.locator("input[type=file]")
+    await chooser.set_input_files({"name": "a.png", "mimeType": "image/png", "buffer": picture})
+    given = base64.b64encode(picture).decode()
+    for event, holder in (("paste", "clipboardData"), ("drop", "dataTransfer")):
+        await page.tab.evaluate(
+            f"""(async () => {{
+              const bytes = Uint8Array.from(atob("{given}"), (each) => each.charCodeAt(0));
+              const data = new DataTransfer();
+              data.items.add(new File([bytes], "b.png", {{type: "image/png"}}));
+              const made = new {"ClipboardEvent" if event == "paste" else "DragEvent"}(
+                "{event}", {{bubbles: true, cancelable: true, {holder}: data}});
+              document.querySelector(".composer textarea").dispatchEvent(made);
+            }})()"""
+        )
+    await expect(page.page.get_by_role("img", name="Picture")).to_have_count(3)
+    await page.button("Remove picture 3").click()
+    await page.ask("Which shapes?")
+    await page.is_done()
+    (request,) = models.chat.requests
+    assert isinstance(request.prompt, tuple)
+    (message,) = request.prompt
+    assert isinstance(message, ChatMessage)
+    assert [type(part) for part in message.parts] == [ImagePart, ImagePart, TextPart]
+    await expect(page.page.get_by_role("img", name="Attached picture")).to_have_count(2)
+
+
+async def test_a_file_that_is_no_picture_is_refused_in_words(page: Page) -> None:
+    await page.open()
+    await page.page.locator("input[type=file]").set_input_files(
+        {"name": "a.svg", "mimeType": "image/svg+xml", "buffer": b"<svg/>"}
+    )
+    await expect(page.page.get_by_role("alert")).to_contain_text("Only PNG, JPEG, WebP and GIF")
+
+
+async def test_a_reload_keeps_the_conversation_and_frees_the_running_answer(
+    page: Page, models: Models
+) -> None:
+    await page.open()
+    await page.ask("Hello?")
+    await page.is_done()
+    models.chat.steps = [[TextDelta((1,), "Half an")], asyncio.Event()]
+    await page.ask("More?")
+    await page.says("Half an")
+    await page.page.reload()
+    await asyncio.wait_for(models.chat.streams[1].closed.wait(), 10)
+    await page.says("Half an")
+    await expect(page.answer).to_contain_text("Stopped here")
+    await expect(page.page.get_by_text("Hello, world!")).to_be_visible()
+
+
+async def test_a_full_server_says_when_to_try_again(page: Page, models: Models) -> None:
+    models.chat.scripts = [OverloadedError("The queue is full.", retry_after_s=3)]
+    await page.open()
+    await page.ask("Hello?")
+    alert = page.answer.get_by_role("alert")
+    await expect(alert).to_contain_text("The server is full: try again in 3 s.")
+    await alert.get_by_role("button", name="Try again").click()
+    await page.says("Hello, world!")
+    page.tab.complaints.clear()  # the browser itself notes the 503
+
+
+async def test_an_error_in_mid_stream_keeps_what_had_arrived(page: Page, models: Models) -> None:
+    models.chat.steps = [[TextDelta((1,), "So far")], GenerationFailedError("The step has failed.")]
+    await page.open()
+    await page.ask("Hello?")
+    await expect(page.answer.get_by_role("alert")).to_contain_text("The step has failed.")
+    await expect(page.answer).to_contain_text("So far")
+
+
+async def test_an_answer_that_took_too_long_says_so(page: Page, models: Models) -> None:
+    models.chat.steps = [[TextDelta((1,), "So far")], TotalTimeoutError("It took over an hour.")]
+    await page.open()
+    await page.ask("Hello?")
+    await expect(page.answer.get_by_role("alert")).to_contain_text("The answer took too long")
+    await expect(page.answer).to_contain_text("So far")
+
+
+async def test_a_server_that_is_gone_is_told_and_the_text_stays(
+    browser: Browser, models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await_end = asyncio.Event()
+    models.chat.steps = [[TextDelta((1,), "So far")], await_end]
+    async with tab_of(browser) as tab:
+        async with serving(models, monkeypatch) as url:
+            page = Page(tab, url)
+            await page.open()
+            await page.ask("Hello?")
+            await page.says("So far")
+            await tab.page.context.set_offline(True)
+            await_end.set()
+        await expect(page.answer.get_by_role("alert")).to_be_visible()
+        await expect(page.answer).to_contain_text("So far")
+        await page.ask("Are you there?")
+        await expect(page.answer.get_by_role("alert")).to_contain_text("can't be reached")
+
+
+async def test_a_server_with_keys_asks_for_one_and_keeps_it_in_this_tab_only(
+    browser: Browser, models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(models, monkeypatch, ring()) as url, tab_of(browser) as tab:
+        page = Page(tab, url)
+        await page.open()
+        alert = page.page.get_by_role("alert")
+        await expect(alert).to_contain_text("The server asks for a key.")
+        await page.button("Enter a key").click()
+        await page.page.get_by_label("API key").fill("sk-wrong-0000000000")
+        await page.button("Use it").click()
+        await expect(alert).to_contain_text("The server does not know this key.")
+        await page.button("Enter a key").click()
+        await page.page.get_by_label("API key").fill(ALICE)
+        await page.button("Use it").click()
+        await page.ask("Hello?")
+        await page.says("Hello, world!")
+        stored = await tab.evaluate("[JSON.stringify(localStorage), document.cookie]")
+        assert ALICE not in "".join(stored)
+        await page.page.get_by_text("Copy as code").click()
+        code = page.page.get_by_role("region", name="curl code")
+        await expect(code).to_contain_text("$RAYSTREAM_API_KEY")
+        assert ALICE not in await code.inner_text()
+        await page.show("Live")
+        await expect(page.page.get_by_role("alert")).to_contain_text("lacks the scope 'operate'")
+        assert tab.foreign(url, "data:") == []

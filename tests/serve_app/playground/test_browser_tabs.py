@@ -1,0 +1,171 @@
+"""The tabs besides the chat, and what one request shows as code."""
+
+import asyncio
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from playwright.async_api import Browser, expect
+
+from tests.browser import tab_of
+from tests.node_packages import install
+from tests.replica_reports import gpu_report
+from tests.serve_app.playground.served_page import Models, Page, serving
+
+NODE = str(Path(sys.executable).parent / "node")
+PACKAGES = Path(__file__).parent / "node"
+TEXT = "all of this is small. ALL OF THIS IS LARGE."
+
+
+async def test_a_text_is_classified_in_pieces_with_a_legend(page: Page, models: Models) -> None:
+    await page.open("classify")
+    await page.page.get_by_label("Text", exact=True).fill(TEXT)
+    await page.page.get_by_label("Characters of a piece").fill("22")
+    await page.button("Classify").click()
+    result = page.page.get_by_role("region", name="Result")
+    pieces = result.locator("mark")
+    await expect(pieces).to_have_count(2)
+    await expect(pieces.nth(0)).to_have_text("all of this is small. A 1.00")
+    await expect(pieces.nth(1)).to_contain_text("ALL OF THIS IS LARGE. B")
+    # Letters and strokes tell the labels apart, too.
+    styles = [
+        await each.evaluate("(mark) => getComputedStyle(mark).borderBottomStyle")
+        for each in (pieces.nth(0), pieces.nth(1))
+    ]
+    assert styles == ["solid", "dashed"]
+    await expect(result.locator(".legend li")).to_have_count(3)
+    await result.get_by_text("Scores of each piece").click()
+    await expect(result.get_by_role("row")).to_have_count(3)
+
+
+async def test_pieces_are_counted_in_code_points(page: Page) -> None:
+    await page.open("classify")
+    await page.page.get_by_label("Text", exact=True).fill(
+        "🙂🙃🙂 🚀🚀🚀 is it. " * 3 + "THE END OF IT."
+    )
+    await page.page.get_by_label("Characters of a piece").fill("22")
+    await page.button("Classify").click()
+    marks = page.page.locator("mark")
+    await marks.first.wait_for()
+    shown = [(await mark.inner_text()).rsplit(" ", 2)[0].strip() for mark in await marks.all()]
+    assert " ".join(shown) == "🙂🙃🙂 🚀🚀🚀 is it. " * 3 + "THE END OF IT."
+
+
+async def test_a_search_embeds_the_entries_once_and_a_model_answers_about_the_best(
+    page: Page, models: Models
+) -> None:
+    await page.open("search")
+    for query in ("abc", "dad"):
+        await page.page.get_by_label("What should it do?").fill(query)
+        await page.button("Search").click()
+        await page.page.get_by_role("status").filter(has_text="The best").wait_for()
+        await expect(page.page.locator(".hits li")).to_have_count(8)
+    num_texts = sum(len(request.texts) for request in models.embedder.requests)
+    assert num_texts == 6450 + 2
+    best = await page.page.locator(".hits strong").first.inner_text()
+    await page.button(f"Ask m: What does {best} do?").click()
+    await page.says("Hello, world!")
+
+
+async def test_tabs_without_a_model_say_so(
+    browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = Models(served="m")
+    async with serving(models, monkeypatch) as url, tab_of(browser) as tab:
+        page = Page(tab, url)
+        await page.open("classify")
+        await expect(page.page.get_by_text("No model that classifies")).to_be_visible()
+        await page.show("Search")
+        await expect(page.page.get_by_text("No model that embeds texts")).to_be_visible()
+
+
+async def test_live_shows_replicas_and_counts_and_asks_only_while_it_is_seen(
+    page: Page, models: Models
+) -> None:
+    await page.page.clock.install()
+    await page.open("live")
+    table = page.page.get_by_role("region", name="Replicas of m")
+    await expect(table.get_by_role("row")).to_have_count(3)
+    for shown in ("r1", "● healthy", "3 of 8", "25.0 %", "40.0 GiB"):
+        await expect(table.get_by_role("row").nth(1)).to_contain_text(shown)
+    failing = page.page.get_by_role("region", name="Replicas of c")
+    await expect(failing).to_contain_text("▲ failing")
+    tiles = page.page.locator(".tiles")
+    await expect(tiles).to_contain_text("Running7")
+    await expect(tiles).to_contain_text("Waiting2")
+    await expect(page.page.get_by_role("img", name="Memory of m")).to_be_visible()
+    # What changes is shown without a touch.
+    busier = gpu_report("r1")
+    models.reports = {"m": (replace(busier, work=replace(busier.work, num_running=5)),)}
+    await expect(tiles).to_contain_text("Running5")
+    await page.show("Chat")
+    seen = len(page.tab.requested)
+    await page.page.clock.run_for(60_000)
+    assert [url for url in page.tab.requested[seen:] if "devices" in url] == []
+    await page.show("Live")
+    for _ in range(2):
+        async with page.page.expect_request("**/v1/devices"):
+            await page.page.clock.run_for(3_000)
+
+
+@pytest.mark.parametrize("language", ["curl", "Python", "JavaScript"])
+async def test_a_chat_as_code_gives_the_same_answer(
+    page: Page, models: Models, language: str
+) -> None:
+    await page.open()
+    await page.page.get_by_label("Top k").fill("5")
+    await page.ask("What's \"this\"?\n'\\n'")
+    await page.is_done()
+    printed = await run_code(page, language)
+    assert "world" in printed if language == "curl" else printed == "Hello, world!"
+    first, again = models.chat.requests
+    assert (again.prompt, again.sampling.top_k) == (first.prompt, 5)
+
+
+@pytest.mark.parametrize("language", ["curl", "Python", "JavaScript"])
+async def test_a_classification_as_code_gives_the_same_answer(
+    page: Page, models: Models, language: str
+) -> None:
+    await page.open("classify")
+    await page.button("Classify").click()
+    assert "small" in await run_code(page, language)
+    first, again = models.classifier.requests
+    assert first.texts == again.texts
+
+
+@pytest.mark.parametrize("language", ["curl", "Python", "JavaScript"])
+async def test_an_embedding_as_code_gives_the_same_vector(
+    page: Page, models: Models, language: str
+) -> None:
+    await page.open("search")
+    await page.page.get_by_label("What should it do?").fill("abc")
+    await page.button("Search").click()
+    await page.page.get_by_role("status").filter(has_text="The best").wait_for()
+    printed = await run_code(page, language)
+    assert '"embedding"' in printed if language == "curl" else printed.split() == ["1", "4"]
+    assert models.embedder.requests[-1].texts == ("abc",)
+
+
+async def run_code(page: Page, language: str) -> str:
+    """Run what the page suggests, in a process of its own; return what it prints."""
+    await page.page.get_by_text("Copy as code").locator("visible=true").click()
+    await (
+        page.page.get_by_role("group", name="Language")
+        .get_by_role("button", name=language, exact=True)
+        .click()
+    )
+    code = await page.page.get_by_role("region", name=f"{language} code").inner_text()
+    if language == "JavaScript":
+        await asyncio.to_thread(install, PACKAGES)
+    program = {
+        "curl": ("bash", "-c", code),
+        "Python": (sys.executable, "-c", code),
+        "JavaScript": (NODE, "--input-type=module", "-e", code),
+    }[language]
+    process = await asyncio.create_subprocess_exec(
+        *program, cwd=PACKAGES, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    output, errors = await process.communicate()
+    assert process.returncode == 0, errors.decode()
+    return output.decode()

