@@ -1,6 +1,6 @@
 // The page: its tabs, its key and its colours. Each tab has a module of its own.
 
-import { h, html, render, useCallback, useEffect, useRef, useState } from "./vendor/preact.js";
+import { h, html, render, useCallback, useEffect, useLayoutEffect, useRef, useState } from "./vendor/preact.js";
 import { ask, readKey, writeKey } from "./api.js";
 import { Chat } from "./chat.js";
 import { Classify } from "./classify.js";
@@ -55,7 +55,7 @@ function useTab() {
 
 function useTheme() {
   const [theme, setTheme] = useState(localStorage.getItem(THEME) ?? "");
-  useEffect(() => {
+  useLayoutEffect(() => {
     document.documentElement.dataset.theme = theme;
     if (theme) localStorage.setItem(THEME, theme);
     else localStorage.removeItem(THEME);

@@ -103,7 +103,7 @@ export function Live({ isShown, onKey }) {
           <${Tile} name="Moved" value=${number(total(figures.samples[MOVED]))} />
         </dl>
         ${history.unixS.length > 1 && html`
-          <${Chart} label="Tokens delivered each second" x=${history.unixS}
+          <${Chart} label="Tokens delivered" x=${history.unixS}
             lines=${[{ name: "tokens/s", values: history.tokensPerS }]} format=${(value) => number(value)} />`}
         ${figures.models.map((model) => html`<${Model} key=${model.id} model=${model} samples=${figures.samples} />`)}`}
     </div>`;

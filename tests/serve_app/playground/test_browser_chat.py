@@ -20,7 +20,7 @@ from deployments.errors import GenerationFailedError, OverloadedError, TotalTime
 from tests.browser import tab_of
 from tests.images import png
 from tests.serve_app.apps import ALICE, ring
-from tests.serve_app.fakes import FakeBackend, Step
+from tests.serve_app.fakes import HELLO, FakeBackend, Step
 from tests.serve_app.playground.served_page import Models, Page, serving
 
 
@@ -266,6 +266,22 @@ async def test_a_server_that_is_gone_is_told_and_the_text_stays(
         await expect(page.answer).to_contain_text("So far")
         await page.ask("Are you there?")
         await expect(page.answer.get_by_role("alert")).to_contain_text("can't be reached")
+
+
+async def test_a_broken_answer_goes_on_where_it_broke(page: Page, models: Models) -> None:
+    models.chat.scripts = [[HELLO[0], asyncio.Event()], HELLO]
+    await page.open()
+    await page.ask("Hello?")
+    await page.says("Hello")
+    await page.page.context.set_offline(True)
+    await expect(page.answer.get_by_role("alert")).to_contain_text("The connection broke")
+    await page.page.context.set_offline(False)
+    await page.button("Go on").click()
+    await page.is_done()
+    await expect(page.answer.locator(".prose")).to_have_text("Hello, world!")
+    first, again = models.chat.requests
+    assert (again.prompt, again.sampling.seed) == (first.prompt, first.sampling.seed)
+    page.tab.complaints.clear()  # the browser itself notes the broken connection
 
 
 async def test_a_server_with_keys_asks_for_one_and_keeps_it_in_this_tab_only(
