@@ -20,7 +20,8 @@ function useModels() {
   const load = useCallback(async () => {
     try {
       const answer = await (await ask("v1/models")).json();
-      setModels(answer.data);
+      // Tabs that are open stay open while no model is ready.
+      setModels((before) => (answer.data.length ? answer.data : before));
       setError(null);
     } catch (problem) {
       setError(problem);

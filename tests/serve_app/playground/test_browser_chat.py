@@ -16,11 +16,18 @@ from deployments.contract import (
     TextDelta,
     TextPart,
 )
-from deployments.errors import GenerationFailedError, OverloadedError, TotalTimeoutError
+from deployments.errors import (
+    GenerationFailedError,
+    OverloadedError,
+    RateLimitError,
+    TotalTimeoutError,
+)
+from serve_app.http.access_record import current_record
+from serve_app.http.notice import loading
 from tests.browser import tab_of
 from tests.images import png
 from tests.serve_app.apps import ALICE, ring
-from tests.serve_app.fakes import HELLO, FakeBackend, Step
+from tests.serve_app.fakes import HELLO, FakeBackend, FakeStream, Step
 from tests.serve_app.playground.served_page import Models, Page, serving
 
 
@@ -231,6 +238,42 @@ async def test_a_full_server_says_when_to_try_again(page: Page, models: Models) 
     await alert.get_by_role("button", name="Try again").click()
     await page.says("Hello, world!")
     page.tab.complaints.clear()  # the browser itself notes the 503
+
+
+async def test_a_key_that_is_used_up_says_when_it_is_not(page: Page, models: Models) -> None:
+    models.chat.scripts = [RateLimitError("Its requests are used up.", retry_after_s=7)]
+    await page.open()
+    await page.ask("Hello?")
+    alert = page.answer.get_by_role("alert")
+    await expect(alert).to_contain_text("This key has used up its limit: try again in 7 s.")
+    await expect(alert).to_contain_text("Its requests are used up.")
+    page.tab.complaints.clear()  # the browser itself notes the 429
+
+
+async def test_a_model_that_loads_is_shown_to_load(
+    browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = Models(LoadingBackend())
+    async with serving(models, monkeypatch) as url, tab_of(browser) as tab:
+        page = Page(tab, url)
+        await page.open()
+        await page.ask("Hello?")
+        await page.says("Loading m, 4 s so far.")
+        models.chat.opened.set()
+        await page.says("Hello, world!")
+        await expect(page.answer.locator(".waiting")).to_have_count(0)
+        page.check_quiet()
+
+
+class LoadingBackend(FakeBackend):
+    """Tells that its model is loaded, as a cold start does, until `opened` is set."""
+
+    async def generate(self, request: GenerationRequest) -> FakeStream:
+        record = current_record()
+        assert record is not None
+        record.on_notice(loading("m", 4))
+        await self.opened.wait()
+        return await super().generate(request)
 
 
 async def test_an_error_in_mid_stream_keeps_what_had_arrived(page: Page, models: Models) -> None:
