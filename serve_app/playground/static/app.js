@@ -150,7 +150,8 @@ function KeyDialog({ onClose }) {
     <dialog ref=${dialog} onClose=${onClose} aria-labelledby="key-title">
       <form onSubmit=${use}>
         <h2 id="key-title">Key</h2>
-        <p class="detail">It is sent with each request to this server, and forgotten when this browser tab is closed.</p>
+        <p class="detail">It is sent with each request to this server, and forgotten when this browser tab is
+          closed.</p>
         <label class="field">
           <span>API key</span>
           <input type="password" autocomplete="off" spellcheck="false" value=${key}

@@ -61,7 +61,7 @@ async def test_an_answer_streams_with_its_figures(page: Page, models: Models) ->
     await page.ask("Count!")
     await page.says("One")
     await expect(page.answer).to_have_attribute("aria-busy", "true")
-    await expect(page.answer).to_contain_text("1 tokens")
+    await expect(page.answer).to_contain_text("1 token")
     more.set()
     await page.is_done()
     await expect(page.answer).to_contain_text("One two three")
