@@ -1,6 +1,6 @@
 // The page: its tabs, its key and its colours. Each tab has a module of its own.
 
-import { h, html, render, useCallback, useEffect, useRef, useState } from "./vendor/preact.js";
+import { h, html, render, useCallback, useEffect, useLayoutEffect, useRef, useState } from "./vendor/preact.js";
 import { ask, readKey, writeKey } from "./api.js";
 import { Chat } from "./chat.js";
 import { Classify } from "./classify.js";
@@ -20,7 +20,8 @@ function useModels() {
   const load = useCallback(async () => {
     try {
       const answer = await (await ask("v1/models")).json();
-      setModels(answer.data);
+      // Tabs that are open stay open while no model is ready.
+      setModels((before) => (answer.data.length ? answer.data : before));
       setError(null);
     } catch (problem) {
       setError(problem);
@@ -55,7 +56,7 @@ function useTab() {
 
 function useTheme() {
   const [theme, setTheme] = useState(localStorage.getItem(THEME) ?? "");
-  useEffect(() => {
+  useLayoutEffect(() => {
     document.documentElement.dataset.theme = theme;
     if (theme) localStorage.setItem(THEME, theme);
     else localStorage.removeItem(THEME);
@@ -149,7 +150,8 @@ function KeyDialog({ onClose }) {
     <dialog ref=${dialog} onClose=${onClose} aria-labelledby="key-title">
       <form onSubmit=${use}>
         <h2 id="key-title">Key</h2>
-        <p class="detail">It is sent with each request to this server, and forgotten when this browser tab is closed.</p>
+        <p class="detail">It is sent with each request to this server, and forgotten when this browser tab is
+          closed.</p>
         <label class="field">
           <span>API key</span>
           <input type="password" autocomplete="off" spellcheck="false" value=${key}

@@ -45,11 +45,14 @@ export function Chart({ label, x, lines, format, isBytes = false }) {
     };
   }, [names]);
   useEffect(() => plot.current?.setData(data.current), [x.at(-1), x.length]);
-  const latest = lines.map(({ name, values }) => `${name}: ${format(values.at(-1) ?? 0)}`).join(", ");
+  const latest = lines.map(({ name, values }) => `${name} ${format(values.findLast((each) => each !== null) ?? 0)}`);
   return html`
     <figure class="chart">
-      <figcaption>${label} <span class="detail">now ${latest}</span></figcaption>
-      <div ref=${element} role="img" aria-label=${`${label}, over time. Now ${latest}.`}></div>
+      <figcaption>${label}
+        ${latest.map((each, index) => html`
+          <span class="key" key=${index}><span class=${`stroke chart-${index % NUM_COLOURS}`}></span>${each}</span>`)}
+      </figcaption>
+      <div ref=${element} role="img" aria-label=${`${label}, over time. Now ${latest.join(", ")}.`}></div>
     </figure>`;
 }
 

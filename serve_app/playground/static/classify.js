@@ -67,6 +67,9 @@ export function Classify({ models, onKey }) {
     </div>`;
 }
 
+/** @param {{scores: {label: string, score: number}[]}} piece @param {string} label */
+const scoreOf = (piece, label) => piece.scores.find((each) => each.label === label)?.score ?? 0;
+
 /** @param {number} score */
 const percent = (score) => `${number(score * 100, 1)} %`;
 
@@ -104,10 +107,11 @@ function Result({ found }) {
           at = piece.end;
           const shown = points.slice(start, at).join("");
           const { letter, colour } = markOf(labels, piece.label);
-          const strength = piece.scores[0].score > 0.8 ? "strong" : "weak";
+          const best = piece.scores[0].score;
+          const strength = best > 0.8 ? "strong" : "weak";
           return html`<mark key=${index}
               class=${`${colour} ${strength}`}>${shown.trimEnd()}<span
-              class="score"> ${letter} ${number(piece.scores[0].score, 2)}</span></mark>${shown.slice(shown.trimEnd().length)}`;
+              class="score"> ${letter} ${number(best, 2)}</span></mark>${shown.slice(shown.trimEnd().length)}`;
         })}
       </p>
       <p class="detail">A pale piece has a score of at most 0.80.</p>
@@ -126,7 +130,7 @@ function Result({ found }) {
                 <tr key=${index}>
                   <td dir="auto">${index + 1}. ${points.slice(piece.start, piece.start + 40).join("")}…</td>
                   ${labels.map((label) => html`
-                    <td class="amount">${number(piece.scores.find((each) => each.label === label)?.score ?? 0, 3)}</td>`)}
+                    <td class="amount">${number(scoreOf(piece, label), 3)}</td>`)}
                 </tr>`)}
             </tbody>
           </table>

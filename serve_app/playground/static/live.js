@@ -103,7 +103,7 @@ export function Live({ isShown, onKey }) {
           <${Tile} name="Moved" value=${number(total(figures.samples[MOVED]))} />
         </dl>
         ${history.unixS.length > 1 && html`
-          <${Chart} label="Tokens delivered each second" x=${history.unixS}
+          <${Chart} label="Tokens delivered" x=${history.unixS}
             lines=${[{ name: "tokens/s", values: history.tokensPerS }]} format=${(value) => number(value)} />`}
         ${figures.models.map((model) => html`<${Model} key=${model.id} model=${model} samples=${figures.samples} />`)}`}
     </div>`;
@@ -111,9 +111,10 @@ export function Live({ isShown, onKey }) {
 
 const Tile = ({ name, value }) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`;
 
-const STATES = {
-  healthy: "●", failing: "▲",
-};
+const STATES = { healthy: "●", failing: "▲" };
+
+/** @param {number | null} part */
+const percent = (part) => (part === null ? "–" : `${number(part * 100, 1)} %`);
 
 function Model({ model, samples }) {
   const counts = Object.entries(model.num_replicas).map(([state, count]) => `${count} ${state.toLowerCase()}`);
@@ -149,7 +150,7 @@ const Replicas = ({ model }) => html`
             <td>${replica.device}</td>
             <td class="amount">${replica.work.num_running} of ${replica.plan.max_num_seqs}</td>
             <td class="amount">${replica.work.num_waiting}</td>
-            <td class="amount">${replica.work.kv_usage === null ? "–" : `${number(replica.work.kv_usage * 100, 1)} %`}</td>
+            <td class="amount">${percent(replica.work.kv_usage)}</td>
             <td class="amount">${size(replica.memory.use.process_bytes)}</td>
             <td class="amount">${replica.work.num_moved_in ?? "–"}</td>
           </tr>`)}

@@ -89,15 +89,18 @@ function OpenCode({ made }) {
 /** @param {{text: string, label: string}} props */
 export function CopyButton({ text, label }) {
   const [done, setDone] = useState("");
+  const tell = (words) => {
+    setDone(words);
+    announce(words);
+  };
   const copy = async () => {
     try {
       await navigator.clipboard.writeText(text);
-      setDone("Copied");
+      tell("Copied");
     } catch {
       // Only pages by https or on this machine may use the clipboard.
-      setDone("Not allowed here: select the text");
+      tell("Not allowed here: select the text");
     }
-    announce("Copied to the clipboard");
     setTimeout(() => setDone(""), 2000);
   };
   return html`<button type="button" class="quiet" onClick=${copy}>${done || label}</button>`;

@@ -109,7 +109,8 @@ function Hits({ found }) {
       </ol>
       <dl class="figures">
         <div><dt>Search</dt><dd>${number(ms)} ms</dd></div>
-        <div><dt>Embedded</dt><dd>${number(index.entries.length)} entries in ${number(index.seconds, 1)} s</dd></div>
+        <div><dt>Embedded</dt>
+          <dd>${number(index.entries.length)} entries in ${number(index.seconds, 1)} s</dd></div>
         <div><dt>Speed</dt><dd>${number(index.tokens / index.seconds)} tokens/s</dd></div>
       </dl>
       <${Code} made=${{ kind: "embeddings", body: { model, input: text } }} />

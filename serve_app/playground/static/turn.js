@@ -72,7 +72,8 @@ export function Answer({ turn, onRetry, onResume, onKey, onResults, onChange }) 
         <p class="row"><button type="button" class="primary" onClick=${onResults}>Send the results</button></p>`}
       ${turn.waiting && html`<p class="waiting"><span class="dot"></span>${turn.waiting}</p>`}
       ${turn.marks.map(({ text, tokens }) => html`
-        <p class="mark">↪ After ${number(tokens)} tokens the answer ${text}; nothing was lost.</p>`)}
+        <p class="mark">↪ After ${counted(tokens)} the answer ${text}${turn.state === "complete"
+          && "; nothing was lost"}.</p>`)}
       ${turn.state === "stopped" && html`<p class="mark">Stopped here.</p>`}
       ${turn.finish === "length" && html`<p class="mark">The limit of tokens ends the answer here.</p>`}
       <${ErrorNotice} error=${turn.error} onKey=${onKey}
@@ -93,8 +94,8 @@ function Figures({ turn }) {
   const shown = [
     ["First token after", duration(found.ttftMs)],
     ["Speed", found.tokensPerS === null ? null : `${number(found.tokensPerS)} tokens/s`],
-    ["Answer", `${number(found.tokens)} tokens`],
-    ["Reasoning", found.reasoningTokens ? `${number(found.reasoningTokens)} tokens` : null],
+    ["Answer", counted(found.tokens)],
+    ["Reasoning", found.reasoningTokens ? counted(found.reasoningTokens) : null],
     ["Prompt", found.promptTokens === null ? null : promptText(found)],
   ];
   return html`
@@ -104,8 +105,11 @@ function Figures({ turn }) {
     </dl>`;
 }
 
+/** @param {number} tokens */
+const counted = (tokens) => `${number(tokens)} token${tokens === 1 ? "" : "s"}`;
+
 const promptText = ({ promptTokens, cachedTokens }) =>
-  `${number(promptTokens)} tokens${cachedTokens ? `, ${number(cachedTokens)} cached` : ""}`;
+  `${counted(promptTokens)}${cachedTokens ? `, ${number(cachedTokens)} cached` : ""}`;
 
 function ToolCall({ call, onChange, canAnswer }) {
   const set = (event) => {

@@ -16,11 +16,18 @@ from deployments.contract import (
     TextDelta,
     TextPart,
 )
-from deployments.errors import GenerationFailedError, OverloadedError, TotalTimeoutError
+from deployments.errors import (
+    GenerationFailedError,
+    OverloadedError,
+    RateLimitError,
+    TotalTimeoutError,
+)
+from serve_app.http.access_record import current_record
+from serve_app.http.notice import loading
 from tests.browser import tab_of
 from tests.images import png
 from tests.serve_app.apps import ALICE, ring
-from tests.serve_app.fakes import FakeBackend, Step
+from tests.serve_app.fakes import HELLO, FakeBackend, FakeStream, Step
 from tests.serve_app.playground.served_page import Models, Page, serving
 
 
@@ -54,7 +61,7 @@ async def test_an_answer_streams_with_its_figures(page: Page, models: Models) ->
     await page.ask("Count!")
     await page.says("One")
     await expect(page.answer).to_have_attribute("aria-busy", "true")
-    await expect(page.answer).to_contain_text("1 tokens")
+    await expect(page.answer).to_contain_text("1 token")
     more.set()
     await page.is_done()
     await expect(page.answer).to_contain_text("One two three")
@@ -233,6 +240,42 @@ async def test_a_full_server_says_when_to_try_again(page: Page, models: Models) 
     page.tab.complaints.clear()  # the browser itself notes the 503
 
 
+async def test_a_key_that_is_used_up_says_when_it_is_not(page: Page, models: Models) -> None:
+    models.chat.scripts = [RateLimitError("Its requests are used up.", retry_after_s=7)]
+    await page.open()
+    await page.ask("Hello?")
+    alert = page.answer.get_by_role("alert")
+    await expect(alert).to_contain_text("This key has used up its limit: try again in 7 s.")
+    await expect(alert).to_contain_text("Its requests are used up.")
+    page.tab.complaints.clear()  # the browser itself notes the 429
+
+
+async def test_a_model_that_loads_is_shown_to_load(
+    browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = Models(LoadingBackend())
+    async with serving(models, monkeypatch) as url, tab_of(browser) as tab:
+        page = Page(tab, url)
+        await page.open()
+        await page.ask("Hello?")
+        await page.says("Loading m, 4 s so far.")
+        models.chat.opened.set()
+        await page.says("Hello, world!")
+        await expect(page.answer.locator(".waiting")).to_have_count(0)
+        page.check_quiet()
+
+
+class LoadingBackend(FakeBackend):
+    """Tells that its model is loaded, as a cold start does, until `opened` is set."""
+
+    async def generate(self, request: GenerationRequest) -> FakeStream:
+        record = current_record()
+        assert record is not None
+        record.on_notice(loading("m", 4))
+        await self.opened.wait()
+        return await super().generate(request)
+
+
 async def test_an_error_in_mid_stream_keeps_what_had_arrived(page: Page, models: Models) -> None:
     models.chat.steps = [[TextDelta((1,), "So far")], GenerationFailedError("The step has failed.")]
     await page.open()
@@ -266,6 +309,22 @@ async def test_a_server_that_is_gone_is_told_and_the_text_stays(
         await expect(page.answer).to_contain_text("So far")
         await page.ask("Are you there?")
         await expect(page.answer.get_by_role("alert")).to_contain_text("can't be reached")
+
+
+async def test_a_broken_answer_goes_on_where_it_broke(page: Page, models: Models) -> None:
+    models.chat.scripts = [[HELLO[0], asyncio.Event()], HELLO]
+    await page.open()
+    await page.ask("Hello?")
+    await page.says("Hello")
+    await page.page.context.set_offline(True)
+    await expect(page.answer.get_by_role("alert")).to_contain_text("The connection broke")
+    await page.page.context.set_offline(False)
+    await page.button("Go on").click()
+    await page.is_done()
+    await expect(page.answer.locator(".prose")).to_have_text("Hello, world!")
+    first, again = models.chat.requests
+    assert (again.prompt, again.sampling.seed) == (first.prompt, first.sampling.seed)
+    page.tab.complaints.clear()  # the browser itself notes the broken connection
 
 
 async def test_a_server_with_keys_asks_for_one_and_keeps_it_in_this_tab_only(
