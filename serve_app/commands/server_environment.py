@@ -76,7 +76,7 @@ def with_switches(environment: Mapping[str, str]) -> dict[str, str]:
 def server_environment(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
     """Return the environment for a server whose HAProxy keeps its files in this folder."""
     unset = [variable for variable in HAPROXY_PORTS if variable not in environment]
-    ports = map(str, _free_ports(len(unset)))
+    ports = map(str, free_ports(len(unset)))
     files = {variable: str(folder / name) for variable, name in HAPROXY_FILES.items()}
     own = {LOOPBACK: "0", AUTH_MODE: "token", **files, **dict(zip(unset, ports, strict=True))}
     return {**own, **environment}
@@ -97,6 +97,7 @@ def is_free(host: str, port: int) -> bool:
         return True
 
 
-def _free_ports(num_ports: int) -> list[int]:
+def free_ports(num_ports: int) -> list[int]:
+    """Return ports on which nothing listens, nor any process is given one by the system."""
     candidates = random.sample(CHOSEN_PORTS, len(CHOSEN_PORTS))
     return list(islice((port for port in candidates if is_free("127.0.0.1", port)), num_ports))

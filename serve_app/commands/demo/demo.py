@@ -107,7 +107,7 @@ async def _kill_busiest(
         DemoError: The streams were faster.
     """
     await asyncio.gather(*(stream.under_way.wait() for stream in streams))
-    while not (replica := await _busiest(client))["work"]["num_running"]:
+    while (replica := await _busiest(client)) is None:
         if all(stream.finish_reason for stream in streams):
             raise DemoError("the streams ended before a replica could be killed")
         await asyncio.sleep(POLL_S)
@@ -119,8 +119,8 @@ async def _kill_busiest(
     )
 
 
-async def _busiest(client: ChatClient) -> dict[str, Any]:
-    """Return what `/v1/devices` tells of the replica that runs the most sequences."""
+async def _busiest(client: ChatClient) -> dict[str, Any] | None:
+    """Return what `/v1/devices` tells of the replica that runs the most sequences, if any runs."""
     (model,) = (await client.get("/devices"))["data"]
-    replicas: list[dict[str, Any]] = model["replicas"]
-    return max(replicas, key=lambda replica: int(replica["work"]["num_running"]))
+    replicas = [each for each in model["replicas"] if each["work"]["num_running"]]
+    return max(replicas, key=lambda each: int(each["work"]["num_running"]), default=None)

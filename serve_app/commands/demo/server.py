@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,7 @@ import yaml
 
 from serve_app.commands.announcement import is_ready
 from serve_app.commands.process_ties import die_with_parent
+from serve_app.commands.server_environment import free_ports
 from serve_app.commands.supervise import STOP_S
 from serve_app.keys.api_keys import ENVIRONMENT_VARIABLE
 from serve_app.shipped_files import CONFIG
@@ -99,7 +99,7 @@ class DemoServer:
 def serving(tell: Callable[[str], None]) -> Iterator[DemoServer]:
     """Start the server, and stop it at the end; `tell` shows that to the user."""
     with tempfile.TemporaryDirectory(prefix="raystream-demo-") as name:
-        folder, port = Path(name), _free_port()
+        folder, (port,) = Path(name), free_ports(1)
         document = two_replicas(yaml.safe_load(CONFIG.read_text(encoding="utf-8")), port)
         (folder / "serve_config.yaml").write_text(yaml.safe_dump(document), encoding="utf-8")
         process = _start(folder)
@@ -142,10 +142,3 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 def _last_lines(log: Path) -> str:
     return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_LINES:])
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((LOCAL, 0))
-        port: int = probe.getsockname()[1]
-        return port
