@@ -1,4 +1,5 @@
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from deployments.compute.cpu.linear.prepack import num_weight_bytes
 from deployments.compute.cpu.linear.prepacked_linear import PrepackedLinear, can_prepack
 from deployments.engine.model.loader import prepare_model
 
-SIZES = {
+SIZES: Mapping[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 128,
     "num_hidden_layers": 2,
