@@ -31,6 +31,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from deployments.compute.cpu.attention.row_attention import attend_rows
 from deployments.engine.attention import attention
 from deployments.engine.attention.decode_spans import CALL_COST_BYTES
 from deployments.engine.attention.kv_cache import KVCache, KVShape
@@ -79,7 +80,13 @@ def prefill_workloads() -> dict[str, Chunks]:
 def make_cache() -> KVCache:
     """Return a KV cache in which each sequence has an extent of full length."""
     layout = KVLayout((MAX_MODEL_LEN,), (NUM_SEQS * MAX_MODEL_LEN // BLOCK_SIZE,))
-    kv = KVCache(SHAPE, layout, max_model_len=MAX_MODEL_LEN, device=torch.device("cpu"))
+    kv = KVCache(
+        SHAPE,
+        layout,
+        max_model_len=MAX_MODEL_LEN,
+        device=torch.device("cpu"),
+        attend_rows=attend_rows,
+    )
     for tensor in (*kv.keys, *kv.values):
         tensor.normal_()  # untouched memory is one page of zeros, which would stay in the cache
     return kv
@@ -111,7 +118,7 @@ def attend(step: PackedStep, way: str) -> float:
     costs = {"cpu": inf} if way == "gathered" else CALL_COST_BYTES
     with (
         patch.dict(CALL_COST_BYTES, costs),
-        patch.object(attention, "can_attend", lambda *_: way == "kernel"),
+        patch.object(step.kv, "attend_rows", attend_rows if way == "kernel" else None),
     ):
         started = time.perf_counter()
         for layer in LAYERS:

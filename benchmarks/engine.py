@@ -2,12 +2,15 @@
 
 1. pydoc-chat in float32: the same prompts, greedily, for the same number of tokens, by the engine
    all at once and by `generate` one after another.
-2. The shape of Qwen2-0.5B in bfloat16 with random weights: the decode step compared with the floor,
-   which is the time to read the weights once at the measured bandwidth; and the parts of the step.
+2. The shape of Qwen2-0.5B with random weights, in the dtype that bfloat16 models get on this CPU:
+   the decode step compared with the floor, which is the time to read the weights once at the
+   measured bandwidth; and the parts of the step. With --shape, other shapes, and only this part;
+   see `cpu_shapes` for their names.
 
 Rounds alternate, and medians are compared, because machines are noisy.
 
 Run: python -m benchmarks.engine
+     python -m benchmarks.engine --concurrency 1 --shape Qwen2-0.5B Llama-3.2-1B
 """
 
 import argparse
@@ -29,9 +32,10 @@ from transformers import (
     Qwen2Config,
 )
 
+from benchmarks.cpu_shapes import chosen_dtype, load_shape
 from benchmarks.gpu.shapes import QWEN_05B
 from benchmarks.pairs import compared
-from benchmarks.random_model import FOLDER, loaded_with_tokenizer
+from benchmarks.random_model import FOLDER
 from deployments.compute.cpu.memory import keep_freed_memory
 from deployments.contract import ChatMessage, GenerationRequest, TextPart
 from deployments.device.device import num_compute_threads
@@ -162,18 +166,19 @@ def timed_parts() -> Iterator[dict[str, list[float]]]:
         yield seconds
 
 
-def compare_with_floor(counts: list[int], num_steps: int, rounds: int) -> Table:
+def compare_with_floor(shape: str, counts: list[int], num_steps: int, rounds: int) -> Table:
     """Return a table of the decode step, its floor and its parts, in milliseconds."""
-    model = half_billion()
-    loaded = loaded_with_tokenizer(model)
-    embedding = model.get_input_embeddings().weight
-    assert isinstance(embedding, torch.Tensor)
-    # A step reads only one embedding row per token; the logits' layer holds a copy of the table.
-    weight_bytes = loaded.num_weight_bytes - embedding.nbytes
+    dtype = chosen_dtype()
+    loaded = load_shape(shape, dtype)
+    weight_bytes = loaded.num_weight_bytes
+    embedding = loaded.model.get_input_embeddings()
+    if isinstance(embedding, torch.nn.Embedding):
+        # A step reads only one of its rows per token; the logits' layer has a table of its own.
+        weight_bytes -= embedding.weight.nbytes
     torch.set_num_threads(num_compute_threads(weight_bytes))
     memory = torch.ones(READ_BYTES // 4)
     title = (
-        f"Qwen2-0.5B's shape, bfloat16, {torch.get_num_threads()} thread(s), "
+        f"{shape}'s shape, {dtype}, {torch.get_num_threads()} thread(s), "
         f"{weight_bytes / 1e6:.0f} MB a step; ms"
     )
     table = Table(title=title)
@@ -232,12 +237,15 @@ def main() -> None:
     parser.add_argument("--concurrency", default="1,8,32", help="numbers of sequences, a list")
     parser.add_argument("--num-tokens", type=int, default=48, help="tokens of each answer")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of each, alternating")
+    parser.add_argument("--shape", nargs="+", default=(), help="names of shapes")
     args = parser.parse_args()
     counts = [int(count) for count in args.concurrency.split(",")]
     keep_freed_memory()
     console = Console()
-    console.print(compare_with_generate(counts, args.num_tokens, args.rounds))
-    console.print(compare_with_floor(counts, args.num_tokens, args.rounds))
+    if not args.shape:
+        console.print(compare_with_generate(counts, args.num_tokens, args.rounds))
+    for shape in args.shape or ("Qwen2-0.5B",):
+        console.print(compare_with_floor(shape, counts, args.num_tokens, args.rounds))
 
 
 if __name__ == "__main__":

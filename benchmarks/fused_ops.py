@@ -17,12 +17,14 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.gpu.shapes import QWEN_05B
 from benchmarks.pairs import compared
+from deployments.compute.cpu.attention.row_attention import find_row_attention
 from deployments.compute.cpu.memory import keep_freed_memory
 from deployments.device.device import num_cores
 from deployments.engine.attention.kv_cache import KVCache, KVShape
 from deployments.engine.attention.packed_step import PackedStep
 from deployments.engine.kv_layout import BLOCK_SIZE, KVLayout
 from deployments.engine.model.loader import prepare_model
+from deployments.engine.model.speedups import find_speedups
 from deployments.engine.model.traced_forward import TracedForward
 
 VOCAB_SIZE = 1024
@@ -30,14 +32,14 @@ LENGTH = 64
 CPU = torch.device("cpu")
 
 
-def traces(num_layers: int, max_num_seqs: int) -> tuple[KVShape, TracedForward, TracedForward]:
+def traces(num_layers: int) -> tuple[KVShape, TracedForward, TracedForward]:
     """Return the shape of the KV cache, and one model traced without and with fused operators."""
     options = {**QWEN_05B.options, "vocab_size": VOCAB_SIZE, "num_hidden_layers": num_layers}
     torch.manual_seed(0)
     config = Qwen2Config(**options)
     model = Qwen2ForCausalLM(config).to(QWEN_05B.dtype)  # type: ignore[arg-type] # mistaken for self
     prepare_model(model)
-    plain, fused = (TracedForward(model, max_num_seqs) for _ in range(2))
+    plain, fused = (TracedForward(model, find_speedups(CPU)) for _ in range(2))
     plain.unfuse()
     return KVShape.of(config, QWEN_05B.dtype), plain, fused
 
@@ -65,9 +67,15 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     keep_freed_memory()
     sizes = [int(size) for size in args.batch_sizes.split(",")]
-    shape, plain, fused = traces(args.layers, max(sizes))
+    shape, plain, fused = traces(args.layers)
     layout = KVLayout((BLOCK_SIZE,), (max(sizes),))
-    kv = KVCache(shape, layout, max_model_len=BLOCK_SIZE, device=CPU)
+    kv = KVCache(
+        shape,
+        layout,
+        max_model_len=BLOCK_SIZE,
+        device=CPU,
+        attend_rows=find_row_attention(shape.head_dim, shape.dtype),
+    )
     table = Table(title=f"{args.layers} layers, {args.threads} thread(s), ms a step")
     for column in ("rows", "torch's operators", "fused", "ratio"):
         table.add_column(column, justify="right")

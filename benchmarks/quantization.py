@@ -6,6 +6,9 @@ weights alternate, and medians are compared, because machines are noisy.
 Accuracy is measured on the embedded chat model: the perplexity of answers (each token given all
 tokens before it), and how often an answer equals the float32 answer. The model has learned its
 answers by heart and is sure of them, so the perplexity of answers to other questions is also shown.
+"logits" is the error of the logits of these answers: of each token, the root mean square of the
+differences from float32's logits, as a fraction of the standard deviation of float32's; the mean of
+all tokens.
 
 Run: python -m benchmarks.quantization
 """
@@ -63,11 +66,21 @@ class Accuracy:
         right: Perplexity of the right answers; None for questions about drawings.
         others: Perplexity of answers to other questions, which should be unlikely; None for
             questions about drawings.
+        logits: The logits of each token of the right answers, [tokens, vocab], float32; None for
+            questions about drawings.
     """
 
     said: tuple[str, ...]
     right: float | None
     others: float | None
+    logits: torch.Tensor | None
+
+    def error(self, exact: "Accuracy") -> float | None:
+        """Return the error of the logits, compared with those of float32."""
+        if self.logits is None or exact.logits is None:
+            return None
+        difference = (self.logits - exact.logits).square().mean(-1).sqrt()
+        return float((difference / exact.logits.std(-1)).mean())
 
 
 def random_models(dtype: torch.dtype) -> tuple[LoadedModel, ...]:
@@ -163,42 +176,49 @@ def ask(model: Any, processor: Any, asked: Sequence[Question]) -> Accuracy:
     said = {id(answer.question): answer.text for answer in generated}
     answers = tuple(said[id(question)] for question in asked)
     if any(question.conversation.turns[0].drawings for question in asked):
-        return Accuracy(answers, None, None)
+        return Accuracy(answers, None, None, None)
     right = [question.conversation for question in asked]
     others = [
         Conversation((replace(mine.turns[0], answer=other.turns[0].answer),), mine.system)
         for mine, other in zip(right, [*right[1:], right[0]], strict=True)
     ]
     renderer = Renderer(processor)
+    logits, labels = answer_logits(model, renderer, right)
     return Accuracy(
-        answers, perplexity(model, renderer, right), perplexity(model, renderer, others)
+        answers,
+        perplexity(logits, labels),
+        perplexity(*answer_logits(model, renderer, others)),
+        logits,
     )
 
 
 @torch.inference_mode()
-def perplexity(model: Any, renderer: Renderer, conversations: Sequence[Conversation]) -> float:
-    """Return the perplexity of the answers, each token given all tokens before it."""
+def answer_logits(
+    model: Any, renderer: Renderer, conversations: Sequence[Conversation]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the logits, [tokens, vocab], and the ids of the answers' tokens."""
     examples = [renderer.example(conversation) for conversation in conversations]
-    total, count = 0.0, 0
+    found, labels = [], []
     for start in range(0, len(examples), BATCH_SIZE):
         batch = renderer.batch(examples[start : start + BATCH_SIZE])
         output = model(input_ids=batch.token_ids, attention_mask=batch.attention_mask)
-        total += cross_entropy(
-            output.logits.flatten(0, 1).float(),
-            batch.labels.flatten(),
-            ignore_index=IGNORED,
-            reduction="sum",
-        ).item()
-        count += int((batch.labels != IGNORED).sum())
-    return math.exp(total / count)
+        is_answer = batch.labels != IGNORED
+        found.append(output.logits[is_answer].float())
+        labels.append(batch.labels[is_answer])
+    return torch.cat(found), torch.cat(labels)
+
+
+def perplexity(logits: torch.Tensor, labels: torch.Tensor) -> float:
+    """Return the perplexity of tokens."""
+    return math.exp(cross_entropy(logits, labels).item())
 
 
 def accuracy_table(count: int) -> Table:
     """Ask models with each kind of weights the same questions, and compare with float32."""
     processor = AutoProcessor.from_pretrained(FOLDER)  # type: ignore[no-untyped-call] # left untyped
     table = _table(
-        "pydoc-chat; perplexity of the right answers and of others, greedy answers",
-        ("questions", "weights", "right", "others", "exact", "as float32"),
+        "pydoc-chat; perplexity of the right answers and of others, logits, greedy answers",
+        ("questions", "weights", "right", "others", "logits", "exact", "as float32"),
     )
     kinds = {
         f"{quantization}, {dtype}" if quantization else dtype: chat_model(dtype, quantization)
@@ -209,11 +229,13 @@ def accuracy_table(count: int) -> Table:
         found = {kind: ask(model, processor, asked) for kind, model in kinds.items()}
         expected = [question.expected for question in asked]
         for kind, accuracy in found.items():
+            error = accuracy.error(found["float32"])
             table.add_row(
                 f"{len(asked)} {name}",
                 kind,
                 "" if accuracy.right is None else f"{accuracy.right:.5f}",
                 "" if accuracy.others is None else f"{accuracy.others:,.2f}",
+                "" if error is None else f"{error:.4f}",
                 _percent_equal(expected, accuracy.said),
                 _percent_equal(found["float32"].said, accuracy.said),
             )

@@ -48,7 +48,7 @@ def main() -> None:
         )
     shapes = [*SHAPES * NUM_LAYERS, VOCABULARY]
     theirs = [PrepackedLinear(torch.randn(n, k).to(dtype), None) for k, n in shapes]
-    ours = [SmallBatchLinear(kernel, layer._packed, None) for layer in theirs]
+    ours = [SmallBatchLinear(kernel, layer.packed, None) for layer in theirs]
     num_bytes = sum(dtype.itemsize * k * n for k, n in shapes)
     columns = ("rows", "oneDNN ms", "ours ms", "ratio", "ours GB/s")
     table = Table(*columns, title=str(dtype).removeprefix("torch."))

@@ -84,7 +84,8 @@ class WeightCounts:
     ) -> int:
         """Return the bytes of all weights in memory.
 
-        A CPU's kernels read a copy of their own of tied weights. Quantized layers hold a scale for
+        On a CPU, tied weights count twice: not every CPU's kernels can look an embedding up in the
+        packed layer of the logits, and then they need a copy. Quantized layers hold a scale for
         each group of weights, and the layer that computes the logits is int8 at least; the rest
         stays as it is.
 

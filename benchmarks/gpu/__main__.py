@@ -180,7 +180,7 @@ def _row(
         floor_s=step_bytes(loaded, load.num_seqs, length) / bandwidth,
         step_s=graphs.step_s if graphs else None,
         plain_step_s=plain.step_s if plain else None,
-        num_graphs=graphs.num_graphs if graphs else None,
+        num_captured=graphs.num_captured if graphs else None,
         peak_bytes=graphs.peak_bytes if graphs else None,
         planned_bytes=graphs.planned_bytes if graphs else None,
         static_rate=static_rate,

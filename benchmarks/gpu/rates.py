@@ -61,14 +61,14 @@ class EngineRate:
 
     Attributes:
         step_s: Median time of a decode step, including sampling and detokenizing.
-        num_graphs: Decode steps that were captured.
+        num_captured: Decode steps that were captured.
         mean_length: Tokens that each sequence held, on average over the timed steps.
         planned_bytes: Memory that a replica's plan expects: weights, steps, keys and values.
         peak_bytes: The most that was allocated; on a CPU only weights, keys and values count.
     """
 
     step_s: float
-    num_graphs: int
+    num_captured: int
     mean_length: float
     planned_bytes: int
     peak_bytes: int
@@ -104,7 +104,7 @@ def engine_rate(loaded: LoadedModel, load: Load, *, cuda_graphs: bool) -> Engine
         seconds.append(_step(engine, num_new))
     if not seconds:
         raise ValueError(f"{load} ends before all sequences decode: ask for more new tokens")
-    num_graphs = engine.num_graphs
+    num_captured = engine.num_captured
     while engine.has_work:
         _step(engine, num_new)
     # Sequences end in the order of their prefill, so some ended with the last timed step.
@@ -112,7 +112,7 @@ def engine_rate(loaded: LoadedModel, load: Load, *, cuda_graphs: bool) -> Engine
     held_bytes = loaded.num_weight_bytes + engine.kv_bytes
     return EngineRate(
         statistics.median(seconds),
-        num_graphs,
+        num_captured,
         mean_length,
         _planned_bytes(loaded, limits) + engine.kv_bytes,
         torch.cuda.max_memory_allocated() if on_gpu else held_bytes,

@@ -32,7 +32,7 @@ class Row:
         floor_s: The least time that a decode step can take (see `floor`).
         step_s: Time of the engine's decode step.
         plain_step_s: The same, launched kernel by kernel.
-        num_graphs: Captured steps.
+        num_captured: Captured steps.
         peak_bytes: The most memory that the engine allocated, its weights included.
         planned_bytes: What a replica plans for the same.
         static_rate: Tokens per second of `generate` on one batch.
@@ -44,7 +44,7 @@ class Row:
     floor_s: float | None = None
     step_s: float | None = None
     plain_step_s: float | None = None
-    num_graphs: int | None = None
+    num_captured: int | None = None
     peak_bytes: int | None = None
     planned_bytes: int | None = None
     static_rate: float | None = None
@@ -61,7 +61,7 @@ class Row:
             _number(self.step_s, 1000, 2),
             _number(ratio, 1, 2),
             _number(self.plain_step_s, 1000, 2),
-            "-" if self.num_graphs is None else str(self.num_graphs),
+            "-" if self.num_captured is None else str(self.num_captured),
             _number(self.peak_bytes, 2**-30, 2),
             _number(self.planned_bytes, 2**-30, 2),
             _number(self.num_seqs / self.step_s if self.step_s else None, 1, 0),

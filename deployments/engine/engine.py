@@ -27,6 +27,7 @@ from deployments.engine.invariants import check_invariants
 from deployments.engine.limits import EngineLimits, InvalidSequenceError
 from deployments.engine.model.loader import LoadedModel
 from deployments.engine.model.runner import ModelRunner, StepLogits
+from deployments.engine.model.speedups import find_speedups
 from deployments.engine.model.support import check_layers, check_length
 from deployments.engine.output import EngineStats, FinishReason, TextDelta
 from deployments.engine.recovery.sampling_recovery import sample_step
@@ -80,16 +81,22 @@ class Engine:
         model = loaded.model
         shape = KVShape.of(loaded.text_config, model.dtype)
         self.layout = limits.layout(shape.group_capacities(limits.max_model_len))
+        speedups = find_speedups(model.device)
+        attend_rows = None
+        if speedups is not None:
+            attend_rows = speedups.find_attention(shape.head_dim, shape.dtype)
         self._kv = KVCache(
-            shape, self.layout, max_model_len=limits.max_model_len, device=model.device
+            shape,
+            self.layout,
+            max_model_len=limits.max_model_len,
+            device=model.device,
+            attend_rows=attend_rows,
         )
         disable_cudnn_attention(model.device)
         capturer = open_capturer(model.device) if limits.cuda_graphs else None
-        self._runner = ModelRunner(
-            model, self._kv, max_num_seqs=limits.max_num_seqs, capturer=capturer
-        )
+        self._runner = ModelRunner(model, self._kv, limits.max_num_seqs, speedups, capturer)
         self._recovery = StepRecovery(
-            self._runner.run, model.device, self._kv.full_context_length, self._runner.drop_graphs
+            self._runner.run, model.device, self._kv.full_context_length, self._runner.drop_captured
         )
         self._budget = TokenBudget(max(limits.max_batched_tokens, limits.max_num_seqs))
         self._scheduler = Scheduler(
@@ -113,9 +120,9 @@ class Engine:
         return self._kv.num_bytes
 
     @property
-    def num_graphs(self) -> int:
-        """Number of decode steps captured now; 0 if capture is not supported."""
-        return self._runner.num_graphs
+    def num_captured(self) -> int:
+        """Number of decode steps captured now: CUDA graphs, or programs on a CPU."""
+        return self._runner.num_captured
 
     @property
     def has_work(self) -> bool:

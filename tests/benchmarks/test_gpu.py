@@ -58,7 +58,7 @@ def test_it_asks_for_the_transformers_that_the_project_installs(
 def instant(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure nothing; the whole program runs in the test above."""
     known = EngineRate(
-        step_s=0.1, num_graphs=0, mean_length=9.0, planned_bytes=2**20, peak_bytes=2**20
+        step_s=0.1, num_captured=0, mean_length=9.0, planned_bytes=2**20, peak_bytes=2**20
     )
     monkeypatch.setattr(program, "engine_rate", lambda *_, **__: known)
     monkeypatch.setattr(program, "static_batch_rate", lambda *_: 1.0)
@@ -143,7 +143,7 @@ def test_a_steps_floor_counts_weights_once_and_keys_for_each_sequence() -> None:
 def test_the_engines_mean_length_lies_between_prompt_and_end() -> None:
     rate = engine_rate(build(TINY, CPU), Load(2, 8, 16), cuda_graphs=True)
     assert rate.step_s > 0
-    assert rate.num_graphs == 0
+    assert rate.num_captured in (0, 2)  # programs of one and two rows, if the CPU runs any
     assert 8 < rate.mean_length < 24
 
 

@@ -22,7 +22,7 @@ from deployments.engine.attention.decode_spans import CALL_COST_BYTES
 from deployments.engine.attention.kv_cache import KVCache, KVShape
 from deployments.engine.kv_layout import BLOCK_SIZE, KVLayout
 from deployments.engine.model.runner import ModelRunner
-from deployments.engine.replay.cuda_graphs import DecodeGraphs
+from deployments.engine.replay.cuda_replay import CudaDecodeReplay
 from deployments.engine.sampling.row import SamplingRow
 from deployments.engine.sampling.sampler import sample
 from deployments.engine.sampling_params import SamplingParams
@@ -85,7 +85,7 @@ class Placed:
         capacities = shape.group_capacities(400)
         layout = KVLayout(capacities, (8,) * len(capacities))
         self.kv = KVCache(shape, layout, max_model_len=400, device=META)
-        self.runner = ModelRunner(model, self.kv, max_num_seqs=4)
+        self.runner = ModelRunner(model, self.kv, 4, speedups=None)
         self.rows = []
         for block, num_tokens in ((0, 9), (3, 300)):
             decoding = sequence(str(block), num_tokens)
@@ -121,7 +121,7 @@ def test_a_captured_step_stays_on_the_device(
     placed: Placed, monkeypatch: pytest.MonkeyPatch, reads_by_length: bool
 ) -> None:
     varlen, capturer = FakeVarlen(monkeypatch), FakeCapturer()
-    graphs = DecodeGraphs(
+    replay = CudaDecodeReplay(
         placed.runner._compute,
         placed.kv,
         capturer,
@@ -129,8 +129,10 @@ def test_a_captured_step_stays_on_the_device(
         max_graphs=4,
         reads_by_length=reads_by_length,
     )
+    tokens = [row.sequence.token_ids[-1] for row in placed.rows]
+    step = placed.runner._pack(StepPlan(tuple(placed.rows), ()))
     for _ in range(2):
-        logits = graphs.run(placed.rows)
+        logits = replay.run(tokens, step)
         assert logits is not None
         assert (logits.device, logits.dtype, logits.shape) == (META, torch.float32, (2, 512))
     assert capturer.num_replays == 1

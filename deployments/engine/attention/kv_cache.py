@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 from transformers.cache_utils import CacheLayerMixin
 
+from deployments.compute.kv_rows import AttendRows
 from deployments.engine.kv_layout import KVCopy, KVLayout, layers_by_capacity
 from deployments.model_shape import kv_heads_of, windows_of
 
@@ -80,6 +81,7 @@ class KVCache:
         layout: The blocks of each group.
         max_model_len: The most tokens of a sequence.
         device: Where the tensors are.
+        attend_rows: The kernel that attends in place; None if torch attends.
         capacities: For each layer, the most tokens of a sequence that it keeps.
         groups: For each layer, the index of its group.
         spare_tokens: For each group, the token after its blocks. Padding is stored there and reads
@@ -89,7 +91,13 @@ class KVCache:
     """
 
     def __init__(
-        self, shape: KVShape, layout: KVLayout, *, max_model_len: int, device: torch.device
+        self,
+        shape: KVShape,
+        layout: KVLayout,
+        *,
+        max_model_len: int,
+        device: torch.device,
+        attend_rows: AttendRows | None = None,
     ) -> None:
         """Allocate all blocks at once, as zeros.
 
@@ -98,12 +106,14 @@ class KVCache:
             layout: The blocks; its groups are those of `shape` and `max_model_len`.
             max_model_len: The most tokens of a sequence.
             device: Where the model runs.
+            attend_rows: The device's kernel for these heads; None if torch attends.
         """
         assert layout.capacities == shape.group_capacities(max_model_len)
         self.shape = shape
         self.layout = layout
         self.max_model_len = max_model_len
         self.device = device
+        self.attend_rows = attend_rows
         self.capacities = shape.capacities(max_model_len)
         self.groups = tuple(map(self.group_of, self.capacities))
         self.spare_tokens = tuple(count * layout.block_size for count in layout.num_blocks)

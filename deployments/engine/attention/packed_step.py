@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Self
 
 import torch
 
-from deployments.compute.cpu.attention.kv_rows import KVRows
 from deployments.compute.host_to_device import to_device
+from deployments.compute.kv_rows import KVRows
 from deployments.engine.attention.decode_spans import (
     CALL_COST_BYTES,
     MAX_GATHERED_BYTES,
@@ -56,7 +56,7 @@ class DecodePlaces:
         tokens: [num_decode], int64, the place of each row's own token.
         starts: The first token of each row's extent; empty if only the device knows.
         lengths: How many tokens from there each row sees, its own included; empty likewise.
-        rows: The same for the CPU's kernel; None if only the device knows.
+        rows: The same for a kernel that attends in place; None if only the device knows.
     """
 
     tokens: torch.Tensor
@@ -67,7 +67,7 @@ class DecodePlaces:
 
 @dataclass(frozen=True, slots=True)
 class RowRun:
-    """Neighbouring rows that attend in one call of the CPU's kernel.
+    """Neighbouring rows that attend in one call of `KVCache.attend_rows`.
 
     Attributes:
         rows: The rows.
@@ -156,7 +156,7 @@ class PackedStep:
         return None
 
     def row_runs(self, capacity: int) -> tuple[RowRun, ...]:
-        """Return all rows in the form that the CPU's kernel reads, in order.
+        """Return all rows in the form that `KVCache.attend_rows` takes, in order.
 
         Args:
             capacity: Tokens that the layer holds, which is also the most that a query sees.

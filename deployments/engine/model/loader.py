@@ -22,6 +22,7 @@ from transformers import (
     ProcessorMixin,
 )
 
+from deployments.compute.cpu.linear.packed_embedding import is_tied, look_up_in_head
 from deployments.compute.cpu.linear.prepack import num_weight_bytes, prepack
 from deployments.compute.cpu.linear.quantization import check_quantization, quantize_model
 from deployments.compute.errors import UnsupportedModelError
@@ -59,7 +60,7 @@ class LoadedModel:
 
     @property
     def num_weight_bytes(self) -> int:
-        """Bytes of all weights in memory. Tied weights count once, unless one was repacked."""
+        """Bytes of all weights in memory; tied weights count as often as they are there."""
         return num_weight_bytes(self.model)
 
 
@@ -149,7 +150,10 @@ def prepare_model(model: PreTrainedModel, quantization: str | None = None) -> No
     if quantization is not None:
         quantize_model(model, quantization)
     if model.device.type == "cpu":
+        was_tied = is_tied(model)
         prepack(model)
+        if was_tied:
+            look_up_in_head(model)
 
 
 def _load_weights(

@@ -3,7 +3,7 @@
 Decode rows and chunks of text prompts are packed into a single row [1, n]. Prompts with images go
 through the model's stock forward pass one by one, and their cache is copied into their extents.
 
-A step of decode rows only is captured and replayed if the device supports it.
+A step of decode rows only is replayed if the device supports that (`DecodeReplay`).
 
 A failed step may be run again in parts: the same tokens write the same keys and values to the same
 places. The exception is a layer that holds only its window: a chunk's end may have overwritten
@@ -23,9 +23,11 @@ from deployments.engine.attention.kv_cache import KVCache
 from deployments.engine.attention.packed_step import ChunkRows, PackedStep
 from deployments.engine.attention.varlen_reads import can_read_extents
 from deployments.engine.model.forward import Forward, StockForward
+from deployments.engine.model.speedups import Speedups
 from deployments.engine.model.traced_forward import TracedForward, trace
 from deployments.engine.replay.cuda_capture import GraphCapturer
-from deployments.engine.replay.cuda_graphs import DecodeGraphs
+from deployments.engine.replay.cuda_replay import CudaDecodeReplay
+from deployments.engine.replay.decode_replay import DecodeReplay
 from deployments.engine.replay.graph_sizes import MAX_GRAPHS
 from deployments.engine.sampling.logprobs import PromptScores, score_prompt
 from deployments.engine.scheduling.scheduler import PrefillChunk, StepPlan
@@ -68,6 +70,7 @@ class ModelRunner:
         model: PreTrainedModel,
         kv: KVCache,
         max_num_seqs: int,
+        speedups: Speedups | None,
         capturer: GraphCapturer | None = None,
     ) -> None:
         """Run `model`, whose language model attends over `kv`, on its device.
@@ -76,46 +79,52 @@ class ModelRunner:
             model: The model.
             kv: The KV cache.
             max_num_seqs: The most decode rows of a step.
-            capturer: Captures decode steps, to replay them; None if that is impossible.
+            speedups: Those of the device; None if it has none.
+            capturer: Captures decode steps as graphs; None if that is impossible.
         """
         self._model = model
         self._kv = kv
-        self._max_num_seqs = max_num_seqs
+        self._speedups = speedups
         self._text_config = model.config.get_text_config()
-        self._graphs = None
-        if capturer is not None:
-            num_heads: int = self._text_config.num_attention_heads
-            self._graphs = DecodeGraphs(
-                self._compute,
-                kv,
-                capturer,
-                max_num_seqs=max_num_seqs,
-                max_graphs=MAX_GRAPHS,
-                reads_by_length=can_read_extents(
-                    kv.shape, num_heads, kv.device, is_sorted=kv.num_groups == 1
-                ),
-            )
         self._forward: Forward = StockForward(model)
         self._pads_single_rows = not is_single_row_exact(model)
+        # A single row may be padded to two.
+        self._least_rows = 2 if self._pads_single_rows else 1
+        self._most_rows = max(self._least_rows, max_num_seqs)
+        self._replay = None if capturer is None else self._open_graphs(capturer)
         self.visited_layers: set[int] = set()
+
+    def _open_graphs(self, capturer: GraphCapturer) -> DecodeReplay:
+        num_heads: int = self._text_config.num_attention_heads
+        kv = self._kv
+        return CudaDecodeReplay(
+            self._compute,
+            kv,
+            capturer,
+            max_num_seqs=self._most_rows,
+            max_graphs=MAX_GRAPHS,
+            reads_by_length=can_read_extents(
+                kv.shape, num_heads, kv.device, is_sorted=kv.num_groups == 1
+            ),
+        )
 
     def trace(self) -> None:
         """Trace the model, prepare its decode steps, and run the traced pass from now on."""
-        # A single row may be padded to two.
-        self._forward = trace(self._model, self._kv.shape, max(2, self._max_num_seqs))
-        if isinstance(self._forward, TracedForward):
-            least = 2 if self._pads_single_rows else 1
-            self._forward.prepare(self._kv, least, max(least, self._max_num_seqs))
+        self._forward = trace(self._model, self._kv, self._speedups)
+        if self._replay is None and isinstance(self._forward, TracedForward):
+            self._replay = self._forward.open_replay(self._kv, self._most_rows)
+        if self._replay is not None:
+            self._replay.prepare(self._least_rows, self._most_rows)
 
     @property
-    def num_graphs(self) -> int:
-        """The number of decode steps captured now."""
-        return 0 if self._graphs is None else self._graphs.num_graphs
+    def num_captured(self) -> int:
+        """The number of captured decode steps."""
+        return 0 if self._replay is None else self._replay.num_captured
 
-    def drop_graphs(self) -> None:
+    def drop_captured(self) -> None:
         """Drop the captured decode steps to free their memory."""
-        if self._graphs is not None:
-            self._graphs.drop()
+        if self._replay is not None:
+            self._replay.drop()
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepLogits | None:
@@ -132,16 +141,18 @@ class ModelRunner:
         return StepLogits.join([part for part in parts if part.sequences or part.scores])
 
     def _run_packed(self, plan: StepPlan) -> StepLogits:
-        if self._graphs is not None and not plan.prefill:
-            logits = self._graphs.run(plan.decode)
-            if logits is not None:
-                return StepLogits(tuple(row.sequence for row in plan.decode), logits)
         device = self._kv.device
         is_padded = self._pads_single_rows and plan.num_tokens == 1
         if is_padded:
             plan = StepPlan(plan.decode * 2, plan.prefill * 2)  # stores the same token twice
         step = self._pack(plan)
         token_ids = [row.sequence.token_ids[-1] for row in plan.decode]
+        if self._replay is not None and not plan.prefill:
+            replayed = self._replay.run(token_ids, step)
+            if replayed is not None:
+                sequences = tuple(row.sequence for row in plan.decode)
+                num_due = 1 if is_padded else len(sequences)
+                return StepLogits(sequences[:num_due], replayed[:num_due])
         positions = list(step.decode_positions)
         due = [(row.sequence, i) for i, row in enumerate(plan.decode)]
         scored: list[PrefillChunk] = []

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -25,13 +25,12 @@ from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 from deployments.compute.attention_arguments import check_arguments
 from deployments.compute.sdpa import Scores
 from deployments.engine.attention.attention import store_and_attend
-from deployments.engine.attention.kv_cache import KVCache, KVShape
+from deployments.engine.attention.kv_cache import KVCache
 from deployments.engine.attention.packed_step import ChunkRows, PackedStep
 from deployments.engine.kv_layout import KVLayout
 from deployments.engine.model.forward import Forward, StockForward
-
-if TYPE_CHECKING:
-    from deployments.engine.replay.cpu_program import DecodePrograms
+from deployments.engine.model.speedups import Speedups
+from deployments.engine.replay.decode_replay import DecodeReplay
 
 logger = logging.getLogger(__name__)
 
@@ -94,20 +93,20 @@ def _(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, call: int) ->
 
 
 class TracedForward:
-    """Runs a traced forward pass; on a CPU, with fused operators."""
+    """Runs a traced forward pass, with fused operators where the device has them."""
 
-    def __init__(self, model: PreTrainedModel, max_num_seqs: int) -> None:
+    def __init__(self, model: PreTrainedModel, speedups: Speedups | None) -> None:
         """Trace a model symbolically; nothing is computed.
 
         Args:
             model: Attends over the KV cache, on its device.
-            max_num_seqs: The most decode rows of a step.
+            speedups: Those of the device; None if it has none.
 
         Raises:
             NotTraceableError: The model's control flow depends on values, or on the number of rows.
         """
         self._calls: list[AttentionCall] = []
-        self._max_num_seqs = max_num_seqs
+        self._speedups = speedups
         device = model.device
         inputs = (
             torch.zeros(1, NUM_ROWS, dtype=torch.long, device=device),
@@ -126,58 +125,35 @@ class TracedForward:
             raise NotTraceableError(f"{type(error).__name__}: {error}") from error
         _refuse_guards(self._graph)
         _refuse_values(self._graph)
-        self._fused = _speed_up(self._graph) if device.type == "cpu" else None
+        self._fused = None if speedups is None else speedups.speed_up(self._graph)
         for graph in filter(None, (self._graph, self._fused)):
             _simplify(graph)
-        self._programs: DecodePrograms | None = None
 
     def unfuse(self) -> bool:
         """Use only torch's operators from now on; return whether fused ones were in use."""
-        was_fused, self._fused, self._programs = self._fused is not None, None, None
+        was_fused, self._fused = self._fused is not None, None
         return was_fused
 
-    @torch.inference_mode()
-    def prepare(self, kv: KVCache, least: int, most: int) -> None:
-        """Capture decode steps of `least`, twice as many ... `most` rows; compile their kernels.
+    def open_replay(self, kv: KVCache, max_rows: int) -> DecodeReplay | None:
+        """Return a replay of decode steps, or None for a pass without fused operators.
 
-        The first step of a size would wait for that. A step of another size still does, but all its
-        kernels are compiled.
+        Args:
+            kv: The KV cache.
+            max_rows: The most rows of a step.
         """
-        if self._fused is not None:
-            programs = self._programs_on(self._fused, kv)
-            num_rows = least
-            while num_rows < most:
-                programs.prepare(num_rows)
-                num_rows *= 2
-            programs.prepare(most)
+        if self._fused is None or self._speedups is None:
+            return None
+        attend = partial(partial, _attend_by, self._calls)
+        return self._speedups.open_replay(self._fused, kv, max_rows, attend)
 
     def __call__(
         self, token_ids: torch.Tensor, positions: torch.Tensor, due: torch.Tensor, step: PackedStep
     ) -> torch.Tensor:
         """Run the traced pass; see `Forward`."""
-        logits = self._run_program(token_ids, positions, due, step)
-        if logits is not None:
-            return logits
         graph = self._graph if self._fused is None else self._fused
         logits = graph(token_ids, positions, due, partial(_attend_by, self._calls, step))
         assert isinstance(logits, torch.Tensor)
         return logits
-
-    def _run_program(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, due: torch.Tensor, step: PackedStep
-    ) -> torch.Tensor | None:
-        if self._fused is None:
-            return None
-        return self._programs_on(self._fused, step.kv).run(token_ids, positions, due, step)
-
-    def _programs_on(self, fused: torch.fx.GraphModule, kv: KVCache) -> "DecodePrograms":
-        if self._programs is None or self._programs.kv is not kv:
-            # Imported here for the reason given in `_speed_up`.
-            from deployments.engine.replay.cpu_program import DecodePrograms
-
-            attend = partial(partial, _attend_by, self._calls)
-            self._programs = DecodePrograms(fused, kv, self._max_num_seqs, attend)
-        return self._programs
 
 
 def _attend_by(
@@ -192,24 +168,24 @@ def _attend_by(
     return store_and_attend(call.layer, query, key, value, step, call.scores)
 
 
-def trace(model: PreTrainedModel, shape: KVShape, max_num_seqs: int) -> Forward:
+def trace(model: PreTrainedModel, kv: KVCache, speedups: Speedups | None) -> Forward:
     """Return the model's traced forward pass, or its own if it can't be traced faithfully.
 
     Args:
         model: Attends over the KV cache, on its device.
-        shape: The shape of the KV cache.
-        max_num_seqs: The most decode rows of a step.
+        kv: The KV cache; nothing is read or written there.
+        speedups: Those of the device; None if it has none.
     """
     own = StockForward(model)
     try:
-        traced = TracedForward(model, max_num_seqs)
+        traced = TracedForward(model, speedups)
     except NotTraceableError as error:
         logger.info("the forward pass is not traced: %s", error)
         return own
-    expected = _probe(own, model, shape)
-    if _agree(expected, _probe(traced, model, shape)):
+    expected = _probe(own, kv)
+    if _agree(expected, _probe(traced, kv)):
         return traced
-    if traced.unfuse() and _agree(expected, _probe(traced, model, shape)):
+    if traced.unfuse() and _agree(expected, _probe(traced, kv)):
         logger.warning("operators are not fused: the logits would differ")
         return traced
     logger.warning("the forward pass is not traced: its logits would differ")
@@ -226,27 +202,39 @@ def _are_close(expected: torch.Tensor, found: torch.Tensor) -> bool:
     return bool(difference <= TOLERANCE[expected.dtype] * expected.abs().amax())
 
 
-def _probe(forward: Forward, model: PreTrainedModel, shape: KVShape) -> list[torch.Tensor]:
-    """Return the logits of a prefill, of a decode row with a prefill, and of a decode row only."""
-    capacities = shape.group_capacities(PROBE_LENGTH)
-    layout = KVLayout(capacities, (2,) * len(capacities), block_size=PROBE_LENGTH)
-    kv = KVCache(shape, layout, max_model_len=PROBE_LENGTH, device=model.device)
-    one, other = (0,) * kv.num_groups, (PROBE_LENGTH,) * kv.num_groups
-    steps = (
-        PackedStep(kv, (), (), (ChunkRows(0, one, 0, 5),)),
-        PackedStep(kv, (one,), (5,), (ChunkRows(1, other, 0, 3),)),
-        PackedStep(kv, (other,), (3,), ()),
-    )
-    inputs = ((range(5), [4]), ([5, *range(3)], [0, 3]), ([3], [0]))
+def _probe(forward: Forward, like: KVCache) -> list[torch.Tensor]:
+    """Return the logits of a prefill, of a decode row with a prefill, and of a decode row only.
 
-    def tensor(values: Iterable[int]) -> torch.Tensor:
-        return torch.tensor(list(values), device=model.device)
+    The last ones are replayed if the pass has a replay.
+
+    Args:
+        forward: The pass.
+        like: Has the shape, the device and the kernel of the KV cache that is probed with.
+    """
+    capacities = like.shape.group_capacities(PROBE_LENGTH)
+    layout = KVLayout(capacities, (2,) * len(capacities), block_size=PROBE_LENGTH)
+    kv = KVCache(
+        like.shape,
+        layout,
+        max_model_len=PROBE_LENGTH,
+        device=like.device,
+        attend_rows=like.attend_rows,
+    )
+    one, other = (0,) * kv.num_groups, (PROBE_LENGTH,) * kv.num_groups
+    prefill = PackedStep(kv, (), (), (ChunkRows(0, one, 0, 5),))
+    mixed = PackedStep(kv, (one,), (5,), (ChunkRows(1, other, 0, 3),))
+    decode = PackedStep(kv, (other,), (3,), ())
+
+    def run(positions: Iterable[int], due: list[int], step: PackedStep) -> torch.Tensor:
+        row = torch.tensor([*positions], device=kv.device)[None]
+        return forward(row + 1, row, torch.tensor(due, device=kv.device), step)
 
     with torch.inference_mode():
-        return [
-            forward(tensor(positions)[None] + 1, tensor(positions)[None], tensor(due), step)
-            for (positions, due), step in zip(inputs, steps, strict=True)
-        ]
+        logits = [run(range(5), [4], prefill), run([5, *range(3)], [0, 3], mixed)]
+        replay = forward.open_replay(kv, 1) if isinstance(forward, TracedForward) else None
+        replayed = None if replay is None else replay.run([4], decode)
+        logits.append(run([3], [0], decode) if replayed is None else replayed[None])
+    return logits
 
 
 def _logits(
@@ -332,18 +320,6 @@ def _refuse_values(graph: torch.fx.GraphModule) -> None:
     for node in graph.graph.nodes:
         if isinstance(value := node.meta.get("val"), torch.Tensor) and free_unbacked_symbols(value):
             raise NotTraceableError(f"the shape of {node.name} depends on values")
-
-
-def _speed_up(graph: torch.fx.GraphModule) -> torch.fx.GraphModule | None:
-    """Make a graph use the CPU kernels; return a copy with fused operators too, if any fuse."""
-    # Imported here: these need numba and llvmlite, which a machine with a GPU may lack.
-    from deployments.compute.cpu.fusion.fuse import fuse
-    from deployments.compute.cpu.linear.small_batch_linear import use_small_batch_linear
-
-    fused = fuse(graph)
-    for each in filter(None, (graph, fused)):
-        use_small_batch_linear(each)
-    return fused
 
 
 def _simplify(graph: torch.fx.GraphModule) -> None:

@@ -66,7 +66,7 @@ class StepRecovery:
         run: Callable[[StepPlan], StepLogits | None],
         device: torch.device,
         full_context_length: int,
-        drop_graphs: Callable[[], None],
+        drop_captured: Callable[[], None],
     ) -> None:
         """Set up recovery for a model runner.
 
@@ -75,12 +75,12 @@ class StepRecovery:
             device: The device that `run` uses.
             full_context_length: The longest sequence that overwrites none of its tokens. A chunk
                 that ends beyond it may not run twice, unless it starts at 0.
-            drop_graphs: Frees all captured steps; they are captured again on demand.
+            drop_captured: Frees all captured steps; they are captured again on demand.
         """
         self._run = run
         self._device = device
         self._full_context_length = full_context_length
-        self._drop_graphs = drop_graphs
+        self._drop_captured = drop_captured
 
     def run(self, plan: StepPlan) -> StepOutcome:
         """Run all rows of a plan that can run.
@@ -117,7 +117,7 @@ class StepRecovery:
         """Report a pass that ran out of memory; retry one that can't be smaller."""
         is_least = len(rows) == 1 and not _can_be_smaller(rows[0])
         if is_least:
-            self._drop_graphs()
+            self._drop_captured()
         release_cache(self._device)
         if is_least:
             self._retry(rows[0], outcome)

@@ -3,7 +3,7 @@
 A replay launches the same kernels on the same memory, without Python and without a separate launch
 for each kernel. Values that change from run to run must be written to that memory.
 
-This has not run on a GPU yet: if anything here fails, `cuda_graphs` falls back to plain steps and
+This has not run on a GPU yet: if anything here fails, `cuda_replay` falls back to plain steps and
 logs it.
 """
 

@@ -23,13 +23,13 @@ class RowOrder:
             group, the first token of the extent of the row at each place.
     """
 
-    starts: list[Starts]
+    starts: Sequence[Starts]
     num_rows: int
     order: list[int]
     inputs: list[int]
 
     @classmethod
-    def of(cls, starts: list[Starts], num_rows: int, spare_tokens: Starts) -> Self:
+    def of(cls, starts: Sequence[Starts], num_rows: int, spare_tokens: Starts) -> Self:
         """Return the order by the first group's extents; padding is at the spare tokens."""
         order = sorted(range(len(starts)), key=starts.__getitem__)
         places = sorted(range(len(starts)), key=order.__getitem__)
@@ -39,7 +39,7 @@ class RowOrder:
             inputs += [spare_token] * (num_rows - len(starts))
         return cls(starts, num_rows, order, inputs)
 
-    def holds(self, starts: list[Starts], num_rows: int) -> bool:
+    def holds(self, starts: Sequence[Starts], num_rows: int) -> bool:
         """Return whether this is the order of rows with these extents."""
         return num_rows == self.num_rows and starts == self.starts
 

@@ -124,7 +124,7 @@ def test_a_layers_weights_lie_on_huge_pages(
         address = made._integers.data_ptr()
     else:
         assert isinstance(made, PrepackedLinear)
-        address = torch.ops.mkldnn.data_ptr(made._packed)
+        address = torch.ops.mkldnn.data_ptr(made.packed)
     assert huge_bytes(address + HUGE) >= HUGE
 
 

@@ -8,6 +8,7 @@ from random import Random
 
 import torch
 
+from deployments.compute.cpu.attention.row_attention import find_row_attention
 from deployments.engine.attention.kv_cache import KVCache, KVShape
 from deployments.engine.attention.packed_step import Starts
 from deployments.engine.kv_layout import KVLayout
@@ -16,7 +17,7 @@ from deployments.engine.kv_layout import KVLayout
 def make_cache(
     shape: KVShape, lengths: Sequence[int], *, max_model_len: int, block_size: int = 8
 ) -> tuple[KVCache, list[Starts]]:
-    """Return a cache on the CPU, and extents for sequences of these lengths."""
+    """Return a cache on the CPU, with its kernel, and extents for sequences of these lengths."""
     capacities = shape.group_capacities(max_model_len)
     needed = [KVLayout(capacities, (), block_size).blocks_for(length) for length in lengths]
     starts = [[0] * len(capacities) for _ in lengths]
@@ -28,7 +29,13 @@ def make_cache(
             first += needed[i][group] + 1
         num_blocks.append(first)
     layout = KVLayout(capacities, tuple(num_blocks), block_size)
-    kv = KVCache(shape, layout, max_model_len=max_model_len, device=torch.device("cpu"))
+    kv = KVCache(
+        shape,
+        layout,
+        max_model_len=max_model_len,
+        device=torch.device("cpu"),
+        attend_rows=find_row_attention(shape.head_dim, shape.dtype),
+    )
     for tensor in (*kv.keys, *kv.values):
         tensor.fill_(torch.nan)
     return kv, [tuple(own) for own in starts]

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deployments.compute.attention_arguments import UnsupportedAttentionError
-from deployments.engine.attention import attention, packed_step
+from deployments.engine.attention import packed_step
 from deployments.engine.attention.attention import check_heads, check_window, kv_attention
-from deployments.engine.attention.kv_cache import KVShape
+from deployments.engine.attention.kv_cache import KVCache, KVShape
 from deployments.engine.attention.packed_step import ChunkRows, PackedStep
 from deployments.engine.kv_layout import KVCopy
 from tests.engine.attention.extents import make_cache
@@ -144,11 +144,11 @@ class Packing:
 
 
 @contextmanager
-def torchs_kernel(*, gathers: bool) -> Iterator[None]:
+def torchs_kernel(kv: KVCache, *, gathers: bool) -> Iterator[None]:
     """Attend by torch, with decode rows gathered for one call or each in a call of its own."""
     cost = float("inf") if gathers else 0.0
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(attention, "can_attend", lambda *_: False)
+        patched.setattr(kv, "attend_rows", None)
         patched.setattr(packed_step, "CALL_COST_BYTES", {"cpu": cost})
         yield
 
@@ -188,7 +188,7 @@ def test_any_packing_equals_plain_attention(
     packing = Packing(random_parts(Random(seed)), num_kv_heads, group, seed, window, block_size)
     expected = packing.expected(scale or HEAD_DIM**-0.5, softcap)
     before = [tensor.clone() for tensor in packing.stored]
-    with nullcontext() if gathers is None else torchs_kernel(gathers=gathers):
+    with nullcontext() if gathers is None else torchs_kernel(packing.kv, gathers=gathers):
         output = packing.attend(scaling=scale, softcap=softcap)
     torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-4)
     row = 0
@@ -218,7 +218,7 @@ def test_the_new_keys_and_values_are_stored_and_nothing_else_is_touched(window: 
 @pytest.mark.parametrize("gathers", [False, True])
 def test_torchs_kernel_reads_a_row_as_a_view_or_gathers_several(gathers: bool) -> None:
     packing = Packing([Part(9, 1, True), Part(3, 1, True), Part(9, 1, True)], 1, 2, 3)
-    with torchs_kernel(gathers=gathers):
+    with torchs_kernel(packing.kv, gathers=gathers):
         spans = packing.step().decode_spans(LENGTH)
     if gathers:
         (span,) = spans
@@ -237,7 +237,7 @@ def test_torchs_kernel_reads_a_row_as_a_view_or_gathers_several(gathers: bool) -
 
 def test_rows_that_see_all_that_is_gathered_need_no_mask() -> None:
     packing = Packing([Part(9, 1, True), Part(30, 1, True)], 1, 2, 3, window=4)
-    with torchs_kernel(gathers=True):
+    with torchs_kernel(packing.kv, gathers=True):
         (span,) = packing.step().decode_spans(4)
     assert isinstance(span.tokens, torch.Tensor)
     assert span.mask is None

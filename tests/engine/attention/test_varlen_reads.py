@@ -10,7 +10,7 @@ from deployments.engine.attention.varlen_reads import ExtentReads, can_read_exte
 from deployments.engine.model import runner
 from tests.engine import fake_varlen
 from tests.engine.fake_graphs import FakeCapturer
-from tests.engine.replay.test_cuda_graphs import Decoding, MakeModel, answers, capturer, prompts
+from tests.engine.replay.test_cuda_replay import Decoding, MakeModel, answers, capturer, prompts
 from tests.engine.tiny_models import MODELS, gemma2, gemma3_text, generate, load, make_engine, qwen2
 
 pytestmark = pytest.mark.slow

@@ -12,6 +12,7 @@ from deployments.engine.attention.packed_step import ChunkRows, PackedStep
 from deployments.engine.model import traced_forward
 from deployments.engine.model.forward import Forward, StockForward
 from deployments.engine.model.loader import LoadedModel
+from deployments.engine.model.speedups import find_speedups
 from deployments.engine.model.traced_forward import NotTraceableError, TracedForward, trace
 from tests.engine.attention.extents import make_cache
 from tests.engine.tiny_models import MODELS, gemma3, load, mixtral, qwen2, qwen3_moe
@@ -19,6 +20,8 @@ from tests.engine.tiny_models import MODELS, gemma3, load, mixtral, qwen2, qwen3
 pytestmark = pytest.mark.slow
 
 MakeModel = Callable[[], PreTrainedModel]
+
+SPEEDUPS = find_speedups(torch.device("cpu"))
 
 MIXTURES = (mixtral, qwen3_moe)
 TRACEABLE = {name: make for name, make in MODELS.items() if make not in MIXTURES}
@@ -43,7 +46,8 @@ def shape_of(loaded: LoadedModel) -> KVShape:
 
 
 def made_of(loaded: LoadedModel) -> Forward:
-    return trace(loaded.model, shape_of(loaded), 3)
+    kv, _ = make_cache(shape_of(loaded), [5], max_model_len=32)
+    return trace(loaded.model, kv, SPEEDUPS)
 
 
 @torch.inference_mode()
@@ -144,14 +148,14 @@ def test_a_model_whose_control_flow_depends_on_its_input_is_not_traced(
 ) -> None:
     loaded = wrapped(change)
     with pytest.raises(NotTraceableError):
-        TracedForward(loaded.model, 3)
+        TracedForward(loaded.model, SPEEDUPS)
     assert loaded.text_config._attn_implementation == ATTENTION_NAME
     assert isinstance(made_of(loaded), StockForward)
 
 
 def test_a_dependence_on_the_number_of_rows_is_named() -> None:
     with pytest.raises(NotTraceableError, match=r"depends on the number of rows: .*> 4"):
-        TracedForward(wrapped(by_num_rows).model, 3)
+        TracedForward(wrapped(by_num_rows).model, SPEEDUPS)
 
 
 def test_a_failed_trace_does_not_hinder_the_next(caplog: pytest.LogCaptureFixture) -> None:
@@ -159,7 +163,7 @@ def test_a_failed_trace_does_not_hinder_the_next(caplog: pytest.LogCaptureFixtur
         raise KeyError("a model's bug")
 
     with caplog.at_level(logging.INFO), pytest.raises(NotTraceableError, match="a model's bug"):
-        TracedForward(wrapped(fail).model, 3)
+        TracedForward(wrapped(fail).model, SPEEDUPS)
     assert not logging.getLogger("torch._subclasses.fake_tensor").disabled
     assert isinstance(made_of(load(gemma3)), TracedForward)
 

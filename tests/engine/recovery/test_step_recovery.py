@@ -78,9 +78,9 @@ def short_above(num_tokens: int) -> Callable[[StepPlan], str | None]:
 def recovery(
     run: Callable[[StepPlan], StepLogits | None],
     full_context_length: int = 100,
-    drop_graphs: Callable[[], None] = lambda: None,
+    drop_captured: Callable[[], None] = lambda: None,
 ) -> StepRecovery:
-    return StepRecovery(run, CPU, full_context_length, drop_graphs)
+    return StepRecovery(run, CPU, full_context_length, drop_captured)
 
 
 MIXED = ((decode("a", 0), decode("b", 1)), (chunk("c", 0, 3), chunk("d", 0, 8, has_images=True)))
@@ -172,7 +172,7 @@ def test_a_retry_has_the_memory_that_captured_steps_held() -> None:
             raise torch.OutOfMemoryError
         return StepLogits(sequences(plan), torch.zeros(1, 3))
 
-    outcome = recovery(run, drop_graphs=lambda: events.append("drop")).run(
+    outcome = recovery(run, drop_captured=lambda: events.append("drop")).run(
         StepPlan((decode("a", 0),), ())
     )
     assert (ran(outcome), events) == ("a", ["a", "drop", "a"])
@@ -181,7 +181,7 @@ def test_a_retry_has_the_memory_that_captured_steps_held() -> None:
 def test_a_pass_that_can_be_smaller_leaves_captured_steps_alone() -> None:
     dropped: list[str] = []
     runner = Runner(short_above(2))
-    outcome = recovery(runner, drop_graphs=lambda: dropped.append("all")).run(
+    outcome = recovery(runner, drop_captured=lambda: dropped.append("all")).run(
         StepPlan(MIXED[0], MIXED[1][:1])
     )
     assert (outcome.num_oom_tokens, dropped) == (5, [])

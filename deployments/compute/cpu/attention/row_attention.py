@@ -8,16 +8,14 @@ Their order does not matter, so a ring buffer is read like any other extent.
 
 import struct
 from functools import cache
-from typing import TYPE_CHECKING
 
 import torch
 
-from deployments.compute.cpu.attention.kv_rows import KVRows
+from deployments.compute.cpu.attention.head_shape import HeadShape
+from deployments.compute.cpu.attention.row_attention_kernel import RowAttentionKernel
 from deployments.compute.cpu.jit.launch import KernelCall, empty, launch
+from deployments.compute.kv_rows import AttendRows, KVRows
 from deployments.compute.sdpa import Scores
-
-if TYPE_CHECKING:
-    from deployments.compute.cpu.attention.row_attention_kernel import RowAttentionKernel
 
 PRODUCTS_PER_US = 16_000
 """Products of a query and a token's element that one thread computes in a microsecond."""
@@ -29,12 +27,14 @@ Measured on two cores of a Zen 5: with 115,000 products a call took 13.4 to 13.8
 with 57,000 products 13.0 us instead of 12.4."""
 
 
-def can_attend(query: torch.Tensor, num_kv_heads: int) -> bool:
-    """Return whether there is a kernel for these queries, [1, num_heads, m, head_dim].
+def find_row_attention(head_dim: int, dtype: torch.dtype) -> AttendRows | None:
+    """Return `attend_rows` if there is a kernel for such heads.
 
-    There is none for other devices, for other dtypes or for heads that no vector divides.
+    There is none for other dtypes than bfloat16 and float32, or for heads that no vector divides.
     """
-    return query.is_cpu and _find_kernel(query, num_kv_heads) is not None
+    if dtype not in (torch.bfloat16, torch.float32):
+        return None
+    return attend_rows if HeadShape(head_dim, 1, 1, dtype is torch.bfloat16).lanes else None
 
 
 def attend_rows(
@@ -48,30 +48,12 @@ def attend_rows(
     *,
     in_order: bool = False,
 ) -> torch.Tensor:
-    """Store each row's token in its extent, and attend with each row's query.
+    """Store each row's token and attend, by a kernel compiled for heads of this shape.
 
-    A row's result depends only on its query and on the tokens that it sees, to the last bit.
-
-    Unless they run in order, rows do not wait for each other: if a row sees another row's token,
-    that token must already be stored.
-
-    Args:
-        query: [1, num_heads, m, head_dim], accepted by `can_attend`.
-        key: [1, num_kv_heads, m, head_dim], of the rows' tokens, of the same dtype.
-        value: As key.
-        keys: [tokens of all extents, num_kv_heads, head_dim], contiguous, of the same dtype.
-        values: As keys.
-        rows: The extents and lengths of the rows.
-        scores: How scores are computed.
-        in_order: Whether each row is stored and has attended before the next one is stored, which
-            takes a single thread.
-
-    Returns:
-        [1, m, num_heads, head_dim].
+    See `AttendRows`; `find_row_attention` tells which heads there are kernels for.
     """
     _, num_heads, num_rows, head_dim = query.shape
-    kernel = _find_kernel(query, keys.shape[1])
-    assert kernel is not None
+    kernel = _make_kernel(head_dim, num_heads, keys.shape[1], query.dtype)
     shape = kernel.shape
     query, key, value = (_joined(tensor, head_dim) for tensor in (query, key, value))
     output = empty((1, num_rows, num_heads, head_dim), query.dtype)
@@ -104,23 +86,11 @@ def attend_rows(
     return output
 
 
-def _find_kernel(query: torch.Tensor, num_kv_heads: int) -> "RowAttentionKernel | None":
-    _, num_heads, _, head_dim = query.shape
-    return _make_kernel(head_dim, num_heads, num_kv_heads, query.dtype)
-
-
 @cache
 def _make_kernel(
     head_dim: int, num_heads: int, num_kv_heads: int, dtype: torch.dtype
-) -> "RowAttentionKernel | None":
-    if dtype not in (torch.bfloat16, torch.float32):
-        return None
-    # Imported here: these need llvmlite, which a machine that computes on a GPU may lack.
-    from deployments.compute.cpu.attention.head_shape import HeadShape
-    from deployments.compute.cpu.attention.row_attention_kernel import RowAttentionKernel
-
-    shape = HeadShape(head_dim, num_heads, num_kv_heads, dtype is torch.bfloat16)
-    return RowAttentionKernel(shape) if shape.lanes else None
+) -> RowAttentionKernel:
+    return RowAttentionKernel(HeadShape(head_dim, num_heads, num_kv_heads, dtype is torch.bfloat16))
 
 
 def _joined(rows: torch.Tensor, head_dim: int) -> torch.Tensor:

@@ -5,8 +5,8 @@ torch stores it, squares are added in the order of torch's vectors, and the expo
 So no operation may be reordered or contracted, and nothing is compiled with fast math.
 
 Each kernel is the address of a function for a parallel region. Its argument is an array of 64-bit
-integers that begins with two counts: the rows taken so far, 0 at first, and all rows. Rows are
-addressed by strides, counted in elements; the elements of a row are contiguous.
+integers, whose names stand above the kernel: addresses, numbers of elements, and strides, counted
+in elements. It begins with two counts (see `_arguments`). The elements of a row are contiguous.
 """
 
 import math
@@ -59,13 +59,21 @@ E1, E2, E3, E4, E5 = (
 )
 
 
+def _arguments(*names: str) -> np.dtype[np.void]:
+    """Return the layout of a kernel's arguments: the rows taken so far, all rows, and the names."""
+    return np.dtype([(name, np.int64) for name in ("num_taken", "num_rows", *names)])
+
+
+RMS_NORM = _arguments(
+    *("rows", "weight", "output", "num_inner", "width"),
+    *("outer_stride", "inner_stride", "output_outer_stride", "output_inner_stride"),
+)
+"""`num_inner` is the number of inner rows in an outer one; `num_rows` counts those of all."""
+
+
 @cache
 def make_rms_norm(is_bfloat16: bool, is_shifted: bool, epsilon: float) -> int:
-    """Return a kernel that normalises rows.
-
-    After the counts, its arguments are the addresses of the input, the weight and the output; the
-    numbers of inner rows and of elements; and the strides of outer and inner rows, first of the
-    input, then of the output. The count of rows covers all outer ones.
+    """Return a kernel that normalises rows; its arguments are those of `RMS_NORM`.
 
     Args:
         is_bfloat16: Whether elements are bfloat16; otherwise they are float32.
@@ -76,17 +84,19 @@ def make_rms_norm(is_bfloat16: bool, is_shifted: bool, epsilon: float) -> int:
     stored, itemsize = _storage(is_bfloat16)
 
     def rms_norm(arguments):
-        a = numba.carray(pointer_to(arguments), 11, np.int64)
-        x, weight, out, inner, width = a[2], a[3], a[4], a[5], a[6]
-        x_outer, x_inner, out_outer, out_inner = a[7], a[8], a[9], a[10]
+        call = numba.carray(pointer_to(arguments), 1, RMS_NORM)[0]
+        rows, weight, output = call.rows, call.weight, call.output
+        num_rows, num_inner, width = call.num_rows, call.num_inner, call.width
+        outer_stride, output_outer = call.outer_stride, call.output_outer_stride
+        inner_stride, output_inner = call.inner_stride, call.output_inner_stride
         values, sums = np.empty(width, np.float32), np.empty((3, GROUP), np.float32)
         factors = numba.carray(pointer_to(weight), width, stored)
         row = take_ticket(arguments)
-        while row < a[1]:
-            i, j = row // inner, row % inner
-            at = x + itemsize * (i * x_outer + j * x_inner)
+        while row < num_rows:
+            i, j = row // num_inner, row % num_inner
+            at = rows + itemsize * (i * outer_stride + j * inner_stride)
             source = numba.carray(pointer_to(at), width, stored)
-            at = out + itemsize * (i * out_outer + j * out_inner)
+            at = output + itemsize * (i * output_outer + j * output_inner)
             target = numba.carray(pointer_to(at), width, stored)
             for k in range(width):
                 values[k] = as_float32(source[k])
@@ -97,27 +107,32 @@ def make_rms_norm(is_bfloat16: bool, is_shifted: bool, epsilon: float) -> int:
     return compile_kernel(rms_norm)
 
 
+ADD_RMS_NORM = _arguments("rows", "others", "weight", "total", "output", "width")
+"""All rows are contiguous."""
+
+
 @cache
 def make_add_rms_norm(is_bfloat16: bool, is_shifted: bool, epsilon: float) -> int:
-    """Return a kernel that adds rows and normalises the sums.
+    """Return a kernel that adds rows and normalises the sums; see `make_rms_norm`.
 
-    After the counts, its arguments are the addresses of both summands, the weight, the sums and the
-    output, all contiguous; and the number of elements. See `make_rms_norm`.
+    Its arguments are those of `ADD_RMS_NORM`.
     """
     stored, itemsize = _storage(is_bfloat16)
 
     def add_rms_norm(arguments):
-        a = numba.carray(pointer_to(arguments), 8, np.int64)
-        x, y, weight, total, out, width = a[2], a[3], a[4], a[5], a[6], a[7]
+        call = numba.carray(pointer_to(arguments), 1, ADD_RMS_NORM)[0]
+        rows, others, weight = call.rows, call.others, call.weight
+        total, output = call.total, call.output
+        num_rows, width = call.num_rows, call.width
         values, sums = np.empty(width, np.float32), np.empty((3, GROUP), np.float32)
         factors = numba.carray(pointer_to(weight), width, stored)
         row = take_ticket(arguments)
-        while row < a[1]:
+        while row < num_rows:
             at = itemsize * row * width
-            first = numba.carray(pointer_to(x + at), width, stored)
-            second = numba.carray(pointer_to(y + at), width, stored)
+            first = numba.carray(pointer_to(rows + at), width, stored)
+            second = numba.carray(pointer_to(others + at), width, stored)
             added = numba.carray(pointer_to(total + at), width, stored)
-            target = numba.carray(pointer_to(out + at), width, stored)
+            target = numba.carray(pointer_to(output + at), width, stored)
             for k in range(width):
                 added[k] = cast_like(added[k], as_float32(first[k]) + as_float32(second[k]))
             for k in range(width):
@@ -129,29 +144,33 @@ def make_add_rms_norm(is_bfloat16: bool, is_shifted: bool, epsilon: float) -> in
     return compile_kernel(add_rms_norm)
 
 
+ROTATE = _arguments(
+    *("rows", "cosines", "sines", "output", "num_heads", "width"),
+    *("head_stride", "row_stride", "output_head_stride", "output_row_stride"),
+)
+"""`width` is the elements of a head. Cosines and sines are contiguous, [rows, width]."""
+
+
 @cache
 def make_rotate(is_bfloat16: bool) -> int:
-    """Return a kernel that applies rotary positions to heads.
-
-    After the counts, its arguments are the addresses of the input, the cosines, the sines and the
-    output; the numbers of heads and of a head's elements; and the strides of heads and rows, first
-    of the input, then of the output. Cosines and sines are contiguous, [rows, elements].
-    """
+    """Return a kernel that applies rotary positions to heads; see `ROTATE` for its arguments."""
     stored, itemsize = _storage(is_bfloat16)
 
     def rotate(arguments):
-        a = numba.carray(pointer_to(arguments), 12, np.int64)
-        x, cosines, sines, out, heads, width = a[2], a[3], a[4], a[5], a[6], a[7]
-        x_head, x_row, out_head, out_row = a[8], a[9], a[10], a[11]
+        call = numba.carray(pointer_to(arguments), 1, ROTATE)[0]
+        rows, cosines, sines, output = call.rows, call.cosines, call.sines, call.output
+        num_rows, num_heads, width = call.num_rows, call.num_heads, call.width
+        head_stride, output_head = call.head_stride, call.output_head_stride
+        row_stride, output_row = call.row_stride, call.output_row_stride
         half = width // 2
         row = take_ticket(arguments)
-        while row < a[1]:
+        while row < num_rows:
             cos = numba.carray(pointer_to(cosines + itemsize * row * width), width, stored)
             sin = numba.carray(pointer_to(sines + itemsize * row * width), width, stored)
-            for head in range(heads):
-                at = x + itemsize * (head * x_head + row * x_row)
+            for head in range(num_heads):
+                at = rows + itemsize * (head * head_stride + row * row_stride)
                 source = numba.carray(pointer_to(at), width, stored)
-                at = out + itemsize * (head * out_head + row * out_row)
+                at = output + itemsize * (head * output_head + row * output_row)
                 target = numba.carray(pointer_to(at), width, stored)
                 for k in range(half):
                     low, high = as_float32(source[k]), as_float32(source[half + k])
@@ -162,12 +181,15 @@ def make_rotate(is_bfloat16: bool) -> int:
     return compile_kernel(rotate)
 
 
+HALVES = _arguments("joined", "output", "width")
+"""`width` is the elements of a half. All rows are contiguous."""
+
+
 @cache
 def make_silu_mul(is_bfloat16: bool, vector_bytes: int) -> int:
     """Return a kernel that multiplies SiLU of the rows' first halves by their second halves.
 
-    After the counts, its arguments are the addresses of the input and the output, both contiguous,
-    and the number of elements of a half.
+    Its arguments are those of `HALVES`.
 
     Args:
         is_bfloat16: Whether elements are bfloat16; otherwise they are float32.
@@ -178,14 +200,14 @@ def make_silu_mul(is_bfloat16: bool, vector_bytes: int) -> int:
     unit = 2 * vector_bytes // itemsize
 
     def silu_mul(arguments):
-        a = numba.carray(pointer_to(arguments), 5, np.int64)
-        joined, out, width = a[2], a[3], a[4]
+        call = numba.carray(pointer_to(arguments), 1, HALVES)[0]
+        joined, output, num_rows, width = call.joined, call.output, call.num_rows, call.width
         row = take_ticket(arguments)
-        while row < a[1]:
+        while row < num_rows:
             at = joined + 2 * itemsize * row * width
             gate = numba.carray(pointer_to(at), width, stored)
             up = numba.carray(pointer_to(at + itemsize * width), width, stored)
-            target = numba.carray(pointer_to(out + itemsize * row * width), width, stored)
+            target = numba.carray(pointer_to(output + itemsize * row * width), width, stored)
             for k in range(width - width % unit):
                 x = as_float32(gate[k])
                 silu = cast_like(gate[k], x / _one_plus_exp(-x))
@@ -203,20 +225,20 @@ def make_silu_mul(is_bfloat16: bool, vector_bytes: int) -> int:
 def make_gelu_mul() -> int:
     """Return a kernel that multiplies GELU of the rows' first halves by their second halves.
 
-    GELU is the one with a hyperbolic tangent, and elements are float32. Its arguments are those of
-    `make_silu_mul`. GELU is computed as x / (1 + exp(-2 y)), which is x (1 + tanh(y)) / 2 without
+    GELU is the one with a hyperbolic tangent, and elements are float32. The kernel's arguments are
+    those of `HALVES`. GELU is computed as x / (1 + exp(-2 y)), which is x (1 + tanh(y)) / 2 without
     cancellation: where y is far below zero, torch's is less exact.
     """
 
     def gelu_mul(arguments):
-        a = numba.carray(pointer_to(arguments), 5, np.int64)
-        joined, out, width = a[2], a[3], a[4]
+        call = numba.carray(pointer_to(arguments), 1, HALVES)[0]
+        joined, output, num_rows, width = call.joined, call.output, call.num_rows, call.width
         row = take_ticket(arguments)
-        while row < a[1]:
+        while row < num_rows:
             at = joined + 8 * row * width
             gate = numba.carray(pointer_to(at), width, np.float32)
             up = numba.carray(pointer_to(at + 4 * width), width, np.float32)
-            target = numba.carray(pointer_to(out + 4 * row * width), width, np.float32)
+            target = numba.carray(pointer_to(output + 4 * row * width), width, np.float32)
             for k in range(width):
                 x = gate[k]
                 y = GELU_SLOPE * (x + GELU_CUBE * x * x * x)
@@ -226,24 +248,27 @@ def make_gelu_mul() -> int:
     return compile_kernel(gelu_mul)
 
 
+TABLE_HALVES = _arguments("table", "joined", "output", "width")
+"""As `HALVES`, with the table before them."""
+
+
 @cache
 def make_table_mul() -> int:
     """Return a kernel for any activation of bfloat16, from a table of its 65,536 values.
 
-    After the counts, its arguments are the addresses of the table, the input and the output, and
-    the number of elements of a half; see `make_silu_mul`.
+    Its arguments are those of `TABLE_HALVES`; see `make_silu_mul`.
     """
 
     def table_mul(arguments):
-        a = numba.carray(pointer_to(arguments), 6, np.int64)
-        table, joined, out, width = a[2], a[3], a[4], a[5]
-        activated = numba.carray(pointer_to(table), 65536, np.uint16)
+        call = numba.carray(pointer_to(arguments), 1, TABLE_HALVES)[0]
+        joined, output, num_rows, width = call.joined, call.output, call.num_rows, call.width
+        activated = numba.carray(pointer_to(call.table), 65536, np.uint16)
         row = take_ticket(arguments)
-        while row < a[1]:
+        while row < num_rows:
             at = joined + 4 * row * width
             gate = numba.carray(pointer_to(at), width, np.uint16)
             up = numba.carray(pointer_to(at + 2 * width), width, np.uint16)
-            target = numba.carray(pointer_to(out + 2 * row * width), width, np.uint16)
+            target = numba.carray(pointer_to(output + 2 * row * width), width, np.uint16)
             for k in range(width):
                 product = as_float32(activated[gate[k]]) * as_float32(up[k])
                 target[k] = cast_like(gate[k], product)

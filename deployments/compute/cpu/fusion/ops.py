@@ -162,7 +162,14 @@ def _run_on_halves(kernel: int, joined: torch.Tensor, *arguments: int) -> torch.
 
 
 def _run(kernel: int, num_rows: int, num_elements: int, *arguments: int) -> None:
-    """Run a kernel on rows of `num_elements` elements in total."""
+    """Run a kernel on rows of `num_elements` elements in total.
+
+    Args:
+        kernel: The kernel.
+        num_rows: The rows that its threads take.
+        num_elements: All elements, from which the number of threads follows.
+        *arguments: The kernel's own, in the order of their names in `kernels`.
+    """
     array = _array_type(2 + len(arguments))(0, num_rows, *arguments)
     is_brief = num_elements < MIN_PARALLEL_ELEMENTS
     num_threads = 1 if is_brief else min(num_rows, torch.get_num_threads())

@@ -12,6 +12,7 @@ Source: https://gcc.gnu.org/onlinedocs/libgomp/Implementing-BARRIER-construct.ht
 """
 
 import ctypes
+import logging
 import platform
 from collections.abc import Sequence
 from functools import cache
@@ -22,6 +23,8 @@ from deployments.compute.cpu.jit.launch import KernelCall
 from deployments.compute.cpu.jit.machine_code import MachineCode
 from deployments.compute.cpu.jit.openmp import find_barrier, run_parallel
 from deployments.compute.cpu.jit.vector_builder import I64, POINTER, Value, VectorBuilder
+
+logger = logging.getLogger(__name__)
 
 NAME = "run_calls"
 """The name of the function that each thread runs."""
@@ -157,9 +160,20 @@ class KernelProgram:
         run_parallel(self._address, self._program, num_threads)
 
 
+@cache
 def can_run() -> bool:
-    """Return whether programs run here: on x86-64, with a barrier for torch's threads."""
-    return find_barrier() is not None and platform.machine() == "x86_64"
+    """Return whether programs run here: on x86-64, with a barrier for torch's threads.
+
+    The result is cached, so the reason is logged once.
+    """
+    if find_barrier() is None:
+        obstacle = "torch's OpenMP library has no barrier that they can call"
+    elif platform.machine() != "x86_64":
+        obstacle = f"programs are made for x86-64 only, and this is {platform.machine()}"
+    else:
+        return True
+    logger.warning("decode steps run call by call, and slower: %s", obstacle)
+    return False
 
 
 @cache

@@ -37,7 +37,7 @@ def prepack(model: torch.nn.Module, layer: type[PackedLinear] = PrepackedLinear)
 
 
 def num_weight_bytes(model: torch.nn.Module) -> int:
-    """Return the bytes of all weights; tied weights count once, plus their reordered copies."""
+    """Return the bytes of all weights; tied ones count once, and a reordered copy as well."""
     plain = sum(p.numel() * p.element_size() for p in model.parameters())
     return plain + num_prepacked_bytes(model)
 

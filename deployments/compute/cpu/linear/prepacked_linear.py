@@ -27,7 +27,11 @@ PREPACKED_DTYPES = (torch.float32, torch.bfloat16)
 
 
 class PrepackedLinear(PackedLinear):
-    """A linear layer on reordered weights."""
+    """A linear layer on reordered weights.
+
+    Attributes:
+        packed: The reordered weights, [out_features, in_features] in oneDNN's layout.
+    """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         """Reorder a copy of the weights.
@@ -40,8 +44,8 @@ class PrepackedLinear(PackedLinear):
         self.dtype = weight.dtype
         self.num_bytes = sum(t.nbytes for t in (weight, bias) if t is not None)
         # Not a buffer: an opaque layout can be neither saved nor moved.
-        self._packed = _ops()._reorder_linear_weight(weight.detach().contiguous(), BATCH_HINT)
-        use_huge_pages_for(self._packed)
+        self.packed = _ops()._reorder_linear_weight(weight.detach().contiguous(), BATCH_HINT)
+        use_huge_pages_for(self.packed)
         self._bias = None if bias is None else bias.detach().clone()
 
     @staticmethod
@@ -51,7 +55,7 @@ class PrepackedLinear(PackedLinear):
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """Apply the layer to [..., in_features]."""
-        output = _ops()._linear_pointwise(rows, self._packed, self._bias, "none", [], "")
+        output = _ops()._linear_pointwise(rows, self.packed, self._bias, "none", [], "")
         assert isinstance(output, torch.Tensor)
         return output
 

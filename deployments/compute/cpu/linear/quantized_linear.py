@@ -17,9 +17,9 @@ from typing import ClassVar
 import torch
 
 from deployments.compute.cpu.jit.openmp import find_parallel
+from deployments.compute.cpu.linear.packed_layout import BLOCK
 from deployments.compute.cpu.linear.packed_linear import PackedLinear
 from deployments.compute.cpu.linear.small_batch_kernel import (
-    BLOCK,
     Arithmetic,
     SmallBatchKernel,
     find_arithmetic,

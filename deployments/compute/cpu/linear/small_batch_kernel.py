@@ -32,11 +32,9 @@ from llvmlite import ir
 
 from deployments.compute.cpu.jit.machine_code import MachineCode
 from deployments.compute.cpu.jit.vector_builder import F32, I32, I64, POINTER, Value, VectorBuilder
+from deployments.compute.cpu.linear.packed_layout import BLOCK
 from deployments.compute.cpu.processor import features, has_bfloat16
 from deployments.model_shape import SCALED_INPUTS
-
-BLOCK = 64
-"""Columns of a block."""
 
 WORD_BYTES = BLOCK * 4
 """Bytes of the weights of a word of inputs, for all columns of a block."""

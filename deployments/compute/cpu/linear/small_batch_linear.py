@@ -7,14 +7,16 @@ would differ from decoded ones in the last bit. Quantized weights are read by th
 """
 
 import ctypes
+import logging
+from functools import cache
 
 import torch
 
 from deployments.compute.cpu.jit.launch import KernelCall, empty, launch
 from deployments.compute.cpu.jit.openmp import find_parallel
+from deployments.compute.cpu.linear.packed_layout import BLOCK, can_read
 from deployments.compute.cpu.linear.small_batch_kernel import (
     ARGUMENTS,
-    BLOCK,
     CACHE_LINE,
     GROUP_ROWS,
     MAX_GROUP_ROWS,
@@ -28,12 +30,11 @@ from deployments.compute.cpu.linear.small_batch_kernel import (
 )
 from deployments.model_shape import SCALED_INPUTS
 
+logger = logging.getLogger(__name__)
+
 MAX_PART_BYTES = 640 * 2**10
 """Most bytes of a block's weights that are used for all rows before the next ones: what is in use
 should stay in a core's L2 cache of 1 MiB while the next is fetched."""
-
-INPUT_BLOCK_BYTES = 64
-"""oneDNN pads the inputs to a multiple of this."""
 
 UNITS_PER_THREAD = 4
 """Units of work for each thread, so that one that has lost its core delays the others little."""
@@ -153,7 +154,7 @@ def use_small_batch_linear(graph: torch.fx.GraphModule) -> None:
     for index, node in enumerate(graph.graph.find_nodes(op="call_function", target=_linear)):
         _, weight, bias, activation, *_ = node.args
         packed = _attribute(graph, weight)
-        kernel = make_kernel(is_bfloat16=packed.dtype is torch.bfloat16)
+        kernel = _kernel_of(packed.dtype)
         if kernel is None or activation != "none" or not can_read(packed):
             continue
         layer = SmallBatchLinear(kernel, packed, bias and _attribute(graph, bias))
@@ -165,6 +166,22 @@ def use_small_batch_linear(graph: torch.fx.GraphModule) -> None:
         layer = _on_integers(integers, scales, bias, weight_bits)
         _call_module(graph, node, f"quantized_linear_{index}", layer)
     graph.graph.eliminate_dead_code()
+
+
+@cache
+def _kernel_of(dtype: torch.dtype) -> SmallBatchKernel | None:
+    """Return the kernel for float32 or bfloat16; log once if this processor has none."""
+    is_bfloat16 = dtype is torch.bfloat16
+    kernel = make_kernel(is_bfloat16=is_bfloat16)
+    if kernel is None:
+        needed = "AVX512_BF16 and no AMX" if is_bfloat16 else "AVX2"
+        logger.warning(
+            "decode steps run call by call, and slower: linear layers of %s keep oneDNN's kernel, "
+            "since ours needs a processor with %s",
+            dtype,
+            needed,
+        )
+    return kernel
 
 
 def _call_module(
@@ -222,35 +239,6 @@ def _on_integers(
     kernel = make_quantized_kernel(scales.dtype, weight_bits)
     assert kernel is not None, "the layer was made on this machine"
     return SmallBatchLinear(kernel, integers, bias, scales)
-
-
-@torch.inference_mode()
-def can_read(packed: torch.Tensor) -> bool:
-    """Return whether the kernel can read a packed weight, [out_features, in_features].
-
-    oneDNN chooses a layout for the machine and the sizes, and does not report it. The sizes
-    accepted here need no padding. The products of rows that are one at a single input, and zero
-    elsewhere, tell this input's weights; they must lie where the kernel looks for them.
-    """
-    out_features, in_features = packed.shape
-    itemsize = packed.dtype.itemsize
-    num_bytes = torch.ops.mkldnn._nbytes(packed)
-    if (
-        packed.dtype not in (torch.bfloat16, torch.float32)
-        or out_features % BLOCK
-        or in_features * itemsize % INPUT_BLOCK_BYTES
-        or num_bytes != itemsize * packed.numel()
-    ):
-        return False
-    middle, word = in_features // 2, 4 // itemsize
-    inputs = torch.tensor([0, 1, middle, middle + 1, in_features - 2, in_features - 1])
-    rows = torch.nn.functional.one_hot(inputs, in_features).to(packed.dtype)
-    memory = (ctypes.c_char * num_bytes).from_address(torch.ops.mkldnn.data_ptr(packed))
-    blocks = torch.frombuffer(memory, dtype=packed.dtype).view(-1, in_features // word, BLOCK, word)
-    found = blocks[:, inputs // word, :, inputs % word].reshape(len(inputs), out_features)
-    expected = _linear(rows, packed, None, "none", [], "")
-    # Some processors take numbers below the smallest normal one for zero.
-    return torch.allclose(found.float(), expected.float(), rtol=0, atol=2**-126)
 
 
 def _attribute(graph: torch.fx.GraphModule, node: object) -> torch.Tensor:

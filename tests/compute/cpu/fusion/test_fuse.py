@@ -11,14 +11,17 @@ from transformers import PreTrainedModel
 from deployments.compute.cpu.fusion import ops
 from deployments.compute.cpu.fusion.fuse import fuse
 from deployments.compute.cpu.linear.prepacked_linear import can_prepack
-from deployments.engine.attention.kv_cache import KVShape
+from deployments.engine.attention.kv_cache import KVCache, KVShape
 from deployments.engine.attention.packed_step import ChunkRows, PackedStep
 from deployments.engine.model.loader import prepare_model
+from deployments.engine.model.speedups import find_speedups
 from deployments.engine.model.traced_forward import TracedForward, trace
 from tests.engine.attention.extents import make_cache
 from tests.engine.tiny_models import MODELS
 
 pytestmark = pytest.mark.slow
+
+CPU = torch.device("cpu")
 
 MakeModel = Callable[[], PreTrainedModel]
 Counts = dict[Callable[..., object], int]
@@ -40,11 +43,18 @@ def prepared(name: str, dtype: torch.dtype) -> PreTrainedModel:
     return model
 
 
+def cache_of(model: PreTrainedModel) -> KVCache:
+    shape = KVShape.of(model.config.get_text_config(), model.dtype)
+    return make_cache(shape, [5], max_model_len=16)[0]
+
+
 @cache
 def traced(name: str, dtype: torch.dtype) -> tuple[TracedForward, KVShape]:
     """Trace a family once; a test that changes the trace must copy it."""
     model = prepared(name, dtype)
-    return TracedForward(model, 40), KVShape.of(model.config.get_text_config(), dtype)
+    return TracedForward(model, find_speedups(CPU)), KVShape.of(
+        model.config.get_text_config(), dtype
+    )
 
 
 def counts(graph: torch.fx.GraphModule | None) -> Counts:
@@ -76,7 +86,7 @@ def test_every_chain_of_a_family_is_fused(name: str, dtype: torch.dtype) -> None
 
 @pytest.mark.parametrize("name", WITHOUT[:2])
 def test_a_model_without_such_chains_runs_as_it_was_traced(name: str) -> None:
-    assert not TracedForward(prepared(name, torch.float32), 40).unfuse()
+    assert not TracedForward(prepared(name, torch.float32), find_speedups(CPU)).unfuse()
 
 
 @torch.inference_mode()
@@ -116,7 +126,7 @@ def test_fused_steps_give_the_logits_of_the_trace(
 @pytest.mark.parametrize("name", ["qwen2", "gemma3_text"])
 def test_a_trace_in_bfloat16_stays_fused(name: str) -> None:
     model = prepared(name, torch.bfloat16)
-    forward = trace(model, KVShape.of(model.config.get_text_config(), torch.bfloat16), 40)
+    forward = trace(model, cache_of(model), find_speedups(CPU))
     assert isinstance(forward, TracedForward)
     assert forward.unfuse()
 
@@ -126,7 +136,7 @@ def test_kernels_that_give_other_values_are_logged_and_not_used(
 ) -> None:
     monkeypatch.setattr(ops, "rotate", lambda heads, cosines, sines: heads * cosines.unsqueeze(1))
     model = prepared("qwen2", torch.float32)
-    forward = trace(model, KVShape.of(model.config.get_text_config(), torch.float32), 40)
+    forward = trace(model, cache_of(model), find_speedups(CPU))
     assert isinstance(forward, TracedForward)
     assert not forward.unfuse()
     assert "operators are not fused: the logits would differ" in caplog.text

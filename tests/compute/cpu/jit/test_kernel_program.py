@@ -1,4 +1,6 @@
 import ctypes
+import platform
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -6,12 +8,12 @@ import numba
 import numpy as np
 import pytest
 
-from deployments.compute.cpu.jit import numba_kernels
+from deployments.compute.cpu.jit import kernel_program, numba_kernels
 from deployments.compute.cpu.jit.kernel_program import EPOCH, WORDS, KernelProgram, can_run
 from deployments.compute.cpu.jit.launch import KernelCall
 from deployments.compute.cpu.jit.numba_kernels import compile_kernel
 
-pytestmark = pytest.mark.skipif(not can_run(), reason="needs torch on libgomp")
+needs_programs = pytest.mark.skipif(not can_run(), reason="needs torch on libgomp")
 
 NUM_ELEMENTS = 50
 
@@ -37,6 +39,7 @@ def kernel() -> int:
     return compile_kernel(add_one)
 
 
+@needs_programs
 @pytest.mark.parametrize("num_threads", [1, 2, 5])
 def test_calls_run_in_order_in_each_run(kernel: int, num_threads: int) -> None:
     """Each call reads the output of the call before it, across several barriers."""
@@ -56,6 +59,7 @@ def test_calls_run_in_order_in_each_run(kernel: int, num_threads: int) -> None:
         assert all(list(row) == [first + i] * NUM_ELEMENTS for i, row in enumerate(rows))
 
 
+@needs_programs
 def test_a_straggler_is_not_waited_for(kernel: int) -> None:
     """If a thread enters a call and never leaves it, the call is re-executed."""
     rows = [(ctypes.c_int64 * NUM_ELEMENTS)() for _ in range(2)]
@@ -68,3 +72,32 @@ def test_a_straggler_is_not_waited_for(kernel: int) -> None:
     rows[0][:] = [*range(NUM_ELEMENTS)]
     program.run(1)
     assert list(rows[1]) == [n + 1 for n in range(NUM_ELEMENTS)]
+
+
+@pytest.fixture
+def anew() -> Iterator[None]:
+    """Ask again whether programs can run, in this test and after it."""
+    can_run.cache_clear()
+    yield
+    can_run.cache_clear()
+
+
+@pytest.mark.usefixtures("anew")
+@pytest.mark.parametrize(
+    ("barrier", "machine", "reason"),
+    [(1, "aarch64", "x86-64 only, and this is aarch64"), (None, "x86_64", "no barrier")],
+)
+def test_a_machine_without_programs_says_so_once(
+    barrier: int | None,
+    machine: str,
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(kernel_program, "find_barrier", lambda: barrier)
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    assert not any(can_run() for _ in range(3))
+    (record,) = [r for r in caplog.records if r.name == kernel_program.__name__]
+    assert record.levelname == "WARNING"
+    assert "call by call" in record.message
+    assert reason in record.message

@@ -6,6 +6,7 @@ from weakref import ref
 import pytest
 import torch
 
+from deployments.compute.cpu.attention.row_attention import find_row_attention
 from deployments.compute.cpu.linear import prepacked_linear
 from deployments.compute.cpu.linear.merged_linear import MergedLinearPart
 from deployments.compute.cpu.linear.packed_linear import PackedLinear
@@ -16,6 +17,7 @@ from deployments.engine.attention.kv_cache import KVCache, KVShape
 from deployments.engine.attention.packed_step import ChunkRows, PackedStep
 from deployments.engine.kv_layout import KVLayout
 from deployments.engine.model.loader import LoadedModel, load_model
+from deployments.engine.model.speedups import find_speedups
 from deployments.engine.model.traced_forward import TracedForward
 from tests.compute.cpu.linear.linears import assert_near, linear, rows_of
 from tests.engine.tiny_models import MODELS, byte_tokenizer, load, qwen2, qwen3_moe
@@ -206,14 +208,20 @@ def engine_logits(loaded: LoadedModel, prompt: list[int]) -> torch.Tensor:
     capacities = shape.group_capacities(16)
     starts = (0,) * len(capacities)
     layout = KVLayout(capacities, (1,) * len(capacities), 16)
-    kv = KVCache(shape, layout, max_model_len=16, device=torch.device("cpu"))
+    kv = KVCache(
+        shape,
+        layout,
+        max_model_len=16,
+        device=torch.device("cpu"),
+        attend_rows=find_row_attention(shape.head_dim, shape.dtype),
+    )
     step = PackedStep(kv, (), (), (ChunkRows(0, starts, 0, len(prompt)),))
     inputs = (
         torch.tensor([prompt]),
         torch.arange(len(prompt))[None],
         torch.tensor([len(prompt) - 1]),
     )
-    return TracedForward(loaded.model, 1)(*inputs, step)[0]
+    return TracedForward(loaded.model, find_speedups(loaded.model.device))(*inputs, step)[0]
 
 
 def test_a_layer_of_an_unknown_dtype_stays() -> None:

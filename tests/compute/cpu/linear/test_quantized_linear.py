@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from deployments.compute.cpu.linear import quantized_linear
+from deployments.compute.cpu.linear.packed_layout import BLOCK
 from deployments.compute.cpu.linear.quantized_linear import (
     Int4Linear,
     Int8Linear,
@@ -16,7 +17,6 @@ from deployments.compute.cpu.linear.small_batch_kernel import (
     AVX2,
     AVX512,
     AVX512_BF16,
-    BLOCK,
     GROUP_ROWS,
     UNPACKED_BYTES,
     Arithmetic,

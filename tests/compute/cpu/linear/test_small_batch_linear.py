@@ -7,6 +7,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from deployments.compute.cpu.jit.openmp import find_parallel
 from deployments.compute.cpu.linear import small_batch_linear
+from deployments.compute.cpu.linear.packed_layout import can_read
 from deployments.compute.cpu.linear.prepacked_linear import PrepackedLinear, can_prepack
 from deployments.compute.cpu.linear.small_batch_kernel import (
     AVX2,
@@ -22,7 +23,6 @@ from deployments.compute.cpu.linear.small_batch_kernel import (
 from deployments.compute.cpu.linear.small_batch_linear import (
     MAX_PART_BYTES,
     SmallBatchLinear,
-    can_read,
     use_small_batch_linear,
 )
 
@@ -52,7 +52,7 @@ def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
 def layer_of(weight: torch.Tensor, bias: torch.Tensor | None = None) -> SmallBatchLinear:
     kernel = make_kernel(is_bfloat16=weight.dtype is torch.bfloat16)
     assert kernel is not None
-    packed = PrepackedLinear(weight, bias)._packed
+    packed = PrepackedLinear(weight, bias).packed
     assert can_read(packed)
     return SmallBatchLinear(kernel, packed, bias)
 
@@ -186,7 +186,7 @@ def test_nan_stays_in_its_row(dtype: torch.dtype) -> None:
 @needs_kernel
 @pytest.mark.parametrize(("outputs", "inputs"), [(100, 64), (128, 72)], ids=str)
 def test_unsupported_sizes_are_left_alone(outputs: int, inputs: int, dtype: torch.dtype) -> None:
-    assert not can_read(PrepackedLinear(random(outputs, inputs, dtype=dtype), None)._packed)
+    assert not can_read(PrepackedLinear(random(outputs, inputs, dtype=dtype), None).packed)
 
 
 @needs_kernel
@@ -194,7 +194,7 @@ def test_unsupported_sizes_are_left_alone(outputs: int, inputs: int, dtype: torc
 def test_a_layer_in_another_layout_is_left_alone(outputs: int, dtype: torch.dtype) -> None:
     """OneDNN packs 192 outputs of float32 in narrower blocks on AVX2; the others as expected."""
     weight, rows = random(outputs, 64, dtype=dtype), random(3, 64, dtype=dtype, seed=1)
-    if can_read(PrepackedLinear(weight, None)._packed):
+    if can_read(PrepackedLinear(weight, None).packed):
         assert_close(layer_of(weight)(rows), rows, weight, None)
     else:
         assert outputs == 192
@@ -204,7 +204,7 @@ def test_a_layer_in_another_layout_is_left_alone(outputs: int, dtype: torch.dtyp
 def test_weights_that_lie_elsewhere_are_left_alone(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    packed = PrepackedLinear(random(128, 64, dtype=dtype), None)._packed
+    packed = PrepackedLinear(random(128, 64, dtype=dtype), None).packed
     other = random(2, 64 // (4 // dtype.itemsize), 64, 4 // dtype.itemsize, dtype=dtype, seed=1)
     address = torch.ops.mkldnn.data_ptr
     assert can_read(packed)
@@ -227,6 +227,27 @@ def test_a_traced_graph_gets_the_kernel(dtype: torch.dtype) -> None:
     graph.recompile()
     assert [type(child) for child in graph.children()] == [SmallBatchLinear]
     torch.testing.assert_close(graph(rows).float(), expected.float(), rtol=0.02, atol=0.1)
+
+
+@pytest.mark.skipif(not can_prepack(torch.float32), reason="no layer would be prepacked here")
+def test_a_processor_without_the_kernel_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(small_batch_linear, "find_parallel", lambda: "an entry")
+    monkeypatch.setattr(small_batch_linear, "make_kernel", lambda *, is_bfloat16: None)
+    small_batch_linear._kernel_of.cache_clear()
+    layers = [PrepackedLinear(random(64, 64, dtype=torch.float32), None) for _ in range(2)]
+    module = torch.nn.Sequential(*layers)
+    rows = random(1, 3, 64, dtype=torch.float32)
+    graph = make_fx(module, tracing_mode="symbolic", _allow_non_fake_inputs=True)(rows)
+    for _ in range(2):
+        use_small_batch_linear(graph)
+    small_batch_linear._kernel_of.cache_clear()
+    assert not list(graph.children())
+    (message,) = [r.message for r in caplog.records if r.name == small_batch_linear.__name__]
+    assert "call by call" in message
+    assert "torch.float32" in message
+    assert "AVX2" in message
 
 
 @pytest.mark.parametrize(

@@ -23,14 +23,12 @@ from deployments.compute.cpu.jit.kernel_program import EPOCH, KernelProgram, can
 from deployments.compute.cpu.jit.launch import KernelCall, captured_by
 from deployments.engine.attention.kv_cache import KVCache
 from deployments.engine.attention.packed_step import PackedStep
+from deployments.engine.replay.decode_replay import Attend
 from deployments.engine.replay.static_decode import CpuStaticDecodeStep
 
 logger = logging.getLogger(__name__)
 
 aten = torch.ops.aten
-
-Attend = Callable[..., torch.Tensor]
-"""A step's attention as a traced graph calls it: queries, keys, values, index of the call."""
 
 ALLOCATIONS = (aten.empty.memory_format, aten.empty_like.default, aten.empty_strided.default)
 
@@ -39,13 +37,10 @@ class NotProgrammableError(ValueError):
     """A step computes with more than kernels and views; the message says with what."""
 
 
-class DecodePrograms:
-    """The programs of one graph on one KV cache, by the numbers of rows and threads.
+class CpuDecodeReplay:
+    """Runs decode steps as programs, by the numbers of rows and threads; see `DecodeReplay`.
 
     All programs use the same memory, so only one thread may use them at a time.
-
-    Attributes:
-        kv: The KV cache.
     """
 
     def __init__(
@@ -64,7 +59,7 @@ class DecodePrograms:
             max_rows: The most rows of a step.
             attend: Returns the attention of a step.
         """
-        self.kv = kv
+        self._kv = kv
         self._attend = attend
         self._memory = _BufferPool(max_rows)
         self._programs: dict[tuple[int, int], _DecodeProgram] = {}
@@ -76,30 +71,51 @@ class DecodePrograms:
         except NotProgrammableError as error:
             logger.info("decode steps run call by call: %s", error)
 
-    def prepare(self, num_rows: int) -> None:
-        """Capture the program of steps of `num_rows` rows, so that the first step need not."""
-        if self._parts is not None:
-            first, _ = self._parts
-            zeros = torch.zeros(1, num_rows, dtype=torch.long)
-            self._find(num_rows, first(zeros, zeros, torch.arange(num_rows)))
+    @property
+    def num_captured(self) -> int:
+        """The number of programs that are kept now."""
+        return len(self._programs)
 
-    def run(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, due: torch.Tensor, step: PackedStep
-    ) -> torch.Tensor | None:
-        """Run a step; see `Forward`.
+    @torch.inference_mode()
+    def prepare(self, least: int, most: int) -> None:
+        """Capture steps of `least`, twice as many ... `most` rows, which compiles all kernels.
 
-        Returns:
-            The logits, in memory that the next step reuses; None if there is no program for such a
-            step.
+        The first step of a size would wait for that. A step of another size still waits for its
+        capture.
         """
-        if self._parts is None or step.chunks or len(due) != step.num_decode:
+        num_rows = least
+        while num_rows < most:
+            self._prepare(num_rows)
+            num_rows *= 2
+        self._prepare(most)
+
+    def _prepare(self, num_rows: int) -> None:
+        if self._parts is not None:
+            self._find(num_rows, self._inputs((0,) * num_rows, (0,) * num_rows))
+
+    def run(self, token_ids: Sequence[int], step: PackedStep) -> torch.Tensor | None:
+        """Run a step; see `DecodeReplay`. None if there is no program for such a step."""
+        size = step.num_decode, torch.get_num_threads()
+        if self._parts is None or size in self._refused:
             return None
-        if (step.num_decode, torch.get_num_threads()) in self._refused:
-            return None
-        first, _ = self._parts
-        inputs = first(token_ids, positions, due)
+        inputs = self._inputs(token_ids, step.decode_positions)
         program = self._find(step.num_decode, inputs)
-        return None if program is None else program.run(inputs, step)
+        if program is None:
+            return None
+        return program.run(inputs, step)[0].to(torch.float32, copy=True)
+
+    def drop(self) -> None:
+        """Drop all programs and their buffers."""
+        self._programs.clear()
+        self._memory.clear()
+
+    def _inputs(self, token_ids: Sequence[int], positions: Sequence[int]) -> Sequence[Any]:
+        """Run what comes before the first kernel, for rows that are all due."""
+        assert self._parts is not None
+        first, _ = self._parts
+        rows = torch.tensor([token_ids, positions])
+        found: Sequence[Any] = first(rows[:1], rows[1:], torch.arange(len(token_ids)))
+        return found
 
     def _find(self, num_rows: int, inputs: Sequence[Any]) -> "_DecodeProgram | None":
         """Return the program of steps of `num_rows` rows, captured now if need be; None if none."""
@@ -124,7 +140,7 @@ class DecodePrograms:
             NotProgrammableError: The step also computes with torch's own operators.
         """
         held = tuple(map(_writable, inputs))
-        static_step = CpuStaticDecodeStep.of(self.kv, num_rows)
+        static_step = CpuStaticDecodeStep.of(self._kv, num_rows)
         calls = _CapturedCalls(self._memory, num_rows)
         try:
             with captured_by(calls), _KernelsOnly():  # type: ignore[no-untyped-call] # see below
@@ -178,6 +194,9 @@ class _BufferPool:
 
     def give_back(self, row_bytes: int, buffer: torch.Tensor) -> None:
         self._free[row_bytes].append(buffer)
+
+    def clear(self) -> None:
+        self._free.clear()
 
 
 class _CapturedCalls:

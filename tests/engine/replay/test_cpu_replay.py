@@ -32,10 +32,9 @@ from deployments.engine.engine import Engine
 from deployments.engine.limits import EngineLimits
 from deployments.engine.model.loader import LoadedModel, prepare_model
 from deployments.engine.model.runner import StepLogits
-from deployments.engine.model.traced_forward import TracedForward
-from deployments.engine.replay import cpu_program
-from deployments.engine.replay.cpu_program import (
-    DecodePrograms,
+from deployments.engine.replay import cpu_replay
+from deployments.engine.replay.cpu_replay import (
+    CpuDecodeReplay,
     NotProgrammableError,
     _KernelsOnly,
 )
@@ -116,30 +115,14 @@ def engine_of(loaded: LoadedModel, *, with_programs: bool = True) -> Engine:
     engine = Engine(loaded, EngineLimits(MAX_NUM_SEQS, MAX_MODEL_LEN, 16, block_size=8))
     engine.warm_up()
     if not with_programs:
-        forward_of(engine)._programs = NoPrograms(engine)
+        engine._runner._replay = None
     return engine
 
 
-class NoPrograms(DecodePrograms):
-    """Has no program for any step."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.kv = engine._kv
-
-    def run(self, *_: object) -> None:
-        return None
-
-
-def forward_of(engine: Engine) -> TracedForward:
-    forward = engine._runner._forward
-    assert isinstance(forward, TracedForward)
-    return forward
-
-
-def programs_of(engine: Engine) -> DecodePrograms:
-    programs = forward_of(engine)._programs
-    assert programs is not None
-    return programs
+def replay_of(engine: Engine) -> CpuDecodeReplay:
+    replay = engine._runner._replay
+    assert isinstance(replay, CpuDecodeReplay)
+    return replay
 
 
 def request(name: str, length: int, num_tokens: int, seed: int = 0) -> SequenceRequest:
@@ -234,9 +217,9 @@ def test_each_size_of_a_step_has_a_program(engines: tuple[Engine, Engine]) -> No
     for i in range(MAX_NUM_SEQS):
         engine.add(request(str(i), 4, 4 + 2 * i))
     finish(engine)
-    sizes = {size for size, _ in programs_of(engine)._programs}
+    sizes = {size for size, _ in replay_of(engine)._programs}
     assert sizes == set(range(1, MAX_NUM_SEQS + 1))
-    assert not programs_of(engine)._refused
+    assert not replay_of(engine)._refused
 
 
 @pytest.mark.parametrize("quantization", QUANTIZATIONS)
@@ -250,8 +233,8 @@ def test_steps_on_quantized_weights_are_programs(
         for i in range(MAX_NUM_SEQS):
             each.add(request(str(i), 4, 4 + 2 * i))
     assert finish(engine) == finish(plain)
-    assert {rows for rows, _ in programs_of(engine)._programs} == {1, 2, 3, 4}
-    assert not programs_of(engine)._refused
+    assert {rows for rows, _ in replay_of(engine)._programs} == {1, 2, 3, 4}
+    assert not replay_of(engine)._refused
 
 
 def test_steps_of_a_power_of_two_need_not_be_captured_when_they_first_run(
@@ -259,18 +242,18 @@ def test_steps_of_a_power_of_two_need_not_be_captured_when_they_first_run(
 ) -> None:
     engine = engine_of(load(qwen2, dtype))
     captured: list[int] = []
-    capture = DecodePrograms._capture
+    capture = CpuDecodeReplay._capture
 
-    def noted(self: DecodePrograms, rest: Any, inputs: Any, num_rows: int) -> Any:
+    def noted(self: CpuDecodeReplay, rest: Any, inputs: Any, num_rows: int) -> Any:
         captured.append(num_rows)
         return capture(self, rest, inputs, num_rows)
 
-    monkeypatch.setattr(DecodePrograms, "_capture", noted)
+    monkeypatch.setattr(CpuDecodeReplay, "_capture", noted)
     for i in range(MAX_NUM_SEQS):
         engine.add(request(str(i), 4, 4 + 2 * i))
     finish(engine)
     assert captured == [3]
-    assert not programs_of(engine)._refused
+    assert not replay_of(engine)._refused
 
 
 def logits_of(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
@@ -306,25 +289,24 @@ def test_buffers_are_reused_from_layer_to_layer() -> None:
         for i in range(MAX_NUM_SEQS):
             engine.add(request(str(i), 4, 4 + 2 * i))
         finish(engine)
-        free = programs_of(engine)._memory._free
+        free = replay_of(engine)._memory._free
         return sorted((row_bytes, len(found)) for row_bytes, found in free.items())
 
     assert buffers(8) == buffers(16)  # two epochs and four
 
 
-def test_another_kv_cache_gets_programs_of_its_own() -> None:
-    loaded = load(qwen2)
-    first = engine_of(loaded)
-    first.add(request("a", 5, 8))
-    expected = finish(first)
-    programs = programs_of(first)
-    assert programs.kv is first._kv
-    forward, other = forward_of(first), engine_of(loaded)
-    other._runner._forward = forward
-    other.add(request("a", 5, 8))
-    assert finish(other) == expected
-    assert programs_of(other) is not programs
-    assert programs_of(other).kv is other._kv
+def test_dropped_programs_are_captured_again(dtype: torch.dtype) -> None:
+    """Step recovery drops them to free memory."""
+    engine = engine_of(load(qwen2, dtype))
+    engine.add(request("a", 5, 8))
+    expected = finish(engine)
+    assert engine.num_captured
+    engine._runner.drop_captured()
+    assert not replay_of(engine)._programs
+    assert not replay_of(engine)._memory._free
+    engine.add(request("a", 5, 8))
+    assert finish(engine) == expected
+    assert engine.num_captured == 1
 
 
 def test_a_model_that_computes_between_kernels_runs_call_by_call(
@@ -337,7 +319,7 @@ def test_a_model_that_computes_between_kernels_runs_call_by_call(
     engine = engine_of(loaded)
     engine.add(request("a", 5, 8))
     found = finish(engine)
-    assert not programs_of(engine)._programs
+    assert not replay_of(engine)._programs
     assert "call by call" in caplog.text
     plain = engine_of(loaded, with_programs=False)
     plain.add(request("a", 5, 8))
@@ -402,11 +384,11 @@ def test_an_operator_that_sometimes_computes_is_refused_when_it_does(name: str) 
 def test_without_a_pool_of_threads_steps_run_call_by_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cpu_program, "can_run", lambda: False)
+    monkeypatch.setattr(cpu_replay, "can_run", lambda: False)
     engine = engine_of(load(qwen2))
     engine.add(request("a", 5, 8))
     assert len(finish(engine)["a"]) == 8
-    assert not programs_of(engine)._programs
+    assert not replay_of(engine)._programs
 
 
 def test_one_sequence_runs_alone_where_a_single_row_is_padded_to_two(
@@ -417,7 +399,7 @@ def test_one_sequence_runs_alone_where_a_single_row_is_padded_to_two(
     engine.warm_up()
     engine.add(request("s", 5, 6))
     assert len(finish(engine)["s"]) == 6
-    assert [rows for rows, _ in programs_of(engine)._programs] == [2]
+    assert [rows for rows, _ in replay_of(engine)._programs] == [2]
 
 
 def test_an_error_while_capturing_leaves_nothing_captured(
@@ -432,12 +414,12 @@ def test_an_error_while_capturing_leaves_nothing_captured(
             raise failure
         return stock(self, row_bytes)
 
-    stock: Callable[..., torch.Tensor] = cpu_program._BufferPool.take
-    monkeypatch.setattr(cpu_program._BufferPool, "take", take)
+    stock: Callable[..., torch.Tensor] = cpu_replay._BufferPool.take
+    monkeypatch.setattr(cpu_replay._BufferPool, "take", take)
     engine.add(request("a", 5, 8))
     found = finish(engine)
     monkeypatch.undo()
     plain = engine_of(load(qwen2), with_programs=False)
     plain.add(request("a", 5, 8))
     assert found == finish(plain)
-    assert programs_of(engine)._programs
+    assert replay_of(engine)._programs

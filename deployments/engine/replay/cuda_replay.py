@@ -21,12 +21,11 @@ import torch
 from deployments.compute.device_errors import is_out_of_memory, release_cache
 from deployments.compute.host_to_device import host_tensor
 from deployments.engine.attention.kv_cache import KVCache
-from deployments.engine.attention.packed_step import PackedStep
+from deployments.engine.attention.packed_step import PackedStep, Starts
 from deployments.engine.replay.cuda_capture import Graph, GraphCapturer
 from deployments.engine.replay.graph_sizes import DecodeBucket, DecodeBuckets
 from deployments.engine.replay.row_order import RowOrder
 from deployments.engine.replay.static_decode import CudaStaticDecodeStep
-from deployments.engine.scheduling.scheduler import DecodeRow
 
 logger = logging.getLogger(__name__)
 
@@ -35,8 +34,8 @@ RunModel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, PackedStep], torc
 int64, and the packed step; returns [k, vocab], in the model's dtype."""
 
 
-class DecodeGraphs:
-    """Runs decode steps as captured graphs where possible."""
+class CudaDecodeReplay:
+    """Runs decode steps as captured graphs where possible; see `DecodeReplay`."""
 
     def __init__(
         self,
@@ -71,13 +70,16 @@ class DecodeGraphs:
         self._num_inputs = 3 + kv.num_groups
         num_values = self._num_inputs * max_num_seqs
         self._inputs = torch.zeros(num_values, dtype=torch.int64, device=kv.device)
-        self._order = RowOrder.of([], 0, kv.spare_tokens)
+        self._order = RowOrder.of((), 0, kv.spare_tokens)
         self._logits: torch.Tensor | None = None
 
     @property
-    def num_graphs(self) -> int:
+    def num_captured(self) -> int:
         """The number of graphs that are kept now."""
         return len(self._graphs)
+
+    def prepare(self, least: int, most: int) -> None:
+        """Do nothing: capturing all sizes would take minutes, and most never occur."""
 
     def drop(self) -> None:
         """Drop all graphs, which gives their memory back to the allocator."""
@@ -85,20 +87,15 @@ class DecodeGraphs:
         self._logits = None
         self._is_full = False
 
-    def run(self, rows: Sequence[DecodeRow]) -> torch.Tensor | None:
-        """Run a step of these rows.
-
-        Returns:
-            [n, vocab], float32, a copy that later steps do not change; None if the step has to run
-            plainly because captures have failed.
-        """
+    def run(self, token_ids: Sequence[int], step: PackedStep) -> torch.Tensor | None:
+        """Run a step; see `DecodeReplay`. None if captures have failed."""
         if self._capturer is None:
             return None
-        lengths = [row.sequence.num_computed_tokens + 1 for row in rows]
-        bucket = self._buckets.cover(len(rows), max(lengths))
+        lengths = [position + 1 for position in step.decode_positions]
+        bucket = self._buckets.cover(len(lengths), max(lengths))
         if self._is_full and bucket not in self._graphs:
             return None
-        self._fill(rows, lengths, bucket)
+        self._fill(token_ids, lengths, step.decode_starts, bucket)
         # Removed first, so that a graph whose replay raises is dropped.
         graph = self._graphs.pop(bucket, None)
         if graph is None:
@@ -108,16 +105,19 @@ class DecodeGraphs:
             self._graphs[bucket] = graph
             assert self._logits is not None
             logits = self._logits
-        return logits[: len(rows)].to(torch.float32, copy=True)
+        return logits[: len(lengths)].to(torch.float32, copy=True)
 
     def _fill(
-        self, rows: Sequence[DecodeRow], lengths: Sequence[int], bucket: DecodeBucket
+        self,
+        token_ids: Sequence[int],
+        lengths: Sequence[int],
+        starts: Sequence[Starts],
+        bucket: DecodeBucket,
     ) -> None:
         """Fill the static inputs; a row's place among them is the one at which it runs."""
-        starts = [row.starts for row in rows]
         if not self._order.holds(starts, bucket.num_rows):
             self._order = RowOrder.of(starts, bucket.num_rows, self._kv.spare_tokens)
-        order, token_ids = self._order, [row.sequence.token_ids[-1] for row in rows]
+        order = self._order
         values = [*order.sort(token_ids), *order.sort(lengths), *order.inputs]
         host = host_tensor(values, self._inputs.device, torch.int64)
         self._inputs[: len(values)].copy_(host, non_blocking=True)

@@ -13,7 +13,7 @@ from deployments.engine.attention import attention
 from deployments.engine.attention.kv_cache import KVShape
 from deployments.engine.engine import Engine
 from deployments.engine.kv_layout import KVCopy
-from deployments.engine.model import runner, traced_forward
+from deployments.engine.model import runner
 from deployments.engine.model.runner import ModelRunner
 from deployments.engine.replay import static_decode
 from deployments.engine.sampling_params import SamplingParams
@@ -46,7 +46,7 @@ def capturer(monkeypatch: pytest.MonkeyPatch) -> FakeCapturer:
 
     CPU kernels stay out of use: they get addresses, not tensors, so a fake graph can't see them.
     """
-    monkeypatch.setattr(traced_forward, "_speed_up", lambda graph: None)
+    monkeypatch.setattr(engine_module, "find_speedups", lambda device: None)
     made = FakeCapturer()
     monkeypatch.setattr(engine_module, "open_capturer", lambda device: made)
     return made
@@ -114,8 +114,8 @@ class Decoding:
         self.capturer = FakeCapturer()
         shape = KVShape.of(loaded.text_config, torch.float32)
         self.kv, self.starts = make_cache(shape, [300] * 4, max_model_len=600, block_size=16)
-        self.runner = ModelRunner(loaded.model, self.kv, 4, self.capturer)
-        self.plain = ModelRunner(loaded.model, self.kv, 4)
+        self.runner = ModelRunner(loaded.model, self.kv, 4, None, self.capturer)
+        self.plain = ModelRunner(loaded.model, self.kv, 4, None)
         self.sequences = [self._prefill(i) for i in range(num_seqs)]
 
     def _prefill(self, number: int, num_tokens: int = 5) -> Sequence:
@@ -221,8 +221,8 @@ def test_after_a_capture_without_memory_earlier_graphs_stay_and_other_sizes_run_
     assert decoding.capturer.num_replays == 1
     expected = decoding.plain_logits(0, 1, 2)
     torch.testing.assert_close(decoding.logits(0, 1, 2), expected, rtol=1e-4, atol=1e-4)
-    assert (decoding.runner.num_graphs, decoding.capturer.num_warm_ups) == (1, 2)
-    decoding.runner.drop_graphs()  # frees memory
+    assert (decoding.runner.num_captured, decoding.capturer.num_warm_ups) == (1, 2)
+    decoding.runner.drop_captured()  # frees memory
     for _ in range(2):
         decoding.logits(0, 1, 2)
     assert [graph.num_replays for graph in decoding.capturer.graphs] == [1, 1]
@@ -253,8 +253,8 @@ def test_dropped_steps_are_captured_again() -> None:
     decoding = Decoding(qwen2, 1)
     expected = decoding.plain_logits(0)
     decoding.logits(0)
-    decoding.runner.drop_graphs()
-    assert decoding.runner.num_graphs == 0
+    decoding.runner.drop_captured()
+    assert decoding.runner.num_captured == 0
     for _ in range(2):
         torch.testing.assert_close(decoding.logits(0), expected, rtol=1e-4, atol=1e-4)
     assert [graph.num_replays for graph in decoding.capturer.graphs] == [0, 1]
@@ -292,7 +292,7 @@ def test_the_least_recently_used_graph_is_dropped(monkeypatch: pytest.MonkeyPatc
         (0, 1, 2, 3),
     ):  # the third makes the graph of two rows the oldest
         decoding.logits(*chosen)
-    assert decoding.runner.num_graphs == 2
+    assert decoding.runner.num_captured == 2
     decoding.logits(0)
     assert [graph.num_replays for graph in decoding.capturer.graphs] == [2, 0, 0]
     decoding.logits(0, 1)

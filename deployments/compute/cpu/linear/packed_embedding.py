@@ -1,0 +1,67 @@
+"""An embedding that is looked up in the packed weights of the layer that computes the logits.
+
+Many models use one table for both. The layer's kernel reads it packed, so the embedding would need
+a plain copy of its own, of a fifth to a half of a small model's bytes.
+"""
+
+import torch
+from torch.func import functional_call
+from transformers import PreTrainedModel
+
+from deployments.compute.cpu.linear.packed_layout import BLOCK, can_read, packed_words
+from deployments.compute.cpu.linear.prepacked_linear import PrepackedLinear
+
+
+class PackedEmbedding(torch.nn.Module):
+    """An embedding without a table of its own."""
+
+    def __init__(self, embedding: torch.nn.Embedding, packed: torch.Tensor) -> None:
+        """Take the table's place.
+
+        Args:
+            embedding: Any subclass of `Embedding`; its table is dropped.
+            packed: The same table, packed; see `can_read`.
+        """
+        super().__init__()
+        self._packed = packed
+        self._words = packed_words(packed)
+        self._embedding = embedding
+        nothing = embedding.weight.new_empty(0, embedding.embedding_dim)
+        embedding.weight = torch.nn.Parameter(nothing, requires_grad=False)
+        embedding.padding_idx = None  # only training uses it
+
+    def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Return the embeddings of tokens of any shape."""
+        words = self._words[token_ids // BLOCK, :, token_ids % BLOCK]
+        rows = words.view(self._packed.dtype)
+        if type(self._embedding) is torch.nn.Embedding:
+            return rows
+        # A subclass may scale what it looks up.
+        numbers = torch.arange(token_ids.numel()).view(token_ids.shape)
+        found: torch.Tensor = functional_call(
+            self._embedding, {"weight": rows.flatten(0, -2)}, (numbers,)
+        )
+        return found
+
+
+def is_tied(model: PreTrainedModel) -> bool:
+    """Return whether the embedding's table is also the plain weight of the layer of the logits."""
+    embedding, head = _ends(model)
+    return (
+        isinstance(embedding, torch.nn.Embedding)
+        and type(head) is torch.nn.Linear
+        and head.weight is embedding.weight
+    )
+
+
+def look_up_in_head(model: PreTrainedModel) -> None:
+    """Let a model that was tied look its embeddings up in the packed layer, if it can be read."""
+    embedding, head = _ends(model)
+    assert isinstance(embedding, torch.nn.Embedding)
+    if isinstance(head, PrepackedLinear) and can_read(head.packed):
+        shared = PackedEmbedding(embedding, head.packed)
+        model.set_input_embeddings(shared)
+
+
+def _ends(model: PreTrainedModel) -> tuple[object, object]:
+    return model.get_input_embeddings(), model.get_output_embeddings()  # type: ignore[no-untyped-call] # left untyped
