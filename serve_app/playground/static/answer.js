@@ -156,6 +156,9 @@ function noticed(turn, comment) {
   return turn.waiting;
 }
 
+/** A shorter time between the first token and the last says nothing about the speed. */
+const LEAST_S = 0.02;
+
 /**
  * Return what is known of an answer's speed; null where nothing is known yet.
  * @param {Turn} turn
@@ -163,9 +166,10 @@ function noticed(turn, comment) {
 export function figuresOf({ timing, usage }) {
   const tokens = usage?.completion_tokens ?? 0;
   const seconds = (timing.lastMs - timing.firstMs) / 1000;
+  const isTold = seconds >= LEAST_S && tokens > timing.firstTokens;
   return {
     ttftMs: timing.firstMs ? timing.firstMs - timing.sentMs : null,
-    tokensPerS: seconds > 0 && tokens > timing.firstTokens ? (tokens - timing.firstTokens) / seconds : null,
+    tokensPerS: isTold ? (tokens - timing.firstTokens) / seconds : null,
     tokens,
     promptTokens: usage?.prompt_tokens ?? null,
     cachedTokens: usage?.prompt_tokens_details?.cached_tokens ?? 0,

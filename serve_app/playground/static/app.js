@@ -96,7 +96,7 @@ function App() {
       <div class="row tools">
         <button type="button" class="quiet" onClick=${openKey}>${readKey() ? "Key: set" : "Key"}</button>
         <button type="button" class="quiet" onClick=${nextTheme}>
-          <span class="unseen">Colours: </span>${THEMES[theme]}</button>
+          <span class="prefix">Colours:${" "}</span>${THEMES[theme]}</button>
         <a href="docs">API</a>
       </div>
     </header>

@@ -195,7 +195,7 @@ function Settings({ children }) {
 const Welcome = ({ onAsk, model }) => html`
   <div class="welcome">
     <h2>Ask ${model ?? "a model"}</h2>
-    <p>Answers stream as they are generated. Nothing that you write leaves this server.</p>
+    <p>Answers stream as they are generated. This page talks to this server only.</p>
     ${model === "pydoc-chat" && html`
       <p>This small model recites the documentation of Python's standard library, and names plain drawn shapes.</p>
       <p class="row">
