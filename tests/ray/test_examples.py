@@ -23,17 +23,17 @@ NOT_LINKED = {"serve_config.yaml", "runs"}
 CURL = "silent\nshow-error\nfail-with-body\n"
 
 
-def tested(page: Page) -> list[Example]:
+def examples_of(page: Page) -> list[Example]:
     return [example for example in page.examples if example.mark == "[tested]"]
 
 
-PAGES = [page for page in guides() if tested(page)]
+PAGES = [page for page in guides() if examples_of(page)]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_examples_of_a_page_run(page: Page, shipped_server: Server, tmp_path: Path) -> None:
     lay_out(tmp_path)
-    for example in tested(page):
+    for example in examples_of(page):
         command = [*PROGRAMS[example.language], example.code.replace(ADDRESS, shipped_server.url)]
         ended = subprocess.run(
             command, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True,
