@@ -12,9 +12,8 @@ from tests.measured import Record
 from tests.ray.serve_run import ROOT, Server
 
 CONFIG = Path(__file__).with_name("schemathesis.toml")
-START_S = 80
-"""What schemathesis may take besides its time for cases."""
-
+MIN_NUM_CASES = 2000
+DEADLINE_S = 200
 ANSWERING = (
     "/v1/chat/completions",
     "/v1/completions",
@@ -35,17 +34,8 @@ ANSWERING = (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("num_cases", "num_of_each", "max_time_s"),
-    [(1000, 50, 120), pytest.param(2000, 100, 360, marks=pytest.mark.soak)],
-)
 def test_no_case_finds_a_5xx_or_an_undocumented_answer(
-    server: Server,
-    tmp_path: Path,
-    record: Record,
-    num_cases: int,
-    num_of_each: int,
-    max_time_s: int,
+    server: Server, tmp_path: Path, record: Record
 ) -> None:
     report = tmp_path / "report.json"
     run = subprocess.run(
@@ -54,8 +44,6 @@ def test_no_case_finds_a_5xx_or_an_undocumented_answer(
             *("--config-file", CONFIG),
             *("run", f"{server.url}/openapi.json"),
             *("--checks", "all"),
-            *("--max-examples", str(num_of_each)),
-            *("--max-time", str(max_time_s)),
             *("--report", "json", "--report-json-path", report),
         ],
         cwd=tmp_path,
@@ -63,12 +51,12 @@ def test_no_case_finds_a_5xx_or_an_undocumented_answer(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=max_time_s + START_S,
+        timeout=DEADLINE_S,
     )
     assert run.returncode == 0, run.stdout[-8000:]
     told = json.loads(report.read_text())
-    record("cases", told["test_cases"])
-    assert told["test_cases"]["generated"] >= num_cases
+    record("cases", told["test_cases"]["generated"])
+    assert told["test_cases"]["generated"] >= MIN_NUM_CASES
     for path in ANSWERING:
         rates = told["valid_rates"][f"POST {path}"]
         assert sum(phase["accepted"] for phase in rates.values()) > 0, f"no answer of {path}"
