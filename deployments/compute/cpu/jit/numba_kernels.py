@@ -3,19 +3,23 @@
 torch gives addresses as integers, so kernels make pointers from them. numpy has no bfloat16, so its
 values are read as 16-bit integers, which are the upper half of a float32.
 
-A compiled kernel is cached next to its source for the next start. numba recompiles it when its own
-file changes, but not when the file of a function that it calls does.
+A compiled kernel is cached next to its source for the next start, or in the user's cache folder.
+numba recompiles it when its own file changes, but not when the file of a function that it calls
+does. It runs what it finds there, so a folder in which other users could put something is not used.
 """
 
 import logging
+import os
+import stat
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import numba
 import numpy as np
 from llvmlite import ir
-from numba.core import cgutils, types
+from numba.core import caching, cgutils, types
 from numba.extending import intrinsic
 
 logger = logging.getLogger(__name__)
@@ -27,20 +31,58 @@ _kernels: list[object] = []
 def compile_kernel(function: Callable[..., Any]) -> int:
     """Compile a function for the threads of a parallel region; return its address.
 
-    If numba can't write to its cache folder, the kernel is compiled at each start.
+    If there is no folder to cache it in, the kernel is compiled at each start.
 
     Args:
         function: A function that numba can compile, with one argument: the address of its array.
     """
     compiled: Any = partial(numba.cfunc, types.void(types.int64), error_model="numpy")
-    try:
-        worker = compiled(cache=True)(function)
-    except RuntimeError as error:  # numba finds no folder for its cache
-        logger.info("the kernel is compiled at each start: %s", error)
-        worker = compiled()(function)
+    worker = compiled(cache=_can_cache(function))(function)
     _kernels.append(worker)
     address: int = worker.address
     return address
+
+
+def _can_cache(function: Callable[..., Any]) -> bool:
+    """Return whether numba has a folder for the function's code in which others can't write."""
+    try:
+        folder = _cache_folder(function)
+    except RuntimeError as error:
+        return _note_uncached(str(error))
+    # Whoever can write next to the source can change the source as well.
+    if folder.is_relative_to(Path(__file__).parents[4]) or is_private(folder):
+        return True
+    return _note_uncached(f"other users could write to {folder}")
+
+
+def _cache_folder(function: Callable[..., Any]) -> Path:
+    """Return the folder in which numba caches a function.
+
+    Raises:
+        RuntimeError: It can write to none.
+    """
+    return Path(caching.CompileResultCacheImpl(function).locator.get_cache_path())
+
+
+@cache
+def _note_uncached(why: str) -> bool:
+    """Log once that kernels are not cached; return False."""
+    logger.info("kernels are compiled at each start: %s", why)
+    return False
+
+
+def is_private(folder: Path) -> bool:
+    """Return whether only this user, its group and root can write to a folder or replace it."""
+    for each in (folder, *folder.parents):
+        status = each.stat()
+        mode = status.st_mode
+        is_open = mode & stat.S_IWOTH or (mode & stat.S_IWGRP and status.st_gid != os.getgid())
+        # In a sticky folder, others may add something but not replace what is there.
+        if is_open and (each == folder or not mode & stat.S_ISVTX):
+            return False
+        if status.st_uid not in (0, os.getuid()):
+            return False
+    return True
 
 
 @intrinsic

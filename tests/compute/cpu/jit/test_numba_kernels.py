@@ -1,3 +1,5 @@
+import logging
+from pathlib import Path
 from typing import Any
 
 import numba
@@ -7,7 +9,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.compute.cpu.jit.numba_kernels import as_float32, cast_like
+from deployments.compute.cpu.jit import numba_kernels
+from deployments.compute.cpu.jit.numba_kernels import (
+    as_float32,
+    cast_like,
+    compile_kernel,
+    is_private,
+)
 
 FLOAT32_BITS = st.integers(0, 2**32 - 1)
 
@@ -79,3 +87,46 @@ def test_float32_is_not_changed() -> None:
     values = floats_of([*KINDS, 0x7FC00000])
     np.testing.assert_array_equal(widened(values), values)
     np.testing.assert_array_equal(alike(np.float32(0), values), values)
+
+
+def test_a_folder_of_this_user_is_private_unless_others_can_write_or_replace_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "parent" / "cache"
+    folder.mkdir(parents=True)
+    assert is_private(folder)
+    folder.chmod(0o777)
+    assert not is_private(folder)
+    folder.chmod(0o1777)  # others may add a kernel
+    assert not is_private(folder)
+    folder.chmod(0o700)
+    folder.parent.chmod(0o777)  # others may move it away
+    assert not is_private(folder)
+    folder.parent.chmod(0o1777)
+    assert is_private(folder)
+    monkeypatch.setattr("os.getuid", lambda: 4_000_000)
+    assert is_private(folder) is (folder.stat().st_uid == 0)
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o777])
+def test_a_kernel_is_not_read_from_a_folder_in_which_others_can_write(
+    tmp_path: Path, mode: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    monkeypatch.setattr("numba.core.config.CACHE_DIR", str(folder))
+    numba_kernels._note_uncached.cache_clear()
+    caplog.set_level(logging.INFO, numba_kernels.__name__)
+
+    def nothing(arguments: Any) -> None:
+        pass
+
+    # numba makes a folder for each source folder, with the permissions of this process.
+    made = numba_kernels._cache_folder(nothing)
+    made.chmod(mode)
+    assert compile_kernel(nothing)
+    assert compile_kernel(nothing)
+    is_cached = mode == 0o700
+    assert any(made.iterdir()) is is_cached
+    messages = [r.message for r in caplog.records if "compiled at each start" in r.message]
+    assert len(messages) == (0 if is_cached else 1)
