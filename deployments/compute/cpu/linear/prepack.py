@@ -19,7 +19,7 @@ def prepack(model: torch.nn.Module, layer: type[PackedLinear] = PrepackedLinear)
     """Replace all linear layers in place, except those that can't be prepacked here.
 
     Weights without other references are freed layer by layer, so at most one layer is in memory
-    twice.
+    twice. All others are copied if they are parts of a file that is mapped as a whole.
     """
     parents = [
         module
@@ -34,6 +34,7 @@ def prepack(model: torch.nn.Module, layer: type[PackedLinear] = PrepackedLinear)
                 setattr(module, name, layer(child.weight, child.bias))
             elif layer is PrepackedLinear and _is_transposed(child):
                 setattr(module, name, layer(child.weight.T, child.bias))
+    _leave_file(model)
 
 
 def num_weight_bytes(model: torch.nn.Module) -> int:
@@ -73,6 +74,16 @@ def _merge_siblings(
     merged = MergedLinear(linears, layer)
     for part, name in enumerate(names):
         setattr(module, name, MergedLinearPart(merged, part))
+
+
+def _leave_file(model: torch.nn.Module) -> None:
+    """Give weights memory of their own if they are parts of a larger block.
+
+    safetensors maps a whole file, and the weights of a single norm would keep all of it mapped.
+    """
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.untyped_storage().nbytes() > tensor.nbytes:
+            tensor.data = tensor.data.clone()
 
 
 def _reads_weights(module: torch.nn.Module) -> bool:

@@ -102,6 +102,28 @@ def test_tied_weights_stay_in_the_embedding_that_also_reads_them() -> None:
     assert torch.equal(model["embed"](token_ids), embedded)
 
 
+def test_what_stays_as_it_is_does_not_hold_the_file_that_it_was_read_from() -> None:
+    """Tied weights stay tied."""
+    file = torch.randn(1000)
+    model = torch.nn.ModuleDict(
+        {"norm": torch.nn.LayerNorm(24), "embed": torch.nn.Embedding(9, 24)}
+    )
+    norm, embed = model["norm"], model["embed"]
+    assert isinstance(norm, torch.nn.LayerNorm)
+    assert isinstance(embed, torch.nn.Embedding)
+    norm.weight = torch.nn.Parameter(file[10:34])
+    embed.weight = torch.nn.Parameter(file[40:256].view(9, 24))
+    other = torch.nn.Embedding(9, 24)
+    other.weight = embed.weight
+    model["other"] = other
+    expected = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    prepack(model)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, expected[name])
+        assert tensor.untyped_storage().nbytes() == tensor.nbytes
+    assert other.weight is embed.weight
+
+
 def test_experts_are_replaced_if_they_are_linear_layers() -> None:
     experts = torch.nn.ModuleList(
         torch.nn.ModuleDict({"gate_proj": linear(24, 16), "up_proj": linear(24, 16)})
