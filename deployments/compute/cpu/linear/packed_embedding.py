@@ -9,7 +9,11 @@ from torch.func import functional_call
 from transformers import PreTrainedModel
 
 from deployments.compute.cpu.linear.packed_layout import BLOCK, can_read, packed_words
+from deployments.compute.cpu.linear.prepack import reads_weights
 from deployments.compute.cpu.linear.prepacked_linear import PrepackedLinear
+
+MIN_TABLE_BYTES = 2**24
+"""A smaller table stays plain: a lookup in packed weights takes some microseconds more."""
 
 
 class PackedEmbedding(torch.nn.Module):
@@ -55,10 +59,19 @@ def is_tied(model: PreTrainedModel) -> bool:
 
 
 def look_up_in_head(model: PreTrainedModel) -> None:
-    """Let a model that was tied look its embeddings up in the packed layer, if it can be read."""
+    """Let a model that was tied look its embeddings up in the packed layer.
+
+    A table stays plain if it is small, if the layer can't be read, or if the model's own code reads
+    the table.
+    """
     embedding, head = _ends(model)
     assert isinstance(embedding, torch.nn.Embedding)
-    if isinstance(head, PrepackedLinear) and can_read(head.packed):
+    if (
+        isinstance(head, PrepackedLinear)
+        and embedding.weight.nbytes >= MIN_TABLE_BYTES
+        and not any(reads_weights(m) for m in model.modules() if embedding in m.children())
+        and can_read(head.packed)
+    ):
         shared = PackedEmbedding(embedding, head.packed)
         model.set_input_embeddings(shared)
 

@@ -14,8 +14,6 @@ BLOCK = 64
 INPUT_BLOCK_BYTES = 64
 """oneDNN pads the inputs to a multiple of this."""
 
-_linear = torch.ops.mkldnn._linear_pointwise.default
-
 
 def packed_words(packed: torch.Tensor) -> torch.Tensor:
     """Return the words of a packed weight in place: int32 [blocks, words of inputs, BLOCK].
@@ -52,6 +50,6 @@ def can_read(packed: torch.Tensor) -> bool:
     rows = torch.nn.functional.one_hot(inputs, in_features).to(packed.dtype)
     blocks = packed_words(packed).view(packed.dtype).view(-1, in_features // word, BLOCK, word)
     found = blocks[:, inputs // word, :, inputs % word].reshape(len(inputs), out_features)
-    expected = _linear(rows, packed, None, "none", [], "")
+    expected = torch.ops.mkldnn._linear_pointwise(rows, packed, None, "none", [], "")
     # Some processors take numbers below the smallest normal one for zero.
     return torch.allclose(found.float(), expected.float(), rtol=0, atol=2**-126)

@@ -24,7 +24,7 @@ def prepack(model: torch.nn.Module, layer: type[PackedLinear] = PrepackedLinear)
     parents = [
         module
         for module in model.modules()
-        if type(module) is not torch.nn.Linear and not _reads_weights(module)
+        if type(module) is not torch.nn.Linear and not reads_weights(module)
     ]
     for module in parents:
         for names in SIBLINGS:
@@ -86,7 +86,7 @@ def _leave_file(model: torch.nn.Module) -> None:
             tensor.data = tensor.data.clone()
 
 
-def _reads_weights(module: torch.nn.Module) -> bool:
+def reads_weights(module: torch.nn.Module) -> bool:
     """Return whether a module's own code reads weights of its layers, as T5 reads their dtype.
 
     A prepacked layer has no `weight`, so the layers of such a module are not replaced.

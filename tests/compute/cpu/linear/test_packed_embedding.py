@@ -9,8 +9,10 @@ from transformers import (
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2Model,
 )
 
+from deployments.compute.cpu.linear import packed_embedding
 from deployments.compute.cpu.linear.packed_embedding import PackedEmbedding, is_tied
 from deployments.compute.cpu.linear.packed_layout import can_read
 from deployments.compute.cpu.linear.prepack import num_weight_bytes
@@ -40,7 +42,8 @@ def gemma3() -> PreTrainedModel:
 
 
 @pytest.fixture(params=[torch.float32, torch.bfloat16], ids=str)
-def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+def dtype(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.dtype:
+    monkeypatch.setattr(packed_embedding, "MIN_TABLE_BYTES", 0)
     chosen: torch.dtype = request.param
     packed = (
         PrepackedLinear(torch.zeros(64, 64, dtype=chosen), None) if can_prepack(chosen) else None
@@ -82,6 +85,25 @@ def test_a_vocabulary_that_needs_padding_keeps_its_embedding(dtype: torch.dtype)
     assert type(model.get_input_embeddings()) is torch.nn.Embedding
     assert torch.equal(embedded(model), expected)
     assert num_weight_bytes(model) == num_bytes + 330 * 64 * dtype.itemsize
+
+
+def test_a_small_table_stays(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_embedding, "MIN_TABLE_BYTES", 320 * 64 * dtype.itemsize + 1)
+    model = made(qwen2, dtype)
+    prepare_model(model)
+    assert type(model.get_input_embeddings()) is torch.nn.Embedding
+
+
+def test_a_table_that_the_model_reads_itself_stays(dtype: torch.dtype) -> None:
+    class Reader(Qwen2Model):
+        def forward(self, *args: Any, **options: Any) -> Any:
+            assert self.embed_tokens.weight.shape == (320, 64)
+            return super().forward(*args, **options)
+
+    model = made(qwen2, dtype)
+    model.model.__class__ = Reader
+    prepare_model(model)
+    assert type(model.get_input_embeddings()) is torch.nn.Embedding
 
 
 def test_a_table_that_is_not_tied_stays(dtype: torch.dtype) -> None:
