@@ -62,7 +62,7 @@ class LoadPolicyConfig(StrictModel):
     busy_to_leave: float = Field(default=1.0, strict=True)
     """A replica is stopped if the others are no busier than this without it."""
     target_waiting_tokens: float = Field(default=1.0, strict=True)
-    """One more replica is added for each so many tokens that wait: choose what one replica computes
+    """Waiting tokens for which one more replica is added: choose what one replica computes
     in a few seconds.
     """
 

@@ -112,19 +112,24 @@ async def test_streams_of_killed_ingresses_are_resumed_and_equal(
     processes, description = context(), await generator.describe()
     async with listening_replica(generator) as port:
         pairs = [Pair(partial(Ingress, processes, description, port)) for _ in range(NUM_PAIRS)]
-        undisturbed = [ResumingClient(client, body, pairs[0].url) for body in KINDS.values()]
-        expected = {
-            kind: essence(await each.read()) for kind, each in zip(KINDS, undisturbed, strict=True)
-        }
-        counts = await asyncio.gather(
-            *(
-                read_through_kills(pair, client, expected, Random(seed * NUM_PAIRS + at))
-                for at, pair in enumerate(pairs)
-            )
-        )
-        for pair in pairs:
-            pair.end()
-    num_answers, num_resumed = (sum(column) for column in zip(*counts, strict=True))
+        try:
+            undisturbed = [ResumingClient(client, body, pairs[0].url) for body in KINDS.values()]
+            expected = {
+                kind: essence(await each.read())
+                for kind, each in zip(KINDS, undisturbed, strict=True)
+            }
+            async with asyncio.TaskGroup() as tasks:
+                counts = [
+                    tasks.create_task(
+                        read_through_kills(pair, client, expected, Random(seed * NUM_PAIRS + at))
+                    )
+                    for at, pair in enumerate(pairs)
+                ]
+        finally:
+            for pair in pairs:
+                pair.end()
+    results = [count.result() for count in counts]
+    num_answers, num_resumed = (sum(column) for column in zip(*results, strict=True))
     num_kills = NUM_PAIRS * KILLS_OF_EACH
     record("kills, answers, of which resumed", (num_kills, num_answers, num_resumed))
     assert num_resumed > num_kills // 2

@@ -20,7 +20,7 @@ class Speedups:
         speed_up: Makes a traced graph use the kernels; returns a copy with fused operators too, or
             None if none can be fused.
         open_replay: Returns the replay of a graph with fused operators on a KV cache, for steps of
-            so many rows at most, and with the attention that the function returns for a step.
+            at most this many rows, and with the attention that the function returns for a step.
     """
 
     find_attention: Callable[[int, torch.dtype], AttendRows | None]

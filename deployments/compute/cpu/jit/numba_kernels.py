@@ -49,7 +49,7 @@ def _can_cache(function: Callable[..., Any]) -> bool:
         folder = _cache_folder(function)
     except RuntimeError as error:
         return _note_uncached(str(error))
-    # Whoever can write next to the source can change the source as well.
+    # A user who can write next to the source can change the source as well.
     if folder.is_relative_to(Path(__file__).parents[4]) or is_private(folder):
         return True
     return _note_uncached(f"other users could write to {folder}")
