@@ -19,7 +19,7 @@ def prepack(model: torch.nn.Module, layer: type[PackedLinear] = PrepackedLinear)
     """Replace all linear layers in place, except those that can't be prepacked here.
 
     Weights without other references are freed layer by layer, so at most one layer is in memory
-    twice. All others are copied if they are parts of a file that is mapped as a whole.
+    twice. All others are copied, since they may be parts of a file that is mapped as a whole.
     """
     parents = [
         module
@@ -77,13 +77,12 @@ def _merge_siblings(
 
 
 def _leave_file(model: torch.nn.Module) -> None:
-    """Give weights memory of their own if they are parts of a larger block.
+    """Give each weight memory of its own.
 
     safetensors maps a whole file, and the weights of a single norm would keep all of it mapped.
     """
     for tensor in (*model.parameters(), *model.buffers()):
-        if tensor.untyped_storage().nbytes() > tensor.nbytes:
-            tensor.data = tensor.data.clone()
+        tensor.data = tensor.data.clone()
 
 
 def reads_weights(module: torch.nn.Module) -> bool:
