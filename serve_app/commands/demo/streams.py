@@ -61,7 +61,7 @@ QUESTIONS: Final = (
     Question(
         "Explain textwrap.dedent.",
         "temperature 0.7, seed 7",
-        {"temperature": 0.7, "seed": 7, "min_tokens": NUM_TOKENS},
+        {"temperature": 0.7, "seed": 7, "repetition_penalty": 1.1, "min_tokens": NUM_TOKENS},
     ),
     Question(
         "What is shutil.copy for?",
