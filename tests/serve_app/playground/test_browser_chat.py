@@ -1,5 +1,6 @@
 import asyncio
 import base64
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
@@ -23,7 +24,7 @@ from deployments.errors import (
     TotalTimeoutError,
 )
 from serve_app.http.access_record import current_record
-from serve_app.http.notice import loading
+from serve_app.http.notice import Notice, loading
 from tests.browser import tab_of
 from tests.images import png
 from tests.serve_app.apps import ALICE, ring
@@ -250,30 +251,32 @@ async def test_a_key_that_is_used_up_says_when_it_is_not(page: Page, models: Mod
     page.tab.complaints.clear()  # the browser itself notes the 429
 
 
-async def test_a_model_that_loads_is_shown_to_load(
-    browser: Browser, monkeypatch: pytest.MonkeyPatch
+async def test_what_a_stream_waits_for_is_shown_until_it_goes_on(
+    page: Page, models: Models
 ) -> None:
-    models = Models(LoadingBackend())
-    async with serving(models, monkeypatch) as url, tab_of(browser) as tab:
-        page = Page(tab, url)
-        await page.open()
-        await page.ask("Hello?")
-        await page.says("Loading m, 4 s so far.")
-        models.chat.opened.set()
-        await page.says("Hello, world!")
-        await expect(page.answer.locator(".waiting")).to_have_count(0)
-        page.check_quiet()
+    goes_on = asyncio.Event()
 
+    class WaitingStream(FakeStream):
+        async def __aiter__(self) -> AsyncIterator[list[TextDelta]]:
+            record = current_record()
+            assert record is not None
+            record.on_notice(loading("m", 4))
+            await page.says("Loading m, 4 s so far.")
+            record.on_notice(Notice.WAITING)
+            await goes_on.wait()
+            record.on_notice(Notice.MOVED)
+            await page.says("moved to another replica")
+            async for deltas in super().__aiter__():
+                yield deltas
 
-class LoadingBackend(FakeBackend):
-    """Tells that its model is loaded, as a cold start does, until `opened` is set."""
-
-    async def generate(self, request: GenerationRequest) -> FakeStream:
-        record = current_record()
-        assert record is not None
-        record.on_notice(loading("m", 4))
-        await self.opened.wait()
-        return await super().generate(request)
+    models.chat.stream_attributes = {"__class__": WaitingStream}
+    await page.open()
+    await page.ask("Hello?")
+    await page.says("Its replica was lost; waiting for another one.")
+    goes_on.set()
+    await page.says("Hello, world!")
+    await expect(page.answer.locator(".mark")).to_contain_text("nothing was lost")
+    await expect(page.answer.locator(".waiting")).to_have_count(0)
 
 
 async def test_an_error_in_mid_stream_keeps_what_had_arrived(page: Page, models: Models) -> None:
