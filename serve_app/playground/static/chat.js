@@ -5,6 +5,7 @@ import { messagesOf, newTurn, runAnswer } from "./answer.js";
 import { readImages } from "./images.js";
 import { DEFAULTS, OptionsForm, fieldsOf } from "./options.js";
 import { announce } from "./parts.js";
+import { store, stored } from "./storage.js";
 import { Answer, Question, ToolResult } from "./turn.js";
 
 const STORED = "raystream-chat";
@@ -14,7 +15,7 @@ const EXAMPLES = ["What does os.path.join do?", "What is textwrap.indent?", "And
 /** @returns {{turns: import("./answer.js").Turn[], options: import("./options.js").Options}} */
 function restored() {
   try {
-    const { turns, options } = JSON.parse(sessionStorage.getItem(STORED) ?? "{}");
+    const { turns, options } = JSON.parse(stored("sessionStorage", STORED) || "{}");
     return { turns: turns ?? [], options: { ...DEFAULTS, ...options } };
   } catch {
     return { turns: [], options: { ...DEFAULTS } };
@@ -29,12 +30,8 @@ function keep(turns, options) {
     state: turn.state === "running" ? "stopped" : turn.state,
     error: turn.error && { ...turn.error, message: turn.error.message },
   }));
-  try {
-    sessionStorage.setItem(STORED, JSON.stringify({ turns: kept, options }));
-  } catch {
-    // Large pictures don't fit; then a reload begins anew.
-    sessionStorage.removeItem(STORED);
-  }
+  // Large pictures don't fit; then a reload begins anew.
+  store("sessionStorage", STORED, JSON.stringify({ turns: kept, options }));
 }
 
 /** The conversation, and what can be done with it. */
@@ -54,16 +51,21 @@ function useConversation() {
     keep(it.turns, it.options);
     redraw();
   };
-  const answer = () => {
+  /** Change the turns and have them answered; settings that can't be read change nothing. */
+  const answerAfter = (change) => {
     try {
+      const fields = fieldsOf(it.options);
+      it.running?.abort();
+      change();
       const turn = newTurn("assistant");
-      turn.body = { ...fieldsOf(it.options), messages: messagesOf(it.turns, it.options.system) };
+      turn.body = { ...fields, messages: messagesOf(it.turns, it.options.system) };
       it.turns.push(turn);
       run(turn);
     } catch (error) {
       it.problem = error.message;
     }
     redraw();
+    return !it.problem;
   };
   const cutAt = (turn) => it.turns.splice(it.turns.indexOf(turn));
 
@@ -84,24 +86,16 @@ function useConversation() {
       it.options = options;
       redraw();
     },
-    ask(text, images) {
-      it.turns.push(newTurn("user", text, images));
-      answer();
-    },
-    edit(turn, text) {
+    ask: (text, images) => answerAfter(() => it.turns.push(newTurn("user", text, images))),
+    edit: (turn, text) => answerAfter(() => {
       cutAt(turn);
       it.turns.push(newTurn("user", text, turn.images));
-      answer();
-    },
-    again(turn) {
-      cutAt(turn);
-      answer();
-    },
+    }),
+    again: (turn) => answerAfter(() => cutAt(turn)),
     resume: run,
-    sendResults(turn) {
+    sendResults: (turn) => answerAfter(() => {
       it.turns.push(...turn.calls.map(({ id, result }) => ({ ...newTurn("tool", result), callId: id })));
-      answer();
-    },
+    }),
     clear() {
       it.running?.abort();
       Object.assign(it, { turns: [], problem: "" });
@@ -216,7 +210,7 @@ function Composer({ it, isBusy, takesImages, isReady }) {
   const send = (event) => {
     event?.preventDefault();
     if (isBusy || !isReady || !(text.trim() || images.length)) return;
-    it.ask(text.trim(), images);
+    if (!it.ask(text.trim(), images)) return;
     setText("");
     setImages([]);
   };
@@ -230,12 +224,17 @@ function Composer({ it, isBusy, takesImages, isReady }) {
       add(files);
     }
   };
+  const onDragOver = (event) => {
+    if (event.dataTransfer.types.includes("Files")) event.preventDefault();
+  };
   const onDrop = (event) => {
+    const files = [...event.dataTransfer.files];
+    if (!files.length) return; // text, which the field takes by itself
     event.preventDefault();
-    if (takesImages) add([...event.dataTransfer.files]);
+    if (takesImages) add(files);
   };
   return html`
-    <form class="composer" onSubmit=${send} onDragOver=${(event) => event.preventDefault()} onDrop=${onDrop}>
+    <form class="composer" onSubmit=${send} onDragOver=${onDragOver} onDrop=${onDrop}>
       ${(it.problem || problem) && html`<p class="problem" role="alert">${it.problem || problem}</p>`}
       ${images.length > 0 && html`
         <ul class="attached" aria-label="Attached pictures">

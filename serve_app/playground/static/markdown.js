@@ -4,8 +4,12 @@
 // the elements below pass. Links lead to http and https only; nothing is loaded, pictures included. The
 // page's Content-Security-Policy is the third.
 
-/** Characters beyond which a text is shown as it is: to render it again and again would take too long. */
-export const MAX_RENDERED = 40_000;
+/** A text of more characters or lines is shown as it is: to render it again and again would take too long. */
+const MAX_CHARACTERS = 40_000;
+const MAX_LINES = 2_000;
+
+/** @param {string} text Whether it is rendered. */
+export const isShort = (text) => text.length <= MAX_CHARACTERS && text.split("\n", MAX_LINES + 1).length <= MAX_LINES;
 
 const TAGS = [
   "p", "br", "hr", "h3", "h4", "h5", "h6", "strong", "em", "s", "a", "code", "pre", "blockquote",

@@ -23,6 +23,30 @@ export function samplesOf(text, names) {
   return found;
 }
 
+/** @param {Sample} sample */
+const seriesOf = ({ labels }) => JSON.stringify(labels);
+
+/**
+ * Return what counters have gained since a reading. A process that has come or gone since counts as nothing.
+ * @param {Sample[]} samples
+ * @param {Sample[]} before
+ */
+export function gained(samples, before) {
+  const known = new Map(before.map((sample) => [seriesOf(sample), sample.value]));
+  return samples.reduce(
+    (sum, sample) => sum + Math.max(0, sample.value - (known.get(seriesOf(sample)) ?? sample.value)), 0);
+}
+
+/**
+ * Return samples, with those of processes that are gone, so that a sum of counters never falls.
+ * @param {Sample[]} samples
+ * @param {Sample[]} before
+ */
+export function withGone(samples, before) {
+  const present = new Set(samples.map(seriesOf));
+  return [...samples, ...before.filter((sample) => !present.has(seriesOf(sample)))];
+}
+
 /** @param {Sample[]} samples @param {Record<string, string>} wanted Labels that count. */
 export const total = (samples, wanted = {}) =>
   samples

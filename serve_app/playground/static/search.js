@@ -1,6 +1,6 @@
 // The tab "Search": the standard library by meaning, and an answer about the best entry.
 
-import { html, useReducer, useRef, useState } from "./vendor/preact.js";
+import { html, useEffect, useReducer, useRef, useState } from "./vendor/preact.js";
 import { newTurn, runAnswer } from "./answer.js";
 import { embed, embedAll, loadEntries, nearest } from "./library.js";
 import { Code, ErrorNotice, ModelChoice, announce, number } from "./parts.js";
@@ -40,7 +40,7 @@ export function Search({ models, chatModels, onKey }) {
       setFound({ text, hits, index, model: model.id, ms: performance.now() - begun, turn });
       announce(`${hits.length} entries. The best: ${hits[0].entry.name}.`);
     } catch (problem) {
-      setError(problem);
+      if (turn === latest.current) setError(problem);
     } finally {
       setProgress("");
     }
@@ -124,6 +124,7 @@ function Explained({ name, models, onKey }) {
   const running = useRef(/** @type {AbortController | null} */ (null));
   const model = models.find(({ id }) => id === "pydoc-chat") ?? models[0];
   const question = `What does ${name} do?`;
+  useEffect(() => () => running.current?.abort(), []);
   const run = () => {
     turn.current = newTurn("assistant");
     turn.current.body = { model: model.id, messages: [{ role: "user", content: question }], max_tokens: 256 };

@@ -19,14 +19,20 @@ const OPENAI_FIELDS = new Set([
 
 const PATHS = { chat: "v1/chat/completions", embeddings: "v1/embeddings", classify: "v1/classify" };
 
+/** Linux takes no longer argument than 128 KiB; a body with a picture comes by standard input. */
+const LONGEST_ARGUMENT = 100_000;
+
 /** @param {Made} made */
 export function curl({ kind, body }) {
   const key = readKey() ? `  -H "Authorization: Bearer $${KEY_VARIABLE}" \\\n` : "";
-  const given = JSON.stringify(body, null, 2).replaceAll("'", "'\\''");
+  const json = JSON.stringify(body, null, 2);
+  const given = json.length > LONGEST_ARGUMENT
+    ? `--data-binary @- <<'EOF'\n${json}\nEOF`
+    : `-d '${json.replaceAll("'", "'\\''")}'`;
   const options = body.stream ? "-N " : "";
   return (
     `curl ${options}${SERVER}/${PATHS[kind]} \\\n${key}  -H 'Content-Type: application/json' \\\n` +
-    `  -d '${given}'\n`
+    `  ${given}\n`
   );
 }
 

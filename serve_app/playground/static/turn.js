@@ -2,19 +2,20 @@
 
 import { html, useEffect, useRef, useState } from "./vendor/preact.js";
 import { figuresOf } from "./answer.js";
-import { MAX_RENDERED, blocksOf, htmlOf } from "./markdown.js";
+import { blocksOf, htmlOf, isShort } from "./markdown.js";
 import { Code, CopyButton, ErrorNotice, duration, number } from "./parts.js";
 
-/** Redraws are rarer the longer a text is, so that the page stays quick: ms, and ms for each character. */
+/** Redraws are rarer the longer the last one took, so that the page stays quick: ms, and a multiple of its ms. */
 const REDRAW_MS = 16;
-const REDRAW_MS_PER_CHARACTER = 0.0005;
+const REDRAW_SHARE = 4;
 
 /**
- * Return a text that follows another one, at a pace that depends on its length.
+ * Return a text that follows another one, at a pace that depends on how long it takes to draw.
  * @param {string} text
  * @param {boolean} isRunning
+ * @param {{current: number}} drawMs
  */
-function usePaced(text, isRunning) {
+function usePaced(text, isRunning, drawMs) {
   const [shown, setShown] = useState(text);
   const latest = useRef(text);
   const timer = useRef(0);
@@ -25,7 +26,7 @@ function usePaced(text, isRunning) {
       timer.current = setTimeout(() => {
         timer.current = 0;
         setShown(latest.current);
-      }, REDRAW_MS + text.length * REDRAW_MS_PER_CHARACTER);
+      }, REDRAW_MS + REDRAW_SHARE * drawMs.current);
     }
   }, [text, isRunning]);
   useEffect(() => () => clearTimeout(timer.current), []);
@@ -34,18 +35,21 @@ function usePaced(text, isRunning) {
 
 /** A model's text: rendered, or as it is if it is long. */
 export function ModelText({ text, isRunning = false }) {
-  const shown = usePaced(text, isRunning);
-  if (shown.length <= MAX_RENDERED) return html`<${Markdown} text=${shown} />`;
+  const drawMs = useRef(0);
+  const shown = usePaced(text, isRunning, drawMs);
+  if (isShort(shown)) return html`<${Markdown} text=${shown} drawMs=${drawMs} />`;
   return html`
     <div class="prose plain" dir="auto">
       ${blocksOf(shown).map((block, index) => html`<div key=${index}>${block}</div>`)}
     </div>`;
 }
 
-function Markdown({ text }) {
+function Markdown({ text, drawMs }) {
   const element = useRef(null);
   useEffect(() => {
+    const begunMs = performance.now();
     element.current.innerHTML = htmlOf(text);
+    drawMs.current = performance.now() - begunMs;
   }, [text]);
   return html`<div class="prose" dir="auto" ref=${element}></div>`;
 }
