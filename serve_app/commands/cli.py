@@ -156,7 +156,9 @@ def chat(
         "max_tokens": max_tokens,
         "seed": seed,
     }
-    raise typer.Exit(run_chat(url, api_key or key_for(url, os.environ), question, model, system, sampling))
+    raise typer.Exit(
+        run_chat(url, api_key or key_for(url, os.environ), question, model, system, sampling)
+    )
 
 
 @app.command()

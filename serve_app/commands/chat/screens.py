@@ -28,8 +28,11 @@ MARGIN: Final = 4
 CODE_THEME: Final = "ansi_dark"
 """The terminal's own colours, so that code can be read on any background."""
 
-_CONTROLS: Final = re.compile(r"[\x00-\x08\x0b-\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-"""Control characters except newline and tab, and those that turn the direction of writing."""
+_CONTROLS: Final = re.compile(
+    r"[\x00-\x08\x0b-\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+"""Control characters except newline and tab, and those that turn the direction of writing;
+and halves of characters, which no terminal can be sent."""
 
 
 def harmless(text: str) -> str:
