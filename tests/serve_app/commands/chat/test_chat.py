@@ -168,7 +168,8 @@ async def test_a_conversation_keeps_its_turns_until_it_is_cleared(tmp_path: Path
         await terminal.shows("/help names")
         terminal.type("Again?\n")
         await terminal.shows("4 tokens")
-        terminal.type("\x04")  # Ctrl-D
+        await terminal.shows("> ")  # until it reads, the terminal itself takes Ctrl-D
+        terminal.type("\x04")
         assert await terminal.process.wait() == 0
     contents = [[message["content"] for message in each["messages"]] for each in seen]
     answer = "Join **two** paths."
