@@ -134,7 +134,7 @@ def to_spec(model: ModelConfig, num_gpus: float) -> ModelSpec:
 
 def _resolve_source(source: str) -> str:
     """Return the absolute path of a folder here or of those shipped; else the hub id unchanged."""
-    for folder in (Path(source), SHIPPED / source):
-        if folder.is_dir():
-            return str(folder.resolve())
-    return source
+    shipped = SHIPPED / source
+    if Path(source).is_dir():
+        return str(Path(source).resolve())
+    return str(shipped.resolve()) if (shipped / "config.json").is_file() else source

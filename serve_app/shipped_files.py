@@ -27,6 +27,14 @@ def serve_variables() -> dict[str, str]:
 
 
 def parse_env(text: str) -> dict[str, str]:
-    """Read KEY=VALUE lines, ignoring blank lines and comments."""
-    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    """Read KEY=VALUE lines, ignoring blank lines and comments.
+
+    Raises:
+        ValueError: A line has quotes, which some readers drop and others keep.
+    """
+    stripped = map(str.strip, text.splitlines())
+    lines = [line for line in stripped if line and not line.startswith("#")]
+    for line in lines:
+        if "'" in line or '"' in line:
+            raise ValueError(f"write values without quotes: {line}")
     return dict(line.split("=", maxsplit=1) for line in lines)

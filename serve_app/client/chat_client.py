@@ -22,7 +22,7 @@ SILENCE_S: Final = 300
 PING: Final = "ping"
 DONE: Final = "[DONE]"
 
-KEY_HINT: Final = "set RAYSTREAM_API_KEY or OPENAI_API_KEY, or give --api-key"
+KEY_HINT: Final = "set RAYSTREAM_API_KEY, or give --api-key"
 NO_ANSWER: Final = "nothing answers at {url}; start a server by `raystream serve`"
 LOST: Final = "the connection was lost before the end of the answer"
 
@@ -76,10 +76,13 @@ class ChatClient:
             api_key: Sent with each request.
 
         Raises:
-            ChatError: The URL is none.
+            ChatError: The URL is none, or the key can't be one.
         """
         self.url = _api_url(url)
-        self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        key = (api_key or "").strip()
+        if not (key.isascii() and key.isprintable()):
+            raise ChatError("the API key has characters other than printable ASCII")
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
 
     async def first_generator(self) -> str:
         """Return the id of the first model that generates text.
@@ -119,7 +122,7 @@ class ChatClient:
         Raises:
             ChatError: It was refused, or broke off.
         """
-        reader, is_whole = EventReader(), False
+        reader = EventReader()
         async with self._requested(
             "POST", "/chat/completions", {**body, "stream": True}
         ) as response:
@@ -131,11 +134,10 @@ class ChatClient:
                         if each.text != PING:
                             yield Notice(each.text)
                     elif each.data == DONE:
-                        is_whole = True
+                        return
                     else:
                         yield _delta(each.data)
-        if not is_whole:
-            raise ChatError(LOST)
+        raise ChatError(LOST)
 
     @asynccontextmanager
     async def _requested(

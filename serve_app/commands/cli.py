@@ -11,7 +11,7 @@ from typing import Annotated, Final, NoReturn
 
 import typer
 
-from serve_app.shipped_files import CONFIG
+from serve_app.shipped_files import CONFIG, SHIPPED
 
 HERE: Final = Path("serve_config.yaml")
 """What `raystream serve` serves if no file is named and it exists."""
@@ -71,7 +71,7 @@ def serve(
     is started and ended with the server; a cluster that already runs here is left alone. On a
     cluster, use `serve deploy FILE` or KubeRay.
     """
-    from serve_app.commands.server_environment import with_switches
+    from serve_app.commands.server_environment import MissingHAProxyError, with_switches
     from serve_app.commands.supervise import run_supervised
 
     if file is None:
@@ -79,10 +79,15 @@ def serve(
     if file is CONFIG:
         typer.echo(f"There is no {HERE} here, so the embedded models are served.")
         typer.echo("To serve others: raystream new-config")
+        os.chdir(SHIPPED)  # a folder `models` here must not stand in for the embedded ones
+    try:
+        environment = with_switches(os.environ)
+    except MissingHAProxyError as error:
+        _fail(str(error))
     # Ray writes its API's token to ~/.ray/auth_token, which other users must not read.
     os.umask(0o077)
     driver = (sys.executable, "-m", "serve_app.commands.driver")
-    raise typer.Exit(run_supervised([*driver, str(file)], with_switches(os.environ)))
+    raise typer.Exit(run_supervised([*driver, str(file)], environment))
 
 
 @app.command("new-config")
@@ -126,8 +131,9 @@ def chat(
     api_key: Annotated[
         str | None,
         typer.Option(
-            envvar=["RAYSTREAM_API_KEY", "OPENAI_API_KEY"],
-            help="The key that is sent; better in the environment, which other users don't see.",
+            envvar="RAYSTREAM_API_KEY",
+            help="The key that is sent; better in the environment, which other users don't see. "
+            "Without it, OPENAI_API_KEY is sent to a --url with https.",
         ),
     ] = None,
     system: Annotated[str | None, typer.Option(help="The system prompt.")] = None,
@@ -142,7 +148,7 @@ def chat(
 
     For example: `raystream chat "What does os.path.join do?"`, or `raystream chat < question.txt`
     """
-    from serve_app.commands.chat.chat import run_chat
+    from serve_app.commands.chat.chat import key_for, run_chat
 
     sampling = {
         "temperature": temperature,
@@ -150,7 +156,9 @@ def chat(
         "max_tokens": max_tokens,
         "seed": seed,
     }
-    raise typer.Exit(run_chat(url, api_key, question, model, system, sampling))
+    raise typer.Exit(
+        run_chat(url, api_key or key_for(url, os.environ), question, model, system, sampling)
+    )
 
 
 @app.command()

@@ -57,11 +57,18 @@ HAPROXY_BINARY = "RAY_SERVE_HAPROXY_BINARY_PATH"
 OUR_HAPROXY = "raystream-haproxy"
 
 
+class MissingHAProxyError(Exception):
+    """HAProxy is to be used, and its program is missing; the text says what to do."""
+
+
 def with_switches(environment: Mapping[str, str]) -> dict[str, str]:
     """Return an environment with the variables of serve.env, and the path of our HAProxy.
 
     Serve's own proxy stands in where our HAProxy is not found: Ray's configuration of HAProxy is
     not safe (see `haproxy`).
+
+    Raises:
+        MissingHAProxyError: The environment asks for HAProxy, and its program is missing.
     """
     switches = serve_variables()
     beside = Path(sys.executable).with_name(OUR_HAPROXY)
@@ -70,7 +77,14 @@ def with_switches(environment: Mapping[str, str]) -> dict[str, str]:
         switches[HAPROXY] = "0"
     else:
         switches[HAPROXY_BINARY] = haproxy
-    return {**switches, **environment}
+    chosen = {**switches, **environment}
+    binary = chosen.get(HAPROXY_BINARY, "")
+    if chosen[HAPROXY] == "1" and not Path(binary).is_file():
+        raise MissingHAProxyError(
+            f"{HAPROXY} is 1, but {binary or OUR_HAPROXY} is missing: install it, unset "
+            f"{HAPROXY_BINARY}, or set {HAPROXY}=0"
+        )
+    return chosen
 
 
 def server_environment(environment: Mapping[str, str], folder: Path) -> dict[str, str]:

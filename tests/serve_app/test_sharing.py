@@ -88,8 +88,8 @@ def test_a_folder_is_found_from_the_project_wherever_the_process_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    model = ModelConfig(id="m", source="k8s")
-    assert to_spec(model, 0).source == str(SHIPPED / "k8s")
+    model = ModelConfig(id="m", source="models/pydoc-chat")
+    assert to_spec(model, 0).source == str(SHIPPED / "models/pydoc-chat")
 
 
 def test_a_source_that_is_not_a_folder_is_a_hub_id() -> None:

@@ -5,6 +5,7 @@ input is one question, and standard output gets the bare answer.
 """
 
 import asyncio
+import os
 import shlex
 import sys
 from collections.abc import Callable, Mapping
@@ -22,6 +23,7 @@ from serve_app.commands.chat.screens import PlainScreen, TerminalScreen, harmles
 
 PROMPT: Final = "> "
 INTERRUPTED: Final = 130
+BROKEN_PIPE: Final = 141
 COUNTED: Final = {"stream_options": {"include_usage": True}}
 
 HELP: Final = """\
@@ -115,11 +117,13 @@ class Chat:
         if not name:
             self._tell("name a file: /save FILE")
             return
-        file = Path(shlex.split(name)[0]) if name[0] in "'\"" else Path(name)
         try:
+            file = Path(shlex.split(name)[0] if name[0] in "'\"" else name)
             self._conversation.save(file.expanduser())
         except OSError as error:
-            self._tell(f"{file}: {error.strerror}")
+            self._tell(f"{name}: {error.strerror}")
+        except (ValueError, RuntimeError) as error:  # no closing quote, no such home, surrogates
+            self._tell(f"{name}: {error}")
         else:
             self._tell(f"{file} is written")
 
@@ -156,13 +160,24 @@ def run_chat(
             if is_terminal and question is None:
                 Chat(client, conversation, Console(highlight=False)).talk(runner)
             else:
-                runner.run(_answer_once(client, conversation, question or sys.stdin.read()))
+                asked = sys.stdin.read() if question is None else question
+                runner.run(_answer_once(client, conversation, asked))
     except ChatError as error:
         sys.stderr.write(f"Error: {harmless(str(error))}\n")
         return 1
+    except BrokenPipeError:  # as of `| head -1`
+        # Python flushes standard output once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
     except KeyboardInterrupt:
         return INTERRUPTED
     return 0
+
+
+def key_for(url: str, environment: Mapping[str, str]) -> str | None:
+    """Return OPENAI_API_KEY if it may be sent there: encrypted, and so never to a local port."""
+    is_encrypted = url.lower().startswith("https://")
+    return environment.get("OPENAI_API_KEY") or None if is_encrypted else None
 
 
 async def _answer_once(client: ChatClient, conversation: Conversation, question: str) -> None:

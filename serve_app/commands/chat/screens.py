@@ -28,18 +28,28 @@ MARGIN: Final = 4
 CODE_THEME: Final = "ansi_dark"
 """The terminal's own colours, so that code can be read on any background."""
 
-_CONTROLS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-"""Control characters except newline and tab, and those that turn the direction of writing."""
+_CONTROLS: Final = re.compile(
+    r"[\x00-\x08\x0b-\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+"""Control characters except newline and tab, and those that turn the direction of writing;
+and halves of characters, which no terminal can be sent."""
 
 
 def harmless(text: str) -> str:
-    """Return a foreign text without what would command a terminal: escapes and other controls."""
-    return _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", text.replace("\r\n", "\n"))
+    """Return a foreign text without what would command a terminal: escapes and other controls.
+
+    Carriage returns are dropped: a stream may cut one from the newline that follows.
+    """
+    return _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", text.replace("\r", ""))
 
 
 def markdown(text: str) -> Markdown:
-    """Return a harmless text to be printed; links show where they lead."""
-    return Markdown(text, code_theme=CODE_THEME, hyperlinks=False)
+    """Return a text to be printed, made harmless; links show where they lead."""
+    shown = Markdown(text, code_theme=CODE_THEME, hyperlinks=False)
+    for token in shown.parsed:
+        for each in (token, *(token.children or ())):
+            each.content = harmless(each.content)  # where entities such as `&#x1b;` are decoded
+    return shown
 
 
 def end_of_finished_blocks(text: str) -> int:

@@ -17,6 +17,7 @@ from typing import Any, Final
 from rich.console import Console
 
 from serve_app.client.chat_client import ChatClient, ChatError
+from serve_app.commands.chat.screens import harmless
 from serve_app.commands.demo.screens import DemoScreen
 from serve_app.commands.demo.server import DemoError, DemoServer, serving
 from serve_app.commands.demo.streams import QUESTIONS, DemoStream, Verdict
@@ -43,7 +44,7 @@ def run_demo(*, is_plain: bool, keep: bool, svg: Path | None) -> int:
     try:
         return _show(screen, keep=keep, svg=svg)
     except (DemoError, ChatError) as error:
-        sys.stderr.write(f"Error: {error}\n")
+        sys.stderr.write(f"Error: {harmless(str(error))}\n")
         return 1
     except KeyboardInterrupt:
         return INTERRUPTED

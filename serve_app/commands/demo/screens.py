@@ -13,6 +13,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from serve_app.commands.chat.screens import harmless
 from serve_app.commands.demo.streams import DemoStream
 
 FRAMES_PER_S: Final = 12
@@ -60,6 +61,7 @@ class DemoScreen:
 
     def tell(self, line: str, style: str = "") -> None:
         """Show a line, above the panels if there are any."""
+        line = harmless(line)
         self._told.append(Text(line, style=style))
         shown = Text(line, style="" if self.is_plain else style)
         self._console.print(shown, soft_wrap=self.is_plain)
@@ -120,7 +122,7 @@ def panels(streams: Sequence[DemoStream], width: int) -> Table:
 def _panel(number: int, stream: DemoStream, width: int) -> Panel:
     head = Text(no_wrap=True, overflow="ellipsis")
     head.append(f"{stream.question.text}\n", style="bold")
-    head.append(f"{stream.answer_id[:ID_LENGTH] or 'waiting'}\n", style="dim")
+    head.append(f"{harmless(stream.answer_id[:ID_LENGTH]) or 'waiting'}\n", style="dim")
     return Panel(
         Group(head, part_to_show(stream, width)),
         title=f"{number}: {stream.question.how}",
@@ -134,10 +136,10 @@ def part_to_show(stream: DemoStream, width: int) -> Text:
     """Return the end of a stream's text, or around its last pause once it is complete."""
     text, end = Text(), 0
     for pause in stream.pauses:
-        text.append(stream.text[end : pause.position])
+        text.append(harmless(stream.text[end : pause.position]))
         text.append(f"\xa0moved,\xa0{pause.seconds:.2f}\xa0s\xa0", style="#000000 on yellow")
         end = pause.position
-    text.append(stream.text[end:])
+    text.append(harmless(stream.text[end:]))
     lines = text.wrap(Console(width=width), width)
     first = max(0, len(lines) - PANEL_LINES)
     if stream.finish_reason and stream.pauses:

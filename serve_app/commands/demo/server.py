@@ -7,7 +7,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -37,16 +37,22 @@ def two_replicas(shipped: Mapping[str, Any], port: int) -> dict[str, Any]:
     """Return the shipped configuration with one ingress and two replicas of one model.
 
     Each replica computes with one thread on a CPU, so that the demo is the same on all machines.
+    It needs no key: in a checkout the file may be changed, and the demo has no key to send.
+
+    Raises:
+        DemoError: The model is not in the configuration.
     """
     (application,) = shipped["applications"]
     models = {model["id"]: model for model in application["args"]["models"]}
     sections = {section["name"]: section for section in application["deployments"]}
+    if MODEL not in models or MODEL not in sections:
+        raise DemoError(f"{CONFIG} has no model {MODEL}, which the demo shows")
     model = {**models[MODEL], "device": "cpu", "num_cpus": 0.3, "num_threads": 1}
     deployments = [
         {**_without(sections[name], "autoscaling_config"), "num_replicas": num}
         for name, num in (("Ingress", 1), (MODEL, NUM_REPLICAS))
     ]
-    args = {**application["args"], "models": [model]}
+    args = {**application["args"], "auth": {}, "models": [model]}
     return {
         **shipped,
         "http_options": {**shipped["http_options"], "host": LOCAL, "port": port},
@@ -106,8 +112,12 @@ def serving(tell: Callable[[str], None]) -> Iterator[DemoServer]:
         try:
             yield DemoServer(f"http://{LOCAL}:{port}", process, folder / "log")
         finally:
+            # The end must not be cut short: what is left of the server would stay.
+            for number in (signal.SIGTERM, signal.SIGHUP):
+                signal.signal(number, signal.SIG_IGN)
             if process.poll() is None:
-                tell("Stopping the server.")
+                with suppress(OSError):  # the terminal may be closed
+                    tell("Stopping the server.")
                 _stop(process)
 
 
@@ -122,6 +132,8 @@ def _start(folder: Path) -> subprocess.Popen[bytes]:
             stdout=log,
             stderr=subprocess.STDOUT,
             env=environment,
+            # Neither modules nor models of the user's folder stand in for ours.
+            cwd=folder,
             # Ctrl-C is for the demo, which then stops the server in order.
             start_new_session=True,
             preexec_fn=die_with_parent,

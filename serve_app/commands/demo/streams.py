@@ -97,7 +97,7 @@ class DemoStream:
         usage: Its tokens so far.
         finish_reason: Why it ended; None until then.
         pauses: Where it paused.
-        under_way: Set once it has UNDER_WAY tokens.
+        under_way: Set once it has UNDER_WAY tokens, or has ended with fewer.
     """
 
     question: Question
@@ -141,7 +141,7 @@ class DemoStream:
         self.text += delta.text
         self.usage = delta.usage or self.usage
         self.finish_reason = delta.finish_reason or self.finish_reason
-        if self.num_tokens >= UNDER_WAY:
+        if self.num_tokens >= UNDER_WAY or self.finish_reason:
             self.under_way.set()
 
     def summary(self) -> str:

@@ -130,3 +130,15 @@ async def test_a_stream_without_its_end_is_not_taken_for_whole() -> None:
 @in_time
 async def test_a_page_is_not_taken_for_a_stream() -> None:
     assert "does not stream" in await refused(refuses(200, "<html>"))
+
+
+@pytest.mark.parametrize("key", ["a\rb", "a\x01", "\u00fc"])
+def test_what_is_no_key_is_refused(key: str) -> None:
+    with pytest.raises(ChatError, match="printable ASCII"):
+        ChatClient("http://127.0.0.1:1", key)
+
+
+@in_time
+async def test_nothing_is_read_behind_the_end() -> None:
+    async with serving(says(chunk("a"), end(1), b"data: no chunk\n\n")) as (url, _):
+        assert await read(url)

@@ -13,6 +13,7 @@ from serve_app.commands.server_environment import (
     HAPROXY_FILES,
     HAPROXY_PORTS,
     LOOPBACK,
+    MissingHAProxyError,
     is_free,
     server_environment,
     with_switches,
@@ -81,3 +82,21 @@ def test_haproxy_s_mode_is_left_out_where_our_haproxy_is_not_found(
     assert with_switches({})[HAPROXY_BINARY] == str(program)
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     assert with_switches({})[HAPROXY_BINARY] == str(program)  # as PATH names it
+
+
+@pytest.mark.parametrize(
+    "own", [{HAPROXY: "1"}, {HAPROXY: "1", HAPROXY_BINARY: "/nowhere/haproxy"}]
+)
+def test_haproxy_that_is_asked_for_and_missing_is_told(
+    own: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(MissingHAProxyError, match="is missing"):
+        with_switches(own)
+
+
+def test_indented_comments_are_no_variables_and_quotes_are_refused() -> None:
+    assert parse_env("  # x=1\n\n a=b=c\n") == {"a": "b=c"}
+    with pytest.raises(ValueError, match="without quotes"):
+        parse_env('a="b"')

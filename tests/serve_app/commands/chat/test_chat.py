@@ -1,6 +1,7 @@
 """`raystream chat` as a program of its own: on a terminal, and between pipes."""
 
 import asyncio
+import io
 import json
 import os
 import pty
@@ -12,7 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from serve_app.client.chat_client import ChatClient
+from serve_app.commands.chat.chat import Chat, key_for
+from serve_app.commands.chat.conversation import Conversation
 from tests.deadline import in_time
 from tests.serve_app.client.fake_server import Answering, Write, chunk, end, refuses, says, serving
 
@@ -44,7 +49,7 @@ async def piped(
 async def test_a_question_from_standard_input_gets_the_bare_answer() -> None:
     async with serving(ANSWER) as (url, seen):
         code, output, errors = await piped(
-            url, "--seed", "3", question="How?\n", OPENAI_API_KEY="k"
+            url, "--seed", "3", question="How?\n", RAYSTREAM_API_KEY="k", OPENAI_API_KEY="secret"
         )
     assert (code, output) == (0, "Join **two** paths.\n")
     notice, figures = errors.splitlines()
@@ -163,7 +168,8 @@ async def test_a_conversation_keeps_its_turns_until_it_is_cleared(tmp_path: Path
         await terminal.shows("/help names")
         terminal.type("Again?\n")
         await terminal.shows("4 tokens")
-        terminal.type("\x04")  # Ctrl-D
+        await terminal.shows("> ")  # until it reads, the terminal itself takes Ctrl-D
+        terminal.type("\x04")
         assert await terminal.process.wait() == 0
     contents = [[message["content"] for message in each["messages"]] for each in seen]
     answer = "Join **two** paths."
@@ -214,3 +220,20 @@ async def test_an_error_does_not_end_the_conversation() -> None:
         await terminal.shows("/quit")
         terminal.type("/quit\n")
         assert await terminal.process.wait() == 0
+
+
+@pytest.mark.parametrize(
+    ("url", "key"), [("https://a.example/v1", "k"), ("http://127.0.0.1:8000/v1", None)]
+)
+def test_openai_s_key_is_sent_only_encrypted(url: str, key: str | None) -> None:
+    assert key_for(url, {"OPENAI_API_KEY": "k"}) == key
+
+
+@pytest.mark.parametrize("name", ["'it", "~nobodyx/f", "\ud800", "/nowhere/file"])
+def test_a_name_that_can_t_be_saved_under_does_not_end_the_conversation(name: str) -> None:
+    output = io.StringIO()
+    conversation = Conversation("chat", {}, None)
+    chat = Chat(ChatClient("http://127.0.0.1:1"), conversation, Console(file=output, width=200))
+    chat._save(name)
+    assert "is written" not in output.getvalue()
+    assert output.getvalue().encode()

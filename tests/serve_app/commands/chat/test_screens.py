@@ -10,6 +10,7 @@ from serve_app.commands.chat.screens import (
     TerminalScreen,
     end_of_finished_blocks,
     harmless,
+    markdown,
 )
 
 HEIGHT = 12
@@ -62,6 +63,14 @@ def draw_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_commands_a_terminal_is_replaced(control: str) -> None:
     assert control not in harmless(f"a{control}b")
     assert harmless("a\tb\r\nc ü 🙂") == "a\tb\nc ü 🙂"
+
+
+def test_what_markdown_decodes_is_harmless_too() -> None:
+    terminal = console()
+    terminal.print(markdown("a&#x1b;[2J&#x202e;b ![d&#x9b;](e)"))
+    written = drawn(terminal)
+    assert "\N{REPLACEMENT CHARACTER}" in written
+    assert not any(control in written for control in ("\x1b[2J", "\u202e", "\x9b"))
 
 
 def test_a_block_is_finished_when_the_next_one_begins() -> None:

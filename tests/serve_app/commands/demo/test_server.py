@@ -14,6 +14,7 @@ from serve_app.shipped_files import CONFIG
 
 def test_its_configuration_is_the_shipped_one_with_two_replicas_of_one_model() -> None:
     shipped = yaml.safe_load(CONFIG.read_text())
+    shipped["applications"][0]["args"]["auth"] = {"api_keys_file": "keys.yaml"}
     document = two_replicas(shipped, 1234)
     assert find_problems(yaml.safe_dump(document)) == []
     assert document["http_options"] == {"host": "127.0.0.1", "port": 1234}
@@ -22,7 +23,10 @@ def test_its_configuration_is_the_shipped_one_with_two_replicas_of_one_model() -
     assert (model.id, model.device) == ("pydoc-chat", "cpu")
     replicas = {each["name"]: each["num_replicas"] for each in application["deployments"]}
     assert replicas == {"Ingress": 1, "pydoc-chat": 2}
-    assert yaml.safe_load(CONFIG.read_text()) == shipped  # nothing of it was changed
+    assert "auth" not in application["args"] or not application["args"]["auth"]
+    shipped["applications"][0]["args"]["models"] = []
+    with pytest.raises(DemoError, match="has no model pydoc-chat"):
+        two_replicas(shipped, 1234)
 
 
 def test_only_processes_of_its_own_server_are_killed() -> None:

@@ -64,6 +64,7 @@ async def test_a_stream_that_does_not_move_has_no_pause() -> None:
 async def test_a_stream_is_under_way_after_some_tokens() -> None:
     assert not (await read(delta("a", UNDER_WAY - 1))).under_way.is_set()
     assert (await read(delta("a", UNDER_WAY))).under_way.is_set()
+    assert (await read(delta("a", 1, finish_reason="stop"))).under_way.is_set()
 
 
 async def test_an_error_of_the_stream_is_not_swallowed() -> None:
