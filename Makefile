@@ -29,9 +29,10 @@ $(STAMP): requirements.lock pyproject.toml
 serve: $(STAMP) ## serve the embedded models on http://127.0.0.1:8000 until Ctrl-C
 	@exec $(BIN)/raystream serve serve_config.yaml
 
-# Two processes: the tests of one mostly wait for Ray, so the other computes meanwhile.
+# Two processes: the tests of one mostly wait for Ray, so the other computes meanwhile. OpenMP's
+# threads would wait for each other by spinning, and take the time of the other process.
 test: $(STAMP) ## run all tests but those of `make soak`
-	@$(BIN)/python -m pytest -n 2 --no-loadscope-reorder
+	@GOMP_SPINCOUNT=0 $(BIN)/python -m pytest -n 2 --no-loadscope-reorder
 
 quick: $(STAMP) ## run the tests that need no Ray, no browser and no more than a second each
 	@$(BIN)/python -m pytest -n 2 -m 'not ray and not browser and not kubectl and not slow and not soak' \
