@@ -24,8 +24,6 @@ QUICK = about("os.stat", max_tokens=5)
 @pytest.fixture
 async def leaving(cluster: LocalCluster, deployed: Deployed, client: httpx.AsyncClient) -> PodNode:
     """Give the model a replica on each worker; return the worker with the only ingress."""
-    # Else both may run on one worker, as they did once there were three models.
-    deployed.section("pydoc-chat")["max_replicas_per_node"] = 1
     await scaled(deployed, "pydoc-chat", 2)
     placed = await nodes_of(deployed)
     workers = {worker.name: worker for worker in cluster.alive}
