@@ -146,7 +146,7 @@ import os, signal, sys
 {change}
 from serve_app.commands import supervise
 supervise.STOP_S = 0.2
-sys.exit(supervise.run_supervised([sys.executable, "-c", {command!r}]))
+sys.exit(supervise.run_supervised([sys.executable, "-c", {command!r}], os.environ))
 """
 
 
