@@ -7,6 +7,7 @@ import { Classify } from "./classify.js";
 import { Live } from "./live.js";
 import { ErrorNotice, announce } from "./parts.js";
 import { Search } from "./search.js";
+import { browserStorage } from "./storage.js";
 
 const TABS = { chat: "Chat", classify: "Classify", search: "Search", live: "Live" };
 const THEME = "raystream-theme";
@@ -55,11 +56,10 @@ function useTab() {
 }
 
 function useTheme() {
-  const [theme, setTheme] = useState(localStorage.getItem(THEME) ?? "");
+  const [theme, setTheme] = useState(browserStorage.read(THEME));
   useLayoutEffect(() => {
     document.documentElement.dataset.theme = theme;
-    if (theme) localStorage.setItem(THEME, theme);
-    else localStorage.removeItem(THEME);
+    browserStorage.write(THEME, theme);
   }, [theme]);
   const ids = Object.keys(THEMES);
   return [theme, () => setTheme(ids[(ids.indexOf(theme) + 1) % ids.length])];

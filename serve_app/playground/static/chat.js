@@ -5,6 +5,7 @@ import { messagesOf, newTurn, runAnswer } from "./answer.js";
 import { readImages } from "./images.js";
 import { DEFAULTS, OptionsForm, fieldsOf } from "./options.js";
 import { announce } from "./parts.js";
+import { tabStorage } from "./storage.js";
 import { Answer, Question, ToolResult } from "./turn.js";
 
 const STORED = "raystream-chat";
@@ -14,7 +15,7 @@ const EXAMPLES = ["What does os.path.join do?", "What is textwrap.indent?", "And
 /** @returns {{turns: import("./answer.js").Turn[], options: import("./options.js").Options}} */
 function restored() {
   try {
-    const { turns, options } = JSON.parse(sessionStorage.getItem(STORED) ?? "{}");
+    const { turns, options } = JSON.parse(tabStorage.read(STORED) || "{}");
     return { turns: turns ?? [], options: { ...DEFAULTS, ...options } };
   } catch {
     return { turns: [], options: { ...DEFAULTS } };
@@ -29,12 +30,8 @@ function keep(turns, options) {
     state: turn.state === "running" ? "stopped" : turn.state,
     error: turn.error && { ...turn.error, message: turn.error.message },
   }));
-  try {
-    sessionStorage.setItem(STORED, JSON.stringify({ turns: kept, options }));
-  } catch {
-    // Large pictures don't fit; then a reload begins anew.
-    sessionStorage.removeItem(STORED);
-  }
+  // Many large pictures don't fit; then a reload begins anew.
+  tabStorage.write(STORED, JSON.stringify({ turns: kept, options }));
 }
 
 /** The conversation, and what can be done with it. */
@@ -44,28 +41,40 @@ function useConversation() {
   const [, redraw] = useReducer((count) => count + 1, 0);
   const it = state.current;
 
+  /** Stream an answer. One runs at a time: an answer that still runs is stopped. */
   const run = async (turn) => {
+    it.running?.abort();
     const running = new AbortController();
     Object.assign(it, { running, problem: "" });
     announce("The answer begins.");
     await runAnswer(turn, { signal: running.signal, onChange: redraw, onNotice: announce });
-    if (it.running === running) it.running = null;
-    announce(spoken(turn));
+    if (it.running === running) {
+      it.running = null;
+      announce(spoken(turn));
+    }
     keep(it.turns, it.options);
     redraw();
   };
-  const answer = () => {
+  /**
+   * Make these turns the conversation, and ask for the answer to them.
+   * @param {import("./answer.js").Turn[]} turns
+   * @returns {boolean} Whether it is asked for; if an option can't be read, the conversation stays as it was.
+   */
+  const answer = (turns) => {
+    const turn = newTurn("assistant");
     try {
-      const turn = newTurn("assistant");
-      turn.body = { ...fieldsOf(it.options), messages: messagesOf(it.turns, it.options.system) };
-      it.turns.push(turn);
-      run(turn);
+      turn.body = { ...fieldsOf(it.options), messages: messagesOf(turns, it.options.system) };
     } catch (error) {
       it.problem = error.message;
+      redraw();
+      return false;
     }
+    it.turns = [...turns, turn];
+    run(turn);
     redraw();
+    return true;
   };
-  const cutAt = (turn) => it.turns.splice(it.turns.indexOf(turn));
+  const before = (turn) => it.turns.slice(0, it.turns.indexOf(turn));
 
   useEffect(() => {
     const leave = () => {
@@ -84,23 +93,13 @@ function useConversation() {
       it.options = options;
       redraw();
     },
-    ask(text, images) {
-      it.turns.push(newTurn("user", text, images));
-      answer();
-    },
-    edit(turn, text) {
-      cutAt(turn);
-      it.turns.push(newTurn("user", text, turn.images));
-      answer();
-    },
-    again(turn) {
-      cutAt(turn);
-      answer();
-    },
+    ask: (text, images) => answer([...it.turns, newTurn("user", text, images)]),
+    edit: (turn, text) => answer([...before(turn), newTurn("user", text, turn.images)]),
+    again: (turn) => answer(before(turn)),
     resume: run,
     sendResults(turn) {
-      it.turns.push(...turn.calls.map(({ id, result }) => ({ ...newTurn("tool", result), callId: id })));
-      answer();
+      const results = turn.calls.map(({ id, result }) => ({ ...newTurn("tool", result), callId: id }));
+      return answer([...it.turns, ...results]);
     },
     clear() {
       it.running?.abort();
@@ -216,7 +215,7 @@ function Composer({ it, isBusy, takesImages, isReady }) {
   const send = (event) => {
     event?.preventDefault();
     if (isBusy || !isReady || !(text.trim() || images.length)) return;
-    it.ask(text.trim(), images);
+    if (!it.ask(text.trim(), images)) return;
     setText("");
     setImages([]);
   };
@@ -230,12 +229,18 @@ function Composer({ it, isBusy, takesImages, isReady }) {
       add(files);
     }
   };
+  // Text that is dropped is the browser's matter.
+  const onDragOver = (event) => {
+    if (event.dataTransfer.types.includes("Files")) event.preventDefault();
+  };
   const onDrop = (event) => {
+    const files = [...event.dataTransfer.files];
+    if (!files.length) return;
     event.preventDefault();
-    if (takesImages) add([...event.dataTransfer.files]);
+    if (takesImages) add(files);
   };
   return html`
-    <form class="composer" onSubmit=${send} onDragOver=${(event) => event.preventDefault()} onDrop=${onDrop}>
+    <form class="composer" onSubmit=${send} onDragOver=${onDragOver} onDrop=${onDrop}>
       ${(it.problem || problem) && html`<p class="problem" role="alert">${it.problem || problem}</p>`}
       ${images.length > 0 && html`
         <ul class="attached" aria-label="Attached pictures">
