@@ -44,7 +44,7 @@ export function messagesOf(turns, system) {
   const messages = system ? [{ role: "system", content: system }] : [];
   turns.forEach((turn, index) => {
     const next = turns[index + 1];
-    const isUnanswered = next?.role === "assistant" && isEmpty(next);
+    const isUnanswered = turn.role === "user" && next?.role === "assistant" && isEmpty(next);
     if (isUnanswered || (turn.role === "assistant" && isEmpty(turn))) return;
     messages.push(messageOf(turn));
   });
