@@ -1,6 +1,6 @@
 // The tab "Search": the standard library by meaning, and an answer about the best entry.
 
-import { html, useReducer, useRef, useState } from "./vendor/preact.js";
+import { html, useEffect, useReducer, useRef, useState } from "./vendor/preact.js";
 import { newTurn, runAnswer } from "./answer.js";
 import { embed, embedAll, loadEntries, nearest } from "./library.js";
 import { Code, ErrorNotice, ModelChoice, announce, number } from "./parts.js";
@@ -40,9 +40,9 @@ export function Search({ models, chatModels, onKey }) {
       setFound({ text, hits, index, model: model.id, ms: performance.now() - begun, turn });
       announce(`${hits.length} entries. The best: ${hits[0].entry.name}.`);
     } catch (problem) {
-      setError(problem);
+      if (turn === latest.current) setError(problem);
     } finally {
-      setProgress("");
+      if (turn === latest.current) setProgress("");
     }
   };
   const submit = (event) => {
@@ -131,6 +131,7 @@ function Explained({ name, models, onKey }) {
     runAnswer(turn.current, { signal: running.current.signal, onChange: redraw, onNotice: announce });
     redraw();
   };
+  useEffect(() => () => running.current?.abort(), []);
   if (!turn.current) {
     return html`<p class="row"><button type="button" onClick=${run}>Ask ${model.id}: ${question}</button></p>`;
   }
