@@ -3,7 +3,7 @@
 import { html, useEffect, useRef, useState } from "./vendor/preact.js";
 import { ask } from "./api.js";
 import { Chart } from "./chart.js";
-import { samplesOf, total } from "./metrics.js";
+import { growth, lasting, samplesOf, total } from "./metrics.js";
 import { ErrorNotice, number, size } from "./parts.js";
 
 const INTERVAL_MS = 2000;
@@ -57,9 +57,10 @@ async function read(signal) {
 
 /** Add the speed since the reading before, and both to the history. */
 function withRate(found, before, history) {
-  const delivered = total(found.samples[DELIVERED]);
+  const samples = { ...found.samples };
+  for (const name of [REFUSED, MOVED]) samples[name] = lasting(before?.samples[name] ?? [], samples[name]);
   const seconds = before ? (found.ms - before.ms) / 1000 : 0;
-  const tokensPerS = before ? Math.max(0, delivered - before.delivered) / seconds : null;
+  const tokensPerS = before ? growth(before.samples[DELIVERED], samples[DELIVERED]) / seconds : null;
   const replicas = found.models.flatMap((model) => model.replicas);
   const running = replicas.reduce((sum, { work }) => sum + work.num_running, 0);
   const waiting = replicas.reduce((sum, { work }) => sum + work.num_waiting, 0);
@@ -69,7 +70,7 @@ function withRate(found, before, history) {
       if (history[name].length > MAX_SAMPLES) history[name].shift();
     }
   }
-  return { ...found, delivered, tokensPerS, running, waiting };
+  return { ...found, samples, tokensPerS, running, waiting };
 }
 
 /** @returns {boolean} Whether the browser shows the page. */
