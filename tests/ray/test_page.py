@@ -22,6 +22,14 @@ pytestmark = [
 
 DEADLINE_S = 60
 MAX_TOKENS = 2000
+NUM_ANSWERS = 16  # the page shows the first; more of them take longer
+
+STOP_AT_ONCE = """
+new MutationObserver(() => {
+  const stop = [...document.querySelectorAll("button")].find((each) => each.textContent === "Stop");
+  if (document.querySelector(".answer .prose")) stop?.click();
+}).observe(document.body, {childList: true, subtree: true});
+"""
 
 
 @pytest.fixture
@@ -55,18 +63,19 @@ async def test_stop_frees_the_sequence(page: Page) -> None:
             **json.loads(route.request.post_data or ""),
             "ignore_eos": True,
             "max_tokens": MAX_TOKENS,
+            "n": NUM_ANSWERS,
         }
         await route.continue_(post_data=json.dumps(body))
 
     before = generated_tokens(page.url)
     await page.page.route("**/v1/chat/completions", endlessly)
+    # A busy browser hears of a click too late: the page itself presses the button.
+    await page.tab.evaluate(STOP_AT_ONCE)
     await page.ask(f"What does {NAME} do?")
-    await page.says("Join")
-    await page.button("Stop").click()
     await expect(page.answer).to_contain_text("Stopped here")
     await page.show("Live")
     await expect(page.page.locator(".tiles")).to_contain_text("Running0")
-    assert generated_tokens(page.url) - before < MAX_TOKENS
+    assert 0 < generated_tokens(page.url) - before < NUM_ANSWERS * MAX_TOKENS
 
 
 def generated_tokens(url: str) -> float:
