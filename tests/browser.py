@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Literal
 
-from playwright.async_api import Browser, ConsoleMessage, Page, async_playwright
+from playwright.async_api import Browser, ConsoleMessage, Page, async_playwright, expect
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 DEADLINE_MS = 60_000
@@ -14,6 +14,8 @@ FLAGS = (
     "--disable-component-update", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 )  # fmt: skip
 COMPLAINTS = ("error", "warning", "assert")
+
+expect.set_options(timeout=DEADLINE_MS)
 
 
 class Tab:

@@ -99,6 +99,46 @@ async def test_an_answer_can_be_had_again_and_a_question_edited(page: Page, mode
     assert await page.page.get_by_role("article", name="Question").count() == 1
 
 
+async def test_an_older_answer_that_is_had_again_stops_the_running_one(
+    page: Page, models: Models
+) -> None:
+    more = asyncio.Event()
+    models.chat.scripts = [HELLO, [[TextDelta((1,), "Half an")], more], said("Anew")]
+    await page.open()
+    await page.ask("First")
+    await page.is_done()
+    await page.ask("Second")
+    await page.says("Half an")
+    await page.button("Answer again").click()
+    await asyncio.wait_for(models.chat.streams[1].closed.wait(), 10)
+    await page.is_done()
+    await expect(page.answer).to_contain_text("Anew")
+    await expect(page.button("Send")).to_be_visible()
+    assert texts(models.chat.requests[2]) == ["First"]
+
+
+async def test_a_mistake_in_the_settings_changes_nothing_in_the_conversation(
+    page: Page, models: Models
+) -> None:
+    await page.open()
+    await page.ask("First")
+    await page.is_done()
+    await page.page.locator("summary", has_text="JSON schema of the answer").click()
+    await page.page.get_by_label("JSON schema of the answer, as JSON").fill("{")
+    alert = page.page.get_by_role("alert")
+    await page.button("Answer again").click()
+    await expect(alert).to_contain_text("The JSON schema is no JSON")
+    await page.button("Edit").click()
+    await page.page.get_by_label("Edit the question").fill("Changed")
+    await page.button("Ask again").click()
+    await expect(page.page.get_by_label("Edit the question")).to_have_value("Changed")
+    await page.ask("Second")
+    await expect(page.page.get_by_label("Your message")).to_have_value("Second")
+    await expect(page.page.get_by_role("article")).to_have_count(2)
+    await expect(page.answer).to_contain_text("Hello, world!")
+    assert len(models.chat.requests) == 1
+
+
 async def test_settings_reach_the_request(page: Page, models: Models) -> None:
     await page.open()
     fields = {
@@ -160,6 +200,26 @@ async def test_a_call_is_shown_and_its_result_is_sent_back(
         page.check_quiet()
 
 
+async def test_a_call_s_result_is_sent_again_after_an_answer_that_has_failed(
+    browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = Models(FakeBackend(tool_call_format="hermes"))
+    call = '<tool_call>\n{"name": "look_up", "arguments": {"name": "os.path"}}\n</tool_call>'
+    models.chat.scripts = [said(call), OverloadedError("The queue is full."), said("A module.")]
+    async with serving(models, monkeypatch) as url, tab_of(browser) as tab:
+        page = Page(tab, url)
+        await page.open()
+        await page.page.locator("summary", has_text="Tools").click()
+        await page.button("Insert an example").last.click()
+        await page.ask("What is os.path?")
+        await page.page.get_by_label("Result of look_up").fill("module os.path")
+        await page.button("Send the results").click()
+        await expect(page.answer.get_by_role("alert")).to_contain_text("The server is full")
+        await page.ask("Well?")
+        await page.says("A module.")
+        assert roles(models.chat.requests[2]) == ["user", "assistant", "tool", "user"]
+
+
 async def test_reasoning_stands_apart(page: Page, models: Models) -> None:
     reasoning = ReasoningDescription("qwen3", ReasoningTokens(8, 9))
     models.chat.description = replace(models.chat.description, reasoning=reasoning)
@@ -203,6 +263,16 @@ async def test_a_picture_is_asked_about_by_picker_paste_and_drop(
     assert isinstance(message, ChatMessage)
     assert [type(part) for part in message.parts] == [ImagePart, ImagePart, TextPart]
     await expect(page.page.get_by_role("img", name="Attached picture")).to_have_count(2)
+
+
+async def test_selected_text_can_be_dragged_into_the_message(page: Page) -> None:
+    await page.open()
+    await page.ask("Hello?")
+    await page.is_done()
+    said = page.answer.locator(".prose p")
+    await said.select_text()
+    await said.drag_to(page.page.get_by_label("Your message"), source_position={"x": 10, "y": 10})
+    await expect(page.page.get_by_label("Your message")).to_have_value("Hello, world!")
 
 
 async def test_a_file_that_is_no_picture_is_refused_in_words(page: Page) -> None:
@@ -353,3 +423,30 @@ async def test_a_server_with_keys_asks_for_one_and_keeps_it_in_this_tab_only(
         await page.show("Live")
         await expect(page.page.get_by_role("alert")).to_contain_text("lacks the scope 'operate'")
         assert tab.foreign(url, "data:") == []
+
+
+async def test_a_browser_that_blocks_site_data_shows_the_page_and_uses_the_key(
+    browser: Browser, models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(models, monkeypatch, ring()) as url, tab_of(browser) as tab:
+        await tab.page.add_init_script(
+            """
+            for (const name of ["localStorage", "sessionStorage"]) {
+              Object.defineProperty(window, name, {
+                get() { throw new DOMException("Access is denied.", "SecurityError"); },
+              });
+            }
+            """
+        )
+        page = Page(tab, url)
+        await page.open()
+        await page.button("Enter a key").click()
+        await page.page.get_by_label("API key").fill(ALICE)
+        await page.button("Use it").click()
+        await page.page.get_by_role("button", name="Colours:").click()
+        await page.ask("Hello?")
+        await page.says("Hello, world!")
+        await expect(page.page.locator("html")).to_have_attribute("data-theme", "light")
+        tab.complaints.clear()  # the browser itself notes the 401
+        await page.button("New chat").click()
+        page.check_quiet()
