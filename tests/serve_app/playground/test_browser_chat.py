@@ -22,13 +22,12 @@ from deployments.errors import (
     RateLimitError,
     TotalTimeoutError,
 )
-from serve_app.http.access_record import current_record
-from serve_app.http.notice import loading
 from tests.browser import tab_of
 from tests.images import png
 from tests.serve_app.apps import ALICE, ring
-from tests.serve_app.fakes import HELLO, FakeBackend, FakeStream, Step
+from tests.serve_app.fakes import HELLO, FakeBackend, Step
 from tests.serve_app.playground.served_page import Models, Page, serving
+from tests.serve_app.test_sleeping_models import Sleeper
 
 
 def texts(request: GenerationRequest) -> list[str]:
@@ -323,27 +322,17 @@ async def test_a_key_that_is_used_up_says_when_it_is_not(page: Page, models: Mod
 async def test_a_model_that_loads_is_shown_to_load(
     browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    models = Models(LoadingBackend())
+    sleeper = Sleeper()
+    models = Models(sleeper)
     async with serving(models, monkeypatch) as url, tab_of(browser) as tab:
         page = Page(tab, url)
         await page.open()
         await page.ask("Hello?")
-        await page.says("Loading m, 4 s so far.")
-        models.chat.opened.set()
+        await page.says("Loading m, 0 s so far.")
+        sleeper.loads.set()
         await page.says("Hello, world!")
         await expect(page.answer.locator(".waiting")).to_have_count(0)
         page.check_quiet()
-
-
-class LoadingBackend(FakeBackend):
-    """Tells that its model is loaded, as a cold start does, until `opened` is set."""
-
-    async def generate(self, request: GenerationRequest) -> FakeStream:
-        record = current_record()
-        assert record is not None
-        record.on_notice(loading("m", 4))
-        await self.opened.wait()
-        return await super().generate(request)
 
 
 async def test_an_error_in_mid_stream_keeps_what_had_arrived(page: Page, models: Models) -> None:
