@@ -8,7 +8,7 @@ import { ErrorNotice, number, size } from "./parts.js";
 
 const INTERVAL_MS = 2000;
 const MAX_SAMPLES = 300;
-const REFUSED = "vllm_admission_rejections_total";
+const REFUSED = "vllm:admission_rejections_total";
 const MOVED = "raystream_streams_moved_total";
 const DELIVERED = "raystream_delivered_tokens_total";
 

@@ -1,6 +1,6 @@
 // Prometheus's text format, as far as the tab "Live" reads it.
 
-const LINE = /^(\w+)(?:\{(.*)\})? (\S+)$/;
+const LINE = /^([\w:]+)(?:\{(.*)\})? (\S+)$/;
 const LABEL = /(\w+)="((?:[^"\\]|\\.)*)"/g;
 
 /** @typedef {{series: string, labels: Record<string, string>, value: number}} Sample The series: its labels as text. */

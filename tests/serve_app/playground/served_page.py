@@ -14,6 +14,7 @@ from serve_app.backends.replica_reports import Reports
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
 from serve_app.keys.api_keys import KeyRing
+from serve_app.metrics import IngressMetrics
 from tests.browser import Tab
 from tests.replica_reports import cpu_report, gpu_report
 from tests.serve_app.fake_pooler import FakeClassifier, FakeEmbedder
@@ -64,6 +65,7 @@ async def serving(
             {"c": models.classifier} if "c" in models.served else {},
             {"e": models.embedder} if "e" in models.served else {},
             clock=FakeClock(),
+            metrics=IngressMetrics(models.served),
             keys=keys,
             host="127.0.0.1",
             devices=DeviceSources(

@@ -12,6 +12,7 @@ from PIL import Image
 from playwright.async_api import Browser, Route, expect
 
 from deployments.contract import TextDelta
+from deployments.errors import OverloadedError
 from tests.browser import tab_of
 from tests.images import png
 from tests.node_packages import install
@@ -161,6 +162,18 @@ async def test_live_shows_replicas_and_counts_and_asks_only_while_it_is_seen(
             await page.page.clock.run_for(3_000)
 
 
+async def test_live_counts_refusals(page: Page, models: Models) -> None:
+    full = OverloadedError("The queue is full.")
+    models.chat.scripts = [full, full]
+    await page.open()
+    for _ in range(2):
+        await page.ask("Hello?")
+        await expect(page.answer.get_by_role("alert")).to_contain_text("The server is full")
+    await page.show("Live")
+    await expect(page.page.locator(".tiles")).to_contain_text("Refused2")
+    page.tab.complaints.clear()  # the browser itself notes the 503s
+
+
 async def test_counts_do_not_fall_when_a_process_ends(page: Page) -> None:
     readings = [5, None, 1]
 
@@ -180,7 +193,7 @@ async def test_counts_do_not_fall_when_a_process_ends(page: Page) -> None:
 
 
 def refused(replica: str, count: int) -> str:
-    return f'vllm_admission_rejections_total{{model_name="m",replica="{replica}"}} {count}.0'
+    return f'vllm:admission_rejections_total{{model_name="m",replica="{replica}"}} {count}.0'
 
 
 async def test_the_speed_counts_processes_that_were_there_before(page: Page) -> None:
