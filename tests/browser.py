@@ -9,12 +9,13 @@ from playwright.async_api import Browser, ConsoleMessage, Page, async_playwright
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 DEADLINE_MS = 60_000
-expect.set_options(timeout=DEADLINE_MS)
 FLAGS = (
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking",
     "--disable-component-update", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 )  # fmt: skip
 COMPLAINTS = ("error", "warning", "assert")
+
+expect.set_options(timeout=DEADLINE_MS)
 
 
 class Tab:

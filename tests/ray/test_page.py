@@ -1,5 +1,6 @@
 """The page against the real server: what its user can do with the embedded models."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 
@@ -21,7 +22,16 @@ pytestmark = [
 ]
 
 DEADLINE_S = 60
+POLL_S = 0.1
 MAX_TOKENS = 2000
+NUM_ANSWERS = 16  # the page shows the first; more of them take longer
+
+STOP_AT_ONCE = """
+new MutationObserver(() => {
+  const stop = [...document.querySelectorAll("button")].find((each) => each.textContent === "Stop");
+  if (document.querySelector(".answer .prose")) stop?.click();
+}).observe(document.body, {childList: true, subtree: true});
+"""
 
 
 @pytest.fixture
@@ -55,18 +65,23 @@ async def test_stop_frees_the_sequence(page: Page) -> None:
             **json.loads(route.request.post_data or ""),
             "ignore_eos": True,
             "max_tokens": MAX_TOKENS,
+            "n": NUM_ANSWERS,
         }
         await route.continue_(post_data=json.dumps(body))
 
     before = generated_tokens(page.url)
     await page.page.route("**/v1/chat/completions", endlessly)
+    # A busy browser hears of a click too late: the page itself presses the button.
+    await page.tab.evaluate(STOP_AT_ONCE)
     await page.ask(f"What does {NAME} do?")
-    await page.says("Join")
-    await page.button("Stop").click()
     await expect(page.answer).to_contain_text("Stopped here")
     await page.show("Live")
     await expect(page.page.locator(".tiles")).to_contain_text("Running0")
-    assert generated_tokens(page.url) - before < MAX_TOKENS
+    async with asyncio.timeout(DEADLINE_S):
+        while not (num_tokens := generated_tokens(page.url) - before):  # noqa: ASYNC110 - a server's count
+            await asyncio.sleep(POLL_S)
+    # Half, since what is counted may be a second old: of the whole, most would be counted by then.
+    assert num_tokens < NUM_ANSWERS * MAX_TOKENS / 2
 
 
 def generated_tokens(url: str) -> float:
@@ -75,7 +90,7 @@ def generated_tokens(url: str) -> float:
     return sum(
         float(line.rpartition(" ")[2])
         for line in text.splitlines()
-        if line.startswith("vllm_generation_tokens_total{")
+        if line.startswith("vllm:generation_tokens_total{")
     )
 
 

@@ -1,7 +1,7 @@
 // Requests to the server: the key, errors in words, and streams of Server-Sent Events.
 
-import { store, stored } from "./storage.js";
 import { createParser } from "./vendor/parse.js";
+import { tabStorage } from "./storage.js";
 
 const KEY = "raystream-key";
 const DONE = "[DONE]";
@@ -10,10 +10,10 @@ const DONE = "[DONE]";
 export const SERVER = new URL(".", document.baseURI).href.replace(/\/$/, "");
 
 /** @returns {string} The key of this browser tab; "" if none was given. */
-export const readKey = () => stored("sessionStorage", KEY);
+export const readKey = () => tabStorage.read(KEY);
 
 /** @param {string} key Kept until the browser tab is closed; "" forgets it. */
-export const writeKey = (key) => store("sessionStorage", KEY, key);
+export const writeKey = (key) => tabStorage.write(KEY, key);
 
 /** A request that failed. Its message is what a reader is told; `detail` is what the server said. */
 export class ApiError extends Error {

@@ -7,7 +7,7 @@ import { Classify } from "./classify.js";
 import { Live } from "./live.js";
 import { ErrorNotice, announce } from "./parts.js";
 import { Search } from "./search.js";
-import { store, stored } from "./storage.js";
+import { browserStorage } from "./storage.js";
 
 const TABS = { chat: "Chat", classify: "Classify", search: "Search", live: "Live" };
 const THEME = "raystream-theme";
@@ -56,10 +56,10 @@ function useTab() {
 }
 
 function useTheme() {
-  const [theme, setTheme] = useState(stored("localStorage", THEME));
+  const [theme, setTheme] = useState(browserStorage.read(THEME));
   useLayoutEffect(() => {
     document.documentElement.dataset.theme = theme;
-    store("localStorage", THEME, theme);
+    browserStorage.write(THEME, theme);
   }, [theme]);
   const ids = Object.keys(THEMES);
   return [theme, () => setTheme(ids[(ids.indexOf(theme) + 1) % ids.length])];

@@ -23,7 +23,7 @@ export function Chart({ label, x, lines, format, isBytes = false }) {
   useEffect(() => {
     const draw = () => {
       plot.current?.destroy();
-      const options = optionsOf(lines, format, isBytes, element.current.clientWidth);
+      const options = optionsOf(lines, format, isBytes, element.current);
       plot.current = new globalThis.uPlot(options, data.current, element.current);
     };
     draw();
@@ -56,15 +56,25 @@ export function Chart({ label, x, lines, format, isBytes = false }) {
     </figure>`;
 }
 
-function optionsOf(lines, format, isBytes, width) {
-  const style = getComputedStyle(document.documentElement);
-  const colour = (name) => style.getPropertyValue(name).trim();
+/**
+ * Return the colour that a custom property has under the present scheme, as a canvas can use it.
+ * @param {HTMLElement} element @param {string} name
+ */
+function colourOf(element, name) {
+  element.style.color = `var(${name})`;
+  const { color } = getComputedStyle(element);
+  element.style.color = "";
+  return color;
+}
+
+function optionsOf(lines, format, isBytes, element) {
+  const colour = (name) => colourOf(element, name);
   const axis = {
     stroke: colour("--quiet"), font: "12px system-ui, sans-serif",
     grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false },
   };
   return {
-    width: width || 300,
+    width: element.clientWidth || 300,
     height: HEIGHT,
     legend: { show: false },
     cursor: { show: false },

@@ -5,7 +5,7 @@ import { messagesOf, newTurn, runAnswer } from "./answer.js";
 import { readImages } from "./images.js";
 import { DEFAULTS, OptionsForm, fieldsOf } from "./options.js";
 import { announce } from "./parts.js";
-import { store, stored } from "./storage.js";
+import { tabStorage } from "./storage.js";
 import { Answer, Question, ToolResult } from "./turn.js";
 
 const STORED = "raystream-chat";
@@ -15,7 +15,7 @@ const EXAMPLES = ["What does os.path.join do?", "What is textwrap.indent?", "And
 /** @returns {{turns: import("./answer.js").Turn[], options: import("./options.js").Options}} */
 function restored() {
   try {
-    const { turns, options } = JSON.parse(stored("sessionStorage", STORED) || "{}");
+    const { turns, options } = JSON.parse(tabStorage.read(STORED) || "{}");
     return { turns: turns ?? [], options: { ...DEFAULTS, ...options } };
   } catch {
     return { turns: [], options: { ...DEFAULTS } };
@@ -30,8 +30,8 @@ function keep(turns, options) {
     state: turn.state === "running" ? "stopped" : turn.state,
     error: turn.error && { ...turn.error, message: turn.error.message },
   }));
-  // Large pictures don't fit; then a reload begins anew.
-  store("sessionStorage", STORED, JSON.stringify({ turns: kept, options }));
+  // Many large pictures don't fit; then a reload begins anew.
+  tabStorage.write(STORED, JSON.stringify({ turns: kept, options }));
 }
 
 /** The conversation, and what can be done with it. */
@@ -41,33 +41,40 @@ function useConversation() {
   const [, redraw] = useReducer((count) => count + 1, 0);
   const it = state.current;
 
+  /** Stream an answer. One runs at a time: an answer that still runs is stopped. */
   const run = async (turn) => {
+    it.running?.abort();
     const running = new AbortController();
     Object.assign(it, { running, problem: "" });
     announce("The answer begins.");
     await runAnswer(turn, { signal: running.signal, onChange: redraw, onNotice: announce });
-    if (it.running === running) it.running = null;
-    announce(spoken(turn));
+    if (it.running === running) {
+      it.running = null;
+      announce(spoken(turn));
+    }
     keep(it.turns, it.options);
     redraw();
   };
-  /** Change the turns and have them answered; settings that can't be read change nothing. */
-  const answerAfter = (change) => {
+  /**
+   * Make these turns the conversation, and ask for the answer to them.
+   * @param {import("./answer.js").Turn[]} turns
+   * @returns {boolean} Whether it is asked for; if an option can't be read, the conversation stays as it was.
+   */
+  const answer = (turns) => {
+    const turn = newTurn("assistant");
     try {
-      const fields = fieldsOf(it.options);
-      it.running?.abort();
-      change();
-      const turn = newTurn("assistant");
-      turn.body = { ...fields, messages: messagesOf(it.turns, it.options.system) };
-      it.turns.push(turn);
-      run(turn);
+      turn.body = { ...fieldsOf(it.options), messages: messagesOf(turns, it.options.system) };
     } catch (error) {
       it.problem = error.message;
+      redraw();
+      return false;
     }
+    it.turns = [...turns, turn];
+    run(turn);
     redraw();
-    return !it.problem;
+    return true;
   };
-  const cutAt = (turn) => it.turns.splice(it.turns.indexOf(turn));
+  const before = (turn) => it.turns.slice(0, it.turns.indexOf(turn));
 
   useEffect(() => {
     const leave = () => {
@@ -86,16 +93,14 @@ function useConversation() {
       it.options = options;
       redraw();
     },
-    ask: (text, images) => answerAfter(() => it.turns.push(newTurn("user", text, images))),
-    edit: (turn, text) => answerAfter(() => {
-      cutAt(turn);
-      it.turns.push(newTurn("user", text, turn.images));
-    }),
-    again: (turn) => answerAfter(() => cutAt(turn)),
+    ask: (text, images) => answer([...it.turns, newTurn("user", text, images)]),
+    edit: (turn, text) => answer([...before(turn), newTurn("user", text, turn.images)]),
+    again: (turn) => answer(before(turn)),
     resume: run,
-    sendResults: (turn) => answerAfter(() => {
-      it.turns.push(...turn.calls.map(({ id, result }) => ({ ...newTurn("tool", result), callId: id })));
-    }),
+    sendResults(turn) {
+      const results = turn.calls.map(({ id, result }) => ({ ...newTurn("tool", result), callId: id }));
+      return answer([...it.turns, ...results]);
+    },
     clear() {
       it.running?.abort();
       Object.assign(it, { turns: [], problem: "" });
@@ -224,12 +229,13 @@ function Composer({ it, isBusy, takesImages, isReady }) {
       add(files);
     }
   };
+  // Text that is dropped is the browser's matter.
   const onDragOver = (event) => {
     if (event.dataTransfer.types.includes("Files")) event.preventDefault();
   };
   const onDrop = (event) => {
     const files = [...event.dataTransfer.files];
-    if (!files.length) return; // text, which the field takes by itself
+    if (!files.length) return;
     event.preventDefault();
     if (takesImages) add(files);
   };

@@ -3,7 +3,7 @@
 import { html, useEffect, useRef, useState } from "./vendor/preact.js";
 import { ask } from "./api.js";
 import { Chart } from "./chart.js";
-import { gained, samplesOf, total, withGone } from "./metrics.js";
+import { growth, lasting, samplesOf, total } from "./metrics.js";
 import { ErrorNotice, number, size } from "./parts.js";
 
 const INTERVAL_MS = 2000;
@@ -58,10 +58,9 @@ async function read(signal) {
 /** Add the speed since the reading before, and both to the history. */
 function withRate(found, before, history) {
   const samples = { ...found.samples };
-  if (before) for (const name of [REFUSED, MOVED]) samples[name] = withGone(samples[name], before.samples[name]);
-  const tokensPerS = before
-    ? (gained(samples[DELIVERED], before.samples[DELIVERED]) * 1000) / (found.ms - before.ms)
-    : null;
+  for (const name of [REFUSED, MOVED]) samples[name] = lasting(before?.samples[name] ?? [], samples[name]);
+  const seconds = before ? (found.ms - before.ms) / 1000 : 0;
+  const tokensPerS = before ? growth(before.samples[DELIVERED], samples[DELIVERED]) / seconds : null;
   const replicas = found.models.flatMap((model) => model.replicas);
   const running = replicas.reduce((sum, { work }) => sum + work.num_running, 0);
   const waiting = replicas.reduce((sum, { work }) => sum + work.num_waiting, 0);

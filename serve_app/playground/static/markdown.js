@@ -4,12 +4,9 @@
 // the elements below pass. Links lead to http and https only; nothing is loaded, pictures included. The
 // page's Content-Security-Policy is the third.
 
-/** A text of more characters or lines is shown as it is: to render it again and again would take too long. */
+/** A longer text is shown as it is: to render it again and again would take too long. */
 const MAX_CHARACTERS = 40_000;
 const MAX_LINES = 2_000;
-
-/** @param {string} text Whether it is rendered. */
-export const isShort = (text) => text.length <= MAX_CHARACTERS && text.split("\n", MAX_LINES + 1).length <= MAX_LINES;
 
 const TAGS = [
   "p", "br", "hr", "h3", "h4", "h5", "h6", "strong", "em", "s", "a", "code", "pre", "blockquote",
@@ -58,6 +55,10 @@ export const htmlOf = (text) =>
     ALLOWED_URI_REGEXP: /^https?:\/\//i,
     ADD_URI_SAFE_ATTR: ATTRIBUTES.filter((name) => name !== "href"),
   });
+
+/** @param {string} text */
+export const isRendered = (text) =>
+  text.length <= MAX_CHARACTERS && text.split("\n", MAX_LINES + 1).length <= MAX_LINES;
 
 const BLOCK = 8_000;
 

@@ -3,7 +3,7 @@
 const LINE = /^([\w:]+)(?:\{(.*)\})? (\S+)$/;
 const LABEL = /(\w+)="((?:[^"\\]|\\.)*)"/g;
 
-/** @typedef {{labels: Record<string, string>, value: number}} Sample */
+/** @typedef {{series: string, labels: Record<string, string>, value: number}} Sample The series: its labels as text. */
 
 /**
  * Return the samples of some metrics.
@@ -17,34 +17,10 @@ export function samplesOf(text, names) {
     const [, name, labels = "", value] = LINE.exec(line) ?? [];
     if (name && name in found) {
       const pairs = [...labels.matchAll(LABEL)].map(([, key, text_]) => [key, text_]);
-      found[name].push({ labels: Object.fromEntries(pairs), value: Number(value) });
+      found[name].push({ series: labels, labels: Object.fromEntries(pairs), value: Number(value) });
     }
   }
   return found;
-}
-
-/** @param {Sample} sample */
-const seriesOf = ({ labels }) => JSON.stringify(labels);
-
-/**
- * Return what counters have gained since a reading. A process that has come or gone since counts as nothing.
- * @param {Sample[]} samples
- * @param {Sample[]} before
- */
-export function gained(samples, before) {
-  const known = new Map(before.map((sample) => [seriesOf(sample), sample.value]));
-  return samples.reduce(
-    (sum, sample) => sum + Math.max(0, sample.value - (known.get(seriesOf(sample)) ?? sample.value)), 0);
-}
-
-/**
- * Return samples, with those of processes that are gone, so that a sum of counters never falls.
- * @param {Sample[]} samples
- * @param {Sample[]} before
- */
-export function withGone(samples, before) {
-  const present = new Set(samples.map(seriesOf));
-  return [...samples, ...before.filter((sample) => !present.has(seriesOf(sample)))];
 }
 
 /** @param {Sample[]} samples @param {Record<string, string>} wanted Labels that count. */
@@ -52,3 +28,27 @@ export const total = (samples, wanted = {}) =>
   samples
     .filter(({ labels }) => Object.entries(wanted).every(([key, value]) => labels[key] === value))
     .reduce((sum, { value }) => sum + value, 0);
+
+/**
+ * Return how much a counter has grown since the reading before. Only series of both readings count: a process that
+ * has begun or come back brings what it has counted before.
+ * @param {Sample[]} before @param {Sample[]} samples
+ */
+export function growth(before, samples) {
+  const values = new Map(before.map(({ series, value }) => [series, value]));
+  return samples.reduce((sum, { series, value }) => sum + Math.max(0, value - (values.get(series) ?? value)), 0);
+}
+
+/**
+ * Return a counter's samples with those that only an earlier reading had: what a process has counted stays counted
+ * after its end.
+ * @param {Sample[]} before @param {Sample[]} samples
+ */
+export function lasting(before, samples) {
+  const kept = new Map(before.map((sample) => [sample.series, sample]));
+  for (const sample of samples) {
+    const value = Math.max(sample.value, kept.get(sample.series)?.value ?? 0);
+    kept.set(sample.series, { ...sample, value });
+  }
+  return [...kept.values()];
+}

@@ -42,7 +42,7 @@ export function Search({ models, chatModels, onKey }) {
     } catch (problem) {
       if (turn === latest.current) setError(problem);
     } finally {
-      setProgress("");
+      if (turn === latest.current) setProgress("");
     }
   };
   const submit = (event) => {
@@ -124,7 +124,6 @@ function Explained({ name, models, onKey }) {
   const running = useRef(/** @type {AbortController | null} */ (null));
   const model = models.find(({ id }) => id === "pydoc-chat") ?? models[0];
   const question = `What does ${name} do?`;
-  useEffect(() => () => running.current?.abort(), []);
   const run = () => {
     turn.current = newTurn("assistant");
     turn.current.body = { model: model.id, messages: [{ role: "user", content: question }], max_tokens: 256 };
@@ -132,6 +131,7 @@ function Explained({ name, models, onKey }) {
     runAnswer(turn.current, { signal: running.current.signal, onChange: redraw, onNotice: announce });
     redraw();
   };
+  useEffect(() => () => running.current?.abort(), []);
   if (!turn.current) {
     return html`<p class="row"><button type="button" onClick=${run}>Ask ${model.id}: ${question}</button></p>`;
   }

@@ -19,20 +19,17 @@ const OPENAI_FIELDS = new Set([
 
 const PATHS = { chat: "v1/chat/completions", embeddings: "v1/embeddings", classify: "v1/classify" };
 
-/** Linux takes no longer argument than 128 KiB; a body with a picture comes by standard input. */
-const LONGEST_ARGUMENT = 100_000;
-
-/** @param {Made} made */
+/**
+ * The body comes by standard input: a picture is longer than an argument may be (128 KiB on Linux). No line of
+ * JSON reads EOF.
+ * @param {Made} made
+ */
 export function curl({ kind, body }) {
   const key = readKey() ? `  -H "Authorization: Bearer $${KEY_VARIABLE}" \\\n` : "";
-  const json = JSON.stringify(body, null, 2);
-  const given = json.length > LONGEST_ARGUMENT
-    ? `--data-binary @- <<'EOF'\n${json}\nEOF`
-    : `-d '${json.replaceAll("'", "'\\''")}'`;
   const options = body.stream ? "-N " : "";
   return (
     `curl ${options}${SERVER}/${PATHS[kind]} \\\n${key}  -H 'Content-Type: application/json' \\\n` +
-    `  ${given}\n`
+    `  --data-binary @- <<'EOF'\n${JSON.stringify(body, null, 2)}\nEOF\n`
   );
 }
 

@@ -1,22 +1,34 @@
-// What the browser keeps for the page. A browser that forbids it keeps nothing, and the page works without.
+// What the browser keeps for the page. A browser that blocks site data throws at each use of it, and one that is
+// full refuses to write; the page then keeps the text itself, until it is left.
 
-/** @typedef {"sessionStorage" | "localStorage"} Kind */
-
-/** @param {Kind} kind @param {string} key @returns {string} "" if nothing is kept. */
-export function stored(kind, key) {
-  try {
-    return window[kind].getItem(key) ?? "";
-  } catch {
-    return "";
-  }
+/** @param {"localStorage" | "sessionStorage"} kind */
+function storage(kind) {
+  const refused = new Map();
+  return {
+    /** @param {string} name @returns {string} "" if nothing is kept. */
+    read(name) {
+      try {
+        return refused.get(name) ?? globalThis[kind].getItem(name) ?? "";
+      } catch {
+        return "";
+      }
+    },
+    /** @param {string} name @param {string} text "" removes what is kept. */
+    write(name, text) {
+      refused.set(name, text);
+      try {
+        globalThis[kind].removeItem(name);
+        if (text) globalThis[kind].setItem(name, text);
+        refused.delete(name);
+      } catch {
+        // `refused` has it.
+      }
+    },
+  };
 }
 
-/** @param {Kind} kind @param {string} key @param {string} value "" forgets it; so does one that is too large. */
-export function store(kind, key, value) {
-  try {
-    window[kind].removeItem(key);
-    if (value) window[kind].setItem(key, value);
-  } catch {
-    // It is not kept.
-  }
-}
+/** Kept for all browser tabs. */
+export const browserStorage = storage("localStorage");
+
+/** Kept until this browser tab is closed. */
+export const tabStorage = storage("sessionStorage");

@@ -1,21 +1,21 @@
 // One turn of a conversation on the page: a question, an answer with its figures, a tool's result.
 
-import { html, useEffect, useRef, useState } from "./vendor/preact.js";
+import { html, useEffect, useLayoutEffect, useRef, useState } from "./vendor/preact.js";
 import { figuresOf } from "./answer.js";
-import { blocksOf, htmlOf, isShort } from "./markdown.js";
+import { blocksOf, htmlOf, isRendered } from "./markdown.js";
 import { Code, CopyButton, ErrorNotice, duration, number } from "./parts.js";
 
-/** Redraws are rarer the longer the last one took, so that the page stays quick: ms, and a multiple of its ms. */
-const REDRAW_MS = 16;
-const REDRAW_SHARE = 4;
+/** Between two drawings of a growing text pass this many ms, and this many times as long as the last one took. */
+const PAUSE_MS = 16;
+const PAUSE_OF_DRAWING = 4;
 
 /**
- * Return a text that follows another one, at a pace that depends on how long it takes to draw.
+ * Return a text that follows another one, at a pace that leaves the page time for all else.
  * @param {string} text
  * @param {boolean} isRunning
- * @param {{current: number}} drawMs
+ * @param {{current: number}} drawingMs How long the last drawing took.
  */
-function usePaced(text, isRunning, drawMs) {
+function usePaced(text, isRunning, drawingMs) {
   const [shown, setShown] = useState(text);
   const latest = useRef(text);
   const timer = useRef(0);
@@ -26,7 +26,7 @@ function usePaced(text, isRunning, drawMs) {
       timer.current = setTimeout(() => {
         timer.current = 0;
         setShown(latest.current);
-      }, REDRAW_MS + REDRAW_SHARE * drawMs.current);
+      }, PAUSE_MS + PAUSE_OF_DRAWING * drawingMs.current);
     }
   }, [text, isRunning]);
   useEffect(() => () => clearTimeout(timer.current), []);
@@ -35,21 +35,23 @@ function usePaced(text, isRunning, drawMs) {
 
 /** A model's text: rendered, or as it is if it is long. */
 export function ModelText({ text, isRunning = false }) {
-  const drawMs = useRef(0);
-  const shown = usePaced(text, isRunning, drawMs);
-  if (isShort(shown)) return html`<${Markdown} text=${shown} drawMs=${drawMs} />`;
+  const begunMs = performance.now();
+  const drawingMs = useRef(0);
+  const shown = usePaced(text, isRunning, drawingMs);
+  useLayoutEffect(() => {
+    drawingMs.current = performance.now() - begunMs;
+  }, [shown]);
+  if (isRendered(shown)) return html`<${Markdown} text=${shown} />`;
   return html`
     <div class="prose plain" dir="auto">
       ${blocksOf(shown).map((block, index) => html`<div key=${index}>${block}</div>`)}
     </div>`;
 }
 
-function Markdown({ text, drawMs }) {
+function Markdown({ text }) {
   const element = useRef(null);
-  useEffect(() => {
-    const begunMs = performance.now();
+  useLayoutEffect(() => {
     element.current.innerHTML = htmlOf(text);
-    drawMs.current = performance.now() - begunMs;
   }, [text]);
   return html`<div class="prose" dir="auto" ref=${element}></div>`;
 }
@@ -133,14 +135,13 @@ function ToolCall({ call, onChange, canAnswer }) {
 }
 
 /**
- * @param {{turn: import("./answer.js").Turn, onEdit: (text: string) => void, isBusy: boolean}} props
+ * @param {{turn: import("./answer.js").Turn, onEdit: (text: string) => boolean, isBusy: boolean}} props
  */
 export function Question({ turn, onEdit, isBusy }) {
   const [draft, setDraft] = useState(/** @type {string | null} */ (null));
   const send = (event) => {
     event.preventDefault();
-    setDraft(null);
-    onEdit(draft ?? "");
+    if (onEdit(draft ?? "")) setDraft(null);
   };
   return html`
     <article class="turn question" aria-label="Question">

@@ -103,10 +103,10 @@ async def busy(client: httpx.AsyncClient) -> AsyncIterator[None]:
             answer = await client.post("/v1/chat/completions", json=body)
             assert answer.is_success, answer.text
 
-    asking = [asyncio.create_task(ask(number)) for number in range(NUM_STREAMS)]
-    yield
-    failed = [task.exception() for task in asking if task.done()]
-    for task in asking:
-        task.cancel()
-    await asyncio.wait(asking)
-    assert failed == []
+    async with asyncio.TaskGroup() as group:
+        asking = [group.create_task(ask(number)) for number in range(NUM_STREAMS)]
+        try:
+            yield
+        finally:
+            for task in asking:
+                task.cancel()

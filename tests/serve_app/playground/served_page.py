@@ -14,11 +14,13 @@ from serve_app.backends.replica_reports import Reports
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
 from serve_app.keys.api_keys import KeyRing
+from serve_app.metrics import IngressMetrics
 from tests.browser import Tab
 from tests.replica_reports import cpu_report, gpu_report
 from tests.serve_app.fake_pooler import FakeClassifier, FakeEmbedder
 from tests.serve_app.fakes import FakeBackend, FakeClock
 from tests.serve_app.front_doors import on_uvicorn
+from tests.serve_app.test_sleeping_models import Sleeper
 
 MODELS = [
     {"id": "m", "source": "nowhere"},
@@ -63,11 +65,13 @@ async def serving(
             {"c": models.classifier} if "c" in models.served else {},
             {"e": models.embedder} if "e" in models.served else {},
             clock=FakeClock(),
+            metrics=IngressMetrics(models.served),
             keys=keys,
             host="127.0.0.1",
             devices=DeviceSources(
                 {id_: _asking(models, id_) for id_ in models.served}, models.draw
             ),
+            **(_asleep(models.chat) if isinstance(models.chat, Sleeper) else {}),
         )
     )
     async with on_uvicorn(app, monkeypatch) as port:
@@ -76,6 +80,14 @@ async def serving(
 
 def _asking(models: Models, model_id: str) -> Any:
     return lambda is_any_running: models.ask(model_id, is_any_running)
+
+
+def _asleep(sleeper: Sleeper) -> dict[str, Any]:
+    return {
+        "replicas": {"m": sleeper.replicas},
+        "describe_files": sleeper.describe_files,
+        "ask_states": sleeper.states,
+    }
 
 
 class Page:

@@ -1,11 +1,12 @@
+"""The tab "Chat" as its user uses it."""
+
 import asyncio
 import base64
-from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
 from PIL import Image
-from playwright.async_api import Browser, Route, expect
+from playwright.async_api import Browser, expect
 
 from deployments.contract import (
     ChatMessage,
@@ -17,18 +18,10 @@ from deployments.contract import (
     TextDelta,
     TextPart,
 )
-from deployments.errors import (
-    GenerationFailedError,
-    OverloadedError,
-    RateLimitError,
-    TotalTimeoutError,
-)
-from serve_app.http.access_record import current_record
-from serve_app.http.notice import Notice, loading
+from deployments.errors import OverloadedError
 from tests.browser import tab_of
 from tests.images import png
-from tests.serve_app.apps import ALICE, ring
-from tests.serve_app.fakes import FakeBackend, FakeStream, Step
+from tests.serve_app.fakes import HELLO, FakeBackend, Step
 from tests.serve_app.playground.served_page import Models, Page, serving
 
 
@@ -100,6 +93,46 @@ async def test_an_answer_can_be_had_again_and_a_question_edited(page: Page, mode
     assert await page.page.get_by_role("article", name="Question").count() == 1
 
 
+async def test_an_older_answer_that_is_had_again_stops_the_running_one(
+    page: Page, models: Models
+) -> None:
+    more = asyncio.Event()
+    models.chat.scripts = [HELLO, [[TextDelta((1,), "Half an")], more], said("Anew")]
+    await page.open()
+    await page.ask("First")
+    await page.is_done()
+    await page.ask("Second")
+    await page.says("Half an")
+    await page.button("Answer again").click()
+    await asyncio.wait_for(models.chat.streams[1].closed.wait(), 10)
+    await page.is_done()
+    await expect(page.answer).to_contain_text("Anew")
+    await expect(page.button("Send")).to_be_visible()
+    assert texts(models.chat.requests[2]) == ["First"]
+
+
+async def test_a_mistake_in_the_settings_changes_nothing_in_the_conversation(
+    page: Page, models: Models
+) -> None:
+    await page.open()
+    await page.ask("First")
+    await page.is_done()
+    await page.page.locator("summary", has_text="JSON schema of the answer").click()
+    await page.page.get_by_label("JSON schema of the answer, as JSON").fill("{")
+    alert = page.page.get_by_role("alert")
+    await page.button("Answer again").click()
+    await expect(alert).to_contain_text("The JSON schema is no JSON")
+    await page.button("Edit").click()
+    await page.page.get_by_label("Edit the question").fill("Changed")
+    await page.button("Ask again").click()
+    await expect(page.page.get_by_label("Edit the question")).to_have_value("Changed")
+    await page.ask("Second")
+    await expect(page.page.get_by_label("Your message")).to_have_value("Second")
+    await expect(page.page.get_by_role("article")).to_have_count(2)
+    await expect(page.answer).to_contain_text("Hello, world!")
+    assert len(models.chat.requests) == 1
+
+
 async def test_settings_reach_the_request(page: Page, models: Models) -> None:
     await page.open()
     fields = {
@@ -161,6 +194,26 @@ async def test_a_call_is_shown_and_its_result_is_sent_back(
         page.check_quiet()
 
 
+async def test_a_call_s_result_is_sent_again_after_an_answer_that_has_failed(
+    browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = Models(FakeBackend(tool_call_format="hermes"))
+    call = '<tool_call>\n{"name": "look_up", "arguments": {"name": "os.path"}}\n</tool_call>'
+    models.chat.scripts = [said(call), OverloadedError("The queue is full."), said("A module.")]
+    async with serving(models, monkeypatch) as url, tab_of(browser) as tab:
+        page = Page(tab, url)
+        await page.open()
+        await page.page.locator("summary", has_text="Tools").click()
+        await page.button("Insert an example").last.click()
+        await page.ask("What is os.path?")
+        await page.page.get_by_label("Result of look_up").fill("module os.path")
+        await page.button("Send the results").click()
+        await expect(page.answer.get_by_role("alert")).to_contain_text("The server is full")
+        await page.ask("Well?")
+        await page.says("A module.")
+        assert roles(models.chat.requests[2]) == ["user", "assistant", "tool", "user"]
+
+
 async def test_reasoning_stands_apart(page: Page, models: Models) -> None:
     reasoning = ReasoningDescription("qwen3", ReasoningTokens(8, 9))
     models.chat.description = replace(models.chat.description, reasoning=reasoning)
@@ -206,6 +259,16 @@ async def test_a_picture_is_asked_about_by_picker_paste_and_drop(
     await expect(page.page.get_by_role("img", name="Attached picture")).to_have_count(2)
 
 
+async def test_selected_text_can_be_dragged_into_the_message(page: Page) -> None:
+    await page.open()
+    await page.ask("Hello?")
+    await page.is_done()
+    said = page.answer.locator(".prose p")
+    await said.select_text()
+    await said.drag_to(page.page.get_by_label("Your message"), source_position={"x": 10, "y": 10})
+    await expect(page.page.get_by_label("Your message")).to_have_value("Hello, world!")
+
+
 async def test_a_file_that_is_no_picture_is_refused_in_words(page: Page) -> None:
     await page.open()
     await page.page.locator("input[type=file]").set_input_files(
@@ -228,137 +291,3 @@ async def test_a_reload_keeps_the_conversation_and_frees_the_running_answer(
     await page.says("Half an")
     await expect(page.answer).to_contain_text("Stopped here")
     await expect(page.page.get_by_text("Hello, world!")).to_be_visible()
-
-
-async def test_a_full_server_says_when_to_try_again(page: Page, models: Models) -> None:
-    models.chat.scripts = [OverloadedError("The queue is full.", retry_after_s=3)]
-    await page.open()
-    await page.ask("Hello?")
-    alert = page.answer.get_by_role("alert")
-    await expect(alert).to_contain_text("The server is full: try again in 3 s.")
-    await alert.get_by_role("button", name="Try again").click()
-    await page.says("Hello, world!")
-    page.tab.complaints.clear()  # the browser itself notes the 503
-
-
-async def test_a_key_that_is_used_up_says_when_it_is_not(page: Page, models: Models) -> None:
-    models.chat.scripts = [RateLimitError("Its requests are used up.", retry_after_s=7)]
-    await page.open()
-    await page.ask("Hello?")
-    alert = page.answer.get_by_role("alert")
-    await expect(alert).to_contain_text("This key has used up its limit: try again in 7 s.")
-    await expect(alert).to_contain_text("Its requests are used up.")
-    page.tab.complaints.clear()  # the browser itself notes the 429
-
-
-async def test_what_a_stream_waits_for_is_shown_until_it_goes_on(
-    page: Page, models: Models
-) -> None:
-    goes_on = asyncio.Event()
-
-    class WaitingStream(FakeStream):
-        async def __aiter__(self) -> AsyncIterator[list[TextDelta]]:
-            record = current_record()
-            assert record is not None
-            record.on_notice(loading("m", 4))
-            await page.says("Loading m, 4 s so far.")
-            record.on_notice(Notice.WAITING)
-            await goes_on.wait()
-            record.on_notice(Notice.MOVED)
-            await page.says("moved to another replica")
-            async for deltas in super().__aiter__():
-                yield deltas
-
-    models.chat.stream_attributes = {"__class__": WaitingStream}
-    await page.open()
-    await page.ask("Hello?")
-    await page.says("Its replica was lost; waiting for another one.")
-    goes_on.set()
-    await page.says("Hello, world!")
-    await expect(page.answer.locator(".mark")).to_contain_text("nothing was lost")
-    await expect(page.answer.locator(".waiting")).to_have_count(0)
-
-
-async def test_an_error_in_mid_stream_keeps_what_had_arrived(page: Page, models: Models) -> None:
-    models.chat.steps = [[TextDelta((1,), "So far")], GenerationFailedError("The step has failed.")]
-    await page.open()
-    await page.ask("Hello?")
-    await expect(page.answer.get_by_role("alert")).to_contain_text("The step has failed.")
-    await expect(page.answer).to_contain_text("So far")
-
-
-async def test_an_answer_that_took_too_long_says_so(page: Page, models: Models) -> None:
-    models.chat.steps = [[TextDelta((1,), "So far")], TotalTimeoutError("It took over an hour.")]
-    await page.open()
-    await page.ask("Hello?")
-    await expect(page.answer.get_by_role("alert")).to_contain_text("The answer took too long")
-    await expect(page.answer).to_contain_text("So far")
-
-
-async def test_a_server_that_is_gone_is_told_and_the_text_stays(
-    browser: Browser, models: Models, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await_end = asyncio.Event()
-    models.chat.steps = [[TextDelta((1,), "So far")], await_end]
-    async with tab_of(browser) as tab:
-        async with serving(models, monkeypatch) as url:
-            page = Page(tab, url)
-            await page.open()
-            await page.ask("Hello?")
-            await page.says("So far")
-            await tab.page.context.set_offline(True)
-            await_end.set()
-        await expect(page.answer.get_by_role("alert")).to_be_visible()
-        await expect(page.answer).to_contain_text("So far")
-        await page.ask("Are you there?")
-        await expect(page.answer.get_by_role("alert")).to_contain_text("can't be reached")
-
-
-async def test_a_broken_answer_goes_on_where_it_broke(page: Page, models: Models) -> None:
-    async def cut(route: Route) -> None:
-        answer = await route.fetch()
-        events = (await answer.text()).split("\n\n")
-        (last,) = [index for index, event in enumerate(events) if '"Hello"' in event]
-        await route.fulfill(
-            response=answer, body="".join(f"{event}\n\n" for event in events[: last + 1])
-        )
-        await page.page.unroute("**/v1/chat/completions")
-
-    await page.open()
-    await page.page.route("**/v1/chat/completions", cut)
-    await page.ask("Hello?")
-    alert = page.answer.get_by_role("alert")
-    await expect(alert).to_contain_text("The answer ended before it was complete.")
-    await expect(page.answer.locator(".prose")).to_have_text("Hello")
-    await page.button("Go on").click()
-    await expect(page.answer.locator(".prose")).to_have_text("Hello, world!")
-    first, again = models.chat.requests
-    assert (again.prompt, again.sampling.seed) == (first.prompt, first.sampling.seed)
-
-
-async def test_a_server_with_keys_asks_for_one_and_keeps_it_in_this_tab_only(
-    browser: Browser, models: Models, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with serving(models, monkeypatch, ring()) as url, tab_of(browser) as tab:
-        page = Page(tab, url)
-        await page.open()
-        alert = page.page.get_by_role("alert")
-        await expect(alert).to_contain_text("The server asks for a key.")
-        await page.button("Enter a key").click()
-        await page.page.get_by_label("API key").fill("sk-wrong-0000000000")
-        await page.button("Use it").click()
-        await expect(alert).to_contain_text("The server does not know this key.")
-        await page.button("Enter a key").click()
-        await page.page.get_by_label("API key").fill(ALICE)
-        await page.button("Use it").click()
-        await page.ask("Hello?")
-        await page.says("Hello, world!")
-        stored = await tab.evaluate("[JSON.stringify(localStorage), document.cookie]")
-        assert ALICE not in "".join(stored)
-        await page.page.get_by_text("Copy as code").click()
-        code = page.page.get_by_role("region", name="curl code")
-        await expect(code).to_contain_text("$RAYSTREAM_API_KEY")
-        assert ALICE not in await code.inner_text()
-        await page.show("Live")
-        await expect(page.page.get_by_role("alert")).to_contain_text("lacks the scope 'operate'")
-        assert tab.foreign(url, "data:") == []

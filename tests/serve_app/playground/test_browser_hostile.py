@@ -111,7 +111,8 @@ HUGE = {
     "a megabyte of stars": "*" * 1_000_000,
     "a megabyte of brackets": "[" * 1_000_000,
     "a huge table": ROWS + "| 1 | 2 | 3 |\n" * 70_000,
-    "a table that is rendered": ROWS + "| 1 | 2 | 3 |\n" * 2_500,
+    "a table that is rendered": ROWS + "| 1 | 2 | 3 |\n" * 1_900,
+    "a table of empty rows": "| a |\n|---|\n" + "|\n" * 19_990,
     "a wide table that is rendered": f"{'|a' * 9_000}|\n{'|-' * 9_000}|\n",
     "deep quotes": "> " * 15_000 + "deep",
     "deep lists": "\n".join("  " * depth + "- x" for depth in range(180)),
@@ -145,6 +146,15 @@ async def test_a_huge_answer_does_not_hold_up_the_page(
     assert shown > 0
     if len(text) > 100_000:
         assert shown == len(text.encode("utf-16-le")) // 2
+
+
+@pytest.mark.parametrize(("num_lines", "is_plain"), [(2_000, False), (2_001, True)])
+async def test_a_text_of_many_lines_is_shown_as_it_is(
+    page: Page, models: Models, num_lines: int, is_plain: bool
+) -> None:
+    await answered(page, models, "| a |\n|---|\n" + "\n".join(["|"] * (num_lines - 2)))
+    await expect(page.answer.locator("table")).to_have_count(0 if is_plain else 1)
+    await expect(page.answer.locator(".plain")).to_have_count(1 if is_plain else 0)
 
 
 async def test_right_to_left_text_and_marks_stay_in_their_box(page: Page, models: Models) -> None:

@@ -1,20 +1,28 @@
 """The tabs besides the chat, and what one request shows as code."""
 
 import asyncio
+import itertools
+import random
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from playwright.async_api import Browser, expect
+from PIL import Image
+from playwright.async_api import Browser, Route, expect
 
+from deployments.contract import TextDelta
+from deployments.errors import OverloadedError
 from tests.browser import tab_of
+from tests.images import png
 from tests.node_packages import install
 from tests.replica_reports import gpu_report
 from tests.serve_app.playground.served_page import Models, Page, serving
 
 NODE = str(Path(sys.executable).parent / "node")
 PACKAGES = Path(__file__).parent / "node"
+LONGEST_ARGUMENT = 128 * 1024
+"""What Linux lets a program have as one argument, in bytes."""
 TEXT = "all of this is small. ALL OF THIS IS LARGE."
 
 
@@ -68,6 +76,51 @@ async def test_a_search_embeds_the_entries_once_and_a_model_answers_about_the_be
     await page.says("Hello, world!")
 
 
+async def test_a_new_search_stops_the_answer_about_the_one_before(
+    page: Page, models: Models
+) -> None:
+    models.chat.steps = [[TextDelta((1,), "It joins")], asyncio.Event()]
+    await page.open("search")
+    await search(page, "abc")
+    await page.button("Ask m: What does", exact=False).click()
+    await page.says("It joins")
+    await search(page, "dad")
+    await asyncio.wait_for(models.chat.streams[0].closed.wait(), 10)
+
+
+async def test_a_search_that_fails_late_says_nothing_above_a_newer_one(page: Page) -> None:
+    held: list[Route] = []
+
+    async def hold(route: Route) -> None:
+        if "slow" in (route.request.post_data or ""):
+            held.append(route)
+        else:
+            await route.continue_()
+
+    await page.open("search")
+    await search(page, "abc")
+    await page.page.route("**/v1/embeddings", hold)
+    async with page.page.expect_request("**/v1/embeddings"):
+        await page.page.get_by_label("What should it do?").fill("slow")
+        await page.button("Search").click()
+    await search(page, "dad")
+    async with page.page.expect_event("requestfailed"):
+        await held[0].abort()
+    # An answer that is asked for now comes after that failure, and what it changes is drawn.
+    await page.tab.evaluate("fetch('v1/models').then(() => new Promise(requestAnimationFrame))")
+    await expect(page.page.get_by_role("alert")).to_have_count(0)
+    page.tab.complaints.clear()  # the browser itself notes the failed request
+
+
+async def search(page: Page, query: str) -> None:
+    """Search, and wait for what is found."""
+    await page.page.get_by_label("What should it do?").fill(query)
+    async with page.page.expect_response("**/v1/embeddings"):
+        await page.button("Search").click()
+    await page.page.get_by_role("status").filter(has_text="The best").wait_for()
+    await expect(page.page.get_by_text("Copy as code").locator("visible=true")).to_be_visible()
+
+
 async def test_tabs_without_a_model_say_so(
     browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,6 +162,57 @@ async def test_live_shows_replicas_and_counts_and_asks_only_while_it_is_seen(
             await page.page.clock.run_for(3_000)
 
 
+async def test_live_counts_refusals(page: Page, models: Models) -> None:
+    full = OverloadedError("The queue is full.")
+    models.chat.scripts = [full, full]
+    await page.open()
+    for _ in range(2):
+        await page.ask("Hello?")
+        await expect(page.answer.get_by_role("alert")).to_contain_text("The server is full")
+    await page.show("Live")
+    await expect(page.page.locator(".tiles")).to_contain_text("Refused2")
+    page.tab.complaints.clear()  # the browser itself notes the 503s
+
+
+async def test_counts_do_not_fall_when_a_process_ends(page: Page) -> None:
+    readings = [5, None, 1]
+
+    async def answer(route: Route) -> None:
+        count = readings.pop(0) if len(readings) > 1 else readings[0]
+        lines = [refused("b", 2), *([] if count is None else [refused("a", count)])]
+        await route.fulfill(body="\n".join(lines))
+
+    await page.page.route("**/metrics", answer)
+    await page.open("live")
+    tiles = page.page.locator(".tiles")
+    await expect(tiles).to_contain_text("Refused7")
+    for _ in range(4):
+        await page.page.wait_for_event("requestfinished")
+    assert len(readings) == 1
+    await expect(tiles).to_contain_text("Refused7")
+
+
+def refused(replica: str, count: int) -> str:
+    return f'vllm:admission_rejections_total{{model_name="m",replica="{replica}"}} {count}.0'
+
+
+async def test_the_speed_counts_processes_that_were_there_before(page: Page) -> None:
+    await page.open()
+    readings = [{"a": 900, "b": 10}, {"b": 30}, {"a": 900, "b": 35}, {"a": 910, "b": 3}]
+    grown = [
+        await page.page.evaluate(
+            """async (readings) => {
+              const { growth, samplesOf } = await import("./playground/metrics.js");
+              const [before, now] = readings.map((each) => samplesOf(each, ["t"]).t);
+              return growth(before, now);
+            }""",
+            ["\n".join(f't{{replica="{name}"}} {n}' for name, n in each.items()) for each in pair],
+        )
+        for pair in itertools.pairwise(readings)
+    ]
+    assert grown == [20, 5, 10]
+
+
 @pytest.mark.parametrize("language", ["curl", "Python", "JavaScript"])
 async def test_a_chat_as_code_gives_the_same_answer(
     page: Page, models: Models, language: str
@@ -147,6 +251,26 @@ async def test_an_embedding_as_code_gives_the_same_vector(
     assert models.embedder.requests[-1].texts == ("abc",)
 
 
+async def test_curl_sends_a_picture_of_any_size(page: Page, models: Models, tmp_path: Path) -> None:
+    noise = Image.frombytes("RGB", (256, 256), random.Random(0).randbytes(3 * 256 * 256))
+    await page.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    await page.open()
+    await page.page.locator("input[type=file]").set_input_files(
+        {"name": "noise.png", "mimeType": "image/png", "buffer": png(noise)}
+    )
+    await page.ask("What's this?")
+    await page.is_done()
+    await page.page.get_by_text("Copy as code").click()
+    await page.button("Copy curl").click()
+    await expect(page.button("Copied")).to_be_visible()
+    code = tmp_path / "code.sh"
+    code.write_text(await page.tab.evaluate("navigator.clipboard.readText()"))
+    assert code.stat().st_size > LONGEST_ARGUMENT
+    assert "world" in await printed_by("bash", str(code))
+    first, again = models.chat.requests
+    assert again.prompt == first.prompt
+
+
 async def run_code(page: Page, language: str) -> str:
     """Run what the page suggests, in a process of its own; return what it prints."""
     await page.page.get_by_text("Copy as code").locator("visible=true").click()
@@ -163,6 +287,11 @@ async def run_code(page: Page, language: str) -> str:
         "Python": (sys.executable, "-c", code),
         "JavaScript": (NODE, "--input-type=module", "-e", code),
     }[language]
+    return await printed_by(*program)
+
+
+async def printed_by(*program: str) -> str:
+    """Run a program; return what it prints."""
     process = await asyncio.create_subprocess_exec(
         *program, cwd=PACKAGES, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
