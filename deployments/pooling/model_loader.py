@@ -21,7 +21,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from deployments.compute.cpu.linear.prepack import num_weight_bytes, prepack
+from deployments.compute.cpu.linear.prepack import leave_file, num_weight_bytes, prepack
 from deployments.compute.errors import UnsupportedModelError
 from deployments.compute.model_files import (
     choose_dtype,
@@ -181,6 +181,7 @@ def prepare(
     register_attention()
     layout: Layout = "packed" if pack(model, texts) else _unpacked_layout(model, texts)
     prepack(model)
+    leave_file(model)
     return layout
 
 

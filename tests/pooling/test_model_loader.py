@@ -1,7 +1,9 @@
+import gc
 import json
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
@@ -36,6 +38,14 @@ def test_a_folder_is_loaded_and_packed(folder: Path) -> None:
     stock = AutoModelForSequenceClassification.from_pretrained(folder)
     # Merged weights count once; the token embeddings are not tied here.
     assert loaded.num_weight_bytes == sum(p.nbytes for p in stock.parameters())
+
+
+def test_a_loaded_model_does_not_hold_its_file(folder: Path) -> None:
+    loaded = load(folder)
+    gc.collect()
+    mapped = {each.path for each in psutil.Process().memory_maps()}
+    assert str(folder / "model.safetensors") not in mapped
+    assert loaded.num_weight_bytes
 
 
 @pytest.mark.parametrize(("asked", "given"), [(4096, 128), (128, 128), (100, 100)])

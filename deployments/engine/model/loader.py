@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from deployments.compute.cpu.linear.packed_embedding import is_tied, look_up_in_head
-from deployments.compute.cpu.linear.prepack import num_weight_bytes, prepack
+from deployments.compute.cpu.linear.prepack import leave_file, num_weight_bytes, prepack
 from deployments.compute.cpu.linear.quantization import check_quantization, quantize_model
 from deployments.compute.errors import UnsupportedModelError
 from deployments.compute.model_files import (
@@ -154,6 +154,7 @@ def prepare_model(model: PreTrainedModel, quantization: str | None = None) -> No
         prepack(model)
         if was_tied:
             look_up_in_head(model)
+        leave_file(model)
 
 
 def _load_weights(

@@ -1,7 +1,9 @@
+import gc
 import shutil
 import socket
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -81,6 +83,14 @@ def test_tied_weights_are_not_missing_and_count_once_for_each_copy_in_memory(
     copies = [stored["model.embed_tokens.weight"]] if can_prepack(torch.bfloat16) else []
     tensors = (*stored.values(), *copies)
     assert loaded.num_weight_bytes == sum(tensor.numel() * 2 for tensor in tensors)
+
+
+def test_a_loaded_model_does_not_hold_its_file(folder: Path) -> None:
+    loaded = load(folder)
+    gc.collect()
+    mapped = {each.path for each in psutil.Process().memory_maps()}
+    assert str(folder / "model.safetensors") not in mapped
+    assert loaded.num_weight_bytes
 
 
 def test_eos_tokens_are_the_tokenizers_if_the_model_names_none(folder: Path) -> None:

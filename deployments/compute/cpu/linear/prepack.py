@@ -19,7 +19,7 @@ def prepack(model: torch.nn.Module, layer: type[PackedLinear] = PrepackedLinear)
     """Replace all linear layers in place, except those that can't be prepacked here.
 
     Weights without other references are freed layer by layer, so at most one layer is in memory
-    twice. All others are copied, since they may be parts of a file that is mapped as a whole.
+    twice.
     """
     parents = [
         module
@@ -34,7 +34,6 @@ def prepack(model: torch.nn.Module, layer: type[PackedLinear] = PrepackedLinear)
                 setattr(module, name, layer(child.weight, child.bias))
             elif layer is PrepackedLinear and _is_transposed(child):
                 setattr(module, name, layer(child.weight.T, child.bias))
-    _leave_file(model)
 
 
 def num_weight_bytes(model: torch.nn.Module) -> int:
@@ -76,8 +75,8 @@ def _merge_siblings(
         setattr(module, name, MergedLinearPart(merged, part))
 
 
-def _leave_file(model: torch.nn.Module) -> None:
-    """Give each weight memory of its own.
+def leave_file(model: torch.nn.Module) -> None:
+    """Give each weight that is left after packing memory of its own.
 
     safetensors maps a whole file, and the weights of a single norm would keep all of it mapped.
     """

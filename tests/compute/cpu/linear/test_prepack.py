@@ -10,7 +10,7 @@ from deployments.compute.cpu.attention.row_attention import find_row_attention
 from deployments.compute.cpu.linear import prepacked_linear
 from deployments.compute.cpu.linear.merged_linear import MergedLinearPart
 from deployments.compute.cpu.linear.packed_linear import PackedLinear
-from deployments.compute.cpu.linear.prepack import num_prepacked_bytes, prepack
+from deployments.compute.cpu.linear.prepack import leave_file, num_prepacked_bytes, prepack
 from deployments.compute.cpu.linear.prepacked_linear import PrepackedLinear, can_prepack
 from deployments.compute.cpu.linear.quantized_linear import Int8Linear, quantization_obstacle
 from deployments.engine.attention.kv_cache import KVCache, KVShape
@@ -118,6 +118,7 @@ def test_what_stays_as_it_is_does_not_hold_the_file_that_it_was_read_from() -> N
     model["other"] = other
     expected = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     prepack(model)
+    leave_file(model)
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, expected[name])
         assert tensor.untyped_storage().nbytes() == tensor.nbytes
