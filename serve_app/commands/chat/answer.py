@@ -4,11 +4,10 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Protocol
 
 from serve_app.client.chat_client import Delta, Notice, Usage
-
-MOVED: Final = "moved"
+from serve_app.http import notice
 
 
 class Screen(Protocol):
@@ -53,7 +52,7 @@ class Answer:
         async with aclosing(stream):
             async for each in stream:
                 if isinstance(each, Notice):
-                    self.num_moves += each.text == MOVED
+                    self.num_moves += each.text == notice.Notice.MOVED
                     screen.notice(each.text)
                 else:
                     self._gain(each, screen)

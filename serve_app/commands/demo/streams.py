@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from serve_app.client.chat_client import Delta, Notice, Usage
 from serve_app.commands.demo.server import MODEL
+from serve_app.http import notice
 
-MOVED: Final = "moved"
 NUM_TOKENS: Final = 1900
 """Of each answer, unless its schema ends it: some seconds on a laptop. The model takes 2048."""
 
@@ -127,7 +127,7 @@ class DemoStream:
             async for each in stream:
                 if isinstance(each, Delta):
                     self._gain(each)
-                elif each.text == MOVED:
+                elif each.text == notice.Notice.MOVED:
                     self._has_moved = True
 
     def _gain(self, delta: Delta) -> None:
