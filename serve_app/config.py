@@ -374,7 +374,7 @@ class CorsConfig(StrictModel):
 
     allowed_origins: tuple[Origin, ...] = ()
     """Origins of pages, each named exactly, such as https://chat.example.org, or `*` alone for any
-    page. Without keys, such a page can use the server of whoever opens it.
+    page. Without keys, such a page can use the server of the user who opens it.
     """
 
     @model_validator(mode="after")

@@ -146,7 +146,7 @@ class ChatClient:
         timeout = aiohttp.ClientTimeout(sock_connect=CONNECT_S, sock_read=SILENCE_S)
         try:
             async with (
-                # A connection for each request: between two, nobody would notice that one ends.
+                # A connection for each request: one that ends between two would go unnoticed.
                 aiohttp.ClientSession(headers=self._headers, timeout=timeout) as session,
                 session.request(method, f"{self.url}{path}", json=body) as response,
             ):

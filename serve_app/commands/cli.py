@@ -99,7 +99,8 @@ def new_config(
 ) -> None:
     """Write the embedded models' configuration into a file, to be changed.
 
-    Comments explain each key. `raystream serve` without a file reads serve_config.yaml.
+    `raystream serve` without a file reads serve_config.yaml. docs/configuration.md explains each
+    key.
     """
     try:
         with file.open("x", encoding="utf-8") as new:

@@ -179,7 +179,7 @@ def pending_deployments(status: ServeStatus, name: str) -> list[str]:
         for id_, deployment in application.deployments.items()
         if "failed to start" in deployment.message
     }
-    is_final = any(name in message for name in FINAL for message in failures.values())
+    is_final = any(error in message for error in FINAL for message in failures.values())
     if application.status == ApplicationStatus.DEPLOY_FAILED or is_final:
         raise StartFailedError(_in_one_line(failures) or last_line(application.message))
     if application.status == ApplicationStatus.RUNNING:
