@@ -10,13 +10,13 @@ import pytest
 from typer.main import get_group
 from typer.testing import CliRunner
 
+from raystream.__main__ import app
 from serve_app.commands import supervise
-from serve_app.commands.cli import app
 
 ROOT = Path(__file__).resolve().parents[3]
 COMMANDS = [
     "serve", "new-config", "chat", "demo", "check", "plan", "download", "new-key", "info",
-    "supervise",
+    "supervise", "bench",
 ]  # fmt: skip
 SHIPPED = str(ROOT / "serve_config.yaml")
 
