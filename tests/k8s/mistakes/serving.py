@@ -21,6 +21,14 @@ def _auto_gpus(r: Rendering) -> None:
     replace_in_config(r, "num_gpus: 1\n      gpu_share", "num_gpus: auto\n      gpu_share")
 
 
+def _together(r: Rendering) -> None:
+    replace_in_config(r, "max_replicas_per_node: 1", "max_replicas_per_node: null")
+
+
+def _more_replicas_than_workers(r: Rendering) -> None:
+    replace_in_config(r, "max_replicas: 1", "max_replicas: 5")
+
+
 def _no_such_kind_of_node(r: Rendering) -> None:
     replace_in_config(r, "node-kind: a100-40gb", "node-kind: a100-80gb")
 
@@ -73,6 +81,14 @@ MISTAKES = (
     Mistake(
         "num_gpus: auto where GPU nodes start from zero: the model runs on a CPU",
         "gke", _auto_gpus, serving.models_on_gpus_say_how_much_and_which,
+    ),
+    Mistake(
+        "replicas of a model that may share a worker, which takes all of them with it",
+        "cpu", _together, serving.a_lost_worker_takes_one_replica_of_a_model,
+    ),
+    Mistake(
+        "more replicas than workers: one waits for ever",
+        "cpu", _more_replicas_than_workers, serving.a_lost_worker_takes_one_replica_of_a_model,
     ),
     Mistake(
         "a label that no group has: the model waits for ever",
