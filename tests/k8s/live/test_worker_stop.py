@@ -14,7 +14,7 @@ from tests.faults.served.replicas import DEADLINE_S, reached
 from tests.k8s.live.cluster import LocalCluster, PodNode
 from tests.k8s.live.conftest import Service
 from tests.k8s.live.load import Load
-from tests.k8s.live.placement import nodes_of, replicas_of, scaled
+from tests.k8s.live.placement import nodes_of, replicas_of, scaled, until_running
 from tests.measured import Record
 from tests.prometheus import samples
 
@@ -61,13 +61,10 @@ async def test_no_stream_is_lost_when_a_worker_is_told_to_stop(
         asked_s = time.monotonic()
         service.ports.remove(leaving.http_port)  # Kubernetes waits for that in `preStop`
         leaving.terminate()
-        waits_s = []
-        for _ in range(20):
-            began_s = time.monotonic()
-            assert (await read(client, QUICK)).is_whole
-            waits_s.append(time.monotonic() - began_s)
+        asking = asyncio.create_task(waits_of_new_requests(client))
         await until_it_runs(client, replica, at_most=0)
         record("seconds from SIGTERM until no stream ran at its replica", since(asked_s))
+        waits_s = await asking
     load.check(record)
     moved_s = sorted(round(at - asked_s, 2) for each in load.answers for at in each.moved_at_s)
     assert len(moved_s) >= MIN_STREAMS
@@ -78,6 +75,10 @@ async def test_no_stream_is_lost_when_a_worker_is_told_to_stop(
     await reached(lambda: not leaving.is_alive, grace_s)
     record("seconds from SIGTERM until the worker had ended", since(asked_s))
     record("longest wait of 20 new requests one after the other, s", round(max(waits_s), 1))
+    assert len((await replicas_of(deployed))["pydoc-chat"]) == 1
+    cluster.complete()
+    await until_running(deployed, "pydoc-chat", 2)
+    assert (await nodes_of(deployed))["pydoc-chat"] == {each.name for each in cluster.alive}
 
 
 async def until_it_runs(
@@ -95,6 +96,16 @@ async def until_it_runs(
             if at_least <= num <= at_most:
                 return num
             await asyncio.sleep(0.1)  # a text is made once a second
+
+
+async def waits_of_new_requests(client: httpx.AsyncClient) -> list[float]:
+    """Ask for short answers, one after the other; return the seconds that each took."""
+    waits_s = []
+    for _ in range(20):
+        began_s = time.monotonic()
+        assert (await read(client, QUICK)).is_whole
+        waits_s.append(time.monotonic() - began_s)
+    return waits_s
 
 
 def since(started_s: float) -> float:

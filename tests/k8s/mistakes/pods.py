@@ -1,6 +1,6 @@
 """Mistakes in pods: what they may do, how they start, and how they leave."""
 
-from tests.k8s.mistakes.mistake import Mistake, container_of, template_of
+from tests.k8s.mistakes.mistake import Mistake, container_of, group_of, template_of
 from tests.k8s.rules import pods
 from tests.k8s.rules.rendering import Rendering
 
@@ -57,8 +57,7 @@ def _max_unavailable(r: Rendering) -> None:
 
 
 def _objects_on_disk(r: Rendering) -> None:
-    (group,) = (g for g in r.cluster["workerGroupSpecs"] if g["groupName"] == "gpu-workers")
-    group["rayStartParams"].pop("object-store-memory")
+    group_of(r, "gpu-workers")["rayStartParams"].pop("object-store-memory")
 
 
 def _service_links(r: Rendering) -> None:
