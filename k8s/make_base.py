@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from k8s.gpu_configs import OVERLAYS, on_gpus
+from serve_app.config import INGRESS_NAME
 from serve_app.shipped_files import parse_env
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -115,13 +116,22 @@ def on_cluster(config: Mapping[str, Any]) -> dict[str, Any]:
                 **application,
                 "args": {**application["args"], "auth": auth_on_cluster(application["args"])},
                 "deployments": [
-                    {**deployment, "graceful_shutdown_timeout_s": STREAMS_S}
-                    for deployment in application["deployments"]
+                    deployment_on_cluster(deployment) for deployment in application["deployments"]
                 ],
             }
             for application in config["applications"]
         ],
     }
+
+
+def deployment_on_cluster(deployment: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a deployment with time for its streams, and with a model's replicas kept apart.
+
+    Then a worker that is lost takes one replica of a model. Ingresses may share a worker, since a
+    roll-out starts the next one before it stops the old one.
+    """
+    apart = {} if deployment["name"] == INGRESS_NAME else {"max_replicas_per_node": 1}
+    return {**deployment, **apart, "graceful_shutdown_timeout_s": STREAMS_S}
 
 
 def auth_on_cluster(args: Mapping[str, Any]) -> dict[str, Any]:

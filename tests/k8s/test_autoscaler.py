@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from ray._raylet import IMPLICIT_RESOURCE_PREFIX  # type: ignore[attr-defined] # without stubs
 from ray.autoscaler._private.kuberay import autoscaling_config
 from ray.autoscaler.v2.event_logger import AutoscalerEventLogger
 from ray.autoscaler.v2.instance_manager.config import AutoscalingConfig
@@ -64,6 +65,9 @@ def _request(r: Rendering, deployment: dict[str, Any]) -> Any:
     name = deployment["name"]
     options = deployment.get("ray_actor_options") or {"num_cpus": entries[name]["num_cpus"]}
     resources = {"CPU": options["num_cpus"], "GPU": options.get("num_gpus", 0)}
+    if limit := deployment.get("max_replicas_per_node"):
+        # So Serve says it: each node has one of a resource that no node names.
+        resources[f"{IMPLICIT_RESOURCE_PREFIX}raystream:{name}"] = 1 / limit
     is_in = LabelSelectorOperator.LABEL_OPERATOR_IN
     selector = [(key, is_in, [value]) for key, value in options.get("label_selector", {}).items()]
     return ResourceRequestUtil.make(
@@ -94,6 +98,17 @@ def test_models_without_a_gpu_fit_on_the_workers_of_the_cpu_overlay() -> None:
     launched, infeasible = pods_for(rendering_of("cpu"), "max_replicas")
     assert infeasible == 0
     assert launched == {"workers": 2}
+
+
+def test_each_replica_of_a_model_brings_a_worker_of_its_own() -> None:
+    sound = rendering_of("cpu")
+    config = sound.service["spec"]["serveConfigV2"].replace(
+        "max_replicas: 1\n", "max_replicas: 3\n"
+    )
+    service = {**sound.service, "spec": {**sound.service["spec"], "serveConfigV2": config}}
+    launched, infeasible = pods_for(Rendering("three replicas", [service]), "max_replicas")
+    assert infeasible == 0
+    assert launched == {"workers": 3}
 
 
 def test_a_label_that_no_group_has_is_never_satisfied() -> None:

@@ -40,10 +40,11 @@ def test_no_generated_file_is_left_of_an_overlay_that_is_gone() -> None:
 def test_configuration_differs_from_the_root_only_where_a_cluster_must() -> None:
     root = yaml.safe_load((ROOT / "serve_config.yaml").read_text(encoding="utf-8"))
     base = yaml.safe_load((BASE / "serve_config.yaml").read_text(encoding="utf-8"))
-    drains = {
-        f"/applications/{i}/deployments/{j}/graceful_shutdown_timeout_s"
+    of_deployments = {
+        f"/applications/{i}/deployments/{j}/{key}"
         for i, application in enumerate(root["applications"])
         for j in range(len(application["deployments"]))
+        for key in ("graceful_shutdown_timeout_s", "max_replicas_per_node")
     }
     assert (
         _differences(root, base)
@@ -51,7 +52,7 @@ def test_configuration_differs_from_the_root_only_where_a_cluster_must() -> None
             "/http_options/host",
             "/applications/0/args/auth/api_keys_file",
         }
-        | drains
+        | of_deployments
     )
 
 

@@ -3,10 +3,11 @@ from copy import deepcopy
 import pytest
 
 from tests.k8s.manifests import find_faults
-from tests.k8s.mistakes import MISTAKES, Mistake
+from tests.k8s.mistakes import MISTAKES
+from tests.k8s.mistakes.mistake import Mistake
 from tests.k8s.renderings import rendering_of
 from tests.k8s.rules import ALL
-from tests.k8s.rules.rendering import Rendering
+from tests.k8s.rules.rendering import Rendering, Rule
 
 pytestmark = pytest.mark.kubectl
 
@@ -27,7 +28,11 @@ def test_planted_mistake_is_caught(mistake: Mistake) -> None:
     assert _faults(mistake, sound) == []
 
 
-def test_mistakes_are_many_and_each_is_caught_by_a_rule_that_all_renderings_keep() -> None:
-    assert len(MISTAKES) >= 25
+@pytest.mark.parametrize("rule", ALL, ids=lambda rule: rule.__name__)
+def test_every_rule_catches_a_planted_mistake(rule: Rule) -> None:
+    assert rule in {mistake.rule for mistake in MISTAKES}
+
+
+def test_every_mistake_has_a_name_of_its_own_and_a_rule_that_all_renderings_keep() -> None:
     assert len({mistake.name for mistake in MISTAKES}) == len(MISTAKES)
     assert {mistake.rule for mistake in MISTAKES} - {None} <= set(ALL)

@@ -55,6 +55,7 @@ class Answer:
     Attributes:
         request_id: The id that the client gave.
         client: The address of the client's socket.
+        server: The address that it is connected to.
         status: Of the HTTP response.
         body: Of a response that is not a stream.
         choices: By index.
@@ -71,6 +72,7 @@ class Answer:
 
     request_id: str
     client: tuple[str, int] = ("", 0)
+    server: tuple[str, int] = ("", 0)
     status: int = 0
     headers: Mapping[str, str] = field(default_factory=dict)
     body: str = ""
@@ -204,7 +206,9 @@ async def opened(
     told = {"stream": True, "stream_options": COUNTED, **body}
     headers = {"X-Request-Id": answer.request_id}
     async with client.stream("POST", path, json=told, headers=headers) as response:
-        answer.client = response.extensions["network_stream"].get_extra_info("client_addr")
+        socket = response.extensions["network_stream"]
+        answer.client = socket.get_extra_info("client_addr")
+        answer.server = socket.get_extra_info("server_addr")
         answer.status, answer.headers = response.status_code, response.headers
         if response.status_code != 200:
             answer.body = (await response.aread()).decode()

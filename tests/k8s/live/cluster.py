@@ -98,7 +98,7 @@ class LocalCluster:
         self.token = secrets.token_hex(32)
         self._rendered: dict[str, Any] = yaml.safe_load(service["spec"]["serveConfigV2"])
         self._keys = folder / "keys.yaml"
-        entry = {"name": "tests", "sha256": hash_key(API_KEY)}
+        entry = {"name": "tests", "sha256": hash_key(API_KEY), "scopes": ["operate"]}
         self._keys.write_text(yaml.safe_dump({"keys": [entry]}))
         self._keys.chmod(0o600)
         self._sessions = Path(

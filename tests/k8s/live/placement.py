@@ -38,10 +38,11 @@ async def scaled(deployed: Deployed, name: str, num_replicas: int) -> None:
     deployed.section(name)["autoscaling_config"] |= limits
     await deployed.apply()
     await deployed.settled()
+    await until_running(deployed, name, num_replicas)
+
+
+async def until_running(deployed: Deployed, name: str, num_replicas: int) -> None:
+    """Wait until a deployment has this number of running replicas."""
     async with asyncio.timeout(DEADLINE_S):
-        while await _num_running(deployed, name) != num_replicas:  # noqa: ASYNC110 - Serve's state
+        while len((await replicas_of(deployed))[name]) != num_replicas:  # noqa: ASYNC110 - Serve's
             await asyncio.sleep(0.1)
-
-
-async def _num_running(deployed: Deployed, name: str) -> int:
-    return len((await replicas_of(deployed))[name])

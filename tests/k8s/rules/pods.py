@@ -167,8 +167,9 @@ def worker_groups_keep_base_s_settings(r: Rendering) -> Iterator[str]:
             if theirs.get(key) != ours[key]:
                 yield f"{_name(pod)}: {key} differs from the first group's"
         mounts = [m for m in ours["volumeMounts"] if m not in theirs["volumeMounts"]]
-        if mounts or not env_of(ours).items() & env_of(theirs).items():
-            yield f"{_name(pod)}: lacks {mounts or 'env'}"
+        variables = env_of(ours).items() - env_of(theirs).items()
+        if mounts or variables:
+            yield f"{_name(pod)}: lacks {mounts or variables}"
         for key in ("securityContext", "terminationGracePeriodSeconds", "priorityClassName"):
             if pod["spec"].get(key) != first["spec"][key]:
                 yield f"{_name(pod)}: {key} differs from the first group's"

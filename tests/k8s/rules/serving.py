@@ -7,6 +7,7 @@ from typing import Any
 
 from k8s.make_base import ROOT, STREAMS_S
 from serve_app.commands.check import find_problems
+from serve_app.config import INGRESS_NAME
 from tests.k8s.manifests import Manifest
 from tests.k8s.rules.rendering import Rendering, Rule, env_of, ray_container
 
@@ -47,12 +48,21 @@ def replicas_drain_while_their_successors_start(r: Rendering) -> Iterator[str]:
             yield f"{deployment['name']}: ends {drain_s - streams_s} s before the drain does"
 
 
-def deployments_find_nodes_with_their_label(r: Rendering) -> Iterator[str]:
-    groups = r.cluster["workerGroupSpecs"]
+def a_lost_worker_takes_one_replica_of_a_model(r: Rendering) -> Iterator[str]:
+    """Serve's own placement counts no model: it may put all replicas of one on one worker."""
     for deployment in r.application["deployments"]:
-        selector = deployment.get("ray_actor_options", {}).get("label_selector", {})
-        if not any(selector.items() <= group.get("labels", {}).items() for group in groups):
-            yield f"{deployment['name']}: no group has the labels {selector}"
+        name, limit = deployment["name"], deployment.get("max_replicas_per_node")
+        if name != INGRESS_NAME and limit != 1:
+            yield f"{name}: all replicas may run on one worker"
+        num_pods = sum(group["maxReplicas"] for group in _groups_of(r, deployment))
+        if limit and deployment["autoscaling_config"]["max_replicas"] > limit * num_pods:
+            yield f"{name}: more replicas than {num_pods} workers may hold"
+
+
+def deployments_find_nodes_with_their_label(r: Rendering) -> Iterator[str]:
+    for deployment in r.application["deployments"]:
+        if not _groups_of(r, deployment):
+            yield f"{deployment['name']}: no group has the labels {_selector_of(deployment)}"
 
 
 def models_on_gpus_say_how_much_and_which(r: Rendering) -> Iterator[str]:
@@ -102,7 +112,7 @@ def gpu_pods_tolerate_the_taint_of_gpu_nodes(r: Rendering) -> Iterator[str]:
 def ingresses_stay_off_gpu_nodes(r: Rendering) -> Iterator[str]:
     if not _gpu_groups(r):
         return
-    (ingress,) = (each for each in r.application["deployments"] if each["name"] == "Ingress")
+    (ingress,) = (each for each in r.application["deployments"] if each["name"] == INGRESS_NAME)
     if ingress["ray_actor_options"].get("label_selector") != {"node-kind": "cpu"}:
         yield "an ingress may hold a GPU node back while its streams run"
     (group,) = (g for g in r.cluster["workerGroupSpecs"] if g["groupName"] == "workers")
@@ -144,6 +154,18 @@ def a_picker_s_pod_is_one_replica(r: Rendering) -> Iterator[str]:
                 yield f"{name}: several replicas fit into a pod"
 
 
+def _selector_of(deployment: dict[str, Any]) -> dict[str, str]:
+    selector: dict[str, str] = deployment.get("ray_actor_options", {}).get("label_selector", {})
+    return selector
+
+
+def _groups_of(r: Rendering, deployment: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the groups of workers on which a deployment's replicas may run."""
+    selector = _selector_of(deployment).items()
+    groups = r.cluster["workerGroupSpecs"]
+    return [group for group in groups if selector <= group.get("labels", {}).items()]
+
+
 def _gpu_groups(r: Rendering) -> list[tuple[dict[str, Any], Manifest]]:
     pairs = zip(r.cluster["workerGroupSpecs"], r.workers, strict=True)
     return [
@@ -157,7 +179,7 @@ def _model_options(r: Rendering) -> dict[str, dict[str, Any]]:
     return {
         each["name"]: each.get("ray_actor_options", {})
         for each in r.application["deployments"]
-        if each["name"] != "Ingress"
+        if each["name"] != INGRESS_NAME
     }
 
 
@@ -166,6 +188,7 @@ RULES: tuple[Rule, ...] = (
     the_config_map_is_what_is_served,
     serve_listens_where_service_and_kubelet_reach_it,
     replicas_drain_while_their_successors_start,
+    a_lost_worker_takes_one_replica_of_a_model,
     deployments_find_nodes_with_their_label,
     models_on_gpus_say_how_much_and_which,
     cards_hold_the_models_that_are_put_on_them,

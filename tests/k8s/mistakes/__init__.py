@@ -1,0 +1,17 @@
+"""Mistakes that people make in such manifests, each with the check that must catch it.
+
+A file holds the mistakes that the rules of the same name catch. `test_mistakes` plants them one at
+a time.
+"""
+
+from tests.k8s.mistakes import kuberay, network, pods, references, schemas, serving, streams
+
+MISTAKES = (
+    *schemas.MISTAKES,
+    *kuberay.MISTAKES,
+    *network.MISTAKES,
+    *pods.MISTAKES,
+    *references.MISTAKES,
+    *serving.MISTAKES,
+    *streams.MISTAKES,
+)
