@@ -2,8 +2,8 @@
 
 Without Ray, HAProxy and a client the CPU time of a request is small and steady, so the small part
 of its traces shows. Requests are short and ask for 2 tokens: the traces of long ones cost the same,
-but for a short function call in two processes for each delta. The baseline is the same application without a tracer, on
-the same replica.
+but for a short function call in two processes for each delta. The baseline is the same application
+without a tracer, on the same replica.
 """
 
 import asyncio
