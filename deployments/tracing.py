@@ -11,8 +11,8 @@ the one place that imports that module, and with it the SDK, and only if tracing
 Source: https://www.w3.org/TR/trace-context-1/
 """
 
+import random
 import re
-import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -154,6 +154,8 @@ class Tracer:
         """
         self._export = export
         self._sample_ratio = sample_ratio
+        # The system's source would let other threads run at each call, and wait for them.
+        self._random = random.Random()
 
     def start(
         self, name: str, kind: SpanKind, parent: TraceContext | None, attributes: Attributes
@@ -168,14 +170,14 @@ class Tracer:
         """
         above = None if parent is None else _parsed(parent)
         if above is None:
-            trace_id, flags, state = secrets.randbits(128), RANDOM_SAMPLED, NO_STATE
+            trace_id, flags, state = self._random.getrandbits(128), RANDOM_SAMPLED, NO_STATE
             is_recorded = _is_sampled(trace_id, self._sample_ratio)
         else:
             trace_id, _, _, flags, state, _ = above
             is_recorded = flags.sampled
         if not is_recorded:
             return None
-        context = SpanContext(trace_id, secrets.randbits(64), False, flags, state)
+        context = SpanContext(trace_id, self._random.getrandbits(64), False, flags, state)
         return Span(self._export, name, kind, context, above, attributes)
 
     def flush(self) -> None:
