@@ -201,6 +201,7 @@ def _set(message: AnyValue, value: object) -> None:
         case float():
             message.double_value = value
         case tuple():
+            message.array_value.SetInParent()  # even if it is empty
             for each in value:
                 _set(message.array_value.values.add(), each)
         case _:
