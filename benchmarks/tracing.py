@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 NUM_STREAMS = 32
 SPANS_PER_REQUEST = 3
+CONSOLE = Console(width=140)
 GOAL = 1.02
 """The most that a token may cost with traces, as a multiple of its cost without."""
 
@@ -186,40 +187,54 @@ def main() -> None:
         model = Path(folder) / MODEL
         prompts = Prompts(save_three_million(model))
         requests = asyncio.run(measured_requests(model, url, NUM_STREAMS, num_here))
+        _report_requests(requests)
         for _ in range(options.starts):
             rounds += measured_rounds(model, prompts, url, options.turns, options.requests)
-    _report(requests, rounds)
+            _report_rounds(rounds, requests)
 
 
-def _report(requests: Sequence[Turn], rounds: Sequence[dict[str, Round]]) -> None:
+def _table() -> Table:
     table = Table(title=f"{NUM_STREAMS} streams; the server's answers have {NUM_TOKENS} tokens")
     for column in ("figure", "ratio of", "one", "other", "median", "quartiles", "95 % interval"):
         table.add_column(column, justify="right")
-    engine_us = statistics.median(each.engine_us for turn in rounds for each in turn.values())
+    return table
+
+
+def _report_requests(requests: Sequence[Turn], base_us: float | None = None) -> None:
+    """Print what traces add to a request, and to one of the server that takes `base_us`."""
+    table = _table()
     add_rows(table, "this process: CPU us/request", requests)
+    CONSOLE.print(table)
+    for one, other in RATIOS:
+        more_us = [turn[one] - turn[other] for turn in requests]
+        cuts = [*statistics.quantiles(more_us, n=4), *_interval(more_us)]
+        low, middle, high, first, last = (
+            f"{each:.0f} us" + ("" if base_us is None else f" ({each / base_us:+.2%})")
+            for each in cuts
+        )
+        CONSOLE.print(
+            f"{one} - {other}: {middle} a request, quartiles {low} to {high}, "
+            f"95 % interval {first} to {last}"
+        )
+
+
+def _report_rounds(rounds: Sequence[dict[str, Round]], requests: Sequence[Turn]) -> None:
+    """Print the server's figures so far, what a request's traces are of them, and the verdict."""
+    engine_us = statistics.median(each.engine_us for turn in rounds for each in turn.values())
+    steady = _figure(rounds, lambda each: engine_us + each.others_us)
+    table = _table()
     add_rows(
         table,
         "server: CPU us/token",
         _figure(rounds, lambda each: each.engine_us + each.others_us),
     )
-    steady = _figure(rounds, lambda each: engine_us + each.others_us)
-    add_rows(table, "engine at its median", steady)
+    add_rows(table, f"the engine's part at {engine_us:.0f}", steady)
     add_rows(table, "server: tokens/s", _figure(rounds, lambda each: each.tokens_per_s))
-    console = Console(width=140)
-    console.print(table)
-    console.print(f"the engine's thread takes {engine_us:.0f} us of a token at its median")
-    base_us = NUM_TOKENS * statistics.median(turn[OFF] for turn in steady)
-    for one, other in RATIOS:
-        more_us = [turn[one] - turn[other] for turn in requests]
-        cuts = [*statistics.quantiles(more_us, n=4), *_interval(more_us)]
-        low, middle, high, first, last = (f"{each:.0f} us ({each / base_us:+.2%})" for each in cuts)
-        console.print(
-            f"{one} - {other}, this process: {middle} of a request of the server, "
-            f"quartiles {low} to {high}, 95 % interval {first} to {last}"
-        )
+    CONSOLE.print(table)
+    _report_requests(requests, NUM_TOKENS * statistics.median(turn[OFF] for turn in steady))
     ratio = statistics.median(turn[ON] / turn[OFF] for turn in steady)
     verdict = "within" if ratio <= GOAL else "beyond"
-    console.print(f"CPU time a token on the server: {ratio:.3f}, {verdict} {GOAL}")
+    CONSOLE.print(f"CPU time a token on the server: {ratio:.3f}, {verdict} {GOAL}")
 
 
 def _figure(rounds: Sequence[dict[str, Round]], value: Callable[[Round], float]) -> list[Turn]:
