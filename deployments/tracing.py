@@ -5,53 +5,51 @@ of the span before its own with the request, as W3C headers write it, and passes
 Spans hold numbers, and names from our own configuration and code; never a prompt, an answer, a key
 or a path.
 
-`open_tracer` is the one place that imports the SDK's exporter, and only if tracing is on. Spans
-leave in batches from a thread of their own, through a queue that drops spans when it is full.
+A span is a plain record until it ends; then `deployments.span_export` sends it. `open_tracer` is
+the one place that imports that module, and with it the SDK, and only if tracing is on.
 
 Source: https://www.w3.org/TR/trace-context-1/
 """
 
-import logging
+import random
+import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from threading import Thread
 from typing import TYPE_CHECKING, Final
 
-from opentelemetry import trace
-from opentelemetry.context import Context
-from opentelemetry.trace import SpanKind
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.trace import (
+    SpanContext,
+    SpanKind,
+    TraceFlags,
+    TraceState,
+    format_trace_id,
+)
 
 if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import TracerProvider
+    from deployments.span_export import SpanExport
 
 __all__ = ["Span", "SpanKind", "TraceContext", "Tracer", "TracingSettings", "open_tracer"]
-
-logger = logging.getLogger("ray.serve.raystream.tracing")
 
 Attributes = Mapping[str, str | bool | int | float | tuple[str, ...]]
 
 MAX_TRACEPARENT_LENGTH: Final = 128
-"""More than twice the length of today's version; later versions may append fields."""
+"""More than twice the length of today's version."""
 
 MAX_TRACESTATE_LENGTH: Final = 512
 """What the standard asks to pass on at least."""
 
-MAX_QUEUED_SPANS: Final = 2048
-MAX_BATCH_SPANS: Final = 512
-EXPORT_INTERVAL_S: Final = 1.0
-"""The longest time between two exports; a killed process loses the spans since the last one."""
+TRACEPARENT: Final = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+FIRST_VERSION: Final = "00"
+"""It ends with the flags; later versions may append fields."""
 
-FLUSH_S: Final = 0.9
-"""How long the end of a process waits for its last spans."""
+NO_VERSION: Final = "ff"
+NO_STATE: Final = TraceState()
+RANDOM_SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED | TraceFlags.RANDOM_TRACE_ID)
+"""The flags of a trace that begins here, and all flags that are passed on."""
 
-LOG_INTERVAL_S: Final = 60.0
-"""The SDK logs each failed export and each dropped span; one line in this time is passed on."""
-
-MAX_LOG_LENGTH: Final = 300
-
-_PROPAGATOR: Final = TraceContextTextMapPropagator()
+NUM_IDS: Final = 2**64
+"""The last 8 bytes of an id decide whether a trace that begins here is recorded, as in the SDK."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,29 +87,40 @@ class Span:
         started_ns: When it started, in Unix nanoseconds.
     """
 
-    def __init__(self, span: trace.Span, started_ns: int) -> None:
-        self._span = span
-        self.started_ns = started_ns
+    def __init__(
+        self,
+        export: "SpanExport",
+        name: str,
+        kind: SpanKind,
+        context: SpanContext,
+        parent: SpanContext | None,
+        attributes: Attributes,
+    ) -> None:
+        self.started_ns = time.time_ns()
+        self._export = export
+        self._name = name
+        self._kind = kind
+        self._context = context
+        self._parent = parent
+        self._attributes = attributes
+        self._events: list[tuple[str, int, Attributes]] = []
 
     @property
     def trace_id(self) -> str:
         """The trace's id, 32 hexadecimal digits."""
-        return trace.format_trace_id(self._span.get_span_context().trace_id)
+        return format_trace_id(self._context.trace_id)
 
     @property
     def context(self) -> TraceContext:
         """What the next hop needs."""
-        own = self._span.get_span_context()
-        return TraceContext(
-            f"00-{own.trace_id:032x}-{own.span_id:016x}-{own.trace_flags:02x}",
-            own.trace_state.to_header(),
-        )
+        trace_id, span_id, _, flags, state, _ = self._context
+        return TraceContext(f"00-{trace_id:032x}-{span_id:016x}-{flags:02x}", state.to_header())
 
     def add_event(
         self, name: str, attributes: Attributes | None = None, at_ns: int | None = None
     ) -> None:
         """Note that something has happened, now or at a time in Unix nanoseconds."""
-        self._span.add_event(name, attributes, at_ns)
+        self._events.append((name, time.time_ns() if at_ns is None else at_ns, attributes or {}))
 
     def end(self, attributes: Attributes, *, name: str | None = None, failed: bool = False) -> None:
         """End the span; nothing may follow.
@@ -121,22 +130,32 @@ class Span:
             name: Replaces the name that it started with.
             failed: Whether the server has failed at its work.
         """
-        if name is not None:
-            self._span.update_name(name)
-        if failed:
-            self._span.set_status(trace.StatusCode.ERROR)
-        self._span.set_attributes(attributes)
-        self._span.end()
+        self._export.put(
+            name or self._name,
+            self._kind,
+            self._context,
+            self._parent,
+            (self.started_ns, time.time_ns()),
+            {**self._attributes, **attributes},
+            self._events,
+            failed=failed,
+        )
 
 
 class Tracer:
     """Starts the spans of one process, and sends them when they have ended."""
 
-    def __init__(self, provider: "TracerProvider") -> None:
-        """Take over a provider of the SDK, which makes spans and queues those that have ended."""
-        self._provider = provider
-        self._tracer = provider.get_tracer("raystream")
-        self._is_closed = False
+    def __init__(self, export: "SpanExport", sample_ratio: float) -> None:
+        """Take over what sends spans.
+
+        Args:
+            export: Sends spans.
+            sample_ratio: See `TracingSettings`.
+        """
+        self._export = export
+        self._sample_ratio = sample_ratio
+        # The system's source would let other threads run at each call, and wait for them.
+        self._random = random.Random()
 
     def start(
         self, name: str, kind: SpanKind, parent: TraceContext | None, attributes: Attributes
@@ -149,22 +168,25 @@ class Tracer:
             parent: The context of the hop before; None, or one that is not valid, begins a trace.
             attributes: What is known at the start.
         """
-        started_ns = time.time_ns()
-        span = self._tracer.start_span(
-            name, _extracted(parent), kind, attributes, start_time=started_ns
-        )
-        return Span(span, started_ns) if span.is_recording() else None
+        above = None if parent is None else _parsed(parent)
+        if above is None:
+            trace_id, flags, state = self._random.getrandbits(128), RANDOM_SAMPLED, NO_STATE
+            is_recorded = _is_sampled(trace_id, self._sample_ratio)
+        else:
+            trace_id, _, _, flags, state, _ = above
+            is_recorded = flags.sampled
+        if not is_recorded:
+            return None
+        context = SpanContext(trace_id, self._random.getrandbits(64), False, flags, state)
+        return Span(self._export, name, kind, context, above, attributes)
+
+    def flush(self) -> None:
+        """Send all spans that have ended, and wait for that."""
+        self._export.flush()
 
     def close(self) -> None:
         """Send what is left, within a second; closing twice is harmless."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        # The SDK's own limit is half a minute, which a dead collector would use up. The thread ends
-        # with the process.
-        closing = Thread(target=self._provider.shutdown, name="last-spans", daemon=True)
-        closing.start()
-        closing.join(FLUSH_S)
+        self._export.close()
 
 
 def open_tracer(settings: TracingSettings | None, service: str, instance_id: str) -> Tracer | None:
@@ -180,67 +202,32 @@ def open_tracer(settings: TracingSettings | None, service: str, instance_id: str
     """
     if settings is None:
         return None
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-    from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor
-    from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+    from deployments.span_export import SpanExport
 
-    _thin_out_logs()
-    exporter = OTLPSpanExporter(f"{settings.otlp_endpoint.rstrip('/')}/v1/traces")
-    names = {
-        "service.name": service,
-        "service.namespace": "raystream",
-        "service.instance.id": instance_id,
-    }
-    provider = TracerProvider(
-        ParentBased(TraceIdRatioBased(settings.sample_ratio)),
-        Resource.create(names),
-        shutdown_on_exit=False,  # it could delay the exit by half a minute; `close` bounds that
-    )
-    provider.add_span_processor(
-        BatchSpanProcessor(
-            exporter,
-            max_queue_size=MAX_QUEUED_SPANS,
-            schedule_delay_millis=1e3 * EXPORT_INTERVAL_S,
-            max_export_batch_size=MAX_BATCH_SPANS,
-        )
-    )
-    return Tracer(provider)
+    export = SpanExport(settings.otlp_endpoint, service, instance_id)
+    return Tracer(export, settings.sample_ratio)
 
 
-def _extracted(parent: TraceContext | None) -> Context:
-    """Return the SDK's form of a context; an empty one if it is not valid."""
-    if parent is None or len(parent.traceparent) > MAX_TRACEPARENT_LENGTH:
-        return Context()
-    carrier = {"traceparent": parent.traceparent}
-    if parent.tracestate and len(parent.tracestate) <= MAX_TRACESTATE_LENGTH:
-        carrier["tracestate"] = parent.tracestate
-    return _PROPAGATOR.extract(carrier, Context())
+def _is_sampled(trace_id: int, ratio: float) -> bool:
+    return trace_id % NUM_IDS < round(ratio * NUM_IDS)
 
 
-class _ThinLog(logging.Handler):
-    """Passes on one line a minute of what the SDK logs, to Serve's log."""
+def _parsed(context: TraceContext) -> SpanContext | None:
+    """Return the ids of a context; None if it is not valid.
 
-    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(logging.WARNING)
-        self._now_s = now_s
-        self._due_s = 0.0
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Write a line, unless the last one is too recent."""
-        now_s = self._now_s()
-        if now_s >= self._due_s:
-            self._due_s = now_s + LOG_INTERVAL_S
-            line = " ".join(record.getMessage().split())[:MAX_LOG_LENGTH]
-            logger.warning("traces are not sent, or only in part: %s", line)
-
-
-def _thin_out_logs() -> None:
-    """Thin out what the SDK logs in this process, which repeats itself."""
-    sdk = logging.getLogger("opentelemetry")
-    if not any(isinstance(handler, _ThinLog) for handler in sdk.handlers):
-        sdk.addHandler(_ThinLog())
-        sdk.propagate = False
-    # It repeats what clients have written into their headers.
-    logging.getLogger("opentelemetry.trace").setLevel(logging.ERROR)
+    Source: https://www.w3.org/TR/trace-context-1/#traceparent-header-field-values
+    """
+    if len(context.traceparent) > MAX_TRACEPARENT_LENGTH:
+        return None
+    found = TRACEPARENT.fullmatch(context.traceparent)
+    if found is None:
+        return None
+    version, trace_id, span_id, flags, more = found.groups()
+    if version == NO_VERSION or (version == FIRST_VERSION and more is not None):
+        return None
+    state = NO_STATE
+    if context.tracestate and len(context.tracestate) <= MAX_TRACESTATE_LENGTH:
+        state = TraceState.from_header([context.tracestate])
+    known_flags = TraceFlags(int(flags, 16) & RANDOM_SAMPLED)
+    parsed = SpanContext(int(trace_id, 16), int(span_id, 16), True, known_flags, state)
+    return parsed if parsed.is_valid else None

@@ -49,7 +49,10 @@ def configuration(args: argparse.Namespace) -> dict[str, Any]:
     ingress["autoscaling_config"] = replicas
     application["import_path"] = args.import_path or application["import_path"]
     deployment["name"] = name
-    application["args"]["tracing"]["otlp_endpoint"] = args.otlp_endpoint
+    application["args"]["tracing"] = {
+        "otlp_endpoint": args.otlp_endpoint,
+        "sample_ratio": args.sample_ratio,
+    }
     application["args"]["models"], application["deployments"] = [model], [ingress, deployment]
     return config
 
@@ -70,6 +73,7 @@ def main() -> None:
     parser.add_argument("--num-ingresses", type=int, default=1)
     parser.add_argument("--import-path", help="another builder than the shipped one")
     parser.add_argument("--otlp-endpoint", help="send traces there; default: none are made")
+    parser.add_argument("--sample-ratio", type=float, default=1.0, help="the part that is traced")
     parser.add_argument("--plain", action="store_true", help="Serve's own proxy, without serve.env")
     args = parser.parse_args()
     args.num_threads = args.num_threads if args.num_threads == "auto" else int(args.num_threads)

@@ -1,7 +1,9 @@
+import logging
 from collections.abc import Iterator
 
 import pytest
 
+from deployments.span_export import _ThinLog
 from tests.deployments.replica_context import as_replica
 
 
@@ -9,3 +11,13 @@ from tests.deployments.replica_context import as_replica
 def replica_context() -> Iterator[None]:
     with as_replica("tiny"):
         yield
+
+
+@pytest.fixture
+def thin_log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    """Let the next line of the SDK pass, whatever it has logged before."""
+    sdk = logging.getLogger("opentelemetry")
+    for handler in [each for each in sdk.handlers if isinstance(each, _ThinLog)]:
+        sdk.removeHandler(handler)
+    caplog.set_level(logging.DEBUG)
+    return caplog

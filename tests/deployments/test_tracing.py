@@ -1,27 +1,27 @@
 import logging
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from threading import Event
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from opentelemetry.context import Context
+from opentelemetry.sdk.trace.sampling import Decision, TraceIdRatioBased
+from opentelemetry.trace import get_current_span
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from benchmarks.free_port import free_port
 from deployments.tracing import (
-    FLUSH_S,
-    MAX_BATCH_SPANS,
-    MAX_QUEUED_SPANS,
     SpanKind,
     TraceContext,
     Tracer,
     TracingSettings,
-    _ThinLog,
+    _is_sampled,
+    _parsed,
     open_tracer,
 )
-from tests.otlp_receiver import DEADLINE_S, Receiver, receiving
+from tests.otlp_receiver import Receiver, receiving
 
 TRACE_ID, PARENT_ID = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 PARENT = f"00-{TRACE_ID}-{PARENT_ID}-01"
@@ -52,37 +52,8 @@ def receiver() -> Iterator[Receiver]:
         yield receiver
 
 
-@pytest.fixture
-def thin_log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    """Let the next line of the SDK pass, whatever it has logged before."""
-    sdk = logging.getLogger("opentelemetry")
-    for handler in [each for each in sdk.handlers if isinstance(each, _ThinLog)]:
-        sdk.removeHandler(handler)
-    caplog.set_level(logging.DEBUG)
-    return caplog
-
-
-def end_spans(tracer: Tracer, num_spans: int) -> None:
-    for number in range(num_spans):
-        span = tracer.start(f"span {number}", SpanKind.SERVER, None, {})
-        assert span is not None
-        span.end({})
-
-
-def warnings_of(caplog: pytest.LogCaptureFixture, logger: str = "") -> list[str]:
-    return [
-        each.getMessage()
-        for each in caplog.records
-        if each.levelno >= logging.WARNING and each.name.startswith(logger)
-    ]
-
-
-def join_exporters() -> None:
-    """Wait until nothing is sent any more."""
-    for thread in threading.enumerate():
-        if thread.name in ("OtelBatchSpanRecordProcessor", "last-spans"):
-            thread.join(DEADLINE_S)
-            assert not thread.is_alive()
+def has_warnings(caplog: pytest.LogCaptureFixture) -> bool:
+    return any(each.levelno >= logging.WARNING for each in caplog.records)
 
 
 def loaded_modules(statement: str) -> tuple[list[str], list[str]]:
@@ -156,7 +127,7 @@ def test_a_parent_that_is_not_valid_begins_a_new_trace(
     (found,) = receiver.spans
     assert found.parent_id == ""
     assert found.trace_id != TRACE_ID
-    assert warnings_of(thin_log) == []
+    assert not has_warnings(thin_log)
 
 
 @pytest.mark.parametrize("tracestate", ["=", "a=1,a=2", "a" * 600 + "=1", "\x00", "a=é"])
@@ -169,7 +140,7 @@ def test_a_tracestate_that_is_not_valid_is_left_out(
         span.end({})
     (found,) = receiver.spans
     assert (found.trace_id, found.tracestate) == (TRACE_ID, "")
-    assert warnings_of(thin_log) == []
+    assert not has_warnings(thin_log)
 
 
 def test_a_parent_decides_whether_a_span_is_recorded_and_else_the_ratio(
@@ -192,56 +163,39 @@ def test_a_parent_decides_whether_a_span_is_recorded_and_else_the_ratio(
         ]
 
 
-def test_the_last_spans_are_sent_at_the_end(receiver: Receiver) -> None:
-    with traced(receiver.url) as tracer:
-        end_spans(tracer, 10)
-        assert receiver.spans == []
-    assert len(receiver.spans) == 10
-    tracer.close()
-    assert len(receiver.spans) == 10
+PARTS = st.sampled_from(
+    ["00", "cc", "ff", "0", "zz", TRACE_ID, PARENT_ID, "0" * 32, "0" * 16, "01"]
+)
 
 
-def test_a_dead_collector_costs_one_line_of_the_log(
-    thin_log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
-    url = f"http://127.0.0.1:{free_port()}"
-    with traced(url) as tracer:
-        end_spans(tracer, 2 * MAX_QUEUED_SPANS)
-        began_s = time.monotonic()
-        tracer.close()
-        assert time.monotonic() - began_s < FLUSH_S + 1
-    join_exporters()
-    # pytest also collects what goes no further than the SDK's own logger.
-    (line,) = warnings_of(thin_log, "ray.serve")
-    assert not logging.getLogger("opentelemetry").propagate
-    assert line.startswith("traces are not sent")
+@given(
+    st.builds("-".join, st.lists(PARTS, max_size=6))
+    | st.builds(
+        "{}-{}-{}-{}{}".format,
+        st.sampled_from(["00", "01", "cc", "ff", "0G"]),
+        st.sampled_from([TRACE_ID, "0" * 32, TRACE_ID.upper()]),
+        st.sampled_from([PARENT_ID, "0" * 16]),
+        st.sampled_from(["00", "01", "02", "03", "ff", "1"]),
+        st.sampled_from(["", "-", "-more", "more"]),
+    ),
+    st.sampled_from(["", "a=1", "a=1,b=2", "a=1, b=2", "a=1,a=2", "=", "a@b=c"]),
+)
+def test_a_context_is_read_as_the_api_s_propagator_reads_it(parent: str, state: str) -> None:
+    carrier = {"traceparent": parent} | ({"tracestate": state} if state else {})
+    extracted = TraceContextTextMapPropagator().extract(carrier, Context())
+    expected = get_current_span(extracted).get_span_context()
+    found = _parsed(TraceContext(parent, state))
+    if not expected.is_valid:
+        assert found is None
+    else:
+        assert found is not None
+        assert (found.trace_id, found.span_id) == (expected.trace_id, expected.span_id)
+        assert found.trace_flags == expected.trace_flags & 3
+        assert found.trace_state == expected.trace_state
 
 
-def test_the_log_is_thin_for_a_minute(thin_log: pytest.LogCaptureFixture) -> None:
-    now_s = 100.0
-    handler = _ThinLog(lambda: now_s)
-    record = logging.makeLogRecord({"msg": "two\nlines", "levelno": logging.WARNING})
-    for _ in range(3):
-        handler.handle(record)
-    now_s += 60
-    handler.handle(record)
-    line = "traces are not sent, or only in part: two lines"
-    assert warnings_of(thin_log, "ray.serve") == [line, line]
-
-
-def test_a_collector_that_hangs_holds_nothing_up_and_the_queue_is_bounded() -> None:
-    answers = Event()
-    with receiving(answers) as receiver:
-        try:
-            with traced(receiver.url) as tracer:
-                end_spans(tracer, MAX_BATCH_SPANS)
-                receiver.wait_for(lambda spans: len(spans) >= MAX_BATCH_SPANS)
-                end_spans(tracer, 2 * MAX_QUEUED_SPANS)
-                began_s = time.monotonic()
-                tracer.close()
-                assert time.monotonic() - began_s < FLUSH_S + 1
-        finally:
-            answers.set()
-        join_exporters()
-        assert len(receiver.spans) <= MAX_BATCH_SPANS + MAX_QUEUED_SPANS
+def test_the_ratio_samples_the_ids_that_the_sdk_samples() -> None:
+    sampler, rest = TraceIdRatioBased(0.25), 2**64 - 1
+    for trace_id in (0, 1 << 62, (1 << 62) - 1, rest, 7 << 64, (7 << 64) + (1 << 62)):
+        decision = sampler.should_sample(None, trace_id, "").decision
+        assert _is_sampled(trace_id, 0.25) == (decision is Decision.RECORD_AND_SAMPLE)
