@@ -7,6 +7,10 @@ keys of a vector's tokens are transposed in registers, and scores need no sum ac
 Loops over tokens are emitted as loops. Loops over lanes, heads of a group and vectors of a head are
 unrolled, so that all sums stay in registers.
 
+Products are those of words: a word of bfloat16 holds two neighbouring elements of a key, or the
+same element of two neighbouring tokens' values. So the weights are rounded to the stored type, and
+so are those that are summed for the norm.
+
 Source: Dao et al., FlashAttention, 2022.
 """
 
@@ -17,7 +21,7 @@ from dataclasses import dataclass
 from llvmlite import ir
 
 from deployments.compute.cpu.attention.head_shape import HeadShape
-from deployments.compute.cpu.jit.vector_builder import F32, I64, Value, VectorBuilder
+from deployments.compute.cpu.jit.vector_builder import F32, I32, I64, Value, VectorBuilder
 
 BLOCK = 128
 """Tokens of a block, whose scores stay in the L1 cache."""
@@ -28,10 +32,10 @@ MAX_SUMS = {16: 28, 8: 12, 4: 24}
 
 @dataclass(frozen=True, slots=True)
 class QueryGroup:
-    """Addresses of the queries that share a key-value head, and of their sums so far; all float32.
+    """Addresses of the queries that share a key-value head, and of their sums so far, in float32.
 
     Attributes:
-        query: [group, head_dim], scaled.
+        query: [group, head_dim], elements of the stored type.
         totals: [group, head_dim], the sums of the weighted values.
         largest: [group], the largest score so far.
         norms: [group], the sums of the weights.
@@ -69,21 +73,24 @@ class FlashAttentionEmitter:
         self._scores = builder.array(shape.group * BLOCK)
         self._factors = builder.array(shape.group)
 
-    def begin(self, group: QueryGroup, source: Value, scale: Value) -> None:
-        """Emit the scaling of the queries to float32, and clear the sums."""
+    def begin(self, group: QueryGroup) -> None:
+        """Emit the clearing of the sums."""
         v, b, shape = self._vectors, self._vectors.builder, self._shape
         with v.loop(I64(shape.group * shape.head_dim), self._lanes) as number:
-            wide = v.load_wide(source, b.mul(number, I64(shape.itemsize)))
-            at = b.mul(number, I64(4))
-            v.store(b.fmul(wide, v.splat(scale)), group.query, at)
-            v.store(v.constant(0), group.totals, at)
+            v.store(v.constant(0), group.totals, b.mul(number, I64(4)))
         with v.loop(I64(shape.group), 1) as member:
             at = b.mul(member, I64(4))
             v.store(F32(-math.inf), group.largest, at)
             v.store(F32(0), group.norms, at)
 
     def add(
-        self, group: QueryGroup, block: TokenBlock, keys: Value, values: Value, softcap: Value
+        self,
+        group: QueryGroup,
+        block: TokenBlock,
+        keys: Value,
+        values: Value,
+        scale: Value,
+        softcap: Value,
     ) -> None:
         """Emit the addition of a block to the sums.
 
@@ -92,9 +99,10 @@ class FlashAttentionEmitter:
             block: The tokens.
             keys: Address of the head in the extent's first key.
             values: As keys.
+            scale: Factor of the scores.
             softcap: Bound of the scores; 0 means no bound.
         """
-        self._score(group, block, keys, softcap)
+        self._score(group, block, keys, scale, softcap)
         with self._vectors.loop(I64(self._shape.group), 1) as member:
             self._update_softmax(group, block, member)
         self._accumulate(group, block, values)
@@ -111,7 +119,7 @@ class FlashAttentionEmitter:
                 v.store(v.narrow(mean), target, at)
 
     def _score(
-        self, group: QueryGroup, block: TokenBlock, head_keys: Value, softcap: Value
+        self, group: QueryGroup, block: TokenBlock, head_keys: Value, scale: Value, softcap: Value
     ) -> None:
         """Emit the scores of the block's tokens for all queries, -inf past the row's length."""
         v, b = self._vectors, self._vectors.builder
@@ -127,10 +135,11 @@ class FlashAttentionEmitter:
             is_seen = b.icmp_signed("<", b.add(v.splat(first), lane_numbers), v.splat(block.length))
             for heads in _chunks(self._shape.group, MAX_SUMS[self._lanes] - self._lanes):
                 sums = self._products(group, keys, heads)
-                for head in heads:
+                for head, place in sums.items():
+                    v.store(b.fmul(v.read(place), v.splat(scale)), place, 0)
                     with b.if_then(is_capped):
-                        v.store(self._softcap(v.read(sums[head]), softcap), sums[head], 0)
-                    score = b.select(is_seen, v.read(sums[head]), v.constant(-math.inf))
+                        v.store(self._softcap(v.read(place), softcap), place, 0)
+                    score = b.select(is_seen, v.read(place), v.constant(-math.inf))
                     v.store(score, self._scores, b.mul(b.add(at, I64(head * BLOCK)), I64(4)))
 
     def _products(
@@ -141,17 +150,14 @@ class FlashAttentionEmitter:
         sums = {head: v.variable(v.floats) for head in heads}
         for place in sums.values():
             v.store(v.constant(0), place, 0)
-        elements = 4 // shape.itemsize
-        with v.loop(I64(shape.head_dim // elements), self._lanes) as word:
+        with v.loop(I64(shape.head_bytes // 4), self._lanes) as word:
             at = b.mul(word, I64(4))
             columns = v.transpose([v.load(v.words, key, at) for key in keys])
-            query_at = b.mul(word, I64(4 * elements))
             for number, column in enumerate(columns):
-                for part, wide in enumerate(v.widen(column)):
-                    for head, place in sums.items():
-                        index = head * shape.head_dim + number * elements + part
-                        query = v.load(F32, group.query, b.add(query_at, I64(4 * index)))
-                        v.store(v.fma(v.splat(query), wide, v.read(place)), place, 0)
+                for head, place in sums.items():
+                    query_at = b.add(at, I64(head * shape.head_bytes + 4 * number))
+                    query = v.splat(v.load(I32, group.query, query_at))
+                    v.store(v.add_products(v.read(place), column, query), place, 0)
         return sums
 
     def _softcap(self, score: Value, softcap: Value) -> Value:
@@ -160,7 +166,10 @@ class FlashAttentionEmitter:
         return b.fmul(cap, self._vectors.tanh(b.fdiv(score, cap)))
 
     def _update_softmax(self, group: QueryGroup, block: TokenBlock, member: Value) -> None:
-        """Emit a query's online softmax: turn its scores into weights, and rescale its norm."""
+        """Emit a query's online softmax: turn its scores into weights, and rescale its norm.
+
+        The weights take the place of the scores; those of bfloat16 fill the first half of it.
+        """
         v, b = self._vectors, self._vectors.builder
         scores = v.offset(self._scores, b.mul(member, I64(4 * BLOCK)))
         own = b.mul(member, I64(4))
@@ -176,8 +185,9 @@ class FlashAttentionEmitter:
         with v.loop(block.count, self._lanes) as number:
             at = b.mul(number, I64(4))
             weight = v.exp(b.fsub(v.load(v.floats, scores, at), v.splat(largest)))
-            v.store(weight, scores, at)
-            v.store(b.fadd(v.read(place), weight), place, 0)
+            stored_at = b.mul(number, I64(self._shape.itemsize))
+            v.store(v.narrow(weight), scores, stored_at)
+            v.store(b.fadd(v.read(place), v.load_wide(scores, stored_at)), place, 0)
         factor = v.exp(b.fsub(before, largest))
         added = v.intrinsic("llvm.vector.reduce.fadd", F32, F32(0), v.read(place))
         norm = v.fma(v.load(F32, group.norms, own), factor, added)
@@ -189,10 +199,11 @@ class FlashAttentionEmitter:
         """Emit the addition of the block's weighted values to the rescaled totals."""
         v, shape, most = self._vectors, self._shape, MAX_SUMS[self._lanes]
         block_at = v.builder.mul(block.start, I64(shape.token_bytes))
-        for heads in _chunks(shape.group, most // 2):
-            fitting = max(1, (most - len(heads)) // len(heads))  # weights need registers, too
+        step = self._shape.word_elements
+        for heads in _chunks(shape.group, most // (1 + step)):
+            fitting = (most - len(heads)) // len(heads)  # weights need registers, too
             num_vectors = shape.head_dim // self._lanes
-            width = max(n for n in range(1, fitting + 1) if num_vectors % n == 0)
+            width = max(n for n in range(step, fitting + 1, step) if num_vectors % n == 0)
             with v.loop(I64(shape.head_dim), self._lanes * width) as first:
                 values = v.offset(head_values, block_at)
                 self._accumulate_part(group, block, values, heads, first, width)
@@ -217,16 +228,20 @@ class FlashAttentionEmitter:
             factor = v.splat(v.load(F32, self._factors, 4 * head))
             total = v.load(v.floats, group.totals, total_at(head, n))
             v.store(b.fmul(total, factor), place, 0)
-        with v.loop(block.count, 1) as token:
-            source = v.offset(values, b.mul(token, I64(shape.token_bytes)))
-            for n in range(width):
+        last = b.sub(block.count, I64(1))
+        with v.loop(block.count, shape.word_elements) as token:
+            # A last token without a neighbour is read twice, the second time with almost no weight.
+            tokens = [v.minimum(b.add(token, I64(i)), last) for i in range(shape.word_elements)]
+            sources = [v.offset(values, b.mul(each, I64(shape.token_bytes))) for each in tokens]
+            for n in range(0, width, shape.word_elements):
                 at = b.mul(b.add(first, I64(n * self._lanes)), I64(shape.itemsize))
-                wide = v.load_wide(source, at)
-                for head in heads:
-                    weight_at = b.mul(b.add(token, I64(head * BLOCK)), I64(4))
-                    weight = v.splat(v.load(F32, self._scores, weight_at))
-                    place = places[head, n]
-                    v.store(v.fma(weight, wide, v.read(place)), place, 0)
+                columns = v.interleave([v.load(v.words, source, at) for source in sources])
+                for part, column in enumerate(columns):
+                    for head in heads:
+                        weight_at = b.add(b.mul(token, I64(shape.itemsize)), I64(4 * head * BLOCK))
+                        weight = v.splat(v.load(I32, self._scores, weight_at))
+                        place = places[head, n + part]
+                        v.store(v.add_products(v.read(place), column, weight), place, 0)
         for (head, n), place in places.items():
             v.store(v.read(place), group.totals, total_at(head, n))
 

@@ -33,6 +33,11 @@ class HeadShape:
         return 2 if self.is_bfloat16 else 4
 
     @property
+    def word_elements(self) -> int:
+        """Elements of a 32-bit word."""
+        return 4 // self.itemsize
+
+    @property
     def head_bytes(self) -> int:
         """Bytes of a head."""
         return self.head_dim * self.itemsize

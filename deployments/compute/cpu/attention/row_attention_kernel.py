@@ -83,7 +83,7 @@ class _KernelEmitter:
         self.vectors = VectorBuilder(NAME, shape.lanes, shape.is_bfloat16)
         self.builder = self.vectors.builder
         num_elements = shape.num_heads * shape.head_dim
-        self.rows = [self.vectors.array(num_elements) for _ in ("query", "totals")]
+        self.totals = self.vectors.array(num_elements)
         self.sums = [self.vectors.array(shape.num_heads) for _ in ("largest", "norms")]
         self.attention = FlashAttentionEmitter(self.vectors, shape)
         self.arguments = {
@@ -123,29 +123,28 @@ class _KernelEmitter:
             source = self._row(name, row, part_at)
             with v.loop(self.part_bytes, 4 * v.lanes) as at:
                 v.store(v.load(v.words, source, at), stored, b.add(own, at))
-        queries_at = b.mul(part_at, I64(shape.group))
         scale, softcap = (self._real(name) for name in ("scale", "softcap"))
-        with self._each_head() as (head_at, group):
-            query_at = b.add(queries_at, b.mul(head_at, I64(shape.group)))
-            self.attention.begin(group, self._row("query", row, query_at), scale)
+        queries = self._row("query", row, b.mul(part_at, I64(shape.group)))
+        with self._each_head(queries) as (_, group):
+            self.attention.begin(group)
         with v.loop(length, BLOCK) as first:
             block = TokenBlock(first, v.minimum(I64(BLOCK), b.sub(length, first)), length)
             self._fetch(block, keys, values)
-            with self._each_head() as (head_at, group):
+            with self._each_head(queries) as (head_at, group):
                 heads = v.offset(keys, head_at), v.offset(values, head_at)
-                self.attention.add(group, block, *heads, softcap)
-        with self._each_head() as (head_at, group):
-            output_at = b.add(queries_at, b.mul(head_at, I64(shape.group)))
+                self.attention.add(group, block, *heads, scale, softcap)
+        with self._each_head(queries) as (head_at, group):
+            output_at = b.mul(b.add(part_at, head_at), I64(shape.group))
             self.attention.end(group, self._row("output", row, output_at))
 
     @contextmanager
-    def _each_head(self) -> Iterator[tuple[Value, QueryGroup]]:
+    def _each_head(self, queries: Value) -> Iterator[tuple[Value, QueryGroup]]:
         """Emit a loop over the unit's key-value heads; yield each one's offset and queries."""
         v, b, shape = self.vectors, self.builder, self.shape
         with v.loop(self.num_heads, 1) as head:
-            rows_at = b.mul(head, I64(4 * shape.group * shape.head_dim))
+            query = v.offset(queries, b.mul(head, I64(shape.group * shape.head_bytes)))
+            totals = v.offset(self.totals, b.mul(head, I64(4 * shape.group * shape.head_dim)))
             sums_at = b.mul(head, I64(4 * shape.group))
-            query, totals = (v.offset(array, rows_at) for array in self.rows)
             largest, norms = (v.offset(array, sums_at) for array in self.sums)
             yield b.mul(head, I64(shape.head_bytes)), QueryGroup(query, totals, largest, norms)
 

@@ -6,7 +6,8 @@ So no operation may be reordered or contracted, and nothing is compiled with fas
 
 Each kernel is the address of a function for a parallel region. Its argument is an array of 64-bit
 integers, whose names stand above the kernel: addresses, numbers of elements, and strides, counted
-in elements. It begins with two counts (see `_arguments`). The elements of a row are contiguous.
+in elements. It begins with what divides the rows among the threads: a ticket counter, all rows, and
+the rows of a unit, which a thread takes with a ticket. The elements of a row are contiguous.
 """
 
 import math
@@ -60,8 +61,8 @@ E1, E2, E3, E4, E5 = (
 
 
 def _arguments(*names: str) -> np.dtype[np.void]:
-    """Return the layout of a kernel's arguments: the rows taken so far, all rows, and the names."""
-    return np.dtype([(name, np.int64) for name in ("num_taken", "num_rows", *names)])
+    """Return the layout of a kernel's arguments: a ticket counter, two counts, and the names."""
+    return np.dtype([(name, np.int64) for name in ("ticket", "num_rows", "unit_rows", *names)])
 
 
 RMS_NORM = _arguments(
@@ -87,11 +88,12 @@ def make_rms_norm(is_bfloat16: bool, is_shifted: bool, epsilon: float) -> int:
         call = numba.carray(pointer_to(arguments), 1, RMS_NORM)[0]
         rows, weight, output = call.rows, call.weight, call.output
         num_rows, num_inner, width = call.num_rows, call.num_inner, call.width
+        unit_rows = call.unit_rows
         outer_stride, output_outer = call.outer_stride, call.output_outer_stride
         inner_stride, output_inner = call.inner_stride, call.output_inner_stride
         values, sums = np.empty(width, np.float32), np.empty((3, GROUP), np.float32)
         factors = numba.carray(pointer_to(weight), width, stored)
-        row = take_ticket(arguments)
+        row = _next_row(-1, arguments, unit_rows)
         while row < num_rows:
             i, j = row // num_inner, row % num_inner
             at = rows + itemsize * (i * outer_stride + j * inner_stride)
@@ -102,7 +104,7 @@ def make_rms_norm(is_bfloat16: bool, is_shifted: bool, epsilon: float) -> int:
                 values[k] = as_float32(source[k])
             factor = _inverse_rms(_sum_of_squares(values, width, sums), width, epsilon)
             _scale(values, factor, factors, target, width, is_shifted)
-            row = take_ticket(arguments)
+            row = _next_row(row, arguments, unit_rows)
 
     return compile_kernel(rms_norm)
 
@@ -123,10 +125,10 @@ def make_add_rms_norm(is_bfloat16: bool, is_shifted: bool, epsilon: float) -> in
         call = numba.carray(pointer_to(arguments), 1, ADD_RMS_NORM)[0]
         rows, others, weight = call.rows, call.others, call.weight
         total, output = call.total, call.output
-        num_rows, width = call.num_rows, call.width
+        num_rows, unit_rows, width = call.num_rows, call.unit_rows, call.width
         values, sums = np.empty(width, np.float32), np.empty((3, GROUP), np.float32)
         factors = numba.carray(pointer_to(weight), width, stored)
-        row = take_ticket(arguments)
+        row = _next_row(-1, arguments, unit_rows)
         while row < num_rows:
             at = itemsize * row * width
             first = numba.carray(pointer_to(rows + at), width, stored)
@@ -139,7 +141,7 @@ def make_add_rms_norm(is_bfloat16: bool, is_shifted: bool, epsilon: float) -> in
                 values[k] = as_float32(added[k])
             factor = _inverse_rms(_sum_of_squares(values, width, sums), width, epsilon)
             _scale(values, factor, factors, target, width, is_shifted)
-            row = take_ticket(arguments)
+            row = _next_row(row, arguments, unit_rows)
 
     return compile_kernel(add_rms_norm)
 
@@ -162,8 +164,8 @@ def make_rotate(is_bfloat16: bool) -> int:
         num_rows, num_heads, width = call.num_rows, call.num_heads, call.width
         head_stride, output_head = call.head_stride, call.output_head_stride
         row_stride, output_row = call.row_stride, call.output_row_stride
-        half = width // 2
-        row = take_ticket(arguments)
+        half, unit_rows = width // 2, call.unit_rows
+        row = _next_row(-1, arguments, unit_rows)
         while row < num_rows:
             cos = numba.carray(pointer_to(cosines + itemsize * row * width), width, stored)
             sin = numba.carray(pointer_to(sines + itemsize * row * width), width, stored)
@@ -176,7 +178,7 @@ def make_rotate(is_bfloat16: bool) -> int:
                     low, high = as_float32(source[k]), as_float32(source[half + k])
                     target[k] = _rotated(low, cos[k], -high, sin[k])
                     target[half + k] = _rotated(high, cos[half + k], low, sin[half + k])
-            row = take_ticket(arguments)
+            row = _next_row(row, arguments, unit_rows)
 
     return compile_kernel(rotate)
 
@@ -201,8 +203,9 @@ def make_silu_mul(is_bfloat16: bool, vector_bytes: int) -> int:
 
     def silu_mul(arguments):
         call = numba.carray(pointer_to(arguments), 1, HALVES)[0]
-        joined, output, num_rows, width = call.joined, call.output, call.num_rows, call.width
-        row = take_ticket(arguments)
+        joined, output, width = call.joined, call.output, call.width
+        num_rows, unit_rows = call.num_rows, call.unit_rows
+        row = _next_row(-1, arguments, unit_rows)
         while row < num_rows:
             at = joined + 2 * itemsize * row * width
             gate = numba.carray(pointer_to(at), width, stored)
@@ -216,7 +219,7 @@ def make_silu_mul(is_bfloat16: bool, vector_bytes: int) -> int:
                 x = as_float32(gate[k])
                 silu = cast_like(gate[k], x / (np.float32(1) + math.exp(-x)))
                 target[k] = cast_like(gate[k], as_float32(silu) * as_float32(up[k]))
-            row = take_ticket(arguments)
+            row = _next_row(row, arguments, unit_rows)
 
     return compile_kernel(silu_mul)
 
@@ -232,8 +235,9 @@ def make_gelu_mul() -> int:
 
     def gelu_mul(arguments):
         call = numba.carray(pointer_to(arguments), 1, HALVES)[0]
-        joined, output, num_rows, width = call.joined, call.output, call.num_rows, call.width
-        row = take_ticket(arguments)
+        joined, output, width = call.joined, call.output, call.width
+        num_rows, unit_rows = call.num_rows, call.unit_rows
+        row = _next_row(-1, arguments, unit_rows)
         while row < num_rows:
             at = joined + 8 * row * width
             gate = numba.carray(pointer_to(at), width, np.float32)
@@ -243,7 +247,7 @@ def make_gelu_mul() -> int:
                 x = gate[k]
                 y = GELU_SLOPE * (x + GELU_CUBE * x * x * x)
                 target[k] = x / _one_plus_exp(np.float32(-2) * y) * up[k]
-            row = take_ticket(arguments)
+            row = _next_row(row, arguments, unit_rows)
 
     return compile_kernel(gelu_mul)
 
@@ -261,9 +265,10 @@ def make_table_mul() -> int:
 
     def table_mul(arguments):
         call = numba.carray(pointer_to(arguments), 1, TABLE_HALVES)[0]
-        joined, output, num_rows, width = call.joined, call.output, call.num_rows, call.width
+        joined, output, width = call.joined, call.output, call.width
+        num_rows, unit_rows = call.num_rows, call.unit_rows
         activated = numba.carray(pointer_to(call.table), 65536, np.uint16)
-        row = take_ticket(arguments)
+        row = _next_row(-1, arguments, unit_rows)
         while row < num_rows:
             at = joined + 4 * row * width
             gate = numba.carray(pointer_to(at), width, np.uint16)
@@ -272,13 +277,20 @@ def make_table_mul() -> int:
             for k in range(width):
                 product = as_float32(activated[gate[k]]) * as_float32(up[k])
                 target[k] = cast_like(gate[k], product)
-            row = take_ticket(arguments)
+            row = _next_row(row, arguments, unit_rows)
 
     return compile_kernel(table_mul)
 
 
 def _storage(is_bfloat16: bool) -> tuple[type[np.generic], int]:
     return (np.uint16, 2) if is_bfloat16 else (np.float32, 4)
+
+
+@numba.njit(inline="always", error_model="numpy")
+def _next_row(row, arguments, unit_rows):
+    """Return the row after `row` in its unit, or the first one of another unit; -1 has no unit."""
+    following = row + 1
+    return following if following % unit_rows else unit_rows * take_ticket(arguments)
 
 
 @numba.njit(inline="always", error_model="numpy")

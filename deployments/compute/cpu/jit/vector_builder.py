@@ -1,10 +1,10 @@
 """Emits vector code with llvmlite's builder.
 
 A lane of a vector is a 32-bit word. Elements in memory are float32 or bfloat16, which is the upper
-half of a float32; all arithmetic is in float32. Addresses are pointers to bytes, and offsets count
+half of a float32; all sums are in float32. Addresses are pointers to bytes, and offsets count
 bytes.
 
-Source: https://llvm.org/docs/LangRef.html
+Source: https://llvm.org/docs/LangRef.html; `vdpbf16ps` in Intel's Intrinsics Guide (AVX512_BF16).
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 
+from deployments.compute.cpu.processor import has_bfloat16
+
 Value = Any
 """A value of llvmlite's builder; llvmlite ships no type information."""
 
@@ -24,6 +26,16 @@ I16, I32, I64, F32, F64 = (
     ir.DoubleType(),
 )
 POINTER = ir.PointerType()
+
+
+class _BFloat(ir.Type):  # type: ignore[misc] # llvmlite ships no type information
+    """LLVM's bfloat, which llvmlite lacks."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+
+BFLOAT = _BFloat()
 
 LOG2_E = 1.4426950408889634
 
@@ -183,16 +195,52 @@ class VectorBuilder:
         yield b.bitcast(b.and_(words, self.constant(0xFFFF0000, self.words)), self.floats)
 
     def narrow(self, floats: Value) -> Value:
-        """Emit the conversion of float32 to the stored type; bfloat16 rounds to nearest even."""
+        """Emit the conversion of float32 to the stored type; bfloat16 rounds to nearest even.
+
+        AVX512_BF16 rounds subnormal numbers to zero.
+        """
         b = self.builder
         if not self.is_bfloat16:
             return floats
+        if has_bfloat16():
+            return b.fptrunc(floats, ir.VectorType(BFLOAT, self.lanes))
         bits = b.bitcast(floats, self.words)
         upper = b.lshr(bits, self.constant(16, self.words))
         is_odd = b.and_(upper, self.constant(1, self.words))
         half = b.add(is_odd, self.constant(0x7FFF, self.words))
         rounded = b.lshr(b.add(bits, half), self.constant(16, self.words))
         return b.trunc(rounded, ir.VectorType(I16, self.lanes))
+
+    def interleave(self, rows: Sequence[Value]) -> Sequence[Value]:
+        """Emit the words that hold an element of each row, from a vector of elements of each.
+
+        Args:
+            rows: As many vectors of words as a word has elements.
+        """
+        if not self.is_bfloat16:
+            return rows
+        b, count = self.builder, 2 * self.lanes
+        one, other = (b.bitcast(row, ir.VectorType(I16, count)) for row in rows)
+        masks = (
+            [n + row * count for n in range(first, first + self.lanes) for row in (0, 1)]
+            for first in (0, self.lanes)
+        )
+        kind = ir.VectorType(I32, count)
+        mixed = (b.shuffle_vector(one, other, ir.Constant(kind, mask)) for mask in masks)
+        return [b.bitcast(each, self.words) for each in mixed]
+
+    def add_products(self, total: Value, one: Value, other: Value) -> Value:
+        """Emit `total` plus the products of the elements of each word."""
+        b = self.builder
+        if self.is_bfloat16 and has_bfloat16():
+            pairs = ir.VectorType(BFLOAT, 2 * self.lanes)
+            name = f"llvm.x86.avx512bf16.dpbf16ps.{32 * self.lanes}"
+            return self.call(
+                name, self.floats, total, b.bitcast(one, pairs), b.bitcast(other, pairs)
+            )
+        for pair in zip(self.widen(one), self.widen(other), strict=True):
+            total = self.fma(*pair, total)
+        return total
 
     def transpose(self, rows: list[Value]) -> list[Value]:
         """Emit the transposition of `lanes` vectors, in one step per bit of a lane's index."""

@@ -18,7 +18,7 @@ bfloat16. A tile adds the products of a group of inputs by themselves, and multi
 the group's scale; its totals wait on the stack meanwhile. For up to four rows a tile unpacks the
 weights itself, of all columns of a block, so that no element goes through memory.
 
-Source: https://llvm.org/docs/LangRef.html; `vdpbf16ps` in Intel's Intrinsics Guide (AVX512_BF16).
+Source: https://llvm.org/docs/LangRef.html
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -31,7 +31,15 @@ import torch
 from llvmlite import ir
 
 from deployments.compute.cpu.jit.machine_code import MachineCode
-from deployments.compute.cpu.jit.vector_builder import F32, I32, I64, POINTER, Value, VectorBuilder
+from deployments.compute.cpu.jit.vector_builder import (
+    BFLOAT,
+    F32,
+    I32,
+    I64,
+    POINTER,
+    Value,
+    VectorBuilder,
+)
 from deployments.compute.cpu.linear.packed_layout import BLOCK
 from deployments.compute.cpu.processor import features, has_bfloat16
 from deployments.model_shape import SCALED_INPUTS
@@ -70,16 +78,6 @@ TILE_ARGUMENTS = {
 }
 """A tile's arguments: it adds products to the sums at `start`, and fetches what is at `next`. Only
 tiles of quantized weights read `scales`."""
-
-
-class _BFloat(ir.Type):  # type: ignore[misc] # llvmlite ships no type information
-    """LLVM's bfloat, which llvmlite lacks."""
-
-    def _to_string(self) -> str:
-        return "bfloat"
-
-
-BFLOAT = _BFloat()
 
 
 def _bfloat16_bits(integers: Iterable[int]) -> tuple[int, ...]:
@@ -320,9 +318,7 @@ def _emit_tile(module: ir.Module, arithmetic: Arithmetic, tiling: Tiling, *, is_
         output = v.offset(a["output"], b.mul(a["output_row_bytes"], I64(row)))
         for vector, at in enumerate(vectors):
             total = sums[row * len(vectors) + vector]
-            if shrink > 1:
-                total = b.fptrunc(total, ir.VectorType(BFLOAT, arithmetic.lanes))
-            v.store(total, output, at // shrink)
+            v.store(v.narrow(total) if is_last else total, output, at // shrink)
     b.ret_void()
 
 
@@ -367,7 +363,7 @@ def _emit_turns(
                 inputs = v.splat(v.load(I32, start, 4 * word))
                 for vector, factor in enumerate(weights):
                     index = row * len(vectors) + vector
-                    sums[index] = _add_products(v, sums[index], inputs, factor)
+                    sums[index] = v.add_products(sums[index], inputs, factor)
         carried.values = [*map(v.offset, (rows_at, weights_at, next_at), steps), *sums]
     return carried.values[:3], carried.values[3:]
 
@@ -376,16 +372,6 @@ def _vectors(arithmetic: Arithmetic, tiling: Tiling) -> Sequence[int]:
     """Return where the vectors of a tile's columns begin, in bytes of float32."""
     columns = BLOCK if tiling.unpacks else arithmetic.strip
     return range(0, 4 * columns, 4 * arithmetic.lanes)
-
-
-def _add_products(v: VectorBuilder, total: Value, inputs: Value, weights: Value) -> Value:
-    """Emit `total` plus the products of words of inputs and weights."""
-    b = v.builder
-    if not v.is_bfloat16:
-        return v.fma(b.bitcast(inputs, v.floats), b.bitcast(weights, v.floats), total)
-    pairs = ir.VectorType(BFLOAT, 2 * v.lanes)
-    name = f"llvm.x86.avx512bf16.dpbf16ps.{32 * v.lanes}"
-    return v.call(name, v.floats, total, b.bitcast(inputs, pairs), b.bitcast(weights, pairs))
 
 
 def _emit_worker(module: ir.Module, arithmetic: Arithmetic) -> None:

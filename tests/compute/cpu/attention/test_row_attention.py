@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from deployments.compute.cpu.attention import head_shape, row_attention
 from deployments.compute.cpu.attention.row_attention import attend_rows, find_row_attention
-from deployments.compute.cpu.jit import openmp
+from deployments.compute.cpu.jit import openmp, vector_builder
 from deployments.compute.kv_rows import KVRows
 from deployments.compute.sdpa import Scores
 
@@ -161,6 +161,15 @@ def lanes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     row_attention._make_kernel.cache_clear()
 
 
+@pytest.fixture
+def no_products_of_pairs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Compile kernels as on a processor without AVX512_BF16."""
+    monkeypatch.setattr(vector_builder, "has_bfloat16", lambda: False)
+    row_attention._make_kernel.cache_clear()
+    yield
+    row_attention._make_kernel.cache_clear()
+
+
 @pytest.mark.parametrize("heads", SHAPES, ids=str)
 def test_heads_of_every_shape_attend(heads: Heads) -> None:
     memory = Memory(heads, [Row.at_end(3, 37), Row.at_end(0, 1), Row(1, 16, 5)])
@@ -221,6 +230,15 @@ def test_a_narrower_vector_gives_another_kernel(lanes: int) -> None:
     kernel = row_attention._make_kernel(64, 6, 2, torch.bfloat16)
     assert kernel is not None
     assert kernel.shape.lanes == lanes
+
+
+@pytest.mark.usefixtures("no_products_of_pairs")
+@pytest.mark.parametrize("scores", [PLAIN, Scores(0.7, 0.5)], ids=str)
+def test_bfloat16_attends_without_products_of_pairs(scores: Scores) -> None:
+    rows = [Row.at_end(extent, length) for extent, length in enumerate((1, 17, 129))]
+    memory = Memory(BFLOAT16, rows, capacity=130)
+    expected = memory.expected(scores)
+    assert_near(memory.attend(scores), expected)
 
 
 @pytest.mark.parametrize("heads", BOTH, ids=str)

@@ -80,10 +80,11 @@ def test_hyperbolic_tangents_equal_torchs() -> None:
     torch.testing.assert_close(tangents(x), x.tanh(), rtol=1e-6, atol=1e-6)
 
 
-def test_every_bfloat16_but_nan_survives_widening_and_narrowing() -> None:
+def test_every_normal_bfloat16_survives_widening_and_narrowing() -> None:
     bits = torch.arange(2**16, dtype=torch.int32).to(torch.int16)
     values = bits.view(torch.bfloat16)
-    values = values[~values.isnan()]
+    is_subnormal = (values != 0) & (values.abs() < torch.finfo(torch.bfloat16).tiny)
+    values = values[~(values.isnan() | is_subnormal)]
     assert torch.equal(kept(values).view(torch.int16), values.view(torch.int16))
 
 
