@@ -2,6 +2,7 @@
 
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import httpx
 
 from serve_app.commands.announcement import is_ready
-from tests.ray.serve_run import wait_until
+from tests.ray.serve_run import WITH_SIGNALS, wait_until
 
 DEADLINE_S = 240
 
@@ -26,7 +27,11 @@ def started(
     output = folder.with_name(f"{folder.name}.log")
     with output.open("wb") as log:
         process = subprocess.Popen(
-            [*map(str, command)], cwd=folder, env=environment, stdout=log, stderr=subprocess.STDOUT
+            [sys.executable, "-c", WITH_SIGNALS, *map(str, command)],
+            cwd=folder,
+            env=environment,
+            stdout=log,
+            stderr=subprocess.STDOUT,
         )
     try:
         wait_until(lambda: process.poll() is not None or is_ready(url), DEADLINE_S)

@@ -23,7 +23,6 @@ from serve_app.commands.demo.server import DemoError, DemoServer, serving
 from serve_app.commands.demo.streams import QUESTIONS, DemoStream, Verdict
 
 POLL_S: Final = 0.02
-INTERRUPTED: Final = 130
 NONSENSE: Final = (
     "The model is tiny: beyond a docstring it writes nonsense, but the same nonsense each time."
 )
@@ -39,19 +38,25 @@ def run_demo(*, is_plain: bool, keep: bool, svg: Path | None) -> int:
     """
     console = Console(highlight=False, no_color=is_plain or None)
     screen = DemoScreen(console, is_plain=is_plain or not console.is_terminal)
+    stopped_by = int(signal.SIGINT)
+
+    def stop(number: int, _: FrameType | None) -> None:
+        """End as Ctrl-C does: asyncio then ends in order what it runs."""
+        nonlocal stopped_by
+        stopped_by = number
+        signal.raise_signal(signal.SIGINT)
+
+    # A background job of a script ignores SIGINT, and would ignore these with it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _exit)
+        signal.signal(number, stop)
     try:
         return _show(screen, keep=keep, svg=svg)
     except (DemoError, ChatError) as error:
         sys.stderr.write(f"Error: {harmless(str(error))}\n")
         return 1
     except KeyboardInterrupt:
-        return INTERRUPTED
-
-
-def _exit(number: int, _: FrameType | None) -> None:
-    sys.exit(128 + number)
+        return 128 + stopped_by
 
 
 def _show(screen: DemoScreen, *, keep: bool, svg: Path | None) -> int:
