@@ -9,7 +9,6 @@ is the same application without a tracer, on the same replica.
 
 import asyncio
 import gc
-import json
 import random
 import threading
 import time
@@ -18,7 +17,7 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from starlette.types import ASGIApp, Message
+from starlette.types import ASGIApp
 
 from benchmarks.streaming import MODEL
 from deployments.gen_ai_spans import ModelSpans
@@ -27,6 +26,7 @@ from serve_app.backends.generation import HandleGenerationBackend
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
 from tests.deployments.local_handle import LocalHandle
+from tests.serve_app.asgi_call import AsgiCall
 from tests.serve_app.local_replica import local_generator
 
 if TYPE_CHECKING:
@@ -126,29 +126,7 @@ async def _ask(app: ASGIApp) -> None:
     Raises:
         RuntimeError: It is not a whole stream.
     """
-    sent: list[bytes] = []
-    body = json.dumps(BODY).encode()
-    request: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def receive() -> Message:
-        if not request:
-            await asyncio.Event().wait()  # the client stays
-        return request.pop()
-
-    async def send(message: Message) -> None:
-        sent.append(message.get("body", b""))
-
-    scope = {
-        "type": "http",
-        "asgi": {"version": "3.0", "spec_version": "2.3"},
-        "http_version": "1.1",
-        "method": "POST",
-        "scheme": "http",
-        "path": PATH,
-        "raw_path": PATH.encode(),
-        "query_string": b"",
-        "headers": [(b"content-type", b"application/json")],
-    }
-    await app(scope, receive, send)
-    if b"data: [DONE]" not in b"".join(sent[-2:]):
-        raise RuntimeError(b"".join(sent)[-500:].decode())
+    async with AsgiCall(app, PATH, BODY) as call:
+        await call.end()
+    if b"data: [DONE]" not in call.body:
+        raise RuntimeError(call.body[-500:].decode())

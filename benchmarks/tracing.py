@@ -22,6 +22,7 @@ Run: python -m benchmarks.tracing
 
 import argparse
 import asyncio
+import math
 import multiprocessing
 import random
 import statistics
@@ -32,6 +33,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import psutil
 import uvloop
 from rich.console import Console
@@ -42,6 +44,7 @@ from benchmarks.stream_client import closed_loop
 from benchmarks.streaming import MODEL, NUM_TOKENS, Prompts, Server, figures, serving
 from benchmarks.three_million import save_three_million
 from benchmarks.traced_requests import AGAIN, OFF, ON, REQUESTS_PER_STREAM, measured_requests
+from loadtest.analysis.bootstrap import interval, percentile_draws
 from tests.otlp_receiver import receiving
 
 if TYPE_CHECKING:
@@ -165,11 +168,9 @@ def add_rows(table: Table, what: str, turns: Sequence[Turn]) -> None:
 
 
 def _interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the 95 % interval of the median, by resampling."""
-    dice = random.Random(0)
-    medians = [statistics.median(dice.choices(values, k=len(values))) for _ in range(2000)]
-    cuts = statistics.quantiles(medians, n=40)
-    return cuts[0], cuts[-1]
+    """Return the 95 % interval of the median; not numbers if there are fewer than four values."""
+    found = interval(percentile_draws(np.array(values), 50, np.random.default_rng(0)))
+    return (math.nan, math.nan) if found is None else (found.low, found.high)
 
 
 def main() -> None:

@@ -114,9 +114,9 @@ class SpanExport:
             )
         )
 
-    def flush(self) -> None:
-        """Send all spans that are queued, and wait for that."""
-        self._processor.force_flush()
+    def flush(self) -> bool:
+        """Send all spans that are queued, and wait for that; return whether there was time."""
+        return self._processor.force_flush()
 
     def close(self) -> None:
         """Send what is left, within a second; closing twice is harmless."""

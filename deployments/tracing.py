@@ -180,9 +180,9 @@ class Tracer:
         context = SpanContext(trace_id, self._random.getrandbits(64), False, flags, state)
         return Span(self._export, name, kind, context, above, attributes)
 
-    def flush(self) -> None:
-        """Send all spans that have ended, and wait for that."""
-        self._export.flush()
+    def flush(self) -> bool:
+        """Send all spans that have ended, and wait for that; return whether there was time."""
+        return self._export.flush()
 
     def close(self) -> None:
         """Send what is left, within a second; closing twice is harmless."""

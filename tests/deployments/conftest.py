@@ -5,12 +5,19 @@ import pytest
 
 from deployments.span_export import _ThinLog
 from tests.deployments.replica_context import as_replica
+from tests.otlp_receiver import Receiver, receiving
 
 
 @pytest.fixture(autouse=True, scope="package")
 def replica_context() -> Iterator[None]:
     with as_replica("tiny"):
         yield
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with receiving() as receiver:
+        yield receiver
 
 
 @pytest.fixture

@@ -22,16 +22,10 @@ from deployments.errors import (
 )
 from deployments.gen_ai_spans import ModelSpan, ModelSpans, end, operation_of, recorded
 from deployments.tracing import SpanKind, TraceContext, Tracer, TracingSettings, open_tracer
-from tests.otlp_receiver import ReceivedSpan, Receiver, receiving
+from tests.otlp_receiver import ReceivedSpan, Receiver
 
 TRACE = TraceContext("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
 TEXT = GenerationRequest("r", "hello", SamplingParams(), trace=TRACE)
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    with receiving() as receiver:
-        yield receiver
 
 
 @pytest.fixture

@@ -86,12 +86,6 @@ def exporting(url: str) -> Iterator[SpanExport]:
         export.close()
 
 
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    with receiving() as receiver:
-        yield receiver
-
-
 def put_spans(export: SpanExport, num_spans: int) -> None:
     for number in range(num_spans):
         context = SpanContext(1, 1 + number, is_remote=False, trace_flags=TraceFlags(1))

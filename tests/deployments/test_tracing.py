@@ -21,7 +21,7 @@ from deployments.tracing import (
     _parsed,
     open_tracer,
 )
-from tests.otlp_receiver import Receiver, receiving
+from tests.otlp_receiver import Receiver
 
 TRACE_ID, PARENT_ID = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 PARENT = f"00-{TRACE_ID}-{PARENT_ID}-01"
@@ -44,12 +44,6 @@ def traced(url: str, sample_ratio: float = 1.0) -> Iterator[Tracer]:
         yield tracer
     finally:
         tracer.close()
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    with receiving() as receiver:
-        yield receiver
 
 
 def has_warnings(caplog: pytest.LogCaptureFixture) -> bool:

@@ -84,7 +84,7 @@ async def test_no_stream_is_lost_when_a_worker_is_told_to_stop(
 async def until_it_runs(
     client: httpx.AsyncClient, replica: str, at_least: int = 0, at_most: int = NUM_CLIENTS
 ) -> int:
-    """Wait until a replica runs so many streams, as the server's metrics say; return how many."""
+    """Wait until the server's metrics show such a number of streams at a replica; return it."""
     async with asyncio.timeout(DEADLINE_S):
         while True:
             found = samples((await client.get("/metrics")).text)

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deployments.compute.cpu.jit import vector_builder
 from deployments.compute.cpu.jit.machine_code import MachineCode
 from deployments.compute.cpu.jit.openmp import CFunction
 from deployments.compute.cpu.jit.vector_builder import I64, Value, VectorBuilder
@@ -41,6 +42,11 @@ class OnVectors:
 exponentials = OnVectors(lambda v, x: v.exp(x))
 tangents = OnVectors(lambda v, x: v.tanh(x))
 kept = OnVectors(lambda v, x: v.narrow(x), is_bfloat16=True)
+
+
+def all_bfloat16() -> torch.Tensor:
+    values = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
+    return values[~values.isnan()]
 
 
 def exp(values: Float32Array) -> Float32Array:
@@ -81,10 +87,17 @@ def test_hyperbolic_tangents_equal_torchs() -> None:
 
 
 def test_every_normal_bfloat16_survives_widening_and_narrowing() -> None:
-    bits = torch.arange(2**16, dtype=torch.int32).to(torch.int16)
-    values = bits.view(torch.bfloat16)
-    is_subnormal = (values != 0) & (values.abs() < torch.finfo(torch.bfloat16).tiny)
-    values = values[~(values.isnan() | is_subnormal)]
+    values = all_bfloat16()
+    values = values[(values == 0) | (values.abs() >= torch.finfo(torch.bfloat16).tiny)]
+    assert torch.equal(kept(values).view(torch.int16), values.view(torch.int16))
+
+
+def test_every_bfloat16_but_nan_survives_without_avx512_bf16(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(vector_builder, "has_bfloat16", lambda: False)
+    kept = OnVectors(lambda v, x: v.narrow(x), is_bfloat16=True)
+    values = all_bfloat16()
     assert torch.equal(kept(values).view(torch.int16), values.view(torch.int16))
 
 
