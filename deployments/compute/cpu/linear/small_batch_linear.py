@@ -118,7 +118,7 @@ class SmallBatchLinear(torch.nn.Module):
         arithmetic = self._arithmetic
         tiling = Tiling.of(num_rows, arithmetic)
         part_turns, num_parts = self._part_turns, self._num_parts
-        if tiling.unpacks:  # no part waits in the L1 cache
+        if tiling.is_wide:  # no part waits in the L1 cache
             part_turns, num_parts = self._num_turns, 1
         return Arguments(
             rows,
@@ -138,7 +138,7 @@ class SmallBatchLinear(torch.nn.Module):
             num_rows,
             part_turns * CACHE_LINE * tiling.lines,
             num_groups,
-            1 if tiling.unpacks else arithmetic.num_strips,
+            1 if tiling.is_wide else arithmetic.num_strips,
             0,
         )
 
