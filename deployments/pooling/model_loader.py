@@ -37,6 +37,7 @@ from deployments.pooling.packed_backbone import (
     first_position,
     is_right_padded,
     pack,
+    trace,
 )
 from deployments.pooling.pooling_model import Layout
 from deployments.pooling.probe_texts import ProbeTexts
@@ -179,9 +180,13 @@ def prepare(
     if device.type != "cpu":
         return _unpacked_layout(model, texts)
     register_attention()
+    model.config.use_cache = False  # a decoder's keys are of no use after the text
+    reads_types = _reads_types(model)
     layout: Layout = "packed" if pack(model, texts) else _unpacked_layout(model, texts)
     prepack(model)
     leave_file(model)
+    if layout == "packed":
+        trace(model, texts, reads_types=reads_types)
     return layout
 
 
@@ -238,7 +243,6 @@ def _load_embedder(
     source: str, config: PreTrainedConfig, dtype: torch.dtype, options: dict[str, Any]
 ) -> Embedder:
     files = read_sentence_files(source, revision=options["revision"])
-    config.use_cache = False  # a decoder's keys are of no use after the text
     loaded: Any = AutoModel.from_pretrained(
         source,
         config=config,

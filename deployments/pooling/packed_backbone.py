@@ -20,8 +20,10 @@ from transformers import PreTrainedModel
 from transformers.utils.generic import ModelOutput
 
 from deployments.compute.device_errors import is_fatal, is_out_of_memory
+from deployments.compute.traced_graph import NotTraceableError
 from deployments.pooling.embedder import Embedder
 from deployments.pooling.packed_attention import ATTENTION_NAME, PackedRow
+from deployments.pooling.traced_backbone import TracedBackbone
 
 logger = logging.getLogger(__name__)
 
@@ -39,12 +41,18 @@ NO_TOKEN = -1
 
 
 class PackedBackbone(torch.nn.Module):
-    """Runs a stock backbone on sequences that are packed in one row."""
+    """Runs a stock backbone on sequences that are packed in one row.
+
+    Attributes:
+        stock: The backbone.
+        traced: Its trace, which runs instead where it can.
+    """
 
     def __init__(self, backbone: torch.nn.Module) -> None:
         """Wrap a backbone whose attention implementation is `packed`."""
         super().__init__()
-        self._backbone = backbone
+        self.stock = backbone
+        self.traced: TracedBackbone | None = None
         self._first_position = first_position(backbone)
 
     def forward(
@@ -71,20 +79,25 @@ class PackedBackbone(torch.nn.Module):
         is_token = attention_mask.bool()
         lengths = tuple(attention_mask.sum(dim=1).tolist())
         positions = torch.cat([torch.arange(length) for length in lengths])
-        if token_type_ids is not None:
-            options["token_type_ids"] = token_type_ids[is_token][None]
-        output: ModelOutput = self._backbone(
-            input_ids=input_ids[is_token][None],
-            position_ids=positions.to(input_ids.device)[None] + self._first_position,
-            packed_row=PackedRow(lengths),
-            **options,
-        )
+        positions = positions.to(input_ids.device)[None] + self._first_position
+        ids = input_ids[is_token][None]
+        types = None if token_type_ids is None else token_type_ids[is_token][None]
+        packed_row = PackedRow(lengths)
+        asked = {name for name, own in options.items() if own is not None and own is not False}
+        if self.traced is not None and self.traced.takes(types) and asked <= {"return_dict"}:
+            output = self.traced(ids, positions, types, packed_row)
+        else:
+            if types is not None:
+                options["token_type_ids"] = types
+            output = self.stock(
+                input_ids=ids, position_ids=positions, packed_row=packed_row, **options
+            )
         row = output["last_hidden_state"][0]
         hidden = row.new_zeros(*input_ids.shape, row.shape[-1])
         hidden[is_token] = row
         output["last_hidden_state"] = hidden
         if output.get("pooler_output") is not None:
-            pooler: Any = self._backbone.pooler
+            pooler: Any = self.stock.pooler
             output["pooler_output"] = pooler(hidden)
         return output
 
@@ -136,6 +149,39 @@ def pack(model: TextModel, texts: Sequence[Sequence[int]]) -> bool:
     setattr(model, model.base_model_prefix, backbone)
     model.set_attn_implementation(attention)
     return False
+
+
+@torch.inference_mode()
+def trace(model: TextModel, texts: Sequence[Sequence[int]], *, reads_types: bool) -> None:
+    """Let a packed model's backbone run as a trace, if that gives the same rows.
+
+    Args:
+        model: Its backbone and its weights are packed.
+        texts: Texts to try; their lengths should differ.
+        reads_types: Whether the model tells a pair's texts apart by the types of tokens.
+    """
+    backbone = model.base_model
+    assert isinstance(backbone, PackedBackbone)
+    pad_token_id = model.config.get_text_config().pad_token_id or 0
+    batch = pad([torch.tensor(text) for text in texts], pad_token_id)
+    expected = _hidden_and_rows(model, *batch)
+    reason = ""
+    # To most models a text without types is one of zeros; to GPT-2 it is not.
+    for with_types in (True, False) if reads_types else (False,):
+        try:
+            traced = TracedBackbone(backbone.stock, with_types=with_types)
+        except NotTraceableError as error:
+            reason = str(error)
+            continue
+        backbone.traced = traced
+        if _are_alike(expected, _hidden_and_rows(model, *batch)):
+            return
+        if traced.unfuse() and _are_alike(expected, _hidden_and_rows(model, *batch)):
+            logger.warning("operators are not fused: the rows would differ")
+            return
+        reason = "its rows would differ"
+        backbone.traced = None
+    logger.info("the forward pass is not traced: %s", reason)
 
 
 @torch.inference_mode()
@@ -206,6 +252,10 @@ def rows_of(model: TextModel, **inputs: torch.Tensor) -> torch.Tensor:
     output = model(**inputs)
     rows: torch.Tensor = output if isinstance(model, Embedder) else output.logits
     return rows
+
+
+def _are_alike(expected: Sequence[torch.Tensor], found: Sequence[torch.Tensor]) -> bool:
+    return all(map(_are_close, expected, found))
 
 
 def _are_close(one: torch.Tensor, other: torch.Tensor) -> bool:
