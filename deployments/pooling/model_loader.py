@@ -37,7 +37,6 @@ from deployments.pooling.packed_backbone import (
     first_position,
     is_right_padded,
     pack,
-    trace,
 )
 from deployments.pooling.pooling_model import Layout
 from deployments.pooling.probe_texts import ProbeTexts
@@ -186,6 +185,9 @@ def prepare(
     prepack(model)
     leave_file(model)
     if layout == "packed":
+        # Imported here: its kernels need numba and llvmlite, which a machine with a GPU may lack.
+        from deployments.pooling.traced_backbone import trace
+
         trace(model, texts, reads_types=reads_types)
     return layout
 

@@ -43,7 +43,7 @@ class AttentionCall:
     scores: Scores
 
 
-class Row(Protocol):
+class AttendedRow(Protocol):
     """What a packed model attends over."""
 
     def attend(
@@ -76,7 +76,7 @@ class PackedRow:
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, call: AttentionCall
     ) -> torch.Tensor:
-        """Attend within each sequence; see `Row`."""
+        """Attend within each sequence; see `AttendedRow`."""
         _, num_heads, num_rows, _ = query.shape
         output = query.new_empty(1, num_rows, num_heads, value.shape[-1])
         for span in self.spans():
@@ -97,7 +97,7 @@ def packed_attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     *,
-    packed_row: Row | None = None,
+    packed_row: AttendedRow | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,

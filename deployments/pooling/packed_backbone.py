@@ -12,7 +12,7 @@ padded: XLNet's head reads the last place of a row, padding or not, and FNet mix
 
 import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -20,10 +20,8 @@ from transformers import PreTrainedModel
 from transformers.utils.generic import ModelOutput
 
 from deployments.compute.device_errors import is_fatal, is_out_of_memory
-from deployments.compute.traced_graph import NotTraceableError
 from deployments.pooling.embedder import Embedder
 from deployments.pooling.packed_attention import ATTENTION_NAME, PackedRow
-from deployments.pooling.traced_backbone import TracedBackbone
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +38,20 @@ NO_TOKEN = -1
 """Marks padding for models without a padding token; heads must be able to tell it from text."""
 
 
+class Trace(Protocol):
+    """A backbone's trace, as the packed backbone sees it."""
+
+    def takes(self, types: torch.Tensor | None) -> bool:
+        """Return whether it is valid for texts of such types."""
+        ...
+
+    def __call__(
+        self, ids: torch.Tensor, positions: torch.Tensor, types: torch.Tensor | None, row: PackedRow
+    ) -> ModelOutput:
+        """Return the backbone's own output; `ids`, `positions` and `types` are [1, n]."""
+        ...
+
+
 class PackedBackbone(torch.nn.Module):
     """Runs a stock backbone on sequences that are packed in one row.
 
@@ -52,7 +64,7 @@ class PackedBackbone(torch.nn.Module):
         """Wrap a backbone whose attention implementation is `packed`."""
         super().__init__()
         self.stock = backbone
-        self.traced: TracedBackbone | None = None
+        self.traced: Trace | None = None
         self._first_position = first_position(backbone)
 
     def forward(
@@ -128,20 +140,18 @@ def pack(model: TextModel, texts: Sequence[Sequence[int]]) -> bool:
     pad_token_id = config.pad_token_id
     sequences = [torch.tensor(text) for text in texts]
     try:
-        alone = [_hidden_and_rows(model, sequence[None]) for sequence in sequences]
+        alone = [hidden_and_rows(model, sequence[None]) for sequence in sequences]
         if pad_token_id is None:
             config.pad_token_id = NO_TOKEN
         model.set_attn_implementation(ATTENTION_NAME)
         setattr(model, model.base_model_prefix, PackedBackbone(backbone))
-        together = _hidden_and_rows(model, *pad(sequences, config.pad_token_id))
+        together = hidden_and_rows(model, *pad(sequences, config.pad_token_id))
     except Exception as error:  # noqa: BLE001 - a model's own code may raise anything
         reason = f"{type(error).__name__}: {error}"
     else:
         hidden, rows = together
         pairs = [(one[0], hidden[i, : one.shape[1]]) for i, (one, _) in enumerate(alone)]
-        if all(
-            _are_close(*pair) for pair in (*pairs, (torch.cat([own for _, own in alone]), rows))
-        ):
+        if all(are_close(*pair) for pair in (*pairs, (torch.cat([own for _, own in alone]), rows))):
             return True
         reason = "its hidden states depend on the other sequences in the row"
     logger.info("%s models can't be packed: %s", model.config.model_type, reason)
@@ -149,39 +159,6 @@ def pack(model: TextModel, texts: Sequence[Sequence[int]]) -> bool:
     setattr(model, model.base_model_prefix, backbone)
     model.set_attn_implementation(attention)
     return False
-
-
-@torch.inference_mode()
-def trace(model: TextModel, texts: Sequence[Sequence[int]], *, reads_types: bool) -> None:
-    """Let a packed model's backbone run as a trace, if that gives the same rows.
-
-    Args:
-        model: Its backbone and its weights are packed.
-        texts: Texts to try; their lengths should differ.
-        reads_types: Whether the model tells a pair's texts apart by the types of tokens.
-    """
-    backbone = model.base_model
-    assert isinstance(backbone, PackedBackbone)
-    pad_token_id = model.config.get_text_config().pad_token_id or 0
-    batch = pad([torch.tensor(text) for text in texts], pad_token_id)
-    expected = _hidden_and_rows(model, *batch)
-    reason = ""
-    # To most models a text without types is one of zeros; to GPT-2 it is not.
-    for with_types in (True, False) if reads_types else (False,):
-        try:
-            traced = TracedBackbone(backbone.stock, with_types=with_types)
-        except NotTraceableError as error:
-            reason = str(error)
-            continue
-        backbone.traced = traced
-        if _are_alike(expected, _hidden_and_rows(model, *batch)):
-            return
-        if traced.unfuse() and _are_alike(expected, _hidden_and_rows(model, *batch)):
-            logger.warning("operators are not fused: the rows would differ")
-            return
-        reason = "its rows would differ"
-        backbone.traced = None
-    logger.info("the forward pass is not traced: %s", reason)
 
 
 @torch.inference_mode()
@@ -204,7 +181,7 @@ def is_right_padded(model: TextModel, texts: Sequence[Sequence[int]]) -> bool:
                 raise
             reason = f"{type(error).__name__}: {error}"
         else:
-            if _are_close(torch.cat(alone), together):
+            if are_close(torch.cat(alone), together):
                 return True
             reason = "their results depend on the padding after a text"
     logger.warning(
@@ -221,7 +198,7 @@ def pad(sequences: Sequence[torch.Tensor], pad_token_id: int) -> tuple[torch.Ten
     return token_ids, is_token.long()
 
 
-def _hidden_and_rows(
+def hidden_and_rows(
     model: TextModel, token_ids: torch.Tensor, mask: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return hidden states, [n, length, hidden], and rows, [n, width], of [n, length]."""
@@ -254,11 +231,8 @@ def rows_of(model: TextModel, **inputs: torch.Tensor) -> torch.Tensor:
     return rows
 
 
-def _are_alike(expected: Sequence[torch.Tensor], found: Sequence[torch.Tensor]) -> bool:
-    return all(map(_are_close, expected, found))
-
-
-def _are_close(one: torch.Tensor, other: torch.Tensor) -> bool:
+def are_close(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two tensors are equal but for rounding, or have numbers that aren't finite."""
     if one.shape != other.shape:
         return False
     # Numbers that are not finite pass: they have another cause, which the warm-up reports.

@@ -4,6 +4,8 @@ With a short text, the modules of a stock backbone take as long as a third of it
 all lanes wait for Python's GIL meanwhile.
 """
 
+import logging
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -13,7 +15,16 @@ from transformers.utils.generic import ModelOutput
 from deployments.compute.cpu.jit.launch import releasing_gil
 from deployments.compute.cpu.traced_kernels import use_kernels
 from deployments.compute.traced_graph import NotTraceableError, attend, simplify, trace_graph
-from deployments.pooling.packed_attention import AttentionCall, Row
+from deployments.pooling.packed_attention import AttendedRow, AttentionCall
+from deployments.pooling.packed_backbone import (
+    PackedBackbone,
+    TextModel,
+    are_close,
+    hidden_and_rows,
+    pad,
+)
+
+logger = logging.getLogger(__name__)
 
 NUM_ROWS = 7
 """Tokens of the traced row. The number becomes a symbol for any, so it must be neither 0 nor 1."""
@@ -28,7 +39,7 @@ class _Recorder:
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, call: AttentionCall
     ) -> torch.Tensor:
-        """Note the call; see `Row`."""
+        """Note the call; see `AttendedRow`."""
         self.calls.append(call)
         output: torch.Tensor = attend(query, key, value, len(self.calls) - 1)
         return output
@@ -70,7 +81,11 @@ class TracedBackbone:
         return types is None or self._with_types
 
     def __call__(
-        self, ids: torch.Tensor, positions: torch.Tensor, types: torch.Tensor | None, row: Row
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        types: torch.Tensor | None,
+        row: AttendedRow,
     ) -> ModelOutput:
         """Run the trace.
 
@@ -100,7 +115,7 @@ class TracedBackbone:
     def _run_stock(
         self,
         backbone: torch.nn.Module,
-        row: Row,
+        row: AttendedRow,
         ids: torch.Tensor,
         positions: torch.Tensor,
         *types: torch.Tensor,
@@ -112,3 +127,40 @@ class TracedBackbone:
             raise NotTraceableError(f"its output has {', '.join(others)}")
         self._kind, self._names = type(output), tuple(output)
         return list(output.values())
+
+
+@torch.inference_mode()
+def trace(model: TextModel, texts: Sequence[Sequence[int]], *, reads_types: bool) -> None:
+    """Let a packed model's backbone run as a trace, if that gives the same rows.
+
+    Args:
+        model: Its backbone and its weights are packed.
+        texts: Texts to try; their lengths should differ.
+        reads_types: Whether the model tells a pair's texts apart by the types of tokens.
+    """
+    backbone = model.base_model
+    assert isinstance(backbone, PackedBackbone)
+    pad_token_id = model.config.get_text_config().pad_token_id or 0
+    batch = pad([torch.tensor(text) for text in texts], pad_token_id)
+    expected = hidden_and_rows(model, *batch)
+    reason = ""
+    # To most models a text without types is one of zeros; to GPT-2 it is not.
+    for with_types in (True, False) if reads_types else (False,):
+        try:
+            traced = TracedBackbone(backbone.stock, with_types=with_types)
+        except NotTraceableError as error:
+            reason = str(error)
+            continue
+        backbone.traced = traced
+        if _are_alike(expected, hidden_and_rows(model, *batch)):
+            return
+        if traced.unfuse() and _are_alike(expected, hidden_and_rows(model, *batch)):
+            logger.warning("operators are not fused: the rows would differ")
+            return
+        reason = "its rows would differ"
+        backbone.traced = None
+    logger.info("the forward pass is not traced: %s", reason)
+
+
+def _are_alike(expected: Sequence[torch.Tensor], found: Sequence[torch.Tensor]) -> bool:
+    return all(map(are_close, expected, found))

@@ -7,9 +7,9 @@ from transformers import PreTrainedModel
 from transformers.utils.generic import ModelOutput
 
 from deployments.compute.traced_graph import NotTraceableError
-from deployments.pooling import packed_backbone
+from deployments.pooling import traced_backbone
 from deployments.pooling.model_loader import prepare
-from deployments.pooling.packed_attention import Row
+from deployments.pooling.packed_attention import AttendedRow
 from deployments.pooling.packed_backbone import PackedBackbone
 from deployments.pooling.pooling_model import PoolingModel
 from deployments.pooling.probe_texts import ProbeTexts
@@ -95,7 +95,7 @@ def refuse(*_: object, **__: object) -> TracedBackbone:
 def test_a_model_that_cannot_be_traced_keeps_its_stock_backbone(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(packed_backbone, "TracedBackbone", refuse)
+    monkeypatch.setattr(traced_backbone, "TracedBackbone", refuse)
     model = roberta()
     with caplog.at_level(logging.INFO):
         made = prepared(model)
@@ -110,7 +110,11 @@ class Wrong(TracedBackbone):
     is_plain_wrong = False
 
     def __call__(
-        self, ids: torch.Tensor, positions: torch.Tensor, types: torch.Tensor | None, row: Row
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        types: torch.Tensor | None,
+        row: AttendedRow,
     ) -> ModelOutput:
         output = super().__call__(ids, positions, types, row)
         if self._fused is not None or self.is_plain_wrong:
@@ -125,7 +129,7 @@ class Worse(Wrong):
 def test_a_trace_that_gives_other_rows_is_not_used(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(packed_backbone, "TracedBackbone", Worse)
+    monkeypatch.setattr(traced_backbone, "TracedBackbone", Worse)
     model = MODELS["qwen2"]()
     with caplog.at_level(logging.INFO):
         prepared(model)
@@ -136,7 +140,7 @@ def test_a_trace_that_gives_other_rows_is_not_used(
 def test_fused_operators_that_give_other_rows_are_not_used(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(packed_backbone, "TracedBackbone", Wrong)
+    monkeypatch.setattr(traced_backbone, "TracedBackbone", Wrong)
     model = MODELS["qwen2"]()
     made = prepared(model)
     assert backbone_of(model).traced is not None
