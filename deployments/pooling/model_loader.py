@@ -172,6 +172,8 @@ def prepare(
     """
     model.train(mode=False).requires_grad_(requires_grad=False)
     torch.nn.Module.to(model, device)
+    for config in (model.config, model.config.get_text_config()):
+        config.use_cache = False  # a decoder's keys are of no use after the text
     window = getattr(model.config.get_text_config(), "sliding_window", None) or 0
     num_framing = len(probes.before) + len(probes.after)
     lengths = [length + num_framing for length in (*PROBE_LENGTHS, 2 * window + 3)]
@@ -179,7 +181,6 @@ def prepare(
     if device.type != "cpu":
         return _unpacked_layout(model, texts)
     register_attention()
-    model.config.use_cache = False  # a decoder's keys are of no use after the text
     reads_types = _reads_types(model)
     layout: Layout = "packed" if pack(model, texts) else _unpacked_layout(model, texts)
     prepack(model)
@@ -188,7 +189,7 @@ def prepare(
         # Imported here: its kernels need numba and llvmlite, which a machine with a GPU may lack.
         from deployments.pooling.traced_backbone import trace
 
-        trace(model, texts, reads_types=reads_types)
+        trace(model, texts[: len(PROBE_LENGTHS)], reads_types=reads_types)
     return layout
 
 

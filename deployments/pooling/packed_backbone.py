@@ -95,8 +95,9 @@ class PackedBackbone(torch.nn.Module):
         ids = input_ids[is_token][None]
         types = None if token_type_ids is None else token_type_ids[is_token][None]
         packed_row = PackedRow(lengths)
-        asked = {name for name, own in options.items() if own is not None and own is not False}
-        if self.traced is not None and self.traced.takes(types) and asked <= {"return_dict"}:
+        others = [option for name, option in options.items() if name != "return_dict"]
+        is_plain = all(option is None or option is False for option in others)
+        if self.traced is not None and self.traced.takes(types) and is_plain:
             output = self.traced(ids, positions, types, packed_row)
         else:
             if types is not None:
@@ -140,12 +141,12 @@ def pack(model: TextModel, texts: Sequence[Sequence[int]]) -> bool:
     pad_token_id = config.pad_token_id
     sequences = [torch.tensor(text) for text in texts]
     try:
-        alone = [hidden_and_rows(model, sequence[None]) for sequence in sequences]
+        alone = [_hidden_and_rows(model, sequence[None]) for sequence in sequences]
         if pad_token_id is None:
             config.pad_token_id = NO_TOKEN
         model.set_attn_implementation(ATTENTION_NAME)
         setattr(model, model.base_model_prefix, PackedBackbone(backbone))
-        together = hidden_and_rows(model, *pad(sequences, config.pad_token_id))
+        together = _hidden_and_rows(model, *pad(sequences, config.pad_token_id))
     except Exception as error:  # noqa: BLE001 - a model's own code may raise anything
         reason = f"{type(error).__name__}: {error}"
     else:
@@ -198,7 +199,7 @@ def pad(sequences: Sequence[torch.Tensor], pad_token_id: int) -> tuple[torch.Ten
     return token_ids, is_token.long()
 
 
-def hidden_and_rows(
+def _hidden_and_rows(
     model: TextModel, token_ids: torch.Tensor, mask: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return hidden states, [n, length, hidden], and rows, [n, width], of [n, length]."""

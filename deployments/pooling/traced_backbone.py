@@ -20,7 +20,6 @@ from deployments.pooling.packed_backbone import (
     PackedBackbone,
     TextModel,
     are_close,
-    hidden_and_rows,
     pad,
 )
 
@@ -30,8 +29,8 @@ NUM_ROWS = 7
 """Tokens of the traced row. The number becomes a symbol for any, so it must be neither 0 nor 1."""
 
 
-class _Recorder:
-    """Stands in for the row while a backbone is traced: it notes each call of attention."""
+class _TracedRow:
+    """Stands in for the row while a backbone is traced, and notes each call of attention."""
 
     def __init__(self) -> None:
         self.calls: list[AttentionCall] = []
@@ -62,11 +61,11 @@ class TracedBackbone:
         self._with_types = with_types
         self._kind: type[ModelOutput] = ModelOutput
         self._names: tuple[str, ...] = ()
-        recorder = _Recorder()
+        row = _TracedRow()
         # The tracer tells inputs apart by their identity.
         inputs = [torch.arange(NUM_ROWS)[None] for _ in range(3 if with_types else 2)]
-        self._graph = trace_graph(partial(self._run_stock, backbone, recorder), inputs)
-        self._calls = recorder.calls
+        self._graph = trace_graph(partial(self._run_stock, backbone, row), inputs)
+        self._calls = row.calls
         self._fused = use_kernels(self._graph)
         for graph in filter(None, (self._graph, self._fused)):
             simplify(graph)
@@ -131,7 +130,7 @@ class TracedBackbone:
 
 @torch.inference_mode()
 def trace(model: TextModel, texts: Sequence[Sequence[int]], *, reads_types: bool) -> None:
-    """Let a packed model's backbone run as a trace, if that gives the same rows.
+    """Let a packed model's backbone run as a trace, if that gives the same hidden states.
 
     Args:
         model: Its backbone and its weights are packed.
@@ -141,26 +140,62 @@ def trace(model: TextModel, texts: Sequence[Sequence[int]], *, reads_types: bool
     backbone = model.base_model
     assert isinstance(backbone, PackedBackbone)
     pad_token_id = model.config.get_text_config().pad_token_id or 0
-    batch = pad([torch.tensor(text) for text in texts], pad_token_id)
-    expected = hidden_and_rows(model, *batch)
-    reason = ""
+    batch, mask = pad([torch.tensor(text) for text in texts], pad_token_id)
+    try:
+        if _use_trace(backbone, batch, mask, reads_types=reads_types):
+            return
+        reason = "its hidden states would differ"
+    except Exception as error:  # noqa: BLE001 - a model's own code may raise anything
+        reason = f"{type(error).__name__}: {error}"
+    logger.info("%s models are not traced: %s", model.config.model_type, reason)
+    backbone.traced = None
+
+
+def _use_trace(
+    backbone: PackedBackbone, batch: torch.Tensor, mask: torch.Tensor, *, reads_types: bool
+) -> bool:
+    """Make a backbone use its trace; return whether its hidden states stay the same.
+
+    Args:
+        backbone: Uses no trace yet.
+        batch: Texts to try, [n, length].
+        mask: [n, length], 1 where there is a token.
+        reads_types: See `trace`.
+    """
     # To most models a text without types is one of zeros; to GPT-2 it is not.
-    for with_types in (True, False) if reads_types else (False,):
-        try:
-            traced = TracedBackbone(backbone.stock, with_types=with_types)
-        except NotTraceableError as error:
-            reason = str(error)
-            continue
-        backbone.traced = traced
-        if _are_alike(expected, hidden_and_rows(model, *batch)):
-            return
-        if traced.unfuse() and _are_alike(expected, hidden_and_rows(model, *batch)):
-            logger.warning("operators are not fused: the rows would differ")
-            return
-        reason = "its rows would differ"
-        backbone.traced = None
-    logger.info("the forward pass is not traced: %s", reason)
+    with_types = reads_types and torch.equal(
+        _hidden(backbone, batch, mask), _hidden(backbone, batch, mask, torch.zeros_like(batch))
+    )
+    tried: list[tuple[torch.Tensor, ...]] = [(batch, mask), (batch[:1, :1], mask[:1, :1])]
+    if with_types:
+        tried.append((batch, mask, torch.arange(batch.shape[1]).expand_as(batch) % 2))
+    expected = [_hidden(backbone, *each) for each in tried]
+
+    def is_faithful() -> bool:
+        return all(map(_are_alike, expected, [_hidden(backbone, *each) for each in tried]))
+
+    backbone.traced = traced = TracedBackbone(backbone.stock, with_types=with_types)
+    if is_faithful():
+        return True
+    if traced.unfuse() and is_faithful():
+        logger.warning("operators are not fused: the hidden states would differ")
+        return True
+    return False
 
 
-def _are_alike(expected: Sequence[torch.Tensor], found: Sequence[torch.Tensor]) -> bool:
-    return all(map(are_close, expected, found))
+def _hidden(
+    backbone: PackedBackbone,
+    batch: torch.Tensor,
+    mask: torch.Tensor,
+    types: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return the hidden states of texts, [n, length, hidden]."""
+    hidden: torch.Tensor = backbone(batch, mask, token_type_ids=types)["last_hidden_state"]
+    return hidden
+
+
+def _are_alike(expected: torch.Tensor, found: torch.Tensor) -> bool:
+    """Return whether each text's hidden states are equal but for rounding."""
+    return torch.equal(expected.isfinite(), found.isfinite()) and all(
+        map(are_close, expected, found)
+    )

@@ -10,11 +10,19 @@ from deployments.compute.traced_graph import NotTraceableError
 from deployments.pooling import traced_backbone
 from deployments.pooling.model_loader import prepare
 from deployments.pooling.packed_attention import AttendedRow
-from deployments.pooling.packed_backbone import PackedBackbone
+from deployments.pooling.packed_backbone import PackedBackbone, pad
 from deployments.pooling.pooling_model import PoolingModel
 from deployments.pooling.probe_texts import ProbeTexts
 from deployments.pooling.traced_backbone import TracedBackbone
-from tests.pooling.tiny_classifiers import LAYOUTS, MODELS, bert, gpt2, roberta
+from tests.pooling.tiny_classifiers import (
+    LAYOUTS,
+    MODELS,
+    bert,
+    gpt2,
+    modernbert,
+    qwen2,
+    roberta,
+)
 from tests.pooling.tiny_folder import framing_tokenizer
 
 pytestmark = pytest.mark.slow
@@ -59,23 +67,55 @@ def test_each_packed_model_runs_as_a_trace_that_gives_the_same_rows(name: str) -
     torch.testing.assert_close(traced(TEXTS), expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("make_model", [bert, gpt2])
-def test_a_pair_s_types_count(make_model: Callable[[], PreTrainedModel]) -> None:
-    traced, stock = prepared(make_model()), untraced(make_model())
+WIDE = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 2}
+"""Layers as wide as our kernel takes."""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", [roberta, modernbert, qwen2])
+def test_layers_on_our_kernel_give_the_rows_of_the_stock_backbone(
+    kind: Callable[..., PreTrainedModel], dtype: torch.dtype
+) -> None:
+    models = [kind(**WIDE, initializer_range=0.05) for _ in range(2)]
+    for model in models:
+        model.to(dtype)  # type: ignore[arg-type] # transformers narrows `to` to its own types
+    traced, stock = prepared(models[0]), untraced(models[1])
+    assert backbone_of(models[0]).traced is not None
+    tolerance = 1e-5 if dtype is torch.float32 else 0.02
+    texts = (*TEXTS, (7,))
+    torch.testing.assert_close(traced(texts), stock(texts), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize(("make_model", "takes_types"), [(bert, True), (gpt2, False)])
+def test_a_pair_s_types_count(
+    make_model: Callable[[], PreTrainedModel], *, takes_types: bool
+) -> None:
+    """To GPT-2 a text without types is none of zeros, so its trace takes no types."""
+    model = make_model()
+    traced, stock = prepared(model), untraced(make_model())
+    trace = backbone_of(model).traced
+    assert trace is not None
+    assert trace.takes(torch.tensor([[0, 1]])) == takes_types
     found = traced(TEXTS, TYPES)
     torch.testing.assert_close(found, stock(TEXTS, TYPES), rtol=1e-5, atol=1e-5)
     assert not torch.allclose(found[0], traced(TEXTS)[0])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_text_s_row_is_the_same_to_the_bit_in_any_company(dtype: torch.dtype) -> None:
-    """The layers' widths are those that the kernel of small batches takes."""
-    model = roberta(hidden_size=128, intermediate_size=256, num_attention_heads=2)
+def test_a_text_s_states_are_the_same_to_the_bit_in_any_company(dtype: torch.dtype) -> None:
+    """With 1,536 inputs oneDNN adds in another order for other numbers of rows."""
+    model = roberta(**{**WIDE, "intermediate_size": 1536})
     model.to(dtype)  # type: ignore[arg-type] # transformers narrows `to` to its own types
-    made = prepared(model)
-    together = made(TEXTS)
-    for text, row in zip(TEXTS, together, strict=True):
-        assert torch.equal(made([text])[0], row)
+    prepared(model)
+    backbone = backbone_of(model)
+    assert backbone.traced is not None
+    batch, mask = pad(list(map(torch.tensor, TEXTS)), 1)
+    with torch.inference_mode():
+        together = backbone(batch, mask)["last_hidden_state"]
+        for text, hidden in zip(TEXTS, together, strict=True):
+            ids = torch.tensor([text])
+            alone = backbone(ids, torch.ones_like(ids))["last_hidden_state"][0]
+            assert torch.equal(alone, hidden[: len(text)])
 
 
 def test_what_a_trace_does_not_give_is_computed_by_the_stock_backbone() -> None:
@@ -100,7 +140,7 @@ def test_a_model_that_cannot_be_traced_keeps_its_stock_backbone(
     with caplog.at_level(logging.INFO):
         made = prepared(model)
     assert backbone_of(model).traced is None
-    assert "not traced: it looks at the values" in caplog.text
+    assert "not traced: NotTraceableError: it looks at the values" in caplog.text
     assert made(TEXTS).isfinite().all()
 
 
@@ -122,19 +162,35 @@ class Wrong(TracedBackbone):
         return output
 
 
+class NotANumber(TracedBackbone):
+    """Its trace gives no finite numbers."""
+
+    def __call__(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        types: torch.Tensor | None,
+        row: AttendedRow,
+    ) -> ModelOutput:
+        output = super().__call__(ids, positions, types, row)
+        output["last_hidden_state"] = output["last_hidden_state"] * torch.nan
+        return output
+
+
 class Worse(Wrong):
     is_plain_wrong = True
 
 
+@pytest.mark.parametrize("kind", [Worse, NotANumber])
 def test_a_trace_that_gives_other_rows_is_not_used(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    kind: type[TracedBackbone], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(traced_backbone, "TracedBackbone", Worse)
+    monkeypatch.setattr(traced_backbone, "TracedBackbone", kind)
     model = MODELS["qwen2"]()
     with caplog.at_level(logging.INFO):
         prepared(model)
     assert backbone_of(model).traced is None
-    assert "not traced: its rows would differ" in caplog.text
+    assert "not traced: its hidden states would differ" in caplog.text
 
 
 def test_fused_operators_that_give_other_rows_are_not_used(

@@ -1,9 +1,6 @@
-"""A model's forward pass, traced once into a flat list of operators.
+"""A language model's forward pass as a trace, over packed steps and the KV cache.
 
-A stock forward pass goes through hundreds of modules, wrappers and keyword arguments; for a small
-model this takes as long as the arithmetic. The trace is valid for any number of rows. Its operators
-run one after another on the same weights, and give the same result to the last bit; only fused GELU
-differs in float32.
+It gives the same logits to the last bit; only fused GELU differs in float32.
 
 A model can't be traced if its control flow depends on tensor values (some mixtures of experts) or
 on the number of rows. Such a model keeps its own forward pass, and so does a model whose trace

@@ -78,7 +78,7 @@ def releasing_gil() -> Iterator[None]:
 def launch(call: KernelCall, num_threads: int, cost_us: float) -> None:
     """Run a kernel on `num_threads` of torch's threads, or capture the call.
 
-    A call on this thread alone keeps the GIL, unless it is long, or see `releasing_gil`.
+    A call on this thread alone keeps the GIL, unless it is long, or within `releasing_gil`.
 
     Args:
         call: The kernel and its arguments.

@@ -13,7 +13,7 @@ float32, so a part more or less changes no bit. Threads take units one by one fr
 so a thread that has lost its core to another process does not delay the rest.
 
 The tile of a few rows is wide: it computes all columns of a block, so it reads the weights once and
-in order, as a processor expects, and fetches what it needs next. Memory is the only limit then.
+in order, and fetches what it needs next. Memory is the only limit then.
 
 Quantized weights are small integers, packed in the same order. A thread unpacks those of a part to
 elements, which stay in its L1 cache while all rows use them. Integers of up to 8 bits are exact in
@@ -103,7 +103,7 @@ class Arithmetic:
         lanes: Sums, or columns, in one vector.
         max_tile_rows: Rows of a tile: their sums, and their addresses, must stay in registers. Only
             15 registers can hold an address: tiles of 12 rows took 1.5 times as long.
-        max_wide_rows: Rows of a wide tile.
+        max_wide_rows: The most rows of a wide tile.
         products_per_us: Products that one thread computes in a microsecond, unless it waits for the
             weights.
         weight_bits: Bits of a quantized weight, 4 or 8; None if weights are elements.
@@ -211,8 +211,11 @@ class Tiling:
 
     @property
     def sums_name(self) -> str:
-        """The name of the function that computes such a tile and leaves the sums in memory."""
-        return f"{self.name}_sums"
+        """The name of the function that computes such a tile and leaves the sums in memory.
+
+        No sums of a wide tile wait, since it computes all inputs at once.
+        """
+        return self.name if self.is_wide else f"{self.name}_sums"
 
 
 class SmallBatchKernel:
@@ -281,7 +284,7 @@ def emit_kernel(arithmetic: Arithmetic) -> str:
     """Return the kernel's LLVM IR."""
     module = ir.Module("small_batch")
     for tiling in _tilings(arithmetic):
-        for is_last in (True, False):
+        for is_last in (True,) if tiling.is_wide else (True, False):
             _emit_tile(module, arithmetic, tiling, is_last=is_last)
     _emit_worker(module, arithmetic)
     return str(module)
