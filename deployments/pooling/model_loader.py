@@ -172,6 +172,8 @@ def prepare(
     """
     model.train(mode=False).requires_grad_(requires_grad=False)
     torch.nn.Module.to(model, device)
+    for config in (model.config, model.config.get_text_config()):
+        config.use_cache = False  # a decoder's keys are of no use after the text
     window = getattr(model.config.get_text_config(), "sliding_window", None) or 0
     num_framing = len(probes.before) + len(probes.after)
     lengths = [length + num_framing for length in (*PROBE_LENGTHS, 2 * window + 3)]
@@ -179,9 +181,15 @@ def prepare(
     if device.type != "cpu":
         return _unpacked_layout(model, texts)
     register_attention()
+    reads_types = _reads_types(model)
     layout: Layout = "packed" if pack(model, texts) else _unpacked_layout(model, texts)
     prepack(model)
     leave_file(model)
+    if layout == "packed":
+        # Imported here: its kernels need numba and llvmlite, which a machine with a GPU may lack.
+        from deployments.pooling.traced_backbone import trace
+
+        trace(model, texts[: len(PROBE_LENGTHS)], reads_types=reads_types)
     return layout
 
 
@@ -238,7 +246,6 @@ def _load_embedder(
     source: str, config: PreTrainedConfig, dtype: torch.dtype, options: dict[str, Any]
 ) -> Embedder:
     files = read_sentence_files(source, revision=options["revision"])
-    config.use_cache = False  # a decoder's keys are of no use after the text
     loaded: Any = AutoModel.from_pretrained(
         source,
         config=config,

@@ -10,7 +10,7 @@ ignoring them.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from transformers import AttentionInterface
@@ -29,6 +29,41 @@ MAX_PLAIN_LENGTH = 1024
 
 
 @dataclass(frozen=True, slots=True)
+class AttentionCall:
+    """What a layer asks of its attention.
+
+    Attributes:
+        is_causal: Whether tokens see only earlier ones and themselves.
+        window: Tokens at this distance or farther don't see each other; None means no window.
+        scores: The factor and the bound of the scores.
+    """
+
+    is_causal: bool
+    window: int | None
+    scores: Scores
+
+
+class AttendedRow(Protocol):
+    """What a packed model attends over."""
+
+    def attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, call: AttentionCall
+    ) -> torch.Tensor:
+        """Attend, for one layer.
+
+        Args:
+            query: [1, num_heads, n, head_dim].
+            key: [1, num_kv_heads, n, head_dim].
+            value: [1, num_kv_heads, n, head_dim].
+            call: What the layer asks.
+
+        Returns:
+            [1, n, num_heads, head_dim].
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
 class PackedRow:
     """The layout of a row of packed sequences.
 
@@ -37,6 +72,17 @@ class PackedRow:
     """
 
     lengths: tuple[int, ...]
+
+    def attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, call: AttentionCall
+    ) -> torch.Tensor:
+        """Attend within each sequence; see `AttendedRow`."""
+        _, num_heads, num_rows, _ = query.shape
+        output = query.new_empty(1, num_rows, num_heads, value.shape[-1])
+        for span in self.spans():
+            rows, keys, values = (tensor[0, :, span] for tensor in (query, key, value))
+            output[0, span] = _attend(rows, keys, values, call).transpose(0, 1)
+        return output
 
     def spans(self) -> Iterator[slice]:
         """Yield the slice of each sequence."""
@@ -51,7 +97,7 @@ def packed_attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     *,
-    packed_row: PackedRow | None = None,
+    packed_row: AttendedRow | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
@@ -87,23 +133,12 @@ def packed_attention(
         raise UnsupportedAttentionError(f"packed attention does not support: {what}")
     if is_causal is None:
         is_causal = bool(getattr(module, "is_causal", True))
-    scores = Scores(scaling, softcap)
-    _, num_heads, num_rows, _ = query.shape
-    output = query.new_empty(1, num_rows, num_heads, value.shape[-1])
-    for span in packed_row.spans():
-        rows, keys, values = (tensor[0, :, span] for tensor in (query, key, value))
-        found = _attend(rows, keys, values, is_causal, sliding_window, scores)
-        output[0, span] = found.transpose(0, 1)
-    return output, None
+    call = AttentionCall(is_causal, sliding_window, Scores(scaling, softcap))
+    return packed_row.attend(query, key, value, call), None
 
 
 def _attend(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    is_causal: bool,
-    window: int | None,
-    scores: Scores,
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, call: AttentionCall
 ) -> torch.Tensor:
     """Attend within one sequence.
 
@@ -111,17 +146,15 @@ def _attend(
         query: [num_heads, n, head_dim].
         key: [num_kv_heads, n, head_dim].
         value: [num_kv_heads, n, head_dim].
-        is_causal: Whether tokens see only earlier ones and themselves.
-        window: Tokens at this distance or farther don't see each other.
-        scores: The factor and the bound of the scores.
+        call: What the layer asks.
 
     Returns:
         [num_heads, n, head_dim].
     """
-    length = query.shape[1]
+    length, is_causal, scores = query.shape[1], call.is_causal, call.scores
     mask = None
-    if window is not None and window < length:
-        mask = _window_mask(length, window, is_causal, query.device)
+    if call.window is not None and call.window < length:
+        mask = _window_mask(length, call.window, is_causal, query.device)
     if mask is None and not is_causal and _is_plain(query, key, scores):
         return _attend_plainly(query, key, value, scores.scale)
     grouped = query.reshape(len(key), -1, length, query.shape[-1])

@@ -12,7 +12,7 @@ padded: XLNet's head reads the last place of a row, padding or not, and FNet mix
 
 import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -38,13 +38,33 @@ NO_TOKEN = -1
 """Marks padding for models without a padding token; heads must be able to tell it from text."""
 
 
+class Trace(Protocol):
+    """A backbone's trace, as the packed backbone sees it."""
+
+    def takes(self, types: torch.Tensor | None) -> bool:
+        """Return whether it is valid for texts of such types."""
+        ...
+
+    def __call__(
+        self, ids: torch.Tensor, positions: torch.Tensor, types: torch.Tensor | None, row: PackedRow
+    ) -> ModelOutput:
+        """Return the backbone's own output; `ids`, `positions` and `types` are [1, n]."""
+        ...
+
+
 class PackedBackbone(torch.nn.Module):
-    """Runs a stock backbone on sequences that are packed in one row."""
+    """Runs a stock backbone on sequences that are packed in one row.
+
+    Attributes:
+        stock: The backbone.
+        traced: Its trace, which runs instead where it can.
+    """
 
     def __init__(self, backbone: torch.nn.Module) -> None:
         """Wrap a backbone whose attention implementation is `packed`."""
         super().__init__()
-        self._backbone = backbone
+        self.stock = backbone
+        self.traced: Trace | None = None
         self._first_position = first_position(backbone)
 
     def forward(
@@ -71,20 +91,26 @@ class PackedBackbone(torch.nn.Module):
         is_token = attention_mask.bool()
         lengths = tuple(attention_mask.sum(dim=1).tolist())
         positions = torch.cat([torch.arange(length) for length in lengths])
-        if token_type_ids is not None:
-            options["token_type_ids"] = token_type_ids[is_token][None]
-        output: ModelOutput = self._backbone(
-            input_ids=input_ids[is_token][None],
-            position_ids=positions.to(input_ids.device)[None] + self._first_position,
-            packed_row=PackedRow(lengths),
-            **options,
-        )
+        positions = positions.to(input_ids.device)[None] + self._first_position
+        ids = input_ids[is_token][None]
+        types = None if token_type_ids is None else token_type_ids[is_token][None]
+        packed_row = PackedRow(lengths)
+        others = [option for name, option in options.items() if name != "return_dict"]
+        is_plain = all(option is None or option is False for option in others)
+        if self.traced is not None and self.traced.takes(types) and is_plain:
+            output = self.traced(ids, positions, types, packed_row)
+        else:
+            if types is not None:
+                options["token_type_ids"] = types
+            output = self.stock(
+                input_ids=ids, position_ids=positions, packed_row=packed_row, **options
+            )
         row = output["last_hidden_state"][0]
         hidden = row.new_zeros(*input_ids.shape, row.shape[-1])
         hidden[is_token] = row
         output["last_hidden_state"] = hidden
         if output.get("pooler_output") is not None:
-            pooler: Any = self._backbone.pooler
+            pooler: Any = self.stock.pooler
             output["pooler_output"] = pooler(hidden)
         return output
 
@@ -126,9 +152,7 @@ def pack(model: TextModel, texts: Sequence[Sequence[int]]) -> bool:
     else:
         hidden, rows = together
         pairs = [(one[0], hidden[i, : one.shape[1]]) for i, (one, _) in enumerate(alone)]
-        if all(
-            _are_close(*pair) for pair in (*pairs, (torch.cat([own for _, own in alone]), rows))
-        ):
+        if all(are_close(*pair) for pair in (*pairs, (torch.cat([own for _, own in alone]), rows))):
             return True
         reason = "its hidden states depend on the other sequences in the row"
     logger.info("%s models can't be packed: %s", model.config.model_type, reason)
@@ -158,7 +182,7 @@ def is_right_padded(model: TextModel, texts: Sequence[Sequence[int]]) -> bool:
                 raise
             reason = f"{type(error).__name__}: {error}"
         else:
-            if _are_close(torch.cat(alone), together):
+            if are_close(torch.cat(alone), together):
                 return True
             reason = "their results depend on the padding after a text"
     logger.warning(
@@ -208,7 +232,8 @@ def rows_of(model: TextModel, **inputs: torch.Tensor) -> torch.Tensor:
     return rows
 
 
-def _are_close(one: torch.Tensor, other: torch.Tensor) -> bool:
+def are_close(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two tensors are equal but for rounding, or have numbers that aren't finite."""
     if one.shape != other.shape:
         return False
     # Numbers that are not finite pass: they have another cause, which the warm-up reports.

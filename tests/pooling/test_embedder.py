@@ -107,7 +107,7 @@ def test_what_is_too_long_is_truncated_as_there(embedding: Embedding) -> None:
 def test_a_padded_batch_gives_the_same(tmp_path: Path) -> None:
     embedding = Embedding(save_embedder(tmp_path))
     backbone: Any = embedding.loaded.model.base_model
-    stock = backbone._backbone
+    stock = backbone.stock
     stock.set_attn_implementation("sdpa")
     embedding.loaded.model.backbone = stock
     padded = PoolingModel(embedding.loaded.model, "padded", embedding.loaded.probes.of_length(1))

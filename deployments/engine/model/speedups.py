@@ -36,14 +36,7 @@ def find_speedups(device: torch.device) -> Speedups | None:
         return None
     # Imported here: these need numba and llvmlite, which a machine with a GPU may lack.
     from deployments.compute.cpu.attention.row_attention import find_row_attention
-    from deployments.compute.cpu.fusion.fuse import fuse
-    from deployments.compute.cpu.linear.small_batch_linear import use_small_batch_linear
+    from deployments.compute.cpu.traced_kernels import use_kernels
     from deployments.engine.replay.cpu_replay import CpuDecodeReplay
 
-    def speed_up(graph: torch.fx.GraphModule) -> torch.fx.GraphModule | None:
-        fused = fuse(graph)
-        for each in filter(None, (graph, fused)):
-            use_small_batch_linear(each)
-        return fused
-
-    return Speedups(find_row_attention, speed_up, CpuDecodeReplay)
+    return Speedups(find_row_attention, use_kernels, CpuDecodeReplay)

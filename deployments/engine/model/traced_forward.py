@@ -1,9 +1,6 @@
-"""A model's forward pass, traced once into a flat list of operators.
+"""A language model's forward pass as a trace, over packed steps and the KV cache.
 
-A stock forward pass goes through hundreds of modules, wrappers and keyword arguments; for a small
-model this takes as long as the arithmetic. The trace is valid for any number of rows. Its operators
-run one after another on the same weights, and give the same result to the last bit; only fused GELU
-differs in float32.
+It gives the same logits to the last bit; only fused GELU differs in float32.
 
 A model can't be traced if its control flow depends on tensor values (some mixtures of experts) or
 on the number of rows. Such a model keeps its own forward pass, and so does a model whose trace
@@ -11,19 +8,18 @@ gives different logits.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
 from deployments.compute.attention_arguments import check_arguments
 from deployments.compute.sdpa import Scores
+from deployments.compute.traced_graph import NotTraceableError, attend, simplify, trace_graph
 from deployments.engine.attention.attention import store_and_attend
 from deployments.engine.attention.kv_cache import KVCache
 from deployments.engine.attention.packed_step import ChunkRows, PackedStep
@@ -48,30 +44,6 @@ TOLERANCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """Allowed difference, relative to the largest logit. Other kernels add in another order, and each
 layer rounds the differing results."""
 
-aten = torch.ops.aten
-
-FASTER: Mapping[object, Callable[..., Any]] = {
-    aten._to_copy.default: torch.Tensor.to,
-    aten.add.Tensor: torch.add,
-    aten.cat.default: torch.cat,
-    aten.mean.dim: torch.mean,
-    aten.mul.Tensor: torch.mul,
-    aten.neg.default: torch.neg,
-    aten.pow.Tensor_Scalar: torch.pow,
-    aten.rsqrt.default: torch.rsqrt,
-    aten.silu.default: torch.nn.functional.silu,
-    aten.split_with_sizes.default: torch.split_with_sizes,
-    aten.sym_size.int: torch.Tensor.size,
-    aten.transpose.int: torch.transpose,
-    aten.unsqueeze.default: torch.unsqueeze,
-    aten.view.default: torch.Tensor.view,
-}
-"""Other bindings of the same operators, which reach the kernel in a third of the time."""
-
-
-class NotTraceableError(ValueError):
-    """The model's forward pass can't be traced; the message says why."""
-
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
@@ -79,17 +51,6 @@ class AttentionCall:
 
     layer: int
     scores: Scores
-
-
-@torch.library.custom_op("raystream::attend", mutates_args=())
-def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, call: int) -> torch.Tensor:
-    raise AssertionError("stands in for attention while a model is traced")
-
-
-@_attend.register_fake
-def _(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, call: int) -> torch.Tensor:
-    _, num_heads, num_rows, _ = query.shape
-    return query.new_empty(1, num_rows, num_heads, value.shape[-1])
 
 
 class TracedForward:
@@ -113,21 +74,11 @@ class TracedForward:
             torch.arange(NUM_ROWS, device=device)[None],
             torch.arange(NUM_DUE, device=device),
         )
-        tracer = make_fx(
-            partial(_logits, model, self._calls),
-            tracing_mode="symbolic",
-            _allow_non_fake_inputs=True,  # the weights
-        )
-        try:
-            with _tracing(model.config.get_text_config()):
-                self._graph = tracer(*inputs)
-        except Exception as error:  # a foreign model may raise anything
-            raise NotTraceableError(f"{type(error).__name__}: {error}") from error
-        _refuse_guards(self._graph)
-        _refuse_values(self._graph)
+        with _tracing(model.config.get_text_config()):
+            self._graph = trace_graph(partial(_logits, model, self._calls), inputs)
         self._fused = None if speedups is None else speedups.speed_up(self._graph)
         for graph in filter(None, (self._graph, self._fused)):
-            _simplify(graph)
+            simplify(graph)
 
     def unfuse(self) -> bool:
         """Use only torch's operators from now on; return whether fused ones were in use."""
@@ -143,8 +94,8 @@ class TracedForward:
         """
         if self._fused is None or self._speedups is None:
             return None
-        attend = partial(partial, _attend_by, self._calls)
-        return self._speedups.open_replay(self._fused, kv, max_rows, attend)
+        attend_by = partial(partial, _attend_by, self._calls)
+        return self._speedups.open_replay(self._fused, kv, max_rows, attend_by)
 
     def __call__(
         self, token_ids: torch.Tensor, positions: torch.Tensor, due: torch.Tensor, step: PackedStep
@@ -276,7 +227,7 @@ def _trace_attention(
     layer = module.layer_idx
     assert isinstance(layer, int)
     traced_calls.append(AttentionCall(layer, Scores(scaling, softcap)))
-    return _attend(query, key, value, len(traced_calls) - 1), None
+    return attend(query, key, value, len(traced_calls) - 1), None
 
 
 AttentionInterface.register(TRACING_ATTENTION, _trace_attention)
@@ -284,64 +235,10 @@ AttentionInterface.register(TRACING_ATTENTION, _trace_attention)
 
 @contextmanager
 def _tracing(text_config: PreTrainedConfig) -> Iterator[None]:
-    """Let the model attend by `_trace_attention`, on tensors that can be traced."""
+    """Let the model attend by `_trace_attention`."""
     ours = text_config._attn_implementation
     text_config._attn_implementation = TRACING_ATTENTION
-    # Without this, fake_tensor logs a traceback for each failure that becomes NotTraceableError.
-    fake_tensors = logging.getLogger("torch._subclasses.fake_tensor")
-    fake_tensors.disabled = True
     try:
-        with torch.inference_mode(mode=False), torch.no_grad():
-            yield
+        yield
     finally:
-        fake_tensors.disabled = False
         text_config._attn_implementation = ours
-
-
-def _refuse_guards(graph: torch.fx.GraphModule) -> None:
-    """Refuse a trace that holds only for some numbers of rows.
-
-    Raises:
-        NotTraceableError: The trace has conditions on that number; the message lists them.
-    """
-    placeholder = next(node for node in graph.graph.nodes if node.op == "placeholder")
-    guards = placeholder.meta["val"].fake_mode.shape_env.guards
-    if guards:
-        conditions = ", ".join(str(guard.expr) for guard in guards)
-        raise NotTraceableError(f"it depends on the number of rows: {conditions}")
-
-
-def _refuse_values(graph: torch.fx.GraphModule) -> None:
-    """Refuse a trace in which a tensor's shape depends on values.
-
-    Raises:
-        NotTraceableError: A shape depends on values; the message names the first such tensor.
-    """
-    for node in graph.graph.nodes:
-        if isinstance(value := node.meta.get("val"), torch.Tensor) and free_unbacked_symbols(value):
-            raise NotTraceableError(f"the shape of {node.name} depends on values")
-
-
-def _simplify(graph: torch.fx.GraphModule) -> None:
-    """Make attention one more input, and call the operators by their fastest bindings."""
-    nodes = graph.graph.find_nodes(op="call_function", target=torch.ops.raystream.attend.default)
-    last_input = graph.graph.find_nodes(op="placeholder")[-1]
-    with graph.graph.inserting_after(last_input):
-        attend = graph.graph.placeholder("attend")
-    for node in nodes:
-        node.target, node.args = _call, (attend, *node.args)
-    for node in graph.graph.nodes:
-        if node.target is aten._to_copy.default and not _is_cast(node):
-            continue
-        node.target = FASTER.get(node.target, node.target)
-    graph.recompile()
-
-
-def _call(function: Callable[..., torch.Tensor], *arguments: object) -> torch.Tensor:
-    return function(*arguments)
-
-
-def _is_cast(node: torch.fx.Node) -> bool:
-    """Return whether a copy changes the dtype and nothing else."""
-    (source,) = node.all_input_nodes
-    return node.kwargs.keys() == {"dtype"} and source.meta["val"].dtype != node.kwargs["dtype"]

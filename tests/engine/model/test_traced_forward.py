@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from deployments.compute.traced_graph import NotTraceableError
 from deployments.engine.attention.attention import ATTENTION_NAME
 from deployments.engine.attention.kv_cache import KVShape
 from deployments.engine.attention.packed_step import ChunkRows, PackedStep
@@ -13,7 +14,7 @@ from deployments.engine.model import traced_forward
 from deployments.engine.model.forward import Forward, StockForward
 from deployments.engine.model.loader import LoadedModel
 from deployments.engine.model.speedups import find_speedups
-from deployments.engine.model.traced_forward import NotTraceableError, TracedForward, trace
+from deployments.engine.model.traced_forward import TracedForward, trace
 from tests.engine.attention.extents import make_cache
 from tests.engine.tiny_models import MODELS, gemma3, load, mixtral, qwen2, qwen3_moe
 

@@ -49,6 +49,7 @@ class CallCapture(Protocol):
 
 class _Current(threading.local):
     capture: CallCapture | None = None
+    max_held_us: float = MAX_HELD_US
 
 
 _current = _Current()
@@ -64,10 +65,20 @@ def captured_by(capture: CallCapture) -> Iterator[None]:
         _current.capture = None
 
 
+@contextmanager
+def releasing_gil() -> Iterator[None]:
+    """Release the GIL in each of this thread's calls, since other threads compute meanwhile."""
+    _current.max_held_us = 0
+    try:
+        yield
+    finally:
+        _current.max_held_us = MAX_HELD_US
+
+
 def launch(call: KernelCall, num_threads: int, cost_us: float) -> None:
     """Run a kernel on `num_threads` of torch's threads, or capture the call.
 
-    A call on this thread alone keeps the GIL, unless it is long.
+    A call on this thread alone keeps the GIL, unless it is long, or within `releasing_gil`.
 
     Args:
         call: The kernel and its arguments.
@@ -76,7 +87,7 @@ def launch(call: KernelCall, num_threads: int, cost_us: float) -> None:
     """
     if _current.capture is not None:
         _current.capture.capture(call)
-    elif num_threads > 1 or cost_us > MAX_HELD_US:
+    elif num_threads > 1 or cost_us > _current.max_held_us:
         run_parallel(call.kernel, call.arguments, num_threads)
     else:
         run_holding_gil(call.kernel, call.arguments)

@@ -12,11 +12,14 @@ computed in parts, so that the weights of a part stay in the L2 cache; its sums 
 float32, so a part more or less changes no bit. Threads take units one by one from a ticket counter,
 so a thread that has lost its core to another process does not delay the rest.
 
+The tile of a few rows is wide: it computes all columns of a block, so it reads the weights once and
+in order, and fetches what it needs next. Memory is the only limit then.
+
 Quantized weights are small integers, packed in the same order. A thread unpacks those of a part to
 elements, which stay in its L1 cache while all rows use them. Integers of up to 8 bits are exact in
 bfloat16. A tile adds the products of a group of inputs by themselves, and multiplies their sum by
-the group's scale; its totals wait on the stack meanwhile. For up to four rows a tile unpacks the
-weights itself, of all columns of a block, so that no element goes through memory.
+the group's scale; its totals wait on the stack meanwhile. A wide tile unpacks the weights itself,
+so that no element goes through memory.
 
 Source: https://llvm.org/docs/LangRef.html
 """
@@ -76,8 +79,8 @@ TILE_ARGUMENTS = {
     **{"start": POINTER, "start_row_bytes": I64, "output": POINTER, "output_row_bytes": I64},
     **{"next": POINTER, "scales": POINTER},
 }
-"""A tile's arguments: it adds products to the sums at `start`, and fetches what is at `next`. Only
-tiles of quantized weights read `scales`."""
+"""A tile's arguments: it adds products to the sums at `start`, and fetches what is at `next`,
+unless it is wide. Only tiles of quantized weights read `scales`."""
 
 
 def _bfloat16_bits(integers: Iterable[int]) -> tuple[int, ...]:
@@ -100,6 +103,7 @@ class Arithmetic:
         lanes: Sums, or columns, in one vector.
         max_tile_rows: Rows of a tile: their sums, and their addresses, must stay in registers. Only
             15 registers can hold an address: tiles of 12 rows took 1.5 times as long.
+        max_wide_rows: The most rows of a wide tile.
         products_per_us: Products that one thread computes in a microsecond, unless it waits for the
             weights.
         weight_bits: Bits of a quantized weight, 4 or 8; None if weights are elements.
@@ -109,6 +113,7 @@ class Arithmetic:
     is_bfloat16: bool
     lanes: int
     max_tile_rows: int
+    max_wide_rows: int
     products_per_us: int
     weight_bits: int | None = None
     has_vbmi: bool = False
@@ -119,9 +124,12 @@ class Arithmetic:
         return 2 if self.is_bfloat16 else 4
 
     @property
-    def max_unpacking_rows(self) -> int:
-        """The most rows of a tile that unpacks its weights: its sums must stay in registers."""
-        return 0 if self.weight_bits is None or self.lanes < 16 else 4
+    def fetched_ahead(self) -> int:
+        """Bytes between the weights that a wide tile uses and those that it fetches.
+
+        Six rows of bfloat16 took a tenth longer with 2048, and one row of int4 with 1024.
+        """
+        return 1024 if self.weight_bits is None else 4096
 
     @property
     def turn_inputs(self) -> int:
@@ -164,9 +172,9 @@ class Arithmetic:
         return BLOCK // self.strip
 
 
-AVX512_BF16 = Arithmetic(True, lanes=16, max_tile_rows=8, products_per_us=200_000)
-AVX512 = Arithmetic(False, lanes=16, max_tile_rows=8, products_per_us=60_000)
-AVX2 = Arithmetic(False, lanes=8, max_tile_rows=6, products_per_us=25_000)
+AVX512_BF16 = Arithmetic(True, lanes=16, max_tile_rows=8, max_wide_rows=6, products_per_us=200_000)
+AVX512 = Arithmetic(False, lanes=16, max_tile_rows=8, max_wide_rows=6, products_per_us=60_000)
+AVX2 = Arithmetic(False, lanes=8, max_tile_rows=6, max_wide_rows=1, products_per_us=25_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,13 +185,13 @@ class Tiling:
         num_tiles: Tiles of a strip. The last one ends with the last row, and may overlap.
         tile_rows: Rows of each tile; the most that fit if there are `GROUP_ROWS` or more.
         lines: Cache lines that a tile fetches in a turn.
-        unpacks: Whether the only tile unpacks its weights; then a block is one strip.
+        is_wide: Whether the only tile computes all columns of a block, which is one strip then.
     """
 
     num_tiles: int
     tile_rows: int
     lines: int
-    unpacks: bool
+    is_wide: bool
 
     @classmethod
     @cache
@@ -191,10 +199,10 @@ class Tiling:
         """Return the tiling with the fewest tiles."""
         num_tiles = -(-num_rows // arithmetic.max_tile_rows)
         turn_lines = arithmetic.turn_bytes // CACHE_LINE
-        unpacks = num_rows <= arithmetic.max_unpacking_rows
-        num_strips = 1 if unpacks else arithmetic.num_strips
+        is_wide = num_rows <= arithmetic.max_wide_rows
+        num_strips = 1 if is_wide else arithmetic.num_strips
         lines = -(-turn_lines // (num_tiles * num_strips))
-        return cls(num_tiles, -(-num_rows // num_tiles), lines, unpacks)
+        return cls(num_tiles, -(-num_rows // num_tiles), lines, is_wide)
 
     @property
     def name(self) -> str:
@@ -203,8 +211,11 @@ class Tiling:
 
     @property
     def sums_name(self) -> str:
-        """The name of the function that computes such a tile and leaves the sums in memory."""
-        return f"{self.name}_sums"
+        """The name of the function that computes such a tile and leaves the sums in memory.
+
+        No sums of a wide tile wait, since it computes all inputs at once.
+        """
+        return self.name if self.is_wide else f"{self.name}_sums"
 
 
 class SmallBatchKernel:
@@ -273,7 +284,7 @@ def emit_kernel(arithmetic: Arithmetic) -> str:
     """Return the kernel's LLVM IR."""
     module = ir.Module("small_batch")
     for tiling in _tilings(arithmetic):
-        for is_last in (True, False):
+        for is_last in (True,) if tiling.is_wide else (True, False):
             _emit_tile(module, arithmetic, tiling, is_last=is_last)
     _emit_worker(module, arithmetic)
     return str(module)
@@ -295,7 +306,8 @@ def _emit_tile(module: ir.Module, arithmetic: Arithmetic, tiling: Tiling, *, is_
     rows, vectors = range(tiling.tile_rows), _vectors(arithmetic, tiling)
     starts = [v.offset(a["start"], b.mul(a["start_row_bytes"], I64(row))) for row in rows]
     sums = [v.load(v.floats, start, at) for start in starts for at in vectors]
-    places = [a["rows"], a["weights"], a["next"]]
+    fetched = v.offset(a["weights"], arithmetic.fetched_ahead) if tiling.is_wide else a["next"]
+    places = [a["rows"], a["weights"], fetched]
     row_at = [b.mul(a["row_bytes"], I64(row)) for row in rows]
     add_turns = partial(_emit_turns, v, arithmetic, tiling, row_at)
     if arithmetic.weight_bits is None:
@@ -346,14 +358,15 @@ def _emit_turns(
         The places and the sums after it.
     """
     vectors = _vectors(arithmetic, tiling)
-    turn_bytes = arithmetic.turn_bytes if tiling.unpacks else WORD_BYTES * UNROLLED
+    unpacks = tiling.is_wide and arithmetic.weight_bits is not None
+    turn_bytes = arithmetic.turn_bytes if unpacks else WORD_BYTES * UNROLLED
     steps = (4 * UNROLLED, turn_bytes, CACHE_LINE * tiling.lines)
     with v.fold(num_turns, [*places, *sums]) as carried:
         rows_at, weights_at, next_at, *sums = carried.values
         row_starts = [v.offset(rows_at, at) for at in row_at]
         for line in range(tiling.lines):
             v.prefetch(v.offset(next_at, line * CACHE_LINE))
-        unpacked = _unpack(v, arithmetic, weights_at, turn_bytes) if tiling.unpacks else None
+        unpacked = _unpack(v, arithmetic, weights_at, turn_bytes) if unpacks else None
         for word in range(UNROLLED):
             if unpacked is None:
                 weights = [v.load(v.words, weights_at, word * WORD_BYTES + at) for at in vectors]
@@ -370,7 +383,7 @@ def _emit_turns(
 
 def _vectors(arithmetic: Arithmetic, tiling: Tiling) -> Sequence[int]:
     """Return where the vectors of a tile's columns begin, in bytes of float32."""
-    columns = BLOCK if tiling.unpacks else arithmetic.strip
+    columns = BLOCK if tiling.is_wide else arithmetic.strip
     return range(0, 4 * columns, 4 * arithmetic.lanes)
 
 

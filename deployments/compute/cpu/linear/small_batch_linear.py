@@ -118,7 +118,7 @@ class SmallBatchLinear(torch.nn.Module):
         arithmetic = self._arithmetic
         tiling = Tiling.of(num_rows, arithmetic)
         part_turns, num_parts = self._part_turns, self._num_parts
-        if tiling.unpacks:  # no part waits in the L1 cache
+        if tiling.is_wide:  # each weight is read once, so no part has to stay in a cache
             part_turns, num_parts = self._num_turns, 1
         return Arguments(
             rows,
@@ -138,7 +138,7 @@ class SmallBatchLinear(torch.nn.Module):
             num_rows,
             part_turns * CACHE_LINE * tiling.lines,
             num_groups,
-            1 if tiling.unpacks else arithmetic.num_strips,
+            1 if tiling.is_wide else arithmetic.num_strips,
             0,
         )
 
@@ -176,8 +176,8 @@ def _kernel_of(dtype: torch.dtype) -> SmallBatchKernel | None:
     if kernel is None:
         needed = "AVX512_BF16 and no AMX" if is_bfloat16 else "AVX2"
         logger.warning(
-            "decode steps run call by call, and slower: linear layers of %s keep oneDNN's kernel, "
-            "since ours needs a processor with %s",
+            "linear layers of %s keep oneDNN's kernel, and decode steps run call by call, which is "
+            "slower: ours needs a processor with %s",
             dtype,
             needed,
         )

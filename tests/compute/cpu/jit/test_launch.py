@@ -11,6 +11,7 @@ from deployments.compute.cpu.jit.launch import (
     empty,
     empty_like,
     launch,
+    releasing_gil,
 )
 from deployments.compute.cpu.jit.openmp import CFunction
 
@@ -49,6 +50,22 @@ def test_a_call_runs_at_once(cost_us: float) -> None:
     counter = Counter()
     launch(counter.call, 1, cost_us)
     assert counter.num_runs == 1
+
+
+def test_short_calls_keep_the_gil_except_where_other_threads_compute(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    held: list[int] = []
+    monkeypatch.setattr(
+        "deployments.compute.cpu.jit.launch.run_holding_gil",
+        lambda function, _: held.append(function),
+    )
+    counter = Counter()
+    with releasing_gil():
+        launch(counter.call, 1, 1)
+    assert (counter.num_runs, held) == (1, [])
+    launch(counter.call, 1, 1)
+    assert (counter.num_runs, held) == (1, [counter.call.kernel])
 
 
 def test_a_captured_call_is_kept_and_does_not_run() -> None:

@@ -224,15 +224,16 @@ NEEDED = {"AVX2": "avx2", "AVX512": "avx512f", "AVX512_BF16": "avx512bf16", "VBM
         ("VBMI", replace(AVX512_BF16, has_vbmi=True)),
     ],
 )
+@pytest.mark.parametrize("num_rows", [1, 6, 9])
 def test_every_kernel_that_runs_here_computes_the_formula(
-    name: str, arithmetic: Arithmetic, weight_bits: int
+    name: str, arithmetic: Arithmetic, weight_bits: int, num_rows: int
 ) -> None:
     if not features().get(NEEDED[name]):
         pytest.skip(f"this processor has no {name}")
     arithmetic = replace(arithmetic, weight_bits=weight_bits)
     dtype = torch.bfloat16 if arithmetic.is_bfloat16 else torch.float32
     integers, scales = quantize(tensor(128, 1056), weight_bits, dtype)
-    rows, bias = tensor(9, 1056, seed=1).to(dtype), tensor(128, seed=2)
+    rows, bias = tensor(num_rows, 1056, seed=1).to(dtype), tensor(128, seed=2)
     columns = scales.view(-1, BLOCK, scales.shape[1]).transpose(1, 2).contiguous()
     kernel = SmallBatchKernel(arithmetic)
     found = SmallBatchLinear(kernel, pack(integers, arithmetic), bias, columns)(rows)

@@ -7,7 +7,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from deployments.compute.cpu.jit.openmp import find_parallel
 from deployments.compute.cpu.linear import small_batch_linear
-from deployments.compute.cpu.linear.packed_layout import can_read
+from deployments.compute.cpu.linear.packed_layout import BLOCK, can_read
 from deployments.compute.cpu.linear.prepacked_linear import PrepackedLinear, can_prepack
 from deployments.compute.cpu.linear.small_batch_kernel import (
     AVX2,
@@ -289,10 +289,13 @@ def test_a_tiles_sums_stay_in_registers(
     module = llvm.parse_assembly(emit_kernel(arithmetic))
     module.verify()
     assembly = target.create_target_machine(cpu=processor, opt=3).emit_assembly(module)
-    tiling = Tiling.of(GROUP_ROWS, arithmetic)
-    body = assembly.partition(f"\n{tiling.name}:")[2].partition(".cfi_endproc")[0]
-    lines = [line for line in body.splitlines() if instruction in line]
-    assert len(lines) == 4 * 2 * tiling.tile_rows  # words, vectors, rows
-    assert all(register in line for line in lines)
-    # A spilled vector lies on the stack.
-    assert not any("rsp" in line and register in line for line in body.splitlines())
+    for num_rows in (GROUP_ROWS, arithmetic.max_wide_rows):
+        tiling = Tiling.of(num_rows, arithmetic)
+        assert tiling.is_wide == (num_rows == arithmetic.max_wide_rows)
+        body = assembly.partition(f"\n{tiling.name}:")[2].partition(".cfi_endproc")[0]
+        lines = [line for line in body.splitlines() if instruction in line]
+        num_vectors = BLOCK // arithmetic.lanes if tiling.is_wide else 2
+        assert len(lines) == 4 * num_vectors * tiling.tile_rows  # words, vectors, rows
+        assert all(register in line for line in lines)
+        # A spilled vector lies on the stack.
+        assert not any("rsp" in line and register in line for line in body.splitlines())

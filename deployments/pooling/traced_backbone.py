@@ -1,0 +1,201 @@
+"""A packed backbone, traced once into a flat list of operators on this project's kernels.
+
+With a short text, the modules of a stock backbone take as long as a third of its arithmetic, and
+all lanes wait for Python's GIL meanwhile.
+"""
+
+import logging
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from transformers.utils.generic import ModelOutput
+
+from deployments.compute.cpu.jit.launch import releasing_gil
+from deployments.compute.cpu.traced_kernels import use_kernels
+from deployments.compute.traced_graph import NotTraceableError, attend, simplify, trace_graph
+from deployments.pooling.packed_attention import AttendedRow, AttentionCall
+from deployments.pooling.packed_backbone import (
+    PackedBackbone,
+    TextModel,
+    are_close,
+    pad,
+)
+
+logger = logging.getLogger(__name__)
+
+NUM_ROWS = 7
+"""Tokens of the traced row. The number becomes a symbol for any, so it must be neither 0 nor 1."""
+
+
+class _TracedRow:
+    """Stands in for the row while a backbone is traced, and notes each call of attention."""
+
+    def __init__(self) -> None:
+        self.calls: list[AttentionCall] = []
+
+    def attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, call: AttentionCall
+    ) -> torch.Tensor:
+        """Note the call; see `AttendedRow`."""
+        self.calls.append(call)
+        output: torch.Tensor = attend(query, key, value, len(self.calls) - 1)
+        return output
+
+
+class TracedBackbone:
+    """Runs the trace of a backbone; any number of threads may do so at once."""
+
+    def __init__(self, backbone: torch.nn.Module, *, with_types: bool) -> None:
+        """Trace a backbone; nothing is computed.
+
+        Args:
+            backbone: Its attention implementation is `packed`, and its weights are packed too.
+            with_types: Whether it is given the types of tokens; if they are not known, zeros.
+
+        Raises:
+            NotTraceableError: Its control flow depends on values or on the number of tokens, or its
+                output has other parts than tensors.
+        """
+        self._with_types = with_types
+        self._kind: type[ModelOutput] = ModelOutput
+        self._names: tuple[str, ...] = ()
+        row = _TracedRow()
+        # The tracer tells inputs apart by their identity.
+        inputs = [torch.arange(NUM_ROWS)[None] for _ in range(3 if with_types else 2)]
+        self._graph = trace_graph(partial(self._run_stock, backbone, row), inputs)
+        self._calls = row.calls
+        self._fused = use_kernels(self._graph)
+        for graph in filter(None, (self._graph, self._fused)):
+            simplify(graph)
+
+    def unfuse(self) -> bool:
+        """Use only torch's small operators from now on; return whether fused ones were in use."""
+        was_fused, self._fused = self._fused is not None, None
+        return was_fused
+
+    def takes(self, types: torch.Tensor | None) -> bool:
+        """Return whether the trace is valid for texts of such types."""
+        return types is None or self._with_types
+
+    def __call__(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        types: torch.Tensor | None,
+        row: AttendedRow,
+    ) -> ModelOutput:
+        """Run the trace.
+
+        Args:
+            ids: [1, n].
+            positions: [1, n].
+            types: [1, n], or None if there are none; see `takes`.
+            row: The layout of the sequences.
+
+        Returns:
+            The backbone's own output.
+        """
+        graph = self._graph if self._fused is None else self._fused
+        inputs = [ids, positions]
+        if self._with_types:
+            inputs.append(torch.zeros_like(ids) if types is None else types)
+
+        def attend_by(
+            query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, index: int
+        ) -> torch.Tensor:
+            return row.attend(query, key, value, self._calls[index])
+
+        with releasing_gil():
+            found = graph(*inputs, attend_by)
+        return self._kind(**dict(zip(self._names, found, strict=True)))
+
+    def _run_stock(
+        self,
+        backbone: torch.nn.Module,
+        row: AttendedRow,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        *types: torch.Tensor,
+    ) -> list[torch.Tensor]:
+        options: dict[str, Any] = {"token_type_ids": types[0]} if types else {}
+        output = backbone(input_ids=ids, position_ids=positions, packed_row=row, **options)
+        others = [name for name, part in output.items() if not isinstance(part, torch.Tensor)]
+        if others:
+            raise NotTraceableError(f"its output has {', '.join(others)}")
+        self._kind, self._names = type(output), tuple(output)
+        return list(output.values())
+
+
+@torch.inference_mode()
+def trace(model: TextModel, texts: Sequence[Sequence[int]], *, reads_types: bool) -> None:
+    """Let a packed model's backbone run as a trace, if that gives the same hidden states.
+
+    Args:
+        model: Its backbone and its weights are packed.
+        texts: Texts to try; their lengths should differ.
+        reads_types: Whether the model tells a pair's texts apart by the types of tokens.
+    """
+    backbone = model.base_model
+    assert isinstance(backbone, PackedBackbone)
+    pad_token_id = model.config.get_text_config().pad_token_id or 0
+    batch, mask = pad([torch.tensor(text) for text in texts], pad_token_id)
+    try:
+        if _use_trace(backbone, batch, mask, reads_types=reads_types):
+            return
+        reason = "its hidden states would differ"
+    except Exception as error:  # noqa: BLE001 - a model's own code may raise anything
+        reason = f"{type(error).__name__}: {error}"
+    logger.info("%s models are not traced: %s", model.config.model_type, reason)
+    backbone.traced = None
+
+
+def _use_trace(
+    backbone: PackedBackbone, batch: torch.Tensor, mask: torch.Tensor, *, reads_types: bool
+) -> bool:
+    """Make a backbone use its trace; return whether its hidden states stay the same.
+
+    Args:
+        backbone: Uses no trace yet.
+        batch: Texts to try, [n, length].
+        mask: [n, length], 1 where there is a token.
+        reads_types: See `trace`.
+    """
+    # To most models a text without types is one of zeros; to GPT-2 it is not.
+    with_types = reads_types and torch.equal(
+        _hidden(backbone, batch, mask), _hidden(backbone, batch, mask, torch.zeros_like(batch))
+    )
+    tried: list[tuple[torch.Tensor, ...]] = [(batch, mask), (batch[:1, :1], mask[:1, :1])]
+    if with_types:
+        tried.append((batch, mask, torch.arange(batch.shape[1]).expand_as(batch) % 2))
+    expected = [_hidden(backbone, *each) for each in tried]
+
+    def is_faithful() -> bool:
+        return all(map(_are_alike, expected, [_hidden(backbone, *each) for each in tried]))
+
+    backbone.traced = traced = TracedBackbone(backbone.stock, with_types=with_types)
+    if is_faithful():
+        return True
+    if traced.unfuse() and is_faithful():
+        logger.warning("operators are not fused: the hidden states would differ")
+        return True
+    return False
+
+
+def _hidden(
+    backbone: PackedBackbone,
+    batch: torch.Tensor,
+    mask: torch.Tensor,
+    types: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return the hidden states of texts, [n, length, hidden]."""
+    hidden: torch.Tensor = backbone(batch, mask, token_type_ids=types)["last_hidden_state"]
+    return hidden
+
+
+def _are_alike(expected: torch.Tensor, found: torch.Tensor) -> bool:
+    """Return whether each text's hidden states are equal but for rounding."""
+    return torch.equal(expected.isfinite(), found.isfinite()) and all(
+        map(are_close, expected, found)
+    )
