@@ -57,11 +57,14 @@ class Context(Protocol):
     Attributes:
         current_num_replicas: Replicas that run.
         target_num_replicas: Replicas that should run by the last decision.
+        total_queued_requests: Requests that no replica has got yet, the mean over
+            `look_back_period_s`.
         aggregated_metrics: By name of a figure, the mean of each replica over `look_back_period_s`.
     """
 
     current_num_replicas: int
     target_num_replicas: int
+    total_queued_requests: float
     aggregated_metrics: Mapping[str, Mapping[Any, float]] | None
 
 
@@ -113,8 +116,9 @@ class LoadPolicy:
 
     Replicas are added until all that runs, waits and was refused would fill `target_busy` of each,
     and further ones for tokens that wait: few sequences may be long. A replica leaves only when the
-    others stay below `busy_to_leave` without it. Between the two nothing changes, so that a load at
-    a threshold does not make replicas come and go.
+    others stay below `busy_to_leave` without it, and never while requests wait for the way to a
+    replica: those are in no report. Between the two thresholds nothing changes, so that a load at
+    one of them does not make replicas come and go.
     """
 
     def __init__(
@@ -141,13 +145,16 @@ class LoadPolicy:
         """Return the number of replicas, and no state: Serve keeps that of the delays."""
         demand = Demand.of(ctx.aggregated_metrics)
         target = ctx.target_num_replicas
-        if not demand.is_any:
+        is_any_on_the_way = ctx.total_queued_requests >= 1
+        if not demand.is_any and not is_any_on_the_way:
             # A replica that has just started may not have reported yet. Serve counts requests, too,
             # but a probe is one of them.
             is_young = ctx.current_num_replicas > 0 and not ctx.aggregated_metrics
             return target if is_young else 0, {}
         num_replicas = self._num_for(demand, self._target_busy)
-        if num_replicas <= target:
+        if num_replicas <= target and is_any_on_the_way:
+            num_replicas = target
+        elif num_replicas <= target:
             # While replicas are missing, the load of one may be in no report: it has just died.
             # Several are more likely to start, or can't be placed.
             if 0 < ctx.current_num_replicas < target:

@@ -366,11 +366,11 @@ class Ingress:
             return None if tracer is None else ModelSpans(tracer, id_, SpanKind.CLIENT)
 
         generators = {
-            id_: HandleGenerationBackend(handles[id_], each, replicas[id_], spans_of(id_))
+            id_: HandleGenerationBackend(handles[id_], replicas[id_], each, spans_of(id_))
             for id_, each in departures.items()
         }
         poolers = {
-            id_: HandlePoolingBackend(handle, spans_of(id_))
+            id_: HandlePoolingBackend(handle, replicas[id_], spans_of(id_))
             for id_, handle in handles.items()
             if tasks[id_] != "generate"
         }

@@ -38,6 +38,7 @@ from serve_app.backends.handles import (
     read_to_end,
 )
 from serve_app.backends.losses import LostAfterStartError
+from serve_app.backends.offers import raise_refusal
 from serve_app.backends.prefix_memory import prefix_keys
 from serve_app.backends.running_replicas import RunningReplicas
 from serve_app.backends.stream_box import StreamBox
@@ -159,23 +160,22 @@ class HandleGenerationBackend(HandleBackend[ModelDescription]):
     def __init__(
         self,
         handle: Handle,
-        departures: Departures | None = None,
         running: RunningReplicas | None = None,
+        departures: Departures | None = None,
         spans: ModelSpans | None = None,
     ) -> None:
         """Wrap a model's handle; see `HandleBackend`.
 
         Args:
             handle: See there.
+            running: See there. Serve's router also looks for prefixes in it.
             departures: Knows which replicas are about to end; None knows of none.
-            running: The model's replicas, where Serve's router looks for prefixes.
             spans: Starts the spans of calls; None starts none.
         """
-        super().__init__(handle)
+        super().__init__(handle, running)
         self._generate = handle.options(method_name="generate", stream=True)
         self._queue = AdmissionQueue()
         self._departures = departures
-        self._running = running
         self._spans = spans
 
     async def generate(self, request: GenerationRequest) -> ReplicaStream:
@@ -211,12 +211,12 @@ class HandleGenerationBackend(HandleBackend[ModelDescription]):
             first = await first_answer(responses, self._channels)
             assert isinstance(first, Accepted | Refused), f"got a {type(first).__name__}"
             self._remember(request, first)
-            self._replicas.hear(first)
+            raise_refusal(first)
         except BaseException as error:
             self._channels.close(box)
             end(span, error)
             raise
-        assert isinstance(first, Accepted), "`hear` raises a refusal"
+        assert isinstance(first, Accepted), "a refusal is raised"
         if span is not None:
             span.accepted(first.num_prompt_tokens, first.replica_id)
         stream = HandleGenerationStream(
@@ -235,8 +235,6 @@ class HandleGenerationBackend(HandleBackend[ModelDescription]):
 
     def _remember(self, request: GenerationRequest, answer: Accepted | Refused) -> None:
         """Note for Serve's router where the prompt's keys and values will lie."""
-        if self._running is None:
-            return
         prefixes = self._running.prefixes
         note = prefixes.note if isinstance(answer, Accepted) else prefixes.forget
         note(prefix_keys(request), answer.replica_id)

@@ -22,13 +22,14 @@ from deployments.errors import (
     RaystreamError,
     ReplicaUnavailableError,
 )
-from serve_app.backends.known_replicas import KnownReplicas
 from serve_app.backends.losses import (
     LostAfterStartError,
     NoReplicaError,
     ReplicaStoppedError,
     wait_patiently,
 )
+from serve_app.backends.offers import until_taken
+from serve_app.backends.running_replicas import RunningReplicas
 from serve_app.backends.token_channels import TokenChannels
 
 Handle = DeploymentHandle[Any]
@@ -70,10 +71,16 @@ class Response(Protocol):
 class HandleBackend(Generic[DescriptionT]):
     """The base of both tasks' backends: calls through a model's handle."""
 
-    def __init__(self, handle: Handle) -> None:
-        """Wrap a model's handle."""
+    def __init__(self, handle: Handle, running: RunningReplicas | None = None) -> None:
+        """Wrap a model's handle.
+
+        Args:
+            handle: The model's.
+            running: Its replicas, as Serve's router knows them; None knows of none, and then a
+                request that is refused is offered to no other.
+        """
         self._handle = handle
-        self._replicas = KnownReplicas()
+        self._running = RunningReplicas() if running is None else running
         self._channels = TokenChannels()
 
     async def describe(self) -> DescriptionT:
@@ -107,8 +114,8 @@ class HandleBackend(Generic[DescriptionT]):
             raise
 
     async def _offer(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Offer a request to replicas; see `KnownReplicas.until_taken`."""
-        return await self._replicas.until_taken(call)
+        """Offer a request to replicas; see `until_taken`."""
+        return await until_taken(call, self._running)
 
 
 class ReplicaCall(Protocol):

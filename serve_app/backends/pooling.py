@@ -19,6 +19,8 @@ from serve_app.backends.handles import (
     first_answer,
     read_to_end,
 )
+from serve_app.backends.offers import raise_refusal
+from serve_app.backends.running_replicas import RunningReplicas
 from serve_app.http.access_record import seconds_since_arrival
 
 
@@ -56,15 +58,17 @@ class HandlePoolingBackend(HandleBackend[PoolerDescription]):
     def __init__(
         self,
         handle: Handle,
+        running: RunningReplicas | None = None,
         spans: ModelSpans | None = None,
     ) -> None:
         """Wrap a model's handle; see `HandleBackend`.
 
         Args:
             handle: See there.
+            running: See there.
             spans: Starts the spans of calls; None starts none.
         """
-        super().__init__(handle)
+        super().__init__(handle, running)
         self._spans = spans
         self._pool_suspect = handle.options(method_name="pool_suspect", stream=True)
 
@@ -82,8 +86,8 @@ class HandlePoolingBackend(HandleBackend[PoolerDescription]):
                 trace=None if span is None else span.context,
             )
             answer = await self._ask(sent)
-            self._replicas.hear(answer)
-            assert isinstance(answer, Pooled), "`hear` raises a refusal"
+            raise_refusal(answer)
+            assert isinstance(answer, Pooled), "a refusal is raised"
             if span is not None:
                 num_tokens = sum(each.num_tokens for each in answer.texts)
                 span.accepted(num_tokens, answer.replica_id)

@@ -87,6 +87,11 @@ class RunningReplicas:
         return frozenset(self._by_id)
 
     @property
+    def open_ids(self) -> frozenset[str]:
+        """Those that take new requests: none on a node that is about to stop."""
+        return frozenset(id_ for id_ in self._by_id if self.suits(id_, None))
+
+    @property
     def has_any(self) -> bool:
         """Whether Serve routes to any replica."""
         return bool(self._by_id)

@@ -17,7 +17,11 @@ IDLE = ReplicaLoad(running=0.0)
 
 
 def context(
-    loads: Sequence[ReplicaLoad], target: int, num_requests: float = 0.0, current: int | None = None
+    loads: Sequence[ReplicaLoad],
+    target: int,
+    num_requests: float = 0.0,
+    current: int | None = None,
+    num_queued: float = 0.0,
 ) -> Any:
     """Return what Serve would tell the policy."""
     stats = [load.as_stats() for load in loads]
@@ -25,6 +29,7 @@ def context(
         current_num_replicas=len(loads) if current is None else current,
         target_num_replicas=target,
         total_num_requests=num_requests,
+        total_queued_requests=num_queued,
         aggregated_metrics={
             name: {i: each[name] for i, each in enumerate(stats)} for name in BUSY.as_stats()
         },
@@ -92,6 +97,13 @@ def test_the_load_of_a_missing_replica_counts_as_that_of_the_others() -> None:
     assert LoadPolicy()(context([alone], 8, current=1)) == (2, {}), "seven can't be placed"
     assert LoadPolicy()(context([BUSY], 1, current=1)) == (2, {}), "no more than the load needs"
     assert LoadPolicy()(context([IDLE], 3, current=1)) == (0, {})
+
+
+def test_no_replica_leaves_while_requests_are_on_their_way_to_one() -> None:
+    """As after the death of the only replica, when another has just begun to serve."""
+    assert LoadPolicy()(context([IDLE], 3, num_requests=40, num_queued=40)) == (3, {})
+    assert LoadPolicy()(context([BUSY], 1, num_queued=40)) == (2, {}), "one may still come"
+    assert LoadPolicy()(context([IDLE], 3, num_requests=2, num_queued=0.2)) == (0, {}), "in passing"
 
 
 def test_thresholds_that_contradict_are_refused() -> None:

@@ -106,15 +106,22 @@ async def test_a_replica_dies_while_others_start(
     await reached(lambda: len(replicas.alive) == 1)
     load = Load()
     (first,) = replicas.alive
-    async with watched(deployed) as targets:
-        async with clients(client, NUM_CLIENTS, load):
-            await reached(lambda: targets.last == MAX_NUM_REPLICAS)
-            kill(first)
-            await reached(lambda: len(replicas.alive) == MAX_NUM_REPLICAS)
+    async with watched(deployed) as targets, clients(client, NUM_CLIENTS, load):
+        await reached(lambda: targets.last == MAX_NUM_REPLICAS)
+        kill(first)
+        await reached(lambda: are_busy(replicas, MAX_NUM_REPLICAS))
         assert targets.num_turns == 0, "the target is kept"
     load.require_whole()
     record("answers that moved", sum(bool(answer.lost_at) for answer in load.answers))
     record("targets", targets.numbers())
+
+
+def are_busy(replicas: Replicas, number: int) -> bool:
+    """Whether as many replicas live, and each runs a sequence."""
+    alive = replicas.alive
+    return len(alive) == number and all(
+        replicas.counts_of(each)["num_sequences"] > 0 for each in alive
+    )
 
 
 async def test_refusals_raise_the_target(

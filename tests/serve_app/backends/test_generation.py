@@ -28,7 +28,7 @@ from deployments.errors import (
 )
 from serve_app.backends.admission_queue import MAX_NUM_ASKING, AdmissionQueue
 from serve_app.backends.generation import HandleGenerationBackend
-from serve_app.backends.known_replicas import MAX_ATTEMPTS
+from serve_app.backends.offers import MAX_ATTEMPTS
 from tests.serve_app.backends.test_handles import (
     ERRORS,
     FakeHandle,
@@ -36,6 +36,7 @@ from tests.serve_app.backends.test_handles import (
     dual_error,
     task_error,
 )
+from tests.serve_app.backends.test_offers import running
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
@@ -109,8 +110,10 @@ async def has_room(listening: ChannelServer, replica_id: str) -> list[Item]:
 
 
 def routed(*answers: list[Item]) -> tuple[HandleGenerationBackend, FakeRouter]:
+    """Return a model with as many replicas, which answer in turn."""
     router = FakeRouter(*answers)
-    return HandleGenerationBackend(cast("DeploymentHandle[Any]", router)), router
+    handle = cast("DeploymentHandle[Any]", router)
+    return HandleGenerationBackend(handle, running(*map(str, range(len(answers))))), router
 
 
 async def test_a_refusal_by_the_only_replica_is_raised_at_once_and_read_to_its_end() -> None:
@@ -137,12 +140,8 @@ async def test_a_request_that_one_replica_refuses_is_offered_to_another(
 
 async def test_if_all_replicas_refuse_the_shortest_wait_is_reported_after_a_few_attempts() -> None:
     model, router = routed(
-        *(full(*each) for each in [("a", 9), ("b", 4), ("c", 6), ("d", 5), ("e", 8)])
+        *(full(*each) for each in [("a", 9), ("b", 4), ("c", 6), ("d", 3), ("e", 8)])
     )
-    for _ in range(2):
-        with pytest.raises(OverloadedError):
-            await model.generate(REQUEST)
-    router.calls.clear()
     with pytest.raises(OverloadedError) as caught:
         await model.generate(REQUEST)
     assert caught.value.retry_after_s == 4

@@ -25,8 +25,8 @@ from deployments.errors import (
     RaystreamError,
     ReplicaUnavailableError,
 )
-from serve_app.backends.known_replicas import MAX_ATTEMPTS
 from serve_app.backends.losses import LostAfterStartError, ReplicaStoppedError
+from serve_app.backends.offers import MAX_ATTEMPTS
 from serve_app.backends.pooling import HandlePoolingBackend
 from serve_app.http.access_record import CURRENT_RECORD, AccessRecord
 from tests.deadline import in_time
@@ -38,6 +38,7 @@ from tests.serve_app.backends.test_handles import (
     FakeResponses,
     dual_error,
 )
+from tests.serve_app.backends.test_offers import running
 from tests.serve_app.fake_pooler import as_row
 
 if TYPE_CHECKING:
@@ -72,8 +73,10 @@ class FakeHandle:
 
 
 def backend(*answers: object) -> tuple[HandlePoolingBackend, FakeHandle]:
-    handle = FakeHandle(*answers)
-    return HandlePoolingBackend(cast("DeploymentHandle[Any]", handle)), handle
+    """Return a model with as many replicas, which answer in turn."""
+    fake = FakeHandle(*answers)
+    handle = cast("DeploymentHandle[Any]", fake)
+    return HandlePoolingBackend(handle, running(*map(str, range(len(answers))))), fake
 
 
 async def test_a_replica_s_answer_is_passed_on() -> None:
@@ -100,12 +103,8 @@ async def test_a_request_that_one_replica_refuses_is_offered_to_another() -> Non
 
 
 async def test_if_all_replicas_refuse_the_shortest_wait_is_reported_after_a_few_attempts() -> None:
-    waits_s = {"a": 9, "b": 4, "c": 6, "d": 5, "e": 8}
+    waits_s = {"a": 9, "b": 4, "c": 6, "d": 3, "e": 8}
     model, handle = backend(*(Refused("full", waits_s[name], name) for name in waits_s))
-    for _ in range(2):
-        with pytest.raises(OverloadedError):
-            await model.pool(REQUEST)
-    handle.calls.clear()
     with pytest.raises(OverloadedError) as caught:
         await model.pool(REQUEST)
     assert caught.value.retry_after_s == 4

@@ -1,0 +1,79 @@
+from collections.abc import Sequence
+
+import pytest
+
+from deployments.contract import Accepted, Refused
+from deployments.errors import ModelChangedError, OverloadedError
+from serve_app.backends.admission_queue import FullError
+from serve_app.backends.offers import MAX_ATTEMPTS, raise_refusal, until_taken
+from serve_app.backends.running_replicas import ReplicaFacts, RunningReplicas
+
+
+def running(*replica_ids: str) -> RunningReplicas:
+    """Return replicas, each on a node of its own, which has the same name."""
+    replicas = RunningReplicas()
+    replicas.replace(ReplicaFacts(replica_id, replica_id) for replica_id in replica_ids)
+    return replicas
+
+
+class Asked:
+    """Replicas that answer in turn, like those that the router picks."""
+
+    def __init__(self, *answers: Accepted | Refused) -> None:
+        self.num_calls = 0
+        self._answers = answers
+
+    async def __call__(self) -> str:
+        answer = self._answers[self.num_calls]
+        self.num_calls += 1
+        raise_refusal(answer)
+        return answer.replica_id
+
+
+async def test_a_replica_that_has_never_answered_is_asked_too() -> None:
+    ask = Asked(Refused("full", 7, "a", True), Accepted(3, "b"))
+    assert await until_taken(ask, running("a", "b")) == "b"
+
+
+@pytest.mark.parametrize(("num_replicas", "num_calls"), [(0, 1), (1, 1), (2, 2), (8, MAX_ATTEMPTS)])
+async def test_each_replica_is_asked_once_but_only_a_few(num_replicas: int, num_calls: int) -> None:
+    names = "abcdefgh"[:num_replicas]
+    ask = Asked(*(Refused("full", 7, name, True) for name in names or "a"))
+    with pytest.raises(OverloadedError, match="full"):
+        await until_taken(ask, running(*names))
+    assert ask.num_calls == num_calls
+
+
+async def test_a_replica_on_a_node_that_stops_is_not_waited_for() -> None:
+    replicas = running("a", "b")
+    replicas.set_draining_nodes(frozenset("b"))
+    ask = Asked(Refused("full", 7, "a", True))
+    with pytest.raises(FullError):
+        await until_taken(ask, replicas)
+
+
+@pytest.mark.parametrize(
+    ("answers", "are_all_full"),
+    [
+        ([Refused("full", 7, "a", True)], True),
+        ([Refused("many tokens wait", 7, "a", False)], False),
+        ([Refused("full", 7, "a", True), Refused("full", 9, "b", True)], True),
+        ([Refused("full", 7, "a", True), Refused("full", 9, "a", True)], False),
+        ([Refused("full", 7, "a", True), Refused("many tokens wait", 9, "b", False)], False),
+    ],
+)
+async def test_full_error_is_raised_only_if_every_replica_is_full(
+    answers: Sequence[Refused], are_all_full: bool
+) -> None:
+    with pytest.raises(OverloadedError) as caught:
+        await until_taken(Asked(*answers), running(*"ab"[: len(answers)]))
+    assert isinstance(caught.value, FullError) is are_all_full
+    assert caught.value.retry_after_s == 7
+
+
+async def test_a_refusal_says_more_than_another_version() -> None:
+    other = Refused("another version", 1, "a", is_other_version=True)
+    with pytest.raises(OverloadedError, match="full"):
+        await until_taken(Asked(other, Refused("full", 7, "b", True)), running("a", "b"))
+    with pytest.raises(ModelChangedError):
+        await until_taken(Asked(other, other), running("a", "b"))
