@@ -79,6 +79,7 @@ class VectorBuilder:
         *,
         kinds: Sequence[ir.Type] = (POINTER,),
         module: ir.Module | None = None,
+        has_avx512_bf16: bool | None = None,
     ) -> None:
         """Start emitting the function.
 
@@ -88,10 +89,13 @@ class VectorBuilder:
             is_bfloat16: Whether elements in memory are bfloat16; otherwise they are float32.
             kinds: The types of the function's arguments.
             module: The module to add it to; None makes one of the same name.
+            has_avx512_bf16: Whether the function may use AVX512_BF16 for bfloat16; None uses it if
+                this processor has it.
         """
         self.lanes = lanes
         self.is_bfloat16 = is_bfloat16
         self.itemsize = 2 if is_bfloat16 else 4
+        self._has_avx512_bf16 = has_bfloat16() if has_avx512_bf16 is None else has_avx512_bf16
         self.floats = ir.VectorType(F32, lanes)
         self.words = ir.VectorType(I32, lanes)
         self.module = ir.Module(name) if module is None else module
@@ -202,7 +206,7 @@ class VectorBuilder:
         b = self.builder
         if not self.is_bfloat16:
             return floats
-        if has_bfloat16():
+        if self._has_avx512_bf16:
             return b.fptrunc(floats, ir.VectorType(BFLOAT, self.lanes))
         bits = b.bitcast(floats, self.words)
         upper = b.lshr(bits, self.constant(16, self.words))
@@ -232,7 +236,7 @@ class VectorBuilder:
     def add_products(self, total: Value, one: Value, other: Value) -> Value:
         """Emit `total` plus the products of the elements of each word."""
         b = self.builder
-        if self.is_bfloat16 and has_bfloat16():
+        if self.is_bfloat16 and self._has_avx512_bf16:
             pairs = ir.VectorType(BFLOAT, 2 * self.lanes)
             name = f"llvm.x86.avx512bf16.dpbf16ps.{32 * self.lanes}"
             return self.call(

@@ -300,7 +300,13 @@ def _emit_tile(module: ir.Module, arithmetic: Arithmetic, tiling: Tiling, *, is_
     """Emit the function of a tile: it loops over the inputs and keeps all sums in registers."""
     name = tiling.name if is_last else tiling.sums_name
     kinds = tuple(TILE_ARGUMENTS.values())
-    v = VectorBuilder(name, arithmetic.lanes, arithmetic.is_bfloat16, kinds=kinds, module=module)
+    v = VectorBuilder(
+        *(name, arithmetic.lanes, arithmetic.is_bfloat16),
+        kinds=kinds,
+        module=module,
+        # The arithmetic of bfloat16 is that of AVX512_BF16, whatever this processor has.
+        has_avx512_bf16=arithmetic.is_bfloat16,
+    )
     b = v.builder
     a = dict(zip(TILE_ARGUMENTS, v.arguments, strict=True))
     rows, vectors = range(tiling.tile_rows), _vectors(arithmetic, tiling)
