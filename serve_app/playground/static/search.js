@@ -97,7 +97,7 @@ async function indexOf(model, tell) {
 function Hits({ found }) {
   const { hits, index, ms, text, model } = found;
   return html`
-    <section aria-label="Entries found">
+    <section aria-label=${`Entries found for "${text}"`}>
       <ol class="hits">
         ${hits.map(({ entry, score }) => html`
           <li key=${entry.text}>
