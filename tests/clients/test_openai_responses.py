@@ -64,7 +64,6 @@ def test_a_streamed_answer_joins_to_the_whole_one(client: openai.OpenAI) -> None
     events = list(client.responses.create(**about(NAME), stream=True))
     assert [event.sequence_number for event in events] == list(range(len(events)))
     deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
-    assert len(deltas) > 1
     assert "".join(deltas) == whole.output_text == ANSWERS[NAME]
     last = events[-1]
     assert last.type == "response.completed"

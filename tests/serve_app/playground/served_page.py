@@ -127,7 +127,7 @@ class Page:
 
     async def is_done(self) -> None:
         """Wait until the last answer has ended."""
-        await self.page.locator("article.answer[aria-busy=false]").last.wait_for()
+        await self.answer.and_(self.page.locator("[aria-busy=false]")).wait_for()
 
     async def is_wider_than_the_window(self) -> bool:
         """Whether one has to scroll sideways."""
