@@ -11,12 +11,12 @@ from transformers import PreTrainedModel
 from deployments.compute.cpu.fusion import ops
 from deployments.compute.cpu.fusion.fuse import fuse
 from deployments.compute.cpu.linear.prepacked_linear import can_prepack
-from deployments.compute.cpu.processor import features
 from deployments.engine.attention.kv_cache import KVCache, KVShape
 from deployments.engine.attention.packed_step import ChunkRows, PackedStep
 from deployments.engine.model.loader import prepare_model
 from deployments.engine.model.speedups import find_speedups
 from deployments.engine.model.traced_forward import TracedForward, trace
+from tests.compute.cpu.fusion.exactness import exact
 from tests.engine.attention.extents import make_cache
 from tests.engine.tiny_models import MODELS
 
@@ -28,11 +28,6 @@ MakeModel = Callable[[], PreTrainedModel]
 Counts = dict[Callable[..., object], int]
 
 dtypes = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-
-as_torch_adds = pytest.mark.skipif(
-    not features().get("avx2"),
-    reason="torch adds in another order without AVX2; what differs is not fused there",
-)
 
 GEMMAS = ("gemma2", "gemma3_text", "gemma3")
 NORMED_HEADS = ("qwen3", "gemma3_text", "gemma3")
@@ -113,7 +108,7 @@ def logits_of(forward: TracedForward, shape: KVShape, num_rows: int) -> torch.Te
     return run([4] * num_rows, list(range(num_rows)), step)
 
 
-@as_torch_adds
+@exact
 @dtypes
 @pytest.mark.parametrize("num_rows", [1, 7, 33])
 @pytest.mark.parametrize("name", FAMILIES)
@@ -130,7 +125,7 @@ def test_fused_steps_give_the_logits_of_the_trace(
         assert torch.equal(found, expected)
 
 
-@as_torch_adds
+@exact
 @pytest.mark.parametrize("name", ["qwen2", "gemma3_text"])
 def test_a_trace_in_bfloat16_stays_fused(name: str) -> None:
     model = prepared(name, torch.bfloat16)

@@ -6,6 +6,7 @@ import torch
 from torch.nn.functional import gelu, silu
 
 from deployments.compute.cpu.fusion import ops
+from tests.compute.cpu.fusion.exactness import exact
 
 dtypes = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 row_counts = pytest.mark.parametrize("num_rows", [1, 7, 33])
@@ -96,6 +97,7 @@ def test_a_rotation_equals_torchs_to_the_last_bit(
         assert found[0].transpose(0, 1).shape == (num_rows, 4, head_dim)
 
 
+@exact
 @dtypes
 @row_counts
 @pytest.mark.parametrize("width", [7, 40, 48, 64, 896])
@@ -153,6 +155,7 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(num_threads)
 
 
+@exact
 @pytest.mark.usefixtures("two_threads")
 @dtypes
 def test_threads_divide_many_rows(dtype: torch.dtype) -> None:

@@ -45,9 +45,8 @@ def gemma3() -> PreTrainedModel:
 def dtype(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.dtype:
     monkeypatch.setattr(packed_embedding, "MIN_TABLE_BYTES", 0)
     chosen: torch.dtype = request.param
-    packed = (
-        PrepackedLinear(torch.zeros(64, 64, dtype=chosen), None) if can_prepack(chosen) else None
-    )
+    table = torch.rand(320, 64).to(chosen)
+    packed = PrepackedLinear(table, None) if can_prepack(chosen) else None
     if packed is None or not can_read(packed.packed):
         pytest.skip("oneDNN packs weights in another layout here")
     return chosen
