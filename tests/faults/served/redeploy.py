@@ -96,6 +96,14 @@ class Deployed:
         details: dict[str, Any] = response.json()["applications"][self.application["name"]]
         return details
 
+    async def running_replicas(self) -> dict[str, list[dict[str, Any]]]:
+        """Return the replicas of each deployment that Serve routes to."""
+        deployments = (await self.details())["deployments"]
+        return {
+            name: [each for each in details["replicas"] if each["state"] == "RUNNING"]
+            for name, details in deployments.items()
+        }
+
     async def settled(self) -> None:
         """Wait until the application runs as configured."""
         async with asyncio.timeout(DEADLINE_S):

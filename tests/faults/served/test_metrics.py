@@ -104,8 +104,8 @@ async def test_streams_that_leave_their_replicas(
 
 async def running(deployed: Deployed) -> dict[int, str]:
     """Return the names of the model's replicas that Serve routes to, by their processes."""
-    replicas = (await deployed.details())["deployments"][MODEL_SECTION]["replicas"]
-    return {each["pid"]: each["replica_id"] for each in replicas if each["state"] == "RUNNING"}
+    replicas = (await deployed.running_replicas())[MODEL_SECTION]
+    return {each["pid"]: each["replica_id"] for each in replicas}
 
 
 async def test_series_are_those_of_running_replicas(

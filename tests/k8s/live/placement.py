@@ -1,26 +1,16 @@
 """Which replicas run where, as Serve tells it."""
 
 import asyncio
-from typing import Any
 
 from tests.faults.served.redeploy import Deployed
 from tests.faults.served.replicas import DEADLINE_S
-
-
-async def replicas_of(deployed: Deployed) -> dict[str, list[dict[str, Any]]]:
-    """Return the running replicas of each deployment."""
-    deployments = (await deployed.details())["deployments"]
-    return {
-        name: [each for each in details["replicas"] if each["state"] == "RUNNING"]
-        for name, details in deployments.items()
-    }
 
 
 async def nodes_of(deployed: Deployed) -> dict[str, set[str]]:
     """Return the names of the nodes of each deployment's replicas."""
     return {
         name: {replica["node_instance_id"] for replica in replicas}
-        for name, replicas in (await replicas_of(deployed)).items()
+        for name, replicas in (await deployed.running_replicas()).items()
     }
 
 
@@ -28,7 +18,7 @@ async def ids_of(deployed: Deployed) -> dict[str, set[str]]:
     """Return the ids of each deployment's replicas."""
     return {
         name: {replica["replica_id"] for replica in replicas}
-        for name, replicas in (await replicas_of(deployed)).items()
+        for name, replicas in (await deployed.running_replicas()).items()
     }
 
 
@@ -44,5 +34,5 @@ async def scaled(deployed: Deployed, name: str, num_replicas: int) -> None:
 async def until_running(deployed: Deployed, name: str, num_replicas: int) -> None:
     """Wait until a deployment has this number of running replicas."""
     async with asyncio.timeout(DEADLINE_S):
-        while len((await replicas_of(deployed))[name]) != num_replicas:  # noqa: ASYNC110 - Serve's
+        while len((await deployed.running_replicas())[name]) != num_replicas:  # noqa: ASYNC110 - Serve's
             await asyncio.sleep(0.1)

@@ -14,7 +14,7 @@ from tests.faults.served.replicas import DEADLINE_S, reached
 from tests.k8s.live.cluster import LocalCluster, PodNode
 from tests.k8s.live.conftest import Service
 from tests.k8s.live.load import Load
-from tests.k8s.live.placement import nodes_of, replicas_of, scaled, until_running
+from tests.k8s.live.placement import nodes_of, scaled, until_running
 from tests.measured import Record
 from tests.prometheus import samples
 
@@ -49,7 +49,7 @@ async def test_no_stream_is_lost_when_a_worker_is_told_to_stop(
     service: Service,
     record: Record,
 ) -> None:
-    replicas = (await replicas_of(deployed))["pydoc-chat"]
+    replicas = (await deployed.running_replicas())["pydoc-chat"]
     (replica,) = (e["replica_id"] for e in replicas if e["node_instance_id"] == leaving.name)
     load = Load(client, BODIES, NUM_CLIENTS)
     async with load.running():
@@ -75,7 +75,7 @@ async def test_no_stream_is_lost_when_a_worker_is_told_to_stop(
     await reached(lambda: not leaving.is_alive, grace_s)
     record("seconds from SIGTERM until the worker had ended", since(asked_s))
     record("longest wait of 20 new requests one after the other, s", round(max(waits_s), 1))
-    assert len((await replicas_of(deployed))["pydoc-chat"]) == 1
+    assert len((await deployed.running_replicas())["pydoc-chat"]) == 1
     cluster.complete()
     await until_running(deployed, "pydoc-chat", 2)
     assert (await nodes_of(deployed))["pydoc-chat"] == {each.name for each in cluster.alive}
