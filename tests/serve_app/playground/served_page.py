@@ -112,6 +112,14 @@ class Page:
         await self.page.get_by_label("Your message").fill(text)
         await self.button("Send").click()
 
+    async def search(self, query: str) -> None:
+        """Search, and wait for what is found."""
+        await self.page.get_by_label("What should it do?").fill(query)
+        await self.button("Search").click()
+        found = self.page.get_by_role("region", name=f'Entries found for "{query}"')
+        await found.get_by_text("Copy as code").wait_for()
+        await self.page.get_by_role("status").filter(has_text="The best").wait_for()
+
     def button(self, name: str, exact: bool = True) -> Locator:
         """Return a button by its name."""
         return self.page.get_by_role("button", name=name, exact=exact)

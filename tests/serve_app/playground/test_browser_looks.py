@@ -46,9 +46,7 @@ async def fill(page: Page, tab: str) -> None:
             await page.button("Classify").click()
             await page.page.get_by_text("Scores of each piece").click()
         case "Search":
-            await page.page.get_by_label("What should it do?").fill("abc")
-            await page.button("Search").click()
-            await page.page.get_by_role("status").filter(has_text="The best").wait_for()
+            await page.search("abc")
         case "Live":
             await page.page.get_by_role("img", name="Memory of m").wait_for()
 

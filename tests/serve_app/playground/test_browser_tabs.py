@@ -65,7 +65,7 @@ async def test_a_search_embeds_the_entries_once_and_a_model_answers_about_the_be
 ) -> None:
     await page.open("search")
     for query in ("abc", "dad"):
-        await search(page, query)
+        await page.search(query)
         await expect(page.page.locator(".hits li")).to_have_count(8)
     num_texts = sum(len(request.texts) for request in models.embedder.requests)
     assert num_texts == 6450 + 2
@@ -79,10 +79,10 @@ async def test_a_new_search_stops_the_answer_about_the_one_before(
 ) -> None:
     models.chat.steps = [[TextDelta((1,), "It joins")], asyncio.Event()]
     await page.open("search")
-    await search(page, "abc")
+    await page.search("abc")
     await page.button("Ask m: What does", exact=False).click()
     await page.says("It joins")
-    await search(page, "dad")
+    await page.search("dad")
     await asyncio.wait_for(models.chat.streams[0].closed.wait(), 10)
 
 
@@ -96,26 +96,18 @@ async def test_a_search_that_fails_late_says_nothing_above_a_newer_one(page: Pag
             await route.continue_()
 
     await page.open("search")
-    await search(page, "abc")
+    await page.search("abc")
     await page.page.route("**/v1/embeddings", hold)
     async with page.page.expect_request("**/v1/embeddings"):
         await page.page.get_by_label("What should it do?").fill("slow")
         await page.button("Search").click()
-    await search(page, "dad")
+    await page.search("dad")
     async with page.page.expect_event("requestfailed"):
         await held[0].abort()
     # An answer that is asked for now comes after that failure, and what it changes is drawn.
     await page.tab.evaluate("fetch('v1/models').then(() => new Promise(requestAnimationFrame))")
     await expect(page.page.get_by_role("alert")).to_have_count(0)
     page.tab.complaints.clear()  # the browser itself notes the failed request
-
-
-async def search(page: Page, query: str) -> None:
-    """Search, and wait for what is found."""
-    await page.page.get_by_label("What should it do?").fill(query)
-    await page.button("Search").click()
-    await page.page.get_by_role("region", name=f'Entries found for "{query}"').wait_for()
-    await page.page.get_by_role("status").filter(has_text="The best").wait_for()
 
 
 async def test_tabs_without_a_model_say_so(
@@ -240,9 +232,7 @@ async def test_an_embedding_as_code_gives_the_same_vector(
     page: Page, models: Models, language: str
 ) -> None:
     await page.open("search")
-    await page.page.get_by_label("What should it do?").fill("abc")
-    await page.button("Search").click()
-    await page.page.get_by_role("status").filter(has_text="The best").wait_for()
+    await page.search("abc")
     printed = await run_code(page, language)
     assert '"embedding"' in printed if language == "curl" else printed.split() == ["1", "4"]
     assert models.embedder.requests[-1].texts == ("abc",)
