@@ -9,6 +9,9 @@ from deployments.compute.cpu.fusion import ops
 from tests.compute.cpu.fusion.exactness import exact
 
 dtypes = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+dtypes_as_torch = pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, pytest.param(torch.float32, marks=exact)]
+)
 row_counts = pytest.mark.parametrize("num_rows", [1, 7, 33])
 weights = pytest.mark.parametrize("is_shifted", [False, True])
 
@@ -97,8 +100,7 @@ def test_a_rotation_equals_torchs_to_the_last_bit(
         assert found[0].transpose(0, 1).shape == (num_rows, 4, head_dim)
 
 
-@exact
-@dtypes
+@dtypes_as_torch
 @row_counts
 @pytest.mark.parametrize("width", [7, 40, 48, 64, 896])
 def test_a_gated_silu_equals_torchs_to_the_last_bit(
@@ -155,9 +157,8 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(num_threads)
 
 
-@exact
 @pytest.mark.usefixtures("two_threads")
-@dtypes
+@dtypes_as_torch
 def test_threads_divide_many_rows(dtype: torch.dtype) -> None:
     num_rows, width = 101, 896
     assert num_rows * width > ops.MIN_PARALLEL_ELEMENTS
