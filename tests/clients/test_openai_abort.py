@@ -21,7 +21,7 @@ def test_a_stream_that_the_client_leaves_frees_its_slot(
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=60)
     with client:
         stream = client.chat.completions.create(**endless(NARROW), stream=True)
-        next(stream)
+        next(chunk for chunk in stream if chunk.choices[0].delta.content)
         window.wait_until_running(NARROW, 1)
         match how:
             case "close the stream":

@@ -46,6 +46,7 @@ def test_a_streamed_answer_joins_to_the_whole_one(client: openai.OpenAI) -> None
     deltas = [chunk.choices[0].delta for chunk in told]
     assert [delta.role for delta in deltas] == ["assistant"] + [None] * (len(deltas) - 1)
     assert "".join(delta.content or "" for delta in deltas) == ANSWERS[NAME]
+    assert len(deltas) > 1
     finishes = [chunk.choices[0].finish_reason for chunk in told]
     assert finishes == [None] * (len(told) - 1) + ["stop"]
     assert {chunk.id for chunk in chunks} == {chunks[0].id}

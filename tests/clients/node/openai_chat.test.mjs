@@ -25,6 +25,7 @@ test("a streamed answer joins to the whole one", async () => {
   const deltas = chunks.map((chunk) => chunk.choices[0].delta);
   assert.equal(deltas.map((delta) => delta.content ?? "").join(""), answer);
   assert.equal(deltas.filter((delta) => delta.role !== undefined).length, 1);
+  assert.ok(deltas.length > 1);
   assert.equal(chunks.at(-1).choices[0].finish_reason, "stop");
   assert.deepEqual(last.choices, []);
   assert.deepEqual(last.usage, whole.usage);

@@ -51,15 +51,17 @@ def said(*texts: str) -> list[Step]:
 async def test_an_answer_streams_with_its_figures(page: Page, models: Models) -> None:
     more = asyncio.Event()
     models.chat.steps = [[TextDelta((1,), "One ")], more, *said("two ", "three")]
+    await page.page.clock.install()
     await page.open()
     await page.ask("Count!")
     await page.says("One")
     await expect(page.answer).to_have_attribute("aria-busy", "true")
     await expect(page.answer).to_contain_text("1 token")
+    await page.page.clock.fast_forward(1000)  # ms, for there is no speed within an instant
     more.set()
     await page.is_done()
     await expect(page.answer).to_contain_text("One two three")
-    for figure in ("First token after", "3 tokens", "7 tokens"):
+    for figure in ("First token after", "tokens/s", "3 tokens", "7 tokens"):
         await expect(page.answer).to_contain_text(figure)
     await expect(page.page.locator("#status")).to_contain_text("Answer: One two three")
 

@@ -1,3 +1,4 @@
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -24,6 +25,7 @@ from deployments.errors import GenerationFailedError, OverloadedError, Raystream
 from serve_app.api.messages.schema import MessagesEvent, PromptFields
 from tests.images import data_uri
 from tests.serve_app.apps import ALICE, client_of, make_app, ring
+from tests.serve_app.asgi_call import AsgiCall
 from tests.serve_app.fakes import HELLO, FakeBackend, Step
 
 MESSAGES = "/v1/messages"
@@ -110,6 +112,17 @@ async def test_a_stream_s_events_come_in_anthropic_s_order(client: httpx.AsyncCl
     why = {"stop_reason": "end_turn", "stop_sequence": None}
     assert end == {"type": "message_delta", "delta": why, "usage": usage(7, 5)}
     assert last == {"type": "message_stop"}
+
+
+async def test_deltas_are_sent_as_they_arrive(app: FastAPI, backend: FakeBackend) -> None:
+    release = asyncio.Event()
+    backend.steps = [HELLO[0], release, *HELLO[1:]]
+    async with AsgiCall(app, MESSAGES, {**HI, "stream": True}) as call:
+        await call.wait_until(lambda: b"Hello" in call.body)
+        assert b"message_stop" not in call.body
+        release.set()
+        await call.end()
+    assert b"message_stop" in call.body
 
 
 async def test_a_stream_names_its_request(client: httpx.AsyncClient) -> None:

@@ -1,3 +1,4 @@
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -6,6 +7,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from fastapi import FastAPI
 from jsonschema import Draft202012Validator
 from openai.types.responses import Response
 from PIL import Image
@@ -22,6 +24,7 @@ from deployments.errors import GenerationFailedError, OverloadedError
 from serve_app.api.responses.schema import ResponsesEvent
 from tests.images import data_uri
 from tests.serve_app.apps import client_of, make_app
+from tests.serve_app.asgi_call import AsgiCall
 from tests.serve_app.fakes import HELLO, FakeBackend, Step
 
 RESPONSES = "/v1/responses"
@@ -146,6 +149,17 @@ async def test_a_stream_s_events_come_in_openai_s_order(client: httpx.AsyncClien
     assert last["output"] == [events[-2]["item"]]
     assert last["output"][0]["content"] == whole["output"][0]["content"]
     assert (last["usage"], last["status"]) == (whole["usage"], "completed")
+
+
+async def test_deltas_are_sent_as_they_arrive(app: FastAPI, backend: FakeBackend) -> None:
+    release = asyncio.Event()
+    backend.steps = [HELLO[0], release, *HELLO[1:]]
+    async with AsgiCall(app, RESPONSES, {**HI, "stream": True}) as call:
+        await call.wait_until(lambda: b"Hello" in call.body)
+        assert b"response.completed" not in call.body
+        release.set()
+        await call.end()
+    assert b"response.completed" in call.body
 
 
 async def test_an_answer_that_its_limit_cuts_is_incomplete(
