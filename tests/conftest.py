@@ -6,11 +6,12 @@ from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
+from tests.changing_server import changing_server
 from tests.measured import pytest_terminal_summary, record
 from tests.programs import need_programs
 from tests.stopped_clock import Clock, stop_clock
 
-__all__ = ["pytest_terminal_summary", "record"]
+__all__ = ["changing_server", "pytest_terminal_summary", "record"]
 
 # The models in the tests are so small that a second thread only waits for the first.
 torch.set_num_threads(1)

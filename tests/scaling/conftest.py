@@ -1,6 +1,6 @@
 """A server whose chat model has up to three replicas and the shipped policy, with short delays."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +8,9 @@ import httpx
 import pytest
 import yaml
 
+from tests.changing_server import ChangingServer
 from tests.faults.served.conftest import MODEL_SECTION, config
-from tests.faults.served.fragile_server import changeable, client_of, fragile_server
+from tests.faults.served.fragile_server import client_of
 from tests.faults.served.redeploy import Deployed
 from tests.faults.served.replicas import Replicas
 from tests.ray.serve_run import ROOT, Server
@@ -55,26 +56,21 @@ def scaled_config() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="package")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("scaling")
-
-
-@pytest.fixture(scope="package")
-def server(folder: Path) -> Iterator[Server]:
-    with fragile_server(folder, scaled_config()) as server:
-        yield server
+def server(changing_server: ChangingServer) -> Server:
+    """Serve these tests' file."""
+    return changing_server.serve(scaled_config())
 
 
 @pytest.fixture
-async def deployed(server: Server, folder: Path) -> AsyncIterator[Deployed]:
+async def deployed(changing_server: ChangingServer, server: Server) -> AsyncIterator[Deployed]:
     """Return the server's configuration, which a test may change; restore it afterwards."""
-    async with changeable(server, folder) as deployed:
+    async with changing_server.changeable() as deployed:
         yield deployed
 
 
 @pytest.fixture
-def replicas(folder: Path) -> Replicas:
-    return Replicas(folder)
+def replicas(changing_server: ChangingServer, server: Server) -> Replicas:
+    return Replicas(changing_server.folder)
 
 
 @pytest.fixture

@@ -1,4 +1,5 @@
-from collections.abc import AsyncIterator, Iterator
+import asyncio
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,8 @@ import pytest
 import yaml
 
 from benchmarks.free_port import free_port
-from tests.faults.served.fragile_server import changeable, client_of, fragile_server
+from tests.changing_server import ChangingServer
+from tests.faults.served.fragile_server import client_of
 from tests.faults.served.redeploy import Deployed
 from tests.faults.served.replicas import Replicas, reached
 from tests.ray.serve_run import (
@@ -51,28 +53,28 @@ def config() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="package")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("faults")
+def server(changing_server: ChangingServer) -> Server:
+    """Serve these tests' file."""
+    return changing_server.serve(config())
 
 
 @pytest.fixture(scope="package")
-def server(folder: Path) -> Iterator[Server]:
-    """Start a server as `make serve` does, and stop it after the last test of this package."""
-    with fragile_server(folder, config()) as server:
-        yield server
+def folder(changing_server: ChangingServer) -> Path:
+    return changing_server.folder
 
 
 @pytest.fixture
-async def deployed(server: Server, folder: Path) -> AsyncIterator[Deployed]:
+async def deployed(changing_server: ChangingServer, server: Server) -> AsyncIterator[Deployed]:
     """Return the server's configuration, which a test may change; restore it afterwards."""
-    async with changeable(server, folder) as deployed:
+    async with changing_server.changeable() as deployed:
         yield deployed
 
 
 @pytest.fixture
-async def replicas(server: Server, folder: Path) -> AsyncIterator[Replicas]:
+async def replicas(changing_server: ChangingServer, server: Server) -> AsyncIterator[Replicas]:
     """Wait until both replicas live and have nothing to do; check afterwards what they left."""
-    replicas = Replicas(folder)
+    replicas = Replicas(changing_server.folder)
+    await asyncio.to_thread(changing_server.settle)
     await replicas.complete(NUM_REPLICAS)
     await reached(lambda: replicas.are_idle)
     yield replicas

@@ -23,10 +23,8 @@ from deployments.engine.output import TextDelta
 from deployments.errors import RaystreamError
 from deployments.generator.placed_engine import PlacedEngine
 from deployments.generator.prompt_encoder import EncodedPrompt, PromptEncoder
-from deployments.text_generator import TextGenerator
-
-FOLDER = "RAYSTREAM_TEST_FAULTS_FOLDER"
-"""The environment variable with the folder that replicas write to."""
+from tests.faults.served.replicas import FOLDER
+from tests.ray.observed_generator import ObservedGenerator
 
 REPORT_INTERVAL_S = 0.02
 STEPS_BETWEEN_CHECKS = 64
@@ -39,7 +37,7 @@ _KILL_ENCODING = "kill-encoding-"
 _FAULT_AT = re.compile(r"(kill|raise|end|hang)-at-(\d+)-")
 
 
-class FragileGenerator(TextGenerator):
+class FragileGenerator(ObservedGenerator):
     """Writes to a folder which process runs which request, and how many sequences it holds.
 
     - `runs/REQUEST_ID` gets a line with the process's id for each call;

@@ -1,4 +1,4 @@
-"""A server with fragile replicas, its clients, and its configuration, which may be changed."""
+"""A server with fragile replicas, and its clients."""
 
 import os
 from collections.abc import AsyncIterator, Iterator
@@ -9,9 +9,7 @@ from typing import Any
 import httpx
 import yaml
 
-from tests.faults.served.fragile_generator import FOLDER
-from tests.faults.served.redeploy import Deployed
-from tests.faults.served.replicas import DEADLINE_S, Replicas
+from tests.faults.served.replicas import DEADLINE_S, FOLDER, Replicas
 from tests.ray.serve_run import SERVE_RUN, Server, haproxy_environment, serving
 
 
@@ -25,17 +23,6 @@ def fragile_server(folder: Path, document: dict[str, Any]) -> Iterator[Server]:
     environment |= haproxy_environment()
     with serving(Server(path, folder / "serve.log", environment, SERVE_RUN)) as server:
         yield server
-
-
-@asynccontextmanager
-async def changeable(server: Server, folder: Path) -> AsyncIterator[Deployed]:
-    """Return the server's configuration; restore it after the block."""
-    path = folder / "serve_config.yaml"
-    deployed = Deployed.of(server, folder, yaml.safe_load(path.read_text()))
-    yield deployed
-    deployed.restore()
-    await deployed.apply()
-    await deployed.settled()
 
 
 @asynccontextmanager

@@ -13,7 +13,7 @@ import psutil
 
 from benchmarks.free_port import free_port
 from serve_app.commands.server_environment import LOOPBACK, server_environment
-from tests.faults.served.fragile_generator import FOLDER
+from tests.faults.served.replicas import FOLDER
 from tests.ray.serve_run import ROOT, haproxy_environment
 
 RAY = str(Path(sys.executable).parent / "ray")

@@ -3,6 +3,7 @@
 import asyncio
 import copy
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -105,21 +106,37 @@ class Deployed:
         }
 
     async def settled(self) -> None:
-        """Wait until the application runs as configured."""
-        async with asyncio.timeout(DEADLINE_S):
-            while not await self._is_settled():  # noqa: ASYNC110 - another process's state
+        """Wait until exactly the configured replicas run: none starts, stops or is missing."""
+        async with self._client() as client, asyncio.timeout(DEADLINE_S):
+            applications = await _applications(client)
+            while not is_settled(applications, self.document):
                 await asyncio.sleep(0.1)
-
-    async def _is_settled(self) -> bool:
-        details = await self.details()
-        deployments = details["deployments"].values()
-        return details["status"] == "RUNNING" and all(
-            each["status"] == "HEALTHY" for each in deployments
-        )
+                applications = await _applications(client)
 
     def _client(self) -> httpx.AsyncClient:
         headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
         return httpx.AsyncClient(base_url=self.dashboard_url, headers=headers, timeout=60)
+
+
+def is_settled(applications: Mapping[str, Any], document: Mapping[str, Any]) -> bool:
+    """Whether Serve runs the applications of a file, and no others, with all their replicas.
+
+    Serve answers a new file only when each of its applications has the status DEPLOYING, so what
+    it says afterwards is about that file.
+    """
+    for application in applications.values():
+        assert application["status"] != "DEPLOY_FAILED", application["message"]
+    return applications.keys() == {each["name"] for each in document["applications"]} and all(
+        application["status"] == "RUNNING"
+        and all(map(_is_complete, application["deployments"].values()))
+        for application in applications.values()
+    )
+
+
+def _is_complete(deployment: Mapping[str, Any]) -> bool:
+    states = [replica["state"] for replica in deployment["replicas"]]
+    wanted = ["RUNNING"] * deployment["target_num_replicas"]
+    return deployment["status"] == "HEALTHY" and states == wanted
 
 
 async def _num_alive(client: httpx.AsyncClient) -> int:

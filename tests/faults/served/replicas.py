@@ -16,6 +16,9 @@ DEADLINE_S = 180
 
 POLL_S = 0.01
 
+FOLDER = "RAYSTREAM_TEST_FAULTS_FOLDER"
+"""The environment variable with the folder that replicas write to."""
+
 
 async def reached(condition: Callable[[], bool], deadline_s: float = DEADLINE_S) -> float:
     """Wait until a condition holds; return the seconds that took."""

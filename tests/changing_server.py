@@ -1,0 +1,117 @@
+"""One real server for all packages whose servers differ only in their file.
+
+A start takes half a minute and a new file a few seconds, so each package has its file deployed to
+the server that runs already. `tests/faults/served/fragile_generator.py` writes down what its
+replicas do.
+"""
+
+import asyncio
+import copy
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.faults.served.fragile_server import fragile_server
+from tests.faults.served.redeploy import APPLICATIONS, Deployed, is_settled
+from tests.faults.served.replicas import DEADLINE_S, is_alive
+from tests.ray.serve_run import Server, wait_until
+
+REPLICA = "ray::ServeReplica:"
+"""How the title of a replica's process begins."""
+
+
+class ChangingServer:
+    """A server that starts with the first file and gets each further one deployed.
+
+    Attributes:
+        folder: Where `FragileGenerator` writes, and HOME of the server.
+        document: The file that is served now.
+    """
+
+    def __init__(self, folder: Path, running: ExitStack) -> None:
+        """Prepare to start a server.
+
+        Args:
+            folder: For the server and its replicas.
+            running: Stops the server.
+        """
+        self.folder = folder
+        self.document: dict[str, Any] = {}
+        self._running = running
+        self._server: Server | None = None
+
+    @property
+    def server(self) -> Server:
+        """The server, once a first file is served."""
+        assert self._server is not None, "nothing is served yet"
+        return self._server
+
+    def serve(self, document: Mapping[str, Any]) -> Server:
+        """Serve this file at the port of the first one, and wait until nothing else runs."""
+        wanted = copy.deepcopy(dict(document))
+        if self._server is None:
+            self._server = self._running.enter_context(fragile_server(self.folder, wanted))
+        else:
+            wanted["http_options"] = self.document["http_options"]
+            if wanted != self.document:
+                self._put(wanted)
+        self.document = wanted
+        self.settle()
+        return self._server
+
+    def settle(self) -> None:
+        """Wait until the replicas of the current file run, and no others."""
+        wait_until(self._is_settled, DEADLINE_S)
+
+    @asynccontextmanager
+    async def changeable(self) -> AsyncIterator[Deployed]:
+        """Give a test the current file, which it may change and deploy; restore it afterwards."""
+        yield self._deployed()
+        await asyncio.to_thread(self._restore)
+
+    def _restore(self) -> None:
+        self._put(self.document)
+        self.settle()
+
+    def _deployed(self) -> Deployed:
+        return Deployed.of(self.server, self.folder, copy.deepcopy(self.document))
+
+    def _put(self, document: dict[str, Any]) -> None:
+        with self._dashboard() as dashboard:
+            answer = dashboard.put(APPLICATIONS, json=document)
+        assert answer.status_code == 200, answer.text
+
+    def _is_settled(self) -> bool:
+        """Whether Serve's list of replicas is complete, and equal to that of the processes.
+
+        Serve's list lacks the replicas of a deployment that is being removed, and has one that has
+        died until Serve checks its health.
+        """
+        with self._dashboard() as dashboard:
+            found = dashboard.get(APPLICATIONS).json()["applications"]
+        if not is_settled(found, self.document):
+            return False
+        listed = {
+            replica["pid"]
+            for application in found.values()
+            for deployment in application["deployments"].values()
+            for replica in deployment["replicas"]
+        }
+        running = {each.pid for each in self.server.processes(REPLICA) if is_alive(each.pid)}
+        return listed == running and self.server.is_ready()
+
+    def _dashboard(self) -> httpx.Client:
+        deployed = self._deployed()
+        headers = {"Authorization": f"Bearer {deployed.token}"}
+        return httpx.Client(base_url=deployed.dashboard_url, headers=headers, timeout=60)
+
+
+@pytest.fixture(scope="session")
+def changing_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChangingServer]:
+    """Return the server; it starts with the first file and stops after the last test."""
+    with ExitStack() as running:
+        yield ChangingServer(tmp_path_factory.mktemp("changing-server"), running)
