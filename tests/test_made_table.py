@@ -10,10 +10,13 @@ from tests.serve_app.metrics_table import TABLE as METRICS
 TABLES = [MODELS, METRICS, ALERTS, *API, *CONFIGURATION]
 
 
-@pytest.mark.parametrize("table", TABLES, ids=lambda table: f"{table.path}, {table.name}")
-def test_the_table_in_the_document_is_what_make_table_writes(table: MadeTable) -> None:
-    document = table.read()
-    assert table.put_into(document) == document, "run `make table`"
+def test_the_tables_in_the_documents_are_what_make_table_writes() -> None:
+    stale = [
+        f"{table.path}, {table.name}"
+        for table in TABLES
+        if table.put_into(table.read()) != table.read()
+    ]
+    assert stale == [], "run `make table`"
 
 
 def test_only_the_text_between_the_marks_is_replaced() -> None:

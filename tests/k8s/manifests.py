@@ -5,6 +5,7 @@ A RayService is validated by KubeRay's CRD, other kinds of projects besides Kube
 own kinds are validated by its schemas. A kind without a schema is a fault.
 """
 
+import json
 import os
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -65,12 +66,17 @@ class _UniqueKeyLoader(yaml.CSafeLoader):
 
 def find_faults(manifest: Manifest) -> list[str]:
     """Return a line for each fault that the API server would find in the manifest."""
-    if (manifest["apiVersion"], manifest["kind"]) == ("ray.io/v1", "RayService"):
-        pods = [fault for pod in pods_of(manifest) for fault in _core_faults(pod)]
-        return [*_schema_faults(manifest), *pods]
-    if (manifest["apiVersion"], manifest["kind"]) in _schemas():
-        return list(_schema_faults(manifest))
-    return list(_core_faults(manifest))
+    return list(_faults_of(json.dumps(manifest, sort_keys=True)))
+
+
+@cache
+def _faults_of(text: str) -> tuple[str, ...]:
+    """Check a manifest once: most of them are in several renderings."""
+    manifest = json.loads(text)
+    kind = (manifest["apiVersion"], manifest["kind"])
+    pods = pods_of(manifest) if kind == ("ray.io/v1", "RayService") else []
+    own = _schema_faults(manifest) if kind in _schemas() else _core_faults(manifest)
+    return (*own, *(fault for pod in pods for fault in find_faults(pod)))
 
 
 def pods_of(ray_service: Manifest) -> list[Manifest]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import yaml
@@ -65,9 +66,8 @@ class Rendering:
 
     @property
     def serve(self) -> dict[str, Any]:
-        """The parsed serveConfigV2."""
-        config: dict[str, Any] = yaml.safe_load(self.service["spec"]["serveConfigV2"])
-        return config
+        """The parsed serveConfigV2; callers must not change it."""
+        return _read_yaml(self.service["spec"]["serveConfigV2"])
 
     @property
     def application(self) -> dict[str, Any]:
@@ -81,6 +81,12 @@ class Rendering:
         """The limits of requests."""
         limits: dict[str, Any] = self.application["args"]["limits"]
         return limits
+
+
+@cache
+def _read_yaml(text: str) -> dict[str, Any]:
+    document: dict[str, Any] = yaml.load(text, Loader=yaml.CSafeLoader)
+    return document
 
 
 Rule = Callable[[Rendering], Iterator[str]]
