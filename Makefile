@@ -1,4 +1,5 @@
-# A fresh machine needs only `make serve` and `make test`; `make help` lists the rest.
+# A fresh machine needs only `make serve` and `make test`; `make help` lists the rest. `make serve`
+# installs what serving needs into .venv; every other target adds the packages of tests and development.
 
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -6,6 +7,7 @@ SHELL := bash
 
 PYTHON ?= python3# the interpreter for .venv, used once
 BIN := .venv/bin
+SERVING := .venv/.serving
 STAMP := .venv/.installed
 BENCHMARKS := $(patsubst benchmarks/%.py,%,$(filter-out benchmarks/instant_%,$(shell grep -l __main__ benchmarks/*.py))) classification
 
@@ -15,7 +17,7 @@ help: ## list the targets
 	@grep -E '^[a-z0-9-]+:.*## ' Makefile | sed -E 's/^([a-z0-9-]+):.*## /  make \1\t/' | expand -t 16
 
 # The environment is stale when the lock or pyproject.toml is newer than the last installation.
-$(STAMP): requirements.lock pyproject.toml
+$(SERVING): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "raystream needs Python 3.11 or newer; this is $$($(PYTHON) --version 2>&1)." \
 			"Name another: make PYTHON=python3.12 ..." >&2; exit 1; }
@@ -25,8 +27,12 @@ $(STAMP): requirements.lock pyproject.toml
 	@$(PYTHON) -m serve_app.commands.install
 	@touch $@
 
+$(STAMP): $(SERVING)
+	@$(PYTHON) -m serve_app.commands.install --all
+	@touch $@
+
 # `raystream serve` starts a Ray of its own and leaves any cluster that already runs here alone.
-serve: $(STAMP) ## serve the embedded models on http://127.0.0.1:8000 until Ctrl-C
+serve: $(SERVING) ## serve the embedded models on http://127.0.0.1:8000 until Ctrl-C
 	@exec $(BIN)/raystream serve serve_config.yaml
 
 # Two processes: the tests of one mostly wait for Ray, so the other computes meanwhile. OpenMP's
@@ -71,7 +77,7 @@ bench: $(STAMP) ## run every module of benchmarks/
 lock: $(STAMP) ## resolve requirements.lock again; UPGRADE=--upgrade takes the newest versions
 	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["dev"], sep="\n")' \
 		| CUSTOM_COMPILE_COMMAND='make lock' $(BIN)/pip-compile --quiet $(UPGRADE) --strip-extras \
-			--allow-unsafe --annotation-style=line --no-emit-options \
+			--extra bench --allow-unsafe --annotation-style=line --no-emit-options \
 			--output-file=requirements.lock pyproject.toml -
 	sed -i -E -e 's/^(torch==[0-9.]+)\+[a-z0-9.]+ */\1 /' -e '/^nvidia-ml-py==/!{/^(nvidia|cuda)-|^triton==/d}' \
 		-e 's/-r -/raystream (dev)/; s/raystream \(pyproject\.toml\)/raystream/' requirements.lock

@@ -72,7 +72,6 @@ from serve_app.backends.generation import (
     ReplicaBackend,
 )
 from serve_app.backends.handles import Handle, ask_all
-from serve_app.backends.history_plot import draw_history
 from serve_app.backends.ledger_handle import HandleLedger, Ledger
 from serve_app.backends.losses import FailoverLimits
 from serve_app.backends.model_files import describe_files
@@ -399,8 +398,7 @@ class Ingress:
             snapshots=self._snapshots,
             ask_states=partial(deployment_states, context.app_name),
             devices=DeviceSources(
-                {id_: HandleReports(handles[id_], replicas[id_]).ask for id_ in handles},
-                draw_history,
+                {id_: HandleReports(handles[id_], replicas[id_]).ask for id_ in handles}
             ),
             serve_echoes_id=True,
             tracer=tracer,

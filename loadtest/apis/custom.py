@@ -6,11 +6,8 @@ other braces stay. A string that is exactly `{messages}` becomes the list of mes
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import jmespath
-from jmespath.exceptions import JMESPathError
-from jmespath.parser import ParsedResult
 from pydantic_core import from_json
 
 from loadtest.client.contract import (
@@ -23,6 +20,9 @@ from loadtest.client.contract import (
     shortened,
 )
 from loadtest.client.sse import ServerSentEvent
+
+if TYPE_CHECKING:
+    from loadtest.apis.text_path import TextPath
 
 _PLACEHOLDER: Final = re.compile(r"\{(text|user|index|image_url)\}")
 
@@ -75,22 +75,14 @@ class Custom:
             raise MalformedAnswerError(f"not JSON ({error}): {shortened(data)}") from None
         if isinstance(payload, dict) and (message := error_of(payload)) is not None:
             return Delta(error=message)
-        return Delta(text=_found(self._text_path, payload))
+        return Delta(text=self._text_path.text_in(payload))
 
 
-def _found(text_path: ParsedResult, payload: Any) -> str:
-    try:
-        text = text_path.search(payload)
-    except JMESPathError as error:
-        raise MalformedAnswerError(f"--text-path fails on the answer: {error}") from None
-    return text if isinstance(text, str) else "" if text is None else str(text)
+def _compiled(text_path: str) -> "TextPath":
+    # jmespath is of the extra `bench`: all other APIs run without it.
+    from loadtest.apis.text_path import TextPath
 
-
-def _compiled(text_path: str) -> ParsedResult:
-    try:
-        return jmespath.compile(text_path)
-    except JMESPathError as error:
-        raise ValueError(f"--text-path {text_path!r} is not a JMESPath: {error}") from None
+    return TextPath(text_path)
 
 
 def _filled(value: Any, call: Call) -> Any:

@@ -34,7 +34,7 @@ def write_all(run_dir: Path, *, png: bool = False) -> RunResults:
 
 
 def _write_plots(run_dir: Path, analysis: Analysis) -> None:
-    # matplotlib takes half a second to import, and only plots need it.
+    # matplotlib, of the extra `bench`, takes half a second to import, and only plots need it.
     from loadtest.report.png_plots import write_plots
 
     write_plots(run_dir, analysis)

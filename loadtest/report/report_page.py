@@ -12,8 +12,6 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from plotly.offline import get_plotlyjs
-
 from loadtest.analysis.run_results import Analysis
 from loadtest.report.chart import Chart
 from loadtest.report.charts import make_charts
@@ -25,6 +23,9 @@ MAX_MESSAGE_CHARS = 300
 
 def render_page(analysis: Analysis) -> str:
     """Return the whole page."""
+    # Of the extra `bench`: the commands that write no page run without it.
+    from plotly.offline import get_plotlyjs
+
     charts = make_charts(analysis)
     scripts = (get_plotlyjs(), _resource("draw.js"))
     title = f"Load test of {analysis.run.configuration.get('url', 'a server')}"

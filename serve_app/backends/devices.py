@@ -6,13 +6,11 @@ model without a replica is not asked, so it sleeps on.
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
-from deployments.errors import ReplicaUnavailableError
 from deployments.model_spec import Task
-from deployments.replica_report import ReplicaReport
 from serve_app.backends.replica_reports import AskReplicas, Reports
 from serve_app.backends.serving_states import DeploymentState, ServingState, ServingStates
 from serve_app.backends.single_flight import Remembered
@@ -21,16 +19,6 @@ from serve_app.config import ModelConfig
 MEMORY_S: Final = 1.0
 """How long reports are passed on: replicas take a sample once a second."""
 
-PLOT_MEMORY_S: Final = 5.0
-"""How long a plot is passed on: to draw one takes a worker half a second, and it spans minutes."""
-
-DrawHistory = Callable[[Sequence[tuple[str, ReplicaReport]]], Coroutine[Any, Any, bytes]]
-"""Draws the history of replicas, each with its model's id, as a PNG file."""
-
-
-async def _cannot_draw(replicas: Sequence[tuple[str, ReplicaReport]]) -> bytes:
-    raise ReplicaUnavailableError("Nothing here draws plots.")
-
 
 @dataclass(frozen=True, slots=True)
 class DeviceSources:
@@ -38,12 +26,10 @@ class DeviceSources:
 
     Attributes:
         ask_replicas: By model id, a function that asks the model's replicas.
-        draw_history: Draws the plot.
         now_s: Returns the time of a monotonic clock, in seconds.
     """
 
     ask_replicas: Mapping[str, AskReplicas] = field(default_factory=dict)
-    draw_history: DrawHistory = _cannot_draw
     now_s: Callable[[], float] = time.monotonic
 
 
@@ -81,19 +67,10 @@ class Devices:
         self._states = states
         self._sources = sources
         self._reports = Remembered(self._collect, MEMORY_S, sources.now_s)
-        self._plot = Remembered(self._draw, PLOT_MEMORY_S, sources.now_s)
 
     async def latest(self) -> tuple[ModelDevices, ...]:
         """Return each model with its replicas, as they were at most a second ago."""
         return await self._reports.result()
-
-    async def plot(self) -> bytes:
-        """Return a PNG file with the history of each replica's memory.
-
-        Raises:
-            ReplicaUnavailableError: It could not be drawn.
-        """
-        return await self._plot.result()
 
     async def _collect(self) -> tuple[ModelDevices, ...]:
         return tuple(await asyncio.gather(*map(self._ask, self._models)))
@@ -104,9 +81,3 @@ class Devices:
         is_any_running = state.serving is ServingState.RUNNING
         reports = Reports() if ask is None else await ask(is_any_running)
         return ModelDevices(model.id, model.task, state, reports)
-
-    async def _draw(self) -> bytes:
-        models = await self.latest()
-        return await self._sources.draw_history(
-            [(model.id, report) for model in models for report in model.replicas.reports]
-        )

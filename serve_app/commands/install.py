@@ -1,9 +1,13 @@
-"""`python -m serve_app.commands.install`: makes `.venv`, telling each stage in a line.
+"""`python -m serve_app.commands.install [--all]`: makes `.venv`, telling each stage in a line.
+
+It installs raystream with the packages that serving needs; `--all` adds those for tests and
+development. All versions are those of `requirements.lock`.
 
 The Makefile runs it before anything is installed, so it imports only the standard library. pip's
 output goes into `.venv/install.log` and is shown whole if pip fails.
 """
 
+import argparse
 import re
 import subprocess
 import sys
@@ -20,13 +24,18 @@ LARGE_MB: Final = 50
 HEARTBEAT_S: Final = 30
 PIP: Final = ("-m", "pip", "--disable-pip-version-check", "--no-input", "install")
 
+SERVING: Final = ("--constraint", str(LOCK), "--editable", ".")
+"""What serving needs: raystream's own dependencies, in the lock's versions."""
+
+ALL: Final = ("--requirement", str(LOCK))
+"""Every package of the lock."""
+
 FOUND: Final = ("Collecting ", "Processing ", "Requirement already satisfied: ")
 """How pip's line about a package begins: on an index, in a local folder, or installed."""
 
 _DOWNLOAD = re.compile(
     r"\s*Downloading (?:\S*/)?(?P<file>\S+) \((?P<size>[\d.]+) (?P<unit>[MG])B\)"
 )
-_LOCKED = re.compile(r"^[A-Za-z0-9][\w.-]*==", re.MULTILINE)
 Tell = Callable[[str], None]
 
 
@@ -37,16 +46,14 @@ class InstallationError(Exception):
 class PipProgress:
     """What pip has done so far, as its output and the environment's folder tell."""
 
-    def __init__(self, num_locked: int, environment: Path, since_s: float) -> None:
+    def __init__(self, environment: Path, since_s: float) -> None:
         """Start counting.
 
         Args:
-            num_locked: The packages that the lock names.
             environment: The folder that pip installs into.
             since_s: Packages that were unpacked after this time count (Unix time).
         """
         self.num_installing = 0
-        self._num_locked = num_locked
         self._num_found = 0
         self._environment = environment
         self._since_s = since_s
@@ -64,7 +71,7 @@ class PipProgress:
     def status(self) -> str:
         """Return how far pip has come."""
         if not self.num_installing:
-            return f"{self._num_found} of {self._num_locked} packages found"
+            return f"{self._num_found} packages found"
         return f"{self._num_unpacked()} of {self.num_installing} packages unpacked"
 
     def _num_unpacked(self) -> int:
@@ -73,10 +80,13 @@ class PipProgress:
         return sum(folder.stat().st_mtime >= self._since_s for folder in folders)
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Make the environment and return the exit code."""
+    parser = argparse.ArgumentParser(prog="install", description="Make .venv.")
+    parser.add_argument("--all", action="store_true", help="add tests and development")
+    is_whole: bool = parser.parse_args(arguments).all
     try:
-        install(_tell)
+        install(_tell, is_whole=is_whole)
     except InstallationError as error:
         sys.stderr.write(f"{error}\nThe environment could not be made; pip's output is above.\n")
         return 1
@@ -90,8 +100,12 @@ def _tell(line: str) -> None:
     sys.stdout.flush()
 
 
-def install(tell: Tell) -> None:
+def install(tell: Tell, *, is_whole: bool) -> None:
     """Make the environment, or bring it up to date.
+
+    Args:
+        tell: Takes each stage as a line.
+        is_whole: Whether to add what serving does not need to an environment that can serve.
 
     Raises:
         InstallationError: A stage failed.
@@ -102,16 +116,15 @@ def install(tell: Tell) -> None:
         _run([sys.executable, "-m", "venv", str(ENVIRONMENT)])
         tell(f"made .venv with Python {sys.version.split()[0]} ({_seconds(started)})")
     started = time.monotonic()
-    lock = len(_LOCKED.findall(LOCK.read_text(encoding="utf-8")))
-    tell(f"installing the {lock} packages of {LOCK}; torch and Ray are the largest")
-    progress = PipProgress(lock, ENVIRONMENT, time.time())
+    if is_whole:
+        tell(f"adding the other packages of {LOCK}, for tests and development")
+    else:
+        tell(f"installing what serving needs, by {LOCK}; torch and Ray are the largest")
+    progress = PipProgress(ENVIRONMENT, time.time())
     log = ENVIRONMENT / "install.log"
-    command = [str(python), *PIP, "--progress-bar", "off", "-r", str(LOCK)]
+    command = [str(python), *PIP, "--progress-bar", "off", *(ALL if is_whole else SERVING)]
     run_pip(command, progress, log, lambda line: tell(f"  {_seconds(started)}: {line}"))
     tell(f"installed {progress.num_installing or 'no further'} packages ({_seconds(started)})")
-    started = time.monotonic()
-    _run([str(python), *PIP, "--no-deps", "-e", "."])
-    tell(f"installed raystream ({_seconds(started)})")
 
 
 def has_pip(python: Path) -> bool:

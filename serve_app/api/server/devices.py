@@ -1,7 +1,7 @@
-"""`GET /v1/devices` and its plot: the memory, the load and the state of every model's replicas.
+"""`GET /v1/devices`: the memory, the load and the state of every model's replicas.
 
-Both show what all users do, so they are for operators (`serve_app.keys.access`). Neither wakes a
-model: one that sleeps has no replicas to show.
+It shows what all users do, so it is for operators (`serve_app.keys.access`). It wakes no model: one
+that sleeps has no replicas to show.
 """
 
 from typing import Literal
@@ -186,13 +186,6 @@ class DevicesApi:
             summary="Show the memory and the state of all replicas",
             response_model=DeviceList,
         )
-        router.add_api_route(
-            "/v1/devices/history.png",
-            self.plot,
-            summary="Plot the memory of all replicas over ten minutes",
-            response_class=Response,
-            responses={200: {"description": "The plot", "content": {"image/png": {}}}},
-        )
         return router
 
     async def list_devices(self) -> Response:
@@ -205,8 +198,3 @@ class DevicesApi:
             listed = DeviceList(data=[Model.of(each) for each in found])
             self._rendered = found, listed.model_dump_json().encode()
         return Response(self._rendered[1], media_type="application/json")
-
-    async def plot(self) -> Response:
-        """Plot the memory of each replica, its limits, and the times at which it was short."""
-        png = await self._devices.plot()
-        return Response(png, media_type="image/png", headers={"Cache-Control": "no-store"})

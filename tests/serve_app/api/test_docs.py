@@ -56,7 +56,7 @@ GETS = [
     "/ready",
     "/version",
 ]
-NOT_JSON = {"/v1/devices/history.png": "image/png", "/metrics": "text/plain"}
+NOT_JSON = {"/metrics": "text/plain"}
 STATUSES = {
     value.status
     for value in vars(deployments.errors).values()

@@ -1,5 +1,5 @@
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -7,9 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from deployments.errors import ReplicaUnavailableError
-from deployments.replica_report import ReplicaReport
-from serve_app.backends.devices import MEMORY_S, PLOT_MEMORY_S, DeviceSources
+from serve_app.backends.devices import MEMORY_S, DeviceSources
 from serve_app.backends.replica_reports import Reports
 from serve_app.backends.serving_states import DeploymentState, ServingState
 from serve_app.config import AppConfig
@@ -18,8 +16,7 @@ from serve_app.keys.api_keys import KeyRing
 from tests.replica_reports import GIB, NOW_S, cpu_report, gpu_report
 from tests.serve_app.apps import ALICE, BOB, bearer, client_of, key
 
-PATHS = ("/v1/devices", "/v1/devices/history.png")
-PNG = b"\x89PNG\r\n\x1a\n"
+PATH = "/v1/devices"
 
 
 @dataclass
@@ -32,8 +29,6 @@ class Cluster:
     )
     now_s: float = 0.0
     asked: list[tuple[str, bool]] = field(default_factory=list)
-    drawn: list[Sequence[tuple[str, ReplicaReport]]] = field(default_factory=list)
-    fails: bool = False
 
     async def ask_states(self) -> dict[str, DeploymentState]:
         return self.states
@@ -42,12 +37,6 @@ class Cluster:
         self.asked.append((model_id, is_any_running))
         await asyncio.sleep(0)
         return self.reports.get(model_id, Reports())
-
-    async def draw(self, replicas: Sequence[tuple[str, ReplicaReport]]) -> bytes:
-        self.drawn.append(replicas)
-        if self.fails:
-            raise ReplicaUnavailableError("The plot could not be drawn.")
-        return PNG
 
     @asynccontextmanager
     async def client(
@@ -62,7 +51,7 @@ class Cluster:
             return lambda is_any_running: self.ask(model_id, is_any_running)
 
         sources = DeviceSources(
-            {model_id: asks(model_id) for model_id in ("m", "c")}, self.draw, lambda: self.now_s
+            {model_id: asks(model_id) for model_id in ("m", "c")}, lambda: self.now_s
         )
         parts = AppParts(
             AppConfig.model_validate({"models": models}),
@@ -87,7 +76,7 @@ async def test_each_model_is_shown_with_its_state_and_its_replicas(cluster: Clus
         "c": DeploymentState(ServingState.ASLEEP, "HEALTHY"),
     }
     async with cluster.client() as client:
-        answer = (await client.get("/v1/devices")).json()
+        answer = (await client.get(PATH)).json()
     assert answer["object"] == "list"
     chat, classifier = answer["data"]
     (replica,) = chat.pop("replicas")
@@ -133,7 +122,7 @@ async def test_each_model_is_shown_with_its_state_and_its_replicas(cluster: Clus
 async def test_what_a_classifier_on_a_cpu_does_not_have_is_null(cluster: Cluster) -> None:
     cluster.reports = {"c": Reports((cpu_report(),))}
     async with cluster.client() as client:
-        (replica,) = (await client.get("/v1/devices")).json()["data"][1]["replicas"]
+        (replica,) = (await client.get(PATH)).json()["data"][1]["replicas"]
     assert replica["memory"]["use"]["fragmented_bytes"] is None
     assert replica["memory"]["share_bytes"] is None
     assert replica["memory"]["history"]["reserved_bytes"] is None
@@ -144,45 +133,21 @@ async def test_replicas_are_asked_once_a_second_however_many_clients_look(
     cluster: Cluster,
 ) -> None:
     async with cluster.client() as client:
-        answers = await asyncio.gather(*(client.get("/v1/devices") for _ in range(20)))
-        await client.get("/v1/devices/history.png")
+        answers = await asyncio.gather(*(client.get(PATH) for _ in range(20)))
         assert [each.status_code for each in answers] == [200] * 20
         assert len(cluster.asked) == 2
         cluster.now_s = MEMORY_S
-        await client.get("/v1/devices")
+        await client.get(PATH)
     assert len(cluster.asked) == 4
 
 
-async def test_a_plot_is_drawn_of_all_replicas_and_passed_on_for_a_while(
-    cluster: Cluster,
-) -> None:
-    cluster.reports["c"] = Reports((cpu_report(),))
-    async with cluster.client() as client:
-        for _ in range(3):
-            answer = await client.get("/v1/devices/history.png")
-            assert (answer.status_code, answer.content) == (200, PNG)
-            assert answer.headers["content-type"] == "image/png"
-        assert cluster.drawn == [[("m", gpu_report()), ("c", cpu_report())]]
-        cluster.now_s = PLOT_MEMORY_S
-        await client.get("/v1/devices/history.png")
-    assert len(cluster.drawn) == 2
-
-
-async def test_a_plot_that_can_not_be_drawn_is_an_error(cluster: Cluster) -> None:
-    cluster.fails = True
-    async with cluster.client() as client:
-        answer = await client.get("/v1/devices/history.png")
-    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "replica_unavailable")
-
-
-@pytest.mark.parametrize("path", PATHS)
-async def test_only_keys_with_the_scope_see_devices(cluster: Cluster, path: str) -> None:
+async def test_only_keys_with_the_scope_see_devices(cluster: Cluster) -> None:
     operator = key("alice", ALICE).model_copy(update={"scopes": ("operate",)})
     keys = KeyRing((operator, key("bob", BOB)))
     async with cluster.client(keys) as client:
-        allowed = await client.get(path, headers=bearer(ALICE))
-        refused = await client.get(path, headers=bearer(BOB))
-        unknown = await client.get(path)
+        allowed = await client.get(PATH, headers=bearer(ALICE))
+        refused = await client.get(PATH, headers=bearer(BOB))
+        unknown = await client.get(PATH)
     assert (allowed.status_code, refused.status_code, unknown.status_code) == (200, 403, 401)
     error = refused.json()["error"]
     assert (error["type"], error["code"]) == ("permission_error", "missing_scope")
@@ -190,11 +155,10 @@ async def test_only_keys_with_the_scope_see_devices(cluster: Cluster, path: str)
     assert refused.headers["x-should-retry"] == "false"
 
 
-@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(("host", "status"), [("127.0.0.1", 200), ("0.0.0.0", 403), (None, 403)])
 async def test_without_keys_only_a_server_on_the_loopback_shows_devices(
-    cluster: Cluster, path: str, host: str | None, status: int
+    cluster: Cluster, host: str | None, status: int
 ) -> None:
     async with cluster.client(host=host) as client:
-        assert (await client.get(path)).status_code == status
+        assert (await client.get(PATH)).status_code == status
     assert bool(cluster.asked) is (status == 200)

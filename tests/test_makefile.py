@@ -1,0 +1,76 @@
+"""What each target installs; `tests/serve_app/commands/test_install.py` tests how."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SERVING = "-m serve_app.commands.install"
+ALL = "-m serve_app.commands.install --all"
+RAN = '#!/bin/sh\n[ "$1" = -c ] || echo "$*" >> {log}\n'
+"""A program that does nothing and writes down how it was called."""
+
+
+class Checkout:
+    """A folder with the Makefile; its interpreter and its programs do nothing."""
+
+    def __init__(self, folder: Path) -> None:
+        for name in ("Makefile", "requirements.lock", "pyproject.toml"):
+            shutil.copy(ROOT / name, folder)
+        self._folder = folder
+        self._log = folder / "log"
+        for name in ("python", ".venv/bin/python", ".venv/bin/raystream"):
+            program = folder / name
+            program.parent.mkdir(parents=True, exist_ok=True)
+            program.write_text(RAN.format(log=self._log))
+            program.chmod(0o755)
+
+    def make(self, target: str) -> list[str]:
+        """Make a target; return which installations it ran, in order."""
+        self._log.unlink(missing_ok=True)
+        command = ["make", "PYTHON=./python", target]
+        subprocess.run(command, cwd=self._folder, check=True, capture_output=True, timeout=60)
+        return [line for line in self._log.read_text().splitlines() if "install" in line]
+
+    def change(self, name: str) -> None:
+        """Make a file newer than both stamps."""
+        for stamp in (self._folder / ".venv").glob(".*"):
+            os.utime(stamp, (1, 1))
+        (self._folder / name).touch()
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Checkout:
+    return Checkout(tmp_path)
+
+
+def test_serving_installs_only_what_it_needs_and_only_once(checkout: Checkout) -> None:
+    assert checkout.make("serve") == [SERVING]
+    assert checkout.make("serve") == []
+
+
+@pytest.mark.parametrize("target", ["test", "quick", "k8s"])
+def test_another_target_adds_the_rest_to_what_serves(checkout: Checkout, target: str) -> None:
+    assert checkout.make("serve") == [SERVING]
+    assert checkout.make(target) == [ALL]
+    assert checkout.make(target) == checkout.make("serve") == []
+
+
+def test_an_environment_for_tests_serves_without_an_installation(checkout: Checkout) -> None:
+    assert checkout.make("quick") == [SERVING, ALL]
+    assert checkout.make("serve") == []
+
+
+@pytest.mark.parametrize("name", ["requirements.lock", "pyproject.toml"])
+def test_a_change_of_the_packages_is_installed_by_whichever_target_comes_next(
+    checkout: Checkout, name: str
+) -> None:
+    checkout.make("quick")
+    checkout.change(name)
+    assert checkout.make("serve") == [SERVING]
+    assert checkout.make("quick") == [ALL]
+    checkout.change(name)
+    assert checkout.make("quick") == [SERVING, ALL]
