@@ -3,32 +3,27 @@
 Serving needs none of them, so an environment that only serves has none.
 """
 
-from collections.abc import Mapping
 from importlib.util import find_spec
 
 from loadtest.commands.usage import refuse
 
 
-def need(packages: Mapping[str, str]) -> None:
-    """End the command if a package is missing, with a line that says how to install it.
+def need_extra(*, png: bool, text_path: bool = False) -> None:
+    """End a command that writes a report if a package is missing; say how to install it.
 
     Args:
-        packages: By package, what needs it.
+        png: Whether it also draws plots.
+        text_path: Whether it also reads texts by a JMESPath.
     """
-    missing = {name: what for name, what in packages.items() if find_spec(name) is None}
+    needs = (
+        ("plotly", "report.html", True),
+        ("matplotlib", "--png", png),
+        ("jmespath", "--text-path", text_path),
+    )
+    missing = [(name, what) for name, what, is_asked in needs if is_asked and not _has(name)]
     if missing:
-        refuse(
-            *(
-                f"{what} needs {name}: pip install 'raystream[bench]'"
-                for name, what in missing.items()
-            )
-        )
+        refuse(*(f"{what} needs {name}: pip install 'raystream[bench]'" for name, what in missing))
 
 
-def need_for_report(*, png: bool) -> None:
-    """End the command if a run's report can't be written.
-
-    Args:
-        png: Whether plots are drawn too.
-    """
-    need({"plotly": "report.html"} | ({"matplotlib": "--png"} if png else {}))
+def _has(name: str) -> bool:
+    return find_spec(name) is not None

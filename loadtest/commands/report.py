@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from loadtest.commands.extra import need_for_report
+from loadtest.commands.extra import need_extra
 from loadtest.commands.result_console import result_console
 from loadtest.commands.usage import refuse
 from loadtest.report.report_files import write_all
@@ -18,7 +18,7 @@ def report(
     png: Annotated[bool, typer.Option("--png", help="Write the plots as PNG too.")] = False,
 ) -> None:
     """Make a run's report again, even if the run was cut off."""
-    need_for_report(png=png)
+    need_extra(png=png)
     try:
         results = write_all(directory, png=png)
     except RunError as error:

@@ -19,7 +19,7 @@ from typer.core import TyperCommand
 
 from loadtest.client.clock import clock_from_now
 from loadtest.commands import run_flags as flags
-from loadtest.commands.extra import need, need_for_report
+from loadtest.commands.extra import need_extra
 from loadtest.commands.live_display import LiveDisplay
 from loadtest.commands.result_console import EnduringConsole, result_console
 from loadtest.commands.usage import mistakes_of, refuse
@@ -114,9 +114,7 @@ def run(
     """Send load to a server and report how much it can carry."""
     given = {name: value for name, value in ctx.params.items() if value not in (None, [])}
     run_config = _read_config(given)
-    need_for_report(png=run_config.png)
-    if run_config.text_path is not None:
-        need({"jmespath": "--text-path"})
+    need_extra(png=run_config.png, text_path=run_config.text_path is not None)
     try:
         inputs = read_inputs(run_config)
     except (OSError, ValueError) as error:
