@@ -27,13 +27,15 @@ settings.load_profile("raystream")
 
 SERVING = (
     "tests/ray/",
-    "tests/clients/",
+    "tests/clients/served/",
     "tests/dashboard/",
     "tests/faults/served/",
     "tests/scaling/",
     "tests/k8s/live/",
 )
 """Folders whose tests mostly wait for a Ray."""
+LOADING = ("tests/clients/",)
+"""Folders whose tests share models that take seconds to load; they, too, stay in one process."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -50,7 +52,10 @@ class ServingApart(LoadFileScheduling):  # type: ignore[misc] # xdist ships no t
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        return "serving" if nodeid.startswith(SERVING) else super()._split_scope(nodeid)
+        if nodeid.startswith(SERVING):
+            return "serving"
+        shared = next((folder for folder in LOADING if nodeid.startswith(folder)), None)
+        return shared or super()._split_scope(nodeid)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,1 +1,1 @@
-"""Real client libraries against `serve run` with the embedded model, over HTTP."""
+"""Real client libraries against the embedded models, in the tests' own process."""

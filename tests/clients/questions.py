@@ -10,6 +10,9 @@ SEARCH = "pydoc-search"
 NARROW = "narrow"
 """The same model with room for one running request, so that it is easily full."""
 
+MAX_TOKENS = 2000
+"""Tokens of an endless answer, and at least as many steps of the engine."""
+
 ANSWERS = {entry.name: entry.answer for entry in load_corpus()}
 NAME = "os.path.join"
 
@@ -22,4 +25,4 @@ def about(name: str, **options: Any) -> dict[str, Any]:
 
 def endless(model: str) -> dict[str, Any]:
     """Return a question whose answer nearly fills the model's length."""
-    return about(NAME, model=model, max_tokens=2000, extra_body={"ignore_eos": True})
+    return about(NAME, model=model, max_tokens=MAX_TOKENS, extra_body={"ignore_eos": True})

@@ -5,8 +5,6 @@ valid, so the tests of them check their form, not their meaning.
 """
 
 import asyncio
-import subprocess
-import sys
 from collections.abc import Iterator
 from random import Random
 from typing import Any, Literal
@@ -17,10 +15,11 @@ from anthropic.types import Message, TextBlock, ToolUseBlock
 from pydantic import BaseModel
 
 from models.training.drawings import answer_about, random_drawing
+from tests.clients.conftest import Narrow
 from tests.clients.questions import ANSWERS, MODEL, NAME, NARROW
-from tests.clients_page import code_of
+from tests.clients.snippet import run_snippet
 from tests.images import data_uri
-from tests.ray.serve_run import Server
+from tests.serve_app.local_server import LocalServer
 
 WEATHER: Any = {
     "name": "weather",
@@ -35,9 +34,9 @@ WEATHER: Any = {
 
 
 @pytest.fixture
-def claude(server: Server) -> Iterator[anthropic.Anthropic]:
+def claude(local: LocalServer) -> Iterator[anthropic.Anthropic]:
     with anthropic.Anthropic(
-        base_url=server.url, api_key="none", timeout=60, max_retries=0
+        base_url=local.url, api_key="none", max_retries=0, http_client=local.client()
     ) as client:
         yield client
 
@@ -85,14 +84,16 @@ def test_raw_events_come_in_anthropic_s_order(claude: anthropic.Anthropic) -> No
     assert [stop, end, last] == ["content_block_stop", "message_delta", "message_stop"]
 
 
-async def test_the_asynchronous_client_reads_many_streams_at_once(server: Server) -> None:
+async def test_the_asynchronous_client_reads_many_streams_at_once(local: LocalServer) -> None:
     names = list(ANSWERS)[:4]
 
     async def answer_about(client: anthropic.AsyncAnthropic, name: str) -> str:
         async with client.messages.stream(**about(name)) as stream:
             return "".join([piece async for piece in stream.text_stream])
 
-    async with anthropic.AsyncAnthropic(base_url=server.url, api_key="none") as client:
+    async with anthropic.AsyncAnthropic(
+        base_url=local.url, api_key="none", http_client=local.async_client()
+    ) as client:
         together = await asyncio.gather(*(answer_about(client, name) for name in names))
         alone = [text_of(await client.messages.create(**about(name))) for name in names]
     assert together == alone
@@ -225,14 +226,17 @@ def test_errors_are_the_sdk_s_own(claude: anthropic.Anthropic) -> None:
         )
 
 
-def test_a_client_that_leaves_a_stream_frees_its_slot(claude: anthropic.Anthropic) -> None:
-    for _ in range(3):  # the model has room for one request, and one that waits
-        with claude.messages.stream(**about(NAME, model=NARROW, max_tokens=2000)) as stream:
-            next(iter(stream.text_stream))
+def test_a_client_that_leaves_a_stream_frees_its_slot(
+    claude: anthropic.Anthropic, held: Narrow
+) -> None:
+    with claude.messages.stream(**about(NAME, model=NARROW)) as stream:
+        next(iter(stream.text_stream))
+        held.wait_until_admitted(1)
+    held.wait_until_admitted(0)
 
 
-def test_the_snippet_of_the_page_runs(server: Server) -> None:
-    code = code_of("Anthropic's own SDK", "python", server.url)
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert run.returncode == 0, run.stderr
-    assert ANSWERS[NAME] in run.stdout
+def test_the_snippet_of_the_page_runs(
+    local: LocalServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_snippet("Anthropic's own SDK", local)
+    assert ANSWERS[NAME] in capsys.readouterr().out

@@ -1,15 +1,12 @@
 """Embeddings and rerank by `openai`, `cohere`, LangChain and sentence-transformers itself."""
 
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import Any
 
 import cohere
-import httpx2
 import numpy as np
 import openai
 import pytest
-import yaml
 from langchain_cohere import CohereRerank
 from langchain_core.documents import Document
 from langchain_openai import OpenAIEmbeddings
@@ -18,23 +15,21 @@ from sentence_transformers import CrossEncoder, SentenceTransformer
 
 from tests.clients.questions import MODEL
 from tests.clients.tiny_poolers import EMBEDDER, MAX_MODEL_LEN, RERANKER, WIDTH
-from tests.ray.serve_run import Server
+from tests.serve_app.local_server import LocalServer
 
 TEXTS = ["Join two paths.", "Return a new list.", "a", "b " * 50]
 QUERY = "join"
 
 
-def source_of(server: Server, model: str) -> str:
-    document = yaml.safe_load(Path(server.config).read_text())
-    models = document["applications"][0]["args"]["models"]
-    (source,) = (each["source"] for each in models if each["id"] == model)
-    return str(source)
+def source_of(local: LocalServer, model: str) -> str:
+    (source,) = (each.source for each in local.config.models if each.id == model)
+    return source
 
 
 def test_openai_s_vectors_are_those_of_sentence_transformers(
-    client: openai.OpenAI, server: Server
+    client: openai.OpenAI, local: LocalServer
 ) -> None:
-    theirs = SentenceTransformer(source_of(server, EMBEDDER), device="cpu")
+    theirs = SentenceTransformer(source_of(local, EMBEDDER), device="cpu")
     found = client.embeddings.create(model=EMBEDDER, input=TEXTS)
     vectors = np.array([each.embedding for each in found.data])
     np.testing.assert_allclose(vectors, theirs.encode(TEXTS), atol=1e-5)
@@ -68,13 +63,18 @@ def test_openai_s_errors_name_what_is_wrong(client: openai.OpenAI) -> None:
 
 
 @pytest.fixture
-def v2(server: Server) -> Iterator[cohere.ClientV2]:
-    with cohere.ClientV2(base_url=server.url, api_key="none") as client:
+def v2(local: LocalServer) -> Iterator[cohere.ClientV2]:
+    with (
+        local.old_client() as http,
+        cohere.ClientV2(base_url=local.url, api_key="none", httpx_client=http) as client,
+    ):
         yield client
 
 
-def test_cohere_s_ranking_is_that_of_a_cross_encoder(v2: cohere.ClientV2, server: Server) -> None:
-    theirs = CrossEncoder(source_of(server, RERANKER), device="cpu")
+def test_cohere_s_ranking_is_that_of_a_cross_encoder(
+    v2: cohere.ClientV2, local: LocalServer
+) -> None:
+    theirs = CrossEncoder(source_of(local, RERANKER), device="cpu")
     expected = theirs.rank(QUERY, TEXTS)
     found = v2.rerank(model=RERANKER, query=QUERY, documents=TEXTS)
     assert [each.index for each in found.results] == [each["corpus_id"] for each in expected]
@@ -90,8 +90,11 @@ def test_cohere_s_ranking_is_that_of_a_cross_encoder(v2: cohere.ClientV2, server
     assert [each.index for each in best.results] == [each.index for each in found.results[:2]]
 
 
-def test_cohere_s_first_api_returns_documents(server: Server) -> None:
-    with cohere.Client(base_url=server.url, api_key="none") as client:
+def test_cohere_s_first_api_returns_documents(local: LocalServer) -> None:
+    with (
+        local.old_client() as http,
+        cohere.Client(base_url=local.url, api_key="none", httpx_client=http) as client,
+    ):
         found = client.rerank(
             model=RERANKER, query=QUERY, documents=TEXTS, return_documents=True, top_n=1
         )
@@ -108,8 +111,8 @@ def test_cohere_s_error_has_its_message(v2: cohere.ClientV2) -> None:
     assert "can't compare texts" in body["message"]
 
 
-def test_an_embedding_model_ranks_by_cosines(v2: cohere.ClientV2, server: Server) -> None:
-    theirs = SentenceTransformer(source_of(server, EMBEDDER), device="cpu")
+def test_an_embedding_model_ranks_by_cosines(v2: cohere.ClientV2, local: LocalServer) -> None:
+    theirs = SentenceTransformer(source_of(local, EMBEDDER), device="cpu")
     cosines = theirs.encode_document(TEXTS) @ theirs.encode_query(QUERY)
     found = v2.rerank(model=EMBEDDER, query=QUERY, documents=TEXTS)
     scores = {each.index: each.relevance_score for each in found.results}
@@ -128,11 +131,10 @@ class TestOpenAIEmbeddings(EmbeddingsIntegrationTests):
     """LangChain's own tests of embeddings."""
 
     @pytest.fixture(autouse=True)
-    async def _served(self, server: Server) -> AsyncIterator[None]:
-        self.base_url = f"{server.url}/v1"
-        # LangChain leaves clients of its own open.
-        with httpx2.Client() as self.http_client:
-            async with httpx2.AsyncClient() as self.http_async_client:
+    async def _served(self, local: LocalServer) -> AsyncIterator[None]:
+        self.base_url = f"{local.url}/v1"
+        with local.client() as self.http_client:
+            async with local.async_client() as self.http_async_client:
                 yield
 
     @property

@@ -4,6 +4,7 @@ Tests marked as expected failures need a model that follows instructions, which 
 does not. The suite skips features that no surface here offers: audio, PDFs, Anthropic's blocks.
 """
 
+from collections.abc import AsyncIterator
 from io import BytesIO
 from random import Random
 from typing import Any
@@ -18,7 +19,7 @@ from openai import BadRequestError
 
 from models.training.drawings import random_drawing
 from tests.clients.questions import MODEL, NARROW
-from tests.ray.serve_run import Server
+from tests.serve_app.local_server import LocalServer
 
 UNTAUGHT = pytest.mark.xfail(
     reason="the arguments must be taken from the question, which the embedded model was not taught",
@@ -39,10 +40,15 @@ them writes strings that don't end in time."""
 )
 class TestChatOpenAI(ChatModelIntegrationTests):
     @pytest.fixture(autouse=True)
-    def _served(self, server: Server, request: pytest.FixtureRequest) -> None:
-        self.base_url = f"{server.url}/v1"
+    async def _served(
+        self, local: LocalServer, request: pytest.FixtureRequest
+    ) -> AsyncIterator[None]:
+        self.base_url = f"{local.url}/v1"
         asks_for_json = any(word in request.node.name for word in ("tool", "structured"))
         self.logit_bias = ENDS if asks_for_json else None
+        with local.client() as self.http_client:
+            async with local.async_client() as self.http_async_client:
+                yield
 
     @pytest.fixture(autouse=True)
     def _image(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,6 +82,8 @@ class TestChatOpenAI(ChatModelIntegrationTests):
             "temperature": 0,
             "logit_bias": self.logit_bias,
             "stream_usage": True,
+            "http_client": self.http_client,
+            "http_async_client": self.http_async_client,
         }
 
     @property

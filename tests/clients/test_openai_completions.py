@@ -2,12 +2,11 @@
 
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
 from tests.clients.questions import MODEL, NAME, about
-from tests.ray.serve_run import Server
+from tests.serve_app.local_server import LocalServer
 
 PROMPT = "Join two or more"
 
@@ -17,9 +16,10 @@ def asked(**options: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def token_ids(server: Server) -> list[int]:
+def token_ids(local: LocalServer) -> list[int]:
     """Return the prompt's tokens, from the server's own tokenizer."""
-    answer = httpx.post(f"{server.url}/tokenize", json={"model": MODEL, "prompt": PROMPT})
+    with local.client() as http:
+        answer = http.post("/tokenize", json={"model": MODEL, "prompt": PROMPT})
     tokens: list[int] = answer.raise_for_status().json()["tokens"]
     return tokens
 
@@ -74,9 +74,10 @@ def test_a_suffix_is_refused_by_name(client: openai.OpenAI) -> None:
 
 
 def test_tokenizing_and_detokenizing_give_the_text_back(
-    server: Server, token_ids: list[int]
+    local: LocalServer, token_ids: list[int]
 ) -> None:
-    answer = httpx.post(f"{server.url}/detokenize", json={"model": MODEL, "tokens": token_ids})
+    with local.client() as http:
+        answer = http.post("/detokenize", json={"model": MODEL, "tokens": token_ids})
     assert answer.raise_for_status().json()["prompt"].endswith(PROMPT)
 
 

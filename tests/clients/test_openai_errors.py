@@ -3,8 +3,6 @@
 The client does not retry a request that would be refused again.
 """
 
-import os
-import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,11 +12,10 @@ import pytest
 
 from deployments.contract import TextDelta
 from deployments.errors import GenerationFailedError
-from tests.clients.conftest import Window
-from tests.clients.questions import MODEL, NAME, NARROW, about, endless
-from tests.ray.serve_run import READY_DEADLINE_S, Server, wait_until
+from tests.clients.questions import MODEL, NAME, NARROW, about
 from tests.serve_app.apps import make_app
 from tests.serve_app.fakes import FakeBackend, Step
+from tests.serve_app.local_server import LocalServer
 
 
 @pytest.fixture
@@ -28,11 +25,11 @@ def requests() -> list[httpx2.Request]:
 
 
 @pytest.fixture
-def eager(server: Server, requests: list[httpx2.Request]) -> Iterator[openai.OpenAI]:
+def eager(local: LocalServer, requests: list[httpx2.Request]) -> Iterator[openai.OpenAI]:
     """Yield a client that retries."""
-    http = openai.DefaultHttpxClient(event_hooks={"request": [requests.append]})
+    http = local.client(event_hooks={"request": [requests.append]})
     with openai.OpenAI(
-        base_url=f"{server.url}/v1", api_key="none", timeout=60, max_retries=2, http_client=http
+        base_url=f"{local.url}/v1", api_key="none", max_retries=2, http_client=http
     ) as client:
         yield client
 
@@ -137,19 +134,3 @@ async def test_a_broken_stream_raises_and_never_looks_complete() -> None:
             chunks.extend([chunk async for chunk in stream])
     assert caught.value.code == "generation_failed"
     assert [choice for chunk in chunks for choice in chunk.choices if choice.finish_reason] == []
-
-
-def test_a_stream_whose_replica_is_killed_is_whole(
-    client: openai.OpenAI, window: Window, server: Server
-) -> None:
-    """Kill the narrow model's replica in mid-stream; no later test may need that first replica."""
-    body = endless(NARROW)
-    expected = client.chat.completions.create(**body)
-    stream = client.chat.completions.create(**body, stream=True)
-    text = next(stream).choices[0].delta.content or ""
-    os.kill(window.process_id(NARROW), signal.SIGKILL)
-    chunks = list(stream)
-    text += "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
-    assert text == expected.choices[0].message.content
-    assert chunks[-1].choices[0].finish_reason == expected.choices[0].finish_reason
-    wait_until(server.is_ready, READY_DEADLINE_S)

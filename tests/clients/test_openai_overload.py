@@ -11,21 +11,20 @@ import httpx2
 import openai
 import pytest
 
-from tests.clients.conftest import Window
+from tests.clients.conftest import Narrow
 from tests.clients.questions import NAME, NARROW, about, endless
-from tests.ray.serve_run import Server
+from tests.serve_app.local_server import LocalServer
 
 
 @pytest.fixture
-def full(client: openai.OpenAI, window: Window) -> Iterator[ExitStack]:
+def full(client: openai.OpenAI, held: Narrow) -> Iterator[ExitStack]:
     """Fill the narrow model's slot and its queue; closing the yielded stack makes room."""
     with ExitStack() as streams:
-        # A stream that has begun is surely admitted.
         for _ in range(2):
             stream = client.chat.completions.create(**endless(NARROW), stream=True)
             streams.enter_context(stream)
+        held.wait_until_admitted(2)
         yield streams
-    window.wait_until_running(NARROW, 0)
 
 
 def test_a_full_server_refuses_with_503(client: openai.OpenAI, full: ExitStack) -> None:
@@ -38,7 +37,7 @@ def test_a_full_server_refuses_with_503(client: openai.OpenAI, full: ExitStack) 
 
 
 def test_a_retry_waits_as_long_as_retry_after_says_and_is_served(
-    server: Server, full: ExitStack
+    local: LocalServer, held: Narrow, full: ExitStack
 ) -> None:
     sent_s: list[float] = []
     answers: list[httpx2.Response] = []
@@ -47,15 +46,16 @@ def test_a_retry_waits_as_long_as_retry_after_says_and_is_served(
         answers.append(answer)
         # Make room once the server has refused.
         full.close()
+        held.let_go()
 
-    http = openai.DefaultHttpxClient(
+    http = local.client(
         event_hooks={
             "request": [lambda _: sent_s.append(time.monotonic())],
             "response": [note],
         }
     )
     with openai.OpenAI(
-        base_url=f"{server.url}/v1", api_key="none", timeout=60, max_retries=2, http_client=http
+        base_url=f"{local.url}/v1", api_key="none", max_retries=2, http_client=http
     ) as client:
         answer = client.chat.completions.create(**about(NAME, model=NARROW, max_tokens=4))
     assert [answer.status_code for answer in answers] == [503, 200]

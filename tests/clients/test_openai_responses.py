@@ -5,8 +5,6 @@ valid, so the tests of them check their form, not their meaning.
 """
 
 import json
-import subprocess
-import sys
 from random import Random
 from typing import Any, Literal
 
@@ -17,9 +15,9 @@ from pydantic import BaseModel
 
 from models.training.drawings import answer_about, random_drawing
 from tests.clients.questions import ANSWERS, MODEL, NAME
-from tests.clients_page import code_of
+from tests.clients.snippet import run_snippet
 from tests.images import data_uri
-from tests.ray.serve_run import Server
+from tests.serve_app.local_server import LocalServer
 
 WEATHER: Any = {
     "type": "function",
@@ -80,11 +78,8 @@ def test_the_sdk_s_stream_reader_gives_the_same_answer(client: openai.OpenAI) ->
     assert seen == final.output_text == ANSWERS[NAME]
 
 
-async def test_the_asynchronous_client_reads_a_stream(server: Server) -> None:
-    async with (
-        openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as client,
-        client.responses.stream(**about(NAME)) as stream,
-    ):
+async def test_the_asynchronous_client_reads_a_stream(async_client: openai.AsyncOpenAI) -> None:
+    async with async_client.responses.stream(**about(NAME)) as stream:
         final = await stream.get_final_response()
     assert final.output_text == ANSWERS[NAME]
 
@@ -156,9 +151,10 @@ def test_what_needs_a_store_is_refused_by_name(client: openai.OpenAI, stored: An
     assert caught.value.param == next(iter(stored))
 
 
-def test_the_snippet_of_the_page_runs(server: Server) -> None:
-    code = code_of("OpenAI's responses: openai for Python", "python", server.url)
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.startswith(ANSWERS[NAME])
-    assert run.stdout.removeprefix(ANSWERS[NAME]).strip()
+def test_the_snippet_of_the_page_runs(
+    local: LocalServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_snippet("OpenAI's responses: openai for Python", local)
+    printed = capsys.readouterr().out
+    assert printed.startswith(ANSWERS[NAME])
+    assert printed.removeprefix(ANSWERS[NAME]).strip()

@@ -3,12 +3,12 @@
 import json
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from tests.clients.real.record import FOLDER, path_of, read
 from tests.clients.real.recorder import Recorded
-from tests.ray.serve_run import Server
+from tests.serve_app.local_server import LocalServer
 
 CLIENTS = sorted(path.stem for path in FOLDER.glob("*.jsonl"))
 TOO_LONG = "too_long"
@@ -20,10 +20,9 @@ REQUESTS = {
 }
 
 
-def send(server: Server, request: Recorded) -> httpx.Response:
-    return httpx.request(
-        request.method, f"{server.url}{request.path}", json=request.body, timeout=60
-    )
+def send(local: LocalServer, request: Recorded) -> httpx2.Response:
+    with local.client() as http:
+        return http.request(request.method, request.path, json=request.body)
 
 
 def is_streamed(request: Recorded) -> bool:
@@ -39,18 +38,18 @@ def has_ended(path: str, stream: str) -> bool:
 
 
 @pytest.mark.parametrize("name", [name for name in REQUESTS if not name.endswith(TOO_LONG)])
-def test_what_a_client_sends_is_answered(server: Server, name: str) -> None:
-    answer = send(server, REQUESTS[name])
+def test_what_a_client_sends_is_answered(local: LocalServer, name: str) -> None:
+    answer = send(local, REQUESTS[name])
     assert answer.is_success, answer.text
     if is_streamed(REQUESTS[name]):
         assert has_ended(REQUESTS[name].path, answer.text), answer.text[-500:]
 
 
 @pytest.mark.parametrize("name", [name for name in REQUESTS if name.endswith(TOO_LONG)])
-def test_a_client_s_prompt_that_is_too_long_is_refused_in_openai_s_words(
-    server: Server, name: str
+def test_a_prompt_that_is_too_long_is_refused_in_openais_words(
+    local: LocalServer, name: str
 ) -> None:
-    answer = send(server, REQUESTS[name])
+    answer = send(local, REQUESTS[name])
     assert answer.status_code == 400
     error = answer.json()["error"]
     assert error["code"] == "context_length_exceeded"

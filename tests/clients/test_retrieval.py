@@ -1,20 +1,17 @@
 """The example of retrieval in docs/clients.md, with the embedded models."""
 
-import subprocess
-import sys
+import pytest
 
-from tests.clients_page import code_of
-from tests.ray.serve_run import ROOT, Server
-
-DEADLINE_S = 180
+from tests.clients.snippet import run_snippet
+from tests.ray.serve_run import ROOT
+from tests.serve_app.local_server import LocalServer
 
 
-def test_the_example_finds_the_entry_and_explains_it(server: Server) -> None:
-    code = code_of("Retrieval with openai's embeddings", "python", server.url)
-    run = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S
-    )
-    assert run.returncode == 0, run.stderr[-3000:]
-    context, answer = run.stdout.rsplit("\n\n", maxsplit=1)
+def test_the_example_finds_the_entry_and_explains_it(
+    local: LocalServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    run_snippet("Retrieval with openai's embeddings", local)
+    context, answer = capsys.readouterr().out.rsplit("\n\n", maxsplit=1)
     assert "os.path.join" in context
     assert "path" in answer

@@ -1,19 +1,31 @@
-"""`schemathesis run` against the server: its answers are those that `/openapi.json` documents."""
+"""`schemathesis run` against the application: its answers are those that `/openapi.json` documents.
+
+The suite makes a few cases for each operation, always the same. The soak makes thousands, enough
+for each path that asks a model to answer one.
+"""
 
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.measured import Record
-from tests.ray.serve_run import ROOT, Server
+from tests.ray.serve_run import ROOT
+from tests.serve_app.local_server import LocalServer
 
 CONFIG = Path(__file__).with_name("schemathesis.toml")
-MIN_NUM_CASES = 2000
-DEADLINE_S = 200
+NUM_EXAMPLES = 14
+"""Of each operation, in each of schemathesis' ways to make them."""
+MIN_NUM_CASES = 200
+DEADLINE_S = 120
+SOAK_S = 120
+SOAK_MIN_NUM_CASES = 2000
+SOAK_DEADLINE_S = 300
 ANSWERING = (
     "/v1/chat/completions",
     "/v1/completions",
@@ -33,30 +45,59 @@ ANSWERING = (
 """The paths that must give at least one answer."""
 
 
-@pytest.mark.slow
-def test_no_case_finds_a_5xx_or_an_undocumented_answer(
-    server: Server, tmp_path: Path, record: Record
-) -> None:
-    report = tmp_path / "report.json"
+@pytest.fixture
+def url(local: LocalServer) -> Iterator[str]:
+    with local.listening() as url:
+        yield url
+
+
+def run_schemathesis(url: str, folder: Path, deadline_s: float, *options: str) -> Any:
+    """Return the report of a run without a failure.
+
+    Args:
+        url: The application's.
+        folder: For the report.
+        deadline_s: How long the run may take.
+        options: Of the command `run`.
+    """
+    report = folder / "report.json"
     run = subprocess.run(
         [
             Path(sys.executable).parent / "schemathesis",
             *("--config-file", CONFIG),
-            *("run", f"{server.url}/openapi.json"),
+            *("run", f"{url}/openapi.json"),
             *("--checks", "all"),
             *("--report", "json", "--report-json-path", report),
+            *options,
         ],
-        cwd=tmp_path,
+        cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=DEADLINE_S,
+        timeout=deadline_s,
     )
     assert run.returncode == 0, run.stdout[-8000:]
-    told = json.loads(report.read_text())
+    return json.loads(report.read_text())
+
+
+def test_no_case_finds_a_5xx_or_an_undocumented_answer(
+    url: str, tmp_path: Path, record: Record
+) -> None:
+    few = ("--phases", "fuzzing", "--max-examples", str(NUM_EXAMPLES))
+    told = run_schemathesis(url, tmp_path, DEADLINE_S, *few)
     record("cases", told["test_cases"]["generated"])
     assert told["test_cases"]["generated"] >= MIN_NUM_CASES
+
+
+@pytest.mark.soak
+def test_no_case_of_thousands_finds_a_5xx_and_each_path_answers(
+    url: str, tmp_path: Path, record: Record
+) -> None:
+    many = ("--max-time", str(SOAK_S), "--max-examples", "50")
+    told = run_schemathesis(url, tmp_path, SOAK_DEADLINE_S, *many)
+    record("cases", told["test_cases"]["generated"])
+    assert told["test_cases"]["generated"] >= SOAK_MIN_NUM_CASES
     for path in ANSWERING:
         rates = told["valid_rates"][f"POST {path}"]
         assert sum(phase["accepted"] for phase in rates.values()) > 0, f"no answer of {path}"

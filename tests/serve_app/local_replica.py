@@ -1,23 +1,44 @@
-"""A replica of a real model in the tests' own process, without Ray."""
+"""Replicas of real models in the tests' own process, without Ray."""
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import httpx
 from ray import serve
 
 from deployments.device.device import open_device
+from deployments.model_spec import ModelSpec
 from deployments.text_generator import TextGenerator
+from deployments.text_pooler import TextPooler
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
 from tests.deployments.local_handle import local_backend
 from tests.deployments.replica_context import as_replica
 from tests.deployments.tiny_folder import spec
 
-KEPT: list[type[TextGenerator]] = []
+ReplicaT = TypeVar("ReplicaT", TextGenerator, TextPooler)
+
+KEPT: list[type] = []
 """Classes with queues: a queue that is garbage-collected makes an event loop and leaves it open."""
+
+
+@contextmanager
+def local_replica(kind: type[ReplicaT], spec: ModelSpec) -> Iterator[ReplicaT]:
+    """Make a replica of a model, and end it after the block."""
+    # Serve keeps one queue for each decorated method, on the event loop that used it first. Another
+    # replica, or tests on another loop, would wait for it forever.
+    queue = serve.batch(cast("Any", kind._encode).__wrapped__)
+    made_kind: type[ReplicaT] = type(kind.__name__, (kind,), {"_encode": queue})
+    KEPT.append(made_kind)
+    with as_replica(spec.id):
+        # Ray may be running for other tests, but it has assigned no GPU to this process.
+        made = made_kind(spec, open_device=lambda spec: open_device(spec.device, has_gpu=False))
+        try:
+            yield made
+        finally:
+            made.__del__()
 
 
 @contextmanager
@@ -28,23 +49,8 @@ def local_generator(folder: Path, **changes: object) -> Iterator[TextGenerator]:
         folder: The model's files.
         changes: What differs from the spec of a small replica.
     """
-
-    # Serve keeps one queue for each decorated method, on the event loop that used it first. Tests
-    # of another module, on another loop, would wait for it forever.
-    class OwnQueue(TextGenerator):
-        _encode: Any = serve.batch(cast("Any", TextGenerator._encode).__wrapped__)
-
-    KEPT.append(OwnQueue)
-    with as_replica("m"):
-        # Ray may be running for other tests, but it has assigned no GPU to this process.
-        made = OwnQueue(
-            spec(folder, id="m", **changes),
-            open_device=lambda spec: open_device(spec.device, has_gpu=False),
-        )
-        try:
-            yield made
-        finally:
-            made.__del__()
+    with local_replica(TextGenerator, spec(folder, id="m", **changes)) as made:
+        yield made
 
 
 @asynccontextmanager

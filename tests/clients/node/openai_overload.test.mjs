@@ -4,9 +4,9 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import OpenAI from "openai";
-import { about, baseURL, endless, name, narrow, observe } from "./server.mjs";
+import { about, baseURL, endless, name, narrow, observe, whileHeld } from "./server.mjs";
 
-test("a retry waits as long as Retry-After says and is served", async () => {
+test("a retry waits as long as Retry-After says and is served", () => whileHeld(async () => {
   const occupant = new OpenAI({ baseURL, apiKey: "none", maxRetries: 0 });
   const streams = [];
   for (let i = 0; i < 2; i++) {
@@ -26,6 +26,7 @@ test("a retry waits as long as Retry-After says and is served", async () => {
       toldSeconds ??= Number(response.headers.get("retry-after"));
       // Make room once the server has refused.
       for (const stream of streams) stream.controller.abort();
+      await observe("let_go");
       return response;
     },
   });
@@ -37,5 +38,4 @@ test("a retry waits as long as Retry-After says and is served", async () => {
   assert.ok(toldSeconds >= 1);
   // By default, the client would have retried within half a second.
   assert.ok(sent[1] - sent[0] >= toldSeconds * 1000 - 1);
-  await observe("wait_until_running", { model: narrow, num_running: 0 });
-});
+}));

@@ -13,7 +13,7 @@ from fastapi import FastAPI
 
 from deployments.contract import FinishReason, TextDelta
 from deployments.errors import GenerationFailedError
-from tests.clients.test_node import FOLDER
+from tests.clients.served.test_node import FOLDER
 from tests.clients_page import code_of
 from tests.node_packages import install
 from tests.raw_http import DEADLINE_S, LOCALHOST

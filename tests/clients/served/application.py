@@ -14,22 +14,21 @@ from starlette.responses import JSONResponse, Response
 
 from serve_app import app
 from serve_app.config import AppConfig
-from tests.ray.observed_generator import ObservedGenerator
+from tests.clients.held_generator import HeldGenerator
 
 APPLICATION = "raystream"
 
 
 def build(args: AppConfig) -> Application:
-    """Compose the shipped graph, with replicas that can be observed."""
-    with patch.object(app, "TextGenerator", ObservedGenerator):
+    """Compose the shipped graph, with replicas that can be observed and held."""
+    with patch.object(app, "TextGenerator", HeldGenerator):
         return app.build(args)
 
 
 class Window:
-    """Asks a model's replica about its state, for clients in any language.
+    """Calls the methods of a model's replica, for clients in any language.
 
-    `GET /wait_until_running?model=M&num_running=N`, `GET /num_steps?model=M` and
-    `GET /process_id?model=M` answer with a number.
+    `GET /wait_until_admitted?model=M&num_requests=N`, for example; see `HeldGenerator`.
     """
 
     def __init__(self) -> None:

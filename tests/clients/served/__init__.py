@@ -1,0 +1,1 @@
+"""Real client libraries against a real server, over sockets and through HAProxy."""

@@ -1,0 +1,172 @@
+"""The whole application over replicas of real models, in the tests' own process.
+
+The event loop of the application and of its replicas runs in a thread, so that a test may block.
+"""
+
+import socket
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AsyncExitStack, ExitStack, aclosing, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Never, cast
+
+import httpx
+import httpx2
+import uvicorn
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+from fastapi import FastAPI
+
+from deployments.model_replica import ModelReplica
+from deployments.model_spec import ModelSpec
+from deployments.text_generator import TextGenerator
+from deployments.text_pooler import TextPooler
+from serve_app.backends.devices import DeviceSources
+from serve_app.backends.generation import HandleGenerationBackend
+from serve_app.backends.pooling import HandlePoolingBackend
+from serve_app.backends.replica_reports import Reports
+from serve_app.backends.snapshots import ModelSource, Snapshots
+from serve_app.config import AppConfig, ModelConfig
+from serve_app.ingress import AppParts, build_app
+from serve_app.metrics import IngressMetrics
+from serve_app.sharing import resolve_models
+from tests.deployments.local_handle import LocalHandle
+from tests.serve_app.app_transport import AppTransport, AsyncAppTransport, WholeAnswers
+from tests.serve_app.local_replica import local_replica
+
+if TYPE_CHECKING:
+    from ray.serve.handle import DeploymentHandle
+
+LOCALHOST = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class LocalServer:
+    """An application that runs.
+
+    Attributes:
+        config: What it serves.
+        app: The application.
+        portal: Calls functions on the application's event loop.
+        replicas: The replica of each model, by its id.
+        url: The address that clients give for it. Nothing listens there.
+    """
+
+    config: AppConfig
+    app: FastAPI
+    portal: BlockingPortal
+    replicas: Mapping[str, ModelReplica]
+    url: str = "http://local"
+
+    def client(self, **options: Any) -> httpx2.Client:
+        """Return a client whose requests reach the application."""
+        transport = AppTransport(self.app, self.portal)
+        return httpx2.Client(transport=transport, base_url=self.url, timeout=60, **options)
+
+    def async_client(self) -> httpx2.AsyncClient:
+        """Return the same for coroutines."""
+        transport = AsyncAppTransport(self.app, self.portal)
+        return httpx2.AsyncClient(transport=transport, base_url=self.url, timeout=60)
+
+    def old_client(self) -> httpx.Client:
+        """Return a client for libraries that still use httpx; it reads whole answers."""
+        transport = WholeAnswers(self.app, self.portal)
+        return httpx.Client(transport=transport, base_url=self.url, timeout=60)
+
+    @contextmanager
+    def listening(self) -> Iterator[str]:
+        """Let other processes reach the application, at the yielded address."""
+        server = uvicorn.Server(uvicorn.Config(self.app, lifespan="off", log_level="warning"))
+        with socket.create_server((LOCALHOST, 0)) as listener:
+            serving = self.portal.start_task_soon(server.serve, [listener])
+            try:
+                yield f"http://{LOCALHOST}:{listener.getsockname()[1]}"
+            finally:
+                server.should_exit = True
+                serving.result()
+
+
+@contextmanager
+def local_server(
+    config: AppConfig, generator: type[TextGenerator] = TextGenerator
+) -> Iterator[LocalServer]:
+    """Load the models and run the application.
+
+    Args:
+        config: The models, on processors, and the limits.
+        generator: The class of the replicas that generate.
+    """
+    specs = resolve_models(config.models, 0, _read_no_shape)
+    with ExitStack() as stack:
+        replicas: dict[str, ModelReplica] = {}
+        for model in config.models:
+            kind = generator if model.task == "generate" else TextPooler
+            replicas[model.id] = stack.enter_context(_started(kind, specs[model.id]))
+        portal = stack.enter_context(start_blocking_portal())
+        app = stack.enter_context(portal.wrap_async_context_manager(_running(config, replicas)))
+        yield LocalServer(config, app, portal, replicas)
+
+
+@contextmanager
+def _started(
+    kind: type[TextGenerator] | type[TextPooler], spec: ModelSpec
+) -> Iterator[ModelReplica]:
+    with local_replica(kind, spec) as replica:
+        replica.reconfigure({})  # as Serve does, to set how requests are batched
+        yield replica
+
+
+@asynccontextmanager
+async def _running(
+    config: AppConfig, replicas: Mapping[str, ModelReplica]
+) -> AsyncIterator[FastAPI]:
+    """Compose the application, as `Ingress` does, and run it."""
+    tasks = {model.id: model.task for model in config.models}
+    handles = {
+        id_: cast("DeploymentHandle[Any]", LocalHandle(each)) for id_, each in replicas.items()
+    }
+    generators = {
+        id_: HandleGenerationBackend(handle)
+        for id_, handle in handles.items()
+        if tasks[id_] == "generate"
+    }
+    poolers = {
+        id_: HandlePoolingBackend(handle)
+        for id_, handle in handles.items()
+        if id_ not in generators
+    }
+    metrics = IngressMetrics(handles, "Ingress", "local")
+    app = build_app(
+        AppParts(
+            config,
+            generators,
+            {id_: each for id_, each in poolers.items() if tasks[id_] == "classify"},
+            {id_: each for id_, each in poolers.items() if tasks[id_] == "embed"},
+            host=LOCALHOST,
+            metrics=metrics,
+            snapshots=Snapshots(
+                metrics.store.snapshot,
+                {
+                    id_: ModelSource(partial(_read_metrics, each), None)
+                    for id_, each in replicas.items()
+                },
+            ),
+            devices=DeviceSources({id_: partial(_report, each) for id_, each in replicas.items()}),
+        )
+    )
+    async with AsyncExitStack() as stack:
+        for backend in (*generators.values(), *poolers.values()):
+            await stack.enter_async_context(aclosing(backend))
+        await stack.enter_async_context(app.router.lifespan_context(app))
+        yield app
+
+
+async def _read_metrics(replica: ModelReplica) -> tuple[object, ...]:
+    return (await replica.read_metrics(),)
+
+
+async def _report(replica: ModelReplica, is_any_running: bool) -> Reports:
+    return Reports((await replica.inspect(),), num_started=1)
+
+
+def _read_no_shape(model: ModelConfig) -> Never:
+    raise AssertionError(f"{model.id} needs no share of a GPU")
