@@ -5,14 +5,13 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
 from typer.testing import CliRunner
 
 from serve_app.commands.check import find_problems
 from serve_app.commands.cli import app
 from tests.clients.real.snippets import HEADING
 from tests.clients_page import PAGE, sections
-from tests.docs.pages import MARK, ROOT, RUN, Example, Page, guides
+from tests.docs.pages import MARK, ROOT, RUN, Example, guides
 
 CONFIGURATIONS = [
     example
@@ -33,10 +32,10 @@ MARKED = [page for page in guides() if page.path != PAGE]
 """Tests of clients run the examples of docs/clients.md by their headings."""
 
 
-@pytest.mark.parametrize("page", MARKED, ids=lambda page: page.name)
-def test_every_example_is_run_or_says_why_not(page: Page) -> None:
+def test_every_example_is_run_or_says_why_not() -> None:
     unmarked = [
         str(example)
+        for page in MARKED
         for example in page.examples
         if example.language in RUN and not MARK.fullmatch(example.mark)
     ]
@@ -55,14 +54,18 @@ def test_every_example_of_the_clients_page_is_run() -> None:
     assert not_run == []
 
 
-@pytest.mark.parametrize("page", guides(), ids=lambda page: page.name)
-def test_code_stands_in_fences(page: Page) -> None:
-    assert page.indented_code == []
+def test_code_stands_in_fences() -> None:
+    assert [f"{page.name}:{line}" for page in guides() for line in page.indented_code] == []
 
 
-@pytest.mark.parametrize("example", CONFIGURATIONS, ids=str)
-def test_a_configuration_is_correct(example: Example) -> None:
-    assert find_problems(example.code) == []
+def test_every_configuration_is_correct() -> None:
+    assert CONFIGURATIONS
+    problems = [
+        f"{example}: {problem}"
+        for example in CONFIGURATIONS
+        for problem in find_problems(example.code)
+    ]
+    assert problems == []
 
 
 def planned(example: Example, folder: Path) -> list[dict[str, Any]]:

@@ -9,24 +9,20 @@ from tests.docs.pages import ROOT, Page, guides, pages
 EXTERNAL = ("http", "https")
 
 
-def name(page: Page) -> str:
-    return page.name
+def test_relative_links_and_anchors_resolve() -> None:
+    links = [(page, link) for page in pages() for link in page.links if is_relative(link)]
+    assert links
+    assert [f"{page.name}: {link}" for page, link in links if not resolves(page, link)] == []
 
 
-@pytest.mark.parametrize("page", pages(), ids=name)
-def test_relative_links_and_anchors_resolve(page: Page) -> None:
-    assert [link for link in page.links if is_relative(link) and not resolves(page, link)] == []
+def test_external_links_are_well_formed() -> None:
+    links = [(page, link) for page in pages() for link in page.links if not is_relative(link)]
+    assert links
+    assert [f"{page.name}: {link}" for page, link in links if not is_well_formed(link)] == []
 
 
-@pytest.mark.parametrize("page", pages(), ids=name)
-def test_external_links_are_well_formed(page: Page) -> None:
-    bad = [link for link in page.links if not is_relative(link) and not is_well_formed(link)]
-    assert bad == []
-
-
-@pytest.mark.parametrize("page", pages(), ids=name)
-def test_reference_links_are_defined(page: Page) -> None:
-    assert page.undefined_references == []
+def test_reference_links_are_defined() -> None:
+    assert [f"{page.name}: {it}" for page in pages() for it in page.undefined_references] == []
 
 
 def test_every_page_of_docs_is_in_the_index() -> None:

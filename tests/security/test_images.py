@@ -20,28 +20,28 @@ def with_images(*urls: str) -> dict[str, object]:
     return {"model": "m", "messages": [{"role": "user", "content": parts}]}
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "http://169.254.169.254/latest/meta-data/",
-        "https://169.254.169.254/",
-        "https://metadata.google.internal/",
-        "https://localhost:8265/api/jobs/",
-        "http://127.0.0.1:8000/health",
-        "https://example.com/a.png",
-        "file:///etc/passwd",
-        "gopher://127.0.0.1:6379/_x",
-        "/etc/passwd",
-    ],
+URLS = (
+    "http://169.254.169.254/latest/meta-data/",
+    "https://169.254.169.254/",
+    "https://metadata.google.internal/",
+    "https://localhost:8265/api/jobs/",
+    "http://127.0.0.1:8000/health",
+    "https://example.com/a.png",
+    "file:///etc/passwd",
+    "gopher://127.0.0.1:6379/_x",
+    "/etc/passwd",
 )
+
+
 async def test_cve_2026_24779_cve_2025_54381_nothing_is_fetched_by_default(
-    backend: FakeBackend, url: str
+    backend: FakeBackend,
 ) -> None:
     async with client_of(make_app(backend)) as client:
-        answer = await client.post(CHAT, json=with_images(url))
-    assert answer.status_code == 400
-    assert answer.json()["error"]["code"] == "invalid_image"
-    assert url not in answer.text
+        for url in URLS:
+            answer = await client.post(CHAT, json=with_images(url))
+            assert answer.status_code == 400, url
+            assert answer.json()["error"]["code"] == "invalid_image", url
+            assert url not in answer.text
     assert backend.requests == []
 
 
