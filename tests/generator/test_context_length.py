@@ -29,15 +29,19 @@ def test_a_length_beyond_the_model_s_is_lowered_to_what_the_prompt_leaves(
     assert (found.max_tokens, found.min_tokens) == (fitted, min_tokens)
 
 
-@pytest.mark.parametrize("length_param", [None, "max_tokens"])
 @pytest.mark.parametrize(
-    ("prompt", "param"), [(HI, "messages"), ("hi", "prompt"), ((1, 2), "prompt")]
+    ("prompt", "param", "length_param", "num_tokens"),
+    [
+        (HI, "messages", None, 100),
+        (HI, "messages", "max_tokens", 101),
+        ("hi", "prompt", "max_tokens", 100),
+        ((1, 2), "prompt", None, 5000),
+    ],
 )
-@pytest.mark.parametrize("num_tokens", [100, 101, 5000])
 def test_a_prompt_without_room_for_an_answer_is_refused_in_openai_s_words(
-    length_param: str | None,
     prompt: tuple[ChatMessage, ...] | str | tuple[int, ...],
     param: str,
+    length_param: str | None,
     num_tokens: int,
 ) -> None:
     request = GenerationRequest("r", prompt, SamplingParams(), length_param=length_param)

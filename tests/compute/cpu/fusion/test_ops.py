@@ -1,5 +1,6 @@
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -12,10 +13,10 @@ dtypes = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 dtypes_as_torch = pytest.mark.parametrize(
     "dtype", [torch.bfloat16, pytest.param(torch.float32, marks=exact)]
 )
-row_counts = pytest.mark.parametrize("num_rows", [1, 7, 33])
 weights = pytest.mark.parametrize("is_shifted", [False, True])
 
 EPSILON = 1e-6
+ROW_COUNTS = (1, 7, 33)
 
 
 def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
@@ -40,78 +41,78 @@ def rotated(heads: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> 
 
 @pytest.mark.slow
 @dtypes
-@row_counts
 @weights
-@pytest.mark.parametrize("width", [8, 13, 32, 100, 896, 3584, 8192, 9001])
-def test_a_norm_equals_torchs_to_the_last_bit(
-    width: int, is_shifted: bool, num_rows: int, dtype: torch.dtype
-) -> None:
-    rows, weight = random(1, num_rows, width, dtype=dtype), random(width, dtype=dtype, seed=1)
-    found = ops.rms_norm(rows, weight, EPSILON, is_shifted)
-    assert torch.equal(found, normalized(rows, weight, is_shifted=is_shifted))
+def test_a_norm_equals_torchs_to_the_last_bit(is_shifted: bool, dtype: torch.dtype) -> None:
+    offenders = []
+    for width, num_rows in product((8, 13, 32, 100, 896, 3584, 8192, 9001), ROW_COUNTS):
+        rows, weight = random(1, num_rows, width, dtype=dtype), random(width, dtype=dtype, seed=1)
+        found = ops.rms_norm(rows, weight, EPSILON, is_shifted)
+        if not torch.equal(found, normalized(rows, weight, is_shifted=is_shifted)):
+            offenders.append((width, num_rows))
+    assert offenders == []
 
 
 @dtypes
-@row_counts
 @weights
-def test_a_norm_reads_heads_in_place(is_shifted: bool, num_rows: int, dtype: torch.dtype) -> None:
-    joined, weight = random(1, num_rows, 96, dtype=dtype), random(16, dtype=dtype, seed=1)
-    heads = joined[..., 16:80].view(1, num_rows, 4, 16)
-    for rows in (heads, heads.transpose(1, 2)):
-        found = ops.rms_norm(rows, weight, EPSILON, is_shifted)
-        assert torch.equal(found, normalized(rows, weight, is_shifted=is_shifted))
-    # torch adds the squares of elements that are not contiguous in another order.
-    apart = heads.mT.contiguous().mT
-    found = ops.rms_norm(apart, weight, EPSILON, is_shifted)
-    rtol = 2**-7 if dtype is torch.bfloat16 else 1e-6
-    torch.testing.assert_close(
-        found, normalized(apart, weight, is_shifted=is_shifted), rtol=rtol, atol=0
-    )
+def test_a_norm_reads_heads_in_place(is_shifted: bool, dtype: torch.dtype) -> None:
+    for num_rows in ROW_COUNTS:
+        joined, weight = random(1, num_rows, 96, dtype=dtype), random(16, dtype=dtype, seed=1)
+        heads = joined[..., 16:80].view(1, num_rows, 4, 16)
+        for rows in (heads, heads.transpose(1, 2)):
+            found = ops.rms_norm(rows, weight, EPSILON, is_shifted)
+            expected = normalized(rows, weight, is_shifted=is_shifted)
+            assert torch.equal(found, expected), num_rows
+        # torch adds the squares of elements that are not contiguous in another order.
+        apart = heads.mT.contiguous().mT
+        found = ops.rms_norm(apart, weight, EPSILON, is_shifted)
+        expected = normalized(apart, weight, is_shifted=is_shifted)
+        rtol = 2**-7 if dtype is torch.bfloat16 else 1e-6
+        torch.testing.assert_close(found, expected, rtol=rtol, atol=0)
 
 
 @pytest.mark.slow
 @dtypes
-@row_counts
 @weights
 def test_a_sum_and_its_norm_equal_torchs_to_the_last_bit(
-    is_shifted: bool, num_rows: int, dtype: torch.dtype
+    is_shifted: bool, dtype: torch.dtype
 ) -> None:
-    wide = random(1, num_rows, 2 * 896, dtype=dtype)
-    rows, others = wide[..., :896], random(1, num_rows, 896, dtype=dtype, seed=1)
-    weight = random(896, dtype=dtype, seed=2)
-    total, found = ops.add_rms_norm(rows, others, weight, EPSILON, is_shifted)
-    assert torch.equal(total, rows + others)
-    assert torch.equal(found, normalized(rows + others, weight, is_shifted=is_shifted))
+    for num_rows in ROW_COUNTS:
+        wide = random(1, num_rows, 2 * 896, dtype=dtype)
+        rows, others = wide[..., :896], random(1, num_rows, 896, dtype=dtype, seed=1)
+        weight = random(896, dtype=dtype, seed=2)
+        total, found = ops.add_rms_norm(rows, others, weight, EPSILON, is_shifted)
+        assert torch.equal(total, rows + others), num_rows
+        expected = normalized(rows + others, weight, is_shifted=is_shifted)
+        assert torch.equal(found, expected), num_rows
 
 
 @dtypes
-@row_counts
-@pytest.mark.parametrize("head_dim", [2, 10, 64])
-def test_a_rotation_equals_torchs_to_the_last_bit(
-    head_dim: int, num_rows: int, dtype: torch.dtype
-) -> None:
-    joined = random(1, num_rows, 5 * head_dim, dtype=dtype)
-    tables = (random(1, num_rows, head_dim, dtype=dtype, seed=seed) for seed in (1, 2))
-    cosines, sines = tables
-    heads = joined[..., head_dim:].view(1, num_rows, 4, head_dim)
-    for view in (heads.transpose(1, 2), heads.transpose(1, 2).contiguous().mT.contiguous().mT):
-        found = ops.rotate(view, cosines, sines)
-        assert torch.equal(found, rotated(view, cosines, sines))
-        assert found[0].transpose(0, 1).shape == (num_rows, 4, head_dim)
+def test_a_rotation_equals_torchs_to_the_last_bit(dtype: torch.dtype) -> None:
+    offenders = []
+    for head_dim, num_rows in product((2, 10, 64), ROW_COUNTS):
+        joined = random(1, num_rows, 5 * head_dim, dtype=dtype)
+        tables = (random(1, num_rows, head_dim, dtype=dtype, seed=seed) for seed in (1, 2))
+        cosines, sines = tables
+        heads = joined[..., head_dim:].view(1, num_rows, 4, head_dim).transpose(1, 2)
+        for view in (heads, heads.contiguous().mT.contiguous().mT):
+            found = ops.rotate(view, cosines, sines)
+            is_equal = torch.equal(found, rotated(view, cosines, sines))
+            if not is_equal or found[0].transpose(0, 1).shape != (num_rows, 4, head_dim):
+                offenders.append((head_dim, num_rows, view.stride()))
+    assert offenders == []
 
 
 @dtypes_as_torch
-@row_counts
-@pytest.mark.parametrize("width", [7, 40, 48, 64, 896])
-def test_a_gated_silu_equals_torchs_to_the_last_bit(
-    width: int, num_rows: int, dtype: torch.dtype
-) -> None:
-    joined = random(1, num_rows, 2 * width, dtype=dtype)
-    gate, up = joined.chunk(2, -1)
-    assert torch.equal(ops.silu_mul(joined), silu(gate) * up)
-    strided = random(1, 2 * width, num_rows, dtype=dtype).mT
-    gate, up = strided.contiguous().chunk(2, -1)
-    assert torch.equal(ops.silu_mul(strided), silu(gate) * up)
+def test_a_gated_silu_equals_torchs_to_the_last_bit(dtype: torch.dtype) -> None:
+    offenders = []
+    for width, num_rows in product((7, 40, 48, 64, 896), ROW_COUNTS):
+        plain = random(1, num_rows, 2 * width, dtype=dtype)
+        strided = random(1, 2 * width, num_rows, dtype=dtype).mT
+        for joined in (plain, strided):
+            gate, up = joined.contiguous().chunk(2, -1)
+            if not torch.equal(ops.silu_mul(joined), silu(gate) * up):
+                offenders.append((width, num_rows, joined.stride()))
+    assert offenders == []
 
 
 @pytest.mark.parametrize("activation", [silu, partial(gelu, approximate="tanh")])
@@ -128,16 +129,16 @@ def test_a_gate_of_every_bfloat16_equals_torchs(
         assert torch.equal(found.nan_to_num(7), (silu(gate) * up).nan_to_num(7))
 
 
-@row_counts
-@pytest.mark.parametrize("width", [7, 48, 896])
-def test_a_gated_gelu_is_close_to_the_exact_one(width: int, num_rows: int) -> None:
-    joined = 4 * random(1, num_rows, 2 * width, dtype=torch.float32)
-    gate, up = joined.chunk(2, -1)
-    exact = gelu(gate.double(), approximate="tanh") * up.double()
-    found = ops.gelu_mul(joined)
-    assert torch.all((found - exact).abs() <= 2**-22 * exact.abs() + 1e-7 * up.abs())
-    strided = joined.mT.contiguous().mT
-    assert torch.equal(ops.gelu_mul(strided), found)
+def test_a_gated_gelu_is_close_to_the_exact_one() -> None:
+    for width, num_rows in product((7, 48, 896), ROW_COUNTS):
+        joined = 4 * random(1, num_rows, 2 * width, dtype=torch.float32)
+        gate, up = joined.chunk(2, -1)
+        exact = gelu(gate.double(), approximate="tanh") * up.double()
+        found = ops.gelu_mul(joined)
+        is_near = (found - exact).abs() <= 2**-22 * exact.abs() + 1e-7 * up.abs()
+        assert torch.all(is_near), (width, num_rows)
+        strided = joined.mT.contiguous().mT
+        assert torch.equal(ops.gelu_mul(strided), found), (width, num_rows)
 
 
 def test_a_gelu_of_extreme_values_is_torchs() -> None:

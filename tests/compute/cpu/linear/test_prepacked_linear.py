@@ -17,13 +17,14 @@ def untried() -> Iterator[None]:
     can_prepack.cache_clear()
 
 
-@pytest.mark.parametrize("shape", [(24,), (1, 24), (0, 24), (7, 24), (1, 5, 24), (2, 3, 24)])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_it_gives_what_linear_gives(dtype: torch.dtype, bias: bool, shape: tuple[int, ...]) -> None:
+def test_it_gives_what_linear_gives(dtype: torch.dtype, bias: bool) -> None:
     layer = linear(24, 40, bias=bias, dtype=dtype)
-    rows = rows_of(*shape, dtype=dtype)
-    assert_near(PrepackedLinear(layer.weight, layer.bias)(rows), layer(rows))
+    packed = PrepackedLinear(layer.weight, layer.bias)
+    for shape in ((24,), (1, 24), (0, 24), (7, 24), (1, 5, 24), (2, 3, 24)):
+        rows = rows_of(*shape, dtype=dtype)
+        assert_near(packed(rows), layer(rows))
 
 
 def test_rows_need_not_be_contiguous() -> None:

@@ -1,0 +1,12 @@
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    """Restore the number of threads after the test."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
