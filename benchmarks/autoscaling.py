@@ -31,10 +31,10 @@ from rich.table import Table
 
 from benchmarks.pairs import compared
 from tests.faults.served.answer import opened
-from tests.faults.served.conftest import MAX_NUM_SEQS
 from tests.faults.served.fragile_server import client_of, fragile_server
 from tests.faults.served.kinds import about
 from tests.faults.served.replicas import Replicas
+from tests.faults.served.sizes import MAX_NUM_SEQS
 from tests.ray.serve_run import Server
 from tests.scaling.conftest import MAX_NUM_REPLICAS, scaled_config, shipped_scaling
 

@@ -70,15 +70,16 @@ class ChangingServer:
     @asynccontextmanager
     async def changeable(self) -> AsyncIterator[Deployed]:
         """Give a test the current file, which it may change and deploy; restore it afterwards."""
-        yield self._deployed()
+        yield self.deployed()
         await asyncio.to_thread(self._restore)
+
+    def deployed(self) -> Deployed:
+        """Return the current file, and what Serve says about it."""
+        return Deployed.of(self.server, self.folder, copy.deepcopy(self.document))
 
     def _restore(self) -> None:
         self._put(self.document)
         self.settle()
-
-    def _deployed(self) -> Deployed:
-        return Deployed.of(self.server, self.folder, copy.deepcopy(self.document))
 
     def _put(self, document: dict[str, Any]) -> None:
         with self._dashboard() as dashboard:
@@ -105,7 +106,7 @@ class ChangingServer:
         return listed == running and self.server.is_ready()
 
     def _dashboard(self) -> httpx.Client:
-        deployed = self._deployed()
+        deployed = self.deployed()
         headers = {"Authorization": f"Bearer {deployed.token}"}
         return httpx.Client(base_url=deployed.dashboard_url, headers=headers, timeout=60)
 

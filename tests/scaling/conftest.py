@@ -9,10 +9,11 @@ import pytest
 import yaml
 
 from tests.changing_server import ChangingServer
-from tests.faults.served.conftest import MODEL_SECTION, config
+from tests.faults.served.conftest import config
 from tests.faults.served.fragile_server import client_of
 from tests.faults.served.redeploy import Deployed
 from tests.faults.served.replicas import Replicas
+from tests.faults.served.sizes import MODEL_SECTION
 from tests.ray.serve_run import ROOT, Server
 
 NUM_QUEUED = 64

@@ -10,9 +10,9 @@ from typing import Any
 import httpx
 
 from tests.faults.served.answer import Answer, read
-from tests.faults.served.conftest import MODEL_SECTION
 from tests.faults.served.kinds import about
 from tests.faults.served.redeploy import Deployed
+from tests.faults.served.sizes import MODEL_SECTION
 
 QUESTION = about("os.path.join", max_tokens=60)
 """About a second and a half of slow steps."""

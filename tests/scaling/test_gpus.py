@@ -9,11 +9,12 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.faults.served.conftest import MODEL_SECTION, config
+from tests.faults.served.conftest import config
 from tests.faults.served.kinds import about
 from tests.faults.served.nodes import Cluster
 from tests.faults.served.redeploy import Deployed
 from tests.faults.served.replicas import DEADLINE_S, is_alive, reached
+from tests.faults.served.sizes import MODEL_SECTION
 from tests.measured import Record
 from tests.scaling.conftest import TO_ZERO_DELAY_S, shipped_scaling
 
@@ -83,6 +84,7 @@ async def ask(client: httpx.AsyncClient, model: str) -> None:
     assert answer.status_code == 200, answer.text
 
 
+@pytest.mark.soak  # tests/ray/test_gpu_share.py is its short twin
 async def test_two_halves_share_a_gpu_and_a_whole_one_has_its_own(
     cluster: Cluster, client: httpx.AsyncClient
 ) -> None:

@@ -9,9 +9,9 @@ from contextlib import suppress
 import httpx
 import pytest
 
-from tests.faults.served.conftest import MAX_NUM_SEQS, MODEL_SECTION
 from tests.faults.served.redeploy import Deployed
 from tests.faults.served.replicas import Replicas, kill, reached
+from tests.faults.served.sizes import MAX_NUM_SEQS, MODEL_SECTION
 from tests.measured import Record
 from tests.scaling.conftest import MAX_NUM_REPLICAS
 from tests.scaling.load import Load, clients, watched
@@ -24,21 +24,26 @@ NUM_CLIENTS = 40
 NUM_FEW = 3
 
 
-async def test_three_clients_forty_and_three_again(
+async def test_replicas_come_with_forty_clients_although_one_dies_and_go_with_them(
     client: httpx.AsyncClient, deployed: Deployed, replicas: Replicas, record: Record
 ) -> None:
     await reached(lambda: len(replicas.alive) == 1)
+    (first,) = replicas.alive
     load = Load()
     async with watched(deployed) as targets, clients(client, NUM_FEW, load):
         async with clients(client, NUM_CLIENTS - NUM_FEW, load):
-            up_s = await reached(lambda: len(replicas.alive) == MAX_NUM_REPLICAS)
+            await reached(lambda: targets.last == MAX_NUM_REPLICAS)
+            kill(first)  # while the others start
+            up_s = await reached(lambda: are_busy(replicas, MAX_NUM_REPLICAS))
+            assert targets.num_turns == 0, "the target is kept"
         down_s = await reached(lambda: len(replicas.alive) == 1)
     load.require_whole()
     assert targets.num_turns == 1
     moved = [answer for answer in load.answers if answer.lost_at]
+    assert moved
     record("answers that moved", len(moved))
-    record("longest pause, s", max((round(each.longest_gap_s, 2) for each in moved), default=None))
-    record("seconds until three replicas served", round(up_s, 1))
+    record("longest pause, s", max(round(each.longest_gap_s, 2) for each in moved))
+    record("seconds from the death until three replicas served", round(up_s, 1))
     record("seconds from the last answer of the others until one was left", round(down_s, 1))
     record("targets, and seconds when each was first seen", targets.timed())
     record("answers", len(load.answers))
@@ -98,22 +103,6 @@ async def test_a_ramp_and_silence(
 async def several(client: httpx.AsyncClient, load: Load, number: int) -> None:
     for _ in range(number):
         await load.ask(client)
-
-
-async def test_a_replica_dies_while_others_start(
-    client: httpx.AsyncClient, deployed: Deployed, replicas: Replicas, record: Record
-) -> None:
-    await reached(lambda: len(replicas.alive) == 1)
-    load = Load()
-    (first,) = replicas.alive
-    async with watched(deployed) as targets, clients(client, NUM_CLIENTS, load):
-        await reached(lambda: targets.last == MAX_NUM_REPLICAS)
-        kill(first)
-        await reached(lambda: are_busy(replicas, MAX_NUM_REPLICAS))
-        assert targets.num_turns == 0, "the target is kept"
-    load.require_whole()
-    record("answers that moved", sum(bool(answer.lost_at) for answer in load.answers))
-    record("targets", targets.numbers())
 
 
 def are_busy(replicas: Replicas, number: int) -> bool:

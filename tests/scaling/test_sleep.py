@@ -3,13 +3,13 @@
 import asyncio
 
 import httpx
-import psutil
 import pytest
 
-from tests.faults.served.conftest import MODEL_SECTION, Memory
+from tests.faults.served.ingresses import Ingresses
 from tests.faults.served.kinds import about
 from tests.faults.served.redeploy import Deployed
-from tests.faults.served.replicas import DEADLINE_S, Replicas, reached
+from tests.faults.served.replicas import DEADLINE_S, Replicas, kill, reached
+from tests.faults.served.sizes import MODEL_SECTION
 from tests.measured import Record
 from tests.ray.serve_run import Server
 from tests.scaling.conftest import TO_ZERO_DELAY_S
@@ -22,9 +22,10 @@ PROBES = (
     "/v1/models",
     "/v1/models/pydoc-chat",
     "/v1/devices",
-    "/v1/devices/history.png",
 )
 NUM_AT_ONCE = 50
+CHAT = "/v1/chat/completions"
+QUICK = about("os.stat", max_tokens=5)
 
 
 @pytest.fixture
@@ -59,11 +60,13 @@ async def probe(client: httpx.AsyncClient, seconds: float) -> int:
     [2 * TO_ZERO_DELAY_S, pytest.param(60, marks=pytest.mark.soak)],
     ids=["6 s", "60 s"],
 )
-async def test_probes_leave_a_model_asleep_and_fifty_clients_wake_it(
-    client: httpx.AsyncClient, replicas: Replicas, record: Record, probed_s: float
+async def test_a_model_sleeps_through_probes_and_a_new_ingress_and_requests_wake_it(
+    client: httpx.AsyncClient, server: Server, replicas: Replicas, record: Record, probed_s: float
 ) -> None:
+    await replaced_ingress(server)
     record("probes", await probe(client, probed_s))
-    assert replicas.alive == []
+    wrong = await client.post(CHAT, json=QUICK | {"n": 1000})
+    assert (wrong.status_code, replicas.alive) == (400, [])
     (model,) = (await client.get("/v1/devices")).json()["data"]
     assert (model["state"], model["replicas"], model["silent_replicas"]) == ("asleep", [], [])
     assert (model["status"], model["num_replicas"]) == ("HEALTHY", {})
@@ -71,34 +74,27 @@ async def test_probes_leave_a_model_asleep_and_fifty_clients_wake_it(
     loop = asyncio.get_running_loop()
     began_s = loop.time()
     async with asyncio.TaskGroup() as group:
+        whole = group.create_task(client.post(CHAT, json=QUICK))
         for _ in range(NUM_AT_ONCE):
             group.create_task(load.ask(client))
         up_s = await reached(lambda: len(replicas.alive) >= 1)
+    took_s = loop.time() - began_s
+    assert whole.result().status_code == 200
+    assert whole.result().json()["usage"]["completion_tokens"] == QUICK["max_tokens"]
     load.require_whole()
     for answer in load.answers:
         told = [each for each in answer.comments if each.startswith("loading pydoc-chat (")]
         assert told[0] == "loading pydoc-chat (0 s)"
-        assert len(told) <= 2 + up_s / 2, "a comment comes every 2 s at most"
+        assert len(told) <= 2 + took_s / 2, "a comment comes every 2 s at most"
     record("seconds until the replica had loaded the model", round(up_s, 1))
-    record("seconds until all had their answers", round(loop.time() - began_s, 1))
+    record("seconds until all had their answers", round(took_s, 1))
     record("comments of an answer", load.answers[0].comments)
 
 
-@pytest.mark.usefixtures("asleep")
-async def test_an_ingress_that_starts_leaves_a_model_asleep_and_a_whole_answer_wakes_it(
-    client: httpx.AsyncClient, server: Server, replicas: Replicas
-) -> None:
-    memory = Memory(server)
-    (ingress,) = memory.ingresses()
-    psutil.Process(ingress).kill()
-    await reached(lambda: bool(memory.ingresses()) and ingress not in memory.ingresses())
+async def replaced_ingress(server: Server) -> None:
+    """Kill the only ingress, and wait until another answers."""
+    ingresses = Ingresses(server)
+    (killed,) = ingresses.processes()
+    kill(killed)
+    await reached(lambda: bool(set(ingresses.processes()) - {killed}))
     await reached(server.is_ready)
-    assert await probe(client, 2 * TO_ZERO_DELAY_S)
-    assert replicas.alive == []
-    body = about("os.stat", max_tokens=5)
-    wrong = await client.post("/v1/chat/completions", json=body | {"n": 1000})
-    assert (wrong.status_code, replicas.alive) == (400, [])
-    answer = await client.post("/v1/chat/completions", json=body)
-    assert answer.status_code == 200
-    assert answer.json()["usage"]["completion_tokens"] == 5
-    await reached(lambda: replicas.alive == [])

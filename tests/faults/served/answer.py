@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from types import MappingProxyType
 from typing import Any
 from uuid import uuid4
 
@@ -16,6 +17,8 @@ import pytest
 
 COUNTED = {"include_usage": True, "continuous_usage_stats": True}
 """Stream options by which each chunk tells how many tokens there are so far."""
+
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 CACHE_FIELDS = frozenset({"prompt_tokens_details"})
 """Fields of the usage that depend on what a replica has computed before."""
@@ -200,11 +203,12 @@ async def opened(
     body: Mapping[str, Any],
     path: str = "/v1/chat/completions",
     request_id: str | None = None,
+    headers: Mapping[str, str] = NO_HEADERS,
 ) -> AsyncIterator[Stream]:
     """Open a stream whose chunks tell their numbers of tokens."""
     answer = Answer(request_id or uuid4().hex)
     told = {"stream": True, "stream_options": COUNTED, **body}
-    headers = {"X-Request-Id": answer.request_id}
+    headers = {"X-Request-Id": answer.request_id, **headers}
     async with client.stream("POST", path, json=told, headers=headers) as response:
         socket = response.extensions["network_stream"]
         answer.client = socket.get_extra_info("client_addr")

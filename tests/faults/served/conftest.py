@@ -1,28 +1,27 @@
 import asyncio
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
-import psutil
 import pytest
 import yaml
 
 from benchmarks.free_port import free_port
 from tests.changing_server import ChangingServer
+from tests.faults.served.crowd import Pressed, pressed
 from tests.faults.served.fragile_server import client_of
+from tests.faults.served.ingresses import Ingresses
 from tests.faults.served.redeploy import Deployed
 from tests.faults.served.replicas import Replicas, reached
-from tests.ray.serve_run import (
-    ROOT,
-    Server,
-)
+from tests.faults.served.scaled_down import ScaledDown, scaled_to_one
+from tests.faults.served.sizes import MAX_NUM_SEQS, NUM_QUEUED, NUM_REPLICAS
+from tests.faults.served.two_deaths import TwoDeaths, two_deaths
+from tests.otlp_receiver import Receiver, receiving
+from tests.ray.serve_run import ROOT, Server
 
-MODEL_SECTION = "pydoc-chat"
-NUM_REPLICAS = 2
-MAX_NUM_SEQS = 16
-NUM_QUEUED = 8
+CROWD_S = 6
+T = TypeVar("T")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -53,9 +52,17 @@ def config() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="package")
-def server(changing_server: ChangingServer) -> Server:
-    """Serve these tests' file."""
-    return changing_server.serve(config())
+def receiver() -> Iterator[Receiver]:
+    with receiving() as receiver:
+        yield receiver
+
+
+@pytest.fixture(scope="package")
+def server(changing_server: ChangingServer, receiver: Receiver) -> Server:
+    """Serve these tests' file, with a collector of traces."""
+    document = config()
+    document["applications"][0]["args"]["tracing"]["otlp_endpoint"] = receiver.url
+    return changing_server.serve(document)
 
 
 @pytest.fixture(scope="package")
@@ -88,33 +95,39 @@ async def client(server: Server) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-@dataclass(frozen=True)
-class Memory:
-    """The memory of a server's processes."""
-
-    server: Server
-
-    def of_the_ingress(self) -> int:
-        """Return the resident bytes of the ingress."""
-        ingresses = self.ingresses()
-        assert ingresses
-        return sum(psutil.Process(each).memory_info().rss for each in ingresses)
-
-    def ingresses(self) -> list[int]:
-        """Return the processes of the ingresses."""
-        title = "ray::ServeReplica:raystream:Ingress"
-        return [process.pid for process in self.server.processes(title)]
+@pytest.fixture
+def ingresses(server: Server) -> Ingresses:
+    return Ingresses(server)
 
 
 @pytest.fixture
-def memory(server: Server) -> Memory:
-    return Memory(server)
-
-
-@pytest.fixture
-async def two_ingresses(deployed: Deployed, memory: Memory) -> list[int]:
+async def two_ingresses(deployed: Deployed, ingresses: Ingresses) -> list[int]:
     """Give the server a second ingress, and return the processes of both."""
     deployed.section("Ingress")["num_replicas"] = 2
     await deployed.apply()
     await deployed.settled()
-    return memory.ingresses()
+    return ingresses.processes()
+
+
+@pytest.fixture(scope="package")
+def deaths(changing_server: ChangingServer, server: Server) -> TwoDeaths:
+    """Kill both replicas under a mixed load, once for all tests that read what that left."""
+    return run(two_deaths(changing_server))
+
+
+@pytest.fixture(scope="package")
+def crowd(changing_server: ChangingServer, server: Server) -> Pressed:
+    """Let ten times as many clients ask as the replicas admit, once for all tests that read it."""
+    return run(pressed(changing_server, CROWD_S))
+
+
+@pytest.fixture(scope="package")
+def scaled_down(changing_server: ChangingServer, server: Server) -> ScaledDown:
+    """Take all replicas but one away, once for all tests that read what that left."""
+    return run(scaled_to_one(changing_server))
+
+
+def run(situation: Coroutine[Any, Any, T]) -> T:
+    """Run what belongs to no test's own loop."""
+    with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+        return runner.run(situation)

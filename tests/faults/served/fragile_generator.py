@@ -3,8 +3,8 @@
 The request's id says how: `kill-encoding-...` kills the process that encodes its prompt, and
 `kill-at-40-...` the process whose engine samples its 40th token. With `raise-at-40-...` the engine
 raises an error there, with `end-at-40-...` its thread ends, and with `hang-at-40-...` it waits for
-ever; these three spare an answer that has moved. `slow-...` makes each of its steps take longer.
-Everything else is the shipped generator's.
+ever; these three spare an answer that has moved. `slow-...` makes each of its steps take longer,
+and `braked-...` does so until it has moved. Everything else is the shipped generator's.
 """
 
 import json
@@ -33,6 +33,7 @@ STEPS_BETWEEN_CHECKS = 64
 SLOW_STEP_S = 0.02
 
 _SLOW = "slow-"
+_BRAKED = "braked-"
 _KILL_ENCODING = "kill-encoding-"
 _FAULT_AT = re.compile(r"(kill|raise|end|hang)-at-(\d+)-")
 
@@ -73,7 +74,7 @@ class FragileGenerator(ObservedGenerator):
             num_steps += 1
             if num_steps % STEPS_BETWEEN_CHECKS == 0 or not engine.has_work:
                 self._check(engine)
-            if any(name.startswith(_SLOW) for name, _ in deltas):
+            if any(self._is_slow(name) for name, _ in deltas):
                 time.sleep(SLOW_STEP_S)
             for name, delta in deltas:
                 if found := _FAULT_AT.match(name):
@@ -90,6 +91,11 @@ class FragileGenerator(ObservedGenerator):
 
         engine.step = fragile_step  # type: ignore[method-assign] # a fault
         return engine
+
+    def _is_slow(self, name: str) -> bool:
+        if name.startswith(_BRAKED):
+            return not self._num_resumed[name.rpartition("-")[0]]
+        return name.startswith(_SLOW)
 
     def _check(self, engine: Engine) -> None:
         try:

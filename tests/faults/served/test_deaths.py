@@ -1,16 +1,19 @@
-"""Replicas are killed while many streams run: the clients see pauses, and nothing else."""
+"""Replicas are killed while streams of all kinds run: clients see pauses, and nothing else.
+
+`tests/faults/test_lost_at_each_token.py` loses replicas at every token, in process; the soaks here
+and in test_kinds.py kill more of them.
+"""
 
 import asyncio
-from collections.abc import AsyncIterator
 from uuid import uuid4
 
 import httpx
 import pytest
 
-from tests.faults.served.answer import Answer, Stream, assert_equal, read, slow_streams
-from tests.faults.served.conftest import NUM_REPLICAS
+from tests.faults.served.answer import assert_equal, read, slow_streams
 from tests.faults.served.kinds import SEEDED, about
-from tests.faults.served.replicas import Replicas, is_alive, kill, reached
+from tests.faults.served.replicas import Replicas, is_alive, kill
+from tests.faults.served.two_deaths import IN_HALVES, TwoDeaths
 from tests.measured import Record
 
 NUM_STREAMS = 16
@@ -21,83 +24,50 @@ BODIES = [
 ]
 
 
-@pytest.fixture
-async def expected(client: httpx.AsyncClient, replicas: Replicas) -> list[Answer]:
-    """Return the undisturbed answers."""
-    return list(await asyncio.gather(*(read(client, body) for body in BODIES)))
+def test_a_stream_of_every_kind_is_equal(deaths: TwoDeaths, record: Record) -> None:
+    answers = deaths.answers
+    assert_equal(list(answers.values()), [deaths.undisturbed[name] for name in answers])
+    record("tokens received when lost", sorted(at for a in answers.values() for at in a.lost_at))
+    record("longest pause, s", round(max(a.longest_gap_s for a in answers.values()), 2))
 
 
-@pytest.fixture
-async def streams(client: httpx.AsyncClient, expected: list[Answer]) -> AsyncIterator[list[Stream]]:
-    """Open a stream for each of the bodies; all of them have tokens.
+def test_every_stream_moved_and_those_of_the_first_victim_went_to_the_second(
+    deaths: TwoDeaths,
+) -> None:
+    first, second = deaths.victims
+    assert first != second
+    assert not is_alive(first)
+    assert not is_alive(second)
+    streams = {name: each for name, each in deaths.answers.items() if name != IN_HALVES}
+    assert [name for name, each in streams.items() if not each.lost_at] == []
+    assert deaths.runs["greedy"][:2] == [first, second]
+    unmoved = [name for name, runs in deaths.runs.items() if set(runs) <= {first, second}]
+    assert unmoved == [], "another replica has ended each of them"
 
-    A request without any is a suspect from its first death on.
-    """
+
+def test_streams_say_that_they_wait_when_no_replica_is_left(deaths: TwoDeaths) -> None:
+    streams = {name: each for name, each in deaths.answers.items() if name != IN_HALVES}
+    assert [name for name, each in streams.items() if "waiting" not in each.comments] == []
+
+
+def test_an_answer_that_is_not_streamed_is_equal(deaths: TwoDeaths) -> None:
+    undisturbed, disturbed = deaths.whole
+    assert len(deaths.runs["whole"]) > 1
+    assert disturbed["choices"] == undisturbed["choices"]
+    num_tokens = [each["usage"]["completion_tokens"] for each in deaths.whole]
+    assert num_tokens[0] == num_tokens[1]
+
+
+@pytest.mark.soak  # in the fixture above they die one after the other
+async def test_streams_are_equal_if_all_replicas_die_at_once(
+    client: httpx.AsyncClient, replicas: Replicas, record: Record
+) -> None:
+    expected = list(await asyncio.gather(*(read(client, body) for body in BODIES)))
     async with slow_streams(client, BODIES, uuid4().hex) as streams:
-        yield streams
-
-
-async def read_all(streams: list[Stream]) -> list[Answer]:
-    return list(await asyncio.gather(*(stream.read_to_end() for stream in streams)))
-
-
-def check(answers: list[Answer], expected: list[Answer], record: Record, *, num_moved: int) -> None:
+        await streams[0].read_tokens(20)
+        for victim in replicas.alive:
+            kill(victim)
+        answers = list(await asyncio.gather(*(stream.read_to_end() for stream in streams)))
     assert_equal(answers, expected)
-    moved = [answer for answer in answers if answer.lost_at]
-    assert len(moved) >= num_moved
-    record("streams moved", len(moved))
-    record("tokens received when lost", sorted(at for each in moved for at in each.lost_at))
+    assert all(answer.lost_at and "waiting" in answer.comments for answer in answers)
     record("longest pause, s", round(max(answer.longest_gap_s for answer in answers), 2))
-
-
-async def test_streams_of_one_of_two_replicas_are_equal(
-    streams: list[Stream], expected: list[Answer], replicas: Replicas, record: Record
-) -> None:
-    await streams[0].read_tokens(20)
-    (victim,) = replicas.runs_of(streams[0].answer.request_id)
-    kill(victim)
-    answers = await read_all(streams)
-    check(answers, expected, record, num_moved=1)
-
-
-async def test_streams_of_both_replicas_one_after_the_other_are_equal(
-    streams: list[Stream], expected: list[Answer], replicas: Replicas, record: Record
-) -> None:
-    await streams[0].read_tokens(20)
-    first = replicas.runs_of(streams[0].answer.request_id)[-1]
-    kill(first)
-    await streams[0].read_comment("moved")
-    second = replicas.runs_of(streams[0].answer.request_id)[-1]
-    assert second != first
-    kill(second)
-    answers = await read_all(streams)
-    check(answers, expected, record, num_moved=NUM_STREAMS)
-
-
-async def test_streams_wait_for_a_replica_if_none_is_left(
-    streams: list[Stream], expected: list[Answer], replicas: Replicas, record: Record
-) -> None:
-    await streams[0].read_tokens(20)
-    for victim in replicas.alive:
-        kill(victim)
-    answers = await read_all(streams)
-    check(answers, expected, record, num_moved=NUM_STREAMS)
-    assert all("waiting" in answer.comments for answer in answers)
-
-
-async def test_a_whole_answer_is_equal(client: httpx.AsyncClient, replicas: Replicas) -> None:
-    body = {**BODIES[0], "stream": False}
-    undisturbed = (await client.post("/v1/chat/completions", json=body)).json()
-    headers = {"X-Request-Id": "slow-whole"}
-    answer = asyncio.create_task(client.post("/v1/chat/completions", json=body, headers=headers))
-    await reached(lambda: bool(replicas.runs_of("slow-whole")))
-    (victim,) = replicas.runs_of("slow-whole")
-    await reached(lambda: replicas.counts_of(victim)["num_sequences"] > 0)
-    kill(victim)
-    response = await answer
-    assert len(replicas.runs_of("slow-whole")) > 1
-    assert response.status_code == 200
-    assert response.json()["choices"] == undisturbed["choices"]
-    assert response.json()["usage"]["completion_tokens"] == BODIES[0]["max_tokens"]
-    assert not is_alive(victim)
-    await replicas.complete(NUM_REPLICAS)

@@ -7,18 +7,26 @@ import httpx
 import pytest
 
 from tests.faults.served.answer import assert_equal, opened, read
-from tests.faults.served.conftest import NUM_REPLICAS
 from tests.faults.served.kinds import SEEDED, about
 from tests.faults.served.replicas import Replicas, is_alive, reached
+from tests.faults.served.sizes import NUM_REPLICAS
 from tests.measured import Record
 
 NUM_STREAMS = 8
 BODIES = [
-    about("os.path.join", **SEEDED | {"seed": seed}, max_tokens=900) for seed in range(NUM_STREAMS)
+    about("os.path.join", **SEEDED | {"seed": seed}, max_tokens=500) for seed in range(NUM_STREAMS)
 ]
 
 
-@pytest.mark.parametrize("fault", ["hang", "end", "raise"])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "hang",
+        "raise",
+        # To others an engine that ends is as one that raises: tests/generator/test_async_engine.py.
+        pytest.param("end", marks=pytest.mark.soak),
+    ],
+)
 async def test_streams_of_an_engine_that_fails_are_equal_and_its_replica_is_replaced(
     client: httpx.AsyncClient, replicas: Replicas, record: Record, fault: str
 ) -> None:

@@ -8,9 +8,10 @@ import httpx
 import pytest
 
 from tests.faults.served.answer import assert_equal, read, slow_streams
-from tests.faults.served.conftest import NUM_REPLICAS
+from tests.faults.served.devices import shown
 from tests.faults.served.kinds import SEEDED, about
-from tests.faults.served.replicas import Replicas, is_alive, reached
+from tests.faults.served.replicas import DEADLINE_S, Replicas, is_alive, reached
+from tests.faults.served.sizes import NUM_REPLICAS
 from tests.measured import Record
 
 BODIES = [about("os.path.join", **SEEDED | {"seed": seed}, max_tokens=300) for seed in range(8)]
@@ -24,7 +25,7 @@ BODIES = [about("os.path.join", **SEEDED | {"seed": seed}, max_tokens=300) for s
         pytest.param(False, id="never returns", marks=pytest.mark.soak),
     ],
 )
-async def test_streams_of_a_replica_that_hangs_are_equal(
+async def test_streams_of_a_replica_that_hangs_are_equal_and_devices_call_it_silent(
     client: httpx.AsyncClient, replicas: Replicas, record: Record, comes_back: bool
 ) -> None:
     expected = await asyncio.gather(*(read(client, body) for body in BODIES))
@@ -34,6 +35,8 @@ async def test_streams_of_a_replica_that_hangs_are_equal(
         os.kill(victim, signal.SIGSTOP)
         try:
             await streams[0].read_comment("moved")
+            if comes_back:
+                await silent(client, victim, replicas)
         finally:
             if comes_back:
                 _continue(victim)
@@ -43,6 +46,18 @@ async def test_streams_of_a_replica_that_hangs_are_equal(
     await reached(lambda: not is_alive(victim))
     await replicas.complete(NUM_REPLICAS)
     record("longest pause, s", round(max(answer.longest_gap_s for answer in answers), 2))
+
+
+async def silent(client: httpx.AsyncClient, stopped: int, replicas: Replicas) -> None:
+    """Wait until `/v1/devices` names the replica that is stopped, and shows only the other."""
+    before = replicas.alive
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            found = await shown(client)
+            if found.processes and stopped not in found.processes:
+                break
+    assert set(found.processes) == set(before) - {stopped}
+    assert len(found.model["silent_replicas"]) == 1
 
 
 def _continue(process_id: int) -> None:

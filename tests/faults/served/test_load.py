@@ -1,4 +1,4 @@
-"""Closed-loop load while replicas are killed again and again."""
+"""Closed-loop load while replicas are killed again and again; test_deaths.py is the short twin."""
 
 import asyncio
 import itertools
@@ -50,7 +50,8 @@ async def ask_again_and_again(
     raise AssertionError("the bodies never end")
 
 
-@pytest.mark.parametrize("duration_s", [15, pytest.param(60, marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("duration_s", [15, 60])
 async def test_no_request_fails_and_no_token_is_lost_or_doubled(
     client: httpx.AsyncClient, replicas: Replicas, record: Record, duration_s: int
 ) -> None:

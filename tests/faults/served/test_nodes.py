@@ -137,6 +137,7 @@ async def test_a_node_that_is_told_to_stop_loses_nothing(
     record("seconds from the last stream's end until the node had ended", round(ended_s, 1))
 
 
+@pytest.mark.soak  # test_ingress.py and test_deaths.py kill what a node holds
 async def test_a_node_that_is_lost_breaks_only_what_came_through_it(
     client: httpx.AsyncClient, worker: Node, replicas: Replicas, record: Record
 ) -> None:

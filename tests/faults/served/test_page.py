@@ -1,6 +1,6 @@
 """A replica is killed while it answers: the page shows that the answer has moved, and all of it.
 
-docs/page_chat.png and docs/page_live.png are these tests' screenshots: run them with
+docs/page_chat.png and docs/page_live.png are this test's screenshots: run it with
 RAYSTREAM_TEST_SCREENSHOTS=docs.
 """
 
@@ -17,9 +17,9 @@ from playwright.async_api import Locator, Route, expect
 
 from tests.browser import CHROMIUM, opened_tab
 from tests.clients.questions import ANSWERS
-from tests.faults.served.conftest import NUM_REPLICAS
 from tests.faults.served.kinds import about
 from tests.faults.served.replicas import Replicas, kill
+from tests.faults.served.sizes import NUM_REPLICAS
 from tests.ray.serve_run import Server
 from tests.serve_app.playground.served_page import Page
 
@@ -40,51 +40,58 @@ def pictures(tmp_path: Path) -> Path:
     return Path(os.environ.get(SCREENSHOTS, tmp_path))
 
 
-@pytest.fixture
-async def page(server: Server) -> AsyncIterator[Page]:
+@asynccontextmanager
+async def opened_page(server: Server) -> AsyncIterator[Page]:
     async with opened_tab() as tab:
         page = Page(tab, server.url)
         yield page
         page.check_quiet()
 
 
-async def test_an_answer_whose_replica_is_killed_goes_on_and_the_page_says_so(
-    page: Page, replicas: Replicas, pictures: Path
-) -> None:
-    async def slowly(route: Route) -> None:
-        await route.continue_(headers={**route.request.headers, "x-request-id": REQUEST_ID})
+@pytest.fixture
+async def page(server: Server) -> AsyncIterator[Page]:
+    async with opened_page(server) as page:
+        yield page
 
+
+@pytest.fixture
+async def live(server: Server) -> AsyncIterator[Page]:
+    async with opened_page(server) as page:
+        yield page
+
+
+async def test_an_answer_whose_replica_is_killed_goes_on_and_the_page_and_its_live_tab_say_so(
+    page: Page, live: Page, client: httpx.AsyncClient, replicas: Replicas, pictures: Path
+) -> None:
     await page.open()
     await page.page.get_by_label("Temperature").fill("0")
     await page.ask("What does os.path.join do?")
     await page.is_done()
-    await page.page.route("**/v1/chat/completions", slowly)
-    await page.ask(f"What does {NAME} do?")
-    await page.says(ANSWERS[NAME][:8])
-    (victim,) = replicas.runs_of(REQUEST_ID)
-    kill(victim)
-    await page.says("the answer moved to another replica; nothing was lost.")
-    await page.is_done()
-    await expect(page.answer.locator(".prose")).to_have_text(ANSWERS[NAME])
-    await page.page.screenshot(path=pictures / "page_chat.png")
-    await replicas.complete(NUM_REPLICAS)
-
-
-async def test_the_live_tab_shows_what_a_kill_does(
-    page: Page, client: httpx.AsyncClient, replicas: Replicas, pictures: Path
-) -> None:
-    await page.open("live")
-    tiles = page.page.locator(".tiles")
+    await live.open("live")
+    tiles = live.page.locator(".tiles")
     moved_before = await shown_number(tiles, "Moved")
     async with busy(client):
         await expect(tiles).to_contain_text(re.compile("Running[1-9]"))
-        kill(replicas.alive[0])
+        await page.page.route("**/v1/chat/completions", slowly)
+        await page.ask(f"What does {NAME} do?")
+        await page.says(ANSWERS[NAME][:8])
+        (victim,) = replicas.runs_of(REQUEST_ID)
+        kill(victim)
+        await page.says("the answer moved to another replica; nothing was lost.")
+        await page.is_done()
+        await expect(page.answer.locator(".prose")).to_have_text(ANSWERS[NAME])
+        await page.page.screenshot(path=pictures / "page_chat.png")
         await expect(tiles).not_to_contain_text(f"Moved{moved_before}")
         await replicas.complete(NUM_REPLICAS)
-        table = page.page.get_by_role("region", name="Replicas of pydoc-chat")
+        table = live.page.get_by_role("region", name="Replicas of pydoc-chat")
         await expect(table.get_by_text("● healthy")).to_have_count(NUM_REPLICAS)
         await expect(tiles).to_contain_text(re.compile("Tokens/s[1-9]"))
-        await page.page.screenshot(path=pictures / "page_live.png")
+        await live.page.screenshot(path=pictures / "page_live.png")
+
+
+async def slowly(route: Route) -> None:
+    """Give a request the id that makes its steps slow."""
+    await route.continue_(headers={**route.request.headers, "x-request-id": REQUEST_ID})
 
 
 async def shown_number(tiles: Locator, name: str) -> int:

@@ -1,4 +1,7 @@
-"""The file is deployed again while streams run and clients ask one question after the other."""
+"""The file is deployed again while clients ask one question after the other.
+
+test_scale_down.py changes what replicas need not be replaced for.
+"""
 
 import asyncio
 import itertools
@@ -15,11 +18,11 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from tests.faults.served.answer import Answer, opened, read, slow_streams
-from tests.faults.served.conftest import MODEL_SECTION, NUM_REPLICAS
+from tests.faults.served.answer import Answer, opened, read
 from tests.faults.served.kinds import SEEDED, Body, about
 from tests.faults.served.redeploy import Deployed
 from tests.faults.served.replicas import Replicas, reached
+from tests.faults.served.sizes import MODEL_SECTION, NUM_REPLICAS
 from tests.measured import Record
 from tests.ray.serve_run import ROOT
 
@@ -79,21 +82,6 @@ def check(load: Load, known: dict[tuple[Any, str], object], record: Record) -> N
     record("streams moved", len(moved))
     record("longest pause, s", round(max(each.longest_gap_s for _, each in load.answers), 2))
     record("longest time to the first event, s", round(max(load.waits_s), 2))
-
-
-async def test_a_change_of_user_config_moves_nothing(
-    client: httpx.AsyncClient, deployed: Deployed, replicas: Replicas
-) -> None:
-    before = replicas.alive
-    section = deployed.section(MODEL_SECTION)
-    async with slow_streams(client, BODIES, "user") as streams:
-        section["user_config"] |= {"max_batch_size": 8, "max_queued_requests": 12}
-        section["max_ongoing_requests"] += 1
-        await deployed.apply()
-        await deployed.settled()
-        answers = await asyncio.gather(*(stream.read_to_end() for stream in streams))
-    assert all(answer.is_whole and not answer.comments for answer in answers)
-    assert replicas.alive == before
 
 
 def lower_a_limit(deployed: Deployed, folder: Path) -> None:

@@ -1,4 +1,8 @@
-"""Mixed load for a quarter of an hour; replicas are killed, drained and redeployed meanwhile."""
+"""Mixed load for a quarter of an hour; replicas are killed, drained and redeployed meanwhile.
+
+The short twins are test_deaths.py, test_roll_outs.py and test_scale_down.py; test_slow_clients.py
+compares the ingress's memory and open files.
+"""
 
 import asyncio
 import itertools
@@ -11,10 +15,10 @@ import httpx
 import pytest
 
 from tests.faults.served.answer import Answer, assert_equal, opened, read
-from tests.faults.served.conftest import NUM_REPLICAS
 from tests.faults.served.kinds import KINDS, Body
 from tests.faults.served.redeploy import Deployed
 from tests.faults.served.replicas import Replicas, kill, reached
+from tests.faults.served.sizes import NUM_REPLICAS
 from tests.faults.served.usage import MIB, UsageLog, usage_of
 from tests.measured import Record
 from tests.ray.serve_run import Server
@@ -97,10 +101,8 @@ async def leave_again_and_again(
     raise AssertionError("the numbers never end")
 
 
-@pytest.mark.parametrize(
-    ("num_events", "interval_s"),
-    [(3, 8), pytest.param(15, 60, marks=pytest.mark.soak)],
-)
+@pytest.mark.soak
+@pytest.mark.parametrize(("num_events", "interval_s"), [(3, 8), (15, 60)])
 async def test_nothing_is_lost_and_nothing_grows(
     client: httpx.AsyncClient,
     server: Server,

@@ -1,81 +1,22 @@
 """Traces of a real server: a span for each hop, also of requests that are refused or that move."""
 
-from collections.abc import AsyncIterator, Iterator, Mapping
-from pathlib import Path
-
 import httpx
-import pytest
 
-from tests.faults.served.answer import opened, slow_streams
-from tests.faults.served.conftest import NUM_REPLICAS, config
-from tests.faults.served.fragile_server import client_of, fragile_server
-from tests.faults.served.kinds import about
-from tests.faults.served.replicas import Replicas, kill, reached
-from tests.otlp_receiver import ReceivedSpan, Receiver, receiving
-from tests.ray.serve_run import Server
+from tests.faults.served.crowd import Pressed
+from tests.faults.served.in_halves import CHAT
+from tests.faults.served.kinds import MODEL, about
+from tests.faults.served.tracing import CLIENT, calls_of, parent, request_of, trace_of, work_under
+from tests.faults.served.two_deaths import TRACES, TwoDeaths
+from tests.otlp_receiver import Receiver
 
-CHAT = "/v1/chat/completions"
-MODEL = "pydoc-chat"
-MAX_NUM_SEQS = 2
 NUM_TOKENS = 40
 BODY = about("os.path.join", max_tokens=NUM_TOKENS, ignore_eos=True, stream=True)
 INGRESS, REPLICA = "raystream-ingress", "raystream-replica"
-SERVER, CLIENT = 2, 3
-
-
-@pytest.fixture(scope="module")
-def receiver() -> Iterator[Receiver]:
-    with receiving() as receiver:
-        yield receiver
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("traces")
-
-
-@pytest.fixture(scope="module")
-def server(folder: Path, receiver: Receiver) -> Iterator[Server]:
-    document = config()
-    args = document["applications"][0]["args"]
-    args["tracing"]["otlp_endpoint"] = receiver.url
-    args["models"][0] |= {"max_num_seqs": MAX_NUM_SEQS, "max_queued_requests": 0}
-    with fragile_server(folder, document) as server:
-        yield server
-
-
-@pytest.fixture
-async def client(server: Server) -> AsyncIterator[httpx.AsyncClient]:
-    async with client_of(server) as client:
-        yield client
-
-
-@pytest.fixture
-async def replicas(server: Server, folder: Path) -> Replicas:
-    replicas = Replicas(folder)
-    await replicas.complete(NUM_REPLICAS)
-    await reached(lambda: replicas.are_idle)
-    return replicas
-
-
-def trace_of(receiver: Receiver, number: int, num_spans: int) -> list[ReceivedSpan]:
-    return receiver.trace(f"{number:032x}", num_spans)
-
-
-def parent(number: int) -> Mapping[str, str]:
-    return {"traceparent": f"00-{number:032x}-{number:016x}-01", "tracestate": f"test={number}"}
-
-
-def calls_of(spans: list[ReceivedSpan]) -> list[ReceivedSpan]:
-    return [span for span in spans if span.kind == CLIENT]
-
-
-def work_under(spans: list[ReceivedSpan], call: ReceivedSpan) -> list[ReceivedSpan]:
-    return [span for span in spans if span.parent_id == call.span_id]
+SERVER = 2
 
 
 async def test_one_request_is_one_trace_of_three_spans(
-    client: httpx.AsyncClient, receiver: Receiver, replicas: Replicas
+    client: httpx.AsyncClient, receiver: Receiver
 ) -> None:
     answer = await client.post(CHAT, json=BODY, headers=dict(parent(1)))
     assert "[DONE]" in answer.text
@@ -104,51 +45,46 @@ async def test_one_request_is_one_trace_of_three_spans(
     assert ended_ns[0] >= ended_ns[1]
 
 
-async def test_a_refused_request_has_the_event_at_each_hop(
-    client: httpx.AsyncClient, receiver: Receiver, replicas: Replicas
-) -> None:
-    bodies = [about("os.walk", max_tokens=400, ignore_eos=True)] * (NUM_REPLICAS * MAX_NUM_SEQS)
-    async with slow_streams(client, bodies, "traces"):
-        answer = await client.post(CHAT, json=BODY, headers=dict(parent(2)))
-    assert answer.status_code == 503
-    # The ingress's spans come together, its own last; those of the replicas come when they like.
-    receiver.wait_for(lambda spans: any(span.parent_id == f"{2:016x}" for span in spans))
-    calls = calls_of(trace_of(receiver, 2, 2))
-    assert calls
-    request, *others = trace_of(receiver, 2, 1 + 2 * len(calls))
-    for call in calls:
-        (work,) = work_under(others, call)
-        assert work.service == REPLICA
-        for span in (request, call, work):
-            assert span.events == [("refused", {"error.type": "overloaded"})]
-            assert span.has_failed
+def test_a_refused_request_has_the_event_at_each_hop(crowd: Pressed, receiver: Receiver) -> None:
+    refused = [("refused", {"error.type": "overloaded"})]
+    num_calls = 0
+    for number in crowd.crowd.refused_traces:
+        request = request_of(receiver, number)
+        assert (request.events, request.has_failed) == (refused, True)
+        # The ingress's spans come together, its own last; those of the replicas when they like.
+        calls = calls_of(trace_of(receiver, number, 1))
+        answered = [call for call in calls if "raystream.replica.id" in call.attributes]
+        spans = trace_of(receiver, number, 1 + len(calls) + len(answered))
+        for call in answered:
+            for span in (call, *work_under(spans, call)):
+                assert (span.events, span.has_failed) == (refused, True)
+            num_calls += 1
+    assert num_calls
 
 
-async def test_a_stream_whose_replica_is_killed_goes_on_in_its_trace(
-    client: httpx.AsyncClient, receiver: Receiver, replicas: Replicas
+def test_a_stream_whose_replicas_are_killed_goes_on_in_its_trace(
+    deaths: TwoDeaths, receiver: Receiver
 ) -> None:
-    request_id = "slow-moves"
-    body = {**BODY, "max_tokens": 200}
-    client.headers.update(parent(3))
-    async with opened(client, body, request_id=request_id) as stream:
-        await stream.read_tokens(5)
-        (victim,) = replicas.runs_of(request_id)
-        kill(victim)
-        answer = await stream.read_to_end()
-    assert answer.lost_at
-    # The dead replica's span died with it.
-    request, *others = trace_of(receiver, 3, 4)
-    lost, resumed = calls_of(others)
-    moved = ("moved", {"raystream.move.reason": "lost"})
-    assert request.events == resumed.events == [moved]
-    assert (lost.events, lost.has_failed) == ([], True)
-    assert lost.attributes["error.type"] == "replica_unavailable"
-    assert work_under(others, lost) == []
-    (work,) = work_under(others, resumed)
-    assert work.instance_id == resumed.attributes["raystream.replica.id"]
-    assert work.instance_id != lost.attributes["raystream.replica.id"]
-    num_lost = lost.attributes["gen_ai.usage.output_tokens"]
-    assert 5 <= num_lost == 200 - resumed.attributes["gen_ai.usage.output_tokens"]
-    assert request.attributes["gen_ai.usage.output_tokens"] == 200
-    assert request.attributes["raystream.request.moves"] == 1
+    name = "greedy"
+    answer, number = deaths.answers[name], TRACES[name]
+    request = request_of(receiver, number)
+    moved = [("moved", {"raystream.move.reason": "lost"})]
+    assert request.events == moved * len(answer.lost_at)
+    assert request.attributes["raystream.request.moves"] == len(answer.lost_at)
+    assert request.attributes["gen_ai.usage.output_tokens"] == answer.num_tokens
     assert not request.has_failed
+    calls = calls_of(trace_of(receiver, number, 2))
+    # The dead replicas' spans died with them.
+    *lost, resumed = calls
+    assert lost
+    spans = trace_of(receiver, number, 1 + len(calls) + 1)
+    for call in lost:
+        assert call.has_failed
+        assert call.attributes["error.type"] == "replica_unavailable"
+        assert work_under(spans, call) == []
+    assert resumed.events == moved
+    (work,) = work_under(spans, resumed)
+    assert work.instance_id == resumed.attributes["raystream.replica.id"]
+    assert work.instance_id not in [call.attributes.get("raystream.replica.id") for call in lost]
+    num_tokens = [call.attributes.get("gen_ai.usage.output_tokens", 0) for call in calls]
+    assert sum(num_tokens) == answer.num_tokens

@@ -6,25 +6,17 @@ from typing import Any
 import httpx
 
 from tests.faults.served.answer import read
-from tests.faults.served.conftest import MODEL_SECTION
 from tests.faults.served.kinds import about
-from tests.faults.served.redeploy import Deployed
 from tests.faults.served.replicas import Replicas
 from tests.measured import Record
-from tests.scaling.conftest import MAX_NUM_REPLICAS
 
 NUM_CONVERSATIONS = 8
 NUM_TURNS = 4
 
 
 async def test_the_next_turn_goes_where_the_last_one_ran(
-    client: httpx.AsyncClient, deployed: Deployed, replicas: Replicas, record: Record
+    client: httpx.AsyncClient, replicas: Replicas, record: Record
 ) -> None:
-    scaling = deployed.section(MODEL_SECTION)["autoscaling_config"]
-    scaling |= {"min_replicas": MAX_NUM_REPLICAS, "initial_replicas": MAX_NUM_REPLICAS}
-    await deployed.apply()
-    await deployed.settled()
-    await replicas.complete(MAX_NUM_REPLICAS)
     talks = [Talk(number) for number in range(NUM_CONVERSATIONS)]
     for _ in range(NUM_TURNS):
         for talk in talks:  # one after the other: no replica is too busy
