@@ -6,6 +6,7 @@ from transformers import PreTrainedModel
 
 from deployments.engine.scheduling.sequence import SequenceRequest
 from tests.engine.collector import GREEDY, image_request, random_prompt
+from tests.engine.layouts import LAYOUTS
 from tests.engine.scenarios import SCENARIOS, Scenario, run
 from tests.engine.tiny_models import MODELS, gemma3, generate, load
 
@@ -26,8 +27,21 @@ def check(scenario: Scenario, make_model: MakeModel, requests: Sequence[Sequence
     assert got == {name: expected[name] for name in got}
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=SCENARIOS)
-@pytest.mark.parametrize("make_model", MODELS.values(), ids=MODELS)
+STAGGERED = "staggered arrivals"
+CASES = [
+    pytest.param(
+        make_model,
+        scenario,
+        id=f"{name}-{what}",
+        marks=() if what == STAGGERED or name in LAYOUTS else pytest.mark.soak,
+    )
+    for name, make_model in MODELS.items()
+    for what, scenario in SCENARIOS.items()
+]
+"""All families run traced, with rows of all kinds; the other scenarios are the scheduler's part."""
+
+
+@pytest.mark.parametrize(("make_model", "scenario"), CASES)
 def test_greedy_tokens_equal_generate(make_model: MakeModel, scenario: Scenario) -> None:
     random = Random(1)
     requests = [

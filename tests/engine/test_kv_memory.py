@@ -12,23 +12,22 @@ from deployments.engine.output import SequenceJournal
 from deployments.engine.sampling_params import SamplingParams
 from deployments.engine.scheduling.sequence import SequenceRequest
 from tests.engine.collector import Collector, random_prompt
-from tests.engine.tiny_models import MODELS, gemma3_text, generate, load, make_engine, qwen2
+from tests.engine.layouts import for_each_layout
+from tests.engine.tiny_models import gemma3_text, generate, load, make_engine, qwen2
 
 pytestmark = pytest.mark.slow
 
 MakeModel = Callable[[], PreTrainedModel]
 
-for_all_models = pytest.mark.parametrize("make_model", MODELS.values(), ids=MODELS)
-
 LENGTH = 48
 UNKNOWN = SamplingParams(temperature=0)
 
 
-@for_all_models
+@for_each_layout
 def test_sequences_of_unknown_length_share_the_memory_of_two_and_equal_generate(
     make_model: MakeModel,
 ) -> None:
-    random, model = Random(17), make_model()
+    random = Random(17)
     engine = make_engine(load(make_model), max_num_seqs=6, max_model_len=LENGTH, memory=2)
     collector = Collector(engine)
     prompts = {f"s{i}": random_prompt(random, 3 + 2 * i) for i in range(6)}
@@ -40,7 +39,7 @@ def test_sequences_of_unknown_length_share_the_memory_of_two_and_equal_generate(
         collector.step()
         engine.check()
     for name, prompt in prompts.items():
-        expected = generate(lambda: model, prompt, LENGTH - len(prompt))
+        expected = generate(make_model, prompt, LENGTH - len(prompt))
         assert collector.token_ids(name) == expected, name
 
 
@@ -104,7 +103,6 @@ def test_a_full_engine_keeps_its_system_prompt() -> None:
 
 
 def test_a_prefix_that_has_left_the_window_is_computed_once_more_and_then_shared() -> None:
-    model = gemma3_text()
     engine = make_engine(load(gemma3_text), max_num_seqs=1, max_model_len=96, memory=6)
     collector, random = Collector(engine), Random(6)
     system = random_prompt(random, 40)
@@ -114,6 +112,6 @@ def test_a_prefix_that_has_left_the_window_is_computed_once_more_and_then_shared
         engine.add(SequenceRequest(name, prompt, answer))
         collector.run()
         engine.check()
-        assert collector.token_ids(name) == generate(lambda: model, prompt, 8)
+        assert collector.token_ids(name) == generate(gemma3_text, prompt, 8)
     cached = [collector.deltas[name][0].num_cached_tokens for name in prompts]
     assert cached == [0, 0, 40, 40]

@@ -13,6 +13,7 @@ from deployments.engine.output import FinishReason
 from deployments.engine.sampling_params import SamplingParams
 from deployments.engine.scheduling.sequence import SequenceRequest
 from tests.engine.collector import Collector, image_request, random_prompt
+from tests.engine.layouts import for_each_layout
 from tests.engine.tiny_models import MODELS, VOCAB_SIZE, gemma3, generate, load, make_engine, qwen2
 
 pytestmark = pytest.mark.slow
@@ -24,15 +25,9 @@ ANSWER = SamplingParams(temperature=0, max_tokens=8)
 for_all_models = pytest.mark.parametrize("make_model", MODELS.values(), ids=MODELS)
 
 
-class Oracle:
-    """Answers with the stock model, which is built once per test."""
-
-    def __init__(self, make_model: MakeModel) -> None:
-        model = make_model()
-        self._make_model = lambda: model
-
-    def __call__(self, prompt: Prompt) -> list[int]:
-        return generate(self._make_model, prompt, 8)
+def answer(make_model: MakeModel, prompt: Prompt) -> list[int]:
+    """Answer with the stock model."""
+    return generate(make_model, prompt, 8)
 
 
 def num_cached(collector: Collector, name: str) -> int:
@@ -42,7 +37,7 @@ def num_cached(collector: Collector, name: str) -> int:
     return first.num_cached_tokens
 
 
-def talk(engine: Engine, oracle: Oracle, num_conversations: int) -> Collector:
+def talk(engine: Engine, make_model: MakeModel, num_conversations: int) -> Collector:
     """Run concurrent conversations of three turns with one system prompt, and check them."""
     random, collector = Random(1), Collector(engine)
     system = random_prompt(random, 18)
@@ -53,9 +48,9 @@ def talk(engine: Engine, oracle: Oracle, num_conversations: int) -> Collector:
             collector.step()
         collector.run()
         for i, prompt in prompts.items():
-            answer = collector.token_ids(f"{i}.{turn}")
-            assert answer == oracle(prompt), (i, turn)
-            prompts[i] = (*prompt, *answer, *random_prompt(random, 4))
+            found = collector.token_ids(f"{i}.{turn}")
+            assert found == answer(make_model, prompt), (i, turn)
+            prompts[i] = (*prompt, *found, *random_prompt(random, 4))
     return collector
 
 
@@ -64,7 +59,7 @@ def test_conversations_equal_generate_and_each_turn_starts_from_the_last(
     make_model: MakeModel,
 ) -> None:
     engine = make_engine(load(make_model), max_num_seqs=4)
-    collector = talk(engine, Oracle(make_model), num_conversations=3)
+    collector = talk(engine, make_model, num_conversations=3)
     for i in range(3):
         num_prompt_tokens = 18 + 3 + i
         for turn in (1, 2):
@@ -76,21 +71,21 @@ def test_conversations_equal_generate_and_each_turn_starts_from_the_last(
             num_prompt_tokens = num_tokens + 4
 
 
-@for_all_models
+@for_each_layout
 def test_more_conversations_than_places_equal_generate(make_model: MakeModel) -> None:
-    talk(make_engine(load(make_model), max_num_seqs=2), Oracle(make_model), num_conversations=4)
+    talk(make_engine(load(make_model), max_num_seqs=2), make_model, num_conversations=4)
 
 
 def test_without_prefix_caching_nothing_is_reused() -> None:
     engine = Engine(load(qwen2), EngineLimits(4, 96, 24, prefix_caching=False))
-    collector = talk(engine, Oracle(qwen2), num_conversations=3)
+    collector = talk(engine, qwen2, num_conversations=3)
     assert not any(num_cached(collector, name) for name in collector.deltas)
     assert engine.stats.num_cached_tokens == 0
 
 
-@for_all_models
+@for_each_layout
 def test_a_burst_with_one_system_prompt_equals_generate(make_model: MakeModel) -> None:
-    random, oracle = Random(2), Oracle(make_model)
+    random = Random(2)
     system = random_prompt(random, 40)
     prompts = {f"s{i}": (*system, *random_prompt(random, i % 4)) for i in range(7)}
     collector = Collector(make_engine(load(make_model), max_num_seqs=3))
@@ -98,7 +93,7 @@ def test_a_burst_with_one_system_prompt_equals_generate(make_model: MakeModel) -
         collector.engine.add(SequenceRequest(name, prompt, ANSWER))
     collector.run()
     for name, prompt in prompts.items():
-        assert collector.token_ids(name) == oracle(prompt), name
+        assert collector.token_ids(name) == answer(make_model, prompt), name
 
 
 def test_a_burst_computes_its_common_prefix_once_and_the_counters_say_so() -> None:
@@ -112,20 +107,20 @@ def test_a_burst_computes_its_common_prefix_once_and_the_counters_say_so() -> No
     assert (engine.stats.num_prompt_tokens, engine.stats.num_cached_tokens) == (200, 147)
 
 
-@for_all_models
+@for_each_layout
 def test_copies_of_one_prompt_equal_generate_even_beyond_a_window(make_model: MakeModel) -> None:
     prompt, collector = random_prompt(Random(4), 37), Collector(make_engine(load(make_model)))
     for i in range(5):
         collector.engine.add(SequenceRequest(f"s{i}", prompt, ANSWER))
     collector.run()
-    expected = Oracle(make_model)(prompt)
+    expected = answer(make_model, prompt)
     assert all(collector.token_ids(f"s{i}") == expected for i in range(5))
     assert num_cached(collector, "s1") == 36
 
 
-@for_all_models
+@for_each_layout
 def test_aborts_leave_prefixes_that_equal_generate(make_model: MakeModel) -> None:
-    random, oracle = Random(5), Oracle(make_model)
+    random = Random(5)
     system = random_prompt(random, 30)
     collector = Collector(make_engine(load(make_model)))
     for i in range(9):
@@ -142,7 +137,7 @@ def test_aborts_leave_prefixes_that_equal_generate(make_model: MakeModel) -> Non
         collector.step()
         if i % 2:
             collector.run()
-            assert collector.token_ids(f"f{i}") == oracle(follower), i
+            assert collector.token_ids(f"f{i}") == answer(make_model, follower), i
 
 
 def test_sampled_tokens_are_the_same_with_and_without_reuse() -> None:
@@ -170,15 +165,15 @@ def test_sampled_tokens_are_the_same_with_and_without_reuse() -> None:
 
 
 def test_a_resumed_sequence_reuses_a_prefix_and_counts_only_its_prompt() -> None:
-    engine, oracle = make_engine(load(qwen2)), Oracle(qwen2)
+    engine = make_engine(load(qwen2))
     prompt = random_prompt(Random(7), 30)
-    answer = oracle(prompt)
+    expected = answer(qwen2, prompt)
     collector = Collector(engine)
     engine.add(SequenceRequest("whole", prompt, ANSWER))
     collector.run()
-    engine.add(SequenceRequest("resumed", prompt, ANSWER, tuple(answer[:4])))
+    engine.add(SequenceRequest("resumed", prompt, ANSWER, tuple(expected[:4])))
     collector.run()
-    assert collector.token_ids("resumed") == answer[4:]
+    assert collector.token_ids("resumed") == expected[4:]
     assert num_cached(collector, "resumed") == 30
 
 
@@ -215,11 +210,11 @@ def test_a_prompt_that_yields_nan_spoils_no_other_with_the_same_prefix() -> None
     collector.run()
     assert collector.finish_reason("bad") is FinishReason.ERROR
     for name in ("good 1", "good 2"):
-        assert collector.token_ids(name) == Oracle(qwen2)(good), name
+        assert collector.token_ids(name) == answer(qwen2, good), name
 
 
 @pytest.mark.parametrize("fails_at", range(1, 6))
-@for_all_models
+@for_each_layout
 def test_a_step_that_fails_half_way_is_repaired_even_if_it_overwrote_a_window(
     make_model: MakeModel, fails_at: int
 ) -> None:
@@ -245,7 +240,6 @@ def test_a_step_that_fails_half_way_is_repaired_even_if_it_overwrote_a_window(
         num_steps += 1
         collector.step()
     assert has_failed
-    oracle = Oracle(make_model)
     for name, prompt in prompts.items():
-        assert collector.token_ids(name) == oracle(prompt), name
+        assert collector.token_ids(name) == answer(make_model, prompt), name
         assert collector.finish_reason(name) is not FinishReason.ERROR

@@ -36,6 +36,13 @@ WITHOUT = ("gpt2", "opt", "mixtral", "qwen3_moe")
 
 FAMILIES = [name for name in MODELS if name not in WITHOUT]
 
+ALIKE = ("qwen2_sliding", "llama3", "mistral", "gemma3")
+"""Families with the operators of another; `test_traced_forward` compares them in float32."""
+
+families = pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.soak if n in ALIKE else ()) for n in FAMILIES]
+)
+
 
 def prepared(name: str, dtype: torch.dtype) -> PreTrainedModel:
     model = MODELS[name]()
@@ -65,7 +72,7 @@ def counts(graph: torch.fx.GraphModule | None) -> Counts:
 
 
 @dtypes
-@pytest.mark.parametrize("name", FAMILIES)
+@families
 def test_every_chain_of_a_family_is_fused(name: str, dtype: torch.dtype) -> None:
     forward, shape = traced(name, dtype)
     layers = len(shape.windows)
@@ -110,7 +117,7 @@ def logits_of(forward: TracedForward, shape: KVShape, num_rows: int) -> torch.Te
 
 @exact
 @dtypes
-@pytest.mark.parametrize("name", FAMILIES)
+@families
 def test_fused_steps_give_the_logits_of_the_trace(name: str, dtype: torch.dtype) -> None:
     fused, shape = traced(name, dtype)
     plain = copy(fused)
