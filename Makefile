@@ -5,6 +5,9 @@ SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 
+# Images of Python often set it: each process of a server would then compile our modules again.
+unexport PYTHONDONTWRITEBYTECODE
+
 PYTHON ?= python3# the interpreter for .venv, used once
 BIN := .venv/bin
 SERVING := .venv/.serving
@@ -37,8 +40,9 @@ serve: $(SERVING) ## serve the embedded models on http://127.0.0.1:8000 until Ct
 
 # Two processes: the tests of one mostly wait for Ray, so the other computes meanwhile. OpenMP's
 # threads would wait for each other by spinning, and take the time of the other process.
-test: $(STAMP) ## run all tests but those of `make soak`
-	@GOMP_SPINCOUNT=0 $(BIN)/python -m pytest -n 2 --no-loadscope-reorder
+test: $(STAMP) ## run all tests but those of `make soak`; TIMINGS=1 shows where the time goes
+	@GOMP_SPINCOUNT=0 $(BIN)/python -m pytest -n 2 --no-loadscope-reorder --rerun-processes \
+		$(if $(TIMINGS),-p tests.timings --durations=0)
 
 quick: $(STAMP) ## run the tests that need no Ray, no browser and no more than a second each
 	@$(BIN)/python -m pytest -n 2 -m 'not ray and not browser and not kubectl and not slow and not soak' \

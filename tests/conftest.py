@@ -7,11 +7,13 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
 from tests.changing_server import changing_server
-from tests.measured import pytest_terminal_summary, record
-from tests.programs import need_programs
+from tests.measured import record, show_measured
+from tests.programs import need_programs, show_missing
 from tests.stopped_clock import Clock, stop_clock
 
-__all__ = ["changing_server", "pytest_terminal_summary", "record"]
+__all__ = ["changing_server", "record"]
+
+pytest_plugins = ("pytester", "tests.reruns")
 
 # The models in the tests are so small that a second thread only waits for the first.
 torch.set_num_threads(1)
@@ -70,6 +72,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Serving
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     need_programs(item)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    show_measured(terminalreporter)
+    show_missing(terminalreporter)
 
 
 @pytest.fixture

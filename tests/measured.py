@@ -14,7 +14,7 @@ def record(record_property: Record) -> Record:
     return lambda name, value: record_property(name, str(value))
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+def show_measured(terminalreporter: pytest.TerminalReporter) -> None:
     """Print what tests have measured."""
     reports = terminalreporter.getreports("passed") + terminalreporter.getreports("failed")
     measured = [report for report in reports if report.when == "call" and report.user_properties]

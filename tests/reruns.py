@@ -1,0 +1,147 @@
+"""Runs a failed test with processes once more, alone, after all others; each try is shown.
+
+Ray, HAProxy and browsers may be starved by other work on a machine. A test in the suite's own process
+has no such excuse and is never run again. A second failure is a failure. The summary shows the first
+failure of each test that then passed, and ends with a line for each test that ran again.
+
+`--rerun-processes` turns it on, as `make test` does.
+"""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+
+WITH_PROCESSES = frozenset(
+    {"ray", "browser", "kubectl", "prometheus", "nginx", "redis", "processes"}
+)
+"""The marks of tests with processes."""
+MAX_RERUNS = 8
+"""More failures have one cause that a second try does not remove."""
+DEADLINE_S = 600
+FAILURES = ("failed", "error")
+
+
+@dataclass(frozen=True)
+class Rerun:
+    """A test that ran again.
+
+    Attributes:
+        reports: Of the first try: those that failed.
+        has_passed: Whether the second try passed.
+        output: What pytest printed about the second try.
+    """
+
+    reports: Sequence[pytest.TestReport]
+    has_passed: bool
+    output: str
+
+    @property
+    def nodeid(self) -> str:
+        """The test."""
+        return self.reports[0].nodeid
+
+    @property
+    def first_failure(self) -> str:
+        """The line that says why the first try failed."""
+        text = self.reports[0].longreprtext
+        errors = [line for line in text.splitlines() if line.startswith("E ")]
+        return (errors or text.splitlines() or ["no reason given"])[0].removeprefix("E").strip()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option."""
+    parser.addoption(
+        "--rerun-processes",
+        action="store_true",
+        help="run failed tests with processes once more, alone, after all others",
+    )
+
+
+_reruns = pytest.StashKey[list[Rerun]]()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Run failed tests again, before the summary is printed; set the exit status by both tries."""
+    config = session.config
+    if hasattr(config, "workerinput") or not config.getoption("rerun_processes"):
+        return
+    terminal: pytest.TerminalReporter | None = config.pluginmanager.get_plugin("terminalreporter")
+    if terminal is None or session.exitstatus != pytest.ExitCode.TESTS_FAILED:
+        return
+    failed = _failures_with_processes(terminal)
+    if not failed or len(failed) > MAX_RERUNS:
+        return
+    terminal.write_line("")  # ends the line of dots
+    reruns = config.stash[_reruns] = []
+    for reports in failed:
+        terminal.write_line(f"runs again, alone: {reports[0].nodeid}")
+        reruns.append(_run_again(reports, config))
+    for rerun in reruns:
+        if rerun.has_passed:
+            _forgive(rerun, terminal)
+    if not any(terminal.stats.get(category) for category in FAILURES):
+        session.exitstatus = pytest.ExitCode.OK
+
+
+def _failures_with_processes(terminal: pytest.TerminalReporter) -> list[list[pytest.TestReport]]:
+    """Return the failed reports of tests with processes, by test."""
+    found: dict[str, list[pytest.TestReport]] = {}
+    for category in FAILURES:
+        for report in terminal.stats.get(category, []):
+            if isinstance(report, pytest.TestReport) and not WITH_PROCESSES.isdisjoint(
+                report.keywords
+            ):
+                found.setdefault(report.nodeid, []).append(report)
+    return list(found.values())
+
+
+def _run_again(reports: Sequence[pytest.TestReport], config: pytest.Config) -> Rerun:
+    command = [sys.executable, "-m", "pytest", "-m", config.getoption("markexpr") or ""]
+    command += ["--tb=long", reports[0].nodeid]
+    try:
+        run = subprocess.run(
+            command,
+            cwd=config.rootpath,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=DEADLINE_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return Rerun(reports, has_passed=False, output=f"It did not end within {DEADLINE_S} s.")
+    return Rerun(reports, run.returncode == pytest.ExitCode.OK, run.stdout)
+
+
+def _forgive(rerun: Rerun, terminal: pytest.TerminalReporter) -> None:
+    """Count the test as run again instead of failed."""
+    for category in FAILURES:
+        kept = [each for each in terminal.stats.get(category, []) if each not in rerun.reports]
+        terminal.stats[category] = kept
+    terminal.stats.setdefault("rerun", []).append(rerun.reports[0])
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Print what ran again, and why."""
+    reruns = config.stash.get(_reruns, [])
+    if not reruns:
+        return
+    for rerun in reruns:
+        if rerun.has_passed:
+            terminalreporter.section(f"first failure of {rerun.nodeid}", sep="_")
+            terminalreporter.write_line(rerun.reports[0].longreprtext)
+        else:
+            terminalreporter.section(f"second failure of {rerun.nodeid}", sep="_")
+            terminalreporter.write_line(rerun.output)
+    terminalreporter.section("tests that ran again")
+    for rerun in reruns:
+        ended = "passed" if rerun.has_passed else "FAILED again"
+        terminalreporter.write_line(f"{ended}: {rerun.nodeid} (first: {rerun.first_failure})")

@@ -1,0 +1,79 @@
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+MODULE = """
+import pathlib
+import pytest
+
+def fails_at_first(name, num_failures):
+    tries = pathlib.Path(name)
+    number = len(tries.read_text()) if tries.exists() else 0
+    tries.write_text("x" * (number + 1))
+    assert number >= num_failures, f"{name} was starved"
+
+@pytest.fixture
+def server():
+    fails_at_first("server", 1)
+"""
+ONCE = "@pytest.mark.ray\ndef test_once(): fails_at_first('once', 1)\n"
+SETUP = "@pytest.mark.ray\ndef test_setup(server): pass\n"
+TWICE = "@pytest.mark.browser\ndef test_twice(): fails_at_first('twice', 2)\n"
+IN_PROCESS = "def test_in_process(): fails_at_first('in process', 1)\n"
+PASSES = "def test_passes(): pass\n"
+
+pytestmark = pytest.mark.slow
+
+
+def run(pytester: pytest.Pytester, *tests: str, processes: int = 0) -> pytest.RunResult:
+    pytester.makepyfile(test_module="".join([MODULE, PASSES, *tests]))
+    pytester.makeini("[pytest]\nmarkers = ray\n    browser\naddopts = -p tests.reruns -p xdist\n")
+    return pytester.runpytest_subprocess(f"-n{processes}", "--rerun-processes")
+
+
+@pytest.fixture(autouse=True)
+def _only_our_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+def test_one_that_then_passes_is_no_failure_but_is_shown_with_its_first_one(
+    pytester: pytest.Pytester, processes: int
+) -> None:
+    result = run(pytester, ONCE, SETUP, processes=processes)
+    assert result.ret == pytest.ExitCode.OK
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "runs again, alone: test_module.py::test_once",
+            "*tests that ran again*",
+            "passed: test_module.py::test_once (first: AssertionError: once was starved)",
+            "passed: test_module.py::test_setup (first: AssertionError: server was starved)",
+            "*1 passed, 2 rerun in*",
+        ]
+    )
+
+
+def test_one_that_fails_twice_is_a_failure(pytester: pytest.Pytester) -> None:
+    result = run(pytester, ONCE, TWICE)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(
+        ["FAILED again: test_module.py::test_twice (first: AssertionError: twice was starved)"]
+    )
+    result.stdout.fnmatch_lines(["*1 failed, 1 passed, 1 rerun in*"])
+
+
+def test_one_in_process_is_never_run_again(pytester: pytest.Pytester) -> None:
+    result = run(pytester, ONCE, IN_PROCESS)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    assert (pytester.path / "in process").read_text() == "x"
+    result.stdout.fnmatch_lines(["*1 failed, 1 passed, 1 rerun in*"])
+
+
+def test_many_failures_are_not_run_again(pytester: pytest.Pytester) -> None:
+    many = [ONCE.replace("once", f"once_{number}") for number in range(9)]
+    result = run(pytester, *many)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.assert_outcomes(failed=9, passed=1)
