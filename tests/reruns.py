@@ -1,8 +1,8 @@
 """Runs a failed test with processes once more, alone, after all others; each try is shown.
 
-Ray, HAProxy and browsers may be starved by other work on a machine. A test in the suite's own process
-has no such excuse and is never run again. A second failure is a failure. The summary shows the first
-failure of each test that then passed, and ends with a line for each test that ran again.
+Ray, HAProxy and browsers may be starved by other work on a machine. A test in the suite's own
+process has no such excuse and is never run again. A second failure is a failure. The summary shows
+the first failure of each test that then passed, and ends with a line for each test that ran again.
 
 `--rerun-processes` turns it on, as `make test` does.
 """

@@ -1,7 +1,7 @@
 """A pytest plugin that shows where a run's time goes: `make test TIMINGS=1`.
 
-It prints two tables after the run: tests, seconds of the worker and seconds of CPU by folder, and the
-slowest fixtures. A folder's seconds include setup and teardown; seconds of CPU are those of the
+It prints two tables after the run: tests, seconds of the worker and seconds of CPU by folder, and
+the slowest fixtures. A folder's seconds include setup and teardown; seconds of CPU are those of the
 worker and of all processes below it, such as Ray's.
 """
 
@@ -39,9 +39,10 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
     report = yield
     if report.when == "teardown":
         now = _cpu_s()
-        report.cpu_s = max(now - _last_cpu_s[-1], 0) if _last_cpu_s else 0.0
+        cpu_s = max(now - _last_cpu_s[-1], 0) if _last_cpu_s else 0.0
         _last_cpu_s[:] = [now]
-        report.fixtures_s = dict(_fixtures_s)
+        # xdist sends all attributes of a report.
+        vars(report).update(cpu_s=cpu_s, fixtures_s=dict(_fixtures_s))
         _fixtures_s.clear()
     return report
 
