@@ -2,10 +2,13 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import Final
 
 import pytest
 
 Clock = Callable[[float], None]
+MAX_TURNS: Final = 10_000
+"""More turns of the loop than any test's work takes; a task that never waits would take all."""
 
 
 def stop_clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
@@ -22,6 +25,14 @@ def stop_clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 async def settle() -> None:
-    """Run everything that is ready."""
-    for _ in range(9):
+    """Let every task run until it waits for a later time or for something that the test provides.
+
+    Work in other threads is not waited for.
+    """
+    ready = vars(asyncio.get_running_loop())["_ready"]
+    for _ in range(MAX_TURNS):
+        # The loop puts what has become due, and sockets that have become ready, behind this task.
         await asyncio.sleep(0)
+        if not ready:
+            return
+    raise AssertionError("The event loop does not come to rest.")

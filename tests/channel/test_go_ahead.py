@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from deployments.channel import go_ahead as module
 from deployments.channel.go_ahead import GoAheads
 from tests.deadline import in_time
+from tests.stopped_clock import settle
 
 
 @in_time
@@ -18,7 +19,7 @@ async def test_a_suspect_begins_when_it_gets_its_go_ahead() -> None:
     with go_aheads.expect() as mine, go_aheads.expect() as other:
         waiting = asyncio.ensure_future(mine.is_given())
         go_aheads.give(other.number)
-        await asyncio.sleep(0)
+        await settle()
         assert not waiting.done()
         go_aheads.give(mine.number)
         assert await waiting

@@ -7,6 +7,7 @@ import pytest
 
 from deployments.bounded_executor import BoundedExecutor
 from deployments.errors import OverloadedError
+from tests.stopped_clock import settle
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ async def test_a_call_beyond_the_bound_is_refused_at_once(
 ) -> None:
     executor, gate = BoundedExecutor(threads, 1, 2, "sums"), Event()
     held = [asyncio.ensure_future(executor.run(gate.wait)) for _ in range(2)]
-    await asyncio.sleep(0)
+    await settle()
     with pytest.raises(OverloadedError, match="sums"):
         await executor.run(gate.wait)
     gate.set()
@@ -39,7 +40,7 @@ async def test_a_call_beyond_the_bound_is_refused_at_once(
 async def test_a_cancelled_call_makes_room(threads: ThreadPoolExecutor) -> None:
     executor, gate = BoundedExecutor(threads, 1, 2, "sums"), Event()
     first, second = (asyncio.ensure_future(executor.run(gate.wait)) for _ in range(2))
-    await asyncio.sleep(0)
+    await settle()
     second.cancel()
     await asyncio.wait([second])
     third = asyncio.ensure_future(executor.run(gate.wait))
@@ -57,7 +58,7 @@ async def test_other_users_of_the_threads_do_not_wait_for_the_queue(
         done.append(name)
 
     held = [asyncio.ensure_future(executor.run(work, name)) for name in ("first", "second")]
-    await asyncio.sleep(0)
+    await settle()
     other = asyncio.get_running_loop().run_in_executor(threads, work, "other")
     gate.set()
     await asyncio.gather(other, *held)

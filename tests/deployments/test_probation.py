@@ -3,6 +3,7 @@ import asyncio
 import pytest
 
 from deployments.probation import NUM_TOKENS_AGAIN, Probation
+from tests.stopped_clock import settle
 
 
 async def begin(probation: Probation, begun: list[int], name: int) -> None:
@@ -10,11 +11,6 @@ async def begin(probation: Probation, begun: list[int], name: int) -> None:
     async with probation.trial(1):
         begun.append(name)
         await asyncio.Event().wait()
-
-
-async def settle() -> None:
-    for _ in range(20):
-        await asyncio.sleep(0)
 
 
 async def test_a_request_that_is_no_suspect_waits_for_nobody() -> None:

@@ -7,6 +7,7 @@ from aiohttp import web
 from aiohttp.base_protocol import BaseProtocol
 
 from loadtest.client.stamped_http import Read, StampedBody, StampedResponse, stamped_session
+from tests.stopped_clock import settle
 
 
 def body_and_stream() -> tuple[StampedBody, aiohttp.StreamReader]:
@@ -26,7 +27,7 @@ async def test_each_piece_keeps_its_time_however_late_the_reader_is() -> None:
 async def test_a_waiting_reader_is_woken() -> None:
     body, stream = body_and_stream()
     reading = asyncio.ensure_future(body.reads())
-    await asyncio.sleep(0)
+    await settle()
     stream.feed_data(b"a")
     body.collect(2.0)
     assert await reading == [Read(2.0, b"a")]

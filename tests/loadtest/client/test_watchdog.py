@@ -4,6 +4,7 @@ import pytest
 
 from loadtest.client.watchdog import TimeLimits, Watchdog
 from loadtest.results.record import ErrorKind
+from tests.stopped_clock import Clock, settle
 
 LONG = 3600.0
 
@@ -36,22 +37,22 @@ async def test_a_stall_counts_from_the_last_content_even_if_its_limit_is_shortes
     assert watchdog.expired is ErrorKind.TIMEOUT_STALL
 
 
-async def test_content_in_time_prevents_a_stall() -> None:
-    loop = asyncio.get_running_loop()
-    watchdog = Watchdog(TimeLimits(first_token_s=LONG, stall_s=0.05))
-    ends_s = loop.time() + 0.12
+async def test_content_in_time_prevents_a_stall(advance: Clock) -> None:
+    watchdog = Watchdog(TimeLimits(first_token_s=LONG, stall_s=1.0))
     async with watchdog:
-        while loop.time() < ends_s:
+        for _ in range(3):
             watchdog.content_came()
-            await asyncio.sleep(0)
+            advance(0.9)
+            await settle()
     assert watchdog.expired is None
 
 
-async def test_a_disarmed_watchdog_has_no_limits() -> None:
-    watchdog = Watchdog(TimeLimits(total_s=0.01))
+async def test_a_disarmed_watchdog_has_no_limits(advance: Clock) -> None:
+    watchdog = Watchdog(TimeLimits(total_s=1.0))
     async with watchdog:
         watchdog.disarm()
-        await asyncio.sleep(0.03)
+        advance(LONG)
+        await settle()
     assert watchdog.expired is None
 
 
@@ -63,7 +64,7 @@ async def test_without_limits_a_cancellation_passes_through() -> None:
             await asyncio.Event().wait()
 
     waiting = asyncio.ensure_future(guarded())
-    await asyncio.sleep(0)
+    await settle()
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting

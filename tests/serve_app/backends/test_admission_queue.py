@@ -5,6 +5,7 @@ import pytest
 
 from deployments.errors import OverloadReason
 from serve_app.backends.admission_queue import AdmissionQueue, FullError
+from tests.stopped_clock import settle
 
 
 class Asked:
@@ -51,12 +52,6 @@ class Requests:
             for name, task in self.tasks.items()
             if task.done() and not task.cancelled() and isinstance(task.exception(), FullError)
         ]
-
-
-async def settle() -> None:
-    """Let every task run until it waits for something that only the test can provide."""
-    for _ in range(20):
-        await asyncio.sleep(0)
 
 
 async def test_a_bounded_number_asks_at_once_and_the_others_follow_in_order() -> None:

@@ -14,6 +14,7 @@ from serve_app.backends.catalog import ModelCatalog
 from tests.deadline import in_time
 from tests.serve_app.fake_pooler import FakeClassifier, FakeCrossEncoder, FakeEmbedder
 from tests.serve_app.fakes import FakeBackend
+from tests.stopped_clock import settle
 
 
 class SickBackend(FakeBackend):
@@ -79,7 +80,7 @@ async def test_concurrent_health_checks_exercise_an_engine_once() -> None:
     backend.pinged = asyncio.Event()
     catalog = ModelCatalog({"m": backend})
     asking = [asyncio.ensure_future(catalog.health()) for _ in range(9)]
-    await asyncio.sleep(0)
+    await settle()
     backend.pinged.set()
     assert await asyncio.gather(*asking) == [{"m": None}] * 9
     assert backend.num_pings == 1
@@ -132,8 +133,7 @@ async def test_the_first_cross_encoder_compares_texts_even_if_an_embedder_answer
     slow.loaded = asyncio.Event()
     catalog = ModelCatalog({}, {"c": FakeClassifier(), "x": slow}, {"e": FakeEmbedder()}, 5, 600)
     asking = asyncio.ensure_future(catalog.get_comparer(None))
-    for _ in range(9):
-        await asyncio.sleep(0)
+    await settle()
     assert not asking.done()
     slow.loaded.set()
     assert (await asking).description.id == "x"
@@ -158,8 +158,7 @@ async def test_where_only_a_model_that_loads_compares_texts_it_is_waited_for() -
     loading.loaded = asyncio.Event()
     catalog = ModelCatalog({}, {"c": SickClassifier()}, {"e": loading}, choice_timeout_s=0)
     asking = asyncio.ensure_future(catalog.get_comparer(None))
-    for _ in range(9):
-        await asyncio.sleep(0)
+    await settle()
     assert not asking.done()
     loading.loaded.set()
     assert (await asking).description.id == "e"

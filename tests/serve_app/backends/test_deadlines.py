@@ -43,6 +43,7 @@ from tests.serve_app.asgi_call import AsgiCall
 from tests.serve_app.fake_pooler import FakeClassifier
 from tests.serve_app.fakes import HELLO, FakeBackend, FakeClock, FakeStream, Step
 from tests.serve_app.sse_decoder import SseDecoder
+from tests.stopped_clock import Clock, settle
 
 SOON_S = 0.01
 REQUEST = GenerationRequest("r", "hi", SamplingParams())
@@ -144,13 +145,12 @@ async def test_the_total_timeout_ends_a_stream_that_never_stalls() -> None:
     assert tireless.closed.is_set()
 
 
-async def test_the_reader_s_own_time_is_not_a_stall() -> None:
+async def test_the_reader_s_own_time_is_not_a_stall(advance: Clock) -> None:
     in_time = DeadlineGenerationBackend(FakeBackend(), limits(stall_timeout_s=SOON_S))
     stream = aiter(await in_time.generate(REQUEST))
     await anext(stream)
-    passed = asyncio.Event()
-    asyncio.get_running_loop().call_later(2 * SOON_S, passed.set)
-    await passed.wait()
+    advance(2 * SOON_S)
+    await settle()
     assert [deltas async for deltas in stream] == HELLO[1:]
 
 

@@ -3,6 +3,7 @@ from collections.abc import Mapping
 
 from serve_app.backends.departures import Departures
 from serve_app.backends.running_replicas import ReplicaFacts, RunningReplicas
+from tests.stopped_clock import settle
 
 A = ReplicaFacts("a", "node-1", "fp_1")
 B = ReplicaFacts("b", "node-2", "fp_1")
@@ -118,7 +119,7 @@ async def test_a_stream_that_a_leaving_replica_accepts_is_told_at_once() -> None
     model = Model(A, B)
     model.running.set_draining_nodes(frozenset({"node-1"}))
     model.open("a")
-    await asyncio.sleep(0)
+    await settle()
     assert model.told == ["a"]
 
 
@@ -126,7 +127,7 @@ async def test_changes_in_another_thread_are_noticed() -> None:
     model = Model(A, B)
     model.open("a")
     running = asyncio.create_task(model.departures.run())
-    await asyncio.sleep(0)
+    await settle()
     async with asyncio.timeout(30):
         await asyncio.to_thread(model.running.replace, [B])
         await model.is_told.wait()

@@ -45,6 +45,7 @@ from serve_app.config import LimitsConfig
 from serve_app.http.access_record import CURRENT_RECORD, AccessRecord
 from serve_app.http.notice import Notice
 from tests.serve_app.backends.fake_replicas import GONE, Classifiers, Fate, Replicas
+from tests.stopped_clock import Clock, settle
 
 GROUP = RequestGroup("g", 3, is_first=True)
 REQUEST = GenerationRequest("r", "hi", SamplingParams(max_tokens=6), group=GROUP)
@@ -292,13 +293,15 @@ async def test_a_lost_stream_is_offered_again_if_a_replica_does_not_answer() -> 
     assert len(replicas.requests) == 5
 
 
-async def test_a_request_that_has_lost_no_replica_waits_as_long_as_it_takes() -> None:
+async def test_a_request_that_has_lost_no_replica_waits_as_long_as_it_takes(
+    advance: Clock,
+) -> None:
     comes_up = asyncio.Event()
     replicas = Replicas(fates=[Fate(waits_for=comes_up)])
-    limits = replace(FAST, first_patience_s=0.001)
-    asking = asyncio.ensure_future(answer(replicas, limits=limits))
+    asking = asyncio.ensure_future(answer(replicas, limits=FAST))
     await replicas.opens.wait()
-    await asyncio.sleep(0.01)  # several times its patience
+    advance(2 * FAST.first_patience_s)
+    await settle()
     comes_up.set()
     assert await asking == UNDISTURBED
     assert len(replicas.requests) == 1

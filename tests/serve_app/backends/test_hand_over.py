@@ -22,6 +22,7 @@ from serve_app.backends.text_stream import read_to_end
 from serve_app.http.access_record import CURRENT_RECORD, AccessRecord
 from serve_app.http.notice import Notice
 from tests.serve_app.backends.fake_replicas import GONE, Fate, Replicas
+from tests.stopped_clock import settle
 
 REQUEST = GenerationRequest("r", "hi", SamplingParams(max_tokens=6))
 LIMITS = FailoverLimits(timeout_s=30, first_backoff_s=0, max_backoff_s=0)
@@ -38,12 +39,6 @@ async def opened(
     async with asyncio.timeout(30), aclosing(stream):
         yield stream
     assert (replicas.num_open, replicas.num_opening) == (0, 0)
-
-
-async def settled() -> None:
-    """Let all tasks run until nothing more happens."""
-    for _ in range(20):
-        await asyncio.sleep(0)
 
 
 async def test_a_reader_that_waits_goes_on_at_the_next_replica() -> None:
@@ -68,7 +63,7 @@ async def test_a_stream_moves_while_nobody_reads_it() -> None:
     async with opened(replicas) as stream:
         await anext(stream)
         replicas.streams[0].leave()
-        await settled()
+        await settle()
         assert replicas.num_open == 1
         assert len(replicas.streams) == 2
         assert (await read_to_end(stream)).token_ids == TOKEN_IDS[1:]
@@ -80,9 +75,9 @@ async def test_nothing_is_passed_on_until_the_next_replica_has_answered() -> Non
     async with opened(replicas) as stream:
         await anext(stream)
         replicas.streams[0].leave()
-        await settled()
+        await settle()
         reading = asyncio.ensure_future(anext(stream))
-        await settled()
+        await settle()
         assert not reading.done()
         opens.set()
         assert (await reading)[0].token_ids == (101,)
@@ -100,10 +95,10 @@ async def test_a_stream_that_no_replica_takes_stays_and_tries_again(
     async with opened(replicas) as stream:
         await anext(stream)
         replicas.streams[0].leave()
-        await settled()
+        await settle()
         assert (await anext(stream))[0].token_ids == (101,)
         replicas.streams[0].leave()
-        await settled()
+        await settle()
         assert (await read_to_end(stream)).token_ids == TOKEN_IDS[2:]
     assert [each.generated_token_ids for each in replicas.requests] == [(), (100,), (100, 101)]
 
@@ -123,7 +118,7 @@ async def test_a_replica_that_dies_of_the_request_is_the_last_to_be_tried() -> N
         await anext(stream)
         for _ in range(2):
             replicas.streams[0].leave()
-            await settled()
+            await settle()
         assert (await read_to_end(stream)).token_ids == TOKEN_IDS[1:]
     assert len(replicas.requests) == 2
 
@@ -133,7 +128,7 @@ async def test_a_suspect_stays() -> None:
     async with opened(replicas) as stream:
         await anext(stream)
         replicas.streams[1].leave()
-        await settled()
+        await settle()
         assert (await read_to_end(stream)).token_ids == TOKEN_IDS[1:]
     assert [each.num_deaths for each in replicas.requests] == [0, 1]
 
@@ -157,7 +152,7 @@ async def test_a_replica_that_dies_meanwhile_loses_nothing() -> None:
         replicas.streams[0].leave()
         await replicas.opens.wait()
         whole = asyncio.create_task(read_to_end(stream))
-        await settled()
+        await settle()
         opens.set()
         assert (await whole).token_ids == TOKEN_IDS[2:]
     assert [each.num_deaths for each in replicas.requests] == [0, 0]
@@ -173,7 +168,7 @@ async def test_a_replica_that_dies_while_none_takes_the_stream_is_a_death() -> N
         replicas.streams[0].leave()
         await replicas.opens.wait()
         whole = asyncio.create_task(read_to_end(stream))
-        await settled()
+        await settle()
         opens.set()
         assert (await whole).token_ids == TOKEN_IDS[2:]
     assert [each.is_planned for each in replicas.requests] == [False, True, False]
@@ -198,7 +193,7 @@ async def test_planned_moves_are_told_but_not_bounded() -> None:
             for _ in range(5):
                 await anext(stream)
                 replicas.streams[-1].leave()
-                await settled()
+                await settle()
             assert len((await read_to_end(stream)).token_ids) == 15
     finally:
         CURRENT_RECORD.reset(token)
@@ -214,7 +209,7 @@ async def test_the_trace_of_a_planned_move_names_its_reason() -> None:
     async with asyncio.timeout(30), aclosing(stream):
         await anext(aiter(stream))
         replicas.streams[0].leave()
-        await settled()
+        await settle()
     assert [each.trace for each in replicas.requests] == [
         trace,
         replace(trace, moved="drained"),
@@ -229,7 +224,7 @@ async def test_only_some_streams_move_at_the_same_time() -> None:
     streams = [await backend.generate(REQUEST) for _ in range(num_streams)]
     for each in list(replicas.streams):
         each.leave()
-    await settled()
+    await settle()
     assert replicas.num_opening == 16
     opens.set()
     for stream in streams:
@@ -258,6 +253,6 @@ async def test_a_lost_replica_is_left_even_if_it_was_about_to_end() -> None:
     async with opened(replicas) as stream:
         await anext(stream)
         replicas.streams[0].leave()
-        await settled()
+        await settle()
         assert (await read_to_end(stream)).token_ids == TOKEN_IDS[1:]
     assert [each.num_deaths for each in replicas.requests] == [0, 0, 0]

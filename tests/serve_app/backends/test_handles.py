@@ -17,6 +17,7 @@ from deployments.errors import (
 )
 from serve_app.backends.handles import HandleBackend
 from serve_app.backends.losses import NoReplicaError
+from tests.stopped_clock import settle
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
@@ -128,7 +129,7 @@ async def test_our_own_cancellation_is_raised_and_cancels_the_call() -> None:
     asked = asyncio.ensure_future(
         HandleBackend[ModelDescription](cast("DeploymentHandle[Any]", handle)).ping()
     )
-    await asyncio.sleep(0)
+    await settle()
     asked.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asked

@@ -9,6 +9,7 @@ from serve_app.backends.serving_states import (
     ServingState,
     ServingStates,
 )
+from tests.stopped_clock import settle
 
 
 class Controller:
@@ -61,7 +62,7 @@ async def test_concurrent_questions_share_one_answer(controller: Controller) -> 
     ready = controller.of("m")
     controller.may_answer.clear()
     asking = [asyncio.ensure_future(ready.are_ready()) for _ in range(9)]
-    await asyncio.sleep(0)
+    await settle()
     controller.may_answer.set()
     assert all(await asyncio.gather(*asking))
     assert controller.num_asked == 1

@@ -3,6 +3,7 @@ import asyncio
 import pytest
 
 from serve_app.backends.single_flight import Remembered, SingleFlight
+from tests.stopped_clock import settle
 
 
 class Work:
@@ -23,7 +24,7 @@ async def test_concurrent_callers_share_one_answer_and_later_ones_get_a_new_one(
     work = Work()
     flight = SingleFlight(work)
     asking = [asyncio.ensure_future(flight.result()) for _ in range(3)]
-    await asyncio.sleep(0)
+    await settle()
     work.gate.set()
     assert await asyncio.gather(*asking) == [1, 1, 1]
     assert await flight.result() == 2
@@ -33,7 +34,7 @@ async def test_a_cancelled_caller_does_not_affect_others() -> None:
     work = Work()
     flight = SingleFlight(work)
     first, second = (asyncio.ensure_future(flight.result()) for _ in range(2))
-    await asyncio.sleep(0)
+    await settle()
     first.cancel()
     await asyncio.wait([first])
     work.gate.set()

@@ -121,7 +121,7 @@ async def test_readers_do_not_wait_as_long_again_after_their_process_was_stopped
 async def test_a_cancelled_reader_leaves_the_deltas() -> None:
     box = make_box()
     reader = asyncio.ensure_future(box.take())
-    await asyncio.sleep(0)
+    await settle()
     reader.cancel()
     await asyncio.wait([reader])
     box.put(DELTAS[0])

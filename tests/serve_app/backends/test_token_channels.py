@@ -222,7 +222,8 @@ async def test_the_end_of_a_lost_channel_does_not_drop_the_one_that_opens_anew(
     lost.abort()
     await lost.closed
     anew = asyncio.ensure_future(opened(channels, replica))
-    await asyncio.sleep(0)
+    while not channels._channels:  # noqa: ASYNC110 - the task above opens it
+        await asyncio.sleep(0)
     (opening_anew,) = channels._channels.values()
     channels.lose(lost)
     await anew
