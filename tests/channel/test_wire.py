@@ -24,6 +24,7 @@ from deployments.contract import (
     TokenLogprob,
     TokenLogprobs,
 )
+from tests.offenders import Offenders
 
 TOKEN_IDS = st.integers(0, 2**31)
 TEXTS = st.text(st.characters(codec=None), max_size=20)
@@ -99,14 +100,22 @@ def test_garbage_is_refused_or_understood_and_never_a_crash(garbage: bytes) -> N
             continue
 
 
-@pytest.mark.parametrize(
-    "payload",
-    [b"", b"\xc1", b"\xff" * 9, b"\x90", b"\x93\x01\x02\x03", b"\xd9\xff", b"\x81\x90\x90"],
-    ids=repr,
-)
-def test_a_payload_that_is_no_hello_is_refused(payload: bytes) -> None:
-    with pytest.raises(WireError):
-        decode_hello(payload)
+NO_HELLOS: list[bytes] = [
+    b"",
+    b"\xc1",
+    b"\xff" * 9,
+    b"\x90",
+    b"\x93\x01\x02\x03",
+    b"\xd9\xff",
+    b"\x81\x90\x90",
+]
+
+
+def test_a_payload_that_is_no_hello_is_refused() -> None:
+    with Offenders() as offenders:
+        for payload in NO_HELLOS:
+            with offenders.case(payload), pytest.raises(WireError):
+                decode_hello(payload)
 
 
 def test_a_hello_of_another_version_is_refused() -> None:
@@ -124,10 +133,11 @@ def test_a_go_ahead_arrives_as_it_was_sent_and_is_no_hello(number: int) -> None:
         decode_hello(payload)
 
 
-@pytest.mark.parametrize("payload", [b"\x90", b"\x92\x01\x02", b"\x91\xc0", b"\x01"], ids=repr)
-def test_a_payload_that_is_no_go_ahead_is_refused(payload: bytes) -> None:
-    with pytest.raises(WireError):
-        decode_go_ahead(payload)
+def test_a_payload_that_is_no_go_ahead_is_refused() -> None:
+    with Offenders() as offenders:
+        for payload in (b"\x90", b"\x92\x01\x02", b"\x91\xc0", b"\x01"):
+            with offenders.case(payload), pytest.raises(WireError):
+                decode_go_ahead(payload)
 
 
 def test_a_frame_that_is_too_long_is_refused_by_its_first_bytes() -> None:

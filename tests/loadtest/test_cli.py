@@ -23,6 +23,7 @@ from loadtest.load import inputs
 from loadtest.mock.script import Behaviour, Fault, Script
 from loadtest.mock.server import MockServer, serving
 from tests.loadtest.mocked import until
+from tests.offenders import Offenders
 
 START_DEADLINE_S = 60
 ROOT = Path(__file__).resolve().parents[2]
@@ -215,36 +216,36 @@ async def test_a_directory_that_can_t_be_created_is_reported_before_sending(
     assert not server.bodies
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["run"], "URL is missing"),
-        (["run", "nowhere"], "URL: 'nowhere' is not a URL such as"),
-        (["run", "http://h/v1/completions", "-q", "many"], "--queues: "),
-        (["run", "http://h/v1/completions", "--slo", "speed:1"], "there is no figure 'speed'"),
-        (["run", "http://h/v1/completions", "--data", "nowhere.json"], "nowhere.json"),
-        (
-            ["run", "http://h/v1/completions", "--images", str(ROOT / "loadtest")],
-            "holds no files of type",
-        ),
-        (
-            ["run", "http://h/v1/completions", "--images", str(ROOT / "docs")],
-            "questions.json: openai-completions accepts no images",
-        ),
-        (["run", "--config", "nowhere.yml"], "nowhere.yml"),
-        (["run", "http://h/v1/completions", "--gpu", "on"], "--gpu on needs nvidia-smi"),
-        (["run", "http://h/v1/completions", "--out", str(ROOT), "--speed"], "No such option"),
-        (["report", str(ROOT)], "summary.json"),
-        (["mock", "--gap-ms", "-1"], "--gap-ms: "),
-    ],
-)
-def test_wrong_usage_is_refused_with_the_mistake(
-    arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(inputs, "has_nvidia_smi", lambda: False)
-    run = CliRunner().invoke(app, arguments)
-    assert run.exit_code == 2
-    assert said in " ".join(run.stderr.replace("│", " ").split())
+WRONG_USAGE: list[tuple[list[str], str]] = [
+    (["run"], "URL is missing"),
+    (["run", "nowhere"], "URL: 'nowhere' is not a URL such as"),
+    (["run", "http://h/v1/completions", "-q", "many"], "--queues: "),
+    (["run", "http://h/v1/completions", "--slo", "speed:1"], "there is no figure 'speed'"),
+    (["run", "http://h/v1/completions", "--data", "nowhere.json"], "nowhere.json"),
+    (
+        ["run", "http://h/v1/completions", "--images", str(ROOT / "loadtest")],
+        "holds no files of type",
+    ),
+    (
+        ["run", "http://h/v1/completions", "--images", str(ROOT / "docs")],
+        "questions.json: openai-completions accepts no images",
+    ),
+    (["run", "--config", "nowhere.yml"], "nowhere.yml"),
+    (["run", "http://h/v1/completions", "--gpu", "on"], "--gpu on needs nvidia-smi"),
+    (["run", "http://h/v1/completions", "--out", str(ROOT), "--speed"], "No such option"),
+    (["report", str(ROOT)], "summary.json"),
+    (["mock", "--gap-ms", "-1"], "--gap-ms: "),
+]
+
+
+def test_wrong_usage_is_refused_with_the_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Offenders() as offenders:
+        for arguments, said in WRONG_USAGE:
+            with offenders.case(arguments, said):
+                monkeypatch.setattr(inputs, "has_nvidia_smi", lambda: False)
+                run = CliRunner().invoke(app, arguments)
+                assert run.exit_code == 2
+                assert said in " ".join(run.stderr.replace("│", " ").split())
 
 
 def test_every_setting_has_its_flag_and_every_flag_its_setting() -> None:

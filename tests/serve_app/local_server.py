@@ -17,7 +17,6 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from fastapi import FastAPI
 
 from deployments.model_replica import ModelReplica
-from deployments.model_spec import ModelSpec
 from deployments.text_generator import TextGenerator
 from deployments.text_pooler import TextPooler
 from serve_app.backends.devices import DeviceSources
@@ -99,20 +98,17 @@ def local_server(
     with ExitStack() as stack:
         replicas: dict[str, ModelReplica] = {}
         for model in config.models:
-            kind = generator if model.task == "generate" else TextPooler
-            replicas[model.id] = stack.enter_context(_started(kind, specs[model.id]))
+            spec = specs[model.id]
+            replica: TextGenerator | TextPooler
+            if model.task == "generate":
+                replica = stack.enter_context(local_replica(generator, spec))
+            else:
+                replica = stack.enter_context(local_replica(TextPooler, spec))
+            replica.reconfigure({})  # as Serve does, to set how requests are batched
+            replicas[model.id] = replica
         portal = stack.enter_context(start_blocking_portal())
         app = stack.enter_context(portal.wrap_async_context_manager(_running(config, replicas)))
         yield LocalServer(config, app, portal, replicas)
-
-
-@contextmanager
-def _started(
-    kind: type[TextGenerator] | type[TextPooler], spec: ModelSpec
-) -> Iterator[ModelReplica]:
-    with local_replica(kind, spec) as replica:
-        replica.reconfigure({})  # as Serve does, to set how requests are batched
-        yield replica
 
 
 @asynccontextmanager
@@ -154,8 +150,10 @@ async def _running(
         )
     )
     async with AsyncExitStack() as stack:
-        for backend in (*generators.values(), *poolers.values()):
+        for backend in generators.values():
             await stack.enter_async_context(aclosing(backend))
+        for pooler in poolers.values():
+            await stack.enter_async_context(aclosing(pooler))
         await stack.enter_async_context(app.router.lifespan_context(app))
         yield app
 

@@ -17,6 +17,7 @@ from serve_app.config import (
     unknown_key_message,
 )
 from serve_app.shipped_files import CONFIG
+from tests.offenders import Offenders
 
 
 def model(**changes: Any) -> ModelConfig:
@@ -60,54 +61,57 @@ def test_num_gpus_is_auto_or_a_share_of_one(num_gpus: float | str) -> None:
     assert model(num_gpus=num_gpus).num_gpus == num_gpus
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"num_gpus": -1},
-        {"num_gpus": 2},
-        {"num_gpus": float("nan")},
-        {"num_gpus": "some"},
-        {"gpu_share": 0},
-        {"gpu_share": 1.5},
-        {"num_cpus": -1},
-        {"task": "translate"},
-        {"dtype": "int8"},
-        {"device": "tpu"},
-        {"quantization": "int3"},
-        {"tool_call_parser": "pythonic"},
-        {"reasoning_parser": "granite"},
-        {"source": ""},
-        {"max_model_len": 1},
-        {"max_num_seqs": 0},
-        {"max_queued_requests": -1},
-        {"max_queued_tokens": -1},
-    ],
-)
-def test_value_out_of_range_is_refused(changes: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError):
-        model(**changes)
+OUT_OF_RANGE: list[dict[str, Any]] = [
+    {"num_gpus": -1},
+    {"num_gpus": 2},
+    {"num_gpus": float("nan")},
+    {"num_gpus": "some"},
+    {"gpu_share": 0},
+    {"gpu_share": 1.5},
+    {"num_cpus": -1},
+    {"task": "translate"},
+    {"dtype": "int8"},
+    {"device": "tpu"},
+    {"quantization": "int3"},
+    {"tool_call_parser": "pythonic"},
+    {"reasoning_parser": "granite"},
+    {"source": ""},
+    {"max_model_len": 1},
+    {"max_num_seqs": 0},
+    {"max_queued_requests": -1},
+    {"max_queued_tokens": -1},
+]
 
 
-@pytest.mark.parametrize(
-    "alien",
-    [
-        {"quantization": "int8"},
-        {"max_num_seqs": 16},
-        {"prefix_caching": False},
-        {"cuda_graphs": True},
-        {"tool_call_parser": "auto"},
-        {"reasoning_parser": "auto"},
-    ],
-)
-@pytest.mark.parametrize("task", ["classify", "embed"])
-def test_a_key_that_only_a_generator_has_a_use_for_is_refused_by_name(
-    alien: dict[str, Any], task: str
-) -> None:
-    (key,) = alien
-    with pytest.raises(ValidationError, match=f"task '{task}' has no {key}; leave that out"):
-        model(task=task, **alien)
-    assert model(task=task).task == task
-    assert set(alien) <= set(GENERATION_KEYS)
+def test_value_out_of_range_is_refused() -> None:
+    with Offenders() as offenders:
+        for changes in OUT_OF_RANGE:
+            with offenders.case(changes), pytest.raises(ValidationError):
+                model(**changes)
+
+
+ALIEN_1: list[dict[str, Any]] = [
+    {"quantization": "int8"},
+    {"max_num_seqs": 16},
+    {"prefix_caching": False},
+    {"cuda_graphs": True},
+    {"tool_call_parser": "auto"},
+    {"reasoning_parser": "auto"},
+]
+
+
+def test_a_key_that_only_a_generator_has_a_use_for_is_refused_by_name() -> None:
+    with Offenders() as offenders:
+        for task in ("classify", "embed"):
+            for alien in ALIEN_1:
+                with offenders.case(task, alien):
+                    (key,) = alien
+                    with pytest.raises(
+                        ValidationError, match=f"task '{task}' has no {key}; leave that out"
+                    ):
+                        model(task=task, **alien)
+                    assert model(task=task).task == task
+                    assert set(alien) <= set(GENERATION_KEYS)
 
 
 def test_a_classifier_s_micro_batches_need_not_hold_many_texts() -> None:
@@ -135,10 +139,11 @@ def test_int8_weights_on_a_gpu_are_refused_when_the_file_is_checked(where: dict[
     assert model(**where).quantization is None
 
 
-@pytest.mark.parametrize("name", ["", "-x", "a b", "ü", "a?b", "x" * 97])
-def test_id_that_is_not_a_valid_deployment_name_is_refused(name: str) -> None:
-    with pytest.raises(ValidationError):
-        model(id=name)
+def test_id_that_is_not_a_valid_deployment_name_is_refused() -> None:
+    with Offenders() as offenders:
+        for name in ("", "-x", "a b", "ü", "a?b", "x" * 97):
+            with offenders.case(name), pytest.raises(ValidationError):
+                model(id=name)
 
 
 def test_a_step_must_hold_a_token_of_every_sequence() -> None:
@@ -171,20 +176,21 @@ def test_configuration_can_not_be_changed() -> None:
         model().id = "other"
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"max_body_bytes": 1},
-        {"max_num_images": -1},
-        {"first_token_timeout_s": 0},
-        {"stall_timeout_s": -1},
-        {"total_timeout_s": 0},
-        {"slow_reader_timeout_s": 0},
-    ],
-)
-def test_limit_out_of_range_is_refused(changes: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError):
-        LimitsConfig.model_validate(changes)
+LIMITS_OUT_OF_RANGE: list[dict[str, Any]] = [
+    {"max_body_bytes": 1},
+    {"max_num_images": -1},
+    {"first_token_timeout_s": 0},
+    {"stall_timeout_s": -1},
+    {"total_timeout_s": 0},
+    {"slow_reader_timeout_s": 0},
+]
+
+
+def test_limit_out_of_range_is_refused() -> None:
+    with Offenders() as offenders:
+        for changes in LIMITS_OUT_OF_RANGE:
+            with offenders.case(changes), pytest.raises(ValidationError):
+                LimitsConfig.model_validate(changes)
 
 
 def test_the_longest_request_must_fit_into_the_queue() -> None:
@@ -200,22 +206,21 @@ def test_a_replica_accepts_more_calls_than_it_admits() -> None:
     assert counted.ongoing_requests(0) == 8 + ONGOING_MARGIN
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"otlp_endpoint": "collector:4318"},
-        {"otlp_endpoint": "http://user:password@collector:4318"},
-        {"otlp_endpoint": "http://collector:4318/?key=secret"},
-        {"otlp_endpoint": ""},
-        {"sample_ratio": 1.5},
-        {"sample_ratio": -0.1},
-    ],
-)
-def test_a_collector_s_url_has_no_credentials_and_a_ratio_is_a_part(
-    changes: dict[str, object],
-) -> None:
-    with pytest.raises(ValidationError):
-        TracingConfig.model_validate(changes)
+TRACING: list[dict[str, object]] = [
+    {"otlp_endpoint": "collector:4318"},
+    {"otlp_endpoint": "http://user:password@collector:4318"},
+    {"otlp_endpoint": "http://collector:4318/?key=secret"},
+    {"otlp_endpoint": ""},
+    {"sample_ratio": 1.5},
+    {"sample_ratio": -0.1},
+]
+
+
+def test_a_collector_s_url_has_no_credentials_and_a_ratio_is_a_part() -> None:
+    with Offenders() as offenders:
+        for changes in TRACING:
+            with offenders.case(changes), pytest.raises(ValidationError):
+                TracingConfig.model_validate(changes)
 
 
 def test_the_shipped_file_has_no_traces() -> None:
@@ -232,19 +237,23 @@ def test_traces_are_off_until_there_is_an_endpoint() -> None:
     assert config.settings == TracingSettings(endpoint, 0.25)
 
 
-@pytest.mark.parametrize(
-    "origins",
-    [
-        ["chat.example.org"],
-        ["https://chat.example.org/"],
-        ["https://*.example.org"],
-        ["*", "https://chat.example.org"],
-    ],
-)
-def test_an_origin_is_a_scheme_and_a_host_or_any_alone(origins: list[str]) -> None:
-    with pytest.raises(ValidationError):
-        CorsConfig.model_validate({"allowed_origins": origins})
-    CorsConfig.model_validate({"allowed_origins": ["https://a.test", "http://localhost:3000"]})
+ORIGINS: list[list[str]] = [
+    ["chat.example.org"],
+    ["https://chat.example.org/"],
+    ["https://*.example.org"],
+    ["*", "https://chat.example.org"],
+]
+
+
+def test_an_origin_is_a_scheme_and_a_host_or_any_alone() -> None:
+    with Offenders() as offenders:
+        for origins in ORIGINS:
+            with offenders.case(origins):
+                with pytest.raises(ValidationError):
+                    CorsConfig.model_validate({"allowed_origins": origins})
+                CorsConfig.model_validate(
+                    {"allowed_origins": ["https://a.test", "http://localhost:3000"]}
+                )
 
 
 def test_the_shipped_file_runs_on_two_cores_with_room_for_a_roll_out() -> None:

@@ -11,6 +11,7 @@ from loadtest.results.record import ErrorKind
 from loadtest.results.summary import Outcome
 from tests.loadtest.analysis.figures import results_of
 from tests.loadtest.made_runs import made_level
+from tests.offenders import Offenders
 
 
 def verdict_on(directory: Path, *texts: str, **level: object) -> Outcome:
@@ -36,30 +37,32 @@ def test_seconds_are_read_as_milliseconds() -> None:
     assert parse_threshold("e2e.p95 > 1.5s").limit == 1500.0
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("latency.p95>1", "there are queue_delay.p95, ttft.p95"),
-        ("ttft>1", "needs one of .p50"),
-        ("ttft.p42>1", "needs one of .p50"),
-        ("qps.p95<1", "leave out .p95"),
-        ("qps<1s", "not a time"),
-        ("ttft.p95=1", "write it as"),
-        ("ttft.p95>-1", "write it as"),
-        ("ttft.p95>1 or 1", "write it as"),
-        ("__import__('os')", "write it as"),
-        ("", "write it as"),
-    ],
-)
-def test_an_invalid_expression_is_refused_with_what_is_allowed(text: str, message: str) -> None:
-    with pytest.raises(ThresholdError, match=message):
-        parse_threshold(text)
+INVALID: list[tuple[str, str]] = [
+    ("latency.p95>1", "there are queue_delay.p95, ttft.p95"),
+    ("ttft>1", "needs one of .p50"),
+    ("ttft.p42>1", "needs one of .p50"),
+    ("qps.p95<1", "leave out .p95"),
+    ("qps<1s", "not a time"),
+    ("ttft.p95=1", "write it as"),
+    ("ttft.p95>-1", "write it as"),
+    ("ttft.p95>1 or 1", "write it as"),
+    ("__import__('os')", "write it as"),
+    ("", "write it as"),
+]
 
 
-@pytest.mark.parametrize("text", ["ttft", "ttft:", "ttft:-5", "ttft:inf", "ttft:nan", "nope:5"])
-def test_an_invalid_objective_is_refused(text: str) -> None:
-    with pytest.raises(ObjectiveError):
-        parse_objective(text)
+def test_an_invalid_expression_is_refused_with_what_is_allowed() -> None:
+    with Offenders() as offenders:
+        for text, message in INVALID:
+            with offenders.case(text, message), pytest.raises(ThresholdError, match=message):
+                parse_threshold(text)
+
+
+def test_an_invalid_objective_is_refused() -> None:
+    with Offenders() as offenders:
+        for text in ("ttft", "ttft:", "ttft:-5", "ttft:inf", "ttft:nan", "nope:5"):
+            with offenders.case(text), pytest.raises(ObjectiveError):
+                parse_objective(text)
 
 
 def test_an_objective_is_parsed() -> None:

@@ -16,6 +16,7 @@ from loadtest.client.contract import (
     Usage,
 )
 from loadtest.client.sse import ServerSentEvent
+from tests.offenders import Offenders
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
@@ -44,19 +45,21 @@ def delta(**fields: Any) -> dict[str, Any]:
     return {"choices": [{"index": 0, "delta": fields}]}
 
 
-@pytest.mark.parametrize(
-    ("fields", "text"),
-    [
-        ({"role": "assistant", "content": ""}, ""),
-        ({"content": None}, ""),
-        ({"content": "hello"}, "hello"),
-        ({"reasoning_content": "hm"}, "hm"),
-        ({"reasoning": "hm"}, "hm"),
-        ({"tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}, "f{}"),
-    ],
-)
-def test_text_is_everything_the_model_wrote(fields: dict[str, Any], text: str) -> None:
-    assert read(delta(**fields)).text == text
+WROTE: list[tuple[dict[str, Any], str]] = [
+    ({"role": "assistant", "content": ""}, ""),
+    ({"content": None}, ""),
+    ({"content": "hello"}, "hello"),
+    ({"reasoning_content": "hm"}, "hm"),
+    ({"reasoning": "hm"}, "hm"),
+    ({"tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}, "f{}"),
+]
+
+
+def test_text_is_everything_the_model_wrote() -> None:
+    with Offenders() as offenders:
+        for fields, text in WROTE:
+            with offenders.case(fields, text):
+                assert read(delta(**fields)).text == text
 
 
 def test_an_empty_finish_reason_is_none() -> None:
@@ -89,10 +92,14 @@ def test_an_event_named_error_is_an_error_whatever_its_data(data: str, said: str
     assert said in told.error
 
 
-@pytest.mark.parametrize("data", ["{", "[]", "1", '"x"', "{}", '{"choices": 1}', ""])
-def test_an_event_that_is_not_a_chunk_is_malformed(data: str) -> None:
-    with pytest.raises(MalformedAnswerError):
-        chat().read_event(ServerSentEvent(data))
+MALFORMED: list[str] = ["{", "[]", "1", '"x"', "{}", '{"choices": 1}', ""]
+
+
+def test_an_event_that_is_not_a_chunk_is_malformed() -> None:
+    with Offenders() as offenders:
+        for data in MALFORMED:
+            with offenders.case(data), pytest.raises(MalformedAnswerError):
+                chat().read_event(ServerSentEvent(data))
 
 
 @given(JSON)

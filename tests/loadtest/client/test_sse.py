@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtest.client.sse import OversizedEventError, ServerSentEvent, SseDecoder
+from tests.offenders import Offenders
 
 FIELD_NAMES = ["data", "event", "id", "retry", "", "datas", " data", "Data"]
 VALUES = ["", " ", "  two", "[DONE]", '{"a": 1}', "你好 🙂", "\u2028", "\ufeff", "a:b", "12", "1x"]
@@ -109,13 +110,19 @@ def test_an_id_with_a_null_is_ignored(kept: str) -> None:
     assert event.last_event_id == ("" if "\0" in kept else kept)
 
 
-@pytest.mark.parametrize(
-    ("value", "retry_ms"), [("3000", 3000), ("3s", None), ("-1", None), ("٣", None), ("", None)]
-)
-def test_a_retry_pause_must_be_digits(value: str, retry_ms: int | None) -> None:
-    decoder = SseDecoder()
-    decoder.feed(f"retry: {value}\n\n".encode())
-    assert decoder.retry_ms == retry_ms
+def test_a_retry_pause_must_be_digits() -> None:
+    with Offenders() as offenders:
+        for value, retry_ms in (
+            ("3000", 3000),
+            ("3s", None),
+            ("-1", None),
+            ("٣", None),
+            ("", None),
+        ):
+            with offenders.case(value, retry_ms):
+                decoder = SseDecoder()
+                decoder.feed(f"retry: {value}\n\n".encode())
+                assert decoder.retry_ms == retry_ms
 
 
 def test_an_unfinished_last_event_is_dropped() -> None:

@@ -1,17 +1,31 @@
 import pytest
 
 from loadtest.config.values import seconds_of
+from tests.offenders import Offenders
+
+DURATIONS: list[tuple[object, float]] = [
+    ("60s", 60),
+    ("2m", 120),
+    ("500ms", 0.5),
+    ("1h30m", 5400),
+    ("1.5s", 1.5),
+    ("7", 7),
+    (7, 7),
+]
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("60s", 60), ("2m", 120), ("500ms", 0.5), ("1h30m", 5400), ("1.5s", 1.5), ("7", 7), (7, 7)],
-)
-def test_durations_are_parsed_as_people_write_them(text: object, seconds: float) -> None:
-    assert seconds_of(text) == pytest.approx(seconds)
+def test_durations_are_parsed_as_people_write_them() -> None:
+    with Offenders() as offenders:
+        for text, seconds in DURATIONS:
+            with offenders.case(text, seconds):
+                assert seconds_of(text) == pytest.approx(seconds)
 
 
-@pytest.mark.parametrize("text", ["", "soon", "60 parsecs", "s", "1s1"])
-def test_an_invalid_duration_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="not a duration such as 60s"):
-        seconds_of(text)
+def test_an_invalid_duration_is_refused() -> None:
+    with Offenders() as offenders:
+        for text in ("", "soon", "60 parsecs", "s", "1s1"):
+            with (
+                offenders.case(text),
+                pytest.raises(ValueError, match="not a duration such as 60s"),
+            ):
+                seconds_of(text)

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.load.questions import SHIPPED, Question, QuestionsError, read_questions
+from tests.offenders import Offenders
 
 
 def test_a_hundred_different_questions_ship_with_the_tool() -> None:
@@ -31,30 +32,30 @@ def test_a_conversation_s_question_is_its_last_message(tmp_path: Path) -> None:
     assert read_questions(tmp_path / "q.json") == (Question("why?", tuple(messages)),)
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "said"),
-    [
-        ("q.json", "{", "q.json: "),
-        ("q.json", "{}", "not a list"),
-        ("q.json", "[]", "holds no questions"),
-        ("q.json", '["a", 1]', "item 2: neither a text nor an object"),
-        ("q.json", '[{"query": "x"}]', "item 1: has none of prompt, question"),
-        ("q.json", '[{"messages": []}]', "item 1: messages is not a list of messages"),
-        (
-            "q.json",
-            '[{"messages": [{"content": [1]}]}]',
-            "the last message's content is not a text",
-        ),
-        ("q.jsonl", '"a"\n" "', "item 2: an empty text"),
-        ("q.csv", "a", "not one of .json, .jsonl and .txt"),
-    ],
-)
-def test_an_invalid_file_is_refused_with_the_item(
-    tmp_path: Path, name: str, content: str, said: str
-) -> None:
-    (tmp_path / name).write_text(content)
-    with pytest.raises(QuestionsError, match=said):
-        read_questions(tmp_path / name)
+INVALID: list[tuple[str, str, str]] = [
+    ("q.json", "{", "q.json: "),
+    ("q.json", "{}", "not a list"),
+    ("q.json", "[]", "holds no questions"),
+    ("q.json", '["a", 1]', "item 2: neither a text nor an object"),
+    ("q.json", '[{"query": "x"}]', "item 1: has none of prompt, question"),
+    ("q.json", '[{"messages": []}]', "item 1: messages is not a list of messages"),
+    (
+        "q.json",
+        '[{"messages": [{"content": [1]}]}]',
+        "the last message's content is not a text",
+    ),
+    ("q.jsonl", '"a"\n" "', "item 2: an empty text"),
+    ("q.csv", "a", "not one of .json, .jsonl and .txt"),
+]
+
+
+def test_an_invalid_file_is_refused_with_the_item(tmp_path: Path) -> None:
+    with Offenders() as offenders:
+        for name, content, said in INVALID:
+            with offenders.case(name, content, said):
+                (tmp_path / name).write_text(content)
+                with pytest.raises(QuestionsError, match=said):
+                    read_questions(tmp_path / name)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

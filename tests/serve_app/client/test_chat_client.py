@@ -5,6 +5,7 @@ import pytest
 from benchmarks.free_port import free_port
 from serve_app.client.chat_client import ChatClient, ChatError, Delta, Notice, Usage
 from tests.deadline import in_time
+from tests.offenders import Offenders
 from tests.serve_app.client.fake_server import (
     Answering,
     Write,
@@ -73,10 +74,11 @@ async def test_a_server_that_does_not_run_is_named_with_the_command_that_starts_
     assert str(caught.value) == expected
 
 
-@pytest.mark.parametrize("url", ["", "localhost:8000", "ftp://x", "http://", "http://[::1"])
-def test_what_is_no_url_is_refused(url: str) -> None:
-    with pytest.raises(ChatError, match="no URL"):
-        ChatClient(url)
+def test_what_is_no_url_is_refused() -> None:
+    with Offenders() as offenders:
+        for url in ("", "localhost:8000", "ftp://x", "http://", "http://[::1"):
+            with offenders.case(url), pytest.raises(ChatError, match="no URL"):
+                ChatClient(url)
 
 
 def error(message: str) -> dict[str, Any]:

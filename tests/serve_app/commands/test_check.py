@@ -7,6 +7,7 @@ import yaml
 
 from deployments.user_config import BATCH_KEYS
 from serve_app.commands.check import LOAD_POLICY, BatchingConfig, check_file, find_problems
+from tests.offenders import Offenders
 
 ROOT = Path(__file__).resolve().parents[3]
 SHIPPED = (ROOT / "serve_config.yaml").read_text(encoding="utf-8")
@@ -49,82 +50,86 @@ def test_mistyped_key_is_named_with_its_path_and_the_nearest_known_one() -> None
     ]
 
 
-@pytest.mark.parametrize(
-    ("place", "path", "hint"),
-    [
-        ({"top": {"loging_config": {}}}, "loging_config", "logging_config"),
-        ({"top": {"logging_config": {"encodng": "JSON"}}}, "logging_config.encodng", "encoding"),
-        ({"top": {"grpc_options": {"prt": 1}}}, "grpc_options.prt", "port"),
-        ({"http": {"hots": "x"}}, "http_options.hots", "host"),
-        ({"application": {"rout_prefix": "/"}}, "applications[0].rout_prefix", "route_prefix"),
-        (
-            {"application": {"runtime_env": {"pipp": []}}},
-            "applications[0].runtime_env.pipp",
-            "pip",
-        ),
-        (
-            {"application": {"autoscaling_policy": {"policy_functon": "a:b"}}},
-            "applications[0].autoscaling_policy.policy_functon",
-            "policy_function",
-        ),
-        ({"model": {"max_ongoing_request": 1}}, f"{MODEL}.max_ongoing_request", "max_ongoing"),
-        (
-            {"ingress": {"ray_actor_options": {"num_cpu": 1}}},
-            f"{INGRESS}.ray_actor_options.num_cpu",
-            "num_cpus",
-        ),
-        (
-            {"ingress": {"request_router_config": {"initial_backof_s": 1}}},
-            f"{INGRESS}.request_router_config.initial_backof_s",
-            "initial_backoff_s",
-        ),
-        (
-            {"ingress": {"autoscaling_config": {"policy": {"policy_kwarg": {}}}}},
-            f"{INGRESS}.autoscaling_config.policy.policy_kwarg",
-            "policy_kwargs",
-        ),
-        ({"model": {"backpressure_config": {"status": 1}}}, f"{MODEL}.backpressure", "status_code"),
-        ({"entry": {"max_num_seq": 1}}, f"{ENTRY}.max_num_seq", "max_num_seqs"),
-    ],
-)
-def test_unknown_key_of_any_section_is_found(place: Any, path: str, hint: str) -> None:
-    (problem,) = problems(**place)
-    assert problem.startswith(path)
-    assert f"did you mean '{hint}" in problem
+UNKNOWN: list[tuple[Any, str, str]] = [
+    ({"top": {"loging_config": {}}}, "loging_config", "logging_config"),
+    ({"top": {"logging_config": {"encodng": "JSON"}}}, "logging_config.encodng", "encoding"),
+    ({"top": {"grpc_options": {"prt": 1}}}, "grpc_options.prt", "port"),
+    ({"http": {"hots": "x"}}, "http_options.hots", "host"),
+    ({"application": {"rout_prefix": "/"}}, "applications[0].rout_prefix", "route_prefix"),
+    (
+        {"application": {"runtime_env": {"pipp": []}}},
+        "applications[0].runtime_env.pipp",
+        "pip",
+    ),
+    (
+        {"application": {"autoscaling_policy": {"policy_functon": "a:b"}}},
+        "applications[0].autoscaling_policy.policy_functon",
+        "policy_function",
+    ),
+    ({"model": {"max_ongoing_request": 1}}, f"{MODEL}.max_ongoing_request", "max_ongoing"),
+    (
+        {"ingress": {"ray_actor_options": {"num_cpu": 1}}},
+        f"{INGRESS}.ray_actor_options.num_cpu",
+        "num_cpus",
+    ),
+    (
+        {"ingress": {"request_router_config": {"initial_backof_s": 1}}},
+        f"{INGRESS}.request_router_config.initial_backof_s",
+        "initial_backoff_s",
+    ),
+    (
+        {"ingress": {"autoscaling_config": {"policy": {"policy_kwarg": {}}}}},
+        f"{INGRESS}.autoscaling_config.policy.policy_kwarg",
+        "policy_kwargs",
+    ),
+    ({"model": {"backpressure_config": {"status": 1}}}, f"{MODEL}.backpressure", "status_code"),
+    ({"entry": {"max_num_seq": 1}}, f"{ENTRY}.max_num_seq", "max_num_seqs"),
+]
+
+
+def test_unknown_key_of_any_section_is_found() -> None:
+    with Offenders() as offenders:
+        for place, path, hint in UNKNOWN:
+            with offenders.case(place, path, hint):
+                (problem,) = problems(**place)
+                assert problem.startswith(path)
+                assert f"did you mean '{hint}" in problem
+
+
+INVALID: list[tuple[Any, str]] = [
+    ({"http": {"port": "eight"}}, "http_options.port"),
+    ({"top": {"proxy_location": "Nowhere"}}, "proxy_location"),
+    ({"ingress": {"max_ongoing_requests": 0}}, f"{INGRESS}.max_ongoing_requests"),
+    (
+        {"ingress": {"autoscaling_config": {"min_replicas": -1}}},
+        f"{INGRESS}.autoscaling_config.min_replicas",
+    ),
+    (
+        {"ingress": {"autoscaling_config": {"min_replicas": 3, "max_replicas": 2}}},
+        f"{INGRESS}.autoscaling_config",
+    ),
+    ({"entry": {"gpu_share": 2}}, f"{ENTRY}.gpu_share"),
+    ({"entry": {"num_gpus": "many"}}, f"{ENTRY}.num_gpus"),
+    ({"entry": {"max_num_seqs": 2, "max_batched_tokens": 1}}, ENTRY),
+    ({"model": {"user_config": {"max_batch_size": 0}}}, f"{MODEL}.user_config.max_batch_size"),
+    (
+        {"model": {"user_config": {"batch_wait_timeout_s": -1}}},
+        f"{MODEL}.user_config.batch_wait_timeout_s",
+    ),
+    ({"application": {"args": {}}}, "applications[0].args.models"),
+    ({"application": {"deployments": {"name": "x"}}}, "applications[0].deployments"),
+    ({"application": {"deployments": [None]}}, "applications[0].deployments[0]"),
+    ({"application": {"args": {"models": ["pydoc-chat"]}}}, ENTRY),
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("place", "path"),
-    [
-        ({"http": {"port": "eight"}}, "http_options.port"),
-        ({"top": {"proxy_location": "Nowhere"}}, "proxy_location"),
-        ({"ingress": {"max_ongoing_requests": 0}}, f"{INGRESS}.max_ongoing_requests"),
-        (
-            {"ingress": {"autoscaling_config": {"min_replicas": -1}}},
-            f"{INGRESS}.autoscaling_config.min_replicas",
-        ),
-        (
-            {"ingress": {"autoscaling_config": {"min_replicas": 3, "max_replicas": 2}}},
-            f"{INGRESS}.autoscaling_config",
-        ),
-        ({"entry": {"gpu_share": 2}}, f"{ENTRY}.gpu_share"),
-        ({"entry": {"num_gpus": "many"}}, f"{ENTRY}.num_gpus"),
-        ({"entry": {"max_num_seqs": 2, "max_batched_tokens": 1}}, ENTRY),
-        ({"model": {"user_config": {"max_batch_size": 0}}}, f"{MODEL}.user_config.max_batch_size"),
-        (
-            {"model": {"user_config": {"batch_wait_timeout_s": -1}}},
-            f"{MODEL}.user_config.batch_wait_timeout_s",
-        ),
-        ({"application": {"args": {}}}, "applications[0].args.models"),
-        ({"application": {"deployments": {"name": "x"}}}, "applications[0].deployments"),
-        ({"application": {"deployments": [None]}}, "applications[0].deployments[0]"),
-        ({"application": {"args": {"models": ["pydoc-chat"]}}}, ENTRY),
-    ],
-)
-def test_invalid_value_is_found(place: Any, path: str) -> None:
-    (problem,) = problems(**place)
-    assert problem.startswith(f"{path}: ")
+def test_invalid_value_is_found() -> None:
+    with Offenders() as offenders:
+        for place, path in INVALID:
+            with offenders.case(place, path):
+                (problem,) = problems(**place)
+                assert problem.startswith(f"{path}: ")
 
 
 def test_all_problems_are_listed_at_once() -> None:
@@ -185,9 +190,11 @@ def test_duplicate_key_is_refused() -> None:
     assert "line 8" in problem
 
 
-@pytest.mark.parametrize("text", ["", "- 1", "text", "a: ["])
-def test_text_that_holds_no_mapping_is_one_problem(text: str) -> None:
-    assert len(find_problems(text)) == 1
+def test_text_that_holds_no_mapping_is_one_problem() -> None:
+    with Offenders() as offenders:
+        for text in ("", "- 1", "text", "a: ["):
+            with offenders.case(text):
+                assert len(find_problems(text)) == 1
 
 
 def test_file_without_an_application_of_ours_is_refused() -> None:

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from raystream.__main__ import app
 from serve_app.commands import supervise
+from tests.offenders import Offenders
 
 ROOT = Path(__file__).resolve().parents[3]
 COMMANDS = [
@@ -131,12 +132,14 @@ def test_wrong_usage_starts_nothing(arguments: list[str], supervised: list[list[
     assert supervised == []
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_each_command_explains_itself(name: str, supervised: list[list[str]]) -> None:
-    told = CliRunner().invoke(app, [name, "--help"])
-    assert (told.exit_code, supervised) == (0, [])
-    assert f"Usage: raystream {name}" in told.stdout
-    assert name in CliRunner().invoke(app, ["--help"]).stdout
+def test_each_command_explains_itself(supervised: list[list[str]]) -> None:
+    with Offenders() as offenders:
+        for name in COMMANDS:
+            with offenders.case(name):
+                told = CliRunner().invoke(app, [name, "--help"])
+                assert (told.exit_code, supervised) == (0, [])
+                assert f"Usage: raystream {name}" in told.stdout
+                assert name in CliRunner().invoke(app, ["--help"]).stdout
 
 
 def test_no_command_is_forgotten() -> None:

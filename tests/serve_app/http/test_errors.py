@@ -20,6 +20,7 @@ from deployments.errors import (
 )
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
+from tests.offenders import Offenders
 from tests.serve_app.fakes import FakeBackend
 
 CHAT = "/v1/chat/completions"
@@ -31,41 +32,39 @@ ERROR_CLASSES = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("error", "status", "type_", "code"),
-    [
-        (InvalidRequestError("no", "p"), 400, "invalid_request_error", "invalid_request"),
-        (InvalidImageError("no", "p"), 400, "invalid_request_error", "invalid_image"),
-        (
-            ContextLengthExceededError("no", "p"),
-            400,
-            "invalid_request_error",
-            "context_length_exceeded",
-        ),
-        (ModelNotFoundError("no", "p"), 404, "invalid_request_error", "model_not_found"),
-        (GenerationFailedError("no", "p"), 500, "server_error", "generation_failed"),
-        (OverloadedError("no", "p"), 503, "overloaded_error", "overloaded"),
-        (RaystreamError("no", "p"), 500, "server_error", "internal_error"),
-    ],
-)
-@pytest.mark.parametrize("stream", [False, True])
+REFUSALS_1: list[tuple[RaystreamError, int, str, str]] = [
+    (InvalidRequestError("no", "p"), 400, "invalid_request_error", "invalid_request"),
+    (InvalidImageError("no", "p"), 400, "invalid_request_error", "invalid_image"),
+    (
+        ContextLengthExceededError("no", "p"),
+        400,
+        "invalid_request_error",
+        "context_length_exceeded",
+    ),
+    (ModelNotFoundError("no", "p"), 404, "invalid_request_error", "model_not_found"),
+    (GenerationFailedError("no", "p"), 500, "server_error", "generation_failed"),
+    (OverloadedError("no", "p"), 503, "overloaded_error", "overloaded"),
+    (RaystreamError("no", "p"), 500, "server_error", "internal_error"),
+]
+
+
 async def test_each_refusal_has_its_status_type_and_code(
-    client: httpx.AsyncClient,
-    backend: FakeBackend,
-    error: RaystreamError,
-    status: int,
-    type_: str,
-    code: str,
-    stream: bool,
+    client: httpx.AsyncClient, backend: FakeBackend
 ) -> None:
-    backend.refusal = error
-    answer = await client.post(CHAT, json={**HI, "stream": stream})
-    assert answer.status_code == status
-    told = {"message": "p: no", "type": type_, "param": "p", "code": code}
-    assert answer.json() == {"error": told}
-    assert answer.headers["content-type"] == "application/json"
-    assert answer.headers.get("retry-after") == ("1" if status == 503 else None)
-    assert answer.headers.get("x-should-retry") == ("false" if status < 500 else None)
+    with Offenders() as offenders:
+        for stream in (False, True):
+            for error, status, type_, code in REFUSALS_1:
+                with offenders.case(stream, error, status, type_, code):
+                    backend.refusal = error
+                    answer = await client.post(CHAT, json={**HI, "stream": stream})
+                    assert answer.status_code == status
+                    told = {"message": "p: no", "type": type_, "param": "p", "code": code}
+                    assert answer.json() == {"error": told}
+                    assert answer.headers["content-type"] == "application/json"
+                    assert answer.headers.get("retry-after") == ("1" if status == 503 else None)
+                    assert answer.headers.get("x-should-retry") == (
+                        "false" if status < 500 else None
+                    )
 
 
 @pytest.mark.parametrize("lost", [ReplicaUnavailableError("gone"), GenerationAbortedError("gone")])
@@ -98,44 +97,50 @@ def test_errors_survive_pickling(error_class: type[RaystreamError]) -> None:
     assert (str(error), error.message, error.param) == ("message", "message", "param")
 
 
-@pytest.mark.parametrize(
-    ("body", "hint"),
-    [
-        (b"", "The body is empty"),
-        (b" \n", "The body is empty"),
-        (b"{", "line 1, column 2"),
-        (b"{'a': 1}", "not JSON"),
-        (b'{"model": "\xff"}', "not text in UTF-8: byte 11 is 0xff"),
-        (b'{"model": "\\ud800"}', "\\ud800, half of a surrogate pair"),
-        (b'{"model": "ab\\uDFFFc"}', 'after \'{"model": "ab\'. Send both halves'),
-        (b'{"temperature": NaN}', "NaN"),
-        (b'{"metadata": {"deep": [-Infinity]}}', "-Infinity"),
-        (
-            b'{"temperature": 1e400}',
-            "The number 1e400 is out of range: numbers are from -1.8e+308 to 1.8e+308.",
-        ),
-        (b'{"seed": ' + b"9" * 5000 + b"}", "more than 4300 digits"),
-        (b"[" * 60000, "nested too deeply"),
-        (b'{"seed": 1, "seed": 2}', "twice"),
-        (b'{"metadata": {"a": 1, "a": 1}}', "twice"),
-    ],
-)
-@pytest.mark.parametrize("path", [CHAT, "/text-generation"])
+NOT_JSON_1: list[tuple[bytes, str]] = [
+    (b"", "The body is empty"),
+    (b" \n", "The body is empty"),
+    (b"{", "line 1, column 2"),
+    (b"{'a': 1}", "not JSON"),
+    (b'{"model": "\xff"}', "not text in UTF-8: byte 11 is 0xff"),
+    (b'{"model": "\\ud800"}', "\\ud800, half of a surrogate pair"),
+    (b'{"model": "ab\\uDFFFc"}', 'after \'{"model": "ab\'. Send both halves'),
+    (b'{"temperature": NaN}', "NaN"),
+    (b'{"metadata": {"deep": [-Infinity]}}', "-Infinity"),
+    (
+        b'{"temperature": 1e400}',
+        "The number 1e400 is out of range: numbers are from -1.8e+308 to 1.8e+308.",
+    ),
+    (b'{"seed": ' + b"9" * 5000 + b"}", "more than 4300 digits"),
+    (b"[" * 60000, "nested too deeply"),
+    (b'{"seed": 1, "seed": 2}', "twice"),
+    (b'{"metadata": {"a": 1, "a": 1}}', "twice"),
+]
+
+
 async def test_a_body_that_is_not_json_is_refused_with_the_reason(
-    client: httpx.AsyncClient, path: str, body: bytes, hint: str
+    client: httpx.AsyncClient,
 ) -> None:
-    answer = await client.post(path, content=body, headers={"content-type": "application/json"})
-    assert answer.status_code == 400
-    assert hint in answer.json()["error"]["message"]
+    with Offenders() as offenders:
+        for path in (CHAT, "/text-generation"):
+            for body, hint in NOT_JSON_1:
+                with offenders.case(path, body, hint):
+                    answer = await client.post(
+                        path, content=body, headers={"content-type": "application/json"}
+                    )
+                    assert answer.status_code == 400
+                    assert hint in answer.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("body", [b"[]", b"1", b'"text"', b"null"])
-async def test_a_body_that_is_not_an_object_is_refused(
-    client: httpx.AsyncClient, body: bytes
-) -> None:
-    answer = await client.post(CHAT, content=body, headers={"content-type": "application/json"})
-    assert answer.status_code == 400
-    assert answer.json()["error"]["type"] == "invalid_request_error"
+async def test_a_body_that_is_not_an_object_is_refused(client: httpx.AsyncClient) -> None:
+    with Offenders() as offenders:
+        for body in (b"[]", b"1", b'"text"', b"null"):
+            with offenders.case(body):
+                answer = await client.post(
+                    CHAT, content=body, headers={"content-type": "application/json"}
+                )
+                assert answer.status_code == 400
+                assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
 async def test_a_body_of_another_type_is_refused(client: httpx.AsyncClient) -> None:
@@ -217,80 +222,80 @@ async def test_an_id_that_serve_echoes_is_not_repeated(
     assert "x-request-id" not in answer.headers
 
 
-@pytest.mark.parametrize(
-    ("messages", "param"),
-    [
-        ([], "messages"),
-        ([{"role": "king", "content": "hi"}], "messages[0].role"),
-        ([{"role": "user"}], "messages[0].content"),
-        ([{"role": "user", "content": []}], "messages[0].content"),
-        ([{"role": "user", "content": 5}], "messages[0].content"),
-        ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text"),
-        (
-            [{"role": "user", "content": "a"}, {"role": "user", "content": [{"type": "video"}]}],
-            "messages[1].content[0].type",
-        ),
-        (
-            [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": 1}}]}],
-            "messages[0].content[0].image_url.url",
-        ),
-        ([{"role": "user", "content": "hi", "colour": "red"}], "messages[0].colour"),
-        (
-            [{"role": "user", "content": [{"type": "text", "text": "a", "colour": "red"}]}],
-            "messages[0].content[0].colour",
-        ),
-        (
-            [{"role": "user", "content": [{"type": "text", "text": 5}]}],
-            "messages[0].content[0].text",
-        ),
-        (
-            [{"role": "user", "content": [{"type": "image_url"}]}],
-            "messages[0].content[0].image_url",
-        ),
-        (
-            [{"role": "user", "content": [{"type": "image_url", "image_url": {"colour": 1}}]}],
-            "messages[0].content[0].image_url.colour",
-        ),
-        (
-            [
-                {
-                    "role": "user",
-                    "content": [{"type": "image_url", "image_url": {"url": ""}, "colour": 1}],
-                }
-            ],
-            "messages[0].content[0].colour",
-        ),
-    ],
-)
-async def test_the_error_names_the_path_of_the_field(
-    client: httpx.AsyncClient, messages: object, param: str
-) -> None:
-    answer = await client.post(CHAT, json={"model": "m", "messages": messages})
-    assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == param
+PATHS: list[tuple[object, str]] = [
+    ([], "messages"),
+    ([{"role": "king", "content": "hi"}], "messages[0].role"),
+    ([{"role": "user"}], "messages[0].content"),
+    ([{"role": "user", "content": []}], "messages[0].content"),
+    ([{"role": "user", "content": 5}], "messages[0].content"),
+    ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text"),
+    (
+        [{"role": "user", "content": "a"}, {"role": "user", "content": [{"type": "video"}]}],
+        "messages[1].content[0].type",
+    ),
+    (
+        [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": 1}}]}],
+        "messages[0].content[0].image_url.url",
+    ),
+    ([{"role": "user", "content": "hi", "colour": "red"}], "messages[0].colour"),
+    (
+        [{"role": "user", "content": [{"type": "text", "text": "a", "colour": "red"}]}],
+        "messages[0].content[0].colour",
+    ),
+    (
+        [{"role": "user", "content": [{"type": "text", "text": 5}]}],
+        "messages[0].content[0].text",
+    ),
+    (
+        [{"role": "user", "content": [{"type": "image_url"}]}],
+        "messages[0].content[0].image_url",
+    ),
+    (
+        [{"role": "user", "content": [{"type": "image_url", "image_url": {"colour": 1}}]}],
+        "messages[0].content[0].image_url.colour",
+    ),
+    (
+        [
+            {
+                "role": "user",
+                "content": [{"type": "image_url", "image_url": {"url": ""}, "colour": 1}],
+            }
+        ],
+        "messages[0].content[0].colour",
+    ),
+]
 
 
-@pytest.mark.parametrize(
-    ("format_", "param"),
-    [
-        ({"type": "text", "colour": "red"}, "response_format.colour"),
-        ({"type": "json_schema"}, "response_format.json_schema"),
-        (
-            {"type": "json_schema", "json_schema": {"name": "a"}},
-            "response_format.json_schema.schema",
-        ),
-        (
-            {"type": "json_schema", "json_schema": {"name": "a", "schema": {}, "colour": 1}},
-            "response_format.json_schema.colour",
-        ),
-    ],
-)
-async def test_the_path_does_not_contain_names_of_union_members(
-    client: httpx.AsyncClient, format_: object, param: str
-) -> None:
-    answer = await client.post(CHAT, json={**HI, "response_format": format_})
-    assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == param
+async def test_the_error_names_the_path_of_the_field(client: httpx.AsyncClient) -> None:
+    with Offenders() as offenders:
+        for messages, param in PATHS:
+            with offenders.case(messages, param):
+                answer = await client.post(CHAT, json={"model": "m", "messages": messages})
+                assert answer.status_code == 400
+                assert answer.json()["error"]["param"] == param
+
+
+UNIONS: list[tuple[object, str]] = [
+    ({"type": "text", "colour": "red"}, "response_format.colour"),
+    ({"type": "json_schema"}, "response_format.json_schema"),
+    (
+        {"type": "json_schema", "json_schema": {"name": "a"}},
+        "response_format.json_schema.schema",
+    ),
+    (
+        {"type": "json_schema", "json_schema": {"name": "a", "schema": {}, "colour": 1}},
+        "response_format.json_schema.colour",
+    ),
+]
+
+
+async def test_the_path_does_not_contain_names_of_union_members(client: httpx.AsyncClient) -> None:
+    with Offenders() as offenders:
+        for format_, param in UNIONS:
+            with offenders.case(format_, param):
+                answer = await client.post(CHAT, json={**HI, "response_format": format_})
+                assert answer.status_code == 400
+                assert answer.json()["error"]["param"] == param
 
 
 @pytest.mark.parametrize("number", ["2.0", "2e0", "20e-1"])

@@ -3,6 +3,8 @@ import re
 import httpx
 import pytest
 
+from tests.offenders import Offenders
+
 
 @pytest.mark.parametrize("given", ["a", "A_b-9", "x" * 64])
 async def test_a_valid_id_comes_back(client: httpx.AsyncClient, given: str) -> None:
@@ -10,10 +12,12 @@ async def test_a_valid_id_comes_back(client: httpx.AsyncClient, given: str) -> N
     assert answer.headers.get_list("x-request-id") == [given]
 
 
-@pytest.mark.parametrize("given", ["", "x" * 65, "a b", "a\u00e9", "a.b", "$(rm)"])
-async def test_any_other_id_is_replaced(client: httpx.AsyncClient, given: str) -> None:
-    answer = await client.get("/v1/models", headers={b"x-request-id": given.encode()})
-    assert re.fullmatch("[0-9a-f]{32}", answer.headers["x-request-id"])
+async def test_any_other_id_is_replaced(client: httpx.AsyncClient) -> None:
+    with Offenders() as offenders:
+        for given in ("", "x" * 65, "a b", "a\u00e9", "a.b", "$(rm)"):
+            with offenders.case(given):
+                answer = await client.get("/v1/models", headers={b"x-request-id": given.encode()})
+                assert re.fullmatch("[0-9a-f]{32}", answer.headers["x-request-id"])
 
 
 @pytest.mark.parametrize("path", ["/nowhere", "/v1/models", "/openapi.json", "/v1/models/x"])

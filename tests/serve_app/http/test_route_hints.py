@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve_app.http.route_hints import MAX_PATH_LENGTH, route_hint, shown_path
+from tests.offenders import Offenders
 from tests.raw_http import exchange, head, parsed
 from tests.serve_app.front_doors import on_uvicorn
 
@@ -42,21 +43,23 @@ async def error_of(client: httpx.AsyncClient, method: str, path: str) -> dict[st
     return error
 
 
-@pytest.mark.parametrize(("path", "meant"), MEANT.items())
-async def test_the_404_of_a_slip_names_the_route(
-    client: httpx.AsyncClient, path: str, meant: str
-) -> None:
-    method = meant.partition(" ")[0]
-    error = await error_of(client, method, path)
-    assert error["message"] == f"Not Found: {method} {path}. Did you mean {meant}?"
+async def test_the_404_of_a_slip_names_the_route(client: httpx.AsyncClient) -> None:
+    with Offenders() as offenders:
+        for path, meant in MEANT.items():
+            with offenders.case(path, meant):
+                method = meant.partition(" ")[0]
+                error = await error_of(client, method, path)
+                assert error["message"] == f"Not Found: {method} {path}. Did you mean {meant}?"
 
 
-@pytest.mark.parametrize("path", ["/nowhere", "/v1", "/v1/images/generations", "/docs/nothing.js"])
-async def test_a_path_like_no_route_is_told_where_all_routes_are(
-    client: httpx.AsyncClient, path: str
-) -> None:
-    error = await error_of(client, "POST" if path != "/docs/nothing.js" else "GET", path)
-    assert error["message"].endswith("GET /docs shows all routes.")
+async def test_a_path_like_no_route_is_told_where_all_routes_are(client: httpx.AsyncClient) -> None:
+    with Offenders() as offenders:
+        for path in ("/nowhere", "/v1", "/v1/images/generations", "/docs/nothing.js"):
+            with offenders.case(path):
+                error = await error_of(
+                    client, "POST" if path != "/docs/nothing.js" else "GET", path
+                )
+                assert error["message"].endswith("GET /docs shows all routes.")
 
 
 async def test_a_wrong_method_is_told_the_right_ones(client: httpx.AsyncClient) -> None:

@@ -20,6 +20,7 @@ from serve_app.api.structured.structural_tag import StructuralTag
 from serve_app.api.structured.structured_outputs import StructuredFields, StructuredOutputs
 from serve_app.config import LimitsConfig
 from serve_app.http.validation_refusal import refusal_of, with_place
+from tests.offenders import Offenders
 from tests.serve_app.apps import JSON, client_of, make_app
 from tests.serve_app.fake_pooler import FakeClassifier
 from tests.serve_app.fakes import FakeBackend
@@ -166,88 +167,88 @@ def is_plain(message: str, param: str | None) -> bool:
     return bool(is_placed) and not PYDANTIC.search(message.replace(param or "", ""))
 
 
-@pytest.mark.parametrize(
-    ("body", "fields", "param", "message"),
-    [
-        (ChatRequest, 5, None, "The body must be an object."),
-        (ChatRequest, {"messages": []}, "model", "model is missing."),
-        (ChatRequest, {"messages": []}, "messages", "messages must not be empty."),
-        (ChatRequest, {"temperature": "warm"}, "temperature", "temperature must be a number."),
-        (ChatRequest, {"temperature": 10**400}, "temperature",
-         "temperature must be a smaller number."),
-        (ChatRequest, {"max_tokens": 1.5}, "max_tokens", "max_tokens must be a whole number."),
-        (ChatRequest, {"stream": 1}, "stream", "stream must be true or false."),
-        (ChatRequest, {"logit_bias": []}, "logit_bias", "logit_bias must be an object."),
-        (ChatRequest, {"stop": 5}, "stop", "stop must be a string or a list of strings."),
-        (ChatRequest, {"messages": [{"role": "user", "content": 5}]}, "messages[0].content",
-         "messages[0].content must be a string or a list of parts."),
-        (ChatRequest, {"messages": [{"role": "user", "content": [{"type": "video"}]}]},
-         "messages[0].content[0].type",
-         "messages[0].content[0].type must be 'text' or 'image_url'."),
-        (ChatRequest, {"messages": [{"role": "user", "content": [{}]}]},
-         "messages[0].content[0].type", "messages[0].content[0].type is missing."),
-        (ChatRequest, {"messages": [{"role": "user", "contnet": "a"}]}, "messages[0].contnet",
-         "Unknown parameter: 'messages[0].contnet'. Did you mean 'content'?"),
-        (ChatRequest, {"tools": "f"}, "tools", "tools must be a list."),
-        (ChatRequest, {"guided_json": 5}, "guided_json",
-         "guided_json must be an object or a string."),
-        (ChatRequest, {"guided_json": {}}, "guided_json", "guided_json must not be empty."),
-        (ChatRequest, {"guided_json": ""}, "guided_json", "guided_json must not be empty."),
-        (ChatRequest, {"structured_outputs": {"json_object": False}},
-         "structured_outputs.json_object", "structured_outputs.json_object must be true."),
-        (ChatRequest, {"structured_outputs": {"structural_tag": ""}},
-         "structured_outputs.structural_tag",
-         "structured_outputs.structural_tag must not be empty."),
-        (ChatRequest, {"structural_tag": "[]"}, "structural_tag",
-         "structural_tag: The structural tag can't be honoured: it is not a JSON object."),
-        (ChatRequest, {"structural_tag": '{"type": "x"}'}, "structural_tag.type",
-         "structural_tag.type must be 'structural_tag'."),
-        (ChatRequest, {"chat_template_kwargs": {"a": []}}, "chat_template_kwargs.a",
-         "chat_template_kwargs.a must be true, false, null, a number between -1000000 and 1000000, "
-         "or a string of at most 1024 characters."),
-        (ChatRequest, {"chat_template_kwargs": {"x" * 65: 1}}, "chat_template_kwargs",
-         "The names in chat_template_kwargs must have at most 64 characters."),
-        (ChatRequest, {"max_completion_tokens": 4, "min_tokens": 5}, "min_tokens",
-         "min_tokens must be at most max_completion_tokens, which is 4"),
-        (VllmClassifyBody, {"truncate_prompt_tokens": 0}, "truncate_prompt_tokens",
-         "truncate_prompt_tokens must be -1 or at least 1."),
-        (VllmClassifyBody, {"truncate_prompt_tokens": "x"}, "truncate_prompt_tokens",
-         "truncate_prompt_tokens must be -1 or a whole number."),
-        (CompletionRequest, {"prompt": 5}, "prompt",
-         "prompt must be a string, a list of strings, token ids, or a list of lists of token ids."),
-    ],
-)  # fmt: skip
-async def test_a_refusal_says_what_its_field_must_be(
-    body: type[StrictBody], fields: Any, param: str | None, message: str
-) -> None:
-    routes = {each: route for route, each, _ in SAMPLES}
-    needed: dict[str, Any] = {"model": "m"}
-    needed["prompt" if body is CompletionRequest else "messages"] = MESSAGES
-    if body is VllmClassifyBody:
-        needed = {"model": "m", "input": "a"}
-    sent = {**needed, **fields} if isinstance(fields, dict) else fields
-    if param == "model":
-        del sent["model"]
-    async with client_of(make_app(FakeBackend(tool_call_format="hermes"))) as client:
-        error = (await client.post(routes[body], json=sent)).json()["error"]
-    assert (error["param"], error["message"]) == (param, message)
+WORDS: list[tuple[type[StrictBody], Any, str | None, str]] = [
+    (ChatRequest, 5, None, "The body must be an object."),
+    (ChatRequest, {"messages": []}, "model", "model is missing."),
+    (ChatRequest, {"messages": []}, "messages", "messages must not be empty."),
+    (ChatRequest, {"temperature": "warm"}, "temperature", "temperature must be a number."),
+    (ChatRequest, {"temperature": 10**400}, "temperature",
+     "temperature must be a smaller number."),
+    (ChatRequest, {"max_tokens": 1.5}, "max_tokens", "max_tokens must be a whole number."),
+    (ChatRequest, {"stream": 1}, "stream", "stream must be true or false."),
+    (ChatRequest, {"logit_bias": []}, "logit_bias", "logit_bias must be an object."),
+    (ChatRequest, {"stop": 5}, "stop", "stop must be a string or a list of strings."),
+    (ChatRequest, {"messages": [{"role": "user", "content": 5}]}, "messages[0].content",
+     "messages[0].content must be a string or a list of parts."),
+    (ChatRequest, {"messages": [{"role": "user", "content": [{"type": "video"}]}]},
+     "messages[0].content[0].type",
+     "messages[0].content[0].type must be 'text' or 'image_url'."),
+    (ChatRequest, {"messages": [{"role": "user", "content": [{}]}]},
+     "messages[0].content[0].type", "messages[0].content[0].type is missing."),
+    (ChatRequest, {"messages": [{"role": "user", "contnet": "a"}]}, "messages[0].contnet",
+     "Unknown parameter: 'messages[0].contnet'. Did you mean 'content'?"),
+    (ChatRequest, {"tools": "f"}, "tools", "tools must be a list."),
+    (ChatRequest, {"guided_json": 5}, "guided_json",
+     "guided_json must be an object or a string."),
+    (ChatRequest, {"guided_json": {}}, "guided_json", "guided_json must not be empty."),
+    (ChatRequest, {"guided_json": ""}, "guided_json", "guided_json must not be empty."),
+    (ChatRequest, {"structured_outputs": {"json_object": False}},
+     "structured_outputs.json_object", "structured_outputs.json_object must be true."),
+    (ChatRequest, {"structured_outputs": {"structural_tag": ""}},
+     "structured_outputs.structural_tag",
+     "structured_outputs.structural_tag must not be empty."),
+    (ChatRequest, {"structural_tag": "[]"}, "structural_tag",
+     "structural_tag: The structural tag can't be honoured: it is not a JSON object."),
+    (ChatRequest, {"structural_tag": '{"type": "x"}'}, "structural_tag.type",
+     "structural_tag.type must be 'structural_tag'."),
+    (ChatRequest, {"chat_template_kwargs": {"a": []}}, "chat_template_kwargs.a",
+     "chat_template_kwargs.a must be true, false, null, a number between -1000000 and 1000000, "
+     "or a string of at most 1024 characters."),
+    (ChatRequest, {"chat_template_kwargs": {"x" * 65: 1}}, "chat_template_kwargs",
+     "The names in chat_template_kwargs must have at most 64 characters."),
+    (ChatRequest, {"max_completion_tokens": 4, "min_tokens": 5}, "min_tokens",
+     "min_tokens must be at most max_completion_tokens, which is 4"),
+    (VllmClassifyBody, {"truncate_prompt_tokens": 0}, "truncate_prompt_tokens",
+     "truncate_prompt_tokens must be -1 or at least 1."),
+    (VllmClassifyBody, {"truncate_prompt_tokens": "x"}, "truncate_prompt_tokens",
+     "truncate_prompt_tokens must be -1 or a whole number."),
+    (CompletionRequest, {"prompt": 5}, "prompt",
+     "prompt must be a string, a list of strings, token ids, or a list of lists of token ids."),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("message", "param", "placed"),
-    [
-        ("n must be at most 4.", "n", "n must be at most 4."),
-        ("It must not be so.", "n", "n: It must not be so."),
-        ("The prompt is too long.", "prompt", "The prompt is too long."),
-        ("The content is empty.", "messages[0].content",
-         "messages[0].content: The content is empty."),
-        ("Send less.", None, "Send less."),
-    ],
-)  # fmt: skip
-def test_a_message_that_does_not_name_its_parameter_gets_it_in_front(
-    message: str, param: str | None, placed: str
-) -> None:
-    assert with_place(message, param) == placed
+async def test_a_refusal_says_what_its_field_must_be() -> None:
+    with Offenders() as offenders:
+        for body, fields, param, message in WORDS:
+            with offenders.case(body, fields, param, message):
+                routes = {each: route for route, each, _ in SAMPLES}
+                needed: dict[str, Any] = {"model": "m"}
+                needed["prompt" if body is CompletionRequest else "messages"] = MESSAGES
+                if body is VllmClassifyBody:
+                    needed = {"model": "m", "input": "a"}
+                sent = {**needed, **fields} if isinstance(fields, dict) else fields
+                if param == "model":
+                    del sent["model"]
+                async with client_of(make_app(FakeBackend(tool_call_format="hermes"))) as client:
+                    error = (await client.post(routes[body], json=sent)).json()["error"]
+                assert (error["param"], error["message"]) == (param, message)
+
+
+PLACED: list[tuple[str, str | None, str]] = [
+    ("n must be at most 4.", "n", "n must be at most 4."),
+    ("It must not be so.", "n", "n: It must not be so."),
+    ("The prompt is too long.", "prompt", "The prompt is too long."),
+    ("The content is empty.", "messages[0].content",
+     "messages[0].content: The content is empty."),
+    ("Send less.", None, "Send less."),
+]  # fmt: skip
+
+
+def test_a_message_that_does_not_name_its_parameter_gets_it_in_front() -> None:
+    with Offenders() as offenders:
+        for message, param, placed in PLACED:
+            with offenders.case(message, param, placed):
+                assert with_place(message, param) == placed
 
 
 def test_a_refusal_quotes_only_a_little_of_a_long_name() -> None:

@@ -9,6 +9,7 @@ from deployments.contract import ChatMessage
 from deployments.errors import InvalidImageError
 from serve_app.config import LimitsConfig
 from serve_app.images.fetcher import MAX_CONCURRENT_FETCHES, ImageFetcher, is_public
+from tests.offenders import Offenders
 from tests.serve_app.apps import CHAT, client_of, make_app
 from tests.serve_app.fakes import FakeBackend
 from tests.serve_app.images.test_images import encoded
@@ -155,47 +156,49 @@ async def test_a_name_is_looked_up_once_so_its_address_cannot_change(files: File
     assert (len(resolver.asked), checked) == (1, ["127.0.0.1"])
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "",
-        "http://images.test/a.png",
-        "HTTP://images.test/a.png",
-        "ftp://images.test/a.png",
-        "file:///etc/passwd",
-        "file://images.test/etc/passwd",
-        "//images.test/a.png",
-        "images.test/a.png",
-        "https:images.test/a.png",
-        "https:///images.test/a.png",
-        "https://images.test:8443/a.png",
-        "https://user@images.test/a.png",
-        "https://user:password@images.test/a.png",
-        "https://images.test@evil.test/a.png",
-        "https://evil.test#@images.test/a.png",
-        "https://evil.test\\@images.test/a.png",
-        "https://images.test.evil.test/a.png",
-        "https://xn--images.test/a.png",
-        "https://sub.images.test/a.png",
-        "https://images.test./a.png",
-        "https://127.0.0.1/a.png",
-        "https://[::1]/a.png",
-        "https://[::ffff:127.0.0.1]/a.png",
-        "https://2130706433/a.png",
-        "https://0x7f.1/a.png",
-        "https://localhost/a.png",
-        "https://images.test:443:80/",
-        "https://[images.test/",
-        "https://images.test/" + "a" * 3000,
-    ],
-)
-async def test_any_other_url_is_refused_without_a_lookup(files: Files, url: str) -> None:
-    resolver = FixedResolver(1)
-    with pytest.raises(InvalidImageError, match="not fetched") as caught:
-        await fetch(fetcher(files, resolver), url)
-    assert caught.value.param == "p"
-    assert resolver.asked == []
-    assert "passw" not in str(caught.value)
+REFUSED_URLS: list[str] = [
+    "",
+    "http://images.test/a.png",
+    "HTTP://images.test/a.png",
+    "ftp://images.test/a.png",
+    "file:///etc/passwd",
+    "file://images.test/etc/passwd",
+    "//images.test/a.png",
+    "images.test/a.png",
+    "https:images.test/a.png",
+    "https:///images.test/a.png",
+    "https://images.test:8443/a.png",
+    "https://user@images.test/a.png",
+    "https://user:password@images.test/a.png",
+    "https://images.test@evil.test/a.png",
+    "https://evil.test#@images.test/a.png",
+    "https://evil.test\\@images.test/a.png",
+    "https://images.test.evil.test/a.png",
+    "https://xn--images.test/a.png",
+    "https://sub.images.test/a.png",
+    "https://images.test./a.png",
+    "https://127.0.0.1/a.png",
+    "https://[::1]/a.png",
+    "https://[::ffff:127.0.0.1]/a.png",
+    "https://2130706433/a.png",
+    "https://0x7f.1/a.png",
+    "https://localhost/a.png",
+    "https://images.test:443:80/",
+    "https://[images.test/",
+    "https://images.test/" + "a" * 3000,
+]
+
+
+async def test_any_other_url_is_refused_without_a_lookup(files: Files) -> None:
+    with Offenders() as offenders:
+        for url in REFUSED_URLS:
+            with offenders.case(url):
+                resolver = FixedResolver(1)
+                with pytest.raises(InvalidImageError, match="not fetched") as caught:
+                    await fetch(fetcher(files, resolver), url)
+                assert caught.value.param == "p"
+                assert resolver.asked == []
+                assert "passw" not in str(caught.value)
 
 
 async def test_the_hosts_case_does_not_matter(files: Files) -> None:
@@ -216,45 +219,55 @@ async def test_one_failed_image_fails_all(files: Files) -> None:
     assert caught.value.param == "q"
 
 
-@pytest.mark.parametrize(
-    "address",
-    [
-        "0.0.0.0",
-        "10.1.2.3",
-        "100.64.0.1",
-        "127.0.0.1",
-        "169.254.169.254",
-        "172.16.0.1",
-        "192.0.0.1",
-        "192.168.0.1",
-        "198.18.0.1",
-        "224.0.0.1",
-        "240.0.0.1",
-        "255.255.255.255",
-        "::",
-        "::1",
-        "::ffff:10.0.0.1",
-        "::ffff:169.254.169.254",
-        "64:ff9b::10.0.0.1",
-        "64:ff9b:1::1",
-        "2002:0a00:0001::1",
-        "2001:0000:4136:e378:8000:63bf:f5ff:fffe",
-        "fc00::1",
-        "fd00:ec2::254",
-        "fe80::1",
-        "fe80::1%eth0",
-        "ff02::1",
-    ],
-)
-def test_private_addresses_are_not_public(address: str) -> None:
-    assert not is_public(address)
+PRIVATE: list[str] = [
+    "0.0.0.0",
+    "10.1.2.3",
+    "100.64.0.1",
+    "127.0.0.1",
+    "169.254.169.254",
+    "172.16.0.1",
+    "192.0.0.1",
+    "192.168.0.1",
+    "198.18.0.1",
+    "224.0.0.1",
+    "240.0.0.1",
+    "255.255.255.255",
+    "::",
+    "::1",
+    "::ffff:10.0.0.1",
+    "::ffff:169.254.169.254",
+    "64:ff9b::10.0.0.1",
+    "64:ff9b:1::1",
+    "2002:0a00:0001::1",
+    "2001:0000:4136:e378:8000:63bf:f5ff:fffe",
+    "fc00::1",
+    "fd00:ec2::254",
+    "fe80::1",
+    "fe80::1%eth0",
+    "ff02::1",
+]
 
 
-@pytest.mark.parametrize(
-    "address", ["93.184.216.34", "2606:2800:220:1::1", "::ffff:93.184.216.34", "64:ff9b::8.8.8.8"]
-)
-def test_addresses_of_the_internet_are_public(address: str) -> None:
-    assert is_public(address)
+def test_private_addresses_are_not_public() -> None:
+    with Offenders() as offenders:
+        for address in PRIVATE:
+            with offenders.case(address):
+                assert not is_public(address)
+
+
+PUBLIC: list[str] = [
+    "93.184.216.34",
+    "2606:2800:220:1::1",
+    "::ffff:93.184.216.34",
+    "64:ff9b::8.8.8.8",
+]
+
+
+def test_addresses_of_the_internet_are_public() -> None:
+    with Offenders() as offenders:
+        for address in PUBLIC:
+            with offenders.case(address):
+                assert is_public(address)
 
 
 def content(url: str) -> dict[str, object]:

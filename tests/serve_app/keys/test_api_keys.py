@@ -6,6 +6,7 @@ import yaml
 
 from serve_app.config import AuthConfig
 from serve_app.keys.api_keys import ApiKey, ApiKeysError, KeyRing, hash_key, load_api_keys
+from tests.offenders import Offenders
 
 SECRET = "sk-raystream-of-alice"
 OTHER = "sk-raystream-of-bob"
@@ -31,9 +32,11 @@ def test_keys_of_the_file_are_found_by_their_hashes(tmp_path: Path) -> None:
     assert ring.limited == (alice,)
 
 
-@pytest.mark.parametrize("presented", ["", SECRET[:-1], SECRET + " ", hash_key(SECRET), "\udc80"])
-def test_no_other_key_is_found(presented: str) -> None:
-    assert KeyRing((ApiKey(name="a", sha256=hash_key(SECRET)),)).find(presented) is None
+def test_no_other_key_is_found() -> None:
+    with Offenders() as offenders:
+        for presented in ("", SECRET[:-1], SECRET + " ", hash_key(SECRET), "\udc80"):
+            with offenders.case(presented):
+                assert KeyRing((ApiKey(name="a", sha256=hash_key(SECRET)),)).find(presented) is None
 
 
 def test_every_key_is_compared_whichever_matches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,40 +86,40 @@ def test_file_and_environment_may_both_hold_keys(tmp_path: Path) -> None:
     assert len(ring.keys) == 2
 
 
-@pytest.mark.parametrize("text", ["short", f"alice:{SECRET}", f"{SECRET},{OTHER}", "a:b,c:d"])
-def test_environment_that_holds_anything_else_is_refused_without_an_echo(
-    tmp_path: Path, text: str
-) -> None:
-    with pytest.raises(ApiKeysError, match="name:sha256") as caught:
-        load_api_keys(AuthConfig(), tmp_path, {"RAYSTREAM_API_KEYS": text})
-    assert text not in str(caught.value)
+def test_environment_that_holds_anything_else_is_refused_without_an_echo(tmp_path: Path) -> None:
+    with Offenders() as offenders:
+        for text in ("short", f"alice:{SECRET}", f"{SECRET},{OTHER}", "a:b,c:d"):
+            with offenders.case(text):
+                with pytest.raises(ApiKeysError, match="name:sha256") as caught:
+                    load_api_keys(AuthConfig(), tmp_path, {"RAYSTREAM_API_KEYS": text})
+                assert text not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        ("keys: []", "keys"),
-        ("", "the file"),
-        ("keys: [", "not YAML"),
-        ("keys:\n- name: a\n  name: b\n", "not YAML"),
-        ("keys:\n- name: a\n", "sha256"),
-        (f"keys:\n- name: a\n  sha256: {SECRET}\n", "sha256"),
-        (f"keys:\n- name: a b\n  sha256: {'a' * 64}\n", "name"),
-        (f"keys:\n- name: a\n  sha256: {'0' * 64}\n  request_per_minute: 1\n", "did you mean"),
-        (f"keys:\n- name: a\n  sha256: {'a' * 64}\n  requests_per_minute: 0\n", "requests_per"),
-        (f"keys:\n- name: a\n  sha256: {'a' * 64}\n  scopes: operate\n", r"list: \[operate\]"),
-        (f"keys:\n- name: a\n  sha256: {'a' * 64}\n  scopes: [admin]\n", "scopes.0: .*'operate'"),
-    ],
-)
-def test_a_broken_file_is_refused_without_an_echo(
-    tmp_path: Path, content: str, expected: str
-) -> None:
-    path = tmp_path / "keys.yaml"
-    path.write_text(content)
-    with pytest.raises(ApiKeysError, match=expected) as caught:
-        load_api_keys(AuthConfig(api_keys_file=str(path)), tmp_path, {})
-    assert str(path) in str(caught.value)
-    assert SECRET not in str(caught.value)
+BROKEN: list[tuple[str, str]] = [
+    ("keys: []", "keys"),
+    ("", "the file"),
+    ("keys: [", "not YAML"),
+    ("keys:\n- name: a\n  name: b\n", "not YAML"),
+    ("keys:\n- name: a\n", "sha256"),
+    (f"keys:\n- name: a\n  sha256: {SECRET}\n", "sha256"),
+    (f"keys:\n- name: a b\n  sha256: {'a' * 64}\n", "name"),
+    (f"keys:\n- name: a\n  sha256: {'0' * 64}\n  request_per_minute: 1\n", "did you mean"),
+    (f"keys:\n- name: a\n  sha256: {'a' * 64}\n  requests_per_minute: 0\n", "requests_per"),
+    (f"keys:\n- name: a\n  sha256: {'a' * 64}\n  scopes: operate\n", r"list: \[operate\]"),
+    (f"keys:\n- name: a\n  sha256: {'a' * 64}\n  scopes: [admin]\n", "scopes.0: .*'operate'"),
+]
+
+
+def test_a_broken_file_is_refused_without_an_echo(tmp_path: Path) -> None:
+    with Offenders() as offenders:
+        for content, expected in BROKEN:
+            with offenders.case(content, expected):
+                path = tmp_path / "keys.yaml"
+                path.write_text(content)
+                with pytest.raises(ApiKeysError, match=expected) as caught:
+                    load_api_keys(AuthConfig(api_keys_file=str(path)), tmp_path, {})
+                assert str(path) in str(caught.value)
+                assert SECRET not in str(caught.value)
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import pytest
 from starlette.types import Message
 
 from serve_app.middleware.auth import UnprotectedServerError, is_loopback, require_protection
+from tests.offenders import Offenders
 from tests.serve_app.apps import (
     ALICE,
     BOB,
@@ -31,34 +32,37 @@ async def test_a_known_key_lets_a_request_in(backend: FakeBackend) -> None:
             assert answer.status_code == 200
 
 
-@pytest.mark.parametrize(
-    ("headers", "challenge"),
-    [
-        ({}, 'Bearer realm="raystream"'),
-        ({"authorization": ""}, 'Bearer realm="raystream"'),
-        ({"authorization": f"Basic {ALICE}"}, 'Bearer realm="raystream"'),
-        ({"authorization": ALICE}, 'Bearer realm="raystream"'),
-        (bearer("wrong"), 'Bearer realm="raystream", error="invalid_token"'),
-        (bearer(""), 'Bearer realm="raystream", error="invalid_token"'),
-        (bearer(ALICE + "x"), 'Bearer realm="raystream", error="invalid_token"'),
-        (bearer(key("a", ALICE).sha256), 'Bearer realm="raystream", error="invalid_token"'),
-        ({"x-api-key": "wrong"}, 'Bearer realm="raystream", error="invalid_token"'),
-        ({"authorization": "Bearer wrong", "x-api-key": ALICE}, None),
-    ],
-)
-async def test_any_other_credentials_are_refused_in_openais_shape(
-    backend: FakeBackend, headers: dict[str, str], challenge: str | None
-) -> None:
-    async with client_of(make_app(backend, ring())) as client:
-        answer = await client.post(CHAT, json=question(), headers=headers)
-    assert answer.status_code == 401
-    error = answer.json()["error"]
-    assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_api_key")
-    assert answer.headers["x-should-retry"] == "false"
-    assert answer.headers["x-request-id"]
-    assert challenge is None or answer.headers["www-authenticate"] == challenge
-    assert ALICE not in answer.text
-    assert backend.requests == []
+OTHER_CREDENTIALS: list[tuple[dict[str, str], str | None]] = [
+    ({}, 'Bearer realm="raystream"'),
+    ({"authorization": ""}, 'Bearer realm="raystream"'),
+    ({"authorization": f"Basic {ALICE}"}, 'Bearer realm="raystream"'),
+    ({"authorization": ALICE}, 'Bearer realm="raystream"'),
+    (bearer("wrong"), 'Bearer realm="raystream", error="invalid_token"'),
+    (bearer(""), 'Bearer realm="raystream", error="invalid_token"'),
+    (bearer(ALICE + "x"), 'Bearer realm="raystream", error="invalid_token"'),
+    (bearer(key("a", ALICE).sha256), 'Bearer realm="raystream", error="invalid_token"'),
+    ({"x-api-key": "wrong"}, 'Bearer realm="raystream", error="invalid_token"'),
+    ({"authorization": "Bearer wrong", "x-api-key": ALICE}, None),
+]
+
+
+async def test_any_other_credentials_are_refused_in_openais_shape(backend: FakeBackend) -> None:
+    with Offenders() as offenders:
+        for headers, challenge in OTHER_CREDENTIALS:
+            with offenders.case(headers, challenge):
+                async with client_of(make_app(backend, ring())) as client:
+                    answer = await client.post(CHAT, json=question(), headers=headers)
+                assert answer.status_code == 401
+                error = answer.json()["error"]
+                assert (error["type"], error["code"]) == (
+                    "invalid_request_error",
+                    "invalid_api_key",
+                )
+                assert answer.headers["x-should-retry"] == "false"
+                assert answer.headers["x-request-id"]
+                assert challenge is None or answer.headers["www-authenticate"] == challenge
+                assert ALICE not in answer.text
+                assert backend.requests == []
 
 
 @pytest.mark.parametrize("path", ["/health", "/live", "/ready"])
@@ -67,39 +71,43 @@ async def test_health_and_readiness_need_no_key(backend: FakeBackend, path: str)
         assert (await client.get(path)).status_code == 200
 
 
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
-        ("POST", "/"),
-        ("GET", "/docs"),
-        ("GET", "/redoc"),
-        ("GET", "/openapi.json"),
-        ("GET", "/v1/models"),
-        ("GET", "/v1/models/m"),
-        ("GET", "/v1/models/../../health"),
-        ("GET", "/nowhere"),
-        ("GET", "/health/"),
-        ("GET", "//health"),
-        ("GET", "/health/x"),
-        ("GET", "/Health"),
-        ("GET", "/health%2f"),
-        ("GET", "/health%00"),
-        ("GET", "/x/../ready"),
-        ("GET", "/v1/models?path=/health"),
-        ("DELETE", CHAT),
-        ("OPTIONS", CHAT),
-        ("HEAD", "/docs"),
-        ("TRACE", "/"),
-        ("POST", "/text-generation"),
-        ("POST", "/v1/completions"),
-        ("POST", "/tokenize"),
-    ],
-)
-async def test_every_other_path_needs_a_key(backend: FakeBackend, method: str, path: str) -> None:
-    # Clients normalize a path before they send it; `AsgiCall` sends it as it is.
-    async with AsgiCall(make_app(backend, ring()), unquote(path), {}, method=method) as call:
-        await call.end()
-    assert call.sent[0]["status"] == 401
+CLOSED_PATHS: list[tuple[str, str]] = [
+    ("POST", "/"),
+    ("GET", "/docs"),
+    ("GET", "/redoc"),
+    ("GET", "/openapi.json"),
+    ("GET", "/v1/models"),
+    ("GET", "/v1/models/m"),
+    ("GET", "/v1/models/../../health"),
+    ("GET", "/nowhere"),
+    ("GET", "/health/"),
+    ("GET", "//health"),
+    ("GET", "/health/x"),
+    ("GET", "/Health"),
+    ("GET", "/health%2f"),
+    ("GET", "/health%00"),
+    ("GET", "/x/../ready"),
+    ("GET", "/v1/models?path=/health"),
+    ("DELETE", CHAT),
+    ("OPTIONS", CHAT),
+    ("HEAD", "/docs"),
+    ("TRACE", "/"),
+    ("POST", "/text-generation"),
+    ("POST", "/v1/completions"),
+    ("POST", "/tokenize"),
+]
+
+
+async def test_every_other_path_needs_a_key(backend: FakeBackend) -> None:
+    with Offenders() as offenders:
+        for method, path in CLOSED_PATHS:
+            with offenders.case(method, path):
+                # Clients normalize a path before they send it; `AsgiCall` sends it as it is.
+                async with AsgiCall(
+                    make_app(backend, ring()), unquote(path), {}, method=method
+                ) as call:
+                    await call.end()
+                assert call.sent[0]["status"] == 401
 
 
 async def test_a_host_header_does_not_change_the_path(backend: FakeBackend) -> None:

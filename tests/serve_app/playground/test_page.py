@@ -6,9 +6,9 @@ import re
 from urllib.parse import unquote
 
 import httpx
-import pytest
 
 from serve_app.playground.page import FOLDER, PAGE_PATHS
+from tests.offenders import Offenders
 from tests.serve_app.apps import ALICE, bearer, client_of, make_app, ring
 from tests.serve_app.asgi_call import AsgiCall
 from tests.serve_app.fakes import FakeBackend
@@ -71,59 +71,66 @@ def test_modules_stay_short_and_import_only_files_that_exist() -> None:
         assert all((FOLDER / name).is_file() for name in IMPORT.findall(text))
 
 
-@pytest.mark.parametrize("path", sorted(PAGE_PATHS))
-async def test_the_page_and_each_of_its_files_are_open(backend: FakeBackend, path: str) -> None:
-    async with client_of(make_app(backend, ring())) as client:
-        answer = await client.get(path)
-        head = await client.head(path)
-    assert (answer.status_code, head.status_code, head.content) == (200, 200, b"")
-    file = FOLDER / (path.removeprefix("/playground/") if path != "/" else "index.html")
-    assert answer.content == file.read_bytes()
-    assert answer.headers["x-content-type-options"] == "nosniff"
-    assert answer.headers["cache-control"] == "no-cache"
-    types = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
-    if file.suffix in types:
-        assert answer.headers["content-type"].startswith(types[file.suffix])
+async def test_the_page_and_each_of_its_files_are_open(backend: FakeBackend) -> None:
+    with Offenders() as offenders:
+        for path in sorted(PAGE_PATHS):
+            with offenders.case(path):
+                async with client_of(make_app(backend, ring())) as client:
+                    answer = await client.get(path)
+                    head = await client.head(path)
+                assert (answer.status_code, head.status_code, head.content) == (200, 200, b"")
+                file = FOLDER / (path.removeprefix("/playground/") if path != "/" else "index.html")
+                assert answer.content == file.read_bytes()
+                assert answer.headers["x-content-type-options"] == "nosniff"
+                assert answer.headers["cache-control"] == "no-cache"
+                types = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
+                if file.suffix in types:
+                    assert answer.headers["content-type"].startswith(types[file.suffix])
 
 
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
-        ("GET", "/playground"),
-        ("GET", "/playground/"),
-        ("GET", "/playground/nothing.js"),
-        ("GET", "/playground/app.js/"),
-        ("GET", "/playground/vendor"),
-        ("GET", "/playground/vendor/"),
-        ("GET", "/playground/../page.py"),
-        ("GET", "/playground/%2e%2e/vendored.json"),
-        ("GET", "/playground/../../v1/models"),
-        ("GET", "/playground/app.js/../../v1/models"),
-        ("GET", "//playground/app.js"),
-        ("GET", "/PLAYGROUND/app.js"),
-        ("GET", "/index.html"),
-        ("POST", "/"),
-        ("TRACE", "/"),
-        ("OPTIONS", "/playground/app.js"),
-        ("DELETE", "/playground/app.js"),
-    ],
-)
-async def test_what_is_not_a_file_of_the_page_needs_a_key(
-    backend: FakeBackend, method: str, path: str
-) -> None:
-    async with AsgiCall(make_app(backend, ring()), unquote(path), {}, method=method) as call:
-        await call.end()
-    assert call.sent[0]["status"] == 401
+NO_FILES: list[tuple[str, str]] = [
+    ("GET", "/playground"),
+    ("GET", "/playground/"),
+    ("GET", "/playground/nothing.js"),
+    ("GET", "/playground/app.js/"),
+    ("GET", "/playground/vendor"),
+    ("GET", "/playground/vendor/"),
+    ("GET", "/playground/../page.py"),
+    ("GET", "/playground/%2e%2e/vendored.json"),
+    ("GET", "/playground/../../v1/models"),
+    ("GET", "/playground/app.js/../../v1/models"),
+    ("GET", "//playground/app.js"),
+    ("GET", "/PLAYGROUND/app.js"),
+    ("GET", "/index.html"),
+    ("POST", "/"),
+    ("TRACE", "/"),
+    ("OPTIONS", "/playground/app.js"),
+    ("DELETE", "/playground/app.js"),
+]
 
 
-@pytest.mark.parametrize(
-    "path", ["/playground/nothing.js", "/playground/vendor", "/playground/../page.py"]
-)
-async def test_nothing_else_is_served_to_who_has_a_key(backend: FakeBackend, path: str) -> None:
-    app = make_app(backend, ring())
-    async with AsgiCall(app, path, {}, method="GET", headers=bearer(ALICE)) as call:
-        await call.end()
-    assert call.sent[0]["status"] == 404
+async def test_what_is_not_a_file_of_the_page_needs_a_key(backend: FakeBackend) -> None:
+    with Offenders() as offenders:
+        for method, path in NO_FILES:
+            with offenders.case(method, path):
+                async with AsgiCall(
+                    make_app(backend, ring()), unquote(path), {}, method=method
+                ) as call:
+                    await call.end()
+                assert call.sent[0]["status"] == 401
+
+
+NOTHING: list[str] = ["/playground/nothing.js", "/playground/vendor", "/playground/../page.py"]
+
+
+async def test_nothing_else_is_served_to_who_has_a_key(backend: FakeBackend) -> None:
+    with Offenders() as offenders:
+        for path in NOTHING:
+            with offenders.case(path):
+                app = make_app(backend, ring())
+                async with AsgiCall(app, path, {}, method="GET", headers=bearer(ALICE)) as call:
+                    await call.end()
+                assert call.sent[0]["status"] == 404
 
 
 async def test_a_browser_that_has_the_newest_file_gets_a_304(client: httpx.AsyncClient) -> None:

@@ -1,7 +1,6 @@
 import time
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -15,6 +14,7 @@ from serve_app.api.body.echoed_fields import (
 )
 from serve_app.api.body.unsupported_fields import REASONS
 from serve_app.http.json_route import MAX_NUM_VALUES
+from tests.offenders import Offenders
 
 VALUES: st.SearchStrategy[Any] = st.recursive(
     st.sampled_from([None, "", False, 0, "a"]) | st.just([]) | st.just({}),
@@ -23,14 +23,18 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
 )
 
 
-@pytest.mark.parametrize("value", [None, "", [], {}, [None, ""], {"a": None, "b": [{"c": {}}]}])
-def test_what_holds_only_nothing_carries_nothing(value: Any) -> None:
-    assert carries_nothing(value)
+def test_what_holds_only_nothing_carries_nothing() -> None:
+    with Offenders() as offenders:
+        for value in (None, "", [], {}, [None, ""], {"a": None, "b": [{"c": {}}]}):
+            with offenders.case(value):
+                assert carries_nothing(value)
 
 
-@pytest.mark.parametrize("value", [False, 0, " ", [0], {"a": {"b": [False]}}])
-def test_false_and_zero_carry_something(value: Any) -> None:
-    assert not carries_nothing(value)
+def test_false_and_zero_carry_something() -> None:
+    with Offenders() as offenders:
+        for value in (False, 0, " ", [0], {"a": {"b": [False]}}):
+            with offenders.case(value):
+                assert not carries_nothing(value)
 
 
 def test_a_body_full_of_nulls_takes_little_time() -> None:
@@ -49,6 +53,8 @@ def test_the_check_and_the_schema_s_type_agree(value: Any) -> None:
         assert carries_nothing(value)
 
 
-@pytest.mark.parametrize("name", sorted(IN_MESSAGES | IN_PARTS | IN_CALLS))
-def test_each_echoed_field_has_a_reason_for_its_refusal(name: str) -> None:
-    assert REASONS[name]
+def test_each_echoed_field_has_a_reason_for_its_refusal() -> None:
+    with Offenders() as offenders:
+        for name in sorted(IN_MESSAGES | IN_PARTS | IN_CALLS):
+            with offenders.case(name):
+                assert REASONS[name]

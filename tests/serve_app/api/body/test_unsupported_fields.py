@@ -82,6 +82,7 @@ from serve_app.api.responses.schema import (
     TextConfig,
 )
 from serve_app.api.tools.schema import FunctionBody
+from tests.offenders import Offenders
 
 SURFACES: dict[str, tuple[type[StrictBody], dict[str, Any]]] = {
     "/v1/chat/completions": (ChatRequest, {"messages": [{"role": "user", "content": "hi"}]}),
@@ -140,70 +141,79 @@ FIELDS = sorted(
     - {(MessagesRequest, "betas")},  # a header
     key=lambda pair: (pair[0].__name__, pair[1]),
 )
-REFUSED = [
-    (path, name) for path, (body, _) in SURFACES.items() for name in sorted(body.unsupported)
+
+
+def refused_by(
+    surfaces: dict[str, tuple[type[StrictBody], dict[str, Any]]],
+) -> list[tuple[str, str]]:
+    """Return each path with each field that it refuses."""
+    return [
+        (path, name) for path, (body, _) in surfaces.items() for name in sorted(body.unsupported)
+    ]
+
+
+def test_every_field_of_both_apis_is_honoured_or_refused_with_a_reason() -> None:
+    with Offenders() as offenders:
+        for body, field in FIELDS:
+            with offenders.case(body, field):
+                not_honoured = {*body.unsupported, *body.echoed}
+                if field in body.model_fields:
+                    assert field not in not_honoured
+                else:
+                    assert field in not_honoured
+                    assert body.reasons.get(field) or REASONS[field]
+
+
+async def test_an_unsupported_field_is_refused_by_name_unless_it_asks_for_nothing(
+    client: httpx.AsyncClient,
+) -> None:
+    with Offenders() as offenders:
+        for path, field in refused_by(SURFACES):
+            with offenders.case(path, field):
+                body = {"model": "m", **SURFACES[path][1]}
+                answer = await client.post(path, json={**body, field: {"ask": "for something"}})
+                error = answer.json()["error"]
+                assert (answer.status_code, error["param"]) == (400, field)
+                assert error["code"] == "unsupported_parameter"
+                harmless = SURFACES[path][0].unsupported[field]
+                for value in (None, *harmless):
+                    assert (await client.post(path, json={**body, field: value})).status_code == 200
+
+
+async def test_an_unsupported_field_of_anthropic_is_refused_by_name(
+    client: httpx.AsyncClient,
+) -> None:
+    with Offenders() as offenders:
+        for path, field in refused_by(ANTHROPIC):
+            with offenders.case(path, field):
+                kind, needed = ANTHROPIC[path]
+                body = {"model": "m", **needed}
+                answer = await client.post(path, json={**body, field: {"ask": "for something"}})
+                error = answer.json()["error"]
+                assert (answer.status_code, error["type"]) == (400, "invalid_request_error")
+                assert error["message"].startswith(f"{field} is not supported here: ")
+                for value in (None, *kind.unsupported[field]):
+                    assert (await client.post(path, json={**body, field: value})).status_code == 200
+
+
+OF_ANOTHER_ROUTE: list[tuple[str, str, str]] = [
+    ("/v1/completions", "messages", "/v1/chat/completions"),
+    ("/v1/chat/completions", "prompt", "/v1/completions"),
+    ("/v1/completions", "input", "/v1/classify"),
+    ("/v1/chat/completions", "input", "/v1/classify"),
 ]
 
 
-@pytest.mark.parametrize(("body", "field"), FIELDS)
-def test_every_field_of_both_apis_is_honoured_or_refused_with_a_reason(
-    body: type[StrictBody], field: str
-) -> None:
-    not_honoured = {*body.unsupported, *body.echoed}
-    if field in body.model_fields:
-        assert field not in not_honoured
-    else:
-        assert field in not_honoured
-        assert body.reasons.get(field) or REASONS[field]
-
-
-@pytest.mark.parametrize(("path", "field"), REFUSED)
-async def test_an_unsupported_field_is_refused_by_name_unless_it_asks_for_nothing(
-    client: httpx.AsyncClient, path: str, field: str
-) -> None:
-    body = {"model": "m", **SURFACES[path][1]}
-    answer = await client.post(path, json={**body, field: {"ask": "for something"}})
-    error = answer.json()["error"]
-    assert (answer.status_code, error["param"]) == (400, field)
-    assert error["code"] == "unsupported_parameter"
-    harmless = SURFACES[path][0].unsupported[field]
-    for value in (None, *harmless):
-        assert (await client.post(path, json={**body, field: value})).status_code == 200
-
-
-@pytest.mark.parametrize(
-    ("path", "field"),
-    [(path, name) for path, (body, _) in ANTHROPIC.items() for name in sorted(body.unsupported)],
-)
-async def test_an_unsupported_field_of_anthropic_is_refused_by_name(
-    client: httpx.AsyncClient, path: str, field: str
-) -> None:
-    kind, needed = ANTHROPIC[path]
-    body = {"model": "m", **needed}
-    answer = await client.post(path, json={**body, field: {"ask": "for something"}})
-    error = answer.json()["error"]
-    assert (answer.status_code, error["type"]) == (400, "invalid_request_error")
-    assert error["message"].startswith(f"{field} is not supported here: ")
-    for value in (None, *kind.unsupported[field]):
-        assert (await client.post(path, json={**body, field: value})).status_code == 200
-
-
-@pytest.mark.parametrize(
-    ("path", "field", "route"),
-    [
-        ("/v1/completions", "messages", "/v1/chat/completions"),
-        ("/v1/chat/completions", "prompt", "/v1/completions"),
-        ("/v1/completions", "input", "/v1/classify"),
-        ("/v1/chat/completions", "input", "/v1/classify"),
-    ],
-)
 async def test_a_field_of_another_route_is_refused_with_the_name_of_that_route(
-    client: httpx.AsyncClient, path: str, field: str, route: str
+    client: httpx.AsyncClient,
 ) -> None:
-    body = {"model": "m", field: "hi" if field != "messages" else [{"role": "user"}]}
-    error = (await client.post(path, json=body)).json()["error"]
-    assert error["param"] == field
-    assert f"POST {route}" in error["message"]
+    with Offenders() as offenders:
+        for path, field, route in OF_ANOTHER_ROUTE:
+            with offenders.case(path, field, route):
+                body = {"model": "m", field: "hi" if field != "messages" else [{"role": "user"}]}
+                error = (await client.post(path, json=body)).json()["error"]
+                assert error["param"] == field
+                assert f"POST {route}" in error["message"]
 
 
 def bodies_below(body: type[StrictBody]) -> set[type[StrictBody]]:
@@ -213,16 +223,16 @@ def bodies_below(body: type[StrictBody]) -> set[type[StrictBody]]:
     return found
 
 
-@pytest.mark.parametrize("body", sorted(bodies_below(StrictBody), key=str))
-def test_the_hint_for_an_unknown_field_names_no_field_that_is_refused(
-    body: type[StrictBody],
-) -> None:
-    honoured = {field.alias or name for name, field in body.model_fields.items()}
-    known = {*honoured, *body.unsupported, *body.echoed}
-    for misspelt in {name[:-1] for name in known} | {f"{name}s" for name in known}:
-        if misspelt in known:
-            continue
-        with pytest.raises(ValidationError) as caught:
-            body.model_validate({misspelt: 1})
-        hint = re.search(r"Did you mean '(\w+)'", caught.value.errors()[0]["msg"])
-        assert hint is None or hint[1] in honoured
+def test_the_hint_for_an_unknown_field_names_no_field_that_is_refused() -> None:
+    with Offenders() as offenders:
+        for body in sorted(bodies_below(StrictBody), key=str):
+            with offenders.case(body):
+                honoured = {field.alias or name for name, field in body.model_fields.items()}
+                known = {*honoured, *body.unsupported, *body.echoed}
+                for misspelt in {name[:-1] for name in known} | {f"{name}s" for name in known}:
+                    if misspelt in known:
+                        continue
+                    with pytest.raises(ValidationError) as caught:
+                        body.model_validate({misspelt: 1})
+                    hint = re.search(r"Did you mean '(\w+)'", caught.value.errors()[0]["msg"])
+                    assert hint is None or hint[1] in honoured

@@ -20,6 +20,7 @@ from deployments.contract import (
 )
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
+from tests.offenders import Offenders
 from tests.serve_app.fakes import HELLO, FakeBackend, Step
 from tests.serve_app.sse_decoder import events_of
 
@@ -355,28 +356,30 @@ ASSISTANT = {"role": "assistant", "content": None, "tool_calls": [call()]}
 RETURNED = {"role": "tool", "tool_call_id": "c1", "content": "noon"}
 
 
-@pytest.mark.parametrize(
-    ("messages", "param"),
-    [
-        ([{"role": "assistant"}], "messages[0].content"),
-        ([{"role": "user", "content": None}], "messages[0].content"),
-        ([{"role": "user", "content": []}], "messages[0].content"),
-        ([{**ASSISTANT, "role": "user", "content": "x"}], "messages[0].tool_calls"),
-        ([{**ASSISTANT, "tool_calls": [call(id="")]}], "messages[0].tool_calls[0].id"),
-        ([{**ASSISTANT, "tool_calls": [call(), call()]}], "messages[0].tool_calls[1].id"),
-        ([{**ASSISTANT, "tool_calls": [call(kind=1)]}], "messages[0].tool_calls[0].kind"),
-        ([RETURNED], "messages[0].tool_call_id"),
-        ([ASSISTANT, {**RETURNED, "tool_call_id": "c2"}], "messages[1].tool_call_id"),
-        ([ASSISTANT, {**RETURNED, "tool_call_id": None}], "messages[1].tool_call_id"),
-        ([ASSISTANT, {**RETURNED, "role": "user"}], "messages[1].tool_call_id"),
-    ],
-)
+INCONSISTENT: list[tuple[list[Any], str]] = [
+    ([{"role": "assistant"}], "messages[0].content"),
+    ([{"role": "user", "content": None}], "messages[0].content"),
+    ([{"role": "user", "content": []}], "messages[0].content"),
+    ([{**ASSISTANT, "role": "user", "content": "x"}], "messages[0].tool_calls"),
+    ([{**ASSISTANT, "tool_calls": [call(id="")]}], "messages[0].tool_calls[0].id"),
+    ([{**ASSISTANT, "tool_calls": [call(), call()]}], "messages[0].tool_calls[1].id"),
+    ([{**ASSISTANT, "tool_calls": [call(kind=1)]}], "messages[0].tool_calls[0].kind"),
+    ([RETURNED], "messages[0].tool_call_id"),
+    ([ASSISTANT, {**RETURNED, "tool_call_id": "c2"}], "messages[1].tool_call_id"),
+    ([ASSISTANT, {**RETURNED, "tool_call_id": None}], "messages[1].tool_call_id"),
+    ([ASSISTANT, {**RETURNED, "role": "user"}], "messages[1].tool_call_id"),
+]
+
+
 async def test_inconsistent_messages_about_calls_are_refused_by_name(
-    client: httpx.AsyncClient, backend: FakeBackend, messages: list[Any], param: str
+    client: httpx.AsyncClient, backend: FakeBackend
 ) -> None:
-    answer = await client.post(CHAT, json={**ASK, "messages": messages})
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
-    assert not backend.requests
+    with Offenders() as offenders:
+        for messages, param in INCONSISTENT:
+            with offenders.case(messages, param):
+                answer = await client.post(CHAT, json={**ASK, "messages": messages})
+                assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+                assert not backend.requests
 
 
 @pytest.mark.parametrize(

@@ -1,71 +1,76 @@
 from typing import Any
 
 import httpx
-import pytest
 
+from tests.offenders import Offenders
 from tests.serve_app.fakes import FakeBackend
 
 CHAT = "/v1/chat/completions"
 HI: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("max_tokens", 0),
-        ("max_tokens", 1.5),
-        ("max_tokens", True),
-        ("max_completion_tokens", 0),
-        ("temperature", -0.1),
-        ("temperature", 2.1),
-        ("temperature", "hot"),
-        ("top_p", 0),
-        ("top_p", 1.1),
-        ("top_k", -2),
-        ("seed", 2**63),
-        ("stop", [""]),
-        ("stop", ["x"] * 17),
-        ("stop_token_ids", [1] * 129),
-        ("stream", "yes"),
-        ("stream_options", {"include_usage": True}),
-        ("model", 5),
-        ("min_p", -0.1),
-        ("min_p", 1.1),
-        ("repetition_penalty", 0),
-        ("repetition_penalty", 101),
-        ("presence_penalty", -2.1),
-        ("frequency_penalty", 2.1),
-        ("frequency_penalty", "much"),
-        ("min_tokens", -1),
-        ("min_tokens", 0.5),
-        ("logit_bias", [1]),
-        ("logit_bias", {"1": 101}),
-        ("logit_bias", {"-1": 1}),
-        ("logit_bias", {"": 1}),
-        ("logit_bias", {"1.0": 1}),
-        ("logit_bias", {"01": 1}),
-        ("logit_bias", {"²": 1}),
-        ("logit_bias", {"9" * 5000: 1}),
-        ("logit_bias", {str(i): 1 for i in range(1025)}),
-        ("n", 0),
-        ("n", 17),
-        ("n", True),
-        ("logprobs", 1),
-        ("top_logprobs", 5),
-    ],
-)
-async def test_a_value_out_of_bounds_is_refused_by_name(
-    client: httpx.AsyncClient, field: str, value: Any
-) -> None:
-    answer = await client.post(CHAT, json={**HI, field: value})
-    assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == field
+OUT_OF_BOUNDS: list[tuple[str, Any]] = [
+    ("max_tokens", 0),
+    ("max_tokens", 1.5),
+    ("max_tokens", True),
+    ("max_completion_tokens", 0),
+    ("temperature", -0.1),
+    ("temperature", 2.1),
+    ("temperature", "hot"),
+    ("top_p", 0),
+    ("top_p", 1.1),
+    ("top_k", -2),
+    ("seed", 2**63),
+    ("stop", [""]),
+    ("stop", ["x"] * 17),
+    ("stop_token_ids", [1] * 129),
+    ("stream", "yes"),
+    ("stream_options", {"include_usage": True}),
+    ("model", 5),
+    ("min_p", -0.1),
+    ("min_p", 1.1),
+    ("repetition_penalty", 0),
+    ("repetition_penalty", 101),
+    ("presence_penalty", -2.1),
+    ("frequency_penalty", 2.1),
+    ("frequency_penalty", "much"),
+    ("min_tokens", -1),
+    ("min_tokens", 0.5),
+    ("logit_bias", [1]),
+    ("logit_bias", {"1": 101}),
+    ("logit_bias", {"-1": 1}),
+    ("logit_bias", {"": 1}),
+    ("logit_bias", {"1.0": 1}),
+    ("logit_bias", {"01": 1}),
+    ("logit_bias", {"²": 1}),
+    ("logit_bias", {"9" * 5000: 1}),
+    ("logit_bias", {str(i): 1 for i in range(1025)}),
+    ("n", 0),
+    ("n", 17),
+    ("n", True),
+    ("logprobs", 1),
+    ("top_logprobs", 5),
+]
 
 
-@pytest.mark.parametrize("num", [-1, 21])
-async def test_top_logprobs_is_bounded(client: httpx.AsyncClient, num: int) -> None:
-    answer = await client.post(CHAT, json={**HI, "logprobs": True, "top_logprobs": num})
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "top_logprobs")
+async def test_a_value_out_of_bounds_is_refused_by_name(client: httpx.AsyncClient) -> None:
+    with Offenders() as offenders:
+        for field, value in OUT_OF_BOUNDS:
+            with offenders.case(field, value):
+                answer = await client.post(CHAT, json={**HI, field: value})
+                assert answer.status_code == 400
+                assert answer.json()["error"]["param"] == field
+
+
+async def test_top_logprobs_is_bounded(client: httpx.AsyncClient) -> None:
+    with Offenders() as offenders:
+        for num in (-1, 21):
+            with offenders.case(num):
+                answer = await client.post(CHAT, json={**HI, "logprobs": True, "top_logprobs": num})
+                assert (answer.status_code, answer.json()["error"]["param"]) == (
+                    400,
+                    "top_logprobs",
+                )
 
 
 async def test_an_error_within_a_mapping_names_the_key(client: httpx.AsyncClient) -> None:
@@ -95,16 +100,18 @@ UNSUPPORTED: list[tuple[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("field", "value"), UNSUPPORTED)
 async def test_a_field_that_is_not_honoured_is_refused_by_name(
-    client: httpx.AsyncClient, backend: FakeBackend, field: str, value: Any
+    client: httpx.AsyncClient, backend: FakeBackend
 ) -> None:
-    answer = await client.post(CHAT, json={**HI, field: value})
-    error = answer.json()["error"]
-    assert (answer.status_code, error["param"]) == (400, field)
-    assert error["code"] == "unsupported_parameter"
-    assert field in error["message"]
-    assert not backend.requests
+    with Offenders() as offenders:
+        for field, value in UNSUPPORTED:
+            with offenders.case(field, value):
+                answer = await client.post(CHAT, json={**HI, field: value})
+                error = answer.json()["error"]
+                assert (answer.status_code, error["param"]) == (400, field)
+                assert error["code"] == "unsupported_parameter"
+                assert field in error["message"]
+                assert not backend.requests
 
 
 async def test_values_that_ask_for_nothing_are_accepted(client: httpx.AsyncClient) -> None:
@@ -127,13 +134,18 @@ async def test_values_that_ask_for_nothing_are_accepted(client: httpx.AsyncClien
     assert (await client.post(CHAT, json={**HI, **harmless})).status_code == 200
 
 
-@pytest.mark.parametrize(
-    ("field", "hint"), [("temprature", "temperature"), ("logprob", "logprobs"), ("zzzz", None)]
-)
-async def test_an_unknown_field_is_refused_with_a_suggestion(
-    client: httpx.AsyncClient, field: str, hint: str | None
-) -> None:
-    error = (await client.post(CHAT, json={**HI, field: 1})).json()["error"]
-    assert (error["param"], error["code"]) == (field, "unknown_parameter")
-    assert ("Did you mean" in error["message"]) == (hint is not None)
-    assert hint is None or repr(hint) in error["message"]
+UNKNOWN: list[tuple[str, str | None]] = [
+    ("temprature", "temperature"),
+    ("logprob", "logprobs"),
+    ("zzzz", None),
+]
+
+
+async def test_an_unknown_field_is_refused_with_a_suggestion(client: httpx.AsyncClient) -> None:
+    with Offenders() as offenders:
+        for field, hint in UNKNOWN:
+            with offenders.case(field, hint):
+                error = (await client.post(CHAT, json={**HI, field: 1})).json()["error"]
+                assert (error["param"], error["code"]) == (field, "unknown_parameter")
+                assert ("Did you mean" in error["message"]) == (hint is not None)
+                assert hint is None or repr(hint) in error["message"]

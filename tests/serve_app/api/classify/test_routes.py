@@ -14,6 +14,7 @@ from serve_app.api.classify.routes import MAX_SCORES_AT_ONCE
 from serve_app.api.classify.scores import MAX_NUM_SCORES
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
+from tests.offenders import Offenders
 from tests.serve_app.apps import access_lines
 from tests.serve_app.fake_pooler import MAX_MODEL_LEN, FakeClassifier
 from tests.serve_app.fakes import FakeBackend, FakeClock
@@ -260,37 +261,39 @@ async def test_the_text_that_the_model_failed_on_is_named_by_its_place_in_the_re
         assert answer.json()["error"]["param"] == "input[1]"
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"input": ""}, "input"),
-        ({"input": []}, "input"),
-        ({"input": ["a", ""]}, "input[1]"),
-        ({"input": ["a", 1]}, "input[1]"),
-        ({"input": None}, "input"),
-        ({"input": {"text": "a"}}, "input"),
-        ({"input": ["a"] * 8193}, "input"),
-        ({"top_k": 0}, "top_k"),
-        ({"top_k": 1.5}, "top_k"),
-        ({"truncate": 1}, "truncate"),
-        ({"split": True}, "split"),
-        ({"split": {"max_chars": 0}}, "split.max_chars"),
-        ({"split": {"max_chars": "300"}}, "split.max_chars"),
-        ({"split": {"overlap": -1}}, "split.overlap"),
-        ({"split": {"overlap": 300}}, "split.overlap"),
-        ({"split": {"max_chars": 5, "overlap": 5}}, "split.overlap"),
-        ({"split": {"aggregate": "median"}}, "split.aggregate"),
-        ({"split": {"max_char": 5}}, "split.max_char"),
-        ({"inputs": "a"}, "inputs"),
-        ({"truncate_prompt_tokens": -1}, "truncate_prompt_tokens"),
-    ],
-)
+INVALID: list[tuple[dict[str, Any], str]] = [
+    ({"input": ""}, "input"),
+    ({"input": []}, "input"),
+    ({"input": ["a", ""]}, "input[1]"),
+    ({"input": ["a", 1]}, "input[1]"),
+    ({"input": None}, "input"),
+    ({"input": {"text": "a"}}, "input"),
+    ({"input": ["a"] * 8193}, "input"),
+    ({"top_k": 0}, "top_k"),
+    ({"top_k": 1.5}, "top_k"),
+    ({"truncate": 1}, "truncate"),
+    ({"split": True}, "split"),
+    ({"split": {"max_chars": 0}}, "split.max_chars"),
+    ({"split": {"max_chars": "300"}}, "split.max_chars"),
+    ({"split": {"overlap": -1}}, "split.overlap"),
+    ({"split": {"overlap": 300}}, "split.overlap"),
+    ({"split": {"max_chars": 5, "overlap": 5}}, "split.overlap"),
+    ({"split": {"aggregate": "median"}}, "split.aggregate"),
+    ({"split": {"max_char": 5}}, "split.max_char"),
+    ({"inputs": "a"}, "inputs"),
+    ({"truncate_prompt_tokens": -1}, "truncate_prompt_tokens"),
+]
+
+
 async def test_an_invalid_request_is_refused_by_the_field_s_name(
-    client: httpx.AsyncClient, classifier: FakeClassifier, fields: dict[str, Any], param: str
+    client: httpx.AsyncClient, classifier: FakeClassifier
 ) -> None:
-    error = await refused(client, {"input": "a", **fields})
-    assert error["param"] == param
-    assert classifier.requests == []
+    with Offenders() as offenders:
+        for fields, param in INVALID:
+            with offenders.case(fields, param):
+                error = await refused(client, {"input": "a", **fields})
+                assert error["param"] == param
+                assert classifier.requests == []
 
 
 async def test_an_unknown_field_is_refused_with_a_suggestion(client: httpx.AsyncClient) -> None:
@@ -299,28 +302,26 @@ async def test_an_unknown_field_is_refused_with_a_suggestion(client: httpx.Async
     assert "'max_chars'" in error["message"]
 
 
-@pytest.mark.parametrize(
-    ("fields", "limit", "param"),
-    [
-        ({"input": ["a"] * 4}, "max_num_texts", "input"),
-        ({"input": "a" * 41}, "max_prompt_bytes", "input"),
-        ({"input": ["é" * 20, "a"]}, "max_prompt_bytes", "input"),
-        ({"input": "a" * 5, "split": {"max_chars": 1}}, "max_num_pieces", "split"),
-        ({"input": ["aaa", "aa"], "split": {"max_chars": 1}}, "max_num_pieces", "split"),
-        ({"input": "a" * 30, "split": REPEATING}, "max_prompt_bytes", "input"),
-    ],
-)
+OVER_A_LIMIT: list[tuple[dict[str, Any], str, str]] = [
+    ({"input": ["a"] * 4}, "max_num_texts", "input"),
+    ({"input": "a" * 41}, "max_prompt_bytes", "input"),
+    ({"input": ["é" * 20, "a"]}, "max_prompt_bytes", "input"),
+    ({"input": "a" * 5, "split": {"max_chars": 1}}, "max_num_pieces", "split"),
+    ({"input": ["aaa", "aa"], "split": {"max_chars": 1}}, "max_num_pieces", "split"),
+    ({"input": "a" * 30, "split": REPEATING}, "max_prompt_bytes", "input"),
+]
+
+
 async def test_a_request_over_a_limit_is_refused_by_the_limit_s_name(
-    strict_client: httpx.AsyncClient,
-    classifier: FakeClassifier,
-    fields: dict[str, Any],
-    limit: str,
-    param: str,
+    strict_client: httpx.AsyncClient, classifier: FakeClassifier
 ) -> None:
-    error = await refused(strict_client, fields)
-    assert f"limits.{limit}" in error["message"]
-    assert error["param"] == param
-    assert classifier.requests == []
+    with Offenders() as offenders:
+        for fields, limit, param in OVER_A_LIMIT:
+            with offenders.case(fields, limit, param):
+                error = await refused(strict_client, fields)
+                assert f"limits.{limit}" in error["message"]
+                assert error["param"] == param
+                assert classifier.requests == []
 
 
 async def test_a_request_at_its_limits_is_served(strict_client: httpx.AsyncClient) -> None:
@@ -421,28 +422,30 @@ async def test_vllm_s_truncation_length_reaches_the_replica(
         assert classifier.requests[-1].truncate is (length is not None)
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("truncate_prompt_tokens", 0),
-        ("truncate_prompt_tokens", -2),
-        ("truncate_prompt_tokens", 2**31),
-        ("use_activation", False),
-        ("activation", False),
-        ("softmax", False),
-        ("add_special_tokens", False),
-        ("priority", 1),
-        ("messages", [{"role": "user", "content": "a"}]),
-        ("split", {}),
-        ("top_k", 1),
-        ("zzz", 1),
-    ],
-)
+UNSUPPORTED: list[tuple[str, object]] = [
+    ("truncate_prompt_tokens", 0),
+    ("truncate_prompt_tokens", -2),
+    ("truncate_prompt_tokens", 2**31),
+    ("use_activation", False),
+    ("activation", False),
+    ("softmax", False),
+    ("add_special_tokens", False),
+    ("priority", 1),
+    ("messages", [{"role": "user", "content": "a"}]),
+    ("split", {}),
+    ("top_k", 1),
+    ("zzz", 1),
+]
+
+
 async def test_vllm_s_unsupported_fields_are_refused_by_name(
-    client: httpx.AsyncClient, classifier: FakeClassifier, field: str, value: object
+    client: httpx.AsyncClient, classifier: FakeClassifier
 ) -> None:
-    assert (await refused(client, {"input": "a", field: value}, VLLM))["param"] == field
-    assert classifier.requests == []
+    with Offenders() as offenders:
+        for field, value in UNSUPPORTED:
+            with offenders.case(field, value):
+                assert (await refused(client, {"input": "a", field: value}, VLLM))["param"] == field
+                assert classifier.requests == []
 
 
 async def test_vllm_s_unsupported_fields_are_accepted_with_harmless_values(

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve_app.api.classify.splitter import Span, split
+from tests.offenders import Offenders
 
 FLAG, OTHER_FLAG = "\U0001f1e9\U0001f1ea", "\U0001f1eb\U0001f1f7"
 FAMILY = "\U0001f469\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466"
@@ -79,51 +80,51 @@ def test_without_words_and_sentences_pieces_are_full(text: str, max_chars: int) 
         assert following - span.start > max_chars
 
 
-@pytest.mark.parametrize(
-    ("text", "max_chars", "expected"),
-    [
-        ("One is. Two is. Three is.", 16, ["One is. Two is. ", "Three is."]),
-        ("One is. Two is. Three is.", 15, ["One is. Two is.", " Three is."]),
-        ("One is! Two is? Three", 12, ["One is! ", "Two is? ", "Three"]),
-        ("He said (so.) And left", 18, ["He said (so.) ", "And left"]),
-        ("See e.g. this one here", 16, ["See e.g. this ", "one here"]),
-        ("A title\n\nand a text that goes on", 14, ["A title\n\n", "and a text ", "that goes on"]),
-        ("\u3053\u3046\u3002\u305d\u3046\u3067\u3059\u3002", 5,
-         ["\u3053\u3046\u3002", "\u305d\u3046\u3067\u3059\u3002"]),
-        ("No. A word that is longer", 14, ["No. A word ", "that is longer"]),
-        ("words and words", 7, ["words ", "and ", "words"]),
-        ("words and words", 5, ["words", " and ", "words"]),
-        ("antidisestablishment", 8, ["antidise", "stablish", "ment"]),
-        ("a" + " " * 6 + "b", 4, ["a   ", "   b"]),
-        ("ab\r\ncd", 3, ["ab", "\r\n", "cd"]),
-        (FLAG + OTHER_FLAG + FLAG, 5, [FLAG + OTHER_FLAG, FLAG]),
-        ("x" + FAMILY + "y", 3, ["x", FAMILY, "y"]),
-        (ACCENTED * 3, 7, [ACCENTED * 2, ACCENTED]),
-        (CONJUNCT * 2, 5, [CONJUNCT, CONJUNCT]),
-        ("", 5, []),
-        ("short", 5, ["short"]),
-    ],
-)  # fmt: skip
-def test_pieces_end_after_sentences_or_words(
-    text: str, max_chars: int, expected: list[str]
-) -> None:
-    assert pieces(text, max_chars) == expected
+PIECES: list[tuple[str, int, list[str]]] = [
+    ("One is. Two is. Three is.", 16, ["One is. Two is. ", "Three is."]),
+    ("One is. Two is. Three is.", 15, ["One is. Two is.", " Three is."]),
+    ("One is! Two is? Three", 12, ["One is! ", "Two is? ", "Three"]),
+    ("He said (so.) And left", 18, ["He said (so.) ", "And left"]),
+    ("See e.g. this one here", 16, ["See e.g. this ", "one here"]),
+    ("A title\n\nand a text that goes on", 14, ["A title\n\n", "and a text ", "that goes on"]),
+    ("\u3053\u3046\u3002\u305d\u3046\u3067\u3059\u3002", 5,
+     ["\u3053\u3046\u3002", "\u305d\u3046\u3067\u3059\u3002"]),
+    ("No. A word that is longer", 14, ["No. A word ", "that is longer"]),
+    ("words and words", 7, ["words ", "and ", "words"]),
+    ("words and words", 5, ["words", " and ", "words"]),
+    ("antidisestablishment", 8, ["antidise", "stablish", "ment"]),
+    ("a" + " " * 6 + "b", 4, ["a   ", "   b"]),
+    ("ab\r\ncd", 3, ["ab", "\r\n", "cd"]),
+    (FLAG + OTHER_FLAG + FLAG, 5, [FLAG + OTHER_FLAG, FLAG]),
+    ("x" + FAMILY + "y", 3, ["x", FAMILY, "y"]),
+    (ACCENTED * 3, 7, [ACCENTED * 2, ACCENTED]),
+    (CONJUNCT * 2, 5, [CONJUNCT, CONJUNCT]),
+    ("", 5, []),
+    ("short", 5, ["short"]),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("text", "max_chars", "overlap", "expected"),
-    [
-        ("one two three four", 10, 6, ["one two ", "two three ", "three four"]),
-        ("abcdefgh", 4, 2, ["abcd", "cdef", "efgh"]),
-        ("abcdefgh", 4, 3, ["abcd", "bcde", "cdef", "defg", "efgh"]),
-        ("ab" + FAMILY, 4, 2, ["ab", FAMILY]),
-        (FLAG * 3, 4, 3, [FLAG * 2, FLAG * 2]),
-    ],
-)
-def test_overlapping_pieces_begin_with_a_word_if_there_is_one(
-    text: str, max_chars: int, overlap: int, expected: list[str]
-) -> None:
-    assert pieces(text, max_chars, overlap) == expected
+def test_pieces_end_after_sentences_or_words() -> None:
+    with Offenders() as offenders:
+        for text, max_chars, expected in PIECES:
+            with offenders.case(text, max_chars, expected):
+                assert pieces(text, max_chars) == expected
+
+
+OVERLAPPING: list[tuple[str, int, int, list[str]]] = [
+    ("one two three four", 10, 6, ["one two ", "two three ", "three four"]),
+    ("abcdefgh", 4, 2, ["abcd", "cdef", "efgh"]),
+    ("abcdefgh", 4, 3, ["abcd", "bcde", "cdef", "defg", "efgh"]),
+    ("ab" + FAMILY, 4, 2, ["ab", FAMILY]),
+    (FLAG * 3, 4, 3, [FLAG * 2, FLAG * 2]),
+]
+
+
+def test_overlapping_pieces_begin_with_a_word_if_there_is_one() -> None:
+    with Offenders() as offenders:
+        for text, max_chars, overlap, expected in OVERLAPPING:
+            with offenders.case(text, max_chars, overlap, expected):
+                assert pieces(text, max_chars, overlap) == expected
 
 
 def test_offsets_count_code_points() -> None:

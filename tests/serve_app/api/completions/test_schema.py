@@ -6,50 +6,53 @@ from pydantic import ValidationError
 
 from serve_app.api.completions.schema import CompletionRequest
 from serve_app.api.openai.prompt_schema import MAX_NUM_TOKEN_IDS
+from tests.offenders import Offenders
 from tests.serve_app.fakes import FakeBackend
 
 PATH = "/v1/completions"
 HI: dict[str, Any] = {"model": "m", "prompt": "hi"}
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "param"),
-    [
-        ("prompt", None, "prompt"),
-        ("prompt", "", "prompt"),
-        ("prompt", [], "prompt"),
-        ("prompt", 5, "prompt"),
-        ("prompt", {}, "prompt"),
-        ("prompt", [""], "prompt[0]"),
-        ("prompt", ["a", 1], "prompt[1]"),
-        ("prompt", [1, "a"], "prompt[1]"),
-        ("prompt", [1, True], "prompt[1]"),
-        ("prompt", [-1], "prompt[0]"),
-        ("prompt", [2**31], "prompt[0]"),
-        ("prompt", [[]], "prompt[0]"),
-        ("prompt", [[1], "a"], "prompt[1]"),
-        ("prompt", [[1], [2.5]], "prompt[1][0]"),
-        ("echo", 1, "echo"),
-        ("n", 17, "n"),
-        ("logprobs", -1, "logprobs"),
-        ("logprobs", 21, "logprobs"),
-        ("logprobs", True, "logprobs"),
-        ("best_of", 0, "best_of"),
-        ("best_of", 2, "best_of"),
-        ("suffix", "end", "suffix"),
-        ("max_tokens", -1, "max_tokens"),
-        ("prompt_logprobs", -1, "prompt_logprobs"),
-        ("prompt_logprobs", 21, "prompt_logprobs"),
-        ("prompt_logprobs", True, "prompt_logprobs"),
-        ("stream_options", {"include_usage": True}, "stream_options"),
-    ],
-)
+OUT_OF_BOUNDS: list[tuple[str, Any, str]] = [
+    ("prompt", None, "prompt"),
+    ("prompt", "", "prompt"),
+    ("prompt", [], "prompt"),
+    ("prompt", 5, "prompt"),
+    ("prompt", {}, "prompt"),
+    ("prompt", [""], "prompt[0]"),
+    ("prompt", ["a", 1], "prompt[1]"),
+    ("prompt", [1, "a"], "prompt[1]"),
+    ("prompt", [1, True], "prompt[1]"),
+    ("prompt", [-1], "prompt[0]"),
+    ("prompt", [2**31], "prompt[0]"),
+    ("prompt", [[]], "prompt[0]"),
+    ("prompt", [[1], "a"], "prompt[1]"),
+    ("prompt", [[1], [2.5]], "prompt[1][0]"),
+    ("echo", 1, "echo"),
+    ("n", 17, "n"),
+    ("logprobs", -1, "logprobs"),
+    ("logprobs", 21, "logprobs"),
+    ("logprobs", True, "logprobs"),
+    ("best_of", 0, "best_of"),
+    ("best_of", 2, "best_of"),
+    ("suffix", "end", "suffix"),
+    ("max_tokens", -1, "max_tokens"),
+    ("prompt_logprobs", -1, "prompt_logprobs"),
+    ("prompt_logprobs", 21, "prompt_logprobs"),
+    ("prompt_logprobs", True, "prompt_logprobs"),
+    ("stream_options", {"include_usage": True}, "stream_options"),
+]
+
+
 async def test_a_value_out_of_bounds_is_refused_by_name(
-    client: httpx.AsyncClient, backend: FakeBackend, field: str, value: Any, param: str
+    client: httpx.AsyncClient, backend: FakeBackend
 ) -> None:
-    answer = await client.post(PATH, json={**HI, field: value})
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
-    assert not backend.requests
+    with Offenders() as offenders:
+        for field, value, param in OUT_OF_BOUNDS:
+            with offenders.case(field, value, param):
+                answer = await client.post(PATH, json={**HI, field: value})
+                assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+                assert not backend.requests
 
 
 @pytest.mark.parametrize("options", [{}, {"include_usage": False}, {"include_usage": None}])

@@ -14,6 +14,7 @@ from deployments.errors import OverloadedError, PoolingFailedError
 from serve_app.api.embeddings.routes import MAX_NUMBERS, MAX_NUMBERS_AT_ONCE, json_slices
 from serve_app.api.embeddings.schema import Embedding, Embeddings
 from serve_app.api.openai.text_schema import TextUsage
+from tests.offenders import Offenders
 from tests.serve_app.apps import access_lines, client_of, make_app
 from tests.serve_app.fake_pooler import MAX_MODEL_LEN, WIDTH, FakeClassifier, FakeEmbedder
 from tests.serve_app.fakes import FakeBackend
@@ -222,33 +223,33 @@ async def test_a_text_that_is_too_long_is_refused_or_truncated(
     assert (all_.truncate, all_.max_num_tokens) == (True, None)
 
 
-@pytest.mark.parametrize(
-    ("fields", "param", "words"),
-    [
-        ({"input": []}, "input", "must not be empty"),
-        ({"input": ""}, "input", "must not be empty"),
-        ({"input": ["a", ""]}, "input[1]", "must not be empty"),
-        ({"input": {"text": "a"}}, "input", "must be a string, a list of strings"),
-        ({"input": ["a"] * 4}, "input", "max_num_texts"),
-        ({"input": [[1]] * 4}, "input", "max_num_texts"),
-        ({"encoding_format": "hex"}, "encoding_format", "base64"),
-        ({"dimensions": 0}, "dimensions", "at least 1"),
-        ({"input_type": "query"}, "input_type", "prompt_name"),
-        ({"normalize": False}, "normalize", "own files"),
-        ({"messages": [{"role": "user", "content": "a"}]}, "messages", "send them as input"),
-        ({"truncate": True, "truncate_prompt_tokens": 5}, "truncate_prompt_tokens", "exclude"),
-        ({"modle": "e"}, "modle", "Did you mean 'model'"),
-        ({"model": "m"}, "model", "can't embed texts. Models that can: e."),
-        ({"model": "c"}, "model", "can't embed texts. Models that can: e."),
-    ],
-)
-async def test_a_wrong_request_is_told_why(
-    client: httpx.AsyncClient, fields: dict[str, Any], param: str, words: str
-) -> None:
-    error = await refused(client, **fields)
-    assert error["param"] == param
-    assert words in error["message"]
-    assert error["type"] == "invalid_request_error"
+WRONG: list[tuple[dict[str, Any], str, str]] = [
+    ({"input": []}, "input", "must not be empty"),
+    ({"input": ""}, "input", "must not be empty"),
+    ({"input": ["a", ""]}, "input[1]", "must not be empty"),
+    ({"input": {"text": "a"}}, "input", "must be a string, a list of strings"),
+    ({"input": ["a"] * 4}, "input", "max_num_texts"),
+    ({"input": [[1]] * 4}, "input", "max_num_texts"),
+    ({"encoding_format": "hex"}, "encoding_format", "base64"),
+    ({"dimensions": 0}, "dimensions", "at least 1"),
+    ({"input_type": "query"}, "input_type", "prompt_name"),
+    ({"normalize": False}, "normalize", "own files"),
+    ({"messages": [{"role": "user", "content": "a"}]}, "messages", "send them as input"),
+    ({"truncate": True, "truncate_prompt_tokens": 5}, "truncate_prompt_tokens", "exclude"),
+    ({"modle": "e"}, "modle", "Did you mean 'model'"),
+    ({"model": "m"}, "model", "can't embed texts. Models that can: e."),
+    ({"model": "c"}, "model", "can't embed texts. Models that can: e."),
+]
+
+
+async def test_a_wrong_request_is_told_why(client: httpx.AsyncClient) -> None:
+    with Offenders() as offenders:
+        for fields, param, words in WRONG:
+            with offenders.case(fields, param, words):
+                error = await refused(client, **fields)
+                assert error["param"] == param
+                assert words in error["message"]
+                assert error["type"] == "invalid_request_error"
 
 
 async def test_other_routes_refuse_an_embedding_model(client: httpx.AsyncClient) -> None:

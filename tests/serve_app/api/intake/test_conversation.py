@@ -3,6 +3,7 @@ import pytest
 from deployments.errors import InvalidRequestError
 from serve_app.api.intake.conversation import Conversation
 from serve_app.api.openai.prompt_schema import TextPartBody
+from tests.offenders import Offenders
 
 NAMES = ((r"\.tool_call_id$", ".call"), (r"^stop$", "ends"), (r"^max_tokens$", "most"))
 
@@ -42,22 +43,24 @@ def test_a_turn_that_holds_nothing_is_an_empty_text() -> None:
     assert conversation().bodies()[2].content == [part("")]
 
 
-@pytest.mark.parametrize(
-    ("param", "named"),
-    [
-        ("messages[0].content[1].image_url.url", "items[1].text.image_url.url"),
-        ("messages[0].content[7]", "items[0]"),
-        ("messages[1].tool_calls[0].id", "items[3].id"),
-        ("messages[1].tool_calls", "items[2].tool_calls"),
-        ("messages[2].tool_call_id", "items[4].call"),
-        ("messages", "messages"),
-        ("stop", "ends"),
-    ],
-)
-def test_an_error_names_the_place_in_the_request(param: str, named: str) -> None:
-    with pytest.raises(InvalidRequestError) as caught, conversation().renaming():
-        raise InvalidRequestError(f"{param} is wrong.", param)
-    assert (caught.value.param, caught.value.message) == (named, f"{named} is wrong.")
+PLACES: list[tuple[str, str]] = [
+    ("messages[0].content[1].image_url.url", "items[1].text.image_url.url"),
+    ("messages[0].content[7]", "items[0]"),
+    ("messages[1].tool_calls[0].id", "items[3].id"),
+    ("messages[1].tool_calls", "items[2].tool_calls"),
+    ("messages[2].tool_call_id", "items[4].call"),
+    ("messages", "messages"),
+    ("stop", "ends"),
+]
+
+
+def test_an_error_names_the_place_in_the_request() -> None:
+    with Offenders() as offenders:
+        for param, named in PLACES:
+            with offenders.case(param, named):
+                with pytest.raises(InvalidRequestError) as caught, conversation().renaming():
+                    raise InvalidRequestError(f"{param} is wrong.", param)
+                assert (caught.value.param, caught.value.message) == (named, f"{named} is wrong.")
 
 
 def test_a_word_that_is_also_a_field_s_name_stays_in_a_message() -> None:

@@ -10,6 +10,7 @@ import pytest
 from deployments.engine.grammar.probe import MAX_NUM_PROBES, Finding
 from serve_app.api.structured import answer_grammar
 from serve_app.api.structured.answer_grammar import MAX_NUM_SCHEMAS
+from tests.offenders import Offenders
 from tests.serve_app.apps import client_of, make_app
 from tests.serve_app.fakes import FakeBackend
 
@@ -65,22 +66,22 @@ async def test_a_flood_of_schemas_uses_two_compilers_and_delays_no_other_request
     assert probe.most_at_once == MAX_NUM_PROBES
 
 
-@pytest.mark.parametrize("clamps", [None, True, False])
-@pytest.mark.parametrize(
-    ("path", "fields", "param"),
-    [
-        (CHAT, {**ASK, "max_tokens": 4096}, "max_tokens"),
-        (CHAT, {**ASK, "max_completion_tokens": 4096}, "max_completion_tokens"),
-        (CHAT, {**ASK, "max_tokens": 9, "max_completion_tokens": 9}, "max_completion_tokens"),
-        ("/v1/completions", {"model": "m", "prompt": "hi", "max_tokens": 4096}, "max_tokens"),
-        ("/text-generation", {"prompt": "hi", "max_tokens": 4096, "stream": False}, "max_tokens"),
-    ],
-)
-async def test_a_length_is_lowered_by_the_replica_unless_the_configuration_refuses_it(
-    clamps: bool | None, path: str, fields: dict[str, Any], param: str
-) -> None:
-    backend = FakeBackend()
-    limits = {} if clamps is None else {"clamp_max_tokens": clamps}
-    async with client_of(make_app(backend, limits=limits)) as client:
-        assert (await client.post(path, json=fields)).status_code == 200
-    assert backend.requests[0].length_param == (param if clamps is False else None)
+LENGTHS: list[tuple[str, dict[str, Any], str]] = [
+    (CHAT, {**ASK, "max_tokens": 4096}, "max_tokens"),
+    (CHAT, {**ASK, "max_completion_tokens": 4096}, "max_completion_tokens"),
+    (CHAT, {**ASK, "max_tokens": 9, "max_completion_tokens": 9}, "max_completion_tokens"),
+    ("/v1/completions", {"model": "m", "prompt": "hi", "max_tokens": 4096}, "max_tokens"),
+    ("/text-generation", {"prompt": "hi", "max_tokens": 4096, "stream": False}, "max_tokens"),
+]
+
+
+async def test_a_length_is_lowered_by_the_replica_unless_the_configuration_refuses_it() -> None:
+    with Offenders() as offenders:
+        for path, fields, param in LENGTHS:
+            for clamps in (None, True, False):
+                with offenders.case(path, fields, param, clamps):
+                    backend = FakeBackend()
+                    limits = {} if clamps is None else {"clamp_max_tokens": clamps}
+                    async with client_of(make_app(backend, limits=limits)) as client:
+                        assert (await client.post(path, json=fields)).status_code == 200
+                    assert backend.requests[0].length_param == (param if clamps is False else None)

@@ -24,6 +24,7 @@ from deployments.contract import (
 from deployments.errors import GenerationFailedError, OverloadedError, RaystreamError
 from serve_app.api.messages.schema import MessagesEvent, PromptFields
 from tests.images import data_uri
+from tests.offenders import Offenders
 from tests.serve_app.apps import ALICE, client_of, make_app, ring
 from tests.serve_app.asgi_call import AsgiCall
 from tests.serve_app.fakes import HELLO, FakeBackend, Step
@@ -413,22 +414,26 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("fields", "named"), REFUSALS)
 async def test_what_is_not_honoured_is_refused_by_name_in_anthropic_s_shape(
-    client: httpx.AsyncClient, backend: FakeBackend, fields: dict[str, Any], named: str
+    client: httpx.AsyncClient, backend: FakeBackend
 ) -> None:
-    answer = await client.post(MESSAGES, json={**HI, **fields}, headers={"x-request-id": "mine"})
-    assert answer.status_code == 400
-    told = answer.json()
-    assert told == {
-        "type": "error",
-        "error": {"type": "invalid_request_error", "message": told["error"]["message"]},
-        "request_id": "mine",
-    }
-    assert named in told["error"]["message"]
-    assert answer.headers["request-id"] == "mine"
-    assert answer.headers["x-should-retry"] == "false"
-    assert backend.requests == []
+    with Offenders() as offenders:
+        for fields, named in REFUSALS:
+            with offenders.case(fields, named):
+                answer = await client.post(
+                    MESSAGES, json={**HI, **fields}, headers={"x-request-id": "mine"}
+                )
+                assert answer.status_code == 400
+                told = answer.json()
+                assert told == {
+                    "type": "error",
+                    "error": {"type": "invalid_request_error", "message": told["error"]["message"]},
+                    "request_id": "mine",
+                }
+                assert named in told["error"]["message"]
+                assert answer.headers["request-id"] == "mine"
+                assert answer.headers["x-should-retry"] == "false"
+                assert backend.requests == []
 
 
 @pytest.mark.parametrize(

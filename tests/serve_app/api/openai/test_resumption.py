@@ -29,6 +29,7 @@ from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
 from serve_app.metrics import DELIVERED_TOKENS, IngressMetrics
 from serve_app.streaming.event_id import LAST_EVENT_ID
+from tests.offenders import Offenders
 from tests.serve_app.apps import access_lines
 from tests.serve_app.asgi_call import AsgiCall
 from tests.serve_app.fakes import HELLO, FakeBackend, FakeClock, Step
@@ -462,46 +463,50 @@ async def test_the_order_of_keys_and_white_space_do_not_make_another_request(
     assert told(await client.post(CHAT, content=body, headers=headers)).num_done == 1
 
 
-@pytest.mark.parametrize(
-    ("last", "why"),
-    [
-        ("abc", "none that this server sends"),
-        ("a" * 25, "none that this server sends"),
-        ("x" * 24 + ".end", "version 199"),
-        (urlsafe_b64encode(b"\2" + b"\0" * 17).decode(), "version 2"),
-        (urlsafe_b64encode(b"\1" + b"\xff" * 17).decode(), "none that this server sends"),
-        (urlsafe_b64encode(b"\1" + b"\0" * 17).decode() + ".end", "none that this server sends"),
-    ],
-)
+OTHER_IDS: list[tuple[str, str]] = [
+    ("abc", "none that this server sends"),
+    ("a" * 25, "none that this server sends"),
+    ("x" * 24 + ".end", "version 199"),
+    (urlsafe_b64encode(b"\2" + b"\0" * 17).decode(), "version 2"),
+    (urlsafe_b64encode(b"\1" + b"\xff" * 17).decode(), "none that this server sends"),
+    (urlsafe_b64encode(b"\1" + b"\0" * 17).decode() + ".end", "none that this server sends"),
+]
+
+
 async def test_an_id_that_is_not_ours_is_refused(
-    client: httpx.AsyncClient, backend: FakeBackend, last: str, why: str
+    client: httpx.AsyncClient, backend: FakeBackend
 ) -> None:
-    answer = await resume(client, ASK, last)
-    error = answer.json()["error"]
-    assert (answer.status_code, error["param"]) == (400, LAST_EVENT_ID)
-    assert why in error["message"]
-    assert "leave the header out" in error["message"]
-    assert not backend.requests
+    with Offenders() as offenders:
+        for last, why in OTHER_IDS:
+            with offenders.case(last, why):
+                answer = await resume(client, ASK, last)
+                error = answer.json()["error"]
+                assert (answer.status_code, error["param"]) == (400, LAST_EVENT_ID)
+                assert why in error["message"]
+                assert "leave the header out" in error["message"]
+                assert not backend.requests
 
 
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        (CHAT, {**ASK, "stream": False}),
-        ("/v1/messages", {**ASK, "max_tokens": 5}),
-        ("/v1/responses", {"model": "m", "input": "?", "stream": True}),
-        ("/text-generation", {"model": "m", "prompt": "?"}),
-    ],
-)
+NOT_RESUMED: list[tuple[str, dict[str, Any]]] = [
+    (CHAT, {**ASK, "stream": False}),
+    ("/v1/messages", {**ASK, "max_tokens": 5}),
+    ("/v1/responses", {"model": "m", "input": "?", "stream": True}),
+    ("/text-generation", {"model": "m", "prompt": "?"}),
+]
+
+
 async def test_what_can_not_be_resumed_is_refused_by_name(
-    client: httpx.AsyncClient, backend: FakeBackend, path: str, body: dict[str, Any]
+    client: httpx.AsyncClient, backend: FakeBackend
 ) -> None:
-    (last, *_) = await ids_of(client, CHAT, ASK)
-    backend.requests.clear()
-    answer = await resume(client, body, last, path)
-    assert answer.status_code == 400
-    assert LAST_EVENT_ID in answer.json()["error"]["message"]
-    assert not backend.requests
+    with Offenders() as offenders:
+        for path, body in NOT_RESUMED:
+            with offenders.case(path, body):
+                (last, *_) = await ids_of(client, CHAT, ASK)
+                backend.requests.clear()
+                answer = await resume(client, body, last, path)
+                assert answer.status_code == 400
+                assert LAST_EVENT_ID in answer.json()["error"]["message"]
+                assert not backend.requests
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from deployments.reasoning_format import DEEPSEEK_R1, QWEN3, PromptReasoning
 from serve_app.api.reasoning.parser import ReasoningParser, SplitText
+from tests.offenders import Offenders
 
 OPEN, BEGUN, ENDED = PromptReasoning.OPEN, PromptReasoning.BEGUN, PromptReasoning.ENDED
 PROMPTS = pytest.mark.parametrize("prompt", list(PromptReasoning))
@@ -26,30 +27,30 @@ def split(pieces: list[str], prompt: PromptReasoning) -> SplitText:
     return told + parser.finish()
 
 
-@pytest.mark.parametrize(
-    ("prompt", "text", "reasoning", "content"),
-    [
-        (OPEN, "<think>\nHm.\n\nSo.\n</think>\n\nYes.\n", "Hm.\n\nSo.", "Yes.\n"),
-        (OPEN, "<think>\n\n</think>\n\nYes.", "", "Yes."),
-        (OPEN, "Yes.", "", "Yes."),
-        (OPEN, "In HTML <think>x</think>", "", "In HTML <think>x</think>"),
-        (OPEN, "<think>Hm.</think>  code <think>", "Hm.", "  code <think>"),
-        (OPEN, "<thi", "", "<thi"),
-        (OPEN, "", "", ""),
-        (BEGUN, "Hm.\n</think>\n\nYes.", "Hm.", "Yes."),
-        (BEGUN, "<think>\nHm.\n</think>Yes.", "Hm.", "Yes."),
-        (BEGUN, "\n</think>\n\nYes.", "", "Yes."),
-        (BEGUN, "Hm, so\n", "Hm, so", ""),
-        (BEGUN, "<thi", "<thi", ""),
-        (BEGUN, "a < b </thin", "a < b </thin", ""),
-        (ENDED, "<think>Yes.</think>", "", "<think>Yes.</think>"),
-    ],
-)
-def test_the_reasoning_at_the_beginning_is_split_off(
-    prompt: PromptReasoning, text: str, reasoning: str, content: str
-) -> None:
-    assert split([text], prompt) == SplitText(reasoning, content)
-    assert split(list(text), prompt) == SplitText(reasoning, content)
+SPLIT: list[tuple[PromptReasoning, str, str, str]] = [
+    (OPEN, "<think>\nHm.\n\nSo.\n</think>\n\nYes.\n", "Hm.\n\nSo.", "Yes.\n"),
+    (OPEN, "<think>\n\n</think>\n\nYes.", "", "Yes."),
+    (OPEN, "Yes.", "", "Yes."),
+    (OPEN, "In HTML <think>x</think>", "", "In HTML <think>x</think>"),
+    (OPEN, "<think>Hm.</think>  code <think>", "Hm.", "  code <think>"),
+    (OPEN, "<thi", "", "<thi"),
+    (OPEN, "", "", ""),
+    (BEGUN, "Hm.\n</think>\n\nYes.", "Hm.", "Yes."),
+    (BEGUN, "<think>\nHm.\n</think>Yes.", "Hm.", "Yes."),
+    (BEGUN, "\n</think>\n\nYes.", "", "Yes."),
+    (BEGUN, "Hm, so\n", "Hm, so", ""),
+    (BEGUN, "<thi", "<thi", ""),
+    (BEGUN, "a < b </thin", "a < b </thin", ""),
+    (ENDED, "<think>Yes.</think>", "", "<think>Yes.</think>"),
+]
+
+
+def test_the_reasoning_at_the_beginning_is_split_off() -> None:
+    with Offenders() as offenders:
+        for prompt, text, reasoning, content in SPLIT:
+            with offenders.case(prompt, text, reasoning, content):
+                assert split([text], prompt) == SplitText(reasoning, content)
+                assert split(list(text), prompt) == SplitText(reasoning, content)
 
 
 @PROMPTS
@@ -84,18 +85,18 @@ def test_reasoning_is_told_as_it_arrives() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("end", "told"),
-    [
-        ("user\nHi<|end|>\n<|assistant|>\n", OPEN),
-        ("user\nI wrote <think><|end|>\n<|assistant|>\n", OPEN),
-        ("<|assistant|>\n<think>\n", BEGUN),
-        ("<|assistant|><think>", BEGUN),
-        ("<|assistant|>\n<think>\n\n</think>\n\n", ENDED),
-    ],
-)
-def test_the_end_of_the_prompt_says_where_the_answer_begins(
-    end: str, told: PromptReasoning
-) -> None:
-    assert QWEN3.at_end_of(end) is told
-    assert DEEPSEEK_R1.at_end_of(end) is (BEGUN if told is OPEN else told)
+PROMPTS: list[tuple[str, PromptReasoning]] = [
+    ("user\nHi<|end|>\n<|assistant|>\n", OPEN),
+    ("user\nI wrote <think><|end|>\n<|assistant|>\n", OPEN),
+    ("<|assistant|>\n<think>\n", BEGUN),
+    ("<|assistant|><think>", BEGUN),
+    ("<|assistant|>\n<think>\n\n</think>\n\n", ENDED),
+]
+
+
+def test_the_end_of_the_prompt_says_where_the_answer_begins() -> None:
+    with Offenders() as offenders:
+        for end, told in PROMPTS:
+            with offenders.case(end, told):
+                assert QWEN3.at_end_of(end) is told
+                assert DEEPSEEK_R1.at_end_of(end) is (BEGUN if told is OPEN else told)

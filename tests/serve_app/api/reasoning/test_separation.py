@@ -1,31 +1,30 @@
-import pytest
-
 from deployments.contract import PromptReasoning, ReasoningTokens
 from serve_app.api.reasoning.separation import ReasoningCounter
+from tests.offenders import Offenders
 
 OPEN, BEGUN, ENDED = PromptReasoning.OPEN, PromptReasoning.BEGUN, PromptReasoning.ENDED
 START, END = 8, 9
 
 
-@pytest.mark.parametrize(
-    ("prompt", "token_ids", "num_tokens"),
-    [
-        (OPEN, (START, 1, 2, END, 3, 4), 4),
-        (OPEN, (START, 1, 2), 3),
-        (OPEN, (1, START, 2, END), 0),
-        (OPEN, (START, END, 3, START, 4, END), 2),
-        (OPEN, (), 0),
-        (BEGUN, (1, 2, END, 3), 3),
-        (BEGUN, (1, 2), 2),
-        (ENDED, (START, 1, END), 0),
-    ],
-)
-def test_the_tokens_of_the_first_block_are_counted_with_its_marks(
-    prompt: PromptReasoning, token_ids: tuple[int, ...], num_tokens: int
-) -> None:
-    for size in (1, 2, 6):
-        counter = ReasoningCounter(ReasoningTokens(START, END), prompt)
-        counter.add(())
-        for at in range(0, len(token_ids), size):
-            counter.add(token_ids[at : at + size])
-        assert counter.num_tokens == num_tokens
+COUNTED: list[tuple[PromptReasoning, tuple[int, ...], int]] = [
+    (OPEN, (START, 1, 2, END, 3, 4), 4),
+    (OPEN, (START, 1, 2), 3),
+    (OPEN, (1, START, 2, END), 0),
+    (OPEN, (START, END, 3, START, 4, END), 2),
+    (OPEN, (), 0),
+    (BEGUN, (1, 2, END, 3), 3),
+    (BEGUN, (1, 2), 2),
+    (ENDED, (START, 1, END), 0),
+]
+
+
+def test_the_tokens_of_the_first_block_are_counted_with_its_marks() -> None:
+    with Offenders() as offenders:
+        for prompt, token_ids, num_tokens in COUNTED:
+            with offenders.case(prompt, token_ids, num_tokens):
+                for size in (1, 2, 6):
+                    counter = ReasoningCounter(ReasoningTokens(START, END), prompt)
+                    counter.add(())
+                    for at in range(0, len(token_ids), size):
+                        counter.add(token_ids[at : at + size])
+                    assert counter.num_tokens == num_tokens

@@ -8,6 +8,7 @@ from fastapi import FastAPI
 
 from deployments.contract import TextPair
 from deployments.errors import InvalidRequestError
+from tests.offenders import Offenders
 from tests.serve_app.apps import access_lines, client_of, make_app
 from tests.serve_app.fake_pooler import (
     MAX_MODEL_LEN,
@@ -124,38 +125,40 @@ async def test_without_a_name_the_cross_encoder_answers(client: httpx.AsyncClien
     assert (await ranked(client, model=None))["model"] == "x"
 
 
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"query": ""}, "query"),
-        ({"documents": []}, "documents"),
-        ({"documents": [5]}, "must be a string or an object with a text"),
-        ({"documents": ["a"] * 4}, "max_num_texts"),
-        ({"documents": [{"text": "a", "title": "b"}]}, "title"),
-        ({"texts": ["a"]}, "Cohere's and Jina's shape"),
-        ({"raw_scores": True}, "raw_scores is not supported here"),
-        ({"rank_fields": ["title"]}, "documents have only a text"),
-        ({"max_chunks_per_doc": 3}, "max_tokens_per_doc"),
-        ({"documents": ["a", TOO_LONG]}, 'Send "truncate": true'),
-        ({"model": "m"}, "can't compare texts. Models that can: x, e."),
-        ({"model": "c"}, "can't compare texts. Models that can: x, e."),
-    ],
-)
-@pytest.mark.parametrize("path", PATHS)
-async def test_a_wrong_request_is_told_why_in_the_path_s_shape(
-    client: httpx.AsyncClient, path: str, fields: dict[str, Any], words: str
-) -> None:
-    await client.post("/rerank", json={"query": "a", "documents": ["a"]})  # the models are known
-    body = {"model": "x", "query": QUERY, "documents": DOCUMENTS, **fields}
-    answer = await client.post(path, json=body)
-    assert answer.status_code == 400
-    told = answer.json()
-    if path == "/v2/rerank":
-        assert set(told) == {"id", "message"}
-        assert told["id"] == answer.headers["x-request-id"]
-        assert words in told["message"]
-    else:
-        assert words in told["error"]["message"]
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"query": ""}, "query"),
+    ({"documents": []}, "documents"),
+    ({"documents": [5]}, "must be a string or an object with a text"),
+    ({"documents": ["a"] * 4}, "max_num_texts"),
+    ({"documents": [{"text": "a", "title": "b"}]}, "title"),
+    ({"texts": ["a"]}, "Cohere's and Jina's shape"),
+    ({"raw_scores": True}, "raw_scores is not supported here"),
+    ({"rank_fields": ["title"]}, "documents have only a text"),
+    ({"max_chunks_per_doc": 3}, "max_tokens_per_doc"),
+    ({"documents": ["a", TOO_LONG]}, 'Send "truncate": true'),
+    ({"model": "m"}, "can't compare texts. Models that can: x, e."),
+    ({"model": "c"}, "can't compare texts. Models that can: x, e."),
+]
+
+
+async def test_a_wrong_request_is_told_why_in_the_path_s_shape(client: httpx.AsyncClient) -> None:
+    with Offenders() as offenders:
+        for path in PATHS:
+            for fields, words in WRONG:
+                with offenders.case(path, fields, words):
+                    await client.post(
+                        "/rerank", json={"query": "a", "documents": ["a"]}
+                    )  # the models are known
+                    body = {"model": "x", "query": QUERY, "documents": DOCUMENTS, **fields}
+                    answer = await client.post(path, json=body)
+                    assert answer.status_code == 400
+                    told = answer.json()
+                    if path == "/v2/rerank":
+                        assert set(told) == {"id", "message"}
+                        assert told["id"] == answer.headers["x-request-id"]
+                        assert words in told["message"]
+                    else:
+                        assert words in told["error"]["message"]
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from deployments.contract import (
 from deployments.errors import GenerationFailedError, OverloadedError
 from serve_app.api.responses.schema import ResponsesEvent
 from tests.images import data_uri
+from tests.offenders import Offenders
 from tests.serve_app.apps import client_of, make_app
 from tests.serve_app.asgi_call import AsgiCall
 from tests.serve_app.fakes import HELLO, FakeBackend, Step
@@ -305,47 +306,49 @@ async def test_a_format_constrains_the_text(
     assert backend.requests[0].sampling.grammar is not None
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"previous_response_id": "resp_1"}, "previous_response_id"),
-        ({"conversation": "conv_1"}, "conversation"),
-        ({"background": True}, "background"),
-        ({"include": ["reasoning.encrypted_content"]}, "include"),
-        ({"truncation": "auto"}, "truncation"),
-        ({"top_logprobs": 3}, "top_logprobs"),
-        ({"stream": True, "stream_options": {"include_obfuscation": True}},
-         "stream_options.include_obfuscation"),
-        ({"input": []}, "input"),
-        ({"input": None}, "input"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
-        ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]},
-         "input[0].content[0].type"),
-        ({"input": [{"type": "function_call_output", "call_id": "c", "output": "a"}]},
-         "input[0].call_id"),
-        ({"input": [{"role": "user", "content": [
-            {"type": "input_text", "text": "a"},
-            {"type": "input_image", "image_url": "https://x.test/a.png"}]}],
-          "instructions": "b"}, "input[0].content[1].image_url"),
-        ({"max_output_tokens": 0}, "max_output_tokens"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
-        ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice.name"),
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"tools": [TOOL, TOOL]}, "tools[1].name"),
-        ({"reasoning": {"effort": "low"}}, "reasoning.effort"),
-        ({"text": {"format": {"type": "json_schema", "name": "s", "strict": True,
-                              "schema": {"type": "nothing"}}}}, "text.format"),
-    ],
-)  # fmt: skip
+NOT_HONOURED: list[tuple[dict[str, Any], str]] = [
+    ({"previous_response_id": "resp_1"}, "previous_response_id"),
+    ({"conversation": "conv_1"}, "conversation"),
+    ({"background": True}, "background"),
+    ({"include": ["reasoning.encrypted_content"]}, "include"),
+    ({"truncation": "auto"}, "truncation"),
+    ({"top_logprobs": 3}, "top_logprobs"),
+    ({"stream": True, "stream_options": {"include_obfuscation": True}},
+     "stream_options.include_obfuscation"),
+    ({"input": []}, "input"),
+    ({"input": None}, "input"),
+    ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
+    ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]},
+     "input[0].content[0].type"),
+    ({"input": [{"type": "function_call_output", "call_id": "c", "output": "a"}]},
+     "input[0].call_id"),
+    ({"input": [{"role": "user", "content": [
+        {"type": "input_text", "text": "a"},
+        {"type": "input_image", "image_url": "https://x.test/a.png"}]}],
+      "instructions": "b"}, "input[0].content[1].image_url"),
+    ({"max_output_tokens": 0}, "max_output_tokens"),
+    ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+    ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice.name"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"tools": [TOOL, TOOL]}, "tools[1].name"),
+    ({"reasoning": {"effort": "low"}}, "reasoning.effort"),
+    ({"text": {"format": {"type": "json_schema", "name": "s", "strict": True,
+                          "schema": {"type": "nothing"}}}}, "text.format"),
+]  # fmt: skip
+
+
 async def test_what_is_not_honoured_is_refused_by_name(
-    caller: httpx.AsyncClient, calling: FakeBackend, fields: dict[str, Any], param: str
+    caller: httpx.AsyncClient, calling: FakeBackend
 ) -> None:
-    answer = await caller.post(RESPONSES, json={**HI, **fields})
-    error = answer.json()["error"]
-    assert answer.status_code == 400, error
-    assert error["param"].startswith(param)
-    assert error["param"] in error["message"]
-    assert calling.requests == []
+    with Offenders() as offenders:
+        for fields, param in NOT_HONOURED:
+            with offenders.case(fields, param):
+                answer = await caller.post(RESPONSES, json={**HI, **fields})
+                error = answer.json()["error"]
+                assert answer.status_code == 400, error
+                assert error["param"].startswith(param)
+                assert error["param"] in error["message"]
+                assert calling.requests == []
 
 
 async def test_an_overload_has_openai_s_shape(
@@ -388,13 +391,18 @@ async def test_the_real_client_reads_streams_and_parses(
     assert parsed.output_parsed == Weather(sky="clear")
 
 
-@pytest.mark.parametrize(
-    "metadata",
-    [{str(i): "" for i in range(17)}, {"a" * 65: ""}, {"a": "b" * 513}, {"a": {"b": "c"}}],
-)
-async def test_metadata_has_openai_s_bounds(
-    client: httpx.AsyncClient, metadata: dict[str, object]
-) -> None:
-    answer = await client.post(RESPONSES, json={**HI, "metadata": metadata})
-    assert answer.status_code == 400
-    assert answer.json()["error"]["param"].startswith("metadata")
+METADATA: list[dict[str, object]] = [
+    {str(i): "" for i in range(17)},
+    {"a" * 65: ""},
+    {"a": "b" * 513},
+    {"a": {"b": "c"}},
+]
+
+
+async def test_metadata_has_openai_s_bounds(client: httpx.AsyncClient) -> None:
+    with Offenders() as offenders:
+        for metadata in METADATA:
+            with offenders.case(metadata):
+                answer = await client.post(RESPONSES, json={**HI, "metadata": metadata})
+                assert answer.status_code == 400
+                assert answer.json()["error"]["param"].startswith("metadata")

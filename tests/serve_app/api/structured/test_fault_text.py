@@ -1,6 +1,5 @@
-import pytest
-
 from serve_app.api.structured.fault_text import MAX_LENGTH, readable
+from tests.offenders import Offenders
 
 REGEX = """at 1(8): invalid regex "a(b" (in regex): regex parse error:
     a(b
@@ -32,21 +31,23 @@ error: unclosed character class
 """
 
 
-@pytest.mark.parametrize(
-    ("fault", "told"),
-    [
-        (REGEX, "regex parse error: unclosed group, at character 2: a(b"),
-        (WORDS, "word boundaries, and ^ or $ inside, are not supported in regex /\\bx/"),
-        (RULE, 'line 2, column 4: unknown name: "b"'),
-        (TOKEN, 'line 1, column 8: unknown special token: "<|x|>"'),
-        (ON_LINES, "regex parse error: unclosed character class"),
-        ("oneOf is not supported. Enable 'coerce_one_of' option", "oneOf is not supported"),
-        ("lexer error: too many\n<non-verbose/>", "lexer error: too many"),
-        ("", ""),
-    ],
-)
-def test_a_fault_is_told_in_one_line(fault: str, told: str) -> None:
-    assert readable(fault) == told
+FAULTS: list[tuple[str, str]] = [
+    (REGEX, "regex parse error: unclosed group, at character 2: a(b"),
+    (WORDS, "word boundaries, and ^ or $ inside, are not supported in regex /\\bx/"),
+    (RULE, 'line 2, column 4: unknown name: "b"'),
+    (TOKEN, 'line 1, column 8: unknown special token: "<|x|>"'),
+    (ON_LINES, "regex parse error: unclosed character class"),
+    ("oneOf is not supported. Enable 'coerce_one_of' option", "oneOf is not supported"),
+    ("lexer error: too many\n<non-verbose/>", "lexer error: too many"),
+    ("", ""),
+]
+
+
+def test_a_fault_is_told_in_one_line() -> None:
+    with Offenders() as offenders:
+        for fault, told in FAULTS:
+            with offenders.case(fault, told):
+                assert readable(fault) == told
 
 
 def test_a_long_expression_is_shown_around_its_fault() -> None:

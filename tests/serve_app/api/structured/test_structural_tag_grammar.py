@@ -12,6 +12,7 @@ from serve_app.api.structured.answer_grammar import GrammarSettings
 from serve_app.api.structured.structural_tag import MAX_NUM_FORMATS, StructuralTag
 from serve_app.api.structured.structural_tag_grammar import structural_tag_grammar
 from serve_app.config import LimitsConfig
+from tests.offenders import Offenders
 from tests.serve_app.api.structured.accepting import takes
 
 SETTINGS = GrammarSettings(LimitsConfig())
@@ -66,14 +67,16 @@ CASES: list[tuple[dict[str, Any], list[str], list[str]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("at", range(len(CASES)))
-def test_a_format_accepts_its_texts_and_no_others(at: int) -> None:
-    format_, texts, others = CASES[at]
-    grammar = grammar_of(format=format_)
-    for text in texts:
-        assert takes(grammar, text), text
-    for text in others:
-        assert not takes(grammar, text), text
+def test_a_format_accepts_its_texts_and_no_others() -> None:
+    with Offenders() as offenders:
+        for at in range(len(CASES)):
+            with offenders.case(at):
+                format_, texts, others = CASES[at]
+                grammar = grammar_of(format=format_)
+                for text in texts:
+                    assert takes(grammar, text), text
+                for text in others:
+                    assert not takes(grammar, text), text
 
 
 def test_the_older_shape_is_text_with_triggered_tags() -> None:
@@ -83,44 +86,44 @@ def test_the_older_shape_is_text_with_triggered_tags() -> None:
     assert not takes(grammar, f"a{TWO}")
 
 
-@pytest.mark.parametrize(
-    ("fields", "word"),
-    [
-        ({}, "exactly one"),
-        ({"structures": [{"begin": "<f", "schema": SCHEMA, "end": ""}]}, "triggers"),
-        (
-            {"structures": [{"begin": "<g", "schema": {}, "end": ""}], "triggers": ["<f"]},
-            "'<g'",
-        ),
-        ({"format": triggered(triggers=["<g"])}, "'<f=one>'"),
-        ({"format": {"type": "qwen_xml_parameter", "json_schema": {}}}, "qwen_xml_parameter"),
-        ({"format": {"type": "any_text", "excludes": ["x"]}}, "excludes"),
-        ({"format": {**CONTENT, "style": "qwen_xml"}}, "style"),
-        ({"format": triggered(other=1)}, "other"),
-    ],
-    ids=str,
-)
-def test_a_shape_that_is_not_supported_is_refused_by_name(
-    fields: dict[str, Any], word: str
-) -> None:
-    with pytest.raises(ValidationError, match=word):
-        StructuralTag.model_validate({"type": "structural_tag", **fields})
+UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
+    ({}, "exactly one"),
+    ({"structures": [{"begin": "<f", "schema": SCHEMA, "end": ""}]}, "triggers"),
+    (
+        {"structures": [{"begin": "<g", "schema": {}, "end": ""}], "triggers": ["<f"]},
+        "'<g'",
+    ),
+    ({"format": triggered(triggers=["<g"])}, "'<f=one>'"),
+    ({"format": {"type": "qwen_xml_parameter", "json_schema": {}}}, "qwen_xml_parameter"),
+    ({"format": {"type": "any_text", "excludes": ["x"]}}, "excludes"),
+    ({"format": {**CONTENT, "style": "qwen_xml"}}, "style"),
+    ({"format": triggered(other=1)}, "other"),
+]
 
 
-@pytest.mark.parametrize(
-    ("format_", "word"),
-    [
-        ({"type": "sequence", "elements": [{"type": "any_text"}, CONTENT]}, "'any_text' stands"),
-        ({"type": "sequence", "elements": [triggered(), CONTENT]}, "'triggered_tags' stands"),
-        ({**THINK, "content": {"type": "regex", "pattern": "("}}, "unclosed group"),
-        ({**THINK, "content": {"type": "grammar", "grammar": "start: x"}}, "unknown name"),
-        ({**THINK, "begin": "x" * 70_000}, "max_schema_bytes"),
-    ],
-)
-def test_a_tag_that_can_not_be_honoured_is_explained(format_: dict[str, Any], word: str) -> None:
-    with pytest.raises(InvalidRequestError, match=word) as refused:
-        grammar_of(format=format_)
-    assert refused.value.param == "the.field"
+def test_a_shape_that_is_not_supported_is_refused_by_name() -> None:
+    with Offenders() as offenders:
+        for fields, word in UNSUPPORTED:
+            with offenders.case(fields, word), pytest.raises(ValidationError, match=word):
+                StructuralTag.model_validate({"type": "structural_tag", **fields})
+
+
+EXPLAINED: list[tuple[dict[str, Any], str]] = [
+    ({"type": "sequence", "elements": [{"type": "any_text"}, CONTENT]}, "'any_text' stands"),
+    ({"type": "sequence", "elements": [triggered(), CONTENT]}, "'triggered_tags' stands"),
+    ({**THINK, "content": {"type": "regex", "pattern": "("}}, "unclosed group"),
+    ({**THINK, "content": {"type": "grammar", "grammar": "start: x"}}, "unknown name"),
+    ({**THINK, "begin": "x" * 70_000}, "max_schema_bytes"),
+]
+
+
+def test_a_tag_that_can_not_be_honoured_is_explained() -> None:
+    with Offenders() as offenders:
+        for format_, word in EXPLAINED:
+            with offenders.case(format_, word):
+                with pytest.raises(InvalidRequestError, match=word) as refused:
+                    grammar_of(format=format_)
+                assert refused.value.param == "the.field"
 
 
 def tag_of(content: dict[str, Any]) -> dict[str, Any]:

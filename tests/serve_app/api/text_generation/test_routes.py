@@ -2,11 +2,11 @@ import asyncio
 from typing import Any
 
 import httpx
-import pytest
 from fastapi import FastAPI
 
 from deployments.contract import ChatMessage, FinishReason, TextDelta, TextPart
 from deployments.errors import GenerationFailedError
+from tests.offenders import Offenders
 from tests.serve_app.asgi_call import AsgiCall
 from tests.serve_app.fakes import HELLO, FakeBackend
 from tests.serve_app.sse_decoder import events_of
@@ -61,22 +61,22 @@ async def test_a_prompt_stays_a_string_and_messages_become_messages(
     ]
 
 
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        ({}, "prompt"),
-        ({"prompt": "a", "messages": [{"role": "user", "content": "b"}]}, "prompt"),
-        ({"promt": "a"}, "promt"),
-        ({"prompt": "a", "top_p": 7}, "top_p"),
-        ({"prompt": "a", "model": "x"}, "model"),
-    ],
-)
-async def test_an_invalid_request_is_refused_by_the_field_s_name(
-    client: httpx.AsyncClient, body: dict[str, Any], param: str
-) -> None:
-    answer = await client.post(PATH, json=body)
-    assert answer.status_code in (400, 404)
-    assert answer.json()["error"]["param"] == param
+INVALID: list[tuple[dict[str, Any], str]] = [
+    ({}, "prompt"),
+    ({"prompt": "a", "messages": [{"role": "user", "content": "b"}]}, "prompt"),
+    ({"promt": "a"}, "promt"),
+    ({"prompt": "a", "top_p": 7}, "top_p"),
+    ({"prompt": "a", "model": "x"}, "model"),
+]
+
+
+async def test_an_invalid_request_is_refused_by_the_field_s_name(client: httpx.AsyncClient) -> None:
+    with Offenders() as offenders:
+        for body, param in INVALID:
+            with offenders.case(body, param):
+                answer = await client.post(PATH, json=body)
+                assert answer.status_code in (400, 404)
+                assert answer.json()["error"]["param"] == param
 
 
 async def test_null_counts_as_absent(client: httpx.AsyncClient) -> None:

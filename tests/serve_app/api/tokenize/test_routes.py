@@ -6,6 +6,7 @@ import pytest
 from deployments.contract import ChatMessage, TextPart, TokenizeRequest, Tool
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
+from tests.offenders import Offenders
 from tests.serve_app.fakes import FakeBackend
 
 HI = (ChatMessage("user", (TextPart("hi"),)),)
@@ -52,30 +53,30 @@ async def test_the_request_s_options_reach_the_replica(
     assert not backend.requests
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "param"),
-    [
-        ("/tokenize", {}, "prompt"),
-        ("/tokenize", {"prompt": "a", "messages": MESSAGES}, "prompt"),
-        ("/tokenize", {"prompt": 5}, "prompt"),
-        ("/tokenize", {"prompt": "a", "add_generation_prompt": True}, "add_generation_prompt"),
-        ("/tokenize", {"messages": MESSAGES, "chat_template": "{{ 1 }}"}, "chat_template"),
-        ("/tokenize", {"messages": MESSAGES, "tools": TOOLS}, "tools"),
-        ("/tokenize", {"prompt": "a", "tools": TOOLS}, "tools"),
-        ("/tokenize", {"prompt": "a", "model": "x"}, "model"),
-        ("/detokenize", {}, "tokens"),
-        ("/detokenize", {"tokens": "a"}, "tokens"),
-        ("/detokenize", {"tokens": [-1]}, "tokens[0]"),
-        ("/detokenize", {"tokens": [2**30]}, "tokens"),
-        ("/detokenize", {"tokens": [1], "model": "x"}, "model"),
-    ],
-)
-async def test_an_invalid_request_is_refused_by_the_field_s_name(
-    client: httpx.AsyncClient, path: str, body: dict[str, Any], param: str
-) -> None:
-    answer = await client.post(path, json=body)
-    assert answer.status_code == (404 if param == "model" else 400)
-    assert answer.json()["error"]["param"] == param
+INVALID: list[tuple[str, dict[str, Any], str]] = [
+    ("/tokenize", {}, "prompt"),
+    ("/tokenize", {"prompt": "a", "messages": MESSAGES}, "prompt"),
+    ("/tokenize", {"prompt": 5}, "prompt"),
+    ("/tokenize", {"prompt": "a", "add_generation_prompt": True}, "add_generation_prompt"),
+    ("/tokenize", {"messages": MESSAGES, "chat_template": "{{ 1 }}"}, "chat_template"),
+    ("/tokenize", {"messages": MESSAGES, "tools": TOOLS}, "tools"),
+    ("/tokenize", {"prompt": "a", "tools": TOOLS}, "tools"),
+    ("/tokenize", {"prompt": "a", "model": "x"}, "model"),
+    ("/detokenize", {}, "tokens"),
+    ("/detokenize", {"tokens": "a"}, "tokens"),
+    ("/detokenize", {"tokens": [-1]}, "tokens[0]"),
+    ("/detokenize", {"tokens": [2**30]}, "tokens"),
+    ("/detokenize", {"tokens": [1], "model": "x"}, "model"),
+]
+
+
+async def test_an_invalid_request_is_refused_by_the_field_s_name(client: httpx.AsyncClient) -> None:
+    with Offenders() as offenders:
+        for path, body, param in INVALID:
+            with offenders.case(path, body, param):
+                answer = await client.post(path, json=body)
+                assert answer.status_code == (404 if param == "model" else 400)
+                assert answer.json()["error"]["param"] == param
 
 
 @pytest.mark.parametrize(("tokens", "text"), [([], ""), ([104, 105], "hi")])

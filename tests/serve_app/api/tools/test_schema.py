@@ -7,6 +7,7 @@ import pytest
 from deployments.contract import Tool
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
+from tests.offenders import Offenders
 from tests.serve_app.fakes import FakeBackend
 
 CHAT = "/v1/chat/completions"
@@ -55,60 +56,62 @@ async def test_tools_reach_the_replica_unchanged(
     )
 
 
-@pytest.mark.parametrize(
-    ("tools", "param", "hint"),
-    [
-        ([tool("a"), tool("b"), tool("c"), tool("d")], "tools", "limits.max_num_tools"),
-        ([tool("a"), tool("b", description="x" * 400)], "tools[1]", "limits.max_tools_bytes"),
-        ([tool("a", parameters={"x": "é" * 200})], "tools[0]", "limits.max_tools_bytes"),
-        ([tool("a"), tool("a")], "tools[1].function.name", "'a'"),
-        ([tool("")], "tools[0].function.name", "{1,64}"),
-        ([tool("a"), tool("no space")], "tools[1].function.name", "{1,64}"),
-        ([tool("a\n")], "tools[0].function.name", "{1,64}"),
-        ([tool("x" * 65)], "tools[0].function.name", "{1,64}"),
-        ([{"type": "function"}], "tools[0].function", "missing"),
-        ([{"type": "custom", "custom": {}}], "tools[0].custom", "custom"),
-        ([{**tool(), "type": "retrieval"}], "tools[0].type", "'function'"),
-        ([tool(parameters=[])], "tools[0].function.parameters", "must be an object"),
-        ([tool(parameters={"type": "array"})], "tools[0].function.parameters.type", "'object'"),
-        ([tool(strict="yes")], "tools[0].function.strict", "true or false"),
-        ([tool(parametres={})], "tools[0].function.parametres", "'parameters'"),
-        ({"f": 1}, "tools", "list"),
-    ],
-)
+INVALID: list[tuple[Any, str, str]] = [
+    ([tool("a"), tool("b"), tool("c"), tool("d")], "tools", "limits.max_num_tools"),
+    ([tool("a"), tool("b", description="x" * 400)], "tools[1]", "limits.max_tools_bytes"),
+    ([tool("a", parameters={"x": "é" * 200})], "tools[0]", "limits.max_tools_bytes"),
+    ([tool("a"), tool("a")], "tools[1].function.name", "'a'"),
+    ([tool("")], "tools[0].function.name", "{1,64}"),
+    ([tool("a"), tool("no space")], "tools[1].function.name", "{1,64}"),
+    ([tool("a\n")], "tools[0].function.name", "{1,64}"),
+    ([tool("x" * 65)], "tools[0].function.name", "{1,64}"),
+    ([{"type": "function"}], "tools[0].function", "missing"),
+    ([{"type": "custom", "custom": {}}], "tools[0].custom", "custom"),
+    ([{**tool(), "type": "retrieval"}], "tools[0].type", "'function'"),
+    ([tool(parameters=[])], "tools[0].function.parameters", "must be an object"),
+    ([tool(parameters={"type": "array"})], "tools[0].function.parameters.type", "'object'"),
+    ([tool(strict="yes")], "tools[0].function.strict", "true or false"),
+    ([tool(parametres={})], "tools[0].function.parametres", "'parameters'"),
+    ({"f": 1}, "tools", "list"),
+]
+
+
 async def test_invalid_tools_are_refused_by_name(
-    client: httpx.AsyncClient, backend: FakeBackend, tools: Any, param: str, hint: str
+    client: httpx.AsyncClient, backend: FakeBackend
 ) -> None:
-    error = await refusal(client, tools=tools)
-    assert error["param"] == param
-    assert hint in error["message"]
-    assert not backend.requests
+    with Offenders() as offenders:
+        for tools, param, hint in INVALID:
+            with offenders.case(tools, param, hint):
+                error = await refusal(client, tools=tools)
+                assert error["param"] == param
+                assert hint in error["message"]
+                assert not backend.requests
 
 
-@pytest.mark.parametrize(
-    ("choice", "param"),
-    [
-        ("some", "tool_choice"),
-        (1, "tool_choice"),
-        ({"type": "function"}, "tool_choice.function"),
-        ({"type": "function", "function": {"name": "g"}}, "tool_choice.function.name"),
-        ({"type": "function", "function": {"name": "g!"}}, "tool_choice.function.name"),
-        ({"type": "allowed_tools", "allowed_tools": {}}, "tool_choice.allowed_tools"),
-    ],
-)
-async def test_an_invalid_tool_choice_is_refused(
-    client: httpx.AsyncClient, choice: Any, param: str
-) -> None:
-    assert (await refusal(client, tools=[tool()], tool_choice=choice))["param"] == param
+INVALID_CHOICES: list[tuple[Any, str]] = [
+    ("some", "tool_choice"),
+    (1, "tool_choice"),
+    ({"type": "function"}, "tool_choice.function"),
+    ({"type": "function", "function": {"name": "g"}}, "tool_choice.function.name"),
+    ({"type": "function", "function": {"name": "g!"}}, "tool_choice.function.name"),
+    ({"type": "allowed_tools", "allowed_tools": {}}, "tool_choice.allowed_tools"),
+]
 
 
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
-@pytest.mark.parametrize("tools", [None, []])
-async def test_a_required_or_named_call_needs_tools(
-    client: httpx.AsyncClient, choice: Any, tools: Any
-) -> None:
-    error = await refusal(client, tools=tools, tool_choice=choice)
-    assert error["param"].startswith("tool_choice")
+async def test_an_invalid_tool_choice_is_refused(client: httpx.AsyncClient) -> None:
+    with Offenders() as offenders:
+        for choice, param in INVALID_CHOICES:
+            with offenders.case(choice, param):
+                assert (await refusal(client, tools=[tool()], tool_choice=choice))["param"] == param
+
+
+async def test_a_required_or_named_call_needs_tools(client: httpx.AsyncClient) -> None:
+    with Offenders() as offenders:
+        for tools in (None, []):
+            for choice in ("required", {"type": "function", "function": {"name": "f"}}):
+                with offenders.case(tools, choice):
+                    error = await refusal(client, tools=tools, tool_choice=choice)
+                    assert error["param"].startswith("tool_choice")
 
 
 @pytest.mark.parametrize("choice", ["none", "auto", None])

@@ -18,6 +18,7 @@ from serve_app.api.tools.parsing.events import (
 )
 from serve_app.api.tools.parsing.object_scanner import MAX_DEPTH, ObjectScanner
 from serve_app.api.tools.parsing.parser import ToolCallParser
+from tests.offenders import Offenders
 
 NAMES = frozenset({"f", "get_weather"})
 ALL = pytest.mark.parametrize("known", FORMATS.values(), ids=FORMATS)
@@ -218,35 +219,37 @@ def test_hermes(text: str, content: str, arguments: list[str]) -> None:
     assert parse(HERMES, list(text)) == (content, [("f", a) for a in arguments])
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        '{"name": "f", "arguments": {"a": }}',
-        '{"name": "f", "arguments": {"a": 1',
-        '{"name": "f", "arguments": {"a": "\n"}}',
-        '{"name": "f", "arguments": {"a": [1}}',
-        '{"name": "f", "arguments": {"a": NaN}}',
-        '{"name": "f", "arguments": [1]}',
-        '{"name": "f", "arguments": {}, "name": "get_weather"}',
-        '{"name": "f", "arguments": {}, "arguments": {"b": 1}}',
-        '{"name": "f"}',
-        '{"name": "unknown", "arguments": {}}',
-        '{"name": 3, "arguments": {}}',
-        '{"name": "f", "arguments": ' + '{"a": ' * 100 + "1" + "}" * 101,
-        '{"name": "f", "arguments": {"a": ' + "9" * 5000 + "}}",
-        "no object",
-        "",
-    ],
-)
-def test_an_invalid_call_is_text_and_the_next_call_is_found(call: str) -> None:
-    text = f"<tool_call>\n{call}\n</tool_call>\n"
-    assert parse(HERMES, list(text)) == (text, [])
-    if call.endswith("1"):
-        return  # a call without an end has no next call
-    text += f"<tool_call>{CALL}</tool_call>"
-    content, calls = parse(HERMES, list(text))
-    assert content == f"<tool_call>\n{call}\n</tool_call>"
-    assert calls == [("f", '{"a": 1}')]
+INVALID: list[str] = [
+    '{"name": "f", "arguments": {"a": }}',
+    '{"name": "f", "arguments": {"a": 1',
+    '{"name": "f", "arguments": {"a": "\n"}}',
+    '{"name": "f", "arguments": {"a": [1}}',
+    '{"name": "f", "arguments": {"a": NaN}}',
+    '{"name": "f", "arguments": [1]}',
+    '{"name": "f", "arguments": {}, "name": "get_weather"}',
+    '{"name": "f", "arguments": {}, "arguments": {"b": 1}}',
+    '{"name": "f"}',
+    '{"name": "unknown", "arguments": {}}',
+    '{"name": 3, "arguments": {}}',
+    '{"name": "f", "arguments": ' + '{"a": ' * 100 + "1" + "}" * 101,
+    '{"name": "f", "arguments": {"a": ' + "9" * 5000 + "}}",
+    "no object",
+    "",
+]
+
+
+def test_an_invalid_call_is_text_and_the_next_call_is_found() -> None:
+    with Offenders() as offenders:
+        for call in INVALID:
+            with offenders.case(call):
+                text = f"<tool_call>\n{call}\n</tool_call>\n"
+                assert parse(HERMES, list(text)) == (text, [])
+                if call.endswith("1"):
+                    continue  # a call without an end has no next call
+                text += f"<tool_call>{CALL}</tool_call>"
+                content, calls = parse(HERMES, list(text))
+                assert content == f"<tool_call>\n{call}\n</tool_call>"
+                assert calls == [("f", '{"a": 1}')]
 
 
 @pytest.mark.parametrize(
