@@ -6,7 +6,7 @@ import torch
 import transformers
 
 from benchmarks.gpu import __main__ as program
-from benchmarks.gpu import rates
+from benchmarks.gpu import equality, rates
 from benchmarks.gpu.__main__ import main
 from benchmarks.gpu.equality import num_equal
 from benchmarks.gpu.floor import step_bytes
@@ -14,7 +14,7 @@ from benchmarks.gpu.rates import EngineRate, Load, engine_rate, threads_rate
 from benchmarks.gpu.report import COLUMNS, NOT_MEASURED, Report, Row
 from benchmarks.gpu.shapes import TINY, build, stock
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("frozen_heap")]
 
 CPU = torch.device("cpu")
 
@@ -29,15 +29,16 @@ def test_without_a_gpu_the_file_says_so(
 
 
 def test_everything_runs_on_a_cpu_with_tiny_shapes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(equality, "NUM_SEQS", 8)
     options = ["--device", "cpu", "--quick", "--sequences", "1,3", "--prompt-length", "9"]
     main([str(tmp_path / "table.md"), *options, "--num-tokens", "12"])
     written = (tmp_path / "table.md").read_text()
     rows = [line for line in written.splitlines() if line.startswith("| tiny")]
     assert [row.split(" | ")[1] for row in rows] == ["1", "3"]
     assert all(len(row.split(" | ")) == len(COLUMNS) and " - " not in row for row in rows)
-    assert "in float32: 24 of 24 sequences" in written
+    assert "in float32: 8 of 8 sequences" in written
     assert "in bfloat16: " in written
     assert capsys.readouterr().out.strip() == written.strip()
 

@@ -7,6 +7,8 @@ import torch
 from benchmarks.gpu import attempts as attempts_module
 from benchmarks.gpu.attempts import Attempts
 
+pytestmark = pytest.mark.usefixtures("frozen_heap")
+
 CPU = torch.device("cpu")
 
 
@@ -17,14 +19,12 @@ class Ring:
         self.self = self
 
 
-@pytest.mark.slow
 def test_a_part_that_succeeds_returns_its_result() -> None:
     attempts = Attempts(CPU, 100)
     assert attempts.run("a sum", lambda: 1 + 1) == 2
     assert attempts.troubles == []
 
 
-@pytest.mark.slow
 def test_a_failed_part_is_reported_in_one_line_and_frees_its_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -46,7 +46,6 @@ def test_a_failed_part_is_reported_in_one_line_and_frees_its_memory(
     assert rings[0]() is None
 
 
-@pytest.mark.slow
 def test_no_part_starts_after_the_limit() -> None:
     now = [5.0]
     attempts = Attempts(CPU, 10, lambda: now[0])
@@ -57,7 +56,6 @@ def test_no_part_starts_after_the_limit() -> None:
     assert attempts.troubles == ["late: no time was left"]
 
 
-@pytest.mark.slow
 def test_a_failed_device_ends_the_run() -> None:
     def fail() -> None:
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")

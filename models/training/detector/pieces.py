@@ -11,6 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -56,7 +57,6 @@ class Cutter:
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
-        self._recitable = "\n".join(normalised(entry.answer) for entry in load_corpus())
 
     def pieces(self, documents: Iterable[Document]) -> list[Piece]:
         """Cut every document from beginning to end; equal texts are kept once."""
@@ -78,8 +78,14 @@ class Cutter:
             at = end
 
     def _piece(self, text: str, document: Document) -> Piece:
-        is_recited = document.source.label is Label.CHAT and text in self._recitable
+        is_recited = document.source.label is Label.CHAT and text in _recitable()
         return Piece(text, document.source, document.temperature, is_recited)
+
+
+@cache
+def _recitable() -> str:
+    """Return all answers of the corpus, normalised."""
+    return "\n".join(normalised(entry.answer) for entry in load_corpus())
 
 
 def cut_end(text: str, start: int, max_chars: int, prefers_sentences: bool) -> int:
