@@ -41,6 +41,8 @@ def config() -> dict[str, Any]:
     (chat,) = (each for each in application["args"]["models"] if each["id"] == "pydoc-chat")
     chat |= {"num_cpus": 0.4, "max_num_seqs": MAX_NUM_SEQS, "max_queued_requests": NUM_QUEUED}
     application["args"]["models"] = [chat]
+    # Slow readers wait until replicas have started, which takes a minute on a busy machine.
+    application["args"]["limits"]["slow_reader_timeout_s"] = 120
     ingress, replicas = application["deployments"][:2]
     assert (ingress["name"], replicas["name"]) == ("Ingress", "pydoc-chat")
     for section, num_replicas in ((ingress, 1), (replicas, NUM_REPLICAS)):

@@ -1,7 +1,7 @@
 """One mixed load while both replicas are killed, one after the other; many tests read what it left.
 
-Every stream moves: those of the first victim go to the second, which is killed as soon as one of
-them has told so, and then no replica is left until Serve has started another.
+Every stream moves: those of the first victim go on at the second, which is then killed, too, and no
+replica is left until Serve has started another.
 """
 
 import asyncio
@@ -93,7 +93,7 @@ class _Load:
         whole = (await self._client.post(CHAT, json=WHOLE)).json()
         before = await mark(self._client)
         size_bytes, num_fds = self._ingresses.rss_bytes(), self._ingresses.num_fds()
-        in_halves = await InHalves.begun(self._port, bodies.pop(IN_HALVES))
+        small = bodies.pop(IN_HALVES)
         async with AsyncExitStack() as stack:
             asking = asyncio.create_task(self._ask_for_a_whole_answer())
             await reached(lambda: bool(self._runs("whole")))
@@ -105,7 +105,8 @@ class _Load:
             await asyncio.gather(*early)
             under_load = await self._shown_with(len(streams))
             rss_bytes = {pid: Process(pid).memory_info().rss for pid in under_load.processes}
-            victims = await self._kill_both(streams["greedy"], in_halves)
+            in_halves = await InHalves.begun(self._port, small)
+            victims = await self._kill_both(streams, in_halves)
             reading = {
                 name: asyncio.create_task(stream.read_to_end())
                 for name, stream in streams.items()
@@ -165,16 +166,27 @@ class _Load:
         headers = {"X-Request-Id": request_id_of("whole"), **parent(TRACES["whole"])}
         return await self._client.post(CHAT, json=WHOLE, headers=headers)
 
-    async def _kill_both(self, stream: Stream, in_halves: InHalves) -> tuple[int, int]:
-        """Kill the replica of a stream, and then the one that it has moved to."""
-        request_id = stream.answer.request_id
-        first = self._replicas.runs_of(request_id)[-1]
+    async def _kill_both(
+        self, streams: Mapping[str, Stream], in_halves: InHalves
+    ) -> tuple[int, int]:
+        """Kill the replica of a stream, and then the one that it goes on at."""
+        stream = streams["greedy"]
+        (first,) = self._runs("greedy")
+        # What a slow reader has not read may keep its stream from moving.
+        names = {*streams, "whole"} - {*SLOW_READERS}
+        before = {name: self._runs(name) for name in names}
         kill(first)
-        await stream.read_comment("moved")
+        await reached(lambda: all(self._has_left(first, name, before[name]) for name in names))
         await in_halves.send_the_rest()
-        second = self._replicas.runs_of(request_id)[-1]
+        await stream.read_comment("moved")
+        await stream.read_tokens(stream.answer.lost_at[-1] + NUM_EARLY_TOKENS)
+        second = self._runs("greedy")[-1]
         kill(second)
         return first, second
+
+    def _has_left(self, replica: int, name: str, before: list[int]) -> bool:
+        """Whether each choice that ran at a replica has been asked of another."""
+        return len(self._runs(name)) >= len(before) + before.count(replica)
 
     async def _shown_with(self, num_running: int) -> Shown:
         """Return what `/v1/devices` shows once so many sequences run."""
