@@ -6,7 +6,7 @@ from transformers import PreTrainedModel
 
 from deployments.engine.scheduling.sequence import SequenceRequest
 from tests.engine.collector import GREEDY, image_request, random_prompt
-from tests.engine.layouts import LAYOUTS
+from tests.engine.layouts import LAYOUTS, soak_unless
 from tests.engine.scenarios import SCENARIOS, Scenario, run
 from tests.engine.tiny_models import MODELS, gemma3, generate, load
 
@@ -33,7 +33,7 @@ CASES = [
         make_model,
         scenario,
         id=f"{name}-{what}",
-        marks=() if what == STAGGERED or name in LAYOUTS else pytest.mark.soak,
+        marks=() if what == STAGGERED else soak_unless(name, LAYOUTS),
     )
     for name, make_model in MODELS.items()
     for what, scenario in SCENARIOS.items()

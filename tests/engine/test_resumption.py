@@ -26,7 +26,7 @@ from deployments.engine.scheduling.sequence import SequenceRequest
 from tests.engine.collector import image_request, random_prompt
 from tests.engine.tiny_models import EOS_TOKEN_ID, MODELS, SHAPE, byte_tokenizer
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_traces")]
 
 NUM_INDICES = 65
 MAX_MODEL_LEN = 128

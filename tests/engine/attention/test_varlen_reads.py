@@ -10,6 +10,7 @@ from deployments.engine.attention.varlen_reads import ExtentReads, can_read_exte
 from deployments.engine.model import runner
 from tests.engine import fake_varlen
 from tests.engine.fake_graphs import FakeCapturer
+from tests.engine.layouts import for_each_captured_layout
 from tests.engine.replay.test_cuda_replay import Decoding, MakeModel, answers, capturer, prompts
 from tests.engine.tiny_models import MODELS, gemma2, gemma3_text, generate, load, make_engine, qwen2
 
@@ -62,7 +63,7 @@ def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(varlen_reads, "_error", error)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@for_each_captured_layout
 def test_steps_that_read_by_length_give_what_generate_gives(
     name: str, capturer: FakeCapturer, varlen: FakeVarlen
 ) -> None:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from itertools import count
 from typing import Any
 
@@ -26,7 +27,6 @@ from transformers import (
 
 from deployments.compute.cpu.jit.kernel_program import can_run
 from deployments.compute.cpu.linear.prepacked_linear import PrepackedLinear, can_prepack
-from deployments.compute.cpu.linear.quantization import QUANTIZATIONS
 from deployments.compute.cpu.linear.small_batch_kernel import make_kernel
 from deployments.engine.engine import Engine
 from deployments.engine.limits import EngineLimits
@@ -51,10 +51,13 @@ DTYPES = [
 ]
 """The dtypes for which this processor has kernels; without any, no test here is collected."""
 
-pytestmark = pytest.mark.skipif(
-    not can_run() or not DTYPES,
-    reason="needs a processor with AVX2, and torch on libgomp",
-)
+pytestmark = [
+    pytest.mark.usefixtures("shared_traces"),
+    pytest.mark.skipif(
+        not can_run() or not DTYPES,
+        reason="needs a processor with AVX2, and torch on libgomp",
+    ),
+]
 
 MAX_NUM_SEQS, MAX_MODEL_LEN = 4, 48
 SHAPE: Mapping[str, Any] = {
@@ -101,7 +104,15 @@ FAMILIES = (qwen2, qwen3, llama, mistral, gemma3)
 MakeModel = Callable[[], PreTrainedModel]
 
 
+@cache
 def load(
+    make_model: MakeModel, dtype: torch.dtype = torch.float32, quantization: str | None = None
+) -> LoadedModel:
+    """Make a model once; no test changes it."""
+    return made(make_model, dtype, quantization)
+
+
+def made(
     make_model: MakeModel, dtype: torch.dtype = torch.float32, quantization: str | None = None
 ) -> LoadedModel:
     torch.manual_seed(0)
@@ -156,7 +167,14 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     return chosen
 
 
-@pytest.fixture(scope="module", params=FAMILIES, ids=lambda make: make.__name__)
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(make, marks=() if make in (qwen2, gemma3) else pytest.mark.slow)
+        for make in FAMILIES
+    ],
+    ids=lambda make: make.__name__,
+)
 def engines(request: pytest.FixtureRequest, dtype: torch.dtype) -> tuple[Engine, Engine]:
     """Return an engine that runs programs, and one that does not."""
     loaded = load(request.param, dtype)
@@ -222,10 +240,10 @@ def test_each_size_of_a_step_has_a_program(engines: tuple[Engine, Engine]) -> No
     assert not replay_of(engine)._refused
 
 
-@pytest.mark.parametrize("quantization", QUANTIZATIONS)
-@pytest.mark.parametrize("make_model", [qwen2, gemma3])
+@pytest.mark.slow
+@pytest.mark.parametrize(("make_model", "quantization"), [(qwen2, "int4"), (gemma3, "int8")])
 def test_steps_on_quantized_weights_are_programs(
-    make_model: MakeModel, dtype: torch.dtype, quantization: str
+    make_model: MakeModel, quantization: str, dtype: torch.dtype
 ) -> None:
     loaded = load(make_model, dtype, quantization)
     engine, plain = engine_of(loaded), engine_of(loaded, with_programs=False)
@@ -282,10 +300,11 @@ def test_the_logits_are_the_same_to_the_last_bit_and_not_overwritten(
     assert all(map(torch.equal, found, expected))
 
 
+@pytest.mark.slow
 def test_buffers_are_reused_from_layer_to_layer() -> None:
     def buffers(num_layers: int) -> list[tuple[int, int]]:
         shape = {**SHAPE, "num_hidden_layers": num_layers}
-        engine = engine_of(load(lambda: Qwen2ForCausalLM(Qwen2Config(**shape))))
+        engine = engine_of(made(lambda: Qwen2ForCausalLM(Qwen2Config(**shape))))
         for i in range(MAX_NUM_SEQS):
             engine.add(request(str(i), 4, 4 + 2 * i))
         finish(engine)
@@ -314,7 +333,7 @@ def test_a_model_that_computes_between_kernels_runs_call_by_call(
 ) -> None:
     """The kernel takes no layer of 100 outputs, so one is torch's own."""
     config = Qwen2Config(**{**SHAPE, "intermediate_size": 100})
-    loaded = load(lambda: Qwen2ForCausalLM(config), dtype)
+    loaded = made(lambda: Qwen2ForCausalLM(config), dtype)
     caplog.set_level(logging.INFO)
     engine = engine_of(loaded)
     engine.add(request("a", 5, 8))
@@ -348,7 +367,8 @@ def test_plain_linear_layers_run_call_by_call_and_their_weights_are_not_copied(
     """A plain layer's product reads a view of the weight, and the number of rows that are due."""
     monkeypatch.setattr(PrepackedLinear, "fits", lambda _: False)
     caplog.set_level(logging.INFO)
-    engine = engine_of(load(qwen2))
+    loaded = made(qwen2)
+    engine = engine_of(loaded)
     engine.add(request("a", 5, 8))
     with Copies() as copies:
         found = finish(engine)
@@ -356,7 +376,7 @@ def test_plain_linear_layers_run_call_by_call_and_their_weights_are_not_copied(
     messages = [r.message for r in caplog.records if "call by call" in r.message]
     assert messages
     assert all("addmm" in message and "\n" not in message for message in messages)
-    plain = engine_of(load(qwen2), with_programs=False)
+    plain = engine_of(loaded, with_programs=False)
     plain.add(request("a", 5, 8))
     assert found == finish(plain)
 

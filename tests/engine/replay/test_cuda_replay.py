@@ -21,6 +21,7 @@ from deployments.engine.scheduling.scheduler import DecodeRow, PrefillChunk, Ste
 from deployments.engine.scheduling.sequence import Sequence, SequenceRequest
 from tests.engine.attention.extents import make_cache
 from tests.engine.fake_graphs import FakeCapturer, FakeGraph
+from tests.engine.layouts import for_each_captured_layout
 from tests.engine.tiny_models import (
     MODELS,
     gemma3_text,
@@ -80,7 +81,7 @@ def answers(engine: Engine, asked: dict[str, tuple[int, ...]], num: int) -> dict
     return given
 
 
-@pytest.mark.parametrize("name", MODELS)
+@for_each_captured_layout
 def test_replayed_steps_give_what_generate_gives(name: str, capturer: FakeCapturer) -> None:
     make_model, asked = MODELS[name], prompts(5)
     engine = make_engine(load(make_model), max_num_seqs=3)
