@@ -7,31 +7,34 @@ import asyncio
 import threading
 
 from deployments.engine.engine import Engine
-from deployments.engine.output import TextDelta
+from deployments.engine.engine_thread import Deltas
 from tests.ray.observed_generator import ObservedGenerator
 
-NUM_STEPS = 8
-"""Steps of the engine that a held answer may take: enough for its first text."""
+PING = "ping-"
+"""How the name of a sequence begins with which a replica checks its engine."""
 
 
 class HeldGenerator(ObservedGenerator):
-    """Stops its engine after a few steps, until it is let go."""
+    """Stops its engine when an answer has begun, until it is let go."""
 
     def _place(self) -> Engine:
         engine = super()._place()
         self._gate = _Gate()
         run = engine.step
 
-        def step() -> list[tuple[str, TextDelta]]:
+        def step() -> Deltas:
             self._gate.enter()
-            return run()
+            deltas = run()
+            if any(delta.text and not name.startswith(PING) for name, delta in deltas):
+                self._gate.note_text()
+            return deltas
 
         engine.step = step  # type: ignore[method-assign]
         return engine
 
     async def hold(self) -> None:
-        """Stop the engine after `NUM_STEPS` further steps."""
-        self._gate.hold(NUM_STEPS)
+        """Stop the engine after the next text."""
+        self._gate.hold()
 
     async def let_go(self) -> None:
         """Let the engine run on."""
@@ -45,23 +48,25 @@ class HeldGenerator(ObservedGenerator):
 
 
 class _Gate:
-    """Lets the engine's thread pass a number of times, or always."""
+    """Closes for the engine's thread after the next text."""
 
     def __init__(self) -> None:
-        self._left: int | None = None
+        self._closes = self._is_closed = False
         self._changed = threading.Condition()
 
-    def hold(self, num_times: int) -> None:
+    def hold(self) -> None:
         with self._changed:
-            self._left = num_times
+            self._closes = True
 
     def let_go(self) -> None:
         with self._changed:
-            self._left = None
+            self._closes = self._is_closed = False
             self._changed.notify_all()
 
     def enter(self) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: self._left != 0)
-            if self._left is not None:
-                self._left -= 1
+            self._changed.wait_for(lambda: not self._is_closed)
+
+    def note_text(self) -> None:
+        with self._changed:
+            self._is_closed = self._closes

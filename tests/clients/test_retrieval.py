@@ -7,6 +7,7 @@ from tests.ray.serve_run import ROOT
 from tests.serve_app.local_server import LocalServer
 
 
+@pytest.mark.slow
 def test_the_example_finds_the_entry_and_explains_it(
     local: LocalServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -81,6 +81,7 @@ def run_schemathesis(url: str, folder: Path, deadline_s: float, *options: str) -
     return json.loads(report.read_text())
 
 
+@pytest.mark.slow
 def test_no_case_finds_a_5xx_or_an_undocumented_answer(
     url: str, tmp_path: Path, record: Record
 ) -> None:
