@@ -1,6 +1,7 @@
 import json
 import re
 from collections.abc import Mapping
+from functools import cache
 
 import pytest
 import yaml
@@ -27,8 +28,6 @@ PROCESSES_GIB = 4
 """What Ray's processes and a replica's libraries take of a pod's memory."""
 OF_4096 = "sequences of 4096 tokens at once"
 
-each_overlay = pytest.mark.parametrize("name", OVERLAYS)
-
 
 def told_figures(name: str, model: Model) -> dict[str, float]:
     """Return what the comment of an overlay says about a model."""
@@ -38,6 +37,7 @@ def told_figures(name: str, model: Model) -> dict[str, float]:
     return {what: float(number) for what, _, number in pairs}
 
 
+@cache
 def planned_figures(name: str, model: Model) -> dict[str, float]:
     """Return what `raystream plan` prints about it."""
     options = ["--model", str(config_file(model.config)), "--share", str(model.num_gpus)]
@@ -52,38 +52,36 @@ def planned_figures(name: str, model: Model) -> dict[str, float]:
     return figures | {size: plan[size] for size in SIZES} | {OF_4096: plan["num_sequences"]["4096"]}
 
 
-@each_overlay
-def test_comments_have_the_figures_of_the_plan(name: str) -> None:
-    for model in OVERLAYS[name].models:
-        assert told_figures(name, model) == planned_figures(name, model)
+def test_comments_have_the_figures_of_the_plan() -> None:
+    models = [(name, model) for name, overlay in OVERLAYS.items() for model in overlay.models]
+    told = {(name, model.id): told_figures(name, model) for name, model in models}
+    assert told == {(name, model.id): planned_figures(name, model) for name, model in models}
 
 
-@each_overlay
-def test_models_of_a_card_leave_room_for_each_other(name: str) -> None:
-    overlay = OVERLAYS[name]
-    assert sum(model.num_gpus for model in overlay.models) <= 1
-    text = (K8S / "overlays" / name / "workers.yaml").read_text(encoding="utf-8")
-    assert overlay.gpu_memory in text or "gpu-single" in text
+def test_models_of_a_card_leave_room_for_each_other() -> None:
+    for name, overlay in OVERLAYS.items():
+        assert sum(model.num_gpus for model in overlay.models) <= 1, name
+        text = (K8S / "overlays" / name / "workers.yaml").read_text(encoding="utf-8")
+        assert overlay.gpu_memory in text or "gpu-single" in text, name
 
 
 @pytest.mark.kubectl
-@each_overlay
-def test_weights_pass_through_the_memory_of_the_pod(name: str) -> None:
-    pod = next(
-        pod for pod in rendering_of(name).workers if pod["metadata"]["name"] == "gpu-workers"
-    )
-    limit = _gib(pod["spec"]["containers"][0]["resources"]["limits"]["memory"])
-    volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
-    shared = _gib(volumes["shared-memory"]["emptyDir"]["sizeLimit"])
-    weights = sum(planned_figures(name, model)["weights"] for model in OVERLAYS[name].models)
-    assert limit >= weights + shared + PROCESSES_GIB
+def test_weights_pass_through_the_memory_of_the_pod() -> None:
+    for name, overlay in OVERLAYS.items():
+        pods = {pod["metadata"]["name"]: pod for pod in rendering_of(name).workers}
+        spec = pods["gpu-workers"]["spec"]
+        limit = _gib(spec["containers"][0]["resources"]["limits"]["memory"])
+        volumes = {volume["name"]: volume for volume in spec["volumes"]}
+        shared = _gib(volumes["shared-memory"]["emptyDir"]["sizeLimit"])
+        weights = sum(planned_figures(name, model)["weights"] for model in overlay.models)
+        assert limit >= weights + shared + PROCESSES_GIB, name
 
 
 def _gib(text: str) -> int:
     return int(text.removesuffix("Gi"))
 
 
-@each_overlay
+@pytest.mark.parametrize("name", OVERLAYS)
 def test_only_models_and_where_they_run_differ_from_the_root(name: str) -> None:
     root = on_cluster(yaml.safe_load((ROOT / "serve_config.yaml").read_text(encoding="utf-8")))
     ours = on_gpus(root, OVERLAYS[name])

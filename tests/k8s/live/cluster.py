@@ -13,7 +13,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,15 @@ START_DEADLINE_S = 120
 
 OBJECT_STORE = 0.3
 """The part of a container's memory that Ray takes for objects."""
+
+AS_RENDERED: Mapping[str, str] = {}
+
+WITHOUT_LOAD_BALANCER: Mapping[str, str] = {
+    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
+    "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": "1",
+}
+"""How long proxies and ingresses stay for a load balancer to learn that their pod leaves. Here a
+test knows it before."""
 
 
 class PodNode(Node):
@@ -82,12 +91,13 @@ class LocalCluster:
         times_s: When the cluster reached a state for the first time, since its start.
     """
 
-    def __init__(self, folder: Path, overlay: Path) -> None:
-        """Start all pods of an overlay.
+    def __init__(self, folder: Path, overlay: Path, environment: Mapping[str, str]) -> None:
+        """Start the head of an overlay.
 
         Args:
             folder: For logs and the file of keys.
             overlay: A folder for `kubectl kustomize`.
+            environment: Variables of all pods that replace the manifests'.
         """
         manifests = parse(render(overlay))
         (service,) = (each for each in manifests if each["kind"] == "RayService")
@@ -95,6 +105,7 @@ class LocalCluster:
         self.folder = folder
         self.times_s: dict[str, float] = {}
         self._started_s = time.monotonic()
+        self._changes = environment
         self.token = secrets.token_hex(32)
         self._rendered: dict[str, Any] = yaml.safe_load(service["spec"]["serveConfigV2"])
         self._keys = folder / "keys.yaml"
@@ -166,6 +177,7 @@ class LocalCluster:
             **outside,
             **{variable: str(next(self._ports)) for variable in HAPROXY_PORTS},
             **pod.environment,
+            **self._changes,
             "HOME": str(home),
             "PATH": f"{BIN}:{os.environ['PATH']}",
             "PYTHONPATH": str(ROOT),
@@ -210,9 +222,11 @@ def is_zombie(process: psutil.Process) -> bool:
 
 
 @contextmanager
-def local_cluster(folder: Path, overlay: Path) -> Iterator[LocalCluster]:
+def local_cluster(
+    folder: Path, overlay: Path, environment: Mapping[str, str]
+) -> Iterator[LocalCluster]:
     """Start a cluster with all its workers; nothing of it outlives the block."""
-    cluster = LocalCluster(folder, overlay)
+    cluster = LocalCluster(folder, overlay, environment)
     try:
         cluster.complete()
         yield cluster

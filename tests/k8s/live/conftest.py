@@ -7,7 +7,13 @@ import pytest
 
 from tests.faults.served.redeploy import Deployed
 from tests.faults.served.replicas import DEADLINE_S
-from tests.k8s.live.cluster import API_KEY, LOCALHOST, LocalCluster, local_cluster
+from tests.k8s.live.cluster import (
+    API_KEY,
+    LOCALHOST,
+    WITHOUT_LOAD_BALANCER,
+    LocalCluster,
+    local_cluster,
+)
 from tests.k8s.live.placement import nodes_of
 from tests.k8s.live.probes import ready
 from tests.k8s.manifests import ROOT
@@ -25,9 +31,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="package")
-def _cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    with local_cluster(tmp_path_factory.mktemp("pods"), CPU) as cluster:
+def _cluster(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[LocalCluster]:
+    environment = getattr(request, "param", WITHOUT_LOAD_BALANCER)
+    with local_cluster(tmp_path_factory.mktemp("pods"), CPU, environment) as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="package")
+def _deployed(_cluster: LocalCluster) -> Deployed:
+    url = f"http://{LOCALHOST}:{_cluster.dashboard_port}"
+    return Deployed(url, _cluster.serve_config(), _cluster.token)
 
 
 @pytest.fixture
@@ -38,16 +53,14 @@ async def cluster(_cluster: LocalCluster) -> LocalCluster:
 
 
 @pytest.fixture
-async def deployed(cluster: LocalCluster) -> Deployed:
-    """Deploy the rendered configuration, as the operator does."""
-    url = f"http://{LOCALHOST}:{cluster.dashboard_port}"
-    deployed = Deployed(url, cluster.serve_config(), cluster.token)
-    await deployed.reachable(num_nodes=1 + len(cluster.worker_pods))
+async def deployed(cluster: LocalCluster, _deployed: Deployed) -> Deployed:
+    """Deploy the rendered configuration, as the operator does; what a test changes of it stays."""
+    await _deployed.reachable(num_nodes=1 + len(cluster.worker_pods))
     cluster.times_s.setdefault("until all nodes had joined", cluster.age_s)
-    await deployed.apply()
-    await deployed.settled()
+    await _deployed.apply()
+    await _deployed.settled()
     cluster.times_s.setdefault("until the application ran", cluster.age_s)
-    return deployed
+    return _deployed
 
 
 class Service:

@@ -42,6 +42,13 @@ class Http2Stream:
         assert told.keys() == {key}, told
         return told[key]
 
+    async def read(self, text: str) -> None:
+        """Read on; fail unless the body goes on with this text."""
+        came = ""
+        while came != text:
+            came += await self.next("data")
+            assert text.startswith(came), came
+
     async def rest(self) -> str:
         """Return the rest of the body."""
         text = ""

@@ -55,7 +55,7 @@ class Load:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Ask until the block ends; then wait for the last answers."""
-        undisturbed = [await read(self._client, body) for body in self._bodies]
+        undisturbed = await asyncio.gather(*(read(self._client, body) for body in self._bodies))
         async with asyncio.TaskGroup() as clients:
             for index in range(len(self._open)):
                 clients.create_task(self._ask(index, undisturbed))

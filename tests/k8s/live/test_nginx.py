@@ -47,18 +47,16 @@ async def through(
 
 
 class Reader:
-    """A client that knows which bytes have come, and in how many pieces."""
+    """A client that knows which bytes have come."""
 
     def __init__(self, reader: asyncio.StreamReader) -> None:
         self.received = b""
-        self.num_pieces = 0
         self._more = asyncio.Event()
         self.reading = asyncio.create_task(self._read(reader))
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         while piece := await reader.read(2**16):
             self.received += piece
-            self.num_pieces += 1
             self._more.set()
         self._more.set()
 
@@ -105,7 +103,7 @@ def only(name: str) -> dict[str, str]:
 )
 @in_time
 async def test_each_event_reaches_the_client_before_the_next_is_sent(
-    tmp_path: Path, directives: Mapping[str, str], record: Record
+    tmp_path: Path, directives: Mapping[str, str]
 ) -> None:
     async with through(tmp_path, directives) as (source, running), asked(running, source) as client:
         for event in EVENTS:
@@ -113,12 +111,11 @@ async def test_each_event_reaches_the_client_before_the_next_is_sent(
             await client.until(event)
         source.end()
         await client.until(DONE)
-        record("pieces in which 10 events and the end came", client.num_pieces)
 
 
 @in_time
 async def test_without_setting_and_header_nginx_holds_all_events_back_to_the_end(
-    tmp_path: Path, record: Record
+    tmp_path: Path,
 ) -> None:
     async with (
         through(tmp_path, HEADER_IGNORED) as (source, running),
@@ -131,7 +128,6 @@ async def test_without_setting_and_header_nginx_holds_all_events_back_to_the_end
         source.end()
         await client.until(DONE)
         assert all(event in client.received for event in EVENTS)
-        record("pieces in which 10 events and the end came", client.num_pieces)
 
 
 @in_time
@@ -143,10 +139,10 @@ async def test_events_reach_a_client_of_http_2_one_by_one(tmp_path: Path) -> Non
         await source.asked.wait()
         await source.send(EVENTS[0])
         assert await stream.next("status") == 200
-        assert await stream.next("data") == EVENTS[0].decode()
+        await stream.read(EVENTS[0].decode())
         for event in EVENTS[1:]:
             await source.send(event)
-            assert await stream.next("data") == event.decode()
+            await stream.read(event.decode())
         source.end()
         assert await stream.rest() == DONE.decode()
 
@@ -161,8 +157,8 @@ async def test_pings_keep_a_silent_stream_open_for_longer_than_nginx_bears_silen
         asked(running, source) as client,
     ):
         began_s = time.monotonic()
-        await client.until(PING, times=20)
-        assert time.monotonic() - began_s > 2 * SHORT_S
+        await client.until(PING, times=12)
+        assert time.monotonic() - began_s > SHORT_S
         source.end()
         await client.until(DONE)
 

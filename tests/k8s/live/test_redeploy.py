@@ -17,6 +17,7 @@ BODIES = [about(name, max_tokens=200, **sampling) for name in NAMES for sampling
 async def test_what_changes_in_place_disturbs_no_stream(
     client: httpx.AsyncClient, deployed: Deployed, record: Record
 ) -> None:
+    await scaled(deployed, "pydoc-chat", 1)
     before = await ids_of(deployed)
     load = Load(client, BODIES, NUM_CLIENTS)
     async with load.running():
