@@ -34,9 +34,8 @@ async def test_streams_of_a_replica_that_hangs_are_equal_and_devices_call_it_sil
         (victim,) = replicas.runs_of(streams[0].answer.request_id)
         os.kill(victim, signal.SIGSTOP)
         try:
+            await until_silent(client, victim, replicas)
             await streams[0].read_comment("moved")
-            if comes_back:
-                await silent(client, victim, replicas)
         finally:
             if comes_back:
                 _continue(victim)
@@ -48,7 +47,7 @@ async def test_streams_of_a_replica_that_hangs_are_equal_and_devices_call_it_sil
     record("longest pause, s", round(max(answer.longest_gap_s for answer in answers), 2))
 
 
-async def silent(client: httpx.AsyncClient, stopped: int, replicas: Replicas) -> None:
+async def until_silent(client: httpx.AsyncClient, stopped: int, replicas: Replicas) -> None:
     """Wait until `/v1/devices` names the replica that is stopped, and shows only the other."""
     before = replicas.alive
     async with asyncio.timeout(DEADLINE_S):

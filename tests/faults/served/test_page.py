@@ -13,9 +13,9 @@ from pathlib import Path
 
 import httpx
 import pytest
-from playwright.async_api import Locator, Route, expect
+from playwright.async_api import Browser, Locator, Route, expect
 
-from tests.browser import CHROMIUM, opened_tab
+from tests.browser import CHROMIUM, launched, tab_of
 from tests.clients.questions import ANSWERS
 from tests.faults.served.kinds import about
 from tests.faults.served.replicas import Replicas, kill
@@ -40,24 +40,31 @@ def pictures(tmp_path: Path) -> Path:
     return Path(os.environ.get(SCREENSHOTS, tmp_path))
 
 
+@pytest.fixture
+async def browser() -> AsyncIterator[Browser]:
+    async with launched() as browser:
+        yield browser
+
+
+@pytest.fixture
+async def page(server: Server, browser: Browser) -> AsyncIterator[Page]:
+    async with opened_page(server, browser) as page:
+        yield page
+
+
+@pytest.fixture
+async def live(server: Server, browser: Browser) -> AsyncIterator[Page]:
+    async with opened_page(server, browser) as page:
+        yield page
+
+
 @asynccontextmanager
-async def opened_page(server: Server) -> AsyncIterator[Page]:
-    async with opened_tab() as tab:
+async def opened_page(server: Server, browser: Browser) -> AsyncIterator[Page]:
+    """Open a tab for the page; check afterwards that it has not complained."""
+    async with tab_of(browser) as tab:
         page = Page(tab, server.url)
         yield page
         page.check_quiet()
-
-
-@pytest.fixture
-async def page(server: Server) -> AsyncIterator[Page]:
-    async with opened_page(server) as page:
-        yield page
-
-
-@pytest.fixture
-async def live(server: Server) -> AsyncIterator[Page]:
-    async with opened_page(server) as page:
-        yield page
 
 
 async def test_an_answer_whose_replica_is_killed_goes_on_and_the_page_and_its_live_tab_say_so(
