@@ -1,27 +1,3 @@
-from collections.abc import Iterator
+from tests.engine.shared_traces import shared_traces
 
-import pytest
-from transformers import PreTrainedModel
-
-from deployments.engine.attention.kv_cache import KVCache
-from deployments.engine.model import runner
-from deployments.engine.model.forward import Forward
-from deployments.engine.model.speedups import Speedups
-
-
-@pytest.fixture(scope="module")
-def shared_traces() -> Iterator[None]:
-    """Trace each model once, since tracing takes longer than most tests.
-
-    Engines of a module that run the same model run the same trace.
-    """
-    trace, forwards = runner.trace, dict[PreTrainedModel, Forward]()
-
-    def trace_once(model: PreTrainedModel, kv: KVCache, speedups: Speedups | None) -> Forward:
-        if model not in forwards:
-            forwards[model] = trace(model, kv, speedups)
-        return forwards[model]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner, "trace", trace_once)
-        yield
+__all__ = ["shared_traces"]

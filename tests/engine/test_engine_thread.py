@@ -43,8 +43,8 @@ class Inbox:
 class Gate:
     """Blocks an engine before a step, so that a test can act meanwhile; can also make it raise."""
 
-    def __init__(self) -> None:
-        self.engine = make_engine(load(qwen2), max_num_seqs=1)
+    def __init__(self, max_num_seqs: int = 1) -> None:
+        self.engine = make_engine(load(qwen2), max_num_seqs=max_num_seqs)
         self.is_reached = threading.Event()
         self.may_go_on = threading.Event()
         self.error: BaseException | None = None
@@ -97,9 +97,11 @@ def test_sequences_run_to_their_end(start: Start, inbox: Inbox) -> None:
 
 
 def test_a_step_is_handed_over_in_one_call(start: Start, inbox: Inbox) -> None:
-    thread = start(lambda: make_engine(load(qwen2)))
+    gate = Gate(max_num_seqs=3)
+    thread = start(lambda: gate.engine)
     for name in "abc":
         thread.add(greedy(name))
+    gate.may_go_on.set()
     inbox.wait_until(lambda: all(inbox.finish_reason(name) for name in "abc"))
     for deltas in inbox.hand_overs:
         assert len({name for name, _ in deltas}) == len(deltas)

@@ -11,6 +11,7 @@ from deployments.contract import GenerationRequest, RequestGroup, SamplingParams
 from deployments.engine.kv_layout import KVLayout
 from deployments.errors import InvalidRequestError, OverloadedError, OverloadReason
 from deployments.generator.admission import Admission, AdmissionLimits, Permit
+from tests.stopped_clock import settle
 
 
 class Clock:
@@ -167,7 +168,7 @@ async def test_resumed_sequences_run_next_in_turn() -> None:
             for again in [request(is_resumed=True)] * 2
         ]
         waits = [asyncio.ensure_future(permit.wait_for_turn()) for _, permit in resumed]
-        await asyncio.sleep(0)
+        await settle()
         permits[0][1].close()
         await waits[0]
         assert not waits[1].done()

@@ -9,6 +9,7 @@ from deployments.contract import GenerationRequest, RequestGroup, SamplingParams
 from deployments.engine.kv_layout import KVLayout
 from deployments.errors import OverloadedError
 from deployments.generator.admission import Admission, AdmissionLimits, Permit
+from tests.stopped_clock import settle
 
 LAYOUT = KVLayout(capacities=(100,), num_blocks=(10,), block_size=10)
 
@@ -160,7 +161,7 @@ async def test_a_suspect_waits_for_memory_too() -> None:
     before = held.take(60, is_resumed=True)
     suspect = held.take(is_resumed=True)
     waits = asyncio.ensure_future(suspect.wait_for_turn())
-    await asyncio.sleep(0)
+    await settle()
     assert not waits.done()
     held.end(first)
     await waits

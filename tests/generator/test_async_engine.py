@@ -1,6 +1,7 @@
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from functools import cache
 
 import pytest
 
@@ -15,14 +16,22 @@ from deployments.errors import (
     ReplicaUnavailableError,
 )
 from deployments.generator.async_engine import AsyncEngine
+from tests.engine.shared_traces import shared_traces
 from tests.engine.tiny_models import load, make_engine, qwen2
+
+__all__ = ["shared_traces"]  # a fixture
+
+pytestmark = pytest.mark.usefixtures("shared_traces")
 
 ENDLESS = SamplingParams(temperature=0, ignore_eos=True)
 LAST = TextDelta((1,), "a", FinishReason.STOP)
 
 
+loaded = cache(load)
+
+
 def make_tiny_engine() -> Engine:
-    engine = make_engine(load(qwen2), max_num_seqs=1, max_model_len=4096)
+    engine = make_engine(loaded(qwen2), max_num_seqs=1, max_model_len=4096)
     engine.warm_up()
     return engine
 

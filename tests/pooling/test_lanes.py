@@ -1,4 +1,5 @@
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -93,8 +94,10 @@ def test_while_a_single_text_has_all_threads_other_lanes_wait_for_them() -> None
     lane = threading.Thread(target=lambda: taken.append(setup.take()))
     lane.start()
     # Wait until the lane holds the turn; then only free threads let it continue.
+    deadline_s = time.monotonic() + DEADLINE_S
     while setup.lanes._turn.acquire(blocking=False):
         setup.lanes._turn.release()
+        assert time.monotonic() < deadline_s
     assert not taken
     setup.lanes.give_back(lone)
     lane.join(DEADLINE_S)
