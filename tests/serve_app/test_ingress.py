@@ -9,6 +9,7 @@ from fastapi import FastAPI
 
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
+from tests.serve_app.apps import client_of, make_app
 from tests.serve_app.fakes import FakeBackend
 
 CHECK = """
@@ -54,15 +55,20 @@ async def openapi(client: httpx.AsyncClient) -> dict[str, Any]:
     return document
 
 
-async def test_openapi_documents_both_forms_of_an_answer(client: httpx.AsyncClient) -> None:
-    paths = (await openapi(client))["paths"]
+@pytest.fixture(scope="module")
+async def document() -> dict[str, Any]:
+    async with client_of(make_app(FakeBackend())) as client:
+        return await openapi(client)
+
+
+def test_openapi_documents_both_forms_of_an_answer(document: dict[str, Any]) -> None:
+    paths = document["paths"]
     for path in ("/v1/chat/completions", "/v1/completions", "/text-generation"):
         answers = paths[path]["post"]["responses"]
         assert set(answers["200"]["content"]) == {"application/json", "text/event-stream"}
 
 
-async def test_openapi_documents_our_errors_and_not_fastapi_s(client: httpx.AsyncClient) -> None:
-    document = await openapi(client)
+def test_openapi_documents_our_errors_and_not_fastapi_s(document: dict[str, Any]) -> None:
     assert "HTTPValidationError" not in document["components"]["schemas"]
     error = document["components"]["responses"]["Error"]
     schema = error["content"]["application/json"]["schema"]
@@ -75,13 +81,13 @@ async def test_openapi_documents_our_errors_and_not_fastapi_s(client: httpx.Asyn
             assert set(operation["responses"]) == {"200", "default"} | others
 
 
-async def test_openapi_documents_that_content_may_be_a_string(client: httpx.AsyncClient) -> None:
-    schemas = (await openapi(client))["components"]["schemas"]
+def test_openapi_documents_that_content_may_be_a_string(document: dict[str, Any]) -> None:
+    schemas = document["components"]["schemas"]
     kinds = [kind.get("type") for kind in schemas["MessageBody"]["properties"]["content"]["anyOf"]]
     assert kinds == ["string", "array", "null"]
 
 
-async def test_openapi_documents_bounds(client: httpx.AsyncClient) -> None:
-    schemas = (await openapi(client))["components"]["schemas"]
+def test_openapi_documents_bounds(document: dict[str, Any]) -> None:
+    schemas = document["components"]["schemas"]
     assert schemas["ChatRequest"]["properties"]["temperature"]["maximum"] == 2
     assert schemas["ChatRequest"]["additionalProperties"] is False

@@ -23,6 +23,8 @@ from deployments.errors import GenerationFailedError, OverloadedError, Raystream
 from serve_app.config import AppConfig
 from serve_app.http.warning_header import WARNING_HEADER
 from serve_app.ingress import AppParts, build_app
+from tests.offenders import Offenders
+from tests.serve_app.apps import client_of
 from tests.serve_app.fake_pooler import FakeClassifier, FakeCrossEncoder, FakeEmbedder
 from tests.serve_app.fakes import FakeBackend, FakeClock, Step
 from tests.serve_app.sse_decoder import events_of
@@ -64,18 +66,28 @@ STATUSES = {
 }
 
 
-@pytest.fixture
-def app(config: AppConfig, backend: FakeBackend, clock: FakeClock) -> FastAPI:
+def app_of(backend: FakeBackend) -> FastAPI:
     return build_app(
         AppParts(
-            config,
+            AppConfig.model_validate({"models": [{"id": "m", "source": "nowhere"}]}),
             {"m": backend},
-            clock=clock,
+            clock=FakeClock(),
             classifiers={"c": FakeClassifier()},
             embedders={"e": FakeEmbedder()},
             host="127.0.0.1",
         )
     )
+
+
+@pytest.fixture
+def app(backend: FakeBackend) -> FastAPI:
+    return app_of(backend)
+
+
+@pytest.fixture(scope="module")
+async def document() -> dict[str, Any]:
+    async with client_of(app_of(FakeBackend())) as client:
+        return await openapi(client)
 
 
 async def answer_to(client: httpx.AsyncClient, path: str) -> httpx.Response:
@@ -84,8 +96,7 @@ async def answer_to(client: httpx.AsyncClient, path: str) -> httpx.Response:
     return await client.get(path.format(model_id="m"))
 
 
-async def response_of(client: httpx.AsyncClient, path: str, status: int) -> dict[str, Any]:
-    document = await openapi(client)
+def response_of(document: dict[str, Any], path: str, status: int) -> dict[str, Any]:
     (operation,) = document["paths"][path].values()
     responses = operation["responses"]
     assert set(responses) - {"503"} == {"200", "default"}
@@ -101,30 +112,34 @@ def validator(response: dict[str, Any]) -> Draft202012Validator:
     return Draft202012Validator({**schema, "components": response["components"]})
 
 
-async def test_exactly_the_served_paths_are_documented(client: httpx.AsyncClient) -> None:
-    assert set((await openapi(client))["paths"]) == {*POSTS, *GETS, *NOT_JSON}
+def test_exactly_the_served_paths_are_documented(document: dict[str, Any]) -> None:
+    assert set(document["paths"]) == {*POSTS, *GETS, *NOT_JSON}
 
 
 @pytest.mark.parametrize(("path", "content_type"), NOT_JSON.items())
-async def test_what_is_not_json_is_documented_as_what_it_is(
-    client: httpx.AsyncClient, path: str, content_type: str
+def test_what_is_not_json_is_documented_as_what_it_is(
+    document: dict[str, Any], path: str, content_type: str
 ) -> None:
-    content = (await openapi(client))["paths"][path]["get"]["responses"]["200"]["content"]
+    content = document["paths"][path]["get"]["responses"]["200"]["content"]
     assert [each.partition(";")[0] for each in content] == [content_type]
 
 
-@pytest.mark.parametrize("path", [*POSTS, *GETS])
-async def test_an_answer_is_what_the_document_says(client: httpx.AsyncClient, path: str) -> None:
-    answer = await answer_to(client, path)
-    assert answer.status_code == 200
-    told = await response_of(client, path, 200)
-    validator(told).validate(answer.json())
-    always = set(told["headers"]) - {WARNING_HEADER}
-    assert always <= {name.title() for name in answer.headers}
+async def test_an_answer_is_what_the_document_says(
+    client: httpx.AsyncClient, document: dict[str, Any]
+) -> None:
+    with Offenders() as offenders:
+        for path in (*POSTS, *GETS):
+            with offenders.case(path):
+                answer = await answer_to(client, path)
+                assert answer.status_code == 200
+                told = response_of(document, path, 200)
+                validator(told).validate(answer.json())
+                always = set(told["headers"]) - {WARNING_HEADER}
+                assert always <= {name.title() for name in answer.headers}
 
 
-async def test_every_error_of_the_deployments_is_documented(client: httpx.AsyncClient) -> None:
-    description = (await openapi(client))["components"]["responses"]["Error"]["description"]
+def test_every_error_of_the_deployments_is_documented(document: dict[str, Any]) -> None:
+    description = document["components"]["responses"]["Error"]["description"]
     told = {int(status) for status in re.findall(r"^- \*\*(\d+)\*\*: ", description, re.MULTILINE)}
     assert told >= STATUSES
     assert told - STATUSES == {405}  # the router's own
@@ -132,7 +147,7 @@ async def test_every_error_of_the_deployments_is_documented(client: httpx.AsyncC
 
 @pytest.mark.parametrize("status", [400, 404, 415, 500, 503])
 async def test_an_error_is_what_the_document_says(
-    client: httpx.AsyncClient, backend: FakeBackend, status: int
+    client: httpx.AsyncClient, backend: FakeBackend, document: dict[str, Any], status: int
 ) -> None:
     path = "/v1/completions"
     backend.refusal = {500: RaystreamError("no"), 503: OverloadedError("no")}.get(status)
@@ -140,7 +155,7 @@ async def test_an_error_is_what_the_document_says(
     kind = "text/plain" if status == 415 else "application/json"
     answer = await client.post(path, json=body, headers={"content-type": kind})
     assert answer.status_code == status
-    told = await response_of(client, path, status)
+    told = response_of(document, path, status)
     validator(told).validate(answer.json())
     hints = {"retry-after", "x-should-retry"} & set(answer.headers)
     assert hints <= {name.lower() for name in told["headers"]}
@@ -159,8 +174,10 @@ def examples(document: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     ]
 
 
-async def test_every_example_succeeds_as_it_stands(client: httpx.AsyncClient) -> None:
-    found = examples(await openapi(client))
+async def test_every_example_succeeds_as_it_stands(
+    client: httpx.AsyncClient, document: dict[str, Any]
+) -> None:
+    found = examples(document)
     assert {path for path, _ in found} == set(POSTS)
     for path, body in found:
         answer = await client.post(path, json=body)
@@ -169,27 +186,25 @@ async def test_every_example_succeeds_as_it_stands(client: httpx.AsyncClient) ->
         assert is_stream == body.get("stream", path == "/text-generation")
 
 
-async def test_every_example_is_valid_by_the_schema_of_its_body(client: httpx.AsyncClient) -> None:
-    document = await openapi(client)
+def test_every_example_is_valid_by_the_schema_of_its_body(document: dict[str, Any]) -> None:
     for path, body in examples(document):
         told = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
         schema = {**told["schema"], "components": document["components"]}
         Draft202012Validator(schema).validate(body)
 
 
-async def test_the_first_example_of_an_answer_in_text_streams(client: httpx.AsyncClient) -> None:
+def test_the_first_example_of_an_answer_in_text_streams(document: dict[str, Any]) -> None:
     first: dict[str, dict[str, Any]] = {}
-    for path, body in examples(await openapi(client)):
+    for path, body in examples(document):
         first.setdefault(path, body)
     for path in ("/v1/chat/completions", "/v1/completions", "/text-generation"):
         assert first[path].get("stream", path == "/text-generation")
 
 
 async def test_a_parameter_of_a_path_has_a_served_model_as_its_example(
-    client: httpx.AsyncClient,
+    client: httpx.AsyncClient, document: dict[str, Any]
 ) -> None:
-    paths = (await openapi(client))["paths"]
-    (parameter,) = paths["/v1/models/{model_id}"]["get"]["parameters"]
+    (parameter,) = document["paths"]["/v1/models/{model_id}"]["get"]["parameters"]
     answer = await client.get(f"/v1/models/{parameter['example']}")
     assert answer.json()["id"] == "m"
 
@@ -220,8 +235,7 @@ async def test_a_cross_encoder_is_documented_once_it_is_known(config: AppConfig)
     assert [kind.get("enum") for kind in kinds] == [["x"], None]
 
 
-async def test_every_reference_in_the_document_leads_somewhere(client: httpx.AsyncClient) -> None:
-    document = await openapi(client)
+def test_every_reference_in_the_document_leads_somewhere(document: dict[str, Any]) -> None:
     references = set(re.findall(r'"\$ref": ?"#/([^"]+)"', json.dumps(document)))
     assert {"components/responses/Error", "components/headers/RequestId"} <= references
     for reference in references:
@@ -231,8 +245,8 @@ async def test_every_reference_in_the_document_leads_somewhere(client: httpx.Asy
         assert found
 
 
-async def test_a_body_names_the_models_of_its_task(client: httpx.AsyncClient) -> None:
-    schemas = (await openapi(client))["components"]["schemas"]
+def test_a_body_names_the_models_of_its_task(document: dict[str, Any]) -> None:
+    schemas = document["components"]["schemas"]
     for body in ("ClassifyBody", "VllmClassifyBody"):
         kinds = schemas[body]["properties"]["model"]["anyOf"]
         assert [kind.get("enum") for kind in kinds] == [["c"], None]
@@ -259,14 +273,13 @@ def told(token_id: int) -> TokenLogprobs:
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/text-generation"])
 async def test_every_event_is_what_the_document_says(
-    client: httpx.AsyncClient, backend: FakeBackend, path: str
+    client: httpx.AsyncClient, backend: FakeBackend, document: dict[str, Any], path: str
 ) -> None:
     broken: list[Step] = [
         [TextDelta((1,), "a", logprobs=(told(1),))],
         GenerationFailedError("gone"),
     ]
     backend.scripts = [[*broken[:1], [TextDelta((2,), "b", FinishReason.STOP)]], broken]
-    document = await openapi(client)
     schema = event_schema(document, path)
     options = {"include_usage": True, "continuous_usage_stats": True}
     asked = {} if path == "/text-generation" else {"stream_options": options}
@@ -283,7 +296,9 @@ async def test_every_event_is_what_the_document_says(
         assert set(event) <= set(document["components"]["schemas"][name]["properties"])
 
 
-async def test_reasoning_and_calls_are_what_the_document_says(config: AppConfig) -> None:
+async def test_reasoning_and_calls_are_what_the_document_says(
+    config: AppConfig, document: dict[str, Any]
+) -> None:
     text = '<think>Hm.</think><tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
     steps: list[Step] = [[TextDelta((1,), text, FinishReason.STOP)]]
     backend = FakeBackend(steps, tool_call_format="hermes")
@@ -294,10 +309,9 @@ async def test_reasoning_and_calls_are_what_the_document_says(config: AppConfig)
     tools = [{"type": "function", "function": {"name": "f"}}]
     body = {"model": "m", "messages": MESSAGES, "tools": tools}
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-        document = await openapi(client)
         whole = (await client.post(path, json=body)).json()
         streamed = events_of((await client.post(path, json={**body, "stream": True})).content)
-        validator(await response_of(client, path, 200)).validate(whole)
+    validator(response_of(document, path, 200)).validate(whole)
     schemas = document["components"]["schemas"]
     message = whole["choices"][0]["message"]
     assert message["tool_calls"]
@@ -340,11 +354,12 @@ async def test_the_page_s_policy_forbids_inline_scripts_and_foreign_sources(
     assert " style=" not in page.text
 
 
-@pytest.mark.slow
-async def test_the_script_loads_our_document(client: httpx.AsyncClient) -> None:
+async def test_the_script_loads_our_document(
+    client: httpx.AsyncClient, document: dict[str, Any]
+) -> None:
     script = (await client.get("/docs/start.js")).text
     assert 'url: "openapi.json"' in script
-    assert (await openapi(client))["openapi"].startswith("3.1")
+    assert document["openapi"].startswith("3.1")
 
 
 @pytest.mark.parametrize("path", ["/docs/nothing.js", "/docs/../config.py", "/docs/%2e%2e/docs.py"])
