@@ -112,6 +112,14 @@ class Page:
         await self.page.get_by_label("Your message").fill(text)
         await self.button("Send").click()
 
+    async def ask_anew(self, text: str) -> None:
+        """Send the first message of a new conversation, and wait for the whole answer."""
+        if await self.answer.count():
+            await self.button("New chat").click()
+            await self.answer.wait_for(state="detached")
+        await self.ask(text)
+        await self.is_done()
+
     async def search(self, query: str) -> None:
         """Search, and wait for what is found."""
         await self.page.get_by_label("What should it do?").fill(query)

@@ -3,7 +3,6 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -11,9 +10,9 @@ from playwright.async_api import Browser, expect
 
 from tests.browser import tab_of
 from tests.node_packages import install
+from tests.serve_app.playground.node_program import PACKAGES
 from tests.serve_app.playground.served_page import Models, Page, serving
 
-PACKAGES = Path(__file__).parent / "node"
 TABS = ("Chat", "Classify", "Search", "Live")
 Scheme = Literal["light", "dark"]
 

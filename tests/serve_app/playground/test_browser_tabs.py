@@ -1,9 +1,7 @@
 """The tabs besides the chat, and what one request shows as code."""
 
 import asyncio
-import itertools
 import random
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,14 +13,13 @@ from deployments.contract import TextDelta
 from deployments.errors import OverloadedError
 from tests.browser import tab_of
 from tests.images import png
-from tests.node_packages import install
 from tests.replica_reports import gpu_report
 from tests.serve_app.playground.served_page import Models, Page, serving
+from tests.serve_app.playground.test_code import printed_by
 
-NODE = str(Path(sys.executable).parent / "node")
-PACKAGES = Path(__file__).parent / "node"
 LONGEST_ARGUMENT = 128 * 1024
 """What Linux lets a program have as one argument, in bytes."""
+OF_PAIRS = "🙂🙃🙂 🚀🚀🚀 is it. " * 3 + "THE END OF IT."
 TEXT = "all of this is small. ALL OF THIS IS LARGE."
 
 
@@ -45,19 +42,12 @@ async def test_a_text_is_classified_in_pieces_with_a_legend(page: Page, models: 
     await expect(result.locator(".legend li")).to_have_count(3)
     await result.get_by_text("Scores of each piece").click()
     await expect(result.get_by_role("row")).to_have_count(3)
-
-
-async def test_pieces_are_counted_in_code_points(page: Page) -> None:
-    await page.open("classify")
-    await page.page.get_by_label("Text", exact=True).fill(
-        "🙂🙃🙂 🚀🚀🚀 is it. " * 3 + "THE END OF IT."
-    )
-    await page.page.get_by_label("Characters of a piece").fill("22")
+    # Pieces are counted in code points.
+    await page.page.get_by_label("Text", exact=True).fill(OF_PAIRS)
     await page.button("Classify").click()
-    marks = page.page.locator("mark")
-    await marks.first.wait_for()
-    shown = [(await mark.inner_text()).rsplit(" ", 2)[0].strip() for mark in await marks.all()]
-    assert " ".join(shown) == "🙂🙃🙂 🚀🚀🚀 is it. " * 3 + "THE END OF IT."
+    await expect(pieces.first).to_contain_text("🙂")
+    shown = [(await piece.inner_text()).rsplit(" ", 2)[0].strip() for piece in await pieces.all()]
+    assert " ".join(shown) == OF_PAIRS
 
 
 async def test_a_search_embeds_the_entries_once_and_a_model_answers_about_the_best(
@@ -69,6 +59,8 @@ async def test_a_search_embeds_the_entries_once_and_a_model_answers_about_the_be
         await expect(page.page.locator(".hits li")).to_have_count(8)
     num_texts = sum(len(request.texts) for request in models.embedder.requests)
     assert num_texts == 6450 + 2
+    await page.page.get_by_text("Copy as code").locator("visible=true").click()
+    await expect(page.page.get_by_role("region", name="curl code")).to_contain_text('"dad"')
     best = await page.page.locator(".hits strong").first.inner_text()
     await page.button(f"Ask m: What does {best} do?").click()
     await page.says("Hello, world!")
@@ -164,78 +156,39 @@ async def test_live_counts_refusals(page: Page, models: Models) -> None:
 
 
 async def test_counts_do_not_fall_when_a_process_ends(page: Page) -> None:
-    readings = [5, None, 1]
+    counts = {"a": 5, "b": 2}
 
     async def answer(route: Route) -> None:
-        count = readings.pop(0) if len(readings) > 1 else readings[0]
-        lines = [refused("b", 2), *([] if count is None else [refused("a", count)])]
-        await route.fulfill(body="\n".join(lines))
+        await route.fulfill(body="".join(refused(name, count) for name, count in counts.items()))
 
+    await page.page.clock.install()
     await page.page.route("**/metrics", answer)
     await page.open("live")
     tiles = page.page.locator(".tiles")
     await expect(tiles).to_contain_text("Refused7")
-    for _ in range(4):
-        await page.page.wait_for_event("requestfinished")
-    assert len(readings) == 1
-    await expect(tiles).to_contain_text("Refused7")
+    for counts, told in (({"b": 3}, 8), ({"a": 1, "b": 4}, 9)):  # noqa: B007 - `answer` reads it
+        await page.page.clock.run_for(3_000)
+        await expect(tiles).to_contain_text(f"Refused{told}")
 
 
 def refused(replica: str, count: int) -> str:
-    return f'vllm:admission_rejections_total{{model_name="m",replica="{replica}"}} {count}.0'
+    return f'vllm:admission_rejections_total{{model_name="m",replica="{replica}"}} {count}.0\n'
 
 
-async def test_the_speed_counts_processes_that_were_there_before(page: Page) -> None:
-    await page.open()
-    readings = [{"a": 900, "b": 10}, {"b": 30}, {"a": 900, "b": 35}, {"a": 910, "b": 3}]
-    grown = [
-        await page.page.evaluate(
-            """async (readings) => {
-              const { growth, samplesOf } = await import("./playground/metrics.js");
-              const [before, now] = readings.map((each) => samplesOf(each, ["t"]).t);
-              return growth(before, now);
-            }""",
-            ["\n".join(f't{{replica="{name}"}} {n}' for name, n in each.items()) for each in pair],
-        )
-        for pair in itertools.pairwise(readings)
-    ]
-    assert grown == [20, 5, 10]
-
-
-@pytest.mark.parametrize("language", ["curl", "Python", "JavaScript"])
-async def test_a_chat_as_code_gives_the_same_answer(
-    page: Page, models: Models, language: str
-) -> None:
-    await page.open()
-    await page.page.get_by_label("Top k").fill("5")
-    await page.ask("What's \"this\"?\n'\\n'")
-    await page.is_done()
-    printed = await run_code(page, language)
-    assert "world" in printed if language == "curl" else printed == "Hello, world!"
-    first, again = models.chat.requests
-    assert (again.prompt, again.sampling.top_k) == (first.prompt, 5)
-
-
-@pytest.mark.parametrize("language", ["curl", "Python", "JavaScript"])
-async def test_a_classification_as_code_gives_the_same_answer(
-    page: Page, models: Models, language: str
+async def test_what_a_tab_has_asked_is_shown_as_code_in_each_language(
+    page: Page, models: Models
 ) -> None:
     await page.open("classify")
     await page.button("Classify").click()
-    assert "small" in await run_code(page, language)
+    await page.page.get_by_text("Copy as code").locator("visible=true").click()
+    languages = page.page.get_by_role("group", name="Language")
+    for language, words in (("Python", "client.post("), ("JavaScript", "fetch("), ("curl", "curl")):
+        await languages.get_by_role("button", name=language, exact=True).click()
+        code = page.page.get_by_role("region", name=f"{language} code")
+        await expect(code).to_contain_text(words)
+    assert "small" in await printed_by("bash", "-c", await code.inner_text())
     first, again = models.classifier.requests
     assert first.texts == again.texts
-
-
-@pytest.mark.parametrize("language", ["curl", "Python", "JavaScript"])
-async def test_an_embedding_as_code_gives_the_same_vector(
-    page: Page, models: Models, language: str
-) -> None:
-    await page.open("search")
-    await page.search("abc")
-    printed = await run_code(page, language)
-    assert '"embedding"' in printed if language == "curl" else printed.split() == ["1", "4"]
-    assert models.embedder.requests[-1].texts == ("abc",)
 
 
 async def test_curl_sends_a_picture_of_any_size(page: Page, models: Models, tmp_path: Path) -> None:
@@ -256,32 +209,3 @@ async def test_curl_sends_a_picture_of_any_size(page: Page, models: Models, tmp_
     assert "world" in await printed_by("bash", str(code))
     first, again = models.chat.requests
     assert again.prompt == first.prompt
-
-
-async def run_code(page: Page, language: str) -> str:
-    """Run what the page suggests, in a process of its own; return what it prints."""
-    await page.page.get_by_text("Copy as code").locator("visible=true").click()
-    await (
-        page.page.get_by_role("group", name="Language")
-        .get_by_role("button", name=language, exact=True)
-        .click()
-    )
-    code = await page.page.get_by_role("region", name=f"{language} code").inner_text()
-    if language == "JavaScript":
-        await asyncio.to_thread(install, PACKAGES)
-    program = {
-        "curl": ("bash", "-c", code),
-        "Python": (sys.executable, "-c", code),
-        "JavaScript": (NODE, "--input-type=module", "-e", code),
-    }[language]
-    return await printed_by(*program)
-
-
-async def printed_by(*program: str) -> str:
-    """Run a program; return what it prints."""
-    process = await asyncio.create_subprocess_exec(
-        *program, cwd=PACKAGES, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-    )
-    output, errors = await process.communicate()
-    assert process.returncode == 0, errors.decode()
-    return output.decode()

@@ -1,0 +1,33 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { moduleOf } from "./page.mjs";
+
+const { growth, lasting, samplesOf, total } = await moduleOf("metrics");
+
+/** A counter's samples, by the process that has counted. */
+const counted = (byProcess) =>
+  samplesOf(Object.entries(byProcess).map(([name, n]) => `t{replica="${name}"} ${n}`).join("\n"), ["t"]).t;
+
+test("only the metrics that were asked for are read, with their labels", () => {
+  const text = '# HELP a_total x\na_total{model="m",code="a\\"b"} 3.0\nb_total 1\na_total 4\nnonsense\n';
+  const { a_total: found, c_total: none } = samplesOf(text, ["a_total", "c_total"]);
+  assert.deepEqual(found.map(({ value }) => value), [3, 4]);
+  assert.deepEqual(found[0].labels, { model: "m", code: 'a\\"b' });
+  assert.deepEqual(none, []);
+  assert.equal(total(found), 7);
+  assert.equal(total(found, { model: "m" }), 3);
+});
+
+test("the speed counts processes that were there before", () => {
+  assert.equal(growth(counted({ a: 900, b: 10 }), counted({ b: 30 })), 20);
+  assert.equal(growth(counted({ b: 30 }), counted({ a: 900, b: 35 })), 5);
+  assert.equal(growth(counted({ a: 900, b: 35 }), counted({ a: 910, b: 3 })), 10);
+});
+
+test("counts do not fall when a process ends or begins again", () => {
+  let seen = [];
+  for (const reading of [{ a: 5, b: 2 }, { b: 2 }, { a: 1, b: 2 }]) {
+    seen = lasting(seen, counted(reading));
+    assert.equal(total(seen), 7);
+  }
+});
