@@ -221,12 +221,11 @@ def test_programs_give_the_same_tokens_as_call_by_call(
     assert found == expected
 
 
-@pytest.mark.parametrize("num_threads", [3, 4])
-def test_late_threads_change_nothing(engines: tuple[Engine, Engine], num_threads: int) -> None:
-    """With more threads than cores some are always late, and their calls are executed again."""
+def test_late_threads_change_nothing(engines: tuple[Engine, Engine]) -> None:
+    """With more threads than cores some are late, and their calls are executed again."""
     arrivals = [(i, request(str(i), 5, 40, seed=i)) for i in range(MAX_NUM_SEQS)]
     expected = run(engines[1], arrivals)
-    torch.set_num_threads(num_threads)
+    torch.set_num_threads(4)
     assert run(engines[0], arrivals) == expected
 
 
