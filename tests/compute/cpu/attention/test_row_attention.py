@@ -40,7 +40,7 @@ GROUPS = [*(Heads(group * 2, 2, 16) for group in (1, 2, 7, 14, 15)), Heads(40, 1
 SIZES = [Heads(6, 2, head_dim) for head_dim in (8, 16, 80, 96, 128, 256)]
 SINGLES = [Heads(h.num_heads, h.num_kv_heads, h.head_dim, torch.float32) for h in GROUPS + SIZES]
 SHAPES = [*BOTH, *GROUPS, *SIZES, *SINGLES]
-LIKE_OTHERS = [h for h in SINGLES if h.num_heads in (2, 4, 28) or h.head_dim in (96, 128)]
+LIKE_OTHERS = [h for h in SINGLES if h.num_heads in (2, 4) or h.head_dim in (96, 128)]
 """Shapes whose groups and vectors are divided like those of other shapes here."""
 
 
