@@ -9,6 +9,7 @@ from deployments.engine.attention.kv_cache import KVCache
 from deployments.engine.model import runner
 from deployments.engine.model.forward import Forward
 from deployments.engine.model.speedups import Speedups
+from deployments.engine.model.traced_forward import trace
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +18,7 @@ def shared_traces() -> Iterator[None]:
 
     Engines of a module that run the same model run the same trace.
     """
-    trace, forwards = runner.trace, dict[PreTrainedModel, Forward]()
+    forwards = dict[PreTrainedModel, Forward]()
 
     def trace_once(model: PreTrainedModel, kv: KVCache, speedups: Speedups | None) -> Forward:
         if model not in forwards:
