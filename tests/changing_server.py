@@ -43,6 +43,7 @@ class ChangingServer:
         self.document: dict[str, Any] = {}
         self._running = running
         self._server: Server | None = None
+        self._is_changed = False  # whether Serve may have another file than `document`
 
     @property
     def server(self) -> Server:
@@ -57,29 +58,31 @@ class ChangingServer:
             self._server = self._running.enter_context(fragile_server(self.folder, wanted))
         else:
             wanted["http_options"] = self.document["http_options"]
-            if wanted != self.document:
-                self._put(wanted)
+            self._is_changed |= wanted != self.document
         self.document = wanted
         self.settle()
         return self._server
 
     def settle(self) -> None:
-        """Wait until the replicas of the current file run, and no others."""
+        """Wait until the replicas of the file run, and no others; restore it if it was changed."""
+        if self._is_changed:
+            self._put(self.document)
+            self._is_changed = False
         wait_until(self._is_settled, DEADLINE_S)
 
     @asynccontextmanager
     async def changeable(self) -> AsyncIterator[Deployed]:
-        """Give a test the current file, which it may change and deploy; restore it afterwards."""
+        """Give a test the current file, which it may change and deploy.
+
+        It is restored when it is needed: the next test may be of a package with another file.
+        """
+        await asyncio.to_thread(self.settle)
         yield self.deployed()
-        await asyncio.to_thread(self._restore)
+        self._is_changed = True
 
     def deployed(self) -> Deployed:
         """Return the current file, and what Serve says about it."""
         return Deployed.of(self.server, self.folder, copy.deepcopy(self.document))
-
-    def _restore(self) -> None:
-        self._put(self.document)
-        self.settle()
 
     def _put(self, document: dict[str, Any]) -> None:
         with self._dashboard() as dashboard:

@@ -64,7 +64,7 @@ def server(changing_server: ChangingServer) -> Server:
 
 @pytest.fixture
 async def deployed(changing_server: ChangingServer, server: Server) -> AsyncIterator[Deployed]:
-    """Return the server's configuration, which a test may change; restore it afterwards."""
+    """Return the server's configuration, which a test may change; the next one gets the first."""
     async with changing_server.changeable() as deployed:
         yield deployed
 

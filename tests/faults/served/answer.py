@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 from uuid import uuid4
 
 import httpx
@@ -232,7 +232,10 @@ async def read(
 
 @asynccontextmanager
 async def slow_streams(
-    client: httpx.AsyncClient, bodies: Sequence[Mapping[str, Any]], name: str
+    client: httpx.AsyncClient,
+    bodies: Sequence[Mapping[str, Any]],
+    name: str,
+    how: Literal["slow", "held"] = "slow",
 ) -> AsyncIterator[list[Stream]]:
     """Open a stream for each body, whose steps `FragileGenerator` slows down; all have begun.
 
@@ -240,10 +243,11 @@ async def slow_streams(
         client: Asks for them.
         bodies: The requests.
         name: Part of the requests' ids, which must be new to the server.
+        how: Whether the steps are slow to the end, or until a test releases the name.
     """
     async with AsyncExitStack() as stack:
         streams = [
-            await stack.enter_async_context(opened(client, body, request_id=f"slow-{name}-{i}"))
+            await stack.enter_async_context(opened(client, body, request_id=f"{how}-{name}-{i}"))
             for i, body in enumerate(bodies)
         ]
         await asyncio.gather(*(stream.read_tokens(1) for stream in streams))

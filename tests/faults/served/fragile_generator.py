@@ -4,7 +4,7 @@ The request's id says how: `kill-encoding-...` kills the process that encodes it
 `kill-at-40-...` the process whose engine samples its 40th token. With `raise-at-40-...` the engine
 raises an error there, with `end-at-40-...` its thread ends, and with `hang-at-40-...` it waits for
 ever; these three spare an answer that has moved. `slow-...` makes each of its steps take longer,
-and `braked-...` does so until it has moved. Everything else is the shipped generator's.
+and `held-NAME-...` does so until a test releases NAME. Everything else is the shipped generator's.
 """
 
 import json
@@ -23,7 +23,7 @@ from deployments.engine.output import TextDelta
 from deployments.errors import RaystreamError
 from deployments.generator.placed_engine import PlacedEngine
 from deployments.generator.prompt_encoder import EncodedPrompt, PromptEncoder
-from tests.faults.served.replicas import FOLDER
+from tests.faults.served.replicas import FOLDER, RELEASED
 from tests.ray.observed_generator import ObservedGenerator
 
 REPORT_INTERVAL_S = 0.02
@@ -33,7 +33,7 @@ STEPS_BETWEEN_CHECKS = 64
 SLOW_STEP_S = 0.02
 
 _SLOW = "slow-"
-_BRAKED = "braked-"
+_HELD = re.compile(r"held-(\w+)-")
 _KILL_ENCODING = "kill-encoding-"
 _FAULT_AT = re.compile(r"(kill|raise|end|hang)-at-(\d+)-")
 
@@ -93,8 +93,8 @@ class FragileGenerator(ObservedGenerator):
         return engine
 
     def _is_slow(self, name: str) -> bool:
-        if name.startswith(_BRAKED):
-            return not self._num_resumed[name.rpartition("-")[0]]
+        if held := _HELD.match(name):
+            return not (self._folder / RELEASED / held[1]).exists()
         return name.startswith(_SLOW)
 
     def _check(self, engine: Engine) -> None:

@@ -19,6 +19,9 @@ POLL_S = 0.01
 FOLDER = "RAYSTREAM_TEST_FAULTS_FOLDER"
 """The environment variable with the folder that replicas write to."""
 
+RELEASED = "released"
+"""The folder in it where tests write what may run at full speed."""
+
 
 async def reached(condition: Callable[[], bool], deadline_s: float = DEADLINE_S) -> float:
     """Wait until a condition holds; return the seconds that took."""
@@ -40,7 +43,7 @@ class Replicas:
     @classmethod
     def watched_in(cls, folder: Path) -> Self:
         """Make the folders that replicas write to."""
-        for name in ("runs", "replicas", "faults", "broken"):
+        for name in ("runs", "replicas", "faults", "broken", RELEASED):
             (folder / name).mkdir(parents=True)
         return cls(folder)
 
@@ -70,6 +73,10 @@ class Replicas:
             (self.folder / "replicas" / str(process_id)).read_text()
         )
         return counts
+
+    def release(self, name: str) -> None:
+        """Let requests run at full speed whose ids begin with `held-NAME-`."""
+        (self.folder / RELEASED / name).touch()
 
     @property
     def are_idle(self) -> bool:

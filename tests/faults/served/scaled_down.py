@@ -3,6 +3,7 @@
 import asyncio
 import time
 from dataclasses import dataclass
+from uuid import uuid4
 
 from tests.changing_server import ChangingServer
 from tests.faults.served.answer import Answer, read, slow_streams
@@ -69,7 +70,8 @@ async def scaled_to_one(changing_server: ChangingServer) -> ScaledDown:
         await deployed.settled()
         expected = list(await asyncio.gather(*(read(client, body) for body in BODIES)))
         before = await mark(client)
-        async with slow_streams(client, BODIES, "down") as streams:
+        name = uuid4().hex
+        async with slow_streams(client, BODIES, name, "held") as streams:
             used = replicas.alive
             await _change_user_config(deployed)
             unchanged = replicas.alive
@@ -82,6 +84,7 @@ async def scaled_to_one(changing_server: ChangingServer) -> ScaledDown:
             await reached(lambda: len(replicas.alive) == 1)
             ended_s = time.monotonic() - asked_s
             num_ended_streams = sum(task.done() for task in reading)
+            replicas.release(name)
             answers = list(await asyncio.gather(*reading))
         (left,) = replicas.alive
         return ScaledDown(

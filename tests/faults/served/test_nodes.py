@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from itertools import cycle
+from uuid import uuid4
 
 import httpx
 import pytest
@@ -23,7 +24,7 @@ from tests.faults.served.replicas import DEADLINE_S, Replicas, reached
 from tests.measured import Record
 
 NUM_STREAMS = 12
-BODIES = [about("os.path.join", **SEEDED | {"seed": i}, max_tokens=400) for i in range(NUM_STREAMS)]
+BODIES = [about("os.path.join", **SEEDED | {"seed": i}, max_tokens=900) for i in range(NUM_STREAMS)]
 QUICK = about("os.stat", max_tokens=5)
 
 
@@ -56,7 +57,7 @@ async def worker(cluster: Cluster) -> AsyncIterator[Node]:
 
 
 @pytest.fixture
-async def deployed(cluster: Cluster, worker: Node) -> AsyncIterator[Deployed]:
+async def deployed(cluster: Cluster, worker: Node) -> Deployed:
     """Deploy the application over both nodes: each gets a proxy, an ingress and a replica."""
     document = config()
     document["http_options"]["port"] = cluster.head.http_port
@@ -66,10 +67,10 @@ async def deployed(cluster: Cluster, worker: Node) -> AsyncIterator[Deployed]:
         section["num_replicas"] = 2
     deployed = Deployed(f"http://127.0.0.1:{cluster.dashboard_port}", document)
     await deployed.reachable(num_nodes=2)
+    await deployed.remove()  # an earlier test's, so that Serve spreads all replicas anew
     await deployed.apply()
     await deployed.settled()
-    yield deployed
-    await deployed.remove()
+    return deployed
 
 
 @pytest.fixture
@@ -116,9 +117,11 @@ async def test_a_node_that_is_told_to_stop_loses_nothing(
 ) -> None:
     require_spread(worker, replicas)
     expected = await undisturbed(client)
-    async with slow_streams(client, BODIES, "stop") as streams:
+    name = uuid4().hex
+    async with slow_streams(client, BODIES, name, "held") as streams:
         on_worker = [s for s in streams if runs_on(worker, s.answer, replicas)]
         assert 0 < len(on_worker) < NUM_STREAMS
+        ids_on_worker = [each.answer.request_id for each in on_worker]
         entered = [s for s in streams if worker.has_connection(s.answer.client)]
         assert 0 < len(entered) < NUM_STREAMS
         record("streams that entered through the node", len(entered))
@@ -126,6 +129,8 @@ async def test_a_node_that_is_told_to_stop_loses_nothing(
         worker.terminate()
         reading = [asyncio.create_task(each.read_to_end()) for each in streams]
         quick = [await read(client, QUICK) for _ in range(20)]
+        await reached(lambda: all(len(replicas.runs_of(each)) > 1 for each in ids_on_worker))
+        replicas.release(name)
         answers = await asyncio.gather(*reading)
     assert_equal(answers, expected)
     assert all(answer.is_whole for answer in quick)
@@ -143,7 +148,7 @@ async def test_a_node_that_is_lost_breaks_only_what_came_through_it(
 ) -> None:
     require_spread(worker, replicas)
     expected = await undisturbed(client)
-    async with slow_streams(client, BODIES, "kill") as streams:
+    async with slow_streams(client, BODIES, uuid4().hex) as streams:
         on_worker = [s for s in streams if runs_on(worker, s.answer, replicas)]
         assert 0 < len(on_worker) < NUM_STREAMS
         reading = [asyncio.create_task(outcome_of(each)) for each in streams]

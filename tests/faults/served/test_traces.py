@@ -2,43 +2,35 @@
 
 from itertools import chain
 
-import httpx
-
 from tests.faults.served.crowd import Pressed
 from tests.faults.served.in_halves import CHAT
-from tests.faults.served.kinds import MODEL, about
-from tests.faults.served.tracing import CLIENT, calls_of, parent, request_of, trace_of, work_under
-from tests.faults.served.two_deaths import TRACES, TwoDeaths
+from tests.faults.served.kinds import MODEL
+from tests.faults.served.tracing import CLIENT, calls_of, request_of, trace_of, work_under
+from tests.faults.served.two_deaths import TRACE, TRACED, TRACES, TwoDeaths
 from tests.otlp_receiver import ReceivedSpan, Receiver
 
-NUM_TOKENS = 40
-BODY = about("os.path.join", max_tokens=NUM_TOKENS, ignore_eos=True, stream=True)
 INGRESS, REPLICA = "raystream-ingress", "raystream-replica"
 SERVER = 2
 
 
-async def test_one_request_is_one_trace_of_three_spans(
-    client: httpx.AsyncClient, receiver: Receiver
-) -> None:
-    answer = await client.post(CHAT, json=BODY, headers=dict(parent(1)))
-    assert "[DONE]" in answer.text
-    spans = trace_of(receiver, 1, 3)
+def test_one_request_is_one_trace_of_three_spans(deaths: TwoDeaths, receiver: Receiver) -> None:
+    spans = trace_of(receiver, TRACE, 3)
     request, call, work = spans
     assert [(span.service, span.kind) for span in spans] == [
         (INGRESS, SERVER),
         (INGRESS, CLIENT),
         (REPLICA, SERVER),
     ]
-    assert [span.parent_id for span in spans] == [f"{1:016x}", request.span_id, call.span_id]
+    assert [span.parent_id for span in spans] == [f"{TRACE:016x}", request.span_id, call.span_id]
     assert [span.name for span in spans] == [f"POST {CHAT}", f"chat {MODEL}", f"chat {MODEL}"]
     assert call.attributes["raystream.replica.id"] == work.instance_id
     for span in spans:
-        assert span.tracestate == "test=1"
+        assert span.tracestate == f"test={TRACE}"
         assert (span.events, span.has_failed) == ([], False)
         assert span.attributes["gen_ai.operation.name"] == "chat"
         assert span.attributes["gen_ai.request.model"] == MODEL
         assert span.attributes["gen_ai.usage.input_tokens"] > 0
-        assert span.attributes["gen_ai.usage.output_tokens"] == NUM_TOKENS
+        assert span.attributes["gen_ai.usage.output_tokens"] == TRACED["max_tokens"]
         assert span.attributes["gen_ai.response.finish_reasons"] == ["length"]
         assert span.attributes["gen_ai.response.time_to_first_chunk"] > 0
     assert work.attributes["gen_ai.latency.time_in_queue"] >= 0

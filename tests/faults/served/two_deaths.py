@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
+from uuid import uuid4
 
 import httpx
 from psutil import Process
@@ -33,6 +34,10 @@ WHOLE = about("os.walk", **SEEDED)
 SLOW_READERS = ("slow reader 0", "slow reader 1")
 IN_HALVES = "in halves"
 """The names of answers, besides those of `KINDS` and "stop"."""
+
+TRACED = about("os.path.join", max_tokens=40, min_tokens=0, ignore_eos=True, stream=True)
+TRACE = 1
+"""A stream that nothing disturbs, and the number of its trace."""
 
 TRACES = {name: 100 + number for number, name in enumerate((*KINDS, "stop", "whole"))}
 """The numbers of traces, by the name of the answer."""
@@ -86,11 +91,13 @@ class _Load:
         self._ingresses = Ingresses(server)
         self._client = client
         self._replicas = replicas
+        self._name = uuid4().hex
 
     async def run(self) -> TwoDeaths:
         bodies = await self._bodies()
         undisturbed = await self._read_all(bodies)
         whole = (await self._client.post(CHAT, json=WHOLE)).json()
+        await self._client.post(CHAT, json=TRACED, headers=parent(TRACE))
         before = await mark(self._client)
         size_bytes, num_fds = self._ingresses.rss_bytes(), self._ingresses.num_fds()
         small = bodies.pop(IN_HALVES)
@@ -107,6 +114,7 @@ class _Load:
             rss_bytes = {pid: Process(pid).memory_info().rss for pid in under_load.processes}
             in_halves = await InHalves.begun(self._port, small)
             victims = await self._kill_both(streams, in_halves)
+            self._replicas.release(self._name)
             reading = {
                 name: asyncio.create_task(stream.read_to_end())
                 for name, stream in streams.items()
@@ -150,12 +158,15 @@ class _Load:
         answers = await asyncio.gather(*(read(self._client, body) for body in bodies.values()))
         return dict(zip(bodies, answers, strict=True))
 
+    def _request_id(self, name: str) -> str:
+        return f"held-{self._name}-{name.replace(' ', '-')}"
+
     def _runs(self, name: str) -> list[int]:
-        return self._replicas.runs_of(request_id_of(name))
+        return self._replicas.runs_of(self._request_id(name))
 
     def _opened(self, name: str, body: Body) -> AbstractAsyncContextManager[Stream]:
         headers = parent(TRACES[name]) if name in TRACES else {}
-        return opened(self._client, body, request_id=request_id_of(name), headers=headers)
+        return opened(self._client, body, request_id=self._request_id(name), headers=headers)
 
     async def _begin(self, stream: Stream, body: Body, name: str) -> None:
         """Read a stream's beginning; a slow reader reads no more than that."""
@@ -163,7 +174,7 @@ class _Load:
         await stream.read_tokens(num_tokens)
 
     async def _ask_for_a_whole_answer(self) -> httpx.Response:
-        headers = {"X-Request-Id": request_id_of("whole"), **parent(TRACES["whole"])}
+        headers = {"X-Request-Id": self._request_id("whole"), **parent(TRACES["whole"])}
         return await self._client.post(CHAT, json=WHOLE, headers=headers)
 
     async def _kill_both(
@@ -203,8 +214,3 @@ class _Load:
                 are_new = len(set(found.processes) - dead) == len(dead) == len(found.processes)
                 if are_new and found.total("num_moved_in") > 0:
                     return found
-
-
-def request_id_of(name: str) -> str:
-    """Return the id of the request of a disturbed answer; its steps are slow until it moves."""
-    return f"braked-{name.replace(' ', '-')}"
