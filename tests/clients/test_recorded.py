@@ -8,16 +8,12 @@ import pytest
 
 from tests.clients.real.record import FOLDER, path_of, read
 from tests.clients.real.recorder import Recorded
+from tests.offenders import Offenders
 from tests.serve_app.local_server import LocalServer
 
 CLIENTS = sorted(path.stem for path in FOLDER.glob("*.jsonl"))
 TOO_LONG = "too_long"
 """The step in which each client sends a prompt that no model could take."""
-REQUESTS = {
-    f"{client}-{number}-{request.step}": request
-    for client in CLIENTS
-    for number, request in enumerate(read(client))
-}
 
 
 def send(local: LocalServer, request: Recorded) -> httpx2.Response:
@@ -37,30 +33,42 @@ def has_ended(path: str, stream: str) -> bool:
     return last == "data: [DONE]"
 
 
-@pytest.mark.parametrize("name", [name for name in REQUESTS if not name.endswith(TOO_LONG)])
-def test_what_a_client_sends_is_answered(local: LocalServer, name: str) -> None:
-    answer = send(local, REQUESTS[name])
-    assert answer.is_success, answer.text
-    if is_streamed(REQUESTS[name]):
-        assert has_ended(REQUESTS[name].path, answer.text), answer.text[-500:]
-
-
-@pytest.mark.parametrize("name", [name for name in REQUESTS if name.endswith(TOO_LONG)])
-def test_a_prompt_that_is_too_long_is_refused_in_openais_words(
-    local: LocalServer, name: str
-) -> None:
-    answer = send(local, REQUESTS[name])
-    assert answer.status_code == 400
-    error = answer.json()["error"]
-    assert error["code"] == "context_length_exceeded"
-    assert error["message"].startswith("This model's maximum context length is ")
-
-
 @pytest.mark.parametrize("client", CLIENTS)
-def test_a_recording_holds_nothing_of_the_machine_that_made_it(client: str) -> None:
-    text = path_of(client).read_text()
-    assert "authorization" not in text.lower()
-    assert not any(folder in text for folder in ("/home/", "/root/", "/tmp/", "/Users/"))
-    for line in text.splitlines():
-        found: dict[str, Any] = json.loads(line)
-        assert set(found) == {"step", "method", "path", "body"}
+def test_what_a_client_sends_is_answered(local: LocalServer, client: str) -> None:
+    with Offenders() as offenders:
+        for number, request in enumerate(read(client)):
+            if request.step == TOO_LONG:
+                continue
+            with offenders.case(number, request.step):
+                answer = send(local, request)
+                assert answer.is_success, answer.text
+                if is_streamed(request):
+                    assert has_ended(request.path, answer.text), answer.text[-500:]
+
+
+def test_a_prompt_that_is_too_long_is_refused_in_openais_words(local: LocalServer) -> None:
+    sent = [(client, request) for client in CLIENTS for request in read(client)]
+    with Offenders() as offenders:
+        for client, request in sent:
+            if request.step != TOO_LONG:
+                continue
+            with offenders.case(client, request.path):
+                answer = send(local, request)
+                assert answer.status_code == 400
+                error = answer.json()["error"]
+                assert error["code"] == "context_length_exceeded"
+                assert error["message"].startswith("This model's maximum context length is ")
+
+
+def test_a_recording_holds_nothing_of_the_machine_that_made_it() -> None:
+    with Offenders() as offenders:
+        for client in CLIENTS:
+            with offenders.case(client):
+                text = path_of(client).read_text()
+                assert "authorization" not in text.lower()
+                assert not any(
+                    folder in text for folder in ("/home/", "/root/", "/tmp/", "/Users/")
+                )
+                for line in text.splitlines():
+                    found: dict[str, Any] = json.loads(line)
+                    assert set(found) == {"step", "method", "path", "body"}

@@ -20,12 +20,12 @@ from tests.serve_app.local_server import LocalServer
 
 CONFIG = Path(__file__).with_name("schemathesis.toml")
 NUM_EXAMPLES = 14
-"""Of each operation, in each of schemathesis' ways to make them."""
+"""The most for one operation; some have only one."""
 MIN_NUM_CASES = 200
 DEADLINE_S = 120
-SOAK_S = 120
+SOAK_NUM_EXAMPLES = 50
 SOAK_MIN_NUM_CASES = 2000
-SOAK_DEADLINE_S = 300
+SOAK_DEADLINE_S = 1800
 ANSWERING = (
     "/v1/chat/completions",
     "/v1/completions",
@@ -95,7 +95,7 @@ def test_no_case_finds_a_5xx_or_an_undocumented_answer(
 def test_no_case_of_thousands_finds_a_5xx_and_each_path_answers(
     url: str, tmp_path: Path, record: Record
 ) -> None:
-    many = ("--max-time", str(SOAK_S), "--max-examples", "50")
+    many = ("--max-examples", str(SOAK_NUM_EXAMPLES))
     told = run_schemathesis(url, tmp_path, SOAK_DEADLINE_S, *many)
     record("cases", told["test_cases"]["generated"])
     assert told["test_cases"]["generated"] >= SOAK_MIN_NUM_CASES
