@@ -50,7 +50,8 @@ async def test_no_stream_is_lost_when_a_worker_is_told_to_stop(
 ) -> None:
     await stop_under_load(client, deployed, leaving, service, record)
     # No other worker may take a second replica, so Serve would keep this one for a minute.
-    await scaled(deployed, "pydoc-chat", 1)
+    deployed.section("pydoc-chat")["autoscaling_config"] |= {"min_replicas": 1, "max_replicas": 1}
+    await deployed.apply()
     ended_s = await reached(lambda: not leaving.is_alive)
     record("seconds until the worker had ended", round(ended_s, 1))
     placed = await nodes_of(deployed)
