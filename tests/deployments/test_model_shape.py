@@ -17,6 +17,7 @@ from transformers.cache_utils import get_layer_types_and_kwargs
 from deployments.model_shape import ModelShape, choose_dtype_name
 from tests.engine.tiny_models import FAMILIES, Family
 from tests.hub_configs import config_file, shape_of
+from tests.offenders import Offenders
 
 AUTO: Mapping[str, Any] = {
     "qwen2.5-7b-instruct": AutoModelForCausalLM,
@@ -69,21 +70,21 @@ def test_a_missing_size_is_named() -> None:
         ModelShape.of(config)
 
 
-@pytest.mark.parametrize(
-    ("stored", "asked", "on_cpu", "has_bf16", "chosen"),
-    [
-        ("bfloat16", "auto", False, True, "bfloat16"),
-        ("float16", "auto", False, True, "float16"),
-        ("float16", "auto", True, True, "float32"),
-        ("bfloat16", "auto", True, True, "bfloat16"),
-        ("bfloat16", "auto", True, False, "float32"),
-        ("float32", "bfloat16", True, False, "bfloat16"),
-    ],
-)
-def test_the_type_of_the_weights(
-    stored: str, asked: str, on_cpu: bool, has_bf16: bool, chosen: str
-) -> None:
-    assert choose_dtype_name(stored, asked, on_cpu=on_cpu, has_bf16=has_bf16) == chosen
+TYPES: list[tuple[str, str, bool, bool, str]] = [
+    ("bfloat16", "auto", False, True, "bfloat16"),
+    ("float16", "auto", False, True, "float16"),
+    ("float16", "auto", True, True, "float32"),
+    ("bfloat16", "auto", True, True, "bfloat16"),
+    ("bfloat16", "auto", True, False, "float32"),
+    ("float32", "bfloat16", True, False, "bfloat16"),
+]
+
+
+def test_the_type_of_the_weights() -> None:
+    with Offenders() as offenders:
+        for stored, asked, on_cpu, has_bf16, chosen in TYPES:
+            with offenders.case(stored, asked, on_cpu, has_bf16, chosen):
+                assert choose_dtype_name(stored, asked, on_cpu=on_cpu, has_bf16=has_bf16) == chosen
 
 
 def test_the_type_is_also_found_beside_a_composite_models_parts() -> None:

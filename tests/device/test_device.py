@@ -14,6 +14,7 @@ from deployments.device.device import (
     num_cores,
     open_device,
 )
+from tests.offenders import Offenders
 
 
 @pytest.fixture
@@ -82,17 +83,29 @@ def test_a_container_s_memory_limit_bounds_the_machine_s_free_memory(
     assert CpuDevice().total_bytes == 12345
 
 
-@pytest.mark.parametrize(
-    ("num_cores", "allowed", "num_threads"),
-    [(1, None, 1), (2, None, 1), (8, None, 7), (64, 4.0, 3), (64, 0.5, 1), (4, 8.0, 3)],
-)
+CORES: list[tuple[int, float | None, int]] = [
+    (1, None, 1),
+    (2, None, 1),
+    (8, None, 7),
+    (64, 4.0, 3),
+    (64, 0.5, 1),
+    (4, 8.0, 3),
+]
+
+
 def test_a_small_model_leaves_one_allowed_core_to_http_and_a_large_one_takes_all(
-    monkeypatch: pytest.MonkeyPatch, num_cores: int, allowed: float | None, num_threads: int
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cgroup, "num_cores", lambda: allowed)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(num_cores)))
-    assert num_compute_threads(LARGE_MODEL_BYTES - 1) == num_threads
-    assert num_compute_threads(LARGE_MODEL_BYTES) == min(num_cores, ceil(allowed or num_cores))
+    with Offenders() as offenders:
+        for num_cores, allowed, num_threads in CORES:
+            with offenders.case(num_cores, allowed, num_threads):
+                monkeypatch.setattr(cgroup, "num_cores", lambda found=allowed: found)
+                cores = set(range(num_cores))
+                monkeypatch.setattr(os, "sched_getaffinity", lambda pid, found=cores: found)
+                assert num_compute_threads(LARGE_MODEL_BYTES - 1) == num_threads
+                assert num_compute_threads(LARGE_MODEL_BYTES) == min(
+                    num_cores, ceil(allowed or num_cores)
+                )
 
 
 def test_where_no_process_is_bound_to_cores_all_count(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,6 @@
 from collections.abc import Mapping
 from typing import cast
 
-import pytest
 from ray.serve._private.common import DeploymentStatus, DeploymentStatusTrigger, ReplicaState
 from ray.serve.schema import (
     ApplicationStatus,
@@ -11,31 +10,35 @@ from ray.serve.schema import (
 
 from serve_app.backends.cluster_state import states_in
 from serve_app.backends.serving_states import DeploymentState, ServingState
+from tests.offenders import Offenders
+
+STATES: list[tuple[DeploymentStatus, dict[ReplicaState, int], ServingState]] = [
+    (DeploymentStatus.HEALTHY, {ReplicaState.RUNNING: 2}, ServingState.RUNNING),
+    (DeploymentStatus.HEALTHY, {}, ServingState.ASLEEP),  # Serve wants no replica
+    (DeploymentStatus.UNHEALTHY, {ReplicaState.STARTING: 1}, ServingState.DOWN),
+    (
+        DeploymentStatus.UNHEALTHY,
+        {ReplicaState.RUNNING: 1, ReplicaState.STARTING: 1},
+        ServingState.RUNNING,
+    ),
+    (DeploymentStatus.UPDATING, {}, ServingState.DOWN),
+    (DeploymentStatus.UPSCALING, {ReplicaState.STARTING: 1}, ServingState.SCALING),
+    (DeploymentStatus.DOWNSCALING, {ReplicaState.STOPPING: 1}, ServingState.SCALING),
+    (DeploymentStatus.DEPLOY_FAILED, {ReplicaState.RUNNING: 0}, ServingState.FAILED),
+]
 
 
-@pytest.mark.parametrize(
-    ("status", "states", "expected"),
-    [
-        (DeploymentStatus.HEALTHY, {ReplicaState.RUNNING: 2}, ServingState.RUNNING),
-        (DeploymentStatus.HEALTHY, {}, ServingState.ASLEEP),  # Serve wants no replica
-        (DeploymentStatus.UNHEALTHY, {ReplicaState.STARTING: 1}, ServingState.DOWN),
-        (
-            DeploymentStatus.UNHEALTHY,
-            {ReplicaState.RUNNING: 1, ReplicaState.STARTING: 1},
-            ServingState.RUNNING,
-        ),
-        (DeploymentStatus.UPDATING, {}, ServingState.DOWN),
-        (DeploymentStatus.UPSCALING, {ReplicaState.STARTING: 1}, ServingState.SCALING),
-        (DeploymentStatus.DOWNSCALING, {ReplicaState.STOPPING: 1}, ServingState.SCALING),
-        (DeploymentStatus.DEPLOY_FAILED, {ReplicaState.RUNNING: 0}, ServingState.FAILED),
-    ],
-)
-def test_a_deployment_without_a_running_replica_is_down_if_it_should_have_one(
-    status: DeploymentStatus, states: dict[ReplicaState, int], expected: ServingState
-) -> None:
-    found = states_of(status, states)["m"]
-    assert (found.serving, found.status, found.message) == (expected, status.value, "why")
-    assert found.num_replicas == {state.value: n for state, n in states.items() if n}
+def test_a_deployment_without_a_running_replica_is_down_if_it_should_have_one() -> None:
+    with Offenders() as offenders:
+        for status, states, expected in STATES:
+            with offenders.case(status, states, expected):
+                found = states_of(status, states)["m"]
+                assert (found.serving, found.status, found.message) == (
+                    expected,
+                    status.value,
+                    "why",
+                )
+                assert found.num_replicas == {state.value: n for state, n in states.items() if n}
 
 
 def test_states_of_replicas_may_come_as_strings() -> None:

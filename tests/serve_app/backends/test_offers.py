@@ -7,6 +7,7 @@ from deployments.errors import ModelChangedError, OverloadedError
 from serve_app.backends.admission_queue import FullError
 from serve_app.backends.offers import MAX_ATTEMPTS, raise_refusal, until_taken
 from serve_app.backends.running_replicas import ReplicaFacts, RunningReplicas
+from tests.offenders import Offenders
 
 
 def running(*replica_ids: str) -> RunningReplicas:
@@ -52,23 +53,23 @@ async def test_a_replica_on_a_node_that_stops_is_not_waited_for() -> None:
         await until_taken(ask, replicas)
 
 
-@pytest.mark.parametrize(
-    ("answers", "are_all_full"),
-    [
-        ([Refused("full", 7, "a", True)], True),
-        ([Refused("many tokens wait", 7, "a", False)], False),
-        ([Refused("full", 7, "a", True), Refused("full", 9, "b", True)], True),
-        ([Refused("full", 7, "a", True), Refused("full", 9, "a", True)], False),
-        ([Refused("full", 7, "a", True), Refused("many tokens wait", 9, "b", False)], False),
-    ],
-)
-async def test_full_error_is_raised_only_if_every_replica_is_full(
-    answers: Sequence[Refused], are_all_full: bool
-) -> None:
-    with pytest.raises(OverloadedError) as caught:
-        await until_taken(Asked(*answers), running(*"ab"[: len(answers)]))
-    assert isinstance(caught.value, FullError) is are_all_full
-    assert caught.value.retry_after_s == 7
+ANSWERS: list[tuple[Sequence[Refused], bool]] = [
+    ([Refused("full", 7, "a", True)], True),
+    ([Refused("many tokens wait", 7, "a", False)], False),
+    ([Refused("full", 7, "a", True), Refused("full", 9, "b", True)], True),
+    ([Refused("full", 7, "a", True), Refused("full", 9, "a", True)], False),
+    ([Refused("full", 7, "a", True), Refused("many tokens wait", 9, "b", False)], False),
+]
+
+
+async def test_full_error_is_raised_only_if_every_replica_is_full() -> None:
+    with Offenders() as offenders:
+        for answers, are_all_full in ANSWERS:
+            with offenders.case(answers, are_all_full):
+                with pytest.raises(OverloadedError) as caught:
+                    await until_taken(Asked(*answers), running(*"ab"[: len(answers)]))
+                assert isinstance(caught.value, FullError) is are_all_full
+                assert caught.value.retry_after_s == 7
 
 
 async def test_a_refusal_says_more_than_another_version() -> None:

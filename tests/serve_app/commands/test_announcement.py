@@ -16,6 +16,7 @@ from serve_app.commands.announcement import (
     local_url,
 )
 from serve_app.config import ModelConfig
+from tests.offenders import Offenders
 from tests.serve_app.tls_server import certify
 
 CHAT = ModelConfig(id="chat", source="x")
@@ -181,15 +182,17 @@ def test_a_dashboard_that_does_not_run_is_not_named() -> None:
     assert "dashboard" not in announcement(dashboard_url=None).text(1.0)
 
 
-@pytest.mark.parametrize(
-    ("host", "prefix", "url"),
-    [
-        ("127.0.0.1", "/", "http://127.0.0.1:80"),
-        ("0.0.0.0", "/", "http://127.0.0.1:80"),
-        ("::", "/", "http://[::1]:80"),
-        ("fd00::1", "/llm", "http://[fd00::1]:80/llm"),
-        ("gpu-box", "/llm/", "http://gpu-box:80/llm"),
-    ],
-)
-def test_the_address_is_one_that_this_machine_reaches(host: str, prefix: str, url: str) -> None:
-    assert local_url(host, 80, prefix) == url
+ADDRESSES: list[tuple[str, str, str]] = [
+    ("127.0.0.1", "/", "http://127.0.0.1:80"),
+    ("0.0.0.0", "/", "http://127.0.0.1:80"),
+    ("::", "/", "http://[::1]:80"),
+    ("fd00::1", "/llm", "http://[fd00::1]:80/llm"),
+    ("gpu-box", "/llm/", "http://gpu-box:80/llm"),
+]
+
+
+def test_the_address_is_one_that_this_machine_reaches() -> None:
+    with Offenders() as offenders:
+        for host, prefix, url in ADDRESSES:
+            with offenders.case(host, prefix, url):
+                assert local_url(host, 80, prefix) == url

@@ -382,28 +382,30 @@ async def test_inconsistent_messages_about_calls_are_refused_by_name(
                 assert not backend.requests
 
 
-@pytest.mark.parametrize(
-    ("arguments", "carried"),
-    [
-        ('{"zone": "UT', '"{\\"zone\\": \\"UT"'),
-        ("{", '"{"'),
-        ("[]", '"[]"'),
-        ('"noon"', '"\\"noon\\""'),
-        ('{"a": NaN}', '"{\\"a\\": NaN}"'),
-        ('{"a":' * 65 + "1" + "}" * 65, json.dumps('{"a":' * 65 + "1" + "}" * 65)),
-        ({"zone": "UTC"}, '{"zone": "UTC"}'),
-        ('{"zone":"UTC"}', '{"zone":"UTC"}'),
-        (None, "{}"),
-    ],
-)
+EARLIER: list[tuple[Any, str]] = [
+    ('{"zone": "UT', '"{\\"zone\\": \\"UT"'),
+    ("{", '"{"'),
+    ("[]", '"[]"'),
+    ('"noon"', '"\\"noon\\""'),
+    ('{"a": NaN}', '"{\\"a\\": NaN}"'),
+    ('{"a":' * 65 + "1" + "}" * 65, json.dumps('{"a":' * 65 + "1" + "}" * 65)),
+    ({"zone": "UTC"}, '{"zone": "UTC"}'),
+    ('{"zone":"UTC"}', '{"zone":"UTC"}'),
+    (None, "{}"),
+]
+
+
 async def test_an_earlier_call_s_arguments_are_taken_as_they_stand(
-    client: httpx.AsyncClient, backend: FakeBackend, arguments: Any, carried: str
+    client: httpx.AsyncClient, backend: FakeBackend
 ) -> None:
-    messages = [{**ASSISTANT, "tool_calls": [call(arguments)]}, RETURNED]
-    await whole(client, messages=messages)
-    prompt = backend.requests[0].prompt
-    assert isinstance(prompt[0], ChatMessage)
-    assert prompt[0].tool_calls == (ToolCall("c1", "get_time", carried),)
+    with Offenders() as offenders:
+        for arguments, carried in EARLIER:
+            with offenders.case(arguments, carried):
+                messages = [{**ASSISTANT, "tool_calls": [call(arguments)]}, RETURNED]
+                await whole(client, messages=messages)
+                prompt = backend.requests[-1].prompt
+                assert isinstance(prompt[0], ChatMessage)
+                assert prompt[0].tool_calls == (ToolCall("c1", "get_time", carried),)
 
 
 async def test_empty_arguments_become_an_empty_object(

@@ -100,27 +100,33 @@ async def test_streamed_reasoning_is_that_of_the_whole_answer(client: httpx.Asyn
     assert order == sorted(order, reverse=True)
 
 
-@pytest.mark.parametrize("end", range(1, len(MARKED) + len(ANSWER) + 1))
-@pytest.mark.parametrize("prompt", [PromptReasoning.OPEN, PromptReasoning.BEGUN])
 async def test_an_answer_cut_anywhere_never_holds_a_mark(
-    client: httpx.AsyncClient, backend: FakeBackend, prompt: PromptReasoning, end: int
+    client: httpx.AsyncClient, backend: FakeBackend
 ) -> None:
-    backend.reasoning = prompt
-    pieces = (*MARKED, *ANSWER)[prompt is PromptReasoning.BEGUN :][:end]
-    backend.steps = without_logprobs(script(*pieces, finish=FinishReason.LENGTH))
-    told = await whole(client)
-    (choice,) = told["choices"]
-    reasoning = choice["message"].get("reasoning_content", "")
-    content = choice["message"]["content"]
-    chunks = await streamed(client)
-    assert (told_in(chunks, "reasoning_content"), told_in(chunks, "content")) == (
-        reasoning,
-        content or "",
-    )
-    assert choice["finish_reason"] == chunks[-1]["choices"][0]["finish_reason"] == "length"
-    assert "Hm.\nRain".startswith(reasoning)
-    assert "It rains.".startswith(content or "")
-    assert content is None or content or not reasoning
+    with Offenders() as offenders:
+        for prompt in (PromptReasoning.OPEN, PromptReasoning.BEGUN):
+            for end in range(1, len(MARKED) + len(ANSWER) + 1):
+                with offenders.case(prompt, end):
+                    backend.reasoning = prompt
+                    pieces = (*MARKED, *ANSWER)[prompt is PromptReasoning.BEGUN :][:end]
+                    backend.steps = without_logprobs(script(*pieces, finish=FinishReason.LENGTH))
+                    told = await whole(client)
+                    (choice,) = told["choices"]
+                    reasoning = choice["message"].get("reasoning_content", "")
+                    content = choice["message"]["content"]
+                    chunks = await streamed(client)
+                    assert (told_in(chunks, "reasoning_content"), told_in(chunks, "content")) == (
+                        reasoning,
+                        content or "",
+                    )
+                    assert (
+                        choice["finish_reason"]
+                        == chunks[-1]["choices"][0]["finish_reason"]
+                        == "length"
+                    )
+                    assert "Hm.\nRain".startswith(reasoning)
+                    assert "It rains.".startswith(content or "")
+                    assert content is None or content or not reasoning
 
 
 async def test_an_answer_without_reasoning_has_no_field_for_it(

@@ -472,23 +472,25 @@ async def test_a_generating_model_is_not_asked_to_classify(
     assert "'m' can't classify. Models that can: c." in error["message"]
 
 
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
-        ("/v1/completions", {"prompt": "hi"}),
-        ("/text-generation", {"prompt": "hi"}),
-        ("/tokenize", {"prompt": "hi"}),
-        ("/detokenize", {"tokens": [1]}),
-    ],
-)
+ASKED_FOR_TEXT: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
+    ("/v1/completions", {"prompt": "hi"}),
+    ("/text-generation", {"prompt": "hi"}),
+    ("/tokenize", {"prompt": "hi"}),
+    ("/detokenize", {"tokens": [1]}),
+]
+
+
 async def test_a_classifier_is_not_asked_for_text(
-    client: httpx.AsyncClient, backend: FakeBackend, path: str, body: dict[str, Any]
+    client: httpx.AsyncClient, backend: FakeBackend
 ) -> None:
-    error = await refused(client, {"model": "c", **body}, path)
-    assert (error["code"], error["param"]) == ("wrong_task", "model")
-    assert "'c' can't generate text. Models that can: m." in error["message"]
-    assert backend.num_calls == 0
+    with Offenders() as offenders:
+        for path, body in ASKED_FOR_TEXT:
+            with offenders.case(path, body):
+                error = await refused(client, {"model": "c", **body}, path)
+                assert (error["code"], error["param"]) == ("wrong_task", "model")
+                assert "'c' can't generate text. Models that can: m." in error["message"]
+                assert backend.num_calls == 0
 
 
 async def test_an_unknown_model_is_not_found(client: httpx.AsyncClient) -> None:

@@ -4,7 +4,6 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
-import anthropic
 import httpx
 import httpx2
 import pytest
@@ -550,6 +549,8 @@ async def test_every_event_is_what_the_document_says(
 
 
 async def test_the_real_client_reads_a_stream(app: FastAPI, backend: FakeBackend) -> None:
+    import anthropic  # takes seconds, which the other tests need not wait for
+
     transport = httpx2.ASGITransport(app)
     async with (
         anthropic.AsyncAnthropic(

@@ -120,22 +120,22 @@ DELTAS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("answer", "message"),
-    [
-        (OPENAI, ANSWERED),
-        (LITELLM, ANSWERED),
-        (LITELLM_CALL, CALLED),
-        (PARSED, ANSWERED),
-        (PARSED_CALL, CALLED),
-        (OPENROUTER, ANSWERED),
-        (DELTAS, ChatMessage("assistant", (TextPart(""),), CALLED.tool_calls)),
-    ],
-)
-async def test_an_answer_comes_back_as_the_client_keeps_it(
-    answer: dict[str, Any], message: ChatMessage
-) -> None:
-    assert (await asked([USER, answer, USER]))[1] == message
+KEPT: list[tuple[dict[str, Any], ChatMessage]] = [
+    (OPENAI, ANSWERED),
+    (LITELLM, ANSWERED),
+    (LITELLM_CALL, CALLED),
+    (PARSED, ANSWERED),
+    (PARSED_CALL, CALLED),
+    (OPENROUTER, ANSWERED),
+    (DELTAS, ChatMessage("assistant", (TextPart(""),), CALLED.tool_calls)),
+]
+
+
+async def test_an_answer_comes_back_as_the_client_keeps_it() -> None:
+    with Offenders() as offenders:
+        for answer, message in KEPT:
+            with offenders.case(answer, message):
+                assert (await asked([USER, answer, USER]))[1] == message
 
 
 VLLM_REASONED = {"role": "assistant", "content": "Noon.", "reasoning_content": "Sun is high."}

@@ -5,6 +5,7 @@ import pytest
 
 from serve_app.client.chat_client import ChatError, Delta, Notice, Usage
 from serve_app.commands.demo.streams import QUESTIONS, UNDER_WAY, DemoStream, Pause, Verdict
+from tests.offenders import Offenders
 
 Step = float | Delta | Notice
 
@@ -90,22 +91,24 @@ def test_equal_streams_of_which_one_has_moved_are_the_proof() -> None:
     assert (verdict.is_proof, verdict.text()) == (True, "2 of 2 equal, 0 tokens lost")
 
 
-@pytest.mark.parametrize(
-    ("changes", "lost"),
-    [
-        ({"text": "Joim"}, 0),
-        ({"usage": Usage(7, 3)}, 1),
-        ({"usage": Usage(7, 6)}, 0),
-        ({"usage": Usage(8, 4)}, 0),
-        ({"usage": None}, 4),
-        ({"finish_reason": "length"}, 0),
-        ({"finish_reason": None}, 0),
-    ],
-)
-def test_any_difference_is_told_and_no_proof(changes: dict[str, object], lost: int) -> None:
-    verdict = Verdict.of([moved(), moved(**changes)], [complete(), complete()])
-    assert verdict.text() == f"1 of 2 equal, {lost} tokens lost"
-    assert not verdict.is_proof
+DIFFERENCES: list[tuple[dict[str, object], int]] = [
+    ({"text": "Joim"}, 0),
+    ({"usage": Usage(7, 3)}, 1),
+    ({"usage": Usage(7, 6)}, 0),
+    ({"usage": Usage(8, 4)}, 0),
+    ({"usage": None}, 4),
+    ({"finish_reason": "length"}, 0),
+    ({"finish_reason": None}, 0),
+]
+
+
+def test_any_difference_is_told_and_no_proof() -> None:
+    with Offenders() as offenders:
+        for changes, lost in DIFFERENCES:
+            with offenders.case(changes, lost):
+                verdict = Verdict.of([moved(), moved(**changes)], [complete(), complete()])
+                assert verdict.text() == f"1 of 2 equal, {lost} tokens lost"
+                assert not verdict.is_proof
 
 
 def test_equal_streams_prove_nothing_if_none_has_moved() -> None:

@@ -201,22 +201,24 @@ def test_a_stream_that_is_cut_elsewhere_has_the_same_events_also_of_broken_calls
 CALL = '{"name": "f", "arguments": {"a": 1}}'
 
 
-@pytest.mark.parametrize(
-    ("text", "content", "arguments"),
-    [
-        ("Hello.", "Hello.", []),
-        ("a < b <tool", "a < b <tool", []),
-        (f"<tool_call>\n{CALL}\n</tool_call>", "", ['{"a": 1}']),
-        (f"Look.\n<tool_call>{CALL}</tool_call>\n", "Look.", ['{"a": 1}']),
-        (f"<tool_call>{CALL}</tool_call> and <tool_call>{CALL}", " and", ['{"a": 1}'] * 2),
-        (f"<tool_call>{CALL}</tool", "", ['{"a": 1}']),
-        (f"<tool_call>{CALL} oh", " oh", ['{"a": 1}']),
-        ('<tool_call>{"arguments": {"a": 1}, "name": "f"}', "", ['{"a": 1}']),
-        ('<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}', "", ['{"a": 1}']),
-    ],
-)
-def test_hermes(text: str, content: str, arguments: list[str]) -> None:
-    assert parse(HERMES, list(text)) == (content, [("f", a) for a in arguments])
+HERMES_TEXTS: list[tuple[str, str, list[str]]] = [
+    ("Hello.", "Hello.", []),
+    ("a < b <tool", "a < b <tool", []),
+    (f"<tool_call>\n{CALL}\n</tool_call>", "", ['{"a": 1}']),
+    (f"Look.\n<tool_call>{CALL}</tool_call>\n", "Look.", ['{"a": 1}']),
+    (f"<tool_call>{CALL}</tool_call> and <tool_call>{CALL}", " and", ['{"a": 1}'] * 2),
+    (f"<tool_call>{CALL}</tool", "", ['{"a": 1}']),
+    (f"<tool_call>{CALL} oh", " oh", ['{"a": 1}']),
+    ('<tool_call>{"arguments": {"a": 1}, "name": "f"}', "", ['{"a": 1}']),
+    ('<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}', "", ['{"a": 1}']),
+]
+
+
+def test_hermes() -> None:
+    with Offenders() as offenders:
+        for text, content, arguments in HERMES_TEXTS:
+            with offenders.case(text, content, arguments):
+                assert parse(HERMES, list(text)) == (content, [("f", a) for a in arguments])
 
 
 INVALID: list[str] = [
@@ -252,35 +254,39 @@ def test_an_invalid_call_is_text_and_the_next_call_is_found() -> None:
                 assert calls == [("f", '{"a": 1}')]
 
 
-@pytest.mark.parametrize(
-    ("text", "content", "num_calls"),
-    [
-        ('{"name": "f", "parameters": {"a": 1}}', "", 1),
-        ('\n{"name": "f", "parameters": {}}; {"name": "f", "parameters": {}}', "", 2),
-        ('{"name": "f", "parameters": {}} Done.', " Done.", 1),
-        ('{"name": "f", "parameters": {}}; Done.', "; Done.", 1),
-        ('Here: {"name": "f", "parameters": {}}', 'Here: {"name": "f", "parameters": {}}', 0),
-        ('{"answer": 42}', '{"answer": 42}', 0),
-    ],
-)
-def test_llama_calls_only_at_the_beginning(text: str, content: str, num_calls: int) -> None:
-    told, calls = parse(LLAMA3_JSON, list(text))
-    assert (told, len(calls)) == (content, num_calls)
+LLAMA_TEXTS: list[tuple[str, str, int]] = [
+    ('{"name": "f", "parameters": {"a": 1}}', "", 1),
+    ('\n{"name": "f", "parameters": {}}; {"name": "f", "parameters": {}}', "", 2),
+    ('{"name": "f", "parameters": {}} Done.', " Done.", 1),
+    ('{"name": "f", "parameters": {}}; Done.', "; Done.", 1),
+    ('Here: {"name": "f", "parameters": {}}', 'Here: {"name": "f", "parameters": {}}', 0),
+    ('{"answer": 42}', '{"answer": 42}', 0),
+]
 
 
-@pytest.mark.parametrize(
-    ("text", "content", "num_calls"),
-    [
-        ('[TOOL_CALLS][{"name": "f", "arguments": {}}]', "", 1),
-        ('[TOOL_CALLS] [{"name": "f", "arguments": {}, "id": "123456789"}] x', " x", 1),
-        ('[TOOL_CALLS] [{"name": "f", "arguments": {}}, 3]', ", 3]", 1),
-        ("[TOOL_CALLS] none", "[TOOL_CALLS] none", 0),
-        ("[TOOL", "[TOOL", 0),
-    ],
-)
-def test_mistral(text: str, content: str, num_calls: int) -> None:
-    told, calls = parse(MISTRAL, list(text))
-    assert (told, len(calls)) == (content, num_calls)
+def test_llama_calls_only_at_the_beginning() -> None:
+    with Offenders() as offenders:
+        for text, content, num_calls in LLAMA_TEXTS:
+            with offenders.case(text, content, num_calls):
+                told, calls = parse(LLAMA3_JSON, list(text))
+                assert (told, len(calls)) == (content, num_calls)
+
+
+MISTRAL_TEXTS: list[tuple[str, str, int]] = [
+    ('[TOOL_CALLS][{"name": "f", "arguments": {}}]', "", 1),
+    ('[TOOL_CALLS] [{"name": "f", "arguments": {}, "id": "123456789"}] x', " x", 1),
+    ('[TOOL_CALLS] [{"name": "f", "arguments": {}}, 3]', ", 3]", 1),
+    ("[TOOL_CALLS] none", "[TOOL_CALLS] none", 0),
+    ("[TOOL", "[TOOL", 0),
+]
+
+
+def test_mistral() -> None:
+    with Offenders() as offenders:
+        for text, content, num_calls in MISTRAL_TEXTS:
+            with offenders.case(text, content, num_calls):
+                told, calls = parse(MISTRAL, list(text))
+                assert (told, len(calls)) == (content, num_calls)
 
 
 def test_arguments_are_reported_as_they_arrive() -> None:
