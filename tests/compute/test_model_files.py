@@ -52,7 +52,10 @@ def wrapped(error: Exception) -> RuntimeError:
         (OSError(28, "No space left on device", "/cache/x.incomplete"), "the disk is full; free"),
         (wrapped(OSError(122, "Disk quota exceeded")), "the disk is full; free some space, or"),
         (SafetensorError("incomplete metadata"), "damaged (incomplete metadata); copy or download"),
-        (OSError("We couldn't connect to the hub.\nCheck"), "no such folder, and no repository"),
+        (
+            OSError("We couldn't connect to the hub.\nCheck"),
+            "no repository of this name was found: We couldn't connect to the hub; check `source`",
+        ),
         (ValueError("a shape does not fit\nin detail"), "'org/model': a shape does not fit"),
     ],
 )

@@ -142,8 +142,9 @@ def test_a_model_that_asks_for_more_gpus_than_there_are_is_refused(tmp_path: Pat
     document["applications"][0]["args"]["models"][0]["num_gpus"] = 0.5
     path.write_text(yaml.safe_dump(document))
     require_gpus(str(path), 1.0)
-    with pytest.raises(StartFailedError, match=r"pydoc-chat: it asks for num_gpus 0\.5"):
+    with pytest.raises(StartFailedError, match=r"pydoc-chat: it asks for num_gpus 0\.5") as caught:
         require_gpus(str(path), 0.0)
+    assert "write `num_gpus: auto`" in str(caught.value)
 
 
 def test_an_interruption_that_serve_s_command_catches_is_no_failed_start(
