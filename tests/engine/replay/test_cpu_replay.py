@@ -27,7 +27,8 @@ from transformers import (
 
 from deployments.compute.cpu.jit.kernel_program import can_run
 from deployments.compute.cpu.linear.prepacked_linear import PrepackedLinear, can_prepack
-from deployments.compute.cpu.linear.small_batch_kernel import make_kernel
+from deployments.compute.cpu.linear.small_batch_kernel import find_arithmetic
+from deployments.compute.cpu.processor import features
 from deployments.engine.engine import Engine
 from deployments.engine.limits import EngineLimits
 from deployments.engine.model.loader import LoadedModel, prepare_model
@@ -47,7 +48,7 @@ from tests.engine.tiny_models import byte_tokenizer
 DTYPES = [
     dtype
     for dtype in (torch.float32, torch.bfloat16)
-    if make_kernel(is_bfloat16=dtype is torch.bfloat16) is not None and can_prepack(dtype)
+    if find_arithmetic(features(), is_bfloat16=dtype is torch.bfloat16) and can_prepack(dtype)
 ]
 """The dtypes for which this processor has kernels; without any, no test here is collected."""
 

@@ -25,12 +25,13 @@ from deployments.compute.cpu.linear.small_batch_linear import (
     SmallBatchLinear,
     use_small_batch_linear,
 )
+from deployments.compute.cpu.processor import features
 from tests.compute.cpu.linear.linears import Product
 
 DTYPES = [
     dtype
     for dtype in (torch.float32, torch.bfloat16)
-    if make_kernel(is_bfloat16=dtype is torch.bfloat16) is not None and can_prepack(dtype)
+    if find_arithmetic(features(), is_bfloat16=dtype is torch.bfloat16) and can_prepack(dtype)
 ]
 """The dtypes for which this processor has a kernel."""
 
