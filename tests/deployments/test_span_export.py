@@ -149,6 +149,7 @@ def test_the_last_spans_are_sent_at_the_end(receiver: Receiver) -> None:
     assert len(receiver.spans) == 10
 
 
+@pytest.mark.slow
 def test_a_dead_collector_costs_one_line_of_the_log(
     thin_log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

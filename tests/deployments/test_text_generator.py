@@ -158,7 +158,7 @@ async def test_a_closed_stream_makes_room(generator: TextGenerator) -> None:
             await anext(aiter(stream))
         for stream in streams:
             await stream.aclose()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while generator._engine.stats.num_running:
             await generator.ping()
 
@@ -309,6 +309,7 @@ async def test_a_repeated_prompt_is_reused_unless_prefix_caching_is_off(
 
 @pytest.mark.skipif(quantization_obstacle() is not None, reason=str(quantization_obstacle()))
 @pytest.mark.parametrize("quantization", QUANTIZATIONS)
+@pytest.mark.slow
 async def test_a_replica_answers_with_quantized_weights(
     folder: Path, generator: TextGenerator, caplog: pytest.LogCaptureFixture, quantization: str
 ) -> None:

@@ -66,6 +66,7 @@ def test_without_an_endpoint_our_code_does_not_import_the_sdk() -> None:
     assert threads == ["MainThread"]
 
 
+@pytest.mark.slow
 def test_without_an_endpoint_neither_ingress_nor_replica_imports_the_exporter() -> None:
     # Ray Serve itself imports the SDK.
     modules, threads = loaded_modules("import serve_app.ingress, deployments.text_generator")

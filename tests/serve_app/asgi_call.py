@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from starlette.types import ASGIApp, Message
 
-DEADLINE_S = 5
+DEADLINE_S = 30
 
 
 class AsgiCall:

@@ -102,7 +102,7 @@ def metrics() -> IngressMetrics:
 
 
 async def waiting(sleeper: Sleeper, number: int) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while sleeper.num_waiting != number:  # noqa: ASYNC110 - other tasks' state
             await asyncio.sleep(0.001)
 
@@ -243,7 +243,7 @@ async def test_a_request_asks_anew_until_serve_says_that_it_has_given_up(
     monkeypatch.setattr(cold_start, "PATIENCE_S", 0.01)
     asking = asyncio.ensure_future(client.post(CHAT, json=question()))
     await waiting(sleeper, 1)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while sleeper.num_asked < 3:  # noqa: ASYNC110 - other tasks' state
             await asyncio.sleep(0.001)
     sleeper.loads.set()
@@ -293,7 +293,7 @@ async def test_a_request_waits_for_a_model_whose_description_is_not_known_yet(
     monkeypatch.setattr(cold_start, "POLL_INTERVAL_S", 0.001)
     sleeper.state = ServingState.DOWN
     asking = asyncio.ensure_future(client.post(CHAT, json=question(stream=True)))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while (await client.get("/ready")).status_code != 503:
             pass
     sleeper.loads.set()

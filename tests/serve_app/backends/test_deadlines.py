@@ -96,7 +96,7 @@ def test_between_tokens_the_stall_timeout_counts_from_the_last_one() -> None:
 
 
 async def read(backend: DeadlineGenerationBackend) -> list[list[TextDelta]]:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         return [deltas async for deltas in await backend.generate(REQUEST)]
 
 
@@ -139,7 +139,7 @@ async def test_the_total_timeout_ends_a_stream_that_never_stalls() -> None:
     tireless = TirelessStream([], 7)
     started_s = asyncio.get_running_loop().time()
     stream = DeadlineStream(tireless, limits(total_timeout_s=SOON_S, stall_timeout_s=60), started_s)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         with pytest.raises(TotalTimeoutError):
             async for _ in stream:
                 pass

@@ -94,7 +94,7 @@ async def test_a_request_that_serve_cancels_is_logged_as_disconnected(
 ) -> None:
     backend = FakeBackend([*HELLO[:1], asyncio.Event()])
     async with AsgiCall(make_app(backend), CHAT, question()) as call:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await backend.opened.wait()
             await backend.streams[0].waits.wait()
     (line,) = access_lines(caplog)
@@ -109,7 +109,7 @@ async def test_calls_that_serve_cancels_for_a_leaving_client_are_not_replica_fai
     cancelled = asyncio.Event()
     backend = FakeBackend([HELLO[0], cancelled, ReplicaStoppedError("cancelled")])
     async with AsgiCall(make_app(backend), CHAT, question(stream=stream)) as call:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await backend.opened.wait()
             await backend.streams[0].waits.wait()
         # The order in Serve: the disconnect, the replica's cancelled call, the cancelled request.

@@ -75,7 +75,7 @@ async def test_a_new_search_stops_the_answer_about_the_one_before(
     await page.button("Ask m: What does", exact=False).click()
     await page.says("It joins")
     await page.search("dad")
-    await asyncio.wait_for(models.chat.streams[0].closed.wait(), 10)
+    await asyncio.wait_for(models.chat.streams[0].closed.wait(), 30)
 
 
 async def test_a_search_that_fails_late_says_nothing_above_a_newer_one(page: Page) -> None:

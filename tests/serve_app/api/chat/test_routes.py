@@ -163,7 +163,7 @@ async def test_a_cancelled_whole_answer_closes_the_stream(
     app: FastAPI, backend: FakeBackend
 ) -> None:
     backend.steps = [HELLO[0], asyncio.Event()]
-    async with AsgiCall(app, CHAT, HI) as call, asyncio.timeout(5):
+    async with AsgiCall(app, CHAT, HI) as call, asyncio.timeout(30):
         await backend.opened.wait()
         await backend.streams[0].waits.wait()
         call.task.cancel()
