@@ -29,13 +29,16 @@ settings.load_profile("raystream")
 
 SERVING = (
     "tests/ray/",
+    "tests/k8s/live/",
     "tests/clients/served/",
-    "tests/dashboard/",
     "tests/faults/served/",
     "tests/scaling/",
-    "tests/k8s/live/",
 )
-"""Folders whose tests mostly wait for a Ray."""
+"""Folders whose tests mostly wait for a Ray, in the order in which they run.
+
+`changing_server` of the last three runs until the end, and the dashboard of `tests/ray` must be the
+only one.
+"""
 LOADING = ("tests/clients/",)
 """Folders whose tests share models that take seconds to load; they, too, stay in one process."""
 
@@ -63,7 +66,7 @@ class ServingApart(LoadFileScheduling):  # type: ignore[misc] # xdist ships no t
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with what takes longest: the tests that need a Ray."""
-    items.sort(key=lambda item: not item.nodeid.startswith(SERVING))
+    items.sort(key=lambda item: [not item.nodeid.startswith(folder) for folder in SERVING])
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ServingApart:

@@ -1,13 +1,15 @@
 import os
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 import ray
+from playwright.async_api import Browser
 from ray import serve
 from ray.serve.config import HTTPOptions
 
 from benchmarks.free_port import free_port
+from tests.browser import launched
 from tests.deployments.tiny_folder import save_text_model
 from tests.ray.serve_run import (
     Server,
@@ -15,11 +17,33 @@ from tests.ray.serve_run import (
     serving,
     shipped_config,
 )
+from tests.ray.twins import Twins, serve_twins
 
 NUM_CPUS = 4
+NUM_GPUS = 2
 
-IN_ONE_MODE = ("test_examples", "test_front_door", "test_only_replica", "test_page")
-"""Modules whose long tests run with HAProxy, as `make serve` does; without it only in the soak."""
+SHIPPED_SERVER = (
+    "test_dashboard",
+    "test_examples",
+    "test_front_door",
+    "test_page",
+    "test_open_sockets",
+    "test_only_replica",
+    "test_serve_run",
+)
+"""Modules that share the shipped server, in this order; the last one stops it.
+
+They come first, since the dashboard reads logs only by the first Ray on a machine.
+"""
+
+RAY_OF_THIS_PROCESS = (
+    "test_access",
+    "test_admission",
+    "test_streaming",
+    "test_gpu_share",
+    "test_prometheus",
+)
+"""Modules that share a Ray in pytest's own process. They come last: it stays until the end."""
 
 # Ray reports its usage by default.
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -27,24 +51,44 @@ os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S"] = "60"
 
 
+def is_plain(item: pytest.Item) -> bool:
+    """Whether a test's shipped server runs without HAProxy."""
+    callspec = getattr(item, "callspec", None)
+    return callspec is not None and callspec.params.get("shipped_server") == "plain"
+
+
+def turn(item: pytest.Item) -> tuple[int, bool, int]:
+    """Return when a test runs: modules that start a server of their own run in the middle."""
+    name = item.path.stem
+    if name in SHIPPED_SERVER:
+        return 0, is_plain(item), SHIPPED_SERVER.index(name)
+    if name in RAY_OF_THIS_PROCESS:
+        return 2, False, RAY_OF_THIS_PROCESS.index(name)
+    return 1, False, 0
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
-    for item in items:
-        if item.path.is_relative_to(here):
-            item.add_marker(pytest.mark.ray)
-            if item.path.stem in IN_ONE_MODE and "[plain" in item.name:
-                item.add_marker(pytest.mark.soak)
+    places = [i for i, item in enumerate(items) if item.path.is_relative_to(here)]
+    ours = sorted((items[place] for place in places), key=turn)
+    for place, item in zip(places, ours, strict=True):
+        items[place] = item
+        item.add_marker(pytest.mark.ray)
+        if is_plain(item):
+            item.add_marker(pytest.mark.soak)
 
 
 @pytest.fixture(scope="package")
 def base_url() -> Iterator[str]:
-    """Start a local Ray with one pretended GPU, and Serve's proxy."""
+    """Start a local Ray with two pretended GPUs, and Serve's proxy."""
     ray.init(
         address="local",
         num_cpus=NUM_CPUS,
-        num_gpus=1,
+        num_gpus=NUM_GPUS,
         include_dashboard=False,
         log_to_driver=False,
+        # Ray passes metrics on every ten seconds by default.
+        _system_config={"metrics_report_interval_ms": 1000},
     )
     port = free_port()
     serve.start(http_options=HTTPOptions(host="127.0.0.1", port=port))
@@ -53,20 +97,31 @@ def base_url() -> Iterator[str]:
     ray.shutdown()
 
 
+@pytest.fixture(scope="package")
+def twins(base_url: str, tiny_folder: Path) -> Twins:
+    """Serve two replicas of a model behind two ingresses."""
+    return serve_twins(base_url, tiny_folder)
+
+
 @pytest.fixture(scope="package", params=["plain", "haproxy"])
 def shipped_server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
-    """Serve the shipped file as `make serve` does, in both of Serve's modes.
+    """Serve the shipped file as `make serve` does; without HAProxy only in the soak.
 
-    A start takes a minute, so several modules share the server. `test_serve_run` stops it, so no
-    module after that one may use it.
+    A start takes half a minute, so several modules share the server.
     """
     folder = tmp_path_factory.mktemp("shipped")
     environment = {**os.environ, "HOME": str(folder)} | haproxy_environment()
     environment["RAY_SERVE_ENABLE_HA_PROXY"] = str(int(request.param == "haproxy"))
     with serving(Server(shipped_config(folder), folder / "serve.log", environment)) as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+async def browser() -> AsyncIterator[Browser]:
+    async with launched() as browser:
+        yield browser
 
 
 @pytest.fixture(scope="session")

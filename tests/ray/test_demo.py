@@ -77,6 +77,7 @@ def test_a_replica_is_killed_and_all_answers_are_equal(demo: Demo) -> None:
     assert {each.name for each in output.parent.iterdir()} <= {"output", "demo.svg", ".ray"}
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_stopped_in_the_middle_it_leaves_nothing_behind(demo: Demo, number: signal.Signals) -> None:
     process, output = demo

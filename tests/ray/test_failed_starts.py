@@ -42,10 +42,12 @@ def want_gpu(model: dict[str, Any], folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "advice"),
     [
-        pytest.param(truncate, "its weights are damaged", marks=pytest.mark.soak),
         (misname, "check `source` in the model's entry"),
-        (widen_steps, "or lower max_model_len or max_batched_tokens"),
-        (want_gpu, "write `num_gpus: auto`"),
+        pytest.param(truncate, "its weights are damaged", marks=pytest.mark.soak),
+        pytest.param(
+            widen_steps, "or lower max_model_len or max_batched_tokens", marks=pytest.mark.soak
+        ),
+        pytest.param(want_gpu, "write `num_gpus: auto`", marks=pytest.mark.soak),
     ],
 )
 def test_a_start_that_fails_ends_with_one_line_that_says_what_to_do(

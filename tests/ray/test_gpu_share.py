@@ -1,10 +1,10 @@
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import ray
 import torch
 from ray import serve
+from ray.serve.api import RunTarget
 
 from deployments.device.device import MemoryDevice
 from deployments.device.memory_budget import HEADROOM
@@ -15,6 +15,7 @@ from serve_app.config import ModelConfig
 from serve_app.sharing import to_spec
 
 TOTAL_BYTES = 256 * 2**20
+DEADLINE_S = 30
 
 
 @dataclass
@@ -46,7 +47,6 @@ class Report:
     plan: ReplicaPlan
     shares: list[float]
     gpu_ids: list[str]
-    process: int
 
 
 class ReportingGenerator(TextGenerator):
@@ -60,40 +60,48 @@ class ReportingGenerator(TextGenerator):
         device = self._device
         assert isinstance(device, FakeGpu)
         gpu_ids = context.get_accelerator_ids()["GPU"]
-        return Report(self.plan, device.shares, gpu_ids, os.getpid())
+        return Report(self.plan, device.shares, gpu_ids)
 
 
-def test_two_replicas_with_half_a_gpu_share_one_and_each_plans_with_half(
+def deployed(model: ModelConfig, share: float, num_replicas: int) -> RunTarget:
+    """Return an application of replicas that have this share of a GPU."""
+    spec = to_spec(model, share)
+    deployment = serve.deployment(
+        name=model.id,
+        num_replicas=num_replicas,
+        ray_actor_options={"num_cpus": 0.1, "num_gpus": spec.num_gpus},
+    )(ReportingGenerator)
+    return RunTarget(deployment.bind(spec), name=model.id, route_prefix=None)
+
+
+def test_two_halves_share_a_gpu_and_plan_with_half_and_a_whole_one_has_its_own(
     base_url: str, tiny_folder: Path
 ) -> None:
-    model = ModelConfig(
-        id="halved",
+    half = ModelConfig(
+        id="half",
         source=str(tiny_folder),
         dtype="float32",
         max_model_len=4096,
         max_num_seqs=10_000,
         max_batched_tokens=10_000,
     )
-    spec = to_spec(model, 0.5)
-    deployment = serve.deployment(
-        name="halved",
-        num_replicas=2,
-        ray_actor_options={"num_cpus": 0.5, "num_gpus": spec.num_gpus},
-    )(ReportingGenerator)
-    handle = serve.run(deployment.bind(spec), name="halved", route_prefix=None)
+    whole = half.model_copy(update={"id": "whole"})
+    handles = serve.run_many([deployed(half, 0.5, num_replicas=2), deployed(whole, 1, 1)])
     try:
-        reports: dict[int, Report] = {}
-        for _ in range(100):
-            report = handle.report.remote().result(timeout_s=30)
-            reports[report.process] = report
-            if len(reports) == 2:
-                break
-        first, second = reports.values()
+        first, second, other = (
+            report
+            for handle in handles
+            for report in handle.broadcast("report").results(timeout_s=DEADLINE_S)
+        )
     finally:
-        serve.delete("halved")
-    assert first.gpu_ids == second.gpu_ids == ["0"]
+        for model in (half, whole):
+            serve.delete(model.id)
+    assert first.gpu_ids == second.gpu_ids != other.gpu_ids
+    assert len(other.gpu_ids) == 1
     assert first.shares == second.shares == [0.5]
+    assert other.shares == [1]
     assert first.plan == second.plan
-    assert first.plan.kv.share_bytes == int(TOTAL_BYTES * 0.5 * (1 - HEADROOM))
-    assert first.plan.kv.kv_bytes <= TOTAL_BYTES / 2
+    for report, share in ((first, 0.5), (other, 1)):
+        assert report.plan.kv.share_bytes == int(TOTAL_BYTES * share * (1 - HEADROOM))
+        assert report.plan.kv.kv_bytes <= TOTAL_BYTES * share
     assert first.plan.kv.num_tokens > 2 * 4096

@@ -1,16 +1,16 @@
-"""A model's only replica is killed, in both of Serve's modes: its successor takes over."""
+"""The only replicas of two models are killed under load: their successors take over."""
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
 import psutil
 import pytest
 
-from tests.faults.served.answer import assert_equal, opened, read
+from tests.faults.served.answer import Answer, assert_equal, opened, read
 from tests.faults.served.kinds import SEEDED, about
 from tests.faults.served.replicas import DEADLINE_S, reached
 from tests.ray.serve_run import Server
@@ -22,10 +22,53 @@ MANY_TEXTS = {"model": "pydoc-detector", "input": ["Join two paths. " * 30] * 40
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-async def client(shipped_server: Server) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=shipped_server.url, timeout=DEADLINE_S) as client:
-        yield client
+@dataclass(frozen=True)
+class Observed:
+    """What clients saw.
+
+    Attributes:
+        expected: The streams of a server that was left alone.
+        answers: The streams of killed replicas.
+        scores: Those of texts that were classified once undisturbed, and once by two replicas.
+        readiness: What `/ready` said from the first kill on, without repetitions.
+        liveness: All statuses of `/live` meanwhile.
+    """
+
+    expected: list[Answer]
+    answers: list[Answer]
+    scores: tuple[Any, Any]
+    readiness: list[str]
+    liveness: set[int]
+
+
+@pytest.fixture(scope="module")
+async def observed(shipped_server: Server) -> Observed:
+    """Kill the only replica of the chat model under streams, then the classifier's at work."""
+    url = shipped_server.url
+    async with (
+        httpx.AsyncClient(base_url=url, timeout=DEADLINE_S) as client,
+        asyncio.timeout(DEADLINE_S),
+        AsyncExitStack() as stack,
+    ):
+        expected = await asyncio.gather(*(read(client, body) for body in BODIES))
+        classifier = replica_of(shipped_server, "pydoc-detector")
+        used_s = classifier.cpu_times().user
+        scores = await classify(client)
+        usual_s = classifier.cpu_times().user - used_s
+
+        streams = [await stack.enter_async_context(opened(client, body)) for body in BODIES]
+        await streams[-1].read_tokens(20)
+        replica_of(shipped_server, "pydoc-chat").send_signal(signal.SIGKILL)
+        watching = asyncio.create_task(watch(client))
+
+        used_s = classifier.cpu_times().user
+        asked = asyncio.create_task(classify(client))
+        await reached(lambda: asked.done() or classifier.cpu_times().user > used_s + usual_s / 8)
+        assert not asked.done()
+        classifier.send_signal(signal.SIGKILL)
+
+        answers = await asyncio.gather(*(stream.read_to_end() for stream in streams))
+        return Observed(expected, answers, (scores, await asked), *await watching)
 
 
 def replica_of(server: Server, model: str) -> psutil.Process:
@@ -34,47 +77,38 @@ def replica_of(server: Server, model: str) -> psutil.Process:
     return found
 
 
-async def test_streams_of_the_only_replica_wait_and_are_equal(
-    shipped_server: Server, client: httpx.AsyncClient
-) -> None:
-    expected = [await read(client, body) for body in BODIES]
-    async with AsyncExitStack() as stack:
-        streams = [await stack.enter_async_context(opened(client, body)) for body in BODIES]
-        await streams[-1].read_tokens(20)
-        replica_of(shipped_server, "pydoc-chat").send_signal(signal.SIGKILL)
-        answers = await asyncio.gather(*(stream.read_to_end() for stream in streams))
-    assert_equal(answers, expected)
-    for answer in answers:
+async def classify(client: httpx.AsyncClient) -> Any:
+    answer = await client.post("/v1/classify", json=MANY_TEXTS)
+    return answer.raise_for_status().json()["data"]
+
+
+async def watch(client: httpx.AsyncClient) -> tuple[list[str], set[int]]:
+    """Ask until the server was not ready and is ready again."""
+    readiness, liveness = list[str](), set[int]()
+    while readiness[-2:] != ["not ready", "ready"]:
+        liveness.add((await client.get("/live")).status_code)
+        status = (await client.get("/ready")).json()["status"]
+        if readiness[-1:] != [status]:
+            readiness.append(status)
+    return readiness, liveness
+
+
+async def test_streams_of_the_only_replica_wait_and_are_equal(observed: Observed) -> None:
+    assert_equal(observed.answers, observed.expected)
+    for answer in observed.answers:
         assert answer.comments[0] == "waiting"
         assert answer.comments[-1] == "moved"
 
 
 async def test_the_server_is_live_but_not_ready_while_a_model_has_no_replica(
-    shipped_server: Server, client: httpx.AsyncClient
+    observed: Observed,
 ) -> None:
-    assert (await client.get("/ready")).json() == {"status": "ready"}
-    replica_of(shipped_server, "pydoc-detector").send_signal(signal.SIGKILL)
-    async with asyncio.timeout(DEADLINE_S):
-        while (await client.get("/ready")).json() != {"status": "not ready"}:
-            assert (await client.get("/live")).status_code == 200
-        while (await client.get("/ready")).status_code != 200:
-            assert (await client.get("/live")).status_code == 200
+    assert "not ready" in observed.readiness
+    assert observed.liveness == {200}
 
 
 async def test_texts_of_the_only_classifier_are_classified_by_its_successor(
-    shipped_server: Server, client: httpx.AsyncClient
+    observed: Observed,
 ) -> None:
-    async def classify() -> Any:
-        answer = await client.post("/v1/classify", json=MANY_TEXTS)
-        return answer.raise_for_status().json()["data"]
-
-    replica = replica_of(shipped_server, "pydoc-detector")
-    used_s = replica.cpu_times().user
-    expected = await classify()
-    usual_s = replica.cpu_times().user - used_s
-    used_s = replica.cpu_times().user
-    asked = asyncio.create_task(classify())
-    await reached(lambda: replica.cpu_times().user > used_s + usual_s / 4)
-    assert not asked.done()
-    replica.send_signal(signal.SIGKILL)
-    assert await asked == expected
+    expected, found = observed.scores
+    assert found == expected

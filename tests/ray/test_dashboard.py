@@ -5,30 +5,23 @@ logs.
 """
 
 import json
-import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
 import pytest
+from playwright.async_api import Browser
 
-from tests.browser import CHROMIUM, Tab, opened_tab
+from tests.browser import CHROMIUM, Tab, tab_of
 from tests.docs_page import UNTIL
-from tests.ray.serve_run import (
-    READY_DEADLINE_S,
-    Server,
-    haproxy_environment,
-    serving,
-    shipped_config,
-    wait_until,
-)
+from tests.ray.serve_run import READY_DEADLINE_S, Server, wait_until
 from tests.ray.test_serve_run import question
 
 pytestmark = [
-    pytest.mark.ray,
     pytest.mark.slow,
     pytest.mark.browser,
     pytest.mark.skipif(CHROMIUM is None, reason="needs chromium"),
+    pytest.mark.parametrize("shipped_server", ["haproxy"], indirect=True, scope="package"),
 ]
 
 MODELS = ("pydoc-chat", "pydoc-detector", "pydoc-search")
@@ -57,12 +50,9 @@ async def shown(tab: Tab, *texts: str) -> None:
     )
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("shipped")
-    environment = {**os.environ, "HOME": str(folder)} | haproxy_environment()
-    with serving(Server(shipped_config(folder), folder / "serve.log", environment)) as server:
-        yield server
+@pytest.fixture
+def server(shipped_server: Server) -> Server:
+    return shipped_server
 
 
 @pytest.fixture
@@ -76,10 +66,10 @@ def address(server: Server) -> str:
 
 
 @pytest.fixture
-async def tab(server: Server, address: str) -> AsyncIterator[Tab]:
+async def tab(server: Server, address: str, browser: Browser) -> AsyncIterator[Tab]:
     """Open a tab that has given Ray's token."""
     token = (server.log.parent / ".ray" / "auth_token").read_text()
-    async with opened_tab() as tab:
+    async with tab_of(browser) as tab:
         await tab.page.context.add_cookies(
             [{"name": "ray-authentication-token", "value": token, "url": address}]
         )
