@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, aclosing
+from functools import partial
 from typing import Any
 
 import httpx
@@ -57,7 +58,7 @@ async def test_several_prompts_are_completed_the_same_streamed_whole_and_alone(
     create = openai_client.completions.create
     whole = await create(**asked)
     texts, tokens = [""] * 6, [list[str]() for _ in range(6)]
-    counted = {"include_usage": True}
+    counted: Any = {"include_usage": True}
     chunks = [c async for c in await create(**asked, stream=True, stream_options=counted)]
     for chunk in chunks:
         for choice in chunk.choices:
@@ -120,6 +121,10 @@ async def test_tokens_unknown_to_the_model_are_refused(openai_client: openai.Asy
     assert caught.value.param == "prompt"
 
 
+def has_text(call: AsgiCall) -> bool:
+    return b'"content":' in call.body
+
+
 async def test_clients_that_leave_do_not_affect_others(
     app: FastAPI, client: httpx.AsyncClient
 ) -> None:
@@ -132,7 +137,7 @@ async def test_clients_that_leave_do_not_affect_others(
     async with AsyncExitStack() as stack:
         leavers = [await stack.enter_async_context(AsgiCall(app, CHAT, endless)) for _ in range(3)]
         for leaver in leavers:
-            await leaver.wait_until(lambda call=leaver: b'"content":' in call.body)
+            await leaver.wait_until(partial(has_text, leaver))
         company = [asyncio.create_task(answer()) for _ in range(4)]
         for leaver in leavers:
             leaver.leave()
