@@ -7,6 +7,7 @@ replicas do.
 
 import asyncio
 import copy
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
@@ -18,7 +19,10 @@ import pytest
 from tests.faults.served.fragile_server import fragile_server
 from tests.faults.served.redeploy import APPLICATIONS, Deployed, is_settled
 from tests.faults.served.replicas import DEADLINE_S, is_alive
-from tests.ray.serve_run import Server, wait_until
+from tests.ray.serve_run import Server
+
+POLL_S = 0.2
+"""Each question makes Serve's controller and a search of all processes work."""
 
 REPLICA = "ray::ServeReplica:"
 """How the title of a replica's process begins."""
@@ -68,7 +72,10 @@ class ChangingServer:
         if self._is_changed:
             self._put(self.document)
             self._is_changed = False
-        wait_until(self._is_settled, DEADLINE_S)
+        started_s = time.monotonic()
+        while not self._is_settled():
+            assert time.monotonic() - started_s < DEADLINE_S, f"not settled within {DEADLINE_S} s"
+            time.sleep(POLL_S)
 
     @asynccontextmanager
     async def changeable(self) -> AsyncIterator[Deployed]:

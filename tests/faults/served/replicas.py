@@ -51,7 +51,7 @@ class Replicas:
     def alive(self) -> list[int]:
         """The processes whose models are loaded, the oldest first."""
         named = sorted((self.folder / "replicas").iterdir(), key=lambda path: int(path.name))
-        return [int(path.name) for path in named if is_alive(int(path.name))]
+        return [int(path.name) for path in named if _lives(path)]
 
     @property
     def broken(self) -> list[str]:
@@ -86,6 +86,15 @@ class Replicas:
     async def complete(self, num_replicas: int) -> None:
         """Wait until as many replicas live as are configured."""
         await reached(lambda: len(self.alive) >= num_replicas)
+
+
+def _lives(path: Path) -> bool:
+    """Whether the process that writes a file lives; its id may be another process's by now."""
+    try:
+        began_s = psutil.Process(int(path.name)).create_time()
+    except psutil.NoSuchProcess:
+        return False
+    return began_s <= path.stat().st_mtime and is_alive(int(path.name))
 
 
 def is_alive(process_id: int) -> bool:
