@@ -191,6 +191,7 @@ WRITTEN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("finish", [FinishReason.LENGTH, FinishReason.STOP])
 @pytest.mark.parametrize("known", WRITTEN)
 async def test_required_calls_that_end_anywhere_never_become_text(

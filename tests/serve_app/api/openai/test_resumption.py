@@ -220,6 +220,7 @@ async def undisturbed(
     return received
 
 
+@pytest.mark.slow
 @settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(
     texts=st.lists(
@@ -260,6 +261,7 @@ async def test_a_chat_that_breaks_anywhere_is_the_undisturbed_one(
     assert received.essence == expected.essence
 
 
+@pytest.mark.slow
 @settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(
     texts=st.lists(st.builds(Text, TEXTS), min_size=2, max_size=4),
