@@ -46,10 +46,6 @@ class Models:
         reports = self.reports.get(model_id, ())
         return Reports(reports, (), len(reports))
 
-    async def draw(self, replicas: object) -> bytes:
-        """Draw nothing: the page draws its own charts."""
-        return b""
-
 
 @asynccontextmanager
 async def serving(
@@ -68,9 +64,7 @@ async def serving(
             metrics=IngressMetrics(models.served),
             keys=keys,
             host="127.0.0.1",
-            devices=DeviceSources(
-                {id_: _asking(models, id_) for id_ in models.served}, models.draw
-            ),
+            devices=DeviceSources({id_: _asking(models, id_) for id_ in models.served}),
             **(_asleep(models.chat) if isinstance(models.chat, Sleeper) else {}),
         )
     )

@@ -23,9 +23,12 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
 )
 
 
+NOTHING: list[Any] = [None, "", [], {}, [None, ""], {"a": None, "b": [{"c": {}}]}]
+
+
 def test_what_holds_only_nothing_carries_nothing() -> None:
     with Offenders() as offenders:
-        for value in (None, "", [], {}, [None, ""], {"a": None, "b": [{"c": {}}]}):
+        for value in NOTHING:
             with offenders.case(value):
                 assert carries_nothing(value)
 

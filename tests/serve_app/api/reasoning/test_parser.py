@@ -85,7 +85,7 @@ def test_reasoning_is_told_as_it_arrives() -> None:
     ]
 
 
-PROMPTS: list[tuple[str, PromptReasoning]] = [
+ENDS_OF_PROMPTS: list[tuple[str, PromptReasoning]] = [
     ("user\nHi<|end|>\n<|assistant|>\n", OPEN),
     ("user\nI wrote <think><|end|>\n<|assistant|>\n", OPEN),
     ("<|assistant|>\n<think>\n", BEGUN),
@@ -96,7 +96,7 @@ PROMPTS: list[tuple[str, PromptReasoning]] = [
 
 def test_the_end_of_the_prompt_says_where_the_answer_begins() -> None:
     with Offenders() as offenders:
-        for end, told in PROMPTS:
+        for end, told in ENDS_OF_PROMPTS:
             with offenders.case(end, told):
                 assert QWEN3.at_end_of(end) is told
                 assert DEEPSEEK_R1.at_end_of(end) is (BEGUN if told is OPEN else told)

@@ -106,8 +106,9 @@ async def test_an_invalid_tool_choice_is_refused(client: httpx.AsyncClient) -> N
 
 
 async def test_a_required_or_named_call_needs_tools(client: httpx.AsyncClient) -> None:
+    no_tools: list[Any] = [None, []]
     with Offenders() as offenders:
-        for tools in (None, []):
+        for tools in no_tools:
             for choice in ("required", {"type": "function", "function": {"name": "f"}}):
                 with offenders.case(tools, choice):
                     error = await refusal(client, tools=tools, tool_choice=choice)
