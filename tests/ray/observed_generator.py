@@ -1,14 +1,13 @@
 """A text generator whose internals a test can observe."""
 
 import asyncio
-import os
 import time
 
 from deployments.text_generator import TextGenerator
 
 
 class ObservedGenerator(TextGenerator):
-    """Reports its process, the number of running sequences and the number of engine steps."""
+    """Reports the number of running sequences and the number of engine steps."""
 
     async def wait_until_running(self, num_running: int) -> float:
         """Wait until this many sequences run; return the time."""
@@ -16,9 +15,6 @@ class ObservedGenerator(TextGenerator):
         while self._engine.stats.num_running != num_running:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
         return time.time()
-
-    async def process_id(self) -> int:
-        return os.getpid()
 
     async def num_steps(self) -> int:
         """Return how many steps the engine has made."""
