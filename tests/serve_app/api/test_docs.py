@@ -209,6 +209,7 @@ async def test_a_parameter_of_a_path_has_a_served_model_as_its_example(
     assert answer.json()["id"] == "m"
 
 
+@pytest.mark.slow
 async def test_what_no_served_model_can_answer_is_left_out(
     config: AppConfig, backend: FakeBackend
 ) -> None:

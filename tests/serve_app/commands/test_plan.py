@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import huggingface_hub.constants
 import pynvml
 import pytest
 import yaml
@@ -208,7 +209,10 @@ def test_the_shipped_file_is_planned_for_this_machine(monkeypatch: pytest.Monkey
         (("pyproject.toml",), "`raystream check pyproject.toml` says where"),
     ],
 )
-def test_wrong_input_is_told_in_one_line(args: tuple[str, ...], message: str) -> None:
+def test_wrong_input_is_told_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...], message: str
+) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)  # as without a network
     result = run(*args)
     assert result.exit_code == 2
     assert message in result.stderr

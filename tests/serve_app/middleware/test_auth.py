@@ -47,10 +47,11 @@ OTHER_CREDENTIALS: list[tuple[dict[str, str], str | None]] = [
 
 
 async def test_any_other_credentials_are_refused_in_openais_shape(backend: FakeBackend) -> None:
+    app = make_app(backend, ring())
     with Offenders() as offenders:
         for headers, challenge in OTHER_CREDENTIALS:
             with offenders.case(headers, challenge):
-                async with client_of(make_app(backend, ring())) as client:
+                async with client_of(app) as client:
                     answer = await client.post(CHAT, json=question(), headers=headers)
                 assert answer.status_code == 401
                 error = answer.json()["error"]
@@ -99,13 +100,12 @@ CLOSED_PATHS: list[tuple[str, str]] = [
 
 
 async def test_every_other_path_needs_a_key(backend: FakeBackend) -> None:
+    app = make_app(backend, ring())
     with Offenders() as offenders:
         for method, path in CLOSED_PATHS:
             with offenders.case(method, path):
                 # Clients normalize a path before they send it; `AsgiCall` sends it as it is.
-                async with AsgiCall(
-                    make_app(backend, ring()), unquote(path), {}, method=method
-                ) as call:
+                async with AsgiCall(app, unquote(path), {}, method=method) as call:
                     await call.end()
                 assert call.sent[0]["status"] == 401
 

@@ -72,10 +72,11 @@ def test_modules_stay_short_and_import_only_files_that_exist() -> None:
 
 
 async def test_the_page_and_each_of_its_files_are_open(backend: FakeBackend) -> None:
+    app = make_app(backend, ring())
     with Offenders() as offenders:
         for path in sorted(PAGE_PATHS):
             with offenders.case(path):
-                async with client_of(make_app(backend, ring())) as client:
+                async with client_of(app) as client:
                     answer = await client.get(path)
                     head = await client.head(path)
                 assert (answer.status_code, head.status_code, head.content) == (200, 200, b"")
@@ -110,12 +111,11 @@ NO_FILES: list[tuple[str, str]] = [
 
 
 async def test_what_is_not_a_file_of_the_page_needs_a_key(backend: FakeBackend) -> None:
+    app = make_app(backend, ring())
     with Offenders() as offenders:
         for method, path in NO_FILES:
             with offenders.case(method, path):
-                async with AsgiCall(
-                    make_app(backend, ring()), unquote(path), {}, method=method
-                ) as call:
+                async with AsgiCall(app, unquote(path), {}, method=method) as call:
                     await call.end()
                 assert call.sent[0]["status"] == 401
 
@@ -124,10 +124,10 @@ NOTHING: list[str] = ["/playground/nothing.js", "/playground/vendor", "/playgrou
 
 
 async def test_nothing_else_is_served_to_who_has_a_key(backend: FakeBackend) -> None:
+    app = make_app(backend, ring())
     with Offenders() as offenders:
         for path in NOTHING:
             with offenders.case(path):
-                app = make_app(backend, ring())
                 async with AsgiCall(app, path, {}, method="GET", headers=bearer(ALICE)) as call:
                     await call.end()
                 assert call.sent[0]["status"] == 404
