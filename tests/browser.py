@@ -1,13 +1,13 @@
 """Controls a headless Chromium by Playwright; it reaches only this machine."""
 
-import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Literal
 
 from playwright.async_api import Browser, ConsoleMessage, Page, async_playwright, expect
 
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+from tests.programs import path_of
+
 DEADLINE_MS = 60_000
 FLAGS = (
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking",
@@ -56,9 +56,10 @@ class Tab:
 @asynccontextmanager
 async def launched() -> AsyncIterator[Browser]:
     """Start Chromium, and end it after the block."""
-    assert CHROMIUM, "chromium is not installed"
     async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
+        browser = await playwright.chromium.launch(
+            executable_path=path_of("browser"), args=list(FLAGS)
+        )
         try:
             yield browser
         finally:

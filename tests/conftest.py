@@ -1,3 +1,4 @@
+import gc
 import os
 
 import pytest
@@ -67,6 +68,12 @@ class ServingApart(LoadFileScheduling):  # type: ignore[misc] # xdist ships no t
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with what takes longest: the tests that need a Ray."""
     items.sort(key=lambda item: [not item.nodeid.startswith(folder) for folder in SERVING])
+
+
+def pytest_collection_finish() -> None:
+    """Spare the collector what lives until the end: it would go through all of that ever again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ServingApart:

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from playwright.async_api import Browser
 
-from tests.browser import CHROMIUM, Tab, tab_of
+from tests.browser import Tab, tab_of
 from tests.docs_page import UNTIL
 from tests.ray.serve_run import READY_DEADLINE_S, Server, wait_until
 from tests.ray.test_serve_run import question
@@ -20,7 +20,6 @@ from tests.ray.test_serve_run import question
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason="needs chromium"),
     pytest.mark.parametrize("shipped_server", ["haproxy"], indirect=True, scope="package"),
 ]
 

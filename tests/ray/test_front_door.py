@@ -7,7 +7,7 @@ import httpx
 import pytest
 from playwright.async_api import Browser
 
-from tests.browser import CHROMIUM, tab_of
+from tests.browser import tab_of
 from tests.docs_page import execute_all
 from tests.raw_http import exchange, head, parsed, values
 from tests.ray.serve_run import Server
@@ -25,7 +25,6 @@ def server(shipped_server: Server) -> Server:
 
 
 @pytest.mark.browser
-@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
 async def test_execute_unchanged_succeeds_on_every_operation_of_the_page(
     server: Server, browser: Browser
 ) -> None:

@@ -6,17 +6,13 @@ import pytest
 from PIL import Image, ImageDraw
 from playwright.async_api import Browser, expect
 
-from tests.browser import CHROMIUM, tab_of
+from tests.browser import tab_of
 from tests.clients.questions import ANSWERS, NAME
 from tests.images import png
 from tests.ray.serve_run import Server
 from tests.serve_app.playground.served_page import Page
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason="needs chromium"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.browser]
 
 DEADLINE_S = 60
 

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from playwright.async_api import Browser, Locator, Route, expect
 
-from tests.browser import CHROMIUM, launched, tab_of
+from tests.browser import launched, tab_of
 from tests.clients.questions import ANSWERS
 from tests.faults.served.kinds import about
 from tests.faults.served.replicas import Replicas, kill
@@ -23,10 +23,7 @@ from tests.faults.served.sizes import NUM_REPLICAS
 from tests.ray.serve_run import Server
 from tests.serve_app.playground.served_page import Page
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason="needs chromium"),
-]
+pytestmark = [pytest.mark.browser]
 
 NAME = "socket.getdefaulttimeout"
 NUM_STREAMS = 6

@@ -6,7 +6,7 @@ import pytest
 
 from loadtest.report.report_files import write_all
 from loadtest.results.record import ErrorKind, LevelRecord
-from tests.browser import CHROMIUM, Tab, opened_tab
+from tests.browser import Tab, opened_tab
 from tests.loadtest.made_runs import made_request, sweep, write_run
 
 HOSTILE = '</script><script>document.body.dataset.owned="yes"</script><img src=x onerror="owned()">'
@@ -69,7 +69,6 @@ async def open_drawn(tab: Tab, path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.browser
-@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
 async def test_a_browser_without_network_draws_every_chart_without_errors(
     run_dir: Path,
 ) -> None:
@@ -95,7 +94,6 @@ async def test_a_browser_without_network_draws_every_chart_without_errors(
 
 @pytest.mark.slow
 @pytest.mark.browser
-@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
 async def test_an_open_loop_with_gpus_and_without_success_is_drawn(tmp_path: Path) -> None:
     level = LevelRecord(
         index=0, num_queues=None, rate_per_s=2, started_s=0, warm_s=0, deadline_s=5, ended_s=6

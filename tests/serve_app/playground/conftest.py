@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from playwright.async_api import Browser
 
-from tests.browser import CHROMIUM, launched, tab_of
+from tests.browser import launched, tab_of
 from tests.serve_app.playground.served_page import Models, Page, serving
 
 IN_BROWSER = "test_browser_"
@@ -16,7 +16,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.path.parent == here and item.path.name.startswith(IN_BROWSER):
             item.add_marker(pytest.mark.browser)
             item.add_marker(pytest.mark.slow)
-            item.add_marker(pytest.mark.skipif(CHROMIUM is None, reason="needs chromium"))
 
 
 @pytest.fixture(scope="module")
