@@ -1,7 +1,8 @@
 """`schemathesis run` against the application: its answers are those that `/openapi.json` documents.
 
-The suite makes a few cases for each operation, always the same. The soak makes thousands, enough
-for each path that asks a model to answer one.
+The suite makes a few cases for each operation, always the same. One soak makes thousands, enough
+for each path that asks a model to answer one; the other as many at the schema's bounds as a time
+allows.
 """
 
 import json
@@ -23,9 +24,11 @@ NUM_EXAMPLES = 14
 """The most for one operation; some have only one."""
 MIN_NUM_CASES = 200
 DEADLINE_S = 120
-SOAK_NUM_EXAMPLES = 50
+SOAK_NUM_EXAMPLES = 130
 SOAK_MIN_NUM_CASES = 2000
 SOAK_DEADLINE_S = 1800
+COVERAGE_S = 120
+"""There are far more cases at the bounds of two fields at once than a soak can send."""
 ANSWERING = (
     "/v1/chat/completions",
     "/v1/completions",
@@ -95,10 +98,20 @@ def test_no_case_finds_a_5xx_or_an_undocumented_answer(
 def test_no_case_of_thousands_finds_a_5xx_and_each_path_answers(
     url: str, tmp_path: Path, record: Record
 ) -> None:
-    many = ("--max-examples", str(SOAK_NUM_EXAMPLES))
+    many = ("--phases", "examples,fuzzing", "--max-examples", str(SOAK_NUM_EXAMPLES))
     told = run_schemathesis(url, tmp_path, SOAK_DEADLINE_S, *many)
     record("cases", told["test_cases"]["generated"])
     assert told["test_cases"]["generated"] >= SOAK_MIN_NUM_CASES
     for path in ANSWERING:
         rates = told["valid_rates"][f"POST {path}"]
         assert sum(phase["accepted"] for phase in rates.values()) > 0, f"no answer of {path}"
+
+
+@pytest.mark.soak
+def test_no_case_at_the_bounds_of_the_schema_finds_a_5xx(
+    url: str, tmp_path: Path, record: Record
+) -> None:
+    bounds = ("--phases", "coverage", "--max-time", str(COVERAGE_S))
+    told = run_schemathesis(url, tmp_path, SOAK_DEADLINE_S, *bounds)
+    record("cases", told["test_cases"]["generated"])
+    assert told["test_cases"]["generated"]
