@@ -47,6 +47,15 @@ def test_of_equally_likely_tokens_those_with_lower_ids_are_kept(params: Sampling
     assert kept([params], torch.tensor([0.0, 1.0, 1.0, 1.0, -1.0])) == [[1, 2]]
 
 
+@pytest.mark.parametrize("short_list", [2, truncation.SHORT_LIST])
+def test_a_nucleus_ends_with_the_token_that_reaches_top_p_exactly(
+    short_list: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(truncation, "SHORT_LIST", short_list)
+    params = [SamplingParams(top_p=top_p) for top_p in (0.25, 0.5, 0.75)]
+    assert kept(params, torch.zeros(4)) == [[0], [0, 1], [0, 1, 2]]
+
+
 def test_min_p_is_relative_to_the_likeliest_token_after_temperature() -> None:
     logits = torch.tensor([0.0, -1.0, -2.0])
     params = [SamplingParams(temperature=t, min_p=0.5) for t in (1.0, 2.0, 0.5)]
