@@ -31,15 +31,11 @@ settings.load_profile("raystream")
 SERVING = (
     "tests/ray/",
     "tests/k8s/live/",
-    "tests/clients/served/",
     "tests/faults/served/",
     "tests/scaling/",
+    "tests/clients/served/",
 )
-"""Folders whose tests mostly wait for a Ray, in the order in which they run.
-
-`changing_server` of the last three runs until the end, and the dashboard of `tests/ray` must be the
-only one.
-"""
+"""Folders whose tests mostly wait for a Ray, in their order: the last three share a server."""
 LOADING = ("tests/clients/",)
 """Folders whose tests share models that take seconds to load; they, too, stay in one process."""
 

@@ -3,6 +3,8 @@
 Both nodes are on this machine. In plain mode their proxies share one port, and the kernel gives
 each connection to either; a proxy prefers the ingress of its own node. With HAProxy each node has
 its own port, the client asks them in turn, and each HAProxy knows the ingresses of both nodes.
+tests/k8s/live/test_worker_stop.py is the short twin of a node that is told to stop; test_ingress.py
+and test_deaths.py kill what a lost node holds.
 """
 
 import asyncio
@@ -27,13 +29,13 @@ NUM_STREAMS = 12
 BODIES = [about("os.path.join", **SEEDED | {"seed": i}, max_tokens=900) for i in range(NUM_STREAMS)]
 QUICK = about("os.stat", max_tokens=5)
 
+pytestmark = pytest.mark.soak
+
 
 @pytest.fixture(
     scope="module",
-    params=[
-        pytest.param(False, id="plain", marks=pytest.mark.soak),
-        pytest.param(True, id="haproxy"),
-    ],
+    params=[False, True],
+    ids=["plain", "haproxy"],
 )
 def cluster(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
@@ -142,7 +144,6 @@ async def test_a_node_that_is_told_to_stop_loses_nothing(
     record("seconds from the last stream's end until the node had ended", round(ended_s, 1))
 
 
-@pytest.mark.soak  # test_ingress.py and test_deaths.py kill what a node holds
 async def test_a_node_that_is_lost_breaks_only_what_came_through_it(
     client: httpx.AsyncClient, worker: Node, replicas: Replicas, record: Record
 ) -> None:
