@@ -23,17 +23,18 @@ NUM_CPUS = 4
 NUM_GPUS = 2
 
 SHIPPED_SERVER = (
+    "test_open_sockets",
     "test_dashboard",
     "test_examples",
     "test_front_door",
     "test_page",
-    "test_open_sockets",
     "test_only_replica",
     "test_serve_run",
 )
 """Modules that share the shipped server, in this order; the last one stops it.
 
-They come first, since the dashboard reads logs only by the first Ray on a machine.
+They come first, since the dashboard reads logs only by the first Ray on a machine. Once somebody
+has looked at its Serve tab, a process of it listens on one more port.
 """
 
 RAY_OF_THIS_PROCESS = (

@@ -87,15 +87,11 @@ def test_two_halves_share_a_gpu_and_plan_with_half_and_a_whole_one_has_its_own(
     )
     whole = half.model_copy(update={"id": "whole"})
     handles = serve.run_many([deployed(half, 0.5, num_replicas=2), deployed(whole, 1, 1)])
-    try:
-        first, second, other = (
-            report
-            for handle in handles
-            for report in handle.broadcast("report").results(timeout_s=DEADLINE_S)
-        )
-    finally:
-        for model in (half, whole):
-            serve.delete(model.id)
+    first, second, other = (
+        report
+        for handle in handles
+        for report in handle.broadcast("report").results(timeout_s=DEADLINE_S)
+    )
     assert first.gpu_ids == second.gpu_ids != other.gpu_ids
     assert len(other.gpu_ids) == 1
     assert first.shares == second.shares == [0.5]
