@@ -102,6 +102,7 @@ async def read_through_kills(
     return num_answers, num_resumed
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(1, 10))]

@@ -166,6 +166,7 @@ def started(folder: Path) -> Iterator[Started]:
     started.worker.wait()
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 def test_haproxy_listens_on_one_host_and_ends_with_its_worker(
     started: Started, folder: Path

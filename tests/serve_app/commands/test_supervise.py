@@ -21,7 +21,7 @@ ORPHAN = "subprocess.Popen(['sleep', '600'], start_new_session=True)"
 PRELUDE = "import os, signal, subprocess, sys, time\n"
 SLEEP = "print('up', flush=True)\ntime.sleep(600)\n"
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 
 class Supervised:
