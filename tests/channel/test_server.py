@@ -298,6 +298,25 @@ async def test_streams_of_an_ingress_that_never_connects_end(
 
 
 @in_time
+async def test_an_ingress_whose_channel_breaks_has_the_whole_time_to_come_again(
+    server: ChannelServer, advance: Clock
+) -> None:
+    address = await server.address()
+    with server.stream(StreamKey("me", 1)):
+        advance(module.CONNECT_TIMEOUT_S - 1)
+        async with connected(address, hello_of(address)) as peer:
+            await peer.message()
+    await until(lambda: not server._connections)
+    with server.stream(StreamKey("me", 2)) as stream:
+        ended = asyncio.ensure_future(stream.wait_until_ended())
+        advance(module.CONNECT_TIMEOUT_S - 1)
+        await settle()
+        assert not ended.done()
+        advance(1)
+        await ended
+
+
+@in_time
 async def test_an_ingress_that_does_not_read_makes_deltas_gather_and_gets_all(
     server: ChannelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -228,13 +228,21 @@ async def test_streams_of_an_engine_that_ends_may_be_resumed_elsewhere(
         pass
 
 
-async def test_a_block_that_ends_early_aborts_its_sequence(engine: AsyncEngine) -> None:
-    gains = Gains()
-    with engine.running(endless("left"), gains.take):
-        await gains.next()
+async def test_a_block_that_ends_early_aborts_its_sequence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hanging = Hanging(monkeypatch, max_step_s=1e9)
+    engine = Observed(lambda: hanging.inner)
+    engine.start()
+    with engine.running(endless("left"), Gains().take):
+        assert await asyncio.to_thread(hanging.hangs.wait, 60)
+    hanging.may_go_on.set()
+    await engine.ping()
     async with asyncio.timeout(60):
         while engine.stats.num_running:
             await engine.ping()
+    engine.stop()
+    assert engine.stats.num_steps < 100, "it was not aborted, but ran to its end"
 
 
 class Spreading(Observed):
