@@ -29,10 +29,11 @@ async def settle() -> None:
 
     Work in other threads is not waited for.
     """
-    ready = vars(asyncio.get_running_loop())["_ready"]
+    loop = asyncio.get_running_loop()
+    ready, scheduled = vars(loop)["_ready"], vars(loop)["_scheduled"]
     for _ in range(MAX_TURNS):
         # The loop puts what has become due, and sockets that have become ready, behind this task.
         await asyncio.sleep(0)
-        if not ready:
+        if not ready and not (scheduled and scheduled[0].when() <= loop.time()):
             return
     raise AssertionError("The event loop does not come to rest.")

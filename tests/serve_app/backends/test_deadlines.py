@@ -147,12 +147,17 @@ async def test_the_total_timeout_ends_a_stream_that_never_stalls() -> None:
 
 
 async def test_the_reader_s_own_time_is_not_a_stall(advance: Clock) -> None:
-    in_time = DeadlineGenerationBackend(FakeBackend(), limits(stall_timeout_s=SOON_S))
+    next_token = asyncio.Event()
+    backend = FakeBackend([HELLO[0], next_token, *HELLO[1:]])
+    in_time = DeadlineGenerationBackend(backend, limits(stall_timeout_s=SOON_S))
     stream = aiter(await in_time.generate(REQUEST))
     await anext(stream)
     advance(2 * SOON_S)
+    reading = asyncio.ensure_future(anext(stream))
     await settle()
-    assert [deltas async for deltas in stream] == HELLO[1:]
+    assert not reading.done(), "its limit counts from now"
+    next_token.set()
+    assert [await reading, *[deltas async for deltas in stream]] == HELLO[1:]
 
 
 async def test_a_timeout_error_of_the_replica_is_not_a_deadline() -> None:
