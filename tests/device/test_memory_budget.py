@@ -163,6 +163,13 @@ def test_the_error_says_what_is_needed_and_what_to_change() -> None:
     assert str(pickle.loads(pickle.dumps(caught.value))) == message
 
 
+def test_the_least_memory_that_an_error_names_holds_one_sequence() -> None:
+    demand = MemoryDemand(15 * GIB, GIB, groups((32_768, 16 * MIB)))
+    planned = plan(demand.least_bytes, 1, demand, 8)
+    assert planned.kv_bytes == demand.sequence_bytes
+    assert planned.num_tokens == 32_768
+
+
 def test_the_error_offers_smaller_steps_only_if_the_weights_fit() -> None:
     demand = MemoryDemand(10 * GIB, GIB, groups((32_768, 16 * MIB)))
     with pytest.raises(DeviceMemoryError) as caught:

@@ -161,10 +161,11 @@ def test_a_level_without_requests_has_no_figures() -> None:
 
 def test_cancelled_requests_are_not_errors_but_meet_no_objective() -> None:
     level, records = made_level(1, loops=3)
+    records.append(made_request(8, sent_s=0.1, error=ErrorKind.TRUNCATED))
     records.append(made_request(9, sent_s=0.1, error=ErrorKind.CANCELLED))
     figures = figures_of(level, records, Objective("ttft", 10_000))
-    assert (figures.num_cancelled, figures.num_errors, figures.error_rate) == (1, 0, 0.0)
-    assert figures.slo_attainment == 0.75
+    assert (figures.num_cancelled, figures.num_errors, figures.error_rate) == (1, 1, 0.25)
+    assert figures.slo_attainment == 0.6
 
 
 def test_a_failed_request_has_no_latency_but_its_tokens_count() -> None:

@@ -8,12 +8,15 @@ from contextlib import asynccontextmanager
 import httpx
 import pytest
 import uvicorn
+from starlette.types import Message, Receive, Scope, Send
 
 from deployments.contract import FinishReason, GenerationRequest, TextDelta
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
+from serve_app.middleware.slow_reader import SlowReaderMiddleware
 from tests.serve_app.apps import access_lines
 from tests.serve_app.fakes import FakeBackend, FakeStream
+from tests.stopped_clock import Clock, settle
 
 DEADLINE_S = 30
 BLOCKED_S = 0.2
@@ -144,3 +147,32 @@ async def test_without_a_limit_a_client_that_stops_reading_holds_a_bounded_buffe
             assert num_taken * 1000 < MAX_BUFFERED_BYTES
             assert not stream.closed.is_set()
         await stream.closed.wait()
+
+
+async def test_a_client_that_waits_for_the_next_token_is_not_slow(advance: Clock) -> None:
+    next_token = asyncio.Event()
+    first: Message = {"type": "http.response.body", "body": b"a", "more_body": True}
+    last: Message = {"type": "http.response.body", "body": b"b"}
+    sent: list[Message] = []
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        await send(first)
+        await next_token.wait()
+        await send(last)
+
+    async def receive() -> Message:
+        raise AssertionError("nothing more comes")
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    answering = asyncio.ensure_future(
+        SlowReaderMiddleware(answer, BLOCKED_S)({"type": "http"}, receive, send)
+    )
+    for _ in range(3):
+        await settle()
+        advance(BLOCKED_S)
+    await settle()
+    next_token.set()
+    await answering
+    assert sent == [first, last]
