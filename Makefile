@@ -49,7 +49,7 @@ quick: $(STAMP) ## run the tests that need no Ray, no browser and no more than a
 		--ignore=tests/ray --ignore=tests/clients
 
 soak: $(STAMP) ## run the tests that take minutes by nature
-	@$(BIN)/python -m pytest -m soak
+	@$(BIN)/python -m pytest -m soak -o faulthandler_timeout=0
 
 check: $(STAMP) ## formatting, lint, types, import contracts and serve_config.yaml
 	$(BIN)/ruff format --check .
