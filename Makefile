@@ -44,9 +44,9 @@ test: $(STAMP) ## run all tests but those of `make soak`; TIMINGS=1 shows where 
 	@GOMP_SPINCOUNT=0 $(BIN)/python -m pytest -n 2 --no-loadscope-reorder --rerun-processes \
 		$(if $(TIMINGS),-p tests.timings --durations=0)
 
-quick: $(STAMP) ## run the tests that need no Ray, no browser and no more than a second each
-	@$(BIN)/python -m pytest -n 2 -m 'not ray and not browser and not kubectl and not slow and not soak' \
-		--ignore=tests/ray --ignore=tests/clients
+quick: $(STAMP) ## run the tests that need no other program and no more than a second each
+	@$(BIN)/python -m pytest -n 2 --ignore=tests/ray --ignore=tests/clients --ignore=tests/k8s/live \
+		-m 'not ray and not browser and not kubectl and not processes and not slow and not soak'
 
 soak: $(STAMP) ## run the tests that take minutes by nature
 	@$(BIN)/python -m pytest -m soak -o faulthandler_timeout=0

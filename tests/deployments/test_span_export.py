@@ -108,6 +108,7 @@ def join_exporters() -> None:
             assert not thread.is_alive()
 
 
+@pytest.mark.slow
 @given(st.lists(SPANS, min_size=1, max_size=3))
 def test_spans_are_encoded_as_the_sdk_does(spans: list[trace.ReadableSpan]) -> None:
     assert ExportTraceServiceRequest.FromString(encoded(spans)) == encode_spans(spans)

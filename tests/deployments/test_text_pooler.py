@@ -326,6 +326,7 @@ async def test_a_micro_batch_that_hangs_ends_the_requests_and_the_health(
     classifier.__del__()
 
 
+@pytest.mark.slow
 async def test_a_replica_whose_worker_has_ended_is_unhealthy(folder: Path) -> None:
     classifier = TextPooler(spec(folder))
     classifier._worker.stop()

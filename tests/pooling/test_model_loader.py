@@ -40,6 +40,7 @@ def test_a_folder_is_loaded_and_packed(folder: Path) -> None:
     assert loaded.num_weight_bytes == sum(p.nbytes for p in stock.parameters())
 
 
+@pytest.mark.slow
 def test_a_loaded_model_does_not_hold_its_file(folder: Path) -> None:
     loaded = load(folder)
     gc.collect()

@@ -146,6 +146,7 @@ UNBOUNDED: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.slow
 async def test_cve_2026_34756_nothing_is_unbounded_by_default(backend: FakeBackend) -> None:
     wrong = []
     async with client_of(make_app(backend)) as client:

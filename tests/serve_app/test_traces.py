@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 SERVER, CLIENT = 2, 3
 SECRET = "squeamish-ossifrage"
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def receiver() -> Iterator[Receiver]:

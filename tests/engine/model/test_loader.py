@@ -85,6 +85,7 @@ def test_tied_weights_are_not_missing_and_count_once_for_each_copy_in_memory(
     assert loaded.num_weight_bytes == sum(tensor.numel() * 2 for tensor in tensors)
 
 
+@pytest.mark.slow
 def test_a_loaded_model_does_not_hold_its_file(folder: Path) -> None:
     loaded = load(folder)
     gc.collect()

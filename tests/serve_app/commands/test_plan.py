@@ -30,6 +30,7 @@ def plan(name: str, *args: str) -> Any:
     return json.loads(result.stdout)["models"][0]
 
 
+@pytest.mark.slow
 def test_a_plan_needs_neither_torch_nor_weights() -> None:
     code = (
         "import sys; from serve_app.commands.cli import app; sys.argv[0] = 'raystream'\n"

@@ -266,6 +266,7 @@ class Watch(torch.nn.Module):
         return super().named_children()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layer", [PrepackedLinear, Int8Linear])
 def test_weights_are_freed_layer_by_layer(layer: type[PackedLinear]) -> None:
     if layer is Int8Linear and quantization_obstacle():

@@ -67,6 +67,7 @@ CASES: list[tuple[dict[str, Any], list[str], list[str]]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_format_accepts_its_texts_and_no_others() -> None:
     with Offenders() as offenders:
         for at in range(len(CASES)):
@@ -134,6 +135,7 @@ X = {"type": "const_string", "value": "x"}
 DOUBLED = separated(tags=[tag_of(separated(tags=[tag_of(X)], separator=""))], separator="")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "format_",
     [{"type": "grammar", "grammar": 'start: a\na: "x" | a a | a a a\n'}, DOUBLED],

@@ -104,6 +104,7 @@ def wanted(schema: dict[str, Any], **fields: Any) -> dict[str, Any]:
     return {**HI, "response_format": {"type": "json_schema", "json_schema": named}}
 
 
+@pytest.mark.slow
 async def test_what_pydantic_writes_for_most_types_is_held_strictly(
     client: httpx.AsyncClient,
 ) -> None:
@@ -118,6 +119,7 @@ async def test_what_pydantic_writes_for_most_types_is_held_strictly(
                 assert WARNING not in answer.headers
 
 
+@pytest.mark.slow
 async def test_what_can_not_be_held_is_named_and_refused_only_if_strict(
     client: httpx.AsyncClient, backend: FakeBackend
 ) -> None:
