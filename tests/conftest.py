@@ -67,7 +67,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Spare the collector what lives until the end: it would go through all of that ever again."""
+    """Keep what lives until the end from the garbage collector, which would traverse it each time."""
     gc.collect()
     gc.freeze()
 

@@ -33,8 +33,8 @@ SHIPPED_SERVER = (
 )
 """Modules that share the shipped server, in this order; the last one stops it.
 
-They come first, since the dashboard reads logs only by the first Ray on a machine. Once somebody
-has looked at its Serve tab, a process of it listens on one more port.
+They come first, since the dashboard reads logs only by the first Ray on a machine. The sockets are
+looked at before the dashboard: once its Serve tab has been opened, it listens on one more port.
 """
 
 RAY_OF_THIS_PROCESS = (
