@@ -67,7 +67,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Keep what lives until the end from the garbage collector, which would traverse it each time."""
+    """Keep what lives until the end from the collector, which would traverse it each time."""
     gc.collect()
     gc.freeze()
 
