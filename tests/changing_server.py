@@ -7,7 +7,6 @@ replicas do.
 
 import asyncio
 import copy
-import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
@@ -19,7 +18,7 @@ import pytest
 from tests.faults.served.fragile_server import fragile_server
 from tests.faults.served.redeploy import APPLICATIONS, Deployed, is_settled
 from tests.faults.served.replicas import DEADLINE_S, is_alive
-from tests.ray.serve_run import Server
+from tests.ray.serve_run import Server, wait_until
 
 POLL_S = 0.2
 """Each question makes Serve's controller and a search of all processes work."""
@@ -72,10 +71,7 @@ class ChangingServer:
         if self._is_changed:
             self._put(self.document)
             self._is_changed = False
-        started_s = time.monotonic()
-        while not self._is_settled():
-            assert time.monotonic() - started_s < DEADLINE_S, f"not settled within {DEADLINE_S} s"
-            time.sleep(POLL_S)
+        wait_until(self._is_settled, DEADLINE_S, POLL_S)
 
     @asynccontextmanager
     async def changeable(self) -> AsyncIterator[Deployed]:

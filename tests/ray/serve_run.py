@@ -56,13 +56,13 @@ def shipped_config(folder: Path) -> Path:
     return path
 
 
-def wait_until(condition: Callable[[], bool], deadline_s: float) -> float:
+def wait_until(condition: Callable[[], bool], deadline_s: float, poll_s: float = 0.05) -> float:
     """Wait until a condition holds; return the seconds that took."""
     started = time.monotonic()
     while not condition():
         waited = time.monotonic() - started
         assert waited < deadline_s, f"not within {deadline_s} s"
-        time.sleep(0.05)
+        time.sleep(poll_s)
     return time.monotonic() - started
 
 
