@@ -1,4 +1,4 @@
-"""A text generator that a test holds in the midst of an answer.
+"""A text generator that a test observes, and holds in the midst of an answer.
 
 So what a client sees meanwhile was sent before the answer's end, however slow the client is.
 """
@@ -8,14 +8,14 @@ import threading
 
 from deployments.engine.engine import Engine
 from deployments.engine.engine_thread import Deltas
-from tests.ray.observed_generator import ObservedGenerator
+from deployments.text_generator import TextGenerator
 
 PING = "ping-"
 """How the name of a sequence begins with which a replica checks its engine."""
 
 
-class HeldGenerator(ObservedGenerator):
-    """Stops its engine when an answer has begun, until it is let go."""
+class HeldGenerator(TextGenerator):
+    """Stops its engine when an answer has begun, until it is let go; reports what it runs."""
 
     def _place(self) -> Engine:
         engine = super()._place()
@@ -29,7 +29,7 @@ class HeldGenerator(ObservedGenerator):
                 self._gate.note_text()
             return deltas
 
-        engine.step = step  # type: ignore[method-assign]
+        engine.step = step  # type: ignore[method-assign] # a gate
         return engine
 
     async def hold(self) -> None:
@@ -45,6 +45,16 @@ class HeldGenerator(ObservedGenerator):
         # The admission does not report its changes, so this polls.
         while self._admission.num_running + self._admission.num_waiting != num_requests:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
+
+    async def wait_until_running(self, num_running: int) -> None:
+        """Wait until this many sequences run."""
+        # The engine does not report how many run, so this polls.
+        while self._engine.stats.num_running != num_running:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+    async def num_steps(self) -> int:
+        """Return how many steps the engine has made."""
+        return self._engine.stats.num_steps
 
 
 class _Gate:

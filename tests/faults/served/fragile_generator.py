@@ -23,8 +23,8 @@ from deployments.engine.output import TextDelta
 from deployments.errors import RaystreamError
 from deployments.generator.placed_engine import PlacedEngine
 from deployments.generator.prompt_encoder import EncodedPrompt, PromptEncoder
+from deployments.text_generator import TextGenerator
 from tests.faults.served.replicas import FOLDER, RELEASED
-from tests.ray.observed_generator import ObservedGenerator
 
 REPORT_INTERVAL_S = 0.02
 STEPS_BETWEEN_CHECKS = 64
@@ -38,7 +38,7 @@ _KILL_ENCODING = "kill-encoding-"
 _FAULT_AT = re.compile(r"(kill|raise|end|hang)-at-(\d+)-")
 
 
-class FragileGenerator(ObservedGenerator):
+class FragileGenerator(TextGenerator):
     """Writes to a folder which process runs which request, and how many sequences it holds.
 
     - `runs/REQUEST_ID` gets a line with the process's id for each call;
