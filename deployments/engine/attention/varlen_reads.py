@@ -1,21 +1,20 @@
 """Attention for decode rows that reads each extent only as far as its sequence goes.
 
-A layer is one long row of tokens. Two tensors on the device tell torch's `varlen_attn` where each
+A layer is one long row of tokens. Two tensors on the device tell torch's flash attention where each
 row's extent starts and how much of it is in use. So a captured step needs no mask and reads no
 padding. If there are few rows, many of the GPU's processors read parts of a long extent at the same
 time.
 
-`varlen_attn` takes starts that ascend; what it does with gaps between the extents, or with starts
-in another order, its documentation does not say. This has not run on a GPU yet. So
-`can_read_extents` compares its results with masked attention on the device at hand before it is
-used. If they differ, or `varlen_attn` is missing, the mask stays.
+Flash attention is documented for starts that ascend; what it does with gaps between the extents, or
+with starts in another order, its documentation does not say. So `can_read_extents` compares its
+results with masked attention on the device at hand before it is used. If they differ, or the
+operator is missing, the mask stays.
 """
 
 import logging
 from dataclasses import dataclass
 
 import torch
-from torch.nn.attention import varlen
 from torch.nn.functional import scaled_dot_product_attention
 
 from deployments.compute.device_errors import is_fatal
@@ -32,7 +31,7 @@ PROBE_EXTENT = 2304
 
 TOLERANCE = {torch.float16: 5e-3, torch.bfloat16: 3e-2}
 """Allowed difference of outputs, which are averages of numbers around 1, for each dtype that
-`varlen_attn` takes."""
+flash attention takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +80,7 @@ class ExtentReads:
         Returns:
             [n, num_heads, head_dim].
         """
-        output = varlen.varlen_attn(
+        return flash_attention(
             query,
             keys,
             values,
@@ -90,11 +89,58 @@ class ExtentReads:
             1,
             self.longest,
             scale=scale,
-            enable_gqa=True,
             seqused_k=self.lengths,
         )
-        assert isinstance(output, torch.Tensor)
-        return output
+
+
+def flash_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cum_seq_q: torch.Tensor,
+    cum_seq_k: torch.Tensor,
+    max_q: int,
+    max_k: int,
+    *,
+    scale: float | None,
+    seqused_k: torch.Tensor,
+) -> torch.Tensor:
+    """Call the operator beneath `torch.nn.attention.varlen.varlen_attn`, by its own names.
+
+    `varlen_attn` itself takes lengths and fewer heads of keys only from torch 2.12 on, and fills a
+    tensor in each call that nobody reads. The operator has taken both since torch 2.11.
+
+    Args:
+        query: [n, num_heads, head_dim].
+        key: [tokens, num_kv_heads, head_dim].
+        value: As key.
+        cum_seq_q: [n + 1], int32, the first query of each sequence.
+        cum_seq_k: [n + 1], int32, the first key of each sequence.
+        max_q: The most queries of a sequence.
+        max_k: The most keys of a sequence.
+        scale: Factor on the scores; None means head_dim ** -0.5.
+        seqused_k: [n], int32, how many keys each sequence has.
+
+    Returns:
+        [n, num_heads, head_dim].
+
+    Source: torch, aten/src/ATen/native/native_functions.yaml, _flash_attention_forward.
+    """
+    output: torch.Tensor = torch.ops.aten._flash_attention_forward.default(
+        query,
+        key,
+        value,
+        cum_seq_q,
+        cum_seq_k,
+        max_q,
+        max_k,
+        0.0,  # dropout
+        False,  # causal: each sequence has one query, which sees all its keys
+        False,  # debug mask
+        scale=scale,
+        seqused_k=seqused_k,
+    )[0]
+    return output
 
 
 @torch.inference_mode()
@@ -121,12 +167,12 @@ def can_read_extents(
         for order in orders:
             error = _error(shape, num_heads, device, order)
             if not error <= TOLERANCE[shape.dtype]:  # true for NaN
-                logger.warning("extents are read with a mask: varlen_attn is off by %g", error)
+                logger.warning("extents are read with a mask: flash attention is off by %g", error)
                 return False
     except Exception as failure:  # after any error, masked attention still works
         if is_fatal(failure):
             raise
-        logger.warning("extents are read with a mask: varlen_attn fails here", exc_info=True)
+        logger.warning("extents are read with a mask: flash attention fails here", exc_info=True)
         return False
     return True
 

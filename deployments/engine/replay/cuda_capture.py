@@ -3,8 +3,7 @@
 A replay launches the same kernels on the same memory, without Python and without a separate launch
 for each kernel. Values that change from run to run must be written to that memory.
 
-This has not run on a GPU yet: if anything here fails, `cuda_replay` falls back to plain steps and
-logs it.
+If anything here fails, `cuda_replay` falls back to plain steps and logs it.
 """
 
 import logging
@@ -97,16 +96,21 @@ class CudaCapturer:
         return graph
 
     def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
-        """Tell the allocator that a failed capture is over, if torch has not.
+        """Tell torch's generator, and its allocator if need be, that a failed capture is over.
 
-        torch does so only after CUDA has ended the capture, but CUDA does not end an invalidated
-        one. The allocator would then treat it as running for ever: it would not free its cache when
-        memory is short, and `empty_cache` would raise.
+        The device's default generator would refuse to draw: it still counts as captured, so it gets
+        a new state.
+
+        torch tells the allocator only after CUDA has ended the capture, but CUDA does not end an
+        invalidated one. The allocator would then treat it as running for ever: it would not free
+        its cache when memory is short, and `empty_cache` would raise.
 
         Source: torch, aten/src/ATen/cuda/CUDAGraph.cpp, capture_end; c10/cuda/
         CUDACachingAllocator.cpp, synchronize_and_free_events.
         """
         index = self._device.index or 0
+        fresh = torch.Generator(self._device)
+        torch.cuda.default_generators[index].graphsafe_set_state(fresh.graphsafe_get_state())
         try:
             torch._C._cuda_endAllocateToPool(index, self._pool)
         except RuntimeError:  # torch has ended it; the graph releases the pool itself

@@ -1,7 +1,7 @@
 """The order in which the rows of a captured step run: that in which their extents lie in memory.
 
-`varlen_attn` is made for starts that ascend. Rows and extents seldom change between two steps, so
-an order is kept as long as it holds.
+Flash attention is documented for starts that ascend. Rows and extents seldom change between two
+steps, so an order is kept as long as it holds.
 """
 
 from collections.abc import Sequence

@@ -60,6 +60,7 @@ def test_a_failed_capture_leaves_its_stream() -> None:
         capturer.capture(wait)
     assert torch.cuda.current_stream() == before
     assert (inputs + 1).tolist() == [2.0] * 4
+    assert torch.randn(4, device="cuda").isfinite().all()
 
 
 class FakeCuda:
@@ -69,12 +70,14 @@ class FakeCuda:
         underway: Pools for which the allocator counts a capture as running.
         num_users: Graphs that hold each pool.
         events: What happened on streams, in order.
+        generator_state: That of the device's default generator.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.underway: list[int] = []
         self.num_users: dict[int, int] = {}
         self.events: list[str] = []
+        self.generator_state = "captured"
         self.main = self._make_stream("main")
         for name, fake in {
             "Stream": lambda device: self._make_stream("side"),
@@ -87,6 +90,8 @@ class FakeCuda:
             "synchronize": lambda device: self.events.append("wait"),
         }.items():
             monkeypatch.setattr(torch.cuda, name, fake)
+        monkeypatch.setattr(torch, "Generator", lambda device: self)
+        monkeypatch.setattr(torch.cuda, "default_generators", (self,))
         monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", self._end)
         monkeypatch.setattr(torch._C, "_cuda_releasePool", self._release)
 
@@ -95,6 +100,14 @@ class FakeCuda:
             self.events.append(f"{name} waits for {other.name}")
 
         return SimpleNamespace(name=name, wait_stream=wait)
+
+    def graphsafe_get_state(self) -> str:
+        """As a new generator."""
+        return "new"
+
+    def graphsafe_set_state(self, state: str) -> None:
+        """As the device's default generator."""
+        self.generator_state = state
 
     def _make_pool(self) -> int:
         self.num_users[len(self.num_users)] = 0
@@ -158,6 +171,7 @@ def test_an_invalidated_capture_does_not_stay_in_the_allocators_books(cuda: Fake
         capturer.capture(raising(torch.AcceleratorError("CUDA error: operation not permitted")))
     assert cuda.underway == []
     assert set(cuda.num_users.values()) == {0}
+    assert cuda.generator_state == "new"
     release_cache(GPU)
     capturer.capture(lambda: torch.zeros(1))
     assert cuda.events.count("enter side") == cuda.events.count("leave side") == 2
