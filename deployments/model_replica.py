@@ -17,6 +17,7 @@ from uuid import uuid4
 
 import ray
 from ray import serve
+from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from transformers.utils import logging as transformers_logging
 
@@ -24,9 +25,9 @@ from deployments.assigned_device import open_assigned_device
 from deployments.autoscaling import ReplicaLoad
 from deployments.channel.server import ChannelServer
 from deployments.channel.tls import TlsFiles
-from deployments.compute.errors import UnsupportedModelError
+from deployments.compute.errors import UnsupportedModelError, reason_of
 from deployments.device.device import MemoryDevice
-from deployments.device.memory_budget import GIB
+from deployments.device.memory_budget import GIB, DeviceMemoryError
 from deployments.device.memory_readers import memory_reader
 from deployments.device.monitor import MemoryMonitor, MemoryWarning, Watched
 from deployments.errors import ReplicaUnavailableError
@@ -48,6 +49,10 @@ logger = logging.getLogger("ray.serve.raystream.replica")
 
 RECENT_S: Final = 5.0
 """How long a model counts as used after a request."""
+
+
+PASSING: Final = (OSError, RuntimeError, MemoryError, DeviceMemoryError, RayError)
+"""Errors that the next attempt to start may not meet: of memory, devices, disks and networks."""
 
 
 SHORT_OF: Final = {
@@ -98,9 +103,10 @@ class ModelReplica:
             end_process: Ends this process, if that may be.
 
         Raises:
-            UnsupportedModelError: The model can't be served; one line says why.
+            UnsupportedModelError: The model can't be served, or any error that the next attempt
+                would meet, too; one line says why.
             DeviceMemoryError: The share of the device is too small.
-            Exception: Any other error, without the errors that led to it: Serve shows it as it is,
+            Exception: One of `PASSING`, without the errors that led to it: Serve shows it as it is,
                 and the replica's log file has the rest.
         """
         self._phases = StartPhases.of_process()
@@ -124,7 +130,7 @@ class ModelReplica:
             placed = self._start()
         except Exception as error:  # noqa: BLE001 - raised again
             self._log("can't start", error)
-            raise error.with_traceback(None) from None
+            raise _to_raise(error).with_traceback(None) from None
         self._phases.end("rest")
         logger.info(
             "%s is ready after %.1f s (%s) on %s: share %g of the device, %d compute thread(s), %s",
@@ -307,12 +313,16 @@ def node_address() -> str:
     return str(ray.util.get_node_ip_address()) if ray.is_initialized() else "127.0.0.1"  # type: ignore[no-untyped-call] # Ray leaves it untyped
 
 
-def _in_one_line(error: BaseException) -> str:
-    """Return an error and its cause; CUDA's errors have lines of advice after the first.
+def _to_raise(error: Exception) -> Exception:
+    """Return what Serve is told of a start that failed: `raystream serve` reads the class."""
+    if isinstance(error, (UnsupportedModelError, *PASSING)):
+        return error
+    return UnsupportedModelError(reason_of(error))
 
-    An error about a model's files says all itself.
-    """
-    line = next(iter(str(error).splitlines()), type(error).__name__)
+
+def _in_one_line(error: BaseException) -> str:
+    """Return an error and its cause; an error about a model's files says all itself."""
+    line = reason_of(error)
     if error.__cause__ is None or isinstance(error, UnsupportedModelError):
         return line
     return f"{line} ({type(error.__cause__).__name__}: {_in_one_line(error.__cause__)})"

@@ -1,56 +1,214 @@
 """Checks while a model's files are loaded: complete weights and tokenizer, dtype, clear errors."""
 
 import errno
-from collections.abc import Iterable, Iterator
+import json
+import logging
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, Final
 
 import torch
+import transformers
 from safetensors import SafetensorError
 from transformers import (
+    AutoConfig,
     PreTrainedConfig,
+    PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from deployments.compute.cpu.processor import has_bfloat16
 from deployments.compute.device_errors import is_out_of_memory
-from deployments.compute.errors import UnsupportedModelError
+from deployments.compute.errors import (
+    UnsupportedModelError,
+    pointer_advice,
+    pointers_in,
+    reason_of,
+)
 from deployments.model_shape import choose_dtype_name, stored_dtype
 
-LOAD_ERRORS = (OSError, ValueError, RuntimeError, ImportError, SafetensorError)
-"""Errors raised for broken or missing files, shapes that don't fit and missing packages."""
+SETTINGS: Final = frozenset({".json", ".jinja", ".model", ".txt"})
+"""How the names of the small files end that a model is loaded by. Some of them may be missing, so a
+damaged one would be passed over in silence.
+"""
+
+CONVERSION_FAILURE: Final = re.compile(
+    r"\bCONVERSION\b[\s\S]*?^(?P<why>\S.*)\nError: (?P<what>.+)$", re.MULTILINE
+)
+"""Why weights could not be converted, in the report that transformers logs.
+
+Source: transformers.core_model_loading.log_conversion_errors
+"""
 
 
 @contextmanager
-def wrap_load_errors(source: str) -> Iterator[None]:
+def wrap_load_errors(
+    source: str, part: str = "", config: PreTrainedConfig | None = None
+) -> Iterator[None]:
     """Raise load errors of the block as an `UnsupportedModelError`: a line that says what to do.
+
+    What transformers raises for a wrong file may be of any class.
+
+    Args:
+        source: A folder, or the id of a hub repository.
+        part: What the block reads, such as "its tokenizer".
+        config: The model's configuration, if it was read before.
 
     Raises:
         UnsupportedModelError: A file is missing or broken, or the block raised this error itself.
         RuntimeError: Memory ran out, so the files may be right; see `is_out_of_memory`.
     """
+    failures = _ConversionFailures()
+    reporter = logging.getLogger(PreTrainedModel.__module__)
+    reporter.addFilter(failures.note)
     try:
         yield
     except UnsupportedModelError:
         raise
-    except LOAD_ERRORS as error:
+    except Exception as error:
         if is_out_of_memory(error):
             raise
-        raise UnsupportedModelError(f"can't load {source!r}: {_advice(source, error)}") from error
+        advice = failures.advice or _advice(source, part, error, config)
+        raise UnsupportedModelError(f"can't load {source!r}: {advice}") from error
+    finally:
+        reporter.removeFilter(failures.note)
 
 
-def _advice(source: str, error: Exception) -> str:
-    summary = next(iter(str(error).strip().splitlines()), type(error).__name__)
+class _ConversionFailures:
+    """Takes from transformers' report why weights could not be converted.
+
+    Its error only points to the report, a table for the terminal with a traceback in it.
+    """
+
+    advice = ""
+    """Why, in one line; empty if all could be converted."""
+
+    def note(self, record: logging.LogRecord) -> bool:
+        """Note what a record says of it, and return whether it says something else."""
+        found = CONVERSION_FAILURE.search(record.getMessage())
+        if found is None:
+            return True
+        self.advice = f"its weights don't fit together: {found['why']} ({found['what']})"
+        return False
+
+
+def read_config(source: str, *, revision: str | None) -> PreTrainedConfig:
+    """Read a model's config.json.
+
+    Args:
+        source: A folder, or the id of a hub repository.
+        revision: A commit of the hub repository.
+
+    Raises:
+        UnsupportedModelError: It is missing or broken, or a file beside it is a git-lfs pointer.
+    """
+    options: dict[str, Any] = {"revision": revision, "trust_remote_code": False}
+    with wrap_load_errors(source, "its config.json"):
+        folder = Path(source)
+        settings = folder.iterdir() if folder.is_dir() else ()
+        if pointers := pointers_in(file for file in settings if file.suffix in SETTINGS):
+            raise UnsupportedModelError(f"can't load {source!r}: {pointer_advice(pointers)}")
+        try:
+            config: PreTrainedConfig = AutoConfig.from_pretrained(source, **options)
+        except (AttributeError, ValueError) as error:
+            written, _ = PreTrainedConfig.get_config_dict(source, **options)
+            _explain(source, written)
+            raise error from None
+    return config
+
+
+def _explain(source: str, written: Mapping[str, Any]) -> None:
+    """Refuse a configuration that transformers can't read, if we can say it better.
+
+    Raises:
+        UnsupportedModelError: The kind of the model, or its labels, are at fault.
+    """
+    kind = written.get("model_type")
+    if "auto_map" in written and kind not in CONFIG_MAPPING:
+        raise UnsupportedModelError(
+            f"can't load {source!r}: the model needs code of its own, which its config.json names "
+            "as auto_map; code of models is never run here"
+        )
+    if "model_type" in written and kind not in CONFIG_MAPPING:
+        raise UnsupportedModelError(
+            f"can't load {source!r}: its config.json sets model_type to {kind!r}, which "
+            f"transformers {transformers.__version__} does not know"
+        )
+    if written.get("id2label") is not None:
+        read_labels(source, written["id2label"])
+
+
+def read_labels(source: str, id2label: Any) -> tuple[str, ...]:
+    """Return the names of a classifier's labels, in the order of the model's outputs.
+
+    A number becomes its digits, and a label without a name gets the one that transformers would
+    give it.
+
+    Args:
+        source: The model, for the message.
+        id2label: The names by output, as config.json or transformers' configuration has them.
+
+    Raises:
+        UnsupportedModelError: It does not name exactly the outputs 0, 1, 2, ...
+    """
+    problem = "is no mapping" if not isinstance(id2label, Mapping) else "is empty"
+    if isinstance(id2label, Mapping) and id2label:
+        names = {str(key): _label(key, name) for key, name in id2label.items()}
+        outputs = [str(output) for output in range(len(id2label))]
+        missing = next((output for output in outputs if output not in names), None)
+        if missing is not None:
+            problem = f"has {len(id2label)} entries, but none for the output {missing}"
+        elif None in names.values():
+            problem = "has a list or a mapping in place of a name"
+        else:
+            return tuple(str(names[output]) for output in outputs)
+    raise UnsupportedModelError(
+        f"can't load {source!r}: id2label in its config.json {problem}; write it as "
+        '{"0": "a name", "1": "another", ...}, an entry for each output of the model'
+    )
+
+
+def _label(output: Any, name: Any) -> str | None:
+    """Return a label's name; None if it is none."""
+    if isinstance(name, str):
+        return name
+    if name is None:
+        return f"LABEL_{output}"
+    return json.dumps(name) if isinstance(name, int | float) else None
+
+
+def _advice(source: str, part: str, error: Exception, config: PreTrainedConfig | None) -> str:
+    reason = reason_of(error)
     if _is_disk_full(error):
         return "the disk is full; free some space, or set HF_HOME to a folder on another disk"
+    if Path(source).is_dir() and (pointers := pointers_in(Path(source).rglob("*.safetensors"))):
+        return pointer_advice(pointers)
     if isinstance(error, SafetensorError):
-        return f"its weights are damaged ({summary}); copy or download them again"
+        return f"its weights are damaged ({error}); copy or download them again"
     if isinstance(error, OSError) and not Path(source).is_dir():
         return (
             "there is no such folder, and no repository of this name was found: "
-            f"{summary.rstrip('.')}; check `source` in the model's entry"
+            f"{reason.rstrip('.')}; check `source` in the model's entry"
         )
-    return summary
+    if isinstance(error, KeyError) and config is not None:
+        for place in _places_of(error.args[0], config.to_dict()):
+            return (
+                f"its config.json sets {place} to {error.args[0]!r}, which transformers "
+                f"{transformers.__version__} does not know"
+            )
+    return f"{part} can't be read: {reason}" if part else reason
+
+
+def _places_of(value: Any, section: Mapping[str, Any], path: str = "") -> Iterator[str]:
+    """Yield the keys of a configuration that have this value."""
+    for key, found in section.items():
+        if isinstance(found, Mapping):
+            yield from _places_of(value, found, f"{path}{key}.")
+        elif isinstance(value, str) and found == value:
+            yield f"{path}{key}"
 
 
 def _is_disk_full(error: BaseException | None) -> bool:
@@ -62,18 +220,39 @@ def _is_disk_full(error: BaseException | None) -> bool:
     return False
 
 
-def require_all_weights(source: str, missing_keys: Iterable[str], advice: str = "") -> None:
-    """Refuse a model with missing weights, which transformers would initialise at random.
+def require_all_weights(
+    source: str, info: Mapping[str, Any], advice: str = "", optional: str = ""
+) -> None:
+    """Refuse a model some of whose weights transformers has initialised at random.
+
+    Args:
+        source: The model, for the message.
+        info: What `from_pretrained` says with `output_loading_info`. With `ignore_mismatched_sizes`
+            weights of other shapes stand there; without it, the error points to a table in the log.
+        advice: How the message about missing weights ends.
+        optional: Weights whose names begin so may be missing; empty if none may.
 
     Raises:
-        UnsupportedModelError: Weights are missing; the message ends with the advice.
+        UnsupportedModelError: Weights are missing, or don't fit.
     """
-    missing = sorted(missing_keys)
+    for name, stored, expected in sorted(info["mismatched_keys"]):
+        raise UnsupportedModelError(
+            f"can't load {source!r}: {len(info['mismatched_keys'])} of its weights have other "
+            f"shapes than its config.json says: {name} is {_shape(stored)} in the files and "
+            f"{_shape(expected)} by config.json; both must come from the same model"
+        )
+    missing = sorted(
+        name for name in info["missing_keys"] if not (optional and name.startswith(optional))
+    )
     if missing:
         raise UnsupportedModelError(
             f"can't load {source!r}: it lacks {len(missing)} weights, {missing[0]} among them"
             + advice
         )
+
+
+def _shape(sizes: Iterable[int]) -> str:
+    return " x ".join(map(str, sizes))
 
 
 def require_tokenizer_files(source: str, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from tokenizers import normalizers
 from transformers import (
-    AutoConfig,
     AutoModel,
     AutoModelForSequenceClassification,
     AutoTokenizer,
@@ -25,6 +24,8 @@ from deployments.compute.cpu.linear.prepack import leave_file, num_weight_bytes,
 from deployments.compute.errors import UnsupportedModelError
 from deployments.compute.model_files import (
     choose_dtype,
+    read_config,
+    read_labels,
     require_all_weights,
     require_tokenizer_files,
     wrap_load_errors,
@@ -104,9 +105,10 @@ def load_pooler(
     config = load_config(source, revision=revision)
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": False}
     load_weights = _load_embedder if task == "embed" else _load_classifier
-    with wrap_load_errors(source):
+    with wrap_load_errors(source, "its weights", config):
         chosen = choose_dtype(config, dtype, device)
         model = load_weights(source, config, chosen, options)
+    with wrap_load_errors(source, "its tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
         require_tokenizer_files(source, tokenizer)
     if isinstance(model, Embedder) and model.files.lowercases:
@@ -124,10 +126,7 @@ def load_config(source: str, *, revision: str | None) -> PreTrainedConfig:
     Raises:
         UnsupportedModelError: It is missing or broken.
     """
-    options: dict[str, Any] = {"revision": revision, "trust_remote_code": False}
-    with wrap_load_errors(source):
-        config: PreTrainedConfig = AutoConfig.from_pretrained(source, **options)
-    return config
+    return read_config(source, revision=revision)
 
 
 def load_outline(source: str, *, task: Task = "classify", revision: str | None) -> TextModel:
@@ -137,23 +136,25 @@ def load_outline(source: str, *, task: Task = "classify", revision: str | None) 
         UnsupportedModelError: Files are missing, or the model does not do this.
     """
     config = load_config(source, revision=revision)
-    with wrap_load_errors(source), torch.device("meta"):
+    with wrap_load_errors(source, "its configuration", config), torch.device("meta"):
         if task == "embed":
             files = read_sentence_files(source, revision=revision)
             backbone = AutoModel.from_config(config)  # type: ignore[no-untyped-call] # as below
             return Embedder(backbone, files, make_layers(files, torch.float32))
+        label_names(config)  # refuses those that can't be read
         _note_activation(source, revision, config)
         model: PreTrainedModel = AutoModelForSequenceClassification.from_config(config)  # type: ignore[no-untyped-call] # transformers leaves it untyped
     return model
 
 
 def label_names(config: PreTrainedConfig) -> tuple[str, ...]:
-    """Return the names of the labels, in the order of the model's outputs."""
-    names = config.id2label
-    assert names is not None, (
-        "transformers names them LABEL_0, LABEL_1, ... if the configuration does not"
-    )
-    return tuple(name for _, name in sorted(names.items()))
+    """Return the names of the labels, in the order of the model's outputs.
+
+    Raises:
+        UnsupportedModelError: The configuration does not name each output.
+    """
+    # transformers names them LABEL_0, LABEL_1, ... if the configuration does not.
+    return read_labels(config.name_or_path or "", config.id2label)
 
 
 def fit_length(max_model_len: int, model: TextModel) -> int:
@@ -220,18 +221,20 @@ def _reads_types(model: TextModel) -> bool:
 def _load_classifier(
     source: str, config: PreTrainedConfig, dtype: torch.dtype, options: dict[str, Any]
 ) -> PreTrainedModel:
+    label_names(config)  # refuses those that can't be read
     loaded: Any = AutoModelForSequenceClassification.from_pretrained(
         source,
         config=config,
         dtype=dtype,
         use_safetensors=True,
         output_loading_info=True,
+        ignore_mismatched_sizes=True,  # `require_all_weights` refuses them by name
         **options,
     )
     model: PreTrainedModel = loaded[0]
     _note_activation(source, options["revision"], model.config)
     advice = "; was the model trained as a classifier?"
-    require_all_weights(source, loaded[1]["missing_keys"], advice)
+    require_all_weights(source, loaded[1], advice)
     return model
 
 
@@ -252,12 +255,12 @@ def _load_embedder(
         dtype=dtype,
         use_safetensors=True,
         output_loading_info=True,
+        ignore_mismatched_sizes=True,  # `require_all_weights` refuses them by name
         **options,
     )
     backbone: PreTrainedModel = loaded[0]
     # No vector is made from the backbone's own pooler, so its weights may be missing.
-    missing = [key for key in loaded[1]["missing_keys"] if not key.startswith("pooler.")]
-    require_all_weights(source, missing)
+    require_all_weights(source, loaded[1], optional="pooler.")
     if hasattr(backbone, "pooler"):
         setattr(backbone, "pooler", None)  # noqa: B010 - mypy takes it for a module
     return Embedder(backbone, files, load_layers(source, options["revision"], files, dtype))

@@ -46,7 +46,12 @@ from serve_app.shipped_files import SHIPPED
 FINAL = (UnsupportedModelError.__name__, ModelTooLargeError.__name__)
 """Errors that a further attempt to start ends with, too."""
 
-EXCEPTION_CLASS = re.compile(r"^(?:\w+\.)*\w+(?:Error|Exception): ")
+EXCEPTION_CLASS = re.compile(r"^(?:\w+\.)*\w+(?:Error|Exception): (?=.*\s)")
+"""The class before a sentence; before a bare word, such as a KeyError's, it says more than that."""
+
+FRAME = re.compile(r'^  File ".*(?:\n    .*)*\n?', re.MULTILINE)
+"""A frame of a traceback, after the last of which the error stands."""
+
 WORKER_HOOK = f"{worker_logs.__name__}.{worker_logs.keep_info_in_files.__name__}"
 
 
@@ -181,7 +186,7 @@ def pending_deployments(status: ServeStatus, name: str) -> list[str]:
     }
     is_final = any(error in message for error in FINAL for message in failures.values())
     if application.status == ApplicationStatus.DEPLOY_FAILED or is_final:
-        raise StartFailedError(_in_one_line(failures) or last_line(application.message))
+        raise StartFailedError(_in_one_line(failures) or reason_in(application.message))
     if application.status == ApplicationStatus.RUNNING:
         return []
     deployments = application.deployments.items()
@@ -190,13 +195,16 @@ def pending_deployments(status: ServeStatus, name: str) -> list[str]:
 
 def _in_one_line(failures: Mapping[str, str]) -> str:
     """Return what each deployment failed of, without tracebacks."""
-    return "; ".join(f"{id_}: {last_line(message)}" for id_, message in failures.items())
+    return "; ".join(f"{id_}: {reason_in(message)}" for id_, message in failures.items())
 
 
-def last_line(message: str) -> str:
-    """Return the end of Serve's message, which holds a traceback: the error without its class."""
-    lines = message.strip().splitlines()
-    return EXCEPTION_CLASS.sub("", lines[-1].strip()) if lines else "Serve does not say why"
+def reason_in(message: str) -> str:
+    """Return the error at the end of Serve's message, after a traceback, in one line.
+
+    Its class is left out where the error is a sentence.
+    """
+    error = " ".join(FRAME.split(message)[-1].split())
+    return EXCEPTION_CLASS.sub("", error) or "Serve does not say why"
 
 
 def _stop() -> None:

@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from deployments.compute.cpu.processor import has_bfloat16
+from deployments.compute.errors import pointer_advice, pointers_in, reason_of
 from deployments.device.cgroup import available_bytes
 from deployments.device.memory_budget import GIB, DeviceMemoryError
 from deployments.model_shape import ModelShape
@@ -214,11 +215,12 @@ def _load_config(source: str, revision: str | None) -> Any:
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": False}
     try:
         return AutoConfig.from_pretrained(source, **options)
-    except (OSError, ValueError) as error:
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    except Exception as error:  # of any class, as transformers checks little
+        if pointers := pointers_in([Path(source), Path(source, "config.json")]):
+            raise PlanError(f"{source!r} can't be planned: {pointer_advice(pointers)}") from error
         raise PlanError(
-            f"{source!r} has no configuration that can be read: {reason} Give a folder, a "
-            "config.json, or the id of a hub repository"
+            f"{source!r} has no configuration that can be read: {reason_of(error)} Give a folder, "
+            "a config.json, or the id of a hub repository"
         ) from error
 
 

@@ -9,6 +9,7 @@ from transformers.utils import logging as transformers_logging
 from deployments import model_replica
 from deployments.compute.errors import UnsupportedModelError
 from deployments.device.device import CpuDevice, MemoryDevice
+from deployments.device.memory_budget import DeviceMemoryError
 from deployments.device.monitor import MemoryUse, Watched
 from deployments.metric_store import MetricStore
 from deployments.metric_table import ANY_REPLICA
@@ -90,6 +91,27 @@ def test_a_replica_without_a_device_starts_nothing() -> None:
         Replica.__init__(replica, spec("m"), fail)
     assert replica.num_starts == 0
     replica.__del__()
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (KeyError("su"), UnsupportedModelError("KeyError: 'su'")),
+        (ValueError("a template\nis wrong"), UnsupportedModelError("a template is wrong")),
+        (RuntimeError("CUDA error"), None),
+        (ConnectionError("the hub"), None),
+        (DeviceMemoryError("too little is free"), None),
+    ],
+)
+def test_an_error_that_the_next_start_would_meet_too_is_told_as_final(
+    error: Exception, raised: Exception | None
+) -> None:
+    def fail(_: ModelSpec) -> MemoryDevice:
+        raise error
+
+    with pytest.raises(type(raised or error)) as caught:
+        Replica(spec("m"), fail)
+    assert str(caught.value) == str(raised or error)
 
 
 def test_a_replica_that_can_t_start_logs_one_line_and_raises_no_other_errors(

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from deployments.compute.errors import UnsupportedModelError
-from deployments.pooling.model_loader import LoadedPooler, load_pooler, num_positions
+from deployments.pooling.model_loader import LoadedPooler, load_outline, load_pooler, num_positions
 from deployments.pooling.packed_backbone import PackedBackbone
 from tests.pooling.tiny_classifiers import LABELS, bert, mpnet, qwen2, roberta
 from tests.pooling.tiny_folder import save_classifier
@@ -84,6 +84,29 @@ def test_a_model_that_was_not_trained_to_classify_is_refused(tmp_path: Path) -> 
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     roberta().save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModelError, match="can't load"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("id2label", "labels"), [({"0": 0, "1": 1, "2": 2}, ("0", "1", "2")), ({"0": 0, "5": 1}, None)]
+)
+def test_the_labels_of_a_folder_are_names_or_the_model_is_refused(
+    tmp_path: Path, id2label: dict[str, int], labels: tuple[str, ...] | None
+) -> None:
+    path = save_classifier(tmp_path) / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"id2label": id2label}))
+    if labels is not None:
+        assert load(tmp_path).labels == labels
+        return
+    for read in (load, lambda _: load_outline(str(tmp_path), revision=None)):
+        with pytest.raises(UnsupportedModelError, match="none for the output 1"):
+            read(tmp_path)
+
+
+def test_weights_that_do_not_fit_the_labels_are_refused_by_name(tmp_path: Path) -> None:
+    path = save_classifier(tmp_path) / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"id2label": {"0": "a"}}))
+    with pytest.raises(UnsupportedModelError, match="is 3 in the files and 1 by"):
         load(tmp_path)
 
 

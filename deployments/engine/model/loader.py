@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     AutoProcessor,
@@ -28,6 +27,7 @@ from deployments.compute.cpu.linear.quantization import check_quantization, quan
 from deployments.compute.errors import UnsupportedModelError
 from deployments.compute.model_files import (
     choose_dtype,
+    read_config,
     require_all_weights,
     require_tokenizer_files,
     wrap_load_errors,
@@ -88,8 +88,9 @@ def load_model(
     check_quantization(quantization, device)
     config = load_config(source, revision=revision)
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": False}
-    with wrap_load_errors(source):
+    with wrap_load_errors(source, "its weights", config):
         model = _load_weights(source, config, choose_dtype(config, dtype, device), device, options)
+    with wrap_load_errors(source, "its tokenizer"):
         tokenizer, processor = _load_text_side(source, config, options)
     prepare_model(model, quantization)
     return LoadedModel(model, tokenizer, processor, _eos_token_ids(model, tokenizer))
@@ -101,11 +102,10 @@ def load_config(source: str, *, revision: str | None) -> PreTrainedConfig:
     Raises:
         UnsupportedModelError: It is missing, or shows that the engine can't run the model.
     """
-    options: dict[str, Any] = {"revision": revision, "trust_remote_code": False}
     if Path(source).is_absolute() and not Path(source).is_dir():
         raise UnsupportedModelError(f"can't load {source!r}: there is no such folder")
-    with wrap_load_errors(source):
-        config: PreTrainedConfig = AutoConfig.from_pretrained(source, **options)
+    config = read_config(source, revision=revision)
+    with wrap_load_errors(source, "its config.json"):
         check_config(config)
     return config
 
@@ -120,7 +120,7 @@ def load_text_side(
     """
     config = load_config(source, revision=revision)
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": False}
-    with wrap_load_errors(source):
+    with wrap_load_errors(source, "its tokenizer"):
         tokenizer, processor = _load_text_side(source, config, options)
         try:
             generation = GenerationConfig.from_pretrained(source, **options)
@@ -171,10 +171,11 @@ def _load_weights(
         dtype=dtype,
         use_safetensors=True,
         output_loading_info=True,
+        ignore_mismatched_sizes=True,  # `require_all_weights` refuses them by name
         **options,
     )
     model: PreTrainedModel = loaded[0]
-    require_all_weights(source, loaded[1]["missing_keys"])
+    require_all_weights(source, loaded[1])
     torch.nn.Module.to(model, device)
     return model
 

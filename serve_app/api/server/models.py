@@ -1,15 +1,20 @@
 """`GET /v1/models` and `GET /v1/models/{id}`: the models that are served."""
 
+import logging
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from fastapi import APIRouter, HTTPException
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, ValidationError
 
 from deployments.contract import ModelDescription, PoolerDescription
 from deployments.errors import RaystreamError
 from deployments.model_spec import Task
 from serve_app.api.intake.context import ApiContext
 from serve_app.backends.catalog import ServedModel, ServedPooler
+
+logger = logging.getLogger("ray.serve.raystream.models")
+"""Below Serve's logger, which writes it to the replica's file and to the terminal."""
 
 
 class ModelCard(BaseModel):
@@ -67,13 +72,22 @@ class ModelsApi:
         """List the models that are ready."""
         outcomes = await self._catalog.ready()
         models = [each for each in outcomes.values() if not isinstance(each, RaystreamError)]
-        return ModelList(data=[_card(model) for model in models])
+        return ModelList(data=list(_cards(models)))
 
     async def retrieve(self, model_id: str) -> ModelCard:
         """Show one model."""
         if not model_id.strip("/"):
             raise HTTPException(404)  # /v1/models/ is a slip for /v1/models
         return _card(await self._catalog.probe(model_id))
+
+
+def _cards(models: Sequence[ServedModel | ServedPooler]) -> Iterator[ModelCard]:
+    """Yield each model's card; one that can't be made leaves the others in the list."""
+    for model in models:
+        try:
+            yield _card(model)
+        except ValidationError as error:
+            logger.error("%s is left out of /v1/models: %r", model.description.id, error.errors())
 
 
 def _card(model: ServedModel | ServedPooler) -> ModelCard:

@@ -1,4 +1,5 @@
 import gc
+import json
 import shutil
 import socket
 from pathlib import Path
@@ -8,6 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
+    MixtralConfig,
+    MixtralForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
 )
@@ -136,7 +139,29 @@ def test_a_missing_weight_is_named_instead_of_drawn_at_random(folder: Path) -> N
 
 def test_a_weight_of_another_shape_is_refused(folder: Path) -> None:
     spoil(folder, torch.zeros(3, 3))
-    assert "mismatched" in refusal(folder)
+    assert f"{WEIGHT} is 3 x 3 in the files and 32 x 48 by config.json" in refusal(folder)
+
+
+def test_weights_that_do_not_fit_together_are_refused_with_the_reason(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = MixtralConfig(
+        vocab_size=300, hidden_size=32, intermediate_size=48, num_hidden_layers=1,
+        num_attention_heads=4, num_key_value_heads=2, num_local_experts=4,
+    )  # fmt: skip
+    save_text_model(tmp_path, MixtralForCausalLM(config))
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["model.layers.0.block_sparse_moe.experts.1.w1.weight"] = torch.zeros(48, 31)
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    assert "stack expects each tensor to be equal size, but got [48, 32]" in refusal(tmp_path)
+    assert "Traceback" not in caplog.text
+
+
+def test_a_rotation_that_transformers_does_not_know_is_named(folder: Path) -> None:
+    path = folder / "config.json"
+    rope = {"rope_type": "su", "rope_theta": 10_000.0, "factor": 4.0}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"rope_parameters": rope}))
+    assert "sets rope_parameters.rope_type to 'su', which transformers" in refusal(folder)
 
 
 def test_a_model_without_its_tokenizer_is_refused(folder: Path) -> None:

@@ -221,6 +221,26 @@ def test_wrong_input_is_told_in_one_line(
 
 
 @pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        (
+            '{"model_type": "bert", "id2label": ["a"]}',
+            "AttributeError: 'list' object has no a",
+        ),
+        ("version https://git-lfs.github.com/spec/v1", "config.json; run `git lfs pull` there"),
+    ],
+)
+def test_a_configuration_that_transformers_can_t_read_is_told_in_one_line(
+    tmp_path: Path, written: str, message: str
+) -> None:
+    (tmp_path / "config.json").write_text(written)
+    result = run("--model", str(tmp_path))
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
     ("args", "message"),
     [
         ((), "either a FILE or --model"),

@@ -1,5 +1,6 @@
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import httpx
 
@@ -8,6 +9,7 @@ from serve_app.api.server.models import ModelsApi
 from serve_app.backends.catalog import ModelCatalog
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
+from tests.serve_app.fake_pooler import FakeClassifier
 from tests.serve_app.fakes import FakeBackend, FakeClock
 
 CARD = {
@@ -59,3 +61,15 @@ async def test_a_loading_model_is_not_listed(config: AppConfig) -> None:
     catalog = ModelCatalog({"m": FakeBackend(), "n": loading}, probe_timeout_s=0.01)
     listed = await ModelsApi(ApiContext(catalog, config.limits, FakeClock())).list_models()
     assert [card.id for card in listed.data] == ["m"]
+
+
+async def test_a_model_with_an_odd_description_leaves_the_others_in_the_list(
+    config: AppConfig,
+) -> None:
+    odd: Any = (0, 1)
+    broken = FakeClassifier()
+    broken.description = replace(broken.description, id="c", labels=odd)
+    app = build_app(AppParts(config, {"m": FakeBackend()}, {"c": broken}))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://t") as client:
+        answer = await client.get("/v1/models")
+    assert [card["id"] for card in answer.json()["data"]] == ["m"]
