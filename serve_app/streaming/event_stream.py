@@ -11,15 +11,28 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
+from starlette.datastructures import Headers
 from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from serve_app.http.access_record import current_record
-from serve_app.streaming.sse import EVENT_STREAM_HEADERS, PING, LastEvent, encode_comment
+from serve_app.streaming.sse import (
+    EVENT_STREAM,
+    EVENT_STREAM_HEADERS,
+    PING,
+    SILENT_PING,
+    LastEvent,
+    encode_comment,
+)
 
 PING_INTERVAL_S = 15.0
 
 Sleep = Callable[[float], Awaitable[None]]
+
+
+def asks_for_events(headers: Headers) -> bool:
+    """Return whether a request names event streams in `Accept`, so its client can read them."""
+    return EVENT_STREAM in headers.get("accept", "")
 
 
 class Closeable(Protocol):
@@ -55,10 +68,11 @@ class EventStreamResponse(StreamingResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send until the events end or the client leaves, whichever comes first."""
         send = _one_at_a_time(send)
+        ping = PING if asks_for_events(Headers(scope=scope)) else SILENT_PING
         stream = asyncio.ensure_future(self.stream_response(send))
         others: list[asyncio.Future[None]] = [
             asyncio.ensure_future(self.listen_for_disconnect(receive)),
-            asyncio.ensure_future(self._send_pings(send)),
+            asyncio.ensure_future(self._send_pings(send, ping)),
         ]
         try:
             with _notices_to(lambda comment: others.append(_sending(send, comment))):
@@ -84,10 +98,10 @@ class EventStreamResponse(StreamingResponse):
                 return
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _send_pings(self, send: Send) -> None:
+    async def _send_pings(self, send: Send, ping: bytes) -> None:
         while True:
             await self._sleep(self._ping_interval_s)
-            await send({"type": "http.response.body", "body": PING, "more_body": True})
+            await send({"type": "http.response.body", "body": ping, "more_body": True})
 
     async def _stop(self, *tasks: asyncio.Future[None]) -> None:
         for task in tasks:

@@ -12,8 +12,9 @@ from typing import Any, Final
 
 from pydantic_core import to_json
 
+EVENT_STREAM: Final = "text/event-stream"
 EVENT_STREAM_HEADERS: Final[Mapping[str, str]] = {
-    "Content-Type": "text/event-stream",
+    "Content-Type": EVENT_STREAM,
     "Cache-Control": "no-cache",
     # Otherwise nginx buffers events and passes them on in blocks.
     "X-Accel-Buffering": "no",
@@ -42,8 +43,12 @@ def encode_typed(payload: Mapping[str, Any]) -> bytes:
 
 
 def encode_comment(text: str) -> bytes:
-    """Frame a text as a comment, which clients skip."""
-    return ("".join(f": {line}\n" for line in _LINE_END.split(text)) + "\n").encode()
+    """Frame a text as a comment, which clients skip.
+
+    No empty line follows, because that ends an event: once a stream has had an `id:`, httpx-sse and
+    OpenAI's SDK pass on an event without data, and older SDKs for Go do so in any stream.
+    """
+    return "".join(f": {line}\n" for line in _LINE_END.split(text)).encode()
 
 
 class LastEvent(bytes):
@@ -55,3 +60,8 @@ class LastEvent(bytes):
 
 DONE: Final = LastEvent(encode_event("[DONE]"))
 PING: Final = encode_comment("ping")
+SILENT_PING: Final = b" \n"
+"""A ping that is no comment: a field without a known name, which the standard ignores as well.
+
+Readers that take each line, or each piece, for JSON strip it and find nothing.
+"""

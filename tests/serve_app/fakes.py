@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from deployments.contract import (
     FinishReason,
@@ -27,6 +27,24 @@ HELLO: list[Step] = [
     [TextDelta((12,), ","), TextDelta((13, 14), " world")],
     [TextDelta((15,), "!", FinishReason.STOP)],
 ]
+
+
+class Pinged(asyncio.Event):
+    """A step: the stream is silent until its client has been sent pings."""
+
+    def __init__(self, clock: "FakeClock", num_pings: int) -> None:
+        super().__init__()
+        self._clock = clock
+        self._num_pings = num_pings
+
+    async def wait(self) -> Literal[True]:
+        """Let the time of each ping come; return once the last one has been sent."""
+        clock = self._clock
+        for num_woken in range(clock.num_woken + 1, clock.num_woken + 1 + self._num_pings):
+            clock.wake.release()
+            while clock.num_woken < num_woken or not clock.num_asleep:  # noqa: ASYNC110 - some turns
+                await asyncio.sleep(0)
+        return True
 
 
 class FakeStream:
@@ -149,6 +167,7 @@ class FakeClock:
         self.now_s = 1_700_000_000.0
         self.wake = asyncio.Semaphore(0)
         self.slept_s: list[float] = []
+        self.num_asleep = self.num_woken = 0
         self._stopwatch_s = 0.0
 
     def unix_s(self) -> float:
@@ -160,4 +179,9 @@ class FakeClock:
 
     async def sleep(self, duration_s: float) -> None:
         self.slept_s.append(duration_s)
-        await self.wake.acquire()
+        self.num_asleep += 1
+        try:
+            await self.wake.acquire()
+            self.num_woken += 1
+        finally:
+            self.num_asleep -= 1

@@ -139,7 +139,7 @@ async def test_a_stream_tells_that_its_model_is_loaded_and_then_is_as_ever(
     warm = await client.post(path, json=body)
     assert (cold.status_code, warm.status_code) == (200, 200)
     assert cold.headers["content-type"] == warm.headers["content-type"]
-    comment, rest = cold.text.split("\n\n", 1)
+    comment, rest = cold.text.split("\n", 1)
     assert comment == ": loading m"
     answers = [
         [
@@ -300,4 +300,4 @@ async def test_a_request_waits_for_a_model_whose_description_is_not_known_yet(
     sleeper.run()
     answer = await asking
     assert (answer.status_code, sleeper.num_file_reads) == (200, 0)
-    assert answer.text.startswith(": loading m (0 s)\n\n")
+    assert answer.text.startswith(": loading m (0 s)\n")

@@ -35,10 +35,10 @@ from serve_app.streaming.event_id import (
     Mark,
     checksum,
 )
+from serve_app.streaming.event_stream import asks_for_events
 
 FieldsT = TypeVar("FieldsT", bound=AnswerFields)
 
-EVENT_STREAM: Final = "text/event-stream"
 PROMPT_FIELDS: Final = {"messages", "prompt"}
 """The fields whose contents the replica's digest of the prompt covers, images included."""
 
@@ -105,7 +105,7 @@ class Resumable:
         """
         given = headers.get(LAST_EVENT_ID)
         if not given:
-            wants_ids = body.stream and EVENT_STREAM in headers.get("accept", "")
+            wants_ids = body.stream and asks_for_events(headers)
             if not wants_ids or _obstacle(body, num_answers):
                 return None
             return cls(body, _seed_of(body), None, clock)

@@ -72,7 +72,8 @@ class Reader:
 async def asked(running: Nginx, source: EventSource) -> AsyncIterator[Reader]:
     """Ask for the stream; return the reader once the source has been asked."""
     reader, writer = await asyncio.open_connection(LOCALHOST, running.port)
-    writer.write(b"POST /stream HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
+    accept = b"Accept: text/event-stream\r\n"
+    writer.write(b"POST /stream HTTP/1.1\r\nHost: x\r\n" + accept + b"Content-Length: 0\r\n\r\n")
     client = Reader(reader)
     await source.asked.wait()
     yield client

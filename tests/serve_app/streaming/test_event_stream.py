@@ -26,13 +26,16 @@ class Source:
         yield DONE
 
 
+ACCEPT = {"Accept": "text/event-stream"}
+
+
 def call(source: Source, clock: FakeClock, spec_version: str = "2.3") -> AsgiCall:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await receive()
         response = EventStreamResponse(source.events(), source, sleep=clock.sleep)
         await response(scope, receive, send)
 
-    return AsgiCall(app, "/", None, spec_version)
+    return AsgiCall(app, "/", None, spec_version, ACCEPT)
 
 
 async def test_headers_declare_an_event_stream_without_caching_or_buffering() -> None:
@@ -146,7 +149,7 @@ async def test_a_failed_write_closes_the_source() -> None:
         raise AssertionError
 
     with pytest.raises(OSError):  # noqa: PT011 - the class is all there is to it
-        await response({"type": "http"}, receive, send)
+        await response({"type": "http", "headers": []}, receive, send)
     assert source.is_closed
 
 
@@ -166,8 +169,8 @@ async def test_notices_are_sent_as_comments_while_the_stream_is_silent() -> None
         await EventStreamResponse(events(), Source())(scope, receive, send)
 
     async with AsgiCall(app, "/", None) as call:
-        await call.wait_until(lambda: b": waiting\n\n: moved\n\n" in call.body)
+        await call.wait_until(lambda: b": waiting\n: moved\n" in call.body)
         goes_on.set()
         await call.end()
-    assert call.body == b": waiting\n\n: moved\n\n" + DONE
+    assert call.body == b": waiting\n: moved\n" + DONE
     record.on_notice(Notice.MOVED)  # a notice after the end goes nowhere

@@ -52,7 +52,7 @@ def test_a_comment_is_never_an_event(text: str) -> None:
 
 def test_the_constants_are_what_clients_look_for() -> None:
     assert DONE == b"data: [DONE]\n\n"
-    assert PING == b": ping\n\n"
+    assert PING == b": ping\n"
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])

@@ -177,10 +177,11 @@ async def test_a_quiet_stream_is_pinged(
 ) -> None:
     release = asyncio.Event()
     backend.steps = [release, *HELLO]
-    async with AsgiCall(app, CHAT, {**HI, "stream": True}) as call:
+    accept = {"Accept": "text/event-stream"}
+    async with AsgiCall(app, CHAT, {**HI, "stream": True}, headers=accept) as call:
         await call.wait_until(lambda: b"assistant" in call.body)
         clock.wake.release()
-        await call.wait_until(lambda: b": ping\n\n" in call.body)
+        await call.wait_until(lambda: b": ping\n" in call.body)
         release.set()
         await call.end()
     assert events_of(call.body)[-1] == "[DONE]"

@@ -12,12 +12,12 @@ import pytest
 from fastapi import FastAPI
 
 from deployments.contract import FinishReason, TextDelta
-from deployments.errors import GenerationFailedError
+from deployments.errors import GenerationFailedError, ReplicaUnavailableError
 from tests.clients.served.test_node import FOLDER
 from tests.clients_page import code_of
 from tests.node_packages import install
 from tests.raw_http import DEADLINE_S, LOCALHOST
-from tests.serve_app.fakes import FakeBackend
+from tests.serve_app.fakes import FakeBackend, FakeClock, Pinged
 from tests.serve_app.front_doors import on_uvicorn
 
 SECTION = "Resuming a stream that broke"
@@ -112,6 +112,28 @@ async def test_a_snippet_gets_the_whole_answer_once(
     assert status == 0, errors
     assert told == TEXT
     assert left == []
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("language", COMMANDS)
+async def test_a_snippet_reads_on_through_pings_and_a_move(
+    app: FastAPI,
+    backend: FakeBackend,
+    clock: FakeClock,
+    monkeypatch: pytest.MonkeyPatch,
+    language: str,
+) -> None:
+    pings, middle = Pinged(clock, 4), len(TEXT) // 2
+    backend.scripts = [
+        [pings, [TextDelta((1,), TEXT[:middle])], pings, ReplicaUnavailableError("gone")],
+        [pings, [TextDelta((2,), TEXT[middle:], FinishReason.STOP)]],
+    ]
+    async with on_uvicorn(app, monkeypatch) as port:
+        status, told, errors = await run_snippet(language, port)
+    assert status == 0, errors
+    assert told == TEXT
+    assert clock.num_woken == 12
 
 
 @pytest.mark.slow

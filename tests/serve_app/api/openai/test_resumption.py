@@ -573,7 +573,7 @@ async def test_comments_tell_how_far_the_answer_is_and_the_first_comes_at_once(
     backend.steps = [stop, *backend.steps]
     headers = {LAST_EVENT_ID: last.ids[10]}
     async with AsgiCall(app, CHAT, ASK, headers=headers) as call:
-        await call.wait_until(lambda: call.body == b": resuming, 0 of 10 tokens\n\n")
+        await call.wait_until(lambda: call.body == b": resuming, 0 of 10 tokens\n")
         stop.set()
         await call.end()
     # Each look at the fake clock takes half a second.
