@@ -57,6 +57,7 @@ def find(
             for level, table in zip(levels, tables, strict=True)
             for s in _short_steady_state(level, table)
         ),
+        *_oddities(tables),
         *_token_sources(levels),
         *_cached_prompts(levels, is_unique),
         *_few_samples(levels),
@@ -179,6 +180,19 @@ def _short_steady_state(level: LevelFigures, table: RequestTable) -> list[str]:
         f"At {level.title} all users were busy for only {steady_s:.1f} s of "
         f"{level.window.duration_s:.1f} s: send more requests per user, or for longer"
         f"{limit if is_held_back else ''}."
+    ]
+
+
+def _oddities(tables: Sequence[RequestTable]) -> list[str]:
+    """Report what answers had besides their API; the requests of all levels together."""
+    records = [record for table in tables for record in table.records]
+    counts = Counter(oddity for record in records for oddity in record.oddities)
+    if not counts:
+        return []
+    found = ", ".join(f"{count} with {oddity}" for oddity, count in counts.most_common())
+    return [
+        f"Of {len(records)} answers some had what the API does not have: {found}. It was read "
+        "past; a strict client may fail at it."
     ]
 
 

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any, Final
 from pydantic_core import from_json
 
 from loadtest.client.contract import (
+    PING,
     Call,
     Delta,
     MalformedAnswerError,
     error_event_message,
     error_of,
     messages_of,
+    oddity_of,
     shortened,
 )
 from loadtest.client.sse import ServerSentEvent
@@ -60,6 +62,10 @@ class Custom:
             return Delta(is_done=True)
         if event.name == "error":
             return Delta(error=error_event_message(event.data))
+        # Without a path the data is the text, which may be empty or begin with a colon.
+        is_text = self._text_path is None and event.name != PING
+        if not is_text and (oddity := oddity_of(event)) is not None:
+            return Delta(oddity=oddity)
         return self._delta(event.data)
 
     def read_whole(self, body: str) -> Delta:

@@ -52,18 +52,24 @@ class _OpenAiStream(ABC):
         return {**self._asked(call), **self._shared, **user, **self._extra}
 
     def read_event(self, event: ServerSentEvent) -> Delta:
-        """Parse a chunk, the end, or an error."""
+        """Parse a chunk, the end, or an error; read past what OpenAI's SDKs read past."""
         payload = payload_of(event)
         if isinstance(payload, Delta):
             return payload
         text, finish_reason = "", None
-        for choice in _choices(payload):
+        choices = payload.get("choices")
+        if choices is not None and not isinstance(choices, list):
+            raise MalformedAnswerError(f"choices that are no list: {shortened(event.data)}")
+        for choice in choices or ():
+            if not isinstance(choice, dict):
+                continue
             text += "".join(self._texts(choice))
             reason = choice.get("finish_reason")
             # Some servers send "" for "not finished"; taken as a reason, it would hide a
             # truncation.
             finish_reason = reason if reason and isinstance(reason, str) else finish_reason
-        return Delta(text=text, usage=usage_of(payload), finish_reason=finish_reason)
+        oddity = "a chunk without choices" if choices is None else None
+        return Delta(text=text, usage=usage_of(payload), finish_reason=finish_reason, oddity=oddity)
 
     def read_whole(self, body: str) -> Delta:
         """Refuse the answer: a stream was requested."""
@@ -74,13 +80,6 @@ class _OpenAiStream(ABC):
 
     @abstractmethod
     def _texts(self, choice: Mapping[str, Any]) -> Iterator[str]: ...
-
-
-def _choices(payload: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    choices = payload.get("choices")
-    if not isinstance(choices, list):
-        raise MalformedAnswerError(f"a chunk without choices: {shortened(str(payload))}")
-    return (choice for choice in choices if isinstance(choice, dict))
 
 
 class OpenAiChat(_OpenAiStream):

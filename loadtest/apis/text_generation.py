@@ -40,13 +40,15 @@ class TextGeneration:
         }
 
     def read_event(self, event: ServerSentEvent) -> Delta:
-        """Parse a text with its token count, the end, or an error."""
+        """Parse a text with its token count, the end, or an error; read past other events."""
         payload = payload_of(event)
         if isinstance(payload, Delta):
             return payload
         text, num_tokens = payload.get("text"), payload.get("token_count")
+        if text is None:
+            return Delta(oddity="an event without text")
         if not isinstance(text, str):
-            raise MalformedAnswerError(f"an event without text: {shortened(event.data)}")
+            raise MalformedAnswerError(f"a text that is none: {shortened(event.data)}")
         is_count = isinstance(num_tokens, int) and num_tokens >= 0
         return Delta(text=text, num_tokens=num_tokens if is_count else None)
 

@@ -58,6 +58,7 @@ class Attempt:
     _num_uncredited: int = 0
     _usage: Usage | None = None
     _finish_reason: str | None = None
+    _oddities: list[str] = field(default_factory=list)
 
     @property
     def ttft_ms(self) -> float | None:
@@ -73,6 +74,8 @@ class Attempt:
         """Add an event that was read at this time."""
         self._usage = delta.usage or self._usage
         self._finish_reason = delta.finish_reason or self._finish_reason
+        if delta.oddity is not None and delta.oddity not in self._oddities:
+            self._oddities.append(delta.oddity)
         if delta.is_done or delta.finish_reason is not None:
             self.is_complete = True
         if delta.error is not None:
@@ -129,4 +132,5 @@ class Attempt:
             output_tokens=sum(credited.tokens),
             token_source=credited.source,
             received_bytes=self.received_bytes,
+            oddities=tuple(self._oddities),
         )

@@ -15,6 +15,9 @@ from loadtest.client.sse import ServerSentEvent
 DONE = "[DONE]"
 """The data of the event that ends an answer."""
 
+PING = "ping"
+"""The name of events that only keep a connection open, as Anthropic's API has them."""
+
 CUT_OFF = "..."
 """Marks the end of a shortened text."""
 
@@ -45,6 +48,7 @@ class Delta(NamedTuple):
         finish_reason: Why the answer is complete, if it is.
         is_done: Whether this is the last event.
         error: The server's error message.
+        oddity: What the API does not have and the event has; such an event is read past.
     """
 
     text: str = ""
@@ -53,6 +57,7 @@ class Delta(NamedTuple):
     finish_reason: str | None = None
     is_done: bool = False
     error: str | None = None
+    oddity: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,16 +190,28 @@ def error_event_message(data: str) -> str:
     return shortened(data) or "an event named error, without a message"
 
 
+def oddity_of(event: ServerSentEvent) -> str | None:
+    """Return in words what keeps a connection open in the guise of an event; None for others."""
+    if event.name == PING:
+        return "an event named ping"
+    data = event.data.strip()
+    if not data:
+        return "an event with empty data"
+    return "a comment as data" if data.startswith(":") else None
+
+
 def payload_of(event: ServerSentEvent) -> dict[str, Any] | Delta:
-    """Return an event's JSON object, or a `Delta` if the event is the end or an error.
+    """Return an event's JSON object, or a `Delta` if the event is the end, an error or odd.
 
     Raises:
         MalformedAnswerError: The event's data is not a JSON object.
     """
-    if event.data == DONE:
+    if event.data.strip() == DONE:
         return Delta(is_done=True)
     if event.name == "error":
         return Delta(error=error_event_message(event.data))
+    if (oddity := oddity_of(event)) is not None:
+        return Delta(oddity=oddity)
     payload = json_object(event.data)
     if (error := error_of(payload)) is not None:
         return Delta(error=error)

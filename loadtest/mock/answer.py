@@ -13,6 +13,7 @@ from loadtest.mock.surfaces import Surface
 
 DONE: Final = "[DONE]"
 _STATUS_OF: Final = {Fault.HTTP_4XX: 400, Fault.HTTP_429: 429, Fault.HTTP_5XX: 503}
+ODD_LINES: Final = ("event: ping", 'data: {"type": "ping"}', "", "data: : ping", "", "data:", "")
 _FOREVER_S: Final = 24 * 3600.0
 
 
@@ -117,9 +118,15 @@ class StreamedAnswer:
         await self._write(self._surface.finish())
         if self._behaviour.tells_usage:
             num_tokens = num_events * self._behaviour.tokens_per_event
-            await self._write(self._surface.usage(num_tokens))
+            await self._write(self._usage(num_tokens))
         await self._write(DONE)
         await self._response.write_eof()
+
+    def _usage(self, num_tokens: int) -> Mapping[str, Any] | None:
+        usage = self._surface.usage(num_tokens)
+        if usage is None or self._behaviour.framing is not Framing.ODD:
+            return usage
+        return {name: value for name, value in usage.items() if name != "choices"}
 
     async def _break(self, fault: Fault) -> web.StreamResponse:
         match fault:
@@ -170,5 +177,7 @@ def framed(payload: Mapping[str, Any] | str, framing: Framing) -> bytes:
     lines = [f"data: {line}" for line in data.split("\n")]
     if framing is Framing.COMMENTS:
         lines = [": ping", "", "id: 1", "retry: 1000", "event: message", *lines]
+    if framing is Framing.ODD:
+        lines = [*ODD_LINES, *(f"{line} " for line in lines)]
     line_end = {Framing.CRLF: "\r\n", Framing.CR: "\r"}.get(framing, "\n")
     return "".join(line + line_end for line in [*lines, ""]).encode()

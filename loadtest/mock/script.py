@@ -44,7 +44,7 @@ class Fault(StrEnum):
 
 
 class Framing(StrEnum):
-    """The ways to write events; the standard allows all of these."""
+    """The ways to write events; the standard allows all of these, but not each API."""
 
     LF = "lf"
     CRLF = "crlf"
@@ -55,6 +55,8 @@ class Framing(StrEnum):
     """JSON over several data lines."""
     BOM = "bom"
     """A byte order mark at the start."""
+    ODD = "odd"
+    """Pings as events, comments as data, a `[DONE]` with spaces, and usage without choices."""
     BYTES = "bytes"
     """Each byte in a packet of its own, as far as the network allows."""
 

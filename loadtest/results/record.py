@@ -60,6 +60,7 @@ class RequestRecord(BaseModel):
         cached_tokens: The prompt tokens that the server took from its cache.
         output_tokens: The answer's tokens, counted as `token_source` says.
         received_bytes: The size of the response body.
+        oddities: What the answer had besides its API, and was read past; each once, in words.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -85,6 +86,7 @@ class RequestRecord(BaseModel):
     output_tokens: int = 0
     token_source: TokenSource = TokenSource.CHUNKS
     received_bytes: int = 0
+    oddities: tuple[str, ...] = ()
 
 
 class LevelRecord(BaseModel):

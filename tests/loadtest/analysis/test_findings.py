@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.results.record import ErrorKind, LevelRecord, TokenSource
+from loadtest.results.record import ErrorKind, LevelRecord, RequestRecord, TokenSource
 from tests.loadtest.analysis.figures import results_of
 from tests.loadtest.made_runs import made_level, made_request, sweep
 
@@ -159,3 +159,19 @@ def test_cached_prompts_are_reported_and_the_remedy_only_if_it_was_not_taken(
     assert found("The server took up to 50% of the prompt tokens from its cache", findings)
     assert found("use --unique", findings) != is_unique
     assert found("their prompts begin alike", findings) == is_unique
+
+
+def test_what_answers_had_besides_their_api_is_reported_once(tmp_path: Path) -> None:
+    levels = sweep((1, 2), loops=4)
+    odd = [(level, [_odd(record) for record in records]) for level, records in levels]
+    findings = results_of(tmp_path, odd).findings
+    assert [sentence for sentence in findings if "read past" in sentence] == [
+        "Of 12 answers some had what the API does not have: 12 with a chunk without choices, 6 "
+        "with an event named ping. It was read past; a strict client may fail at it."
+    ]
+    assert not found("read past", results_of(tmp_path / "clean", levels).findings)
+
+
+def _odd(record: RequestRecord) -> RequestRecord:
+    pings = ("an event named ping",) if record.index % 2 else ()
+    return record.model_copy(update={"oddities": (*pings, "a chunk without choices")})

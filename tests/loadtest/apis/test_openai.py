@@ -6,8 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loadtest.apis.custom import Custom
 from loadtest.apis.openai import OpenAiChat, OpenAiCompletions
+from loadtest.apis.text_generation import TextGeneration
 from loadtest.client.contract import (
+    Api,
     BodySettings,
     Call,
     Delta,
@@ -92,7 +95,7 @@ def test_an_event_named_error_is_an_error_whatever_its_data(data: str, said: str
     assert said in told.error
 
 
-MALFORMED: list[str] = ["{", "[]", "1", '"x"', "{}", '{"choices": 1}', ""]
+MALFORMED: list[str] = ["{", "[]", "1", '"x"', '{"choices": 1}', "ping", "[DONE"]
 
 
 def test_an_event_that_is_not_a_chunk_is_malformed() -> None:
@@ -100,6 +103,50 @@ def test_an_event_that_is_not_a_chunk_is_malformed() -> None:
         for data in MALFORMED:
             with offenders.case(data), pytest.raises(MalformedAnswerError):
                 chat().read_event(ServerSentEvent(data))
+
+
+ODD: list[tuple[str, str, Delta]] = [
+    ("message", "{}", Delta(oddity="a chunk without choices")),
+    ("message", '{"choices": null}', Delta(oddity="a chunk without choices")),
+    (
+        "message",
+        '{"usage": {"completion_tokens": 5}}',
+        Delta(usage=Usage(None, None, 5), oddity="a chunk without choices"),
+    ),
+    ("message", '{"type": "ping"}', Delta(oddity="a chunk without choices")),
+    ("ping", '{"type": "ping"}', Delta(oddity="an event named ping")),
+    ("ping", "", Delta(oddity="an event named ping")),
+    ("ping", "2026-01-01T00:00:00", Delta(oddity="an event named ping")),
+    ("message", ": ping", Delta(oddity="a comment as data")),
+    ("message", " : still working", Delta(oddity="a comment as data")),
+    ("message", "", Delta(oddity="an event with empty data")),
+    ("message", "\n ", Delta(oddity="an event with empty data")),
+    ("message", "[DONE] ", Delta(is_done=True)),
+    ("done", "[DONE]", Delta(is_done=True)),
+    ("chunk", '{"choices": [{"text": "x", "delta": {"content": "x"}}]}', Delta(text="x")),
+]
+
+
+@pytest.mark.parametrize("api", [chat(), OpenAiCompletions(BodySettings(), {})])
+def test_what_the_sdks_read_past_is_noted_and_no_error(api: Api) -> None:
+    with Offenders() as offenders:
+        for name, data, meaning in ODD:
+            with offenders.case(name, data):
+                assert api.read_event(ServerSentEvent(data, name)) == meaning
+
+
+def test_other_apis_read_past_the_same() -> None:
+    counting = TextGeneration(BodySettings(), {})
+    for name, data, meaning in ODD[4:13]:
+        assert counting.read_event(ServerSentEvent(data, name)) == meaning
+    no_text = counting.read_event(ServerSentEvent('{"usage": {}}'))
+    assert no_text == Delta(oddity="an event without text")
+    with_path, plain = Custom({}, "text", ""), Custom({}, None, "")
+    for api in (with_path, plain):
+        assert api.read_event(ServerSentEvent("{}", "ping")) == Delta(oddity="an event named ping")
+    comment = ServerSentEvent(": ping")
+    assert with_path.read_event(comment) == Delta(oddity="a comment as data")
+    assert plain.read_event(comment) == Delta(text=": ping")
 
 
 @given(JSON)

@@ -17,6 +17,12 @@ from loadtest.mock.script import Behaviour, Fault, Framing
 from loadtest.results.record import ErrorKind, TokenSource
 from tests.loadtest.mocked import CHAT, Noting, aimed, chat_api, until
 
+ODDITIES = (
+    "an event named ping",
+    "a comment as data",
+    "an event with empty data",
+    "a chunk without choices",
+)
 SHORT = TimeLimits(total_s=0.3)
 LIMITS_FOR = {
     Fault.TIMEOUT_FIRST: TimeLimits(total_s=60, first_token_s=0.05, stall_s=0.01),
@@ -91,6 +97,7 @@ async def test_an_answer_is_read_completely_in_every_framing(framing: Framing) -
     assert record.content_chars == (10,) * 5
     assert record.finish_reason == "length"
     assert record.prompt_tokens == 8
+    assert record.oddities == (ODDITIES if framing is Framing.ODD else ())
 
 
 async def test_times_are_in_order_and_as_far_apart_as_the_delays() -> None:
