@@ -99,7 +99,8 @@ Data = Annotated[
     Text,
     flag(
         "--data",
-        text="File of questions: .json, .jsonl or .txt. (100 built-in ones)",
+        text="File of questions: .json, .jsonl or .txt; ShareGPT's and OpenAI's batches, too. "
+        "(100 built-in ones)",
         panel=_QUESTIONS,
         metavar="FILE",
     ),
