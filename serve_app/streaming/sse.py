@@ -6,6 +6,7 @@ newline in a model's text is never taken for the end of an event.
 Source: https://html.spec.whatwg.org/multipage/server-sent-events.html
 """
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Any, Final
@@ -14,11 +15,19 @@ from pydantic_core import to_json
 
 EVENT_STREAM: Final = "text/event-stream"
 EVENT_STREAM_HEADERS: Final[Mapping[str, str]] = {
-    "Content-Type": EVENT_STREAM,
+    # The format is always UTF-8, but readers that know only `text/` take Latin-1.
+    "Content-Type": f"{EVENT_STREAM}; charset=utf-8",
     "Cache-Control": "no-cache",
     # Otherwise nginx buffers events and passes them on in blocks.
     "X-Accel-Buffering": "no",
 }
+
+UNICODE_LINE_ENDS: Final = {
+    end.encode(): json.dumps(end).strip('"').encode() for end in "\x85\u2028\u2029"
+}
+"""What JSON and the format allow in a line, though Python's `splitlines` and httpx's `iter_lines`
+split there: as UTF-8, and as JSON escapes it.
+"""
 
 _LINE_END = re.compile(r"\r\n|\r|\n")
 
@@ -33,8 +42,14 @@ def encode_event(data: str) -> bytes:
 
 
 def encode_json(payload: Mapping[str, Any]) -> bytes:
-    """Frame a payload as one event with one line of JSON; NaN and infinities become null."""
-    return b"data: %b\n\n" % to_json(payload, inf_nan_mode="null")
+    """Frame a payload as one event with one line of JSON; NaN and infinities become null.
+
+    JSON escapes all other line ends itself. `UNICODE_LINE_ENDS` are escaped here.
+    """
+    line = to_json(payload, inf_nan_mode="null")
+    for raw, escaped in UNICODE_LINE_ENDS.items():
+        line = line.replace(raw, escaped)
+    return b"data: %b\n\n" % line
 
 
 def encode_typed(payload: Mapping[str, Any]) -> bytes:

@@ -59,7 +59,7 @@ async def test_exactly_the_requests_beyond_the_limits_are_refused(
     assert len(admitted) == NUM_PLACES
     for answer in admitted:
         assert answer.status_code == 200
-        if answer.headers["content-type"] == "text/event-stream":
+        if answer.headers["content-type"] == "text/event-stream; charset=utf-8":
             assert answer.text.endswith("data: [DONE]\n\n")
             assert f'"total_token_count":{NUM_TOKENS}' in answer.text.split("\n\n")[-3]
         else:

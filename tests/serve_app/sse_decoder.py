@@ -74,5 +74,5 @@ async def stream_events(
     """Ask for a stream; return its events as `events_of` does."""
     answer = await client.post(path, json={**body, "stream": True})
     assert answer.status_code == 200
-    assert answer.headers["content-type"] == "text/event-stream"
+    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
     return events_of(answer.content)

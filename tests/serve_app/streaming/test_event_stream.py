@@ -44,7 +44,7 @@ async def test_headers_declare_an_event_stream_without_caching_or_buffering() ->
     async with call(source, FakeClock()) as client:
         await client.end()
     headers = dict(client.sent[0]["headers"])
-    assert headers[b"content-type"] == b"text/event-stream"
+    assert headers[b"content-type"] == b"text/event-stream; charset=utf-8"
     assert headers[b"cache-control"] == b"no-cache"
     assert headers[b"x-accel-buffering"] == b"no"
     assert client.body == encode_event("one") + DONE

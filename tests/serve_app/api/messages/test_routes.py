@@ -67,7 +67,7 @@ def named_events(body: bytes) -> list[dict[str, Any]]:
 async def streamed(client: httpx.AsyncClient, **fields: Any) -> list[dict[str, Any]]:
     answer = await client.post(MESSAGES, json={**HI, **fields, "stream": True})
     assert answer.status_code == 200, answer.text
-    assert answer.headers["content-type"] == "text/event-stream"
+    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
     return named_events(answer.content)
 
 

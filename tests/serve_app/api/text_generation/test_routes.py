@@ -16,7 +16,7 @@ PATH = "/text-generation"
 
 async def test_a_stream_is_the_default_and_counts_every_token(client: httpx.AsyncClient) -> None:
     answer = await client.post(PATH, json={"prompt": "hi"})
-    assert answer.headers["content-type"] == "text/event-stream"
+    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
     assert events_of(answer.content) == [
         {"text": "Hello", "token_count": 1, "total_token_count": 1, "token_rate": 2.0},
         {"text": ", world", "token_count": 3, "total_token_count": 4, "token_rate": 4.0},
@@ -81,7 +81,7 @@ async def test_an_invalid_request_is_refused_by_the_field_s_name(client: httpx.A
 
 async def test_null_counts_as_absent(client: httpx.AsyncClient) -> None:
     answer = await client.post(PATH, json={"prompt": "hi", "stream": None, "stop": None})
-    assert answer.headers["content-type"] == "text/event-stream"
+    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
 
 
 async def test_fields_of_older_clients_are_accepted(client: httpx.AsyncClient) -> None:
