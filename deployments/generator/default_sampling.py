@@ -6,26 +6,44 @@ They come from the model's generation config, where it has a value.
 from dataclasses import replace
 from typing import Any
 
+from deployments.compute.errors import UnsupportedModelError
 from deployments.contract import SamplingParams
+from deployments.engine.sampling_params import InvalidParameterError
 
 
 def default_sampling(generation_config: Any) -> SamplingParams:
     """Return the model's default sampling parameters.
 
+    Files turn a parameter off in several ways: by null, by the value that changes nothing, and by 0
+    or -1 where that means nothing. All are read as off.
+
     Args:
         generation_config: The model's generation config, in which any value may be missing; None if
             the model has none.
+
+    Raises:
+        UnsupportedModelError: A value is out of bounds, or no number; the message names it.
     """
+
+    def above_zero(name: str, off: float) -> Any:
+        value = getattr(generation_config, name, None)
+        return off if value is None or value <= 0 else value
+
     temperature = getattr(generation_config, "temperature", None)
     if getattr(generation_config, "do_sample", None) is False:
         temperature = 0.0
-    return SamplingParams(
-        temperature=1.0 if temperature is None else temperature,
-        top_k=getattr(generation_config, "top_k", None) or 0,
-        top_p=getattr(generation_config, "top_p", None) or 1.0,
-        min_p=getattr(generation_config, "min_p", None) or 0.0,
-        repetition_penalty=getattr(generation_config, "repetition_penalty", None) or 1.0,
-    )
+    try:
+        return SamplingParams(
+            temperature=1.0 if temperature is None else temperature,
+            top_k=int(above_zero("top_k", 0)),
+            top_p=above_zero("top_p", 1.0),
+            min_p=above_zero("min_p", 0.0),
+            repetition_penalty=above_zero("repetition_penalty", 1.0),
+        )
+    except (InvalidParameterError, TypeError) as error:
+        raise UnsupportedModelError(
+            f"the model's generation_config.json can't be used: {error}"
+        ) from error
 
 
 def with_default_length(
