@@ -1,4 +1,7 @@
-"""Checks while a model's files are loaded: complete weights and tokenizer, dtype, clear errors."""
+"""Loads what every model has, and checks it: configuration, weights, tokenizer, dtype.
+
+An error is one line that says what to do.
+"""
 
 import errno
 import json
@@ -16,10 +19,10 @@ from transformers import (
     AutoConfig,
     PreTrainedConfig,
     PreTrainedModel,
-    PreTrainedTokenizerBase,
 )
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from deployments.compute.checkpoint import check_checkpoint
 from deployments.compute.cpu.processor import has_bfloat16
 from deployments.compute.device_errors import is_out_of_memory
 from deployments.compute.errors import (
@@ -96,14 +99,19 @@ class _ConversionFailures:
 
 
 def read_config(source: str, *, revision: str | None) -> PreTrainedConfig:
-    """Read a model's config.json.
+    """Read a model's config.json, without what it says about kernels.
+
+    A file may name the kernels that its author used (`attn_implementation`,
+    `experts_implementation`), which may not be installed here. They change no answer, and each
+    engine chooses its own.
 
     Args:
         source: A folder, or the id of a hub repository.
         revision: A commit of the hub repository.
 
     Raises:
-        UnsupportedModelError: It is missing or broken, or a file beside it is a git-lfs pointer.
+        UnsupportedModelError: It is missing or broken, a file beside it is a git-lfs pointer, or
+            `check_checkpoint` refuses the files.
     """
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": False}
     with wrap_load_errors(source, "its config.json"):
@@ -111,12 +119,18 @@ def read_config(source: str, *, revision: str | None) -> PreTrainedConfig:
         settings = folder.iterdir() if folder.is_dir() else ()
         if pointers := pointers_in(file for file in settings if file.suffix in SETTINGS):
             raise UnsupportedModelError(f"can't load {source!r}: {pointer_advice(pointers)}")
+        check_checkpoint(source, revision)
         try:
             config: PreTrainedConfig = AutoConfig.from_pretrained(source, **options)
         except (AttributeError, ValueError) as error:
             written, _ = PreTrainedConfig.get_config_dict(source, **options)
             _explain(source, written)
             raise error from None
+        config._attn_implementation = None  # sets it in each part of the configuration
+        config._experts_implementation = None
+        for part in (config, config.get_text_config()):
+            if not getattr(part, "quantization_config", True):  # it is there, and says nothing
+                del part.quantization_config
     return config
 
 
@@ -253,16 +267,6 @@ def require_all_weights(
 
 def _shape(sizes: Iterable[int]) -> str:
     return " x ".join(map(str, sizes))
-
-
-def require_tokenizer_files(source: str, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuse a tokenizer that transformers made without any files.
-
-    Raises:
-        UnsupportedModelError: It knows only special tokens.
-    """
-    if len(tokenizer) <= len(tokenizer.all_special_tokens):
-        raise UnsupportedModelError(f"can't load {source!r}: it has no tokenizer files")
 
 
 def choose_dtype(config: PreTrainedConfig, dtype: str, device: torch.device) -> torch.dtype:

@@ -14,7 +14,6 @@ from tokenizers import normalizers
 from transformers import (
     AutoModel,
     AutoModelForSequenceClassification,
-    AutoTokenizer,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -27,9 +26,9 @@ from deployments.compute.model_files import (
     read_config,
     read_labels,
     require_all_weights,
-    require_tokenizer_files,
     wrap_load_errors,
 )
+from deployments.compute.tokenizer_files import load_tokenizer, require_embeddings
 from deployments.model_spec import Task
 from deployments.pooling.embedder import Embedder, load_layers, make_layers
 from deployments.pooling.packed_attention import register_attention
@@ -105,12 +104,12 @@ def load_pooler(
     config = load_config(source, revision=revision)
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": False}
     load_weights = _load_embedder if task == "embed" else _load_classifier
+    with wrap_load_errors(source, "its tokenizer"):
+        tokenizer = load_tokenizer(source, revision=revision)
+        require_embeddings(tokenizer, config.get_text_config().vocab_size)
     with wrap_load_errors(source, "its weights", config):
         chosen = choose_dtype(config, dtype, device)
         model = load_weights(source, config, chosen, options)
-    with wrap_load_errors(source, "its tokenizer"):
-        tokenizer = AutoTokenizer.from_pretrained(source, **options)
-        require_tokenizer_files(source, tokenizer)
     if isinstance(model, Embedder) and model.files.lowercases:
         _put_into_lower_case(source, tokenizer)
     reads_types = _reads_types(model)

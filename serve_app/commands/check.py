@@ -2,8 +2,8 @@
 
 Ray silently accepts a mistyped key, and checks some sections only on the cluster. This command
 checks the whole file: its YAML (duplicate keys are refused), the keys and values of Ray's sections,
-`args:` by `serve_app.config`, and what the two must agree on. It neither starts Ray nor loads a
-model.
+`args:` by `serve_app.config`, what the two must agree on, and of the models' files what shows that
+no replica would load them. It neither starts Ray nor loads a model.
 """
 
 import os
@@ -21,6 +21,8 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouter
 from ray.serve.schema import HTTPOptionsSchema, ServeDeploySchema
 
 from deployments.autoscaling import LoadPolicy
+from deployments.compute.checkpoint import check_checkpoint
+from deployments.compute.errors import UnsupportedModelError
 from serve_app.commands.header_check import header_problems
 from serve_app.commands.queue_check import ingress_queue_problems, queue_problems
 from serve_app.config import (
@@ -33,6 +35,7 @@ from serve_app.config import (
 )
 from serve_app.keys.api_keys import ENVIRONMENT_VARIABLE
 from serve_app.middleware.auth import UnprotectedServerError, require_protection
+from serve_app.sharing import to_spec
 from serve_app.strict_yaml import UniqueKeyLoader
 
 BUILDER = "serve_app.app:build"
@@ -256,7 +259,17 @@ def _our_problems(document: dict[str, Any], application: dict[str, Any], path: s
         problems += _deployment_problems(application, config, path)
         problems += _protection_problem(document, config, path)
         problems += header_problems(config, path, os.environ)
+        problems += _checkpoint_problems(config, f"{path}.args.models")
     return problems + invalid
+
+
+def _checkpoint_problems(config: AppConfig, path: str) -> Iterator[str]:
+    """Yield why models can't be served, as far as their files are on this machine."""
+    for index, model in enumerate(config.models):
+        try:
+            check_checkpoint(to_spec(model, 0).source, model.revision, local_only=True)
+        except UnsupportedModelError as error:
+            yield f"{path}[{index}].source: {error}"
 
 
 def _deployment_problems(

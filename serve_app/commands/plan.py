@@ -19,8 +19,14 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
+from deployments.compute.checkpoint import check_checkpoint
 from deployments.compute.cpu.processor import has_bfloat16
-from deployments.compute.errors import pointer_advice, pointers_in, reason_of
+from deployments.compute.errors import (
+    UnsupportedModelError,
+    pointer_advice,
+    pointers_in,
+    reason_of,
+)
 from deployments.device.cgroup import available_bytes
 from deployments.device.memory_budget import GIB, DeviceMemoryError
 from deployments.model_shape import ModelShape
@@ -159,7 +165,7 @@ def read_shape(source: str, revision: str | None, *, is_pooler: bool) -> ModelSh
         is_pooler: Whether the model classifies or embeds.
 
     Raises:
-        PlanError: There is no such configuration, or it lacks a size.
+        PlanError: There is no such configuration, it lacks a size, or no replica would load it.
     """
     config = _load_config(source, revision)
     try:
@@ -214,7 +220,10 @@ def _load_config(source: str, revision: str | None) -> Any:
 
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": False}
     try:
+        check_checkpoint(source, revision)
         return AutoConfig.from_pretrained(source, **options)
+    except UnsupportedModelError as error:
+        raise PlanError(str(error)) from error
     except Exception as error:  # of any class, as transformers checks little
         if pointers := pointers_in([Path(source), Path(source, "config.json")]):
             raise PlanError(f"{source!r} can't be planned: {pointer_advice(pointers)}") from error

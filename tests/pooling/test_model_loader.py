@@ -12,7 +12,7 @@ from deployments.compute.errors import UnsupportedModelError
 from deployments.pooling.model_loader import LoadedPooler, load_outline, load_pooler, num_positions
 from deployments.pooling.packed_backbone import PackedBackbone
 from tests.pooling.tiny_classifiers import LABELS, bert, mpnet, qwen2, roberta
-from tests.pooling.tiny_folder import save_classifier
+from tests.pooling.tiny_folder import framing_tokenizer, save_classifier
 
 
 def load(folder: Path, *, dtype: str = "auto", max_model_len: int = 4096) -> LoadedPooler:
@@ -107,6 +107,25 @@ def test_weights_that_do_not_fit_the_labels_are_refused_by_name(tmp_path: Path) 
     path = save_classifier(tmp_path) / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"id2label": {"0": "a"}}))
     with pytest.raises(UnsupportedModelError, match="is 3 in the files and 1 by"):
+        load(tmp_path)
+
+
+def test_files_that_every_model_is_refused_for_are_refused(tmp_path: Path) -> None:
+    path = save_classifier(tmp_path) / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps(config | {"attn_implementation": "flash_attention_2"}))
+    assert load(tmp_path).labels
+    path.write_text(json.dumps(config | {"quantization_config": {"quant_method": "awq"}}))
+    with pytest.raises(UnsupportedModelError, match=r"is quantized \(awq\)"):
+        load(tmp_path)
+
+
+def test_a_token_that_the_model_has_no_embedding_for_is_refused(tmp_path: Path) -> None:
+    save_classifier(tmp_path)
+    tokenizer = framing_tokenizer()
+    tokenizer.add_tokens(["fox"])
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModelError, match="no embedding for, 'fox' with id 30"):
         load(tmp_path)
 
 

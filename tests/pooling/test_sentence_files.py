@@ -39,6 +39,9 @@ class SlowTokenizer:
     def __len__(self) -> int:
         return 9
 
+    def get_vocab(self) -> dict[str, int]:
+        return {}
+
 
 def change(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
@@ -132,9 +135,7 @@ def test_a_transformer_s_settings_may_lie_in_an_older_file(folder: Path, kind: s
 def test_lower_case_needs_a_fast_tokenizer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     change(folder / "sentence_bert_config.json", do_lower_case=True)
     slow = SlowTokenizer()
-    monkeypatch.setattr(
-        "deployments.pooling.model_loader.AutoTokenizer.from_pretrained", lambda *_, **__: slow
-    )
+    monkeypatch.setattr("deployments.pooling.model_loader.load_tokenizer", lambda *_, **__: slow)
     with pytest.raises(UnsupportedModelError, match="fast tokenizer; the model's is a SlowTok"):
         load_pooler(
             str(folder),

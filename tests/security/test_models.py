@@ -22,6 +22,7 @@ LOADERS = [
     ROOT / "deployments" / "pooling" / "model_loader.py",
     ROOT / "deployments" / "engine" / "model" / "loader.py",
     ROOT / "deployments" / "compute" / "model_files.py",
+    ROOT / "deployments" / "compute" / "tokenizer_files.py",
     ROOT / "serve_app" / "commands" / "plan.py",
 ]
 LOADS = re.compile(r"(?:c?[pP]ickle|dill|marshal|shelve|joblib)$")
@@ -87,7 +88,7 @@ def test_cve_2026_27893_47155_41523_no_code_is_loaded_with_a_model() -> None:
 
 
 def test_cve_2025_32434_cve_2026_24747_weights_are_only_safetensors() -> None:
-    loading = LOADERS[:2]  # the others read a configuration only
+    loading = LOADERS[:2]  # the others read no weights
     for loader in loading:
         assert "use_safetensors=True" in loader.read_text(encoding="utf-8")
     for path in SOURCES:

@@ -13,7 +13,6 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     AutoProcessor,
-    AutoTokenizer,
     GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
@@ -29,9 +28,9 @@ from deployments.compute.model_files import (
     choose_dtype,
     read_config,
     require_all_weights,
-    require_tokenizer_files,
     wrap_load_errors,
 )
+from deployments.compute.tokenizer_files import check_tokenizer, load_tokenizer
 from deployments.engine.attention.attention import ATTENTION_NAME, register_attention
 from deployments.engine.model.support import check_class, check_config, check_positions, has_images
 
@@ -88,10 +87,10 @@ def load_model(
     check_quantization(quantization, device)
     config = load_config(source, revision=revision)
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": False}
-    with wrap_load_errors(source, "its weights", config):
-        model = _load_weights(source, config, choose_dtype(config, dtype, device), device, options)
     with wrap_load_errors(source, "its tokenizer"):
         tokenizer, processor = _load_text_side(source, config, options)
+    with wrap_load_errors(source, "its weights", config):
+        model = _load_weights(source, config, choose_dtype(config, dtype, device), device, options)
     prepare_model(model, quantization)
     return LoadedModel(model, tokenizer, processor, _eos_token_ids(model, tokenizer))
 
@@ -185,10 +184,9 @@ def _load_text_side(
 ) -> tuple[PreTrainedTokenizerBase, ProcessorMixin | None]:
     if has_images(config):
         processor = AutoProcessor.from_pretrained(source, **options)  # type: ignore[no-untyped-call] # transformers leaves it untyped
+        check_tokenizer(source, options["revision"], processor.tokenizer)
         return processor.tokenizer, processor
-    tokenizer = AutoTokenizer.from_pretrained(source, **options)
-    require_tokenizer_files(source, tokenizer)
-    return tokenizer, None
+    return load_tokenizer(source, revision=options["revision"]), None
 
 
 def _eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:

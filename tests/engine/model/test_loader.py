@@ -3,6 +3,7 @@ import json
 import shutil
 import socket
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -18,9 +19,9 @@ from transformers import (
 from deployments.compute.cpu.linear.prepacked_linear import can_prepack
 from deployments.compute.errors import UnsupportedModelError
 from deployments.engine.attention.attention import ATTENTION_NAME
-from deployments.engine.model.loader import LoadedModel, load_model
+from deployments.engine.model.loader import LoadedModel, load_config, load_model
 from tests.deployments.tiny_folder import save_text_model
-from tests.engine.tiny_models import EOS_TOKEN_ID, qwen2
+from tests.engine.tiny_models import EOS_TOKEN_ID, gemma3, mixtral, qwen2
 
 CPU = torch.device("cpu")
 WEIGHT = "model.layers.1.mlp.down_proj.weight"
@@ -100,6 +101,49 @@ def test_a_loaded_model_does_not_hold_its_file(folder: Path) -> None:
 def test_eos_tokens_are_the_tokenizers_if_the_model_names_none(folder: Path) -> None:
     (folder / "generation_config.json").unlink()
     assert load(folder).eos_token_ids == {EOS_TOKEN_ID}
+
+
+def configure(folder: Path, **values: Any) -> None:
+    """Change keys of a folder's config.json."""
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def test_kernels_that_a_configuration_names_are_not_asked_for(folder: Path, tmp_path: Path) -> None:
+    configure(folder, attn_implementation="flash_attention_2")
+    assert load(folder).text_config._attn_implementation == ATTENTION_NAME
+    configure(folder, attn_implementation=None, _attn_implementation="flash_attention_3")
+    assert load(folder).text_config._attn_implementation == ATTENTION_NAME
+    experts = save_text_model(tmp_path / "experts", mixtral())
+    configure(experts, experts_implementation="sonicmoe")
+    assert load(experts).text_config._experts_implementation != "sonicmoe"
+
+
+def test_a_part_s_kernels_are_not_asked_for_either(tmp_path: Path) -> None:
+    gemma3().save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    for part in ("text_config", "vision_config"):
+        config[part]["attn_implementation"] = "flash_attention_2"
+    path.write_text(json.dumps(config))
+    found = load_config(str(tmp_path), revision=None)
+    parts: Any = (found, found.text_config, found.vision_config)
+    for each in parts:
+        assert each._attn_implementation is None
+
+
+def test_an_empty_quantization_is_none(folder: Path) -> None:
+    configure(folder, quantization_config={})
+    assert load(folder).num_weight_bytes
+    configure(folder, quantization_config={"quant_method": "gptq", "bits": 4})
+    assert "is quantized (gptq)" in refusal(folder)
+
+
+def test_an_adapter_is_refused_instead_of_its_base_model_being_served(folder: Path) -> None:
+    (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    assert "has an adapter (adapter_config.json)" in refusal(folder)
+    (folder / "config.json").unlink()
+    assert "has an adapter (adapter_config.json)" in refusal(folder)
 
 
 def test_a_missing_folder_is_refused_without_asking_the_hub(tmp_path: Path) -> None:

@@ -264,6 +264,21 @@ def test_actor_options_of_a_model_that_needs_no_gpu_may_leave_it_out(entry: Sect
     assert problems(model={"ray_actor_options": {"num_cpus": 1}}, entry=entry) == []
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("config.json", '{"quantization_config": {"quant_method": "awq"}}', "is quantized (awq)"),
+        ("adapter_config.json", "{}", "has an adapter (adapter_config.json)"),
+    ],
+)
+def test_a_model_that_no_replica_loads_is_refused(
+    tmp_path: Path, name: str, content: str, message: str
+) -> None:
+    (tmp_path / name).write_text(content)
+    (found,) = problems(entry={"source": str(tmp_path)})
+    assert found.startswith(f"{ENTRY}.source: '{tmp_path}' {message}")
+
+
 def test_a_correct_file_is_confirmed_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     name = str(ROOT / "serve_config.yaml")
     assert check_file(name)

@@ -220,6 +220,19 @@ def test_wrong_input_is_told_in_one_line(
     assert len(result.stderr.splitlines()) == 1
 
 
+@pytest.mark.parametrize("method", ["awq", "fp8"])
+def test_a_model_that_no_replica_loads_is_refused_and_not_planned(
+    tmp_path: Path, method: str
+) -> None:
+    config = json.loads(config_file("qwen2.5-7b-instruct").read_text())
+    config["quantization_config"] = {"quant_method": method}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    result = run("--model", str(tmp_path), "--gpu-memory", "48GiB")
+    assert result.exit_code == 2
+    assert f"is quantized ({method}), and only unquantized weights are served" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
 @pytest.mark.parametrize(
     ("written", "message"),
     [
