@@ -85,7 +85,10 @@ class TextGenerator(ModelReplica):
         fingerprint = system_fingerprint(self._spec, content, self._device.torch_device)
         self._fingerprint = fingerprint
         self._encoder = PromptEncoder(
-            loaded.tokenizer, loaded.processor, self._spec.reasoning_parser
+            loaded.tokenizer,
+            loaded.processor,
+            self._spec.reasoning_parser,
+            vocab_size=loaded.text_config.vocab_size,
         )
         # Calls of `tokenize` queue here, so that prompts to be answered don't wait for them.
         self._token_executor = BoundedExecutor(self._encoding, 1, MAX_NUM_TOKEN_CALLS, "prompts")

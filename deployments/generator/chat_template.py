@@ -1,7 +1,8 @@
 """A model's chat template, which renders messages and tools as the prompt's text.
 
-Templates take plain dicts, with the arguments of calls as objects. Rendering a probe tool and probe
-calls at the start shows what a template supports. A template never comes from a request.
+Templates take plain dicts, with the arguments of calls as objects. Rendering probes at the start
+shows in which form a template reads a message's content (`message_content`), and what else it
+supports. A template never comes from a request.
 """
 
 import inspect
@@ -15,6 +16,8 @@ from jinja2.defaults import DEFAULT_NAMESPACE
 from transformers import PreTrainedTokenizerBase, ProcessorMixin
 from transformers.utils.chat_template_utils import _get_template_variables
 
+from deployments.compute.errors import UnsupportedModelError
+from deployments.compute.tokenizer_files import special_tokens
 from deployments.contract import (
     ChatMessage,
     PromptReasoning,
@@ -24,12 +27,22 @@ from deployments.contract import (
     ToolCall,
 )
 from deployments.errors import InvalidRequestError
+from deployments.generator.message_content import (
+    IMAGE_FORMS,
+    PROBE_CALL,
+    PROBE_ID,
+    PROBE_NAME,
+    PROBE_TOOL,
+    QUESTION,
+    TEXT_FORMS,
+    TEXTS,
+    TEXTS_AND_IMAGE,
+    ContentForm,
+    conversations,
+    shows_texts,
+)
 from deployments.reasoning_format import QWEN3, ReasoningFormat
 from deployments.tool_call_format import FORMATS, ToolCallFormat
-
-PROBE_NAME = "probe_of_tools"
-PROBE_ID = "probe0001"
-"""Mistral's templates require nine letters and digits."""
 
 TEMPLATE_FAILURES = (TypeError, ValueError, LookupError, AttributeError, RecursionError)
 """The Python exceptions of a template that can't handle a tool's schema, or a parameter's value."""
@@ -39,17 +52,19 @@ SET_BY_THE_RENDERER: Final = frozenset(
 )
 """Names that a template reads but a request can't set; `apply_chat_template` has more of them."""
 
+ROLES: Final = ("user", "system", "assistant", "tool")
+"""In the order in which their forms are found: other roles' probes hold a user's message."""
+
 NO_VALUES: Final[Mapping[str, TemplateValue]] = MappingProxyType({})
 
-PROBE_TOOL = Tool(PROBE_NAME, "A probe.", '{"type": "object", "properties": {}}')
-QUESTION = ChatMessage("user", (TextPart("?"),))
-PROBE_CALL = ChatMessage(
-    "assistant", (), tool_calls=(ToolCall(PROBE_ID, PROBE_NAME, '{"key": "value"}'),)
-)
 BROKEN = '{"key": "val'
 BROKEN_CALL = ChatMessage(
     "assistant", (), tool_calls=(ToolCall(PROBE_ID, PROBE_NAME, json.dumps(BROKEN)),)
 )
+
+
+Forms = Mapping[str, ContentForm]
+"""The form in which the content of each role's messages is given."""
 
 
 class ChatTemplate:
@@ -57,22 +72,43 @@ class ChatTemplate:
 
     Attributes:
         accepts_tools: Whether the template can offer tools to the model.
+        image_placeholders: The tokens that stand for an image in a rendered text; more than one if
+            the template and the processor write different ones.
+        places_images: Whether a user's message with an image becomes a text with one placeholder.
         parameters: The names that the template reads and a request may set, sorted.
     """
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, processor: ProcessorMixin | None
     ) -> None:
-        """Use the processor's template, whose messages have parts, or else the tokenizer's.
+        """Use the processor's template, or the tokenizer's if the processor has none.
 
         Args:
             tokenizer: The model's tokenizer.
             processor: The model's processor; None means that the model takes no images.
+
+        Raises:
+            UnsupportedModelError: The template shows a user's text in no form of the content.
         """
-        self._renderer = processor or tokenizer
-        self._has_parts = processor is not None
+        has_own = processor is not None and processor.chat_template is not None
+        self._renderer: Any = processor if has_own else tokenizer
+        self._image_token: str | None = getattr(processor, "image_token", None)
+        # Gemma's template writes one token per image, and its processor another one per patch;
+        # other models have only one of them.
+        names = {getattr(side, "image_token", None) for side in (tokenizer, processor)}
+        self.image_placeholders = frozenset(name for name in names if name)
         self._writes_broken_calls = True
         self.parameters = self._find_parameters(tokenizer)
+        self._candidates = TEXT_FORMS if processor is None else IMAGE_FORMS
+        plain = self._find_forms(())
+        # A template of several may be chosen only where tools are offered.
+        self._forms: Mapping[bool, Forms] = {
+            False: plain,
+            True: {**plain, **self._find_forms((PROBE_TOOL,))},
+        }
+        if self.exists and "user" not in plain:
+            raise UnsupportedModelError(self._refusal())
+        self.places_images = processor is not None and self._places_images(plain)
         self.accepts_tools = PROBE_NAME in self._probe((QUESTION,), (PROBE_TOOL,))
         # Some templates go through the arguments one by one, which fails on a text.
         written = self._probe((QUESTION, BROKEN_CALL), (PROBE_TOOL,))
@@ -142,6 +178,58 @@ class ChatTemplate:
         told = self._probe((QUESTION, earlier, QUESTION), ())
         return QWEN3 if begins or (PROBE_ID in told and PROBE_NAME not in told) else None
 
+    def probes(self) -> list[str]:
+        """Return short conversations of each kind as texts; "" where the template fails.
+
+        They hold the tokens that the template writes around messages.
+        """
+        return [
+            self._probe(messages, tools)
+            for tools in ((), (PROBE_TOOL,))
+            for role in ROLES
+            for messages in conversations(role, TEXTS)
+        ]
+
+    def _find_forms(self, tools: Sequence[Tool]) -> dict[str, ContentForm]:
+        """Return the form of each role's content that the template reads; none of other roles."""
+        found: dict[str, ContentForm] = {}
+        for role in ROLES:
+            shown = [form for form in self._candidates if self._shows(role, form, found, tools)]
+            with_image = [
+                form for form in shown if self._places_images({**found, role: form}, role, tools)
+            ]
+            if shown:
+                found[role] = (with_image or shown)[0]
+        return found
+
+    def _shows(self, role: str, form: ContentForm, known: Forms, tools: Sequence[Tool]) -> bool:
+        forms = {**dict.fromkeys(ROLES, form), **known, role: form}
+        return any(
+            shows_texts(self._probe(messages, tools, forms))
+            for messages in conversations(role, TEXTS)
+        )
+
+    def _places_images(self, forms: Forms, role: str = "user", tools: Sequence[Tool] = ()) -> bool:
+        """Return whether an image of a message becomes one placeholder, and no text is lost."""
+        for messages in conversations(role, TEXTS_AND_IMAGE):
+            text = self._probe(messages, tools, forms)
+            if shows_texts(text) and sum(map(text.count, self.image_placeholders)) == 1:
+                return True
+        return False
+
+    def _refusal(self) -> str:
+        """Return why the template can't be used; its own error, if it raises one."""
+        try:
+            self._apply((QUESTION,), (), forms=dict.fromkeys(ROLES, self._candidates[0]))
+        except (TemplateError, *TEMPLATE_FAILURES) as error:
+            reason = " ".join(str(error).split())
+        else:
+            reason = "it leaves the text out"
+        return (
+            "the model's chat template shows a user's text neither from a string nor from parts "
+            f"({reason}); mend the template, or remove it to serve plain prompts only"
+        )
+
     def _find_parameters(self, tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
         templates = self._renderer.chat_template or {}
         texts = templates.values() if isinstance(templates, dict) else (templates,)
@@ -163,12 +251,14 @@ class ChatTemplate:
                 f"chat_template_kwargs.{unknown[0]}",
             )
 
-    def _probe(self, messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> str:
+    def _probe(
+        self, messages: Sequence[ChatMessage], tools: Sequence[Tool], forms: Forms | None = None
+    ) -> str:
         """Return a rendered probe; an empty text if the template fails."""
         if not self.exists:
             return ""
         try:
-            return self._apply(messages, tools)
+            return self._apply(messages, tools, forms=forms)
         except (TemplateError, *TEMPLATE_FAILURES):
             return ""
 
@@ -178,12 +268,14 @@ class ChatTemplate:
         tools: Sequence[Tool],
         add_generation_prompt: bool = True,
         template_kwargs: Mapping[str, TemplateValue] = NO_VALUES,
+        forms: Forms | None = None,
     ) -> str:
+        forms = self._forms[bool(tools)] if forms is None else forms
         given: dict[str, Any] = {
             name: value for name, value in template_kwargs.items() if value is not None
         }
         text = self._renderer.apply_chat_template(
-            [self._message(message) for message in messages],
+            [self._message(message, forms) for message in messages],
             tools=[_tool(tool) for tool in tools] or None,
             tokenize=False,
             add_generation_prompt=add_generation_prompt,
@@ -191,9 +283,11 @@ class ChatTemplate:
         )
         return str(text)
 
-    def _message(self, message: ChatMessage) -> dict[str, Any]:
+    def _message(self, message: ChatMessage, forms: Forms) -> dict[str, Any]:
         """Return a message as templates take it; they test for keys, so absent values get none."""
-        rendered: dict[str, Any] = {"role": message.role, "content": self._content(message)}
+        form = forms.get(message.role, self._candidates[0])
+        content = form.write(message.parts, self._image_token)
+        rendered: dict[str, Any] = {"role": message.role, "content": content}
         if message.tool_calls:
             rendered["tool_calls"] = [self._call(call) for call in message.tool_calls]
         if message.tool_call_id is not None:
@@ -212,15 +306,6 @@ class ChatTemplate:
         function = {"name": call.name, "arguments": arguments}
         return {"id": call.id, "type": "function", "function": function}
 
-    def _content(self, message: ChatMessage) -> str | list[dict[str, str]]:
-        """Return a text, or parts if the model takes images."""
-        if not self._has_parts:
-            return "".join(part.text for part in message.parts if isinstance(part, TextPart))
-        return [
-            {"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": "image"}
-            for part in message.parts
-        ]
-
 
 def choose_tool_call_format(parser: str, template: ChatTemplate) -> ToolCallFormat | None:
     """Return how the model writes calls; None if tools are off or the format is unknown.
@@ -233,13 +318,6 @@ def choose_tool_call_format(parser: str, template: ChatTemplate) -> ToolCallForm
     if parser == "auto":
         return template.find_tool_call_format()
     return FORMATS.get(parser)
-
-
-def special_tokens(tokenizer: PreTrainedTokenizerBase) -> set[str]:
-    """Return the tokens that normal decoding leaves out of the text."""
-    return set(tokenizer.all_special_tokens) | {
-        str(added) for added in tokenizer.added_tokens_decoder.values() if added.special
-    }
 
 
 def special_marks(

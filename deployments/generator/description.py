@@ -36,10 +36,11 @@ def describe_files(spec: ModelSpec) -> ModelDescription:
         UnsupportedModelError: Files are missing, or the engine can't run the model.
     """
     tokenizer, processor, generation = load_text_side(spec.source, revision=spec.revision)
-    encoder = PromptEncoder(tokenizer, processor, spec.reasoning_parser)
+    config = load_config(spec.source, revision=spec.revision)
+    vocab_size = config.get_text_config().vocab_size
+    encoder = PromptEncoder(tokenizer, processor, spec.reasoning_parser, vocab_size=vocab_size)
     max_model_len = spec.max_model_len
     if max_model_len is None:
-        config = load_config(spec.source, revision=spec.revision)
         max_model_len = ModelShape.of(config).max_positions or NO_LIMIT_LEN
     return _describe(spec, tokenizer, generation, max_model_len, encoder, None)
 

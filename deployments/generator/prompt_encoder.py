@@ -17,6 +17,7 @@ import torch
 from PIL import Image, UnidentifiedImageError
 from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
+from deployments.compute.tokenizer_files import require_embeddings
 from deployments.contract import (
     ChatMessage,
     GenerationRequest,
@@ -99,6 +100,8 @@ class PromptEncoder:
         tokenizer: PreTrainedTokenizerBase,
         processor: ProcessorMixin | None,
         reasoning_parser: str = "none",
+        *,
+        vocab_size: int | None = None,
     ) -> None:
         """Prepare to encode for a model.
 
@@ -106,23 +109,28 @@ class PromptEncoder:
             tokenizer: The model's tokenizer.
             processor: The model's processor; None means that it takes no images.
             reasoning_parser: See `ModelSpec`.
+            vocab_size: The number of tokens that the model has embeddings for; None: enough.
 
         Raises:
-            UnsupportedModelError: See `choose_reasoning_format`.
+            UnsupportedModelError: See `ChatTemplate`, `choose_reasoning_format` and
+                `require_embeddings`.
         """
         self._tokenizer = tokenizer
         self._processor = processor
         self.template = ChatTemplate(tokenizer, processor)
         self.reasoning_format = choose_reasoning_format(reasoning_parser, self.template, tokenizer)
-        # Gemma's template writes one token per image, and its processor another one per patch;
-        # other models have only one of them.
-        names = {getattr(side, "image_token", None) for side in (tokenizer, processor)}
-        self._image_placeholders = frozenset(name for name in names if name)
+        if vocab_size is not None:
+            written = self.template.probes()
+            if self.accepts_images:
+                written += self.template.image_placeholders
+            require_embeddings(tokenizer, vocab_size, written)
 
     @property
     def accepts_images(self) -> bool:
         """Whether messages may hold images."""
-        return self._processor is not None
+        return self._processor is not None and (
+            self.template.places_images or not self.template.exists
+        )
 
     def encode(self, requests: Sequence[GenerationRequest]) -> list[EncodedPrompt | RaystreamError]:
         """Encode requests together; each gets its prompt or its own error."""
@@ -216,18 +224,29 @@ class PromptEncoder:
         add_generation_prompt: bool = True,
     ) -> RenderedPrompt:
         images = tuple(p.data for m in messages for p in m.parts if isinstance(p, ImagePart))
-        if images and self._processor is None:
+        if images and not self.accepts_images:
             raise InvalidRequestError("this model takes no images; send only text", "messages")
         text = self.template.render(messages, tools, add_generation_prompt, dict(template_kwargs))
         text = _require_unicode(text, "messages")
-        if images and sum(map(text.count, self._image_placeholders)) != len(images):
+        if images:
+            self._require_a_place_each(text, len(images))
+        known = self.reasoning_format
+        reasoning = PromptReasoning.OPEN if known is None else known.at_end_of(text)
+        return RenderedPrompt(text, images, is_plain=False, reasoning=reasoning)
+
+    def _require_a_place_each(self, text: str, num_images: int) -> None:
+        """Refuse a rendered text that has more or fewer placeholders than images."""
+        num_places = sum(map(text.count, self.template.image_placeholders))
+        if num_places > num_images:
             raise InvalidRequestError(
                 "the text holds image placeholders of its own; send each image as an image part",
                 "messages",
             )
-        known = self.reasoning_format
-        reasoning = PromptReasoning.OPEN if known is None else known.at_end_of(text)
-        return RenderedPrompt(text, images, is_plain=False, reasoning=reasoning)
+        if num_places < num_images:
+            raise InvalidRequestError(
+                "the model's chat template leaves out an image; send images in the user's messages",
+                "messages",
+            )
 
     def _tokenize_apart(
         self, prompts: Mapping[int, RenderedPrompt]

@@ -3,8 +3,9 @@
 from transformers import PreTrainedTokenizerBase
 
 from deployments.compute.errors import UnsupportedModelError
+from deployments.compute.tokenizer_files import special_tokens
 from deployments.contract import ReasoningDescription, ReasoningTokens
-from deployments.generator.chat_template import ChatTemplate, special_tokens
+from deployments.generator.chat_template import ChatTemplate
 from deployments.reasoning_format import REASONING_FORMATS, ReasoningFormat
 
 

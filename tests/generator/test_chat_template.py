@@ -2,16 +2,19 @@
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from deployments.contract import ChatMessage, TextPart, Tool, ToolCall
+from deployments.compute.errors import UnsupportedModelError
+from deployments.contract import ChatMessage, ImagePart, TextPart, Tool, ToolCall
 from deployments.errors import InvalidRequestError
 from deployments.generator.chat_template import ChatTemplate, choose_tool_call_format, special_marks
 from deployments.tool_call_format import HERMES, MISTRAL
 from tests.deployments import tiny_folder
 from tests.engine.tiny_models import byte_tokenizer
+from tests.generator import tiny_processor
 
 QWEN = """
 {%- if tools %}
@@ -269,7 +272,6 @@ def test_a_template_s_parameters_are_what_it_reads_and_the_renderer_does_not_set
     assert template_of(tiny_folder.REASONING_TEMPLATE).parameters == ("enable_thinking",)
     assert template_of(tiny_folder.CHAT_TEMPLATE).parameters == ()
     assert template_of(None).parameters == ()
-    assert template_of("{% if x %}").parameters == ()
 
 
 def test_a_request_may_set_a_template_s_parameters() -> None:
@@ -303,3 +305,107 @@ def test_a_value_that_the_template_can_not_use_is_the_client_s_error() -> None:
     with pytest.raises(InvalidRequestError, match="Check the types") as refused:
         template_of(READING).render([ASKED], template_kwargs={"level": "high"})
     assert refused.value.param == "chat_template_kwargs"
+
+
+PARTS = tiny_processor.CHAT_TEMPLATE
+TEXT = tiny_folder.CHAT_TEMPLATE
+BOTH = PARTS.replace(
+    "{% for part in message.content %}",
+    "{% if message.content is string %}{{ message.content }}{% set message = {} %}{% endif %}"
+    "{% for part in message.content %}",
+)
+FIRST_PART = "{% for message in messages %}{{ message.content[0].text }};{% endfor %}"
+SYSTEM_AS_TEXT = (
+    "{% for message in messages %}{% if message.role == 'system' %}{{ message.content | trim }};"
+    "{% else %}{% for part in message.content %}"
+    "{% if part.type == 'image' %}<special3>{% else %}{{ part.text }}{% endif %}"
+    "{% endfor %};{% endif %}{% endfor %}"
+)
+GEMMA_3 = (
+    "{% if messages[0].role == 'system' %}"
+    "{% if messages[0].content is string %}{{ messages[0].content }}"
+    "{% else %}{{ messages[0].content[0].text }}{% endif %};"
+    "{% set messages = messages[1:] %}{% endif %}"
+    "{% for message in messages %}{% for part in message.content %}"
+    "{% if part.type == 'image' %}<special3>{% else %}{{ part.text }}{% endif %}"
+    "{% endfor %};{% endfor %}"
+)
+"""Of a system message in parts, only the first is read; Gemma 3's template does the same."""
+NO_SYSTEM = (
+    "{% if messages[0].role == 'system' %}{{ raise_exception('no system messages') }}{% endif %}"
+    "{% for message in messages %}{{ message.content }};{% endfor %}"
+)
+BRIEF = ChatMessage("system", (TextPart("Be "), TextPart("brief.")))
+PICTURE = ChatMessage("user", (TextPart("See "), ImagePart(b""), TextPart("this")))
+
+
+def template_of_images(text: str | None, of_tokenizer: str | None = None) -> ChatTemplate:
+    processor = tiny_processor.gemma3_processor()
+    processor.chat_template = text
+    processor.tokenizer.chat_template = of_tokenizer
+    return ChatTemplate(processor.tokenizer, processor)
+
+
+@pytest.mark.parametrize("text", [TEXT, PARTS, BOTH, FIRST_PART, SYSTEM_AS_TEXT, GEMMA_3])
+def test_a_template_gets_the_whole_text_in_the_form_that_it_reads(text: str) -> None:
+    for template in (template_of(text), template_of_images(text)):
+        found = template.render([BRIEF, ASKED], add_generation_prompt=False)
+        assert found.index("Be brief.") < found.index("Weather?")
+        assert "type" not in found
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        (PARTS, "See <special3>this"),
+        (BOTH, "See <special3>this"),
+        (SYSTEM_AS_TEXT, "See <special3>this"),
+        (GEMMA_3, "See <special3>this"),
+        (TEXT, "<special3>\nSee this"),
+        (FIRST_PART, "<special3>\nSee this"),
+    ],
+)
+def test_an_image_gets_a_place_by_the_template_or_before_the_text(text: str, written: str) -> None:
+    template = template_of_images(text)
+    assert template.places_images
+    assert written in template.render([PICTURE])
+    assert not template_of(text).places_images
+
+
+def test_a_role_that_a_template_rejects_stays_the_client_s_error() -> None:
+    for template in (template_of(NO_SYSTEM), template_of_images(NO_SYSTEM)):
+        assert template.render([ASKED]) == "Weather?;"
+        with pytest.raises(InvalidRequestError, match="no system messages"):
+            template.render([BRIEF, ASKED])
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{% for message in messages %}{{ message.text }}{% endfor %}", "leaves the text out"),
+        ("{% if x %}", "Unexpected end of template"),
+        ("{{ raise_exception('send a code') }}", "send a code"),
+        ({"rag": TEXT}, "multiple chat templates"),
+    ],
+)
+def test_a_template_that_reads_neither_form_is_refused(text: Any, reason: str) -> None:
+    for make in (template_of, template_of_images):
+        with pytest.raises(UnsupportedModelError, match="neither from a string nor") as refused:
+            make(text)
+        assert reason in str(refused.value)
+        assert "\n" not in str(refused.value)
+
+
+def test_a_template_for_tools_may_read_another_form() -> None:
+    template = template_of({"default": TEXT, "tool_use": PARTS + "{{ tools | tojson }}"})  # type: ignore[arg-type] # of several
+    assert template.accepts_tools
+    for tools in ((), (TOOL,)):
+        assert "<special1>user\nWeather?<special2>" in template.render([ASKED], tools)
+
+
+def test_the_processor_s_template_comes_before_the_tokenizer_s() -> None:
+    asked = [ASKED]
+    own, other = "{% for m in messages %}own {{ m.content }}{% endfor %}", TEXT
+    assert template_of_images(own, other).render(asked) == "own Weather?"
+    assert template_of_images(None, own).render(asked) == "own Weather?"
+    assert not template_of_images(None, None).exists

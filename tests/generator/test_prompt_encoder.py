@@ -1,5 +1,8 @@
+import json
+import shutil
 from collections.abc import Sequence
 from io import BytesIO
+from pathlib import Path
 
 import pytest
 import torch
@@ -7,6 +10,7 @@ from PIL import Image
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerBase
 
+from deployments.compute.errors import UnsupportedModelError
 from deployments.contract import (
     ChatMessage,
     GenerationRequest,
@@ -15,6 +19,7 @@ from deployments.contract import (
     TextPart,
     TokenizeRequest,
 )
+from deployments.engine.model.loader import load_text_side
 from deployments.engine.scheduling.sequence import SequenceRequest
 from deployments.errors import (
     GenerationFailedError,
@@ -35,13 +40,16 @@ from tests.engine.tiny_models import (
     make_engine,
 )
 from tests.generator.tiny_processor import (
+    CHAT_TEMPLATE,
     END_OF_IMAGE,
     IMAGE,
     START_OF_IMAGE,
     gemma3_processor,
 )
 
+PYDOC_CHAT = Path(__file__).resolve().parents[2] / "models/pydoc-chat"
 Prompt = tuple[ChatMessage, ...] | str | tuple[int, ...]
+IMAGES_OF_USER = "{% if part.type == 'image' and message.role != 'user' %}{% elif part.type"
 ONE_IMAGE = f"\n\n{START_OF_IMAGE}{IMAGE * TOKENS_PER_IMAGE}{END_OF_IMAGE}\n\n"
 
 
@@ -250,7 +258,9 @@ def test_a_template_s_failure_fails_only_its_own_request(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     tokenizer = text_tokenizer()
-    tokenizer.chat_template = "{{ 1 / (messages[0].content | length - 4) }}"
+    tokenizer.chat_template = (
+        "{{ messages[0].content }}{{ 1 / (messages[0].content | length - 4) }}"
+    )
     encoded = encode_all(
         PromptEncoder(tokenizer, None), [user(TextPart("four")), "plain", user(TextPart("five5"))]
     )
@@ -389,3 +399,92 @@ def test_a_prompt_that_can_not_be_encoded_has_no_tokens(
 ) -> None:
     with pytest.raises(InvalidRequestError):
         image_encoder.tokenize(TokenizeRequest(prompt))
+
+
+def image_encoder_with(template: str | None, of_tokenizer: str | None = None) -> PromptEncoder:
+    processor = gemma3_processor()
+    processor.chat_template = template
+    processor.tokenizer.chat_template = of_tokenizer
+    return PromptEncoder(processor.tokenizer, processor)
+
+
+def test_a_plain_template_of_an_image_model_gets_text_and_places_for_images() -> None:
+    encoder = image_encoder_with(tiny_folder.CHAT_TEMPLATE)
+    assert encoder.accepts_images
+    told = text_of(encode(encoder, user(TextPart("Good "), TextPart("day"))))
+    assert told == "<special1>user\nGood day<special2><special1>assistant\n"
+    encoded = encode(encoder, user(TextPart("What?"), picture()))
+    assert text_of(encoded) == (
+        f"<special1>user\n{ONE_IMAGE}\nWhat?<special2><special1>assistant\n"
+    )
+    assert set(encoded.model_inputs) == {"pixel_values", "token_type_ids"}
+    forged = refusal(encoder, user(TextPart(START_OF_IMAGE), picture()))
+    assert "placeholders of its own" in str(forged)
+
+
+def test_a_text_template_that_reads_parts_gets_them() -> None:
+    tokenizer = text_tokenizer()
+    tokenizer.chat_template = CHAT_TEMPLATE
+    told = text_of(encode(PromptEncoder(tokenizer, None), user(TextPart("Good day"))))
+    assert told == "<special1>user\nGood day<special2><special1>assistant\n"
+
+
+def test_the_tokenizer_s_template_serves_a_processor_without_one(tmp_path: Path) -> None:
+    for file in PYDOC_CHAT.iterdir():
+        if file.is_file() and file.suffix != ".jinja":
+            shutil.copy(file, tmp_path)
+    settings = tmp_path / "tokenizer_config.json"
+    named = {"chat_template": (PYDOC_CHAT / "chat_template.jinja").read_text()}
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | named))
+    prompts = []
+    for folder in (tmp_path, PYDOC_CHAT):
+        tokenizer, processor, _ = load_text_side(str(folder), revision=None)
+        encoded = encode(PromptEncoder(tokenizer, processor), user(picture(), TextPart("What?")))
+        prompts.append(encoded.token_ids)
+    assert prompts[0] == prompts[1]
+
+
+def test_images_are_refused_where_no_template_can_place_them() -> None:
+    processor = gemma3_processor()
+    for side in (processor, processor.tokenizer):
+        side.image_token = None
+    processor.chat_template = tiny_folder.CHAT_TEMPLATE
+    encoder = PromptEncoder(processor.tokenizer, processor)
+    assert not encoder.accepts_images
+    assert "takes no images" in str(refusal(encoder, user(picture())))
+    assert text_of(encode(encoder, user(TextPart("Good day")))).startswith("<special1>user\nGood")
+
+
+def test_an_image_that_a_role_has_no_place_for_gets_one_before_its_text() -> None:
+    encoder = image_encoder_with(CHAT_TEMPLATE.replace("{% if part.type", IMAGES_OF_USER))
+    messages = (ChatMessage("system", (picture(), TextPart("Be brief."))), *user(TextPart("?")))
+    told = text_of(encode(encoder, messages))
+    assert told.startswith(f"<special1>system\n{ONE_IMAGE}\nBe brief.<special2>")
+
+
+def test_an_image_that_the_template_leaves_out_is_not_called_the_client_s_text() -> None:
+    processor = gemma3_processor()
+    processor.image_token = None  # so that only the template can write a placeholder
+    written = CHAT_TEMPLATE.replace("{% if part.type", IMAGES_OF_USER)
+    processor.chat_template = written.replace(START_OF_IMAGE, IMAGE)
+    encoder = PromptEncoder(processor.tokenizer, processor)
+    assert encoder.accepts_images
+    messages = (ChatMessage("system", (picture(), TextPart("Be brief."))), *user(TextPart("?")))
+    assert "leaves out an image" in str(refusal(encoder, messages))
+
+
+@pytest.mark.parametrize("token", ["<special1>", "<special2>"])
+def test_a_template_that_writes_tokens_without_an_embedding_is_refused(token: str) -> None:
+    tokenizer = text_tokenizer()
+    vocab_size = len(tokenizer)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<new>"]})
+    PromptEncoder(tokenizer, None, vocab_size=vocab_size)
+    tokenizer.chat_template = tiny_folder.CHAT_TEMPLATE.replace(token, "<new>")
+    with pytest.raises(UnsupportedModelError, match=f"'<new>' with id {vocab_size} among them"):
+        PromptEncoder(tokenizer, None, vocab_size=vocab_size)
+
+
+def test_image_placeholders_without_an_embedding_are_refused() -> None:
+    processor = gemma3_processor()
+    with pytest.raises(UnsupportedModelError, match="no embedding"):
+        PromptEncoder(processor.tokenizer, processor, vocab_size=IMAGE_TOKEN_ID)
