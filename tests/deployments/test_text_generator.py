@@ -35,12 +35,13 @@ from deployments.errors import (
     RaystreamError,
     ReplicaUnavailableError,
 )
+from deployments.generator.description import describe_files
 from deployments.generator.prompt_encoder import EncodedPrompt
 from deployments.metrics import StreamClock
 from deployments.text_generator import BATCH_WAIT_TIMEOUT_S, MAX_BATCH_SIZE, TextGenerator
 from serve_app.http.access_record import CURRENT_RECORD, AccessRecord
 from tests.deployments.local_handle import local_backend, read
-from tests.deployments.tiny_folder import save_text_model, spec
+from tests.deployments.tiny_folder import CHAT_TEMPLATE, save_text_model, spec
 from tests.engine.tiny_models import byte_tokenizer, generate, qwen2
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
@@ -285,6 +286,19 @@ def test_a_folder_without_a_model_is_refused_in_one_line(tmp_path: Path) -> None
     with pytest.raises(UnsupportedModelError, match="can't load") as caught:
         TextGenerator(spec(tmp_path))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("is_served", [True, False])
+def test_a_model_without_an_embedding_for_each_token_is_refused(
+    tmp_path: Path, is_served: bool
+) -> None:
+    save_text_model(tmp_path)
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = CHAT_TEMPLATE
+    tokenizer.add_tokens(["fox"])
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModelError, match="no embedding for, 'fox' with id 30"):
+        (TextGenerator if is_served else describe_files)(spec(tmp_path))
 
 
 def test_a_model_that_does_not_fit_is_refused_with_advice(folder: Path) -> None:
