@@ -8,7 +8,7 @@ until the replica ends.
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import inf
@@ -42,6 +42,7 @@ from deployments.replica_plan import ReplicaPlan
 from deployments.replica_report import MemoryPlan, ReplicaReport, ReplicaState, WorkCounts
 from deployments.start_phases import StartPhases
 from deployments.tracing import SpanKind, open_tracer
+from deployments.user_config import given_settings
 
 logger = logging.getLogger("ray.serve.raystream.replica")
 """Below Serve's logger, whose own INFO lines do not reach the terminal of `make serve`."""
@@ -81,11 +82,13 @@ class PlacedModel(Protocol):
 class ModelReplica:
     """One model on its share of a device, a thread that tokenizes, and channels to ingresses.
 
-    A subclass starts its model in `_start`, stops it in `_stop`, and says how it is in
-    `_check_health` and `_is_dead`.
+    A subclass starts its model in `_start`, stops it in `_stop`, applies settings in `_apply`, and
+    says how it is in `_check_health` and `_is_dead`.
     """
 
     _fingerprint: str | None = None
+    _refused_user_config: str | None = None
+    """Why the last `user_config` was refused; None if it applies."""
     _table: tuple[Metric, ...] = ANY_REPLICA
     """The definitions of the replica's metrics."""
 
@@ -146,6 +149,31 @@ class ModelReplica:
         self._store.gauge(STARTED.name, spec.id).set(self._ready_unix_s)
         self._health = _Health(ReplicaState.HEALTHY, self._ready_unix_s)
 
+    def reconfigure(self, user_config: object) -> None:
+        """Set how requests are batched, and how much may wait; refuse nonsense without an error.
+
+        Serve would kill a replica that raises here, however well it serves. So it keeps its
+        settings, or those of the model's entry if it has only started, and says so in its log and
+        in its report.
+
+        Args:
+            user_config: A mapping of `max_batch_size`, the most requests that are tokenized in one
+                call; `batch_wait_timeout_s`, how long the first of them waits for others; and
+                `max_queued_requests` and `max_queued_tokens`, which replace the model entry's.
+        """
+        try:
+            given = given_settings(user_config)
+        except ValueError as error:
+            self._refused_user_config = str(error)
+            logger.error(
+                "%s: user_config is refused, and the settings stay as they are: %s",
+                self._spec.id,
+                error,
+            )
+            return
+        self._refused_user_config = None
+        self._apply(given)
+
     async def inspect(self) -> ReplicaReport:
         """Return what an operator wants to know; it costs no step of the model."""
         return ReplicaReport(
@@ -160,6 +188,7 @@ class ModelReplica:
             plan=MemoryPlan.of(self.plan),
             memory=self._monitor.report,
             work=self._work,
+            refused_user_config=self._refused_user_config,
         )
 
     def record_replica_metadata(self) -> dict[str, str | None]:
@@ -182,6 +211,10 @@ class ModelReplica:
     def _was_used(self) -> float:
         """1 if the model was used lately, else 0: Serve asks only from time to time."""
         return float(time.monotonic() - self._used_s < RECENT_S)
+
+    def _apply(self, given: Mapping[str, float]) -> None:
+        """Apply settings; those that are not given get their defaults."""
+        raise NotImplementedError
 
     @property
     def _load(self) -> ReplicaLoad:

@@ -104,6 +104,7 @@ class ReplicaReport:
         plan: How its memory was divided.
         memory: Its memory now and lately.
         work: What it does and has done.
+        refused_user_config: Why the last `user_config` was refused; None if it applies.
     """
 
     replica_id: str
@@ -117,3 +118,4 @@ class ReplicaReport:
     plan: MemoryPlan
     memory: MemoryReport
     work: WorkCounts
+    refused_user_config: str | None = None

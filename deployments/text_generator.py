@@ -57,7 +57,7 @@ from deployments.model_replica import ModelReplica
 from deployments.probation import Probation, Trial
 from deployments.replica_plan import ReplicaPlan
 from deployments.replica_report import WorkCounts
-from deployments.user_config import BATCH_KEYS, given_settings, queue_limits, set_batching
+from deployments.user_config import queue_limits, set_batching
 
 MAX_NUM_TOKEN_CALLS = 256
 """The most calls of `tokenize` and `detokenize` in progress; admission does not count them."""
@@ -165,15 +165,7 @@ class TextGenerator(ModelReplica):
         self._note_use()
         return await self._token_executor.run(self._encoder.detokenize, token_ids)
 
-    def reconfigure(self, user_config: Mapping[str, float | None]) -> None:
-        """Set how requests are batched, and how much may wait.
-
-        Args:
-            user_config: `max_batch_size`, the most requests that are tokenized in one call;
-                `batch_wait_timeout_s`, how long the first of them waits for others;
-                and `max_queued_requests` and `max_queued_tokens`, which replace the model entry's.
-        """
-        given = given_settings(user_config, BATCH_KEYS)
+    def _apply(self, given: Mapping[str, float]) -> None:
         self._admission.set_limits(*self._queue_limits(given))
         set_batching(self._encode, given, MAX_BATCH_SIZE, BATCH_WAIT_TIMEOUT_S)
 

@@ -38,7 +38,7 @@ from deployments.pooling.text_encoder import EncodedTexts, TextEncoder
 from deployments.probation import Probation
 from deployments.replica_plan import ReplicaPlan
 from deployments.replica_report import WorkCounts
-from deployments.user_config import BATCH_KEYS, given_settings, queue_limits, set_batching
+from deployments.user_config import queue_limits, set_batching
 
 MAX_BATCH_SIZE = 32
 BATCH_WAIT_TIMEOUT_S = 0.0
@@ -81,15 +81,7 @@ class TextPooler(ModelReplica):
         """Return the description of this replica's model."""
         return self._description
 
-    def reconfigure(self, user_config: Mapping[str, float | None]) -> None:
-        """Set how requests are batched, and how much may wait.
-
-        Args:
-            user_config: `max_batch_size`, the most requests that are tokenized in one call;
-                `batch_wait_timeout_s`, how long the first of them waits for others; and
-                `max_queued_requests` and `max_queued_tokens`, which replace the model entry's.
-        """
-        given = given_settings(user_config, BATCH_KEYS)
+    def _apply(self, given: Mapping[str, float]) -> None:
         self._queue.set_limits(QueueLimits(*self._queue_limits(given)))
         set_batching(self._encode, given, MAX_BATCH_SIZE, BATCH_WAIT_TIMEOUT_S)
 

@@ -1,35 +1,53 @@
 """A replica's `user_config`: the settings that can change while it serves.
 
 A key that is missing or null resets its setting to the default, so the file always shows which
-settings apply.
+settings apply. `raystream check` accepts the same keys and values.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from math import inf
+from typing import Any, Final
 
 from deployments.model_spec import ModelSpec
 
-BATCH_KEYS = frozenset(
-    {"max_batch_size", "batch_wait_timeout_s", "max_queued_requests", "max_queued_tokens"}
-)
-"""The keys of every deployment: both tokenize requests in batches and bound their queues."""
+LEAST: Final[Mapping[str, int]] = {
+    "max_batch_size": 1,
+    "batch_wait_timeout_s": 0,
+    "max_queued_requests": 0,
+    "max_queued_tokens": 0,
+}
+"""The keys of every deployment, with their least values: both kinds of replica tokenize requests in
+batches and bound their queues. All but the time are whole numbers."""
 
 
-def given_settings(
-    user_config: Mapping[str, float | None], known: frozenset[str]
-) -> dict[str, float]:
+def given_settings(user_config: object) -> dict[str, float]:
     """Return the settings that have a value.
 
+    Args:
+        user_config: As in the file, which Serve passes on unread.
+
     Raises:
-        ValueError: A key is unknown.
+        ValueError: It is no mapping, a key is unknown, or a value is wrong; one line says which.
     """
-    unknown = sorted(user_config.keys() - known)
+    if not isinstance(user_config, Mapping):
+        raise ValueError(f"it must be a mapping, and is {user_config!r}")
+    unknown = sorted(str(key) for key in user_config if key not in LEAST)
     if unknown:
         raise ValueError(
-            f"unknown keys in user_config: {', '.join(unknown)}; "
-            f"known are {', '.join(sorted(known))}"
+            f"unknown keys: {', '.join(unknown)}; known are {', '.join(sorted(LEAST))}"
         )
-    return {key: value for key, value in user_config.items() if value is not None}
+    given = {key: value for key, value in user_config.items() if value is not None}
+    return {key: _number(key, value) for key, value in given.items()}
+
+
+def _number(key: str, value: object) -> float:
+    """Return a setting's value, which must be a number, not one in quotes."""
+    is_count = not key.endswith("_s")
+    numbers = int if is_count else int | float
+    if isinstance(value, numbers) and not isinstance(value, bool) and LEAST[key] <= value < inf:
+        return value
+    kind = "a whole number" if is_count else "a number"
+    raise ValueError(f"{key} must be {kind} of at least {LEAST[key]}, and is {value!r}")
 
 
 def queue_limits(

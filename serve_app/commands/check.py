@@ -73,15 +73,15 @@ class LoadPolicyConfig(StrictModel):
 class BatchingConfig(StrictModel):
     """The `user_config` of a model's deployment; None keeps the deployment's own default."""
 
-    max_batch_size: int | None = Field(default=None, ge=1)
+    max_batch_size: int | None = Field(default=None, ge=1, strict=True)
     """Requests that are tokenized in one call. null is 32."""
-    batch_wait_timeout_s: float | None = Field(default=None, ge=0)
+    batch_wait_timeout_s: float | None = Field(default=None, ge=0, allow_inf_nan=False, strict=True)
     """Time that the first of these requests waits for others. null is 0: requests gather while the
     tokenizer is busy.
     """
-    max_queued_requests: int | None = Field(default=None, ge=0)
+    max_queued_requests: int | None = Field(default=None, ge=0, strict=True)
     """In place of the model entry's. null keeps the entry's."""
-    max_queued_tokens: int | None = Field(default=None, ge=0)
+    max_queued_tokens: int | None = Field(default=None, ge=0, strict=True)
     """In place of the model entry's. null keeps the entry's."""
 
 

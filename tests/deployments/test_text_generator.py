@@ -270,14 +270,25 @@ async def test_a_dead_engine_fails_health_and_requests(folder: Path) -> None:
         generator.__del__()  # while there is a loop: its socket is closed there
 
 
-def test_user_config_sets_the_batching_or_changes_nothing(generator: TextGenerator) -> None:
+async def test_user_config_sets_the_batching_or_changes_nothing_and_says_so(
+    generator: TextGenerator, caplog: pytest.LogCaptureFixture
+) -> None:
     batching: Any = generator._encode
     generator.reconfigure({"max_batch_size": 8, "batch_wait_timeout_s": 0.001})
-    with pytest.raises(ValueError, match="max_batch_sise"):
-        generator.reconfigure({"max_batch_size": 3, "max_batch_sise": 8})
-    assert batching._get_max_batch_size() == 8
-    assert batching._get_batch_wait_timeout_s() == 0.001
+    for nonsense, why in (
+        ({"max_batch_size": 3, "max_batch_sise": 8}, "unknown keys: max_batch_sise; known are"),
+        ({"batch_wait_timeout_s": 1, "max_batch_size": "many"}, "max_batch_size must be a whole"),
+        ("many", "it must be a mapping"),
+    ):
+        generator.reconfigure(nonsense)
+        assert batching._get_max_batch_size() == 8
+        assert batching._get_batch_wait_timeout_s() == 0.001
+        refused = (await generator.inspect()).refused_user_config
+        assert refused is not None
+        assert why in refused
+        assert f"the settings stay as they are: {refused}" in caplog.messages[-1]
     generator.reconfigure({})
+    assert (await generator.inspect()).refused_user_config is None
     assert batching._get_max_batch_size() == MAX_BATCH_SIZE
     assert batching._get_batch_wait_timeout_s() == BATCH_WAIT_TIMEOUT_S
 

@@ -289,11 +289,6 @@ async def test_a_model_that_needs_special_tokens_or_takes_no_padding_is_served(
         made.__del__()
 
 
-def test_an_unknown_setting_is_refused(classifier: TextPooler) -> None:
-    with pytest.raises(ValueError, match="unknown keys in user_config: max_batch;"):
-        classifier.reconfigure({"max_batch": 1})
-
-
 async def test_a_healthy_replica_passes_its_check_idle_or_busy(
     classifier: TextPooler, gate: Gate
 ) -> None:

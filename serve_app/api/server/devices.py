@@ -121,6 +121,10 @@ class Replica(Figures):
     plan: Plan
     memory: Memory
     work: Work
+    refused_user_config: str | None = Field(
+        description="Why the last `user_config` was refused, so that the earlier settings apply; "
+        "null if it applies."
+    )
 
 
 class Model(Figures):

@@ -1,11 +1,15 @@
 import copy
+import itertools
+from contextlib import nullcontext
+from math import inf, nan
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from pydantic import ValidationError
 
-from deployments.user_config import BATCH_KEYS
+from deployments.user_config import LEAST, given_settings
 from serve_app.commands.check import LOAD_POLICY, BatchingConfig, check_file, find_problems
 from tests.offenders import Offenders
 
@@ -168,9 +172,21 @@ def test_arguments_of_our_policy_are_checked(kwargs: Section, key: str, message:
 
 
 def test_user_config_of_a_model_accepts_exactly_its_deployments_keys() -> None:
-    assert set(BatchingConfig.model_fields) == BATCH_KEYS
-    ones = dict.fromkeys(BATCH_KEYS, 1)
+    assert BatchingConfig.model_fields.keys() == LEAST.keys()
+    ones = dict.fromkeys(LEAST, 1)
     assert problems(model={"user_config": ones | {"max_queued_tokens": 1024}}) == []
+
+
+def test_a_replica_accepts_the_user_config_that_the_check_does() -> None:
+    values: list[Any] = [2048, 1, 0, -1, 0.5, 8.0, True, "8", "many", "", [], {}, inf, nan, None]
+    for key, value in itertools.product(LEAST, values):
+        is_accepted = True
+        try:
+            BatchingConfig.model_validate({key: value})
+        except ValidationError:
+            is_accepted = False
+        with nullcontext() if is_accepted else pytest.raises(ValueError, match=f"^{key} must be"):
+            given_settings({key: value})
 
 
 def test_a_user_config_with_a_key_of_older_versions_is_refused() -> None:
