@@ -73,12 +73,12 @@ from serve_app.backends.generation import (
 )
 from serve_app.backends.handles import Handle, ask_all
 from serve_app.backends.ledger_handle import HandleLedger, Ledger
-from serve_app.backends.losses import FailoverLimits
+from serve_app.backends.losses import FailoverLimits, NoReplicaError
 from serve_app.backends.model_files import describe_files
 from serve_app.backends.pooling import HandlePoolingBackend, PoolingBackend
 from serve_app.backends.replica_reports import HandleReports
 from serve_app.backends.running_replicas import RunningReplicas, running_replicas_of
-from serve_app.backends.serving_states import AskStates, ServingStates, everything_runs
+from serve_app.backends.serving_states import AskStates, ServingState, ServingStates
 from serve_app.backends.snapshots import (
     PATIENCE_S,
     IngressReport,
@@ -145,7 +145,7 @@ class AppParts:
         describe_files: Describes a model that sleeps, by its id.
         metrics: Counts what the ingress does.
         snapshots: The metrics of all processes; None shows those of the ingress.
-        ask_states: Asks for the states of the deployments.
+        ask_states: Asks for the states of the deployments; None means that all run.
         devices: Where the figures for operators come from.
         serve_echoes_id: See `RequestIdMiddleware`.
         tracer: Traces POST requests; None traces none.
@@ -166,7 +166,7 @@ class AppParts:
     describe_files: Callable[[str], Coroutine[Any, Any, Any]] = _no_description
     metrics: IngressMetrics = field(default_factory=IngressMetrics)
     snapshots: Snapshots | None = None
-    ask_states: AskStates = everything_runs
+    ask_states: AskStates | None = None
     devices: DeviceSources = field(default_factory=DeviceSources)
     serve_echoes_id: bool = False
     tracer: Tracer | None = None
@@ -177,9 +177,7 @@ class AppParts:
 def build_app(parts: AppParts) -> FastAPI:
     """Compose the application."""
     limits = parts.config.limits
-    states = ServingStates(
-        parts.ask_states, [model.deployment_name for model in parts.config.models]
-    )
+    states = ServingStates(parts.ask_states)
     catalog = _catalog(parts, states)
     app = DescribedApp(
         model_ids=list(parts.generators),
@@ -205,7 +203,6 @@ def build_app(parts: AppParts) -> FastAPI:
         parts.clock,
         images,
         structured_outputs=structured,
-        states=states,
         devices=Devices(parts.config.models, states, parts.devices),
         operators=OperatorAccess(is_local=is_loopback(parts.host)),
         snapshots=parts.snapshots or Snapshots(parts.metrics.store.snapshot),
@@ -231,14 +228,23 @@ def _catalog(parts: AppParts, states: ServingStates) -> ModelCatalog:
 
     starts = {id_: start_of(id_) for id_ in parts.replicas}
 
+    async def why_none(id_: str) -> NoReplicaError | None:
+        state = await states.of(models[id_].deployment_name)
+        is_failed = state.serving is ServingState.FAILED
+        return NoReplicaError.of(id_, state.failure) if is_failed else None
+
     def generator(id_: str, backend: ReplicaBackend) -> GenerationBackend:
-        outliving: GenerationBackend = FailoverGenerationBackend(backend, failover)
+        outliving: GenerationBackend = FailoverGenerationBackend(
+            backend, failover, partial(why_none, id_)
+        )
         if id_ in starts:
             outliving = ColdStartGenerationBackend(outliving, starts[id_])
         return DeadlineGenerationBackend(outliving, limits)
 
     def pooler(id_: str, backend: PoolingBackend) -> PoolingBackend:
-        outliving: PoolingBackend = FailoverPoolingBackend(backend, failover)
+        outliving: PoolingBackend = FailoverPoolingBackend(
+            backend, failover, partial(why_none, id_)
+        )
         if id_ in starts:
             outliving = ColdStartPoolingBackend(outliving, starts[id_])
         return DeadlinePoolingBackend(outliving, limits.total_timeout_s)
@@ -396,7 +402,11 @@ class Ingress:
             describe_files=partial(describe_files, {spec.id: spec for spec in specs}),
             metrics=metrics,
             snapshots=self._snapshots,
-            ask_states=partial(deployment_states, context.app_name),
+            ask_states=partial(
+                deployment_states,
+                context.app_name,
+                {handle.deployment_name: replicas[id_] for id_, handle in handles.items()},
+            ),
             devices=DeviceSources(
                 {id_: HandleReports(handles[id_], replicas[id_]).ask for id_ in handles}
             ),

@@ -12,12 +12,26 @@ from typing import Final
 import ray
 from ray import serve
 from ray._raylet import GcsClient  # type: ignore[attr-defined] # a compiled module without stubs
-from ray.serve._private.common import DeploymentStatus, DeploymentStatusTrigger, ReplicaState
+from ray.exceptions import RayError
+from ray.serve._private.common import (
+    DeploymentStatus,
+    DeploymentStatusInfo,
+    DeploymentStatusTrigger,
+    ReplicaState,
+)
 from ray.serve.context import _get_global_client
-from ray.serve.schema import ApplicationStatusOverview, DeploymentStatusOverview
+from ray.serve.generated.serve_pb2 import (  # type: ignore[attr-defined] # generated code
+    DeploymentStatusInfo as DeploymentStatusInfoProto,
+)
+from ray.serve.schema import (
+    ApplicationStatus,
+    ApplicationStatusOverview,
+    DeploymentStatusOverview,
+    ServeApplicationSchema,
+)
 
 from serve_app.backends.running_replicas import RunningReplicas
-from serve_app.backends.serving_states import DeploymentState, ServingState
+from serve_app.backends.serving_states import DEPLOY_FAILED, DeploymentState, ServingState
 
 logger = logging.getLogger("ray.serve")
 
@@ -78,16 +92,92 @@ def _replica_states(app: str, deployment: str) -> Mapping[str, str]:
     }
 
 
-async def deployment_states(application: str) -> Mapping[str, DeploymentState]:
-    """Return the state of each deployment of an application.
+def deployed_files() -> Sequence[ServeApplicationSchema]:
+    """Return the applications of the files that have been deployed last.
+
+    Serve passes a builder only the `args:` of its application. Nothing is returned if the
+    controller does not answer, or there is none: what it would help to check is then not checked.
+    """
+    client = _get_global_client(raise_if_no_controller_running=False)
+    if client is None:
+        return ()
+    try:
+        found = ray.get(client._controller.get_app_configs.remote(), timeout=TIMEOUT_S)
+    except RayError as error:
+        logger.warning("Serve's controller did not tell what is deployed: %s", error)
+        return ()
+    return tuple(found.values())
+
+
+async def deployment_states(
+    application: str, replicas: Mapping[str, RunningReplicas]
+) -> Mapping[str, DeploymentState]:
+    """Return the state of each deployment of an application, and of each model.
+
+    While a file is built, and from then on if that fails, Serve names no deployment of the
+    application, although it keeps the replicas of the earlier file alive. The controller is then
+    asked for each model by name, and whether one has a replica, Serve's routers know.
+
+    Args:
+        application: The application's name.
+        replicas: The replicas of each model, by the deployment's name.
 
     Raises:
-        RayError: The controller can't be reached.
+        Exception: The controller can't be reached.
     """
     # Serve's public call blocks.
     status = await asyncio.to_thread(serve.status)
     overview = status.applications.get(application)
-    return {} if overview is None else states_in(overview)
+    states = {} if overview is None else dict(states_in(overview))
+    unnamed = sorted(replicas.keys() - states.keys())
+    if unnamed:
+        found = await asyncio.to_thread(_statuses_of, application, unnamed)
+        failure = None if overview is None else _failure_of(overview)
+        for name, info in zip(unnamed, found, strict=True):
+            states[name] = unnamed_state(info, len(replicas[name].ids), failure)
+    return states
+
+
+def _statuses_of(application: str, names: Sequence[str]) -> list[DeploymentStatusInfo | None]:
+    """Return what the controller says about deployments, whatever it says about their application.
+
+    None stands for a deployment that it does not know.
+    """
+    client = _get_global_client(raise_if_no_controller_running=True)
+    assert client is not None, "it raises"
+    asked = [client._controller.get_deployment_status.remote(name, application) for name in names]
+    return [
+        None
+        if sent is None
+        else DeploymentStatusInfo.from_proto(DeploymentStatusInfoProto.FromString(sent))
+        for sent in ray.get(asked, timeout=TIMEOUT_S)
+    ]
+
+
+def _failure_of(application: ApplicationStatusOverview) -> str | None:
+    """Return why an application could not be deployed; None if it could, or may yet be."""
+    has_failed = application.status == ApplicationStatus.DEPLOY_FAILED
+    return application.message if has_failed else None
+
+
+def unnamed_state(
+    info: DeploymentStatusInfo | None, num_replicas: int, failure: str | None
+) -> DeploymentState:
+    """Return the state of a deployment that Serve does not name among those of its application.
+
+    Args:
+        info: What the controller says about it all the same; None if it does not know it.
+        num_replicas: Its running replicas.
+        failure: Why the application could not be deployed; None if it is being built.
+    """
+    serving = ServingState.RUNNING if num_replicas else _state_without_replicas(info)
+    counts = {ReplicaState.RUNNING.value: num_replicas} if num_replicas else {}
+    if failure is None or serving is ServingState.FAILED:
+        status, message = ("", "") if info is None else (str(info.status.value), info.message)
+        return DeploymentState(serving, status, message, counts)
+    if serving is ServingState.ASLEEP:  # Serve scales no model of such an application
+        serving = ServingState.FAILED
+    return DeploymentState(serving, DEPLOY_FAILED, failure, counts, concerns_file=True)
 
 
 def states_in(overview: ApplicationStatusOverview) -> Mapping[str, DeploymentState]:
@@ -111,6 +201,14 @@ def states_in(overview: ApplicationStatusOverview) -> Mapping[str, DeploymentSta
 def _state_of(deployment: DeploymentStatusOverview) -> ServingState:
     if deployment.replica_states.get(ReplicaState.RUNNING):
         return ServingState.RUNNING
+    return _state_without_replicas(deployment)
+
+
+def _state_without_replicas(
+    deployment: DeploymentStatusOverview | DeploymentStatusInfo | None,
+) -> ServingState:
+    if deployment is None:
+        return ServingState.DOWN
     if (deployment.status, deployment.status_trigger) == FAILED_WAKE:
         return ServingState.FAILED
     return WITHOUT_REPLICAS.get(deployment.status, ServingState.DOWN)

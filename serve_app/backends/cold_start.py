@@ -26,9 +26,10 @@ from deployments.errors import (
     ReplicaUnavailableError,
 )
 from serve_app.backends.generation import GenerationBackend, GenerationStream
+from serve_app.backends.losses import NoReplicaError
 from serve_app.backends.pooling import PoolingBackend
 from serve_app.backends.running_replicas import RunningReplicas
-from serve_app.backends.serving_states import NOT_READY, ServingState
+from serve_app.backends.serving_states import NOT_READY, DeploymentState, ServingState
 from serve_app.backends.single_flight import SingleFlight
 from serve_app.http.access_record import current_record
 from serve_app.http.notice import NOTICE_INTERVAL_S, loading
@@ -58,7 +59,7 @@ class ColdStart(Generic[DescriptionT]):
         self,
         model_id: str,
         replicas: RunningReplicas,
-        state: Callable[[], Awaitable[ServingState]],
+        state: Callable[[], Awaitable[DeploymentState]],
         describe_files: Callable[[], Coroutine[Any, Any, DescriptionT]],
         max_num_held: int,
         notice_interval_s: float = NOTICE_INTERVAL_S,
@@ -100,12 +101,14 @@ class ColdStart(Generic[DescriptionT]):
             is_admitted: Whether a replica had admitted the request; then it is never refused.
 
         Raises:
+            NoReplicaError: None runs, and none will.
             OverloadedError: Too many sequences wait for a replica already; or one runs, and has no
                 room.
             RaystreamError: The replica has failed.
         """
         if not self.is_cold:
             return await ask()
+        await self._require_hope()
         async with self._held(0 if is_admitted else num_places):
             while True:
                 try:
@@ -117,12 +120,17 @@ class ColdStart(Generic[DescriptionT]):
         """Ask a replica; ask anew from time to time while none runs.
 
         Serve tells only a new call that it has given up on starting one.
+
+        Raises:
+            NoReplicaError: None runs, and none will.
+            RaystreamError: The replica has failed.
         """
         while True:
             asking = asyncio.ensure_future(ask())
             try:
                 while not (await asyncio.wait([asking], timeout=PATIENCE_S))[0]:
                     if self.is_cold:
+                        await self._require_hope()
                         break
                 else:
                     return asking.result()
@@ -130,6 +138,16 @@ class ColdStart(Generic[DescriptionT]):
                 if not asking.done():
                     asking.cancel()
                     await asyncio.wait([asking])
+
+    async def _require_hope(self) -> None:
+        """Return unless no replica will run: a call to Serve might then wait for ever.
+
+        Raises:
+            NoReplicaError: None will; the message says why.
+        """
+        state = await self._state()
+        if self.is_cold and state.serving is ServingState.FAILED:
+            raise NoReplicaError.of(self._model_id, state.failure)
 
     @asynccontextmanager
     async def _held(self, num_places: int) -> AsyncIterator[None]:
@@ -181,18 +199,20 @@ class ColdStart(Generic[DescriptionT]):
             ask: Asks a replica.
 
         Raises:
+            NoReplicaError: See `until_taken`.
             OverloadedError: See `until_taken`.
             RaystreamError: The replica could not answer.
         """
         if not self.is_cold:
             return await ask()
-        if await self._state() is ServingState.DOWN:
+        if (await self._state()).serving is ServingState.DOWN:
             async with self._held(1):
                 await self._until_not(ServingState.DOWN)
         # Of the controller and the router, either may be the first to know of a change.
-        state = await self._until_not(ServingState.RUNNING)
-        if not self.is_cold or state is ServingState.FAILED:
+        await self._until_not(ServingState.RUNNING)
+        if not self.is_cold:
             return await ask()
+        await self._require_hope()
         if self._described is None:
             try:
                 self._described = await self._files.result()
@@ -201,13 +221,12 @@ class ColdStart(Generic[DescriptionT]):
                 return await self.until_taken(ask)
         return self._described
 
-    async def _until_not(self, state: ServingState) -> ServingState:
-        """Wait while no replica runs and the controller tells this state; return the next one."""
-        now = await self._state()
+    async def _until_not(self, state: ServingState) -> None:
+        """Wait while no replica runs and the controller tells this state."""
+        now = (await self._state()).serving
         while self.is_cold and now is state:
             await asyncio.sleep(POLL_INTERVAL_S)
-            now = await self._state()
-        return now
+            now = (await self._state()).serving
 
     async def ping(self, ping: Callable[[], Awaitable[None]]) -> None:
         """Exercise a replica, if one runs: a model that sleeps stays asleep.
@@ -217,7 +236,9 @@ class ColdStart(Generic[DescriptionT]):
         """
         if not self.is_cold:
             await ping()
-        elif await self._state() in NOT_READY:
+            return
+        await self._require_hope()
+        if (await self._state()).serving in NOT_READY:
             raise ReplicaUnavailableError(f"The model {self._model_id!r} is loading.")
 
 

@@ -12,7 +12,12 @@ from typing import Final
 
 from deployments.model_spec import Task
 from serve_app.backends.replica_reports import AskReplicas, Reports
-from serve_app.backends.serving_states import DeploymentState, ServingState, ServingStates
+from serve_app.backends.serving_states import (
+    NOT_READY,
+    DeploymentState,
+    ServingState,
+    ServingStates,
+)
 from serve_app.backends.single_flight import Remembered
 from serve_app.config import ModelConfig
 
@@ -42,12 +47,29 @@ class ModelDevices:
         task: What it does.
         state: What Serve's controller tells of its deployment.
         replicas: What its replicas report.
+        is_asked: Whether there is a way to ask them.
     """
 
     id: str
     task: Task
     state: DeploymentState
     replicas: Reports
+    is_asked: bool = True
+
+    @property
+    def failure(self) -> str | None:
+        """Why the latest deploy has failed, or does not apply as a whole; None if it has not."""
+        refused = (each.refused_user_config for each in self.replicas.reports)
+        why = next(filter(None, refused), None)
+        return self.state.failure or (None if why is None else f"user_config: {why}")
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a replica answers, or the model has none only because of its load."""
+        if self.state.serving in NOT_READY:
+            return False
+        is_silent = self.is_asked and not self.replicas.reports
+        return not (self.state.serving is ServingState.RUNNING and is_silent)
 
 
 class Devices:
@@ -72,12 +94,21 @@ class Devices:
         """Return each model with its replicas, as they were at most a second ago."""
         return await self._reports.result()
 
+    async def failure(self) -> str | None:
+        """Return why the latest deploy has failed, of the file or of some models; None if not."""
+        told = {
+            model.failure if model.state.concerns_file else f"{model.id}: {model.failure}": None
+            for model in await self.latest()
+            if model.failure is not None
+        }
+        return "; ".join(told) or None
+
     async def _collect(self) -> tuple[ModelDevices, ...]:
         return tuple(await asyncio.gather(*map(self._ask, self._models)))
 
     async def _ask(self, model: ModelConfig) -> ModelDevices:
-        state = await self._states.details_of(model.deployment_name)
+        state = await self._states.of(model.deployment_name)
         ask = self._sources.ask_replicas.get(model.id)
         is_any_running = state.serving is ServingState.RUNNING
         reports = Reports() if ask is None else await ask(is_any_running)
-        return ModelDevices(model.id, model.task, state, reports)
+        return ModelDevices(model.id, model.task, state, reports, is_asked=ask is not None)

@@ -23,7 +23,7 @@ from deployments.errors import (
 )
 from serve_app.backends.failover_stream import FailoverStream
 from serve_app.backends.generation import GenerationStream, ReplicaBackend
-from serve_app.backends.losses import FailoverLimits, Losses
+from serve_app.backends.losses import AskWhy, FailoverLimits, Losses, may_run
 from serve_app.backends.pooling import PoolingBackend
 
 T = TypeVar("T")
@@ -35,9 +35,19 @@ MAX_NUM_HAND_OVERS: Final = 16
 class FailoverGenerationBackend:
     """A model whose streams go on at another replica when theirs is lost."""
 
-    def __init__(self, backend: ReplicaBackend, limits: FailoverLimits) -> None:
+    def __init__(
+        self, backend: ReplicaBackend, limits: FailoverLimits, why_none: AskWhy = may_run
+    ) -> None:
+        """Wrap a model.
+
+        Args:
+            backend: The model.
+            limits: Limits on the search for another replica.
+            why_none: See `Losses`.
+        """
         self._backend = backend
         self._limits = limits
+        self._why_none = why_none
         self._hand_overs = asyncio.Semaphore(MAX_NUM_HAND_OVERS)
 
     async def generate(self, request: GenerationRequest) -> GenerationStream:
@@ -47,7 +57,12 @@ class FailoverGenerationBackend:
             GenerationFailedError: The request is taken for the cause of its replicas' deaths.
             RaystreamError: See `GenerationBackend.generate` and `Losses.until_taken`.
         """
-        losses = Losses(self._limits, GenerationFailedError, is_accepted=request.is_admitted)
+        losses = Losses(
+            self._limits,
+            GenerationFailedError,
+            why_none=self._why_none,
+            is_accepted=request.is_admitted,
+        )
         stream = await losses.until_taken(lambda: self._backend.generate(losses.noted_in(request)))
         losses.is_accepted = True
         return FailoverStream(
@@ -56,15 +71,17 @@ class FailoverGenerationBackend:
 
     async def describe(self) -> ModelDescription:
         """Return what the model can do; see `GenerationBackend.describe`."""
-        return await _read(self._backend.describe, self._limits)
+        return await _read(self._backend.describe, self._limits, self._why_none)
 
     async def tokenize(self, request: TokenizeRequest) -> TokenizedPrompt:
         """Return a prompt's tokens; see `GenerationBackend.tokenize`."""
-        return await _read(lambda: self._backend.tokenize(request), self._limits)
+        return await _read(lambda: self._backend.tokenize(request), self._limits, self._why_none)
 
     async def detokenize(self, token_ids: tuple[int, ...]) -> str:
         """Return the text of tokens; see `GenerationBackend.detokenize`."""
-        return await _read(lambda: self._backend.detokenize(token_ids), self._limits)
+        return await _read(
+            lambda: self._backend.detokenize(token_ids), self._limits, self._why_none
+        )
 
     async def ping(self) -> None:
         """Exercise a replica's engine; see `GenerationBackend.ping`."""
@@ -74,9 +91,13 @@ class FailoverGenerationBackend:
 class FailoverPoolingBackend:
     """A pooler whose requests are sent again when their replica is lost."""
 
-    def __init__(self, backend: PoolingBackend, limits: FailoverLimits) -> None:
+    def __init__(
+        self, backend: PoolingBackend, limits: FailoverLimits, why_none: AskWhy = may_run
+    ) -> None:
+        """Wrap a model; see `FailoverGenerationBackend`."""
         self._backend = backend
         self._limits = limits
+        self._why_none = why_none
 
     async def pool(self, request: PoolingRequest) -> tuple[PooledText, ...]:
         """Return the row of each text; see `PoolingBackend.pool`.
@@ -85,23 +106,23 @@ class FailoverPoolingBackend:
             PoolingFailedError: See `Losses.add`.
             RaystreamError: See `PoolingBackend.pool` and `Losses.until_taken`.
         """
-        losses = Losses(self._limits, PoolingFailedError, is_accepted=True)
+        losses = Losses(self._limits, PoolingFailedError, why_none=self._why_none, is_accepted=True)
         return await losses.until_taken(lambda: self._backend.pool(losses.noted_in(request)))
 
     async def describe(self) -> PoolerDescription:
         """Return what the model can do; see `PoolingBackend.describe`."""
-        return await _read(self._backend.describe, self._limits)
+        return await _read(self._backend.describe, self._limits, self._why_none)
 
     async def ping(self) -> None:
         """Exercise a replica's device worker; see `PoolingBackend.ping`."""
         await self._backend.ping()
 
 
-async def _read(call: Callable[[], Awaitable[T]], limits: FailoverLimits) -> T:
+async def _read(call: Callable[[], Awaitable[T]], limits: FailoverLimits, why_none: AskWhy) -> T:
     """Make a call that changes nothing, and once more if its replica dies.
 
     Raises:
         RaystreamError: See `Losses.add` and `Losses.until_taken`.
     """
-    losses = Losses(limits, ReplicaUnavailableError, starts_at_once=True)
+    losses = Losses(limits, ReplicaUnavailableError, why_none=why_none, starts_at_once=True)
     return await losses.until_taken(call)

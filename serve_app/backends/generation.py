@@ -34,6 +34,7 @@ from serve_app.backends.handles import (
     Handle,
     HandleBackend,
     Responses,
+    cancel,
     first_answer,
     read_to_end,
 )
@@ -340,7 +341,7 @@ class HandleGenerationStream:
         if not self._ended:
             self._end()
             self._box.fail(ReplicaUnavailableError("The stream is closed."))
-            self._responses.cancel()
+            cancel(self._responses)
 
     def _end(self) -> None:
         self._ended = True

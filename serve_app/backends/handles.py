@@ -40,7 +40,15 @@ DescriptionT = TypeVar("DescriptionT")
 EventT_co = TypeVar("EventT_co", covariant=True)
 
 
-class Responses(Protocol[EventT_co]):
+class Call(Protocol):
+    """A call to a replica, whatever it returns."""
+
+    def cancel(self) -> None:
+        """Ask the replica to stop; see the function `cancel`, which raises nothing."""
+        ...
+
+
+class Responses(Call, Protocol[EventT_co]):
     """The part of Ray's `DeploymentResponseGenerator` that we use: lists of events."""
 
     def __aiter__(self) -> Self:
@@ -51,21 +59,23 @@ class Responses(Protocol[EventT_co]):
         """Return what the replica yielded next."""
         ...
 
-    def cancel(self) -> None:
-        """Cancel the replica's call."""
-        ...
 
-
-class Response(Protocol):
+class Response(Call, Protocol):
     """The part of Ray's `DeploymentResponse` that we use."""
 
     def __await__(self) -> Generator[Any, None, object]:
         """Return what the replica returned."""
         ...
 
-    def cancel(self) -> None:
-        """Cancel the replica's call."""
-        ...
+
+def cancel(call: Call) -> None:
+    """Cancel a call to a replica, however far it has got.
+
+    Ray raises the error of a call that has failed before a replica had it, as when its deployment
+    has failed, once more. The caller has that error, in our words.
+    """
+    with suppress(Exception):
+        call.cancel()
 
 
 class HandleBackend(Generic[DescriptionT]):
@@ -110,7 +120,7 @@ class HandleBackend(Generic[DescriptionT]):
             with translated_errors():
                 return await response
         except BaseException:
-            response.cancel()
+            cancel(response)
             raise
 
     async def _offer(self, call: Callable[[], Awaitable[T]]) -> T:
@@ -118,15 +128,11 @@ class HandleBackend(Generic[DescriptionT]):
         return await until_taken(call, self._running)
 
 
-class ReplicaCall(Protocol):
+class ReplicaCall(Call, Protocol):
     """The part of Serve's `ReplicaResult` that we use."""
 
     async def get_async(self) -> object:
         """Return the replica's answer."""
-        ...
-
-    def cancel(self) -> None:
-        """Cancel the call."""
         ...
 
 
@@ -158,7 +164,7 @@ async def _answers_of(calls: Sequence[ReplicaCall], deadline_s: float) -> tuple[
     finally:
         for task, call in waiting.items():
             if not task.done():
-                call.cancel()
+                cancel(call)
                 task.cancel()
     return tuple(
         task.result()
@@ -185,7 +191,7 @@ async def first_answer(responses: Responses[EventT_co], channels: TokenChannels)
     except StopAsyncIteration:
         raise ReplicaUnavailableError("The model's replica gave no answer.") from None
     except BaseException:
-        responses.cancel()
+        cancel(responses)
         raise
     return first
 

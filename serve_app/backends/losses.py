@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Final, TypeVar
+from typing import Final, Self, TypeVar
 
 from deployments.contract import GenerationRequest, PoolingRequest
 from deployments.errors import (
@@ -47,6 +47,26 @@ class ReplicaStoppedError(ReplicaUnavailableError):
 
 class NoReplicaError(ReplicaUnavailableError):
     """Ray Serve has given up on starting a replica of the model."""
+
+    @classmethod
+    def of(cls, model_id: str, why: str | None) -> Self:
+        """Return the error for a model.
+
+        Args:
+            model_id: The model.
+            why: Why its replica could not start; None if that is not known.
+        """
+        reason = "" if why is None else f": {why}"
+        message = f"The model {model_id!r} has failed, and no replica of it runs{reason}"
+        return cls(message, None, RETRY_AFTER_S)
+
+
+AskWhy = Callable[[], Awaitable[NoReplicaError | None]]
+"""Returns why no replica will run; None if one may."""
+
+
+async def may_run() -> None:
+    """Return no reason."""
 
 
 class LostAfterStartError(ReplicaUnavailableError):
@@ -97,6 +117,7 @@ class Losses:
         limits: FailoverLimits,
         blame: Callable[[str], RaystreamError],
         *,
+        why_none: AskWhy = may_run,
         is_accepted: bool = False,
         starts_at_once: bool = False,
     ) -> None:
@@ -105,6 +126,7 @@ class Losses:
         Args:
             limits: Limits on the search for another replica.
             blame: Makes the error for a request that has killed its replicas.
+            why_none: Asked when no replica takes the request.
             is_accepted: See the class.
             starts_at_once: Whether a replica begins without waiting for a go-ahead, so that any
                 replica that was lost may have died of the request.
@@ -116,6 +138,7 @@ class Losses:
         self._has_tokens = False
         self._limits = limits
         self._blame = blame
+        self._why_none = why_none
         self._record: AccessRecord | None = current_record()
         self._give_up_at_s: float | None = None  # by the event loop's clock; None without a loss
         self._waits_first = False
@@ -187,6 +210,7 @@ class Losses:
                 picks; waits while there is none.
 
         Raises:
+            NoReplicaError: None runs, none will, and none was lost.
             ReplicaUnavailableError: No replica took over in time.
             ModelChangedError: The same, and only other versions of the model run.
             RaystreamError: The request was refused, is taken for the cause of the losses, or has
@@ -196,8 +220,8 @@ class Losses:
         if self._give_up_at_s is None:
             try:
                 return await call()
-            except NoReplicaError:
-                raise  # nothing was lost
+            except NoReplicaError as error:  # nothing was lost
+                raise await self._why_none() or error from error
             except LOST as error:
                 self._add_attempt(error)
                 waits = True
@@ -206,7 +230,7 @@ class Losses:
                 taken = await self._search(call, waits)
         except TimeoutError:
             if timer.expired():
-                raise self._gave_up() from None
+                raise await self._gave_up() from None
             raise
         self._note_move()
         return taken
@@ -265,12 +289,14 @@ class Losses:
         if self._record is not None:
             self._record.on_notice(notice)
 
-    def _gave_up(self) -> RaystreamError:
+    async def _gave_up(self) -> RaystreamError:
         if self._other_version is not None:
             return self._other_version
+        why = await self._why_none()
         return ReplicaUnavailableError(
             "The model's replica was lost, and no other took over within "
-            f"{self._limits.timeout_s:g} s (limits.failover_timeout_s). Try again later.",
+            f"{self._limits.timeout_s:g} s (limits.failover_timeout_s). "
+            + ("Try again later." if why is None else why.message),
             None,
             RETRY_AFTER_S,
         )

@@ -1,13 +1,14 @@
 """Whether the models can be served: what Serve's controller says about their replicas.
 
 No replica is asked, so a question costs no token, waits for no model and wakes none that Serve has
-put to sleep.
+put to sleep. Whether replicas answer, `devices` finds out.
 """
 
 import asyncio
 import logging
+import re
 import time
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum, auto
@@ -35,7 +36,7 @@ class ServingState(StrEnum):
     """No replica runs although one should: it loads for the first time, or after a failure."""
 
     FAILED = auto()
-    """Serve has given up on starting a replica."""
+    """No replica runs, and none will before another deploy: Serve could not start one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +45,30 @@ class DeploymentState:
 
     Attributes:
         serving: What that means for requests.
-        status: Serve's own word.
+        status: Serve's own word. `DEPLOY_FAILED` also if the whole file could not be deployed.
         message: Serve's explanation, as of a start that has failed.
         num_replicas: The number of replicas in each of Serve's states of them.
+        concerns_file: Whether the message is about the whole file, and not about this deployment.
     """
 
     serving: ServingState
     status: str = ""
     message: str = ""
     num_replicas: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    concerns_file: bool = False
 
+    @property
+    def failure(self) -> str | None:
+        """Why the latest deploy or start has failed, in one line; None if it has not.
+
+        Replicas of an earlier deploy may serve all the same.
+        """
+        has_failed = self.serving is ServingState.FAILED or self.status == DEPLOY_FAILED
+        return reason_in(self.message) if has_failed else None
+
+
+DEPLOY_FAILED: Final = "DEPLOY_FAILED"
+"""Serve's word for a deploy that it has given up."""
 
 NOT_READY: Final = frozenset({ServingState.DOWN, ServingState.FAILED})
 """The states of a model that should be awake and can't be served."""
@@ -69,9 +84,30 @@ PATIENCE_S: Final = 2.0
 """How long a question waits for the controller; it then gets the last answer."""
 
 
-async def everything_runs() -> Mapping[str, DeploymentState]:
-    """Return no states: a deployment that the controller does not know counts as running."""
-    return {}
+_NO_ERROR: Final = re.compile(r"^Deploying app '.*' failed with exception:$", re.MULTILINE)
+"""What Serve puts before the error of a builder."""
+
+_FRAME: Final = re.compile(r'^  File ".*(?:\n    .*)*\n?', re.MULTILINE)
+"""A frame of a traceback, after the last of which the error stands."""
+
+_EXCEPTION_CLASS: Final = re.compile(r"^(?:\w+\.)*\w+(?:Error|Exception): (?=.*\s)")
+"""The class before a sentence; before a bare word, such as a KeyError's, it says more than that."""
+
+_PYDANTIC_ERROR: Final = re.compile(
+    r"^(?P<path>\S.*)\n  (?:Value error, )?(?P<why>.*) \[type=\w+, input_value=.*\]$", re.MULTILINE
+)
+
+
+def reason_in(message: str) -> str:
+    """Return the error at the end of Serve's message, after a traceback, in one line.
+
+    Its class is left out where the error is a sentence. Pydantic's errors, which end with links,
+    are joined, each with its path.
+    """
+    if invalid := list(_PYDANTIC_ERROR.finditer(message)):
+        return "; ".join(f"{each['path']}: {each['why']}" for each in invalid)
+    error = " ".join(_FRAME.split(_NO_ERROR.sub("", message))[-1].split())
+    return _EXCEPTION_CLASS.sub("", error) or "Serve does not say why"
 
 
 class ServingStates:
@@ -79,54 +115,35 @@ class ServingStates:
 
     def __init__(
         self,
-        ask: AskStates = everything_runs,
-        needed: Collection[str] = (),
+        ask: AskStates | None = None,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start without an answer: everything counts as down.
 
         Args:
-            ask: Asks the controller.
-            needed: The deployments without which the server is not ready.
+            ask: Asks the controller, which names every deployment; None means that all run.
             now_s: Returns the time of a monotonic clock, in seconds.
         """
         self._ask = ask
-        self._needed = frozenset(needed)
-        self._states: Mapping[str, DeploymentState] | None = None
+        self._states: Mapping[str, DeploymentState] = {}
         self._updates = Remembered(self._update, MEMORY_S, now_s)
 
-    async def are_ready(self) -> bool:
-        """Return whether every needed deployment runs, or has no replica because of its load."""
-        await self._refresh()
-        return NOT_READY.isdisjoint(map(self._last, self._needed))
+    async def of(self, deployment: str) -> DeploymentState:
+        """Return what the controller tells about a deployment, at most `MEMORY_S` old.
 
-    async def of(self, deployment: str) -> ServingState:
-        """Return a deployment's state, at most `MEMORY_S` old.
-
-        It is the last known one if the controller is silent: replicas serve without it.
+        It is the last known state if the controller is silent: replicas serve without it. A
+        deployment that it does not know is down: no news is no replica.
         """
-        return (await self.details_of(deployment)).serving
-
-    async def details_of(self, deployment: str) -> DeploymentState:
-        """Return what the controller tells about a deployment; see `of`."""
-        await self._refresh()
-        return self._details(deployment)
-
-    def _last(self, deployment: str) -> ServingState:
-        return self._details(deployment).serving
-
-    def _details(self, deployment: str) -> DeploymentState:
-        if self._states is None:
-            return DeploymentState(ServingState.DOWN)
-        return self._states.get(deployment, DeploymentState(ServingState.RUNNING))
-
-    async def _refresh(self) -> None:
+        if self._ask is None:
+            return DeploymentState(ServingState.RUNNING)
         with suppress(TimeoutError):
             async with asyncio.timeout(PATIENCE_S):
                 await self._updates.result()
+        return self._states.get(deployment, DeploymentState(ServingState.DOWN))
 
     async def _update(self) -> None:
         """Ask the controller; keep the last answer if it can't be asked."""
+        assert self._ask is not None, "there is something to ask"
         try:
             self._states = await self._ask()
         except Exception:

@@ -9,7 +9,6 @@ INFO lines of Ray's workers (`worker_logs`), and the server's address as the las
 import io
 import logging
 import os
-import re
 import sys
 import time
 from collections.abc import Mapping
@@ -31,6 +30,7 @@ from ray.serve.scripts import run
 
 from deployments.compute.errors import UnsupportedModelError
 from deployments.device.memory_budget import ModelTooLargeError
+from serve_app.backends.serving_states import reason_in
 from serve_app.commands import preflight, worker_logs
 from serve_app.commands.announcement import (
     Announcement,
@@ -45,12 +45,6 @@ from serve_app.shipped_files import SHIPPED
 
 FINAL = (UnsupportedModelError.__name__, ModelTooLargeError.__name__)
 """Errors that a further attempt to start ends with, too."""
-
-EXCEPTION_CLASS = re.compile(r"^(?:\w+\.)*\w+(?:Error|Exception): (?=.*\s)")
-"""The class before a sentence; before a bare word, such as a KeyError's, it says more than that."""
-
-FRAME = re.compile(r'^  File ".*(?:\n    .*)*\n?', re.MULTILINE)
-"""A frame of a traceback, after the last of which the error stands."""
 
 WORKER_HOOK = f"{worker_logs.__name__}.{worker_logs.keep_info_in_files.__name__}"
 
@@ -196,15 +190,6 @@ def pending_deployments(status: ServeStatus, name: str) -> list[str]:
 def _in_one_line(failures: Mapping[str, str]) -> str:
     """Return what each deployment failed of, without tracebacks."""
     return "; ".join(f"{id_}: {reason_in(message)}" for id_, message in failures.items())
-
-
-def reason_in(message: str) -> str:
-    """Return the error at the end of Serve's message, after a traceback, in one line.
-
-    Its class is left out where the error is a sentence.
-    """
-    error = " ".join(FRAME.split(message)[-1].split())
-    return EXCEPTION_CLASS.sub("", error) or "Serve does not say why"
 
 
 def _stop() -> None:

@@ -13,7 +13,7 @@ from deployments.errors import (
     RaystreamError,
     ReplicaUnavailableError,
 )
-from serve_app.backends import cold_start
+from serve_app.backends import cold_start, serving_states
 from serve_app.backends.running_replicas import ReplicaFacts, RunningReplicas
 from serve_app.backends.serving_states import DeploymentState, ServingState
 from serve_app.config import AppConfig
@@ -34,6 +34,7 @@ class Sleeper(FakeBackend):
         super().__init__()
         self.replicas = RunningReplicas()
         self.state = ServingState.ASLEEP
+        self.message = ""
         self.loads = asyncio.Event()
         self.failure: RaystreamError | None = None
         self.num_waiting = 0
@@ -58,7 +59,7 @@ class Sleeper(FakeBackend):
         self.replicas.replace([ReplicaFacts("r", None)])
 
     async def states(self) -> dict[str, DeploymentState]:
-        return {"m": DeploymentState(self.state)}
+        return {"m": DeploymentState(self.state, message=self.message)}
 
     async def describe_files(self, model_id: str) -> ModelDescription:
         assert model_id == "m"
@@ -168,6 +169,40 @@ async def test_probes_of_a_model_without_a_replica_ask_none(
     assert (await client.get("/ready")).status_code == status_code
     assert (await client.get("/health")).status_code == status_code
     assert sleeper.num_calls == sleeper.num_pings == 0
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_requests_to_a_model_that_has_failed_are_refused_with_the_reason(
+    client: httpx.AsyncClient, sleeper: Sleeper, is_streamed: bool
+) -> None:
+    sleeper.state = ServingState.FAILED
+    sleeper.message = "SomeError: can't load 'x': there is no such folder"
+    told = "The model 'm' has failed, and no replica of it runs: can't load 'x': there is no such"
+    answer = await client.post(CHAT, json=question(stream=is_streamed))
+    if is_streamed:  # the stream of a model without a replica begins at once
+        assert told in answer.text
+        assert '"code":"replica_unavailable"' in answer.text
+        assert "[DONE]" not in answer.text
+    else:
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+        assert answer.json()["error"]["message"].startswith(told)
+    card = await client.get("/v1/models/m")
+    assert (card.status_code, card.json()["error"]["message"].startswith(told)) == (503, True)
+    assert (await client.get("/health")).json()["error"]["message"].startswith(f"m: {told}")
+    assert (await client.get("/v1/models")).json()["data"] == []
+    assert sleeper.num_asked == sleeper.num_describes == 0
+
+
+async def test_a_request_that_waits_is_refused_once_no_replica_will_run(
+    client: httpx.AsyncClient, sleeper: Sleeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cold_start, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(serving_states, "MEMORY_S", 0.0)
+    asking = asyncio.ensure_future(client.post(CHAT, json=question()))
+    await waiting(sleeper, 1)
+    sleeper.state = ServingState.FAILED
+    answer = await asking
+    assert (answer.status_code, sleeper.num_waiting) == (503, 0)
 
 
 async def test_a_model_whose_files_can_not_be_read_is_described_by_its_replica(

@@ -30,7 +30,6 @@ class ApiContext:
         catalog: All models that are served.
         limits: The bounds on one request.
         clock: Gives an answer's creation time and times its tokens.
-        states: Says whether the models can be served.
         devices: Knows the memory and the replicas of the models.
         operators: Decides who may use an operator's routes.
         snapshots: The metrics of all processes.
@@ -47,7 +46,6 @@ class ApiContext:
         images: ImageSource | None = None,
         schemas: BoundedExecutor | None = None,
         structured_outputs: StructuredOutputsConfig | None = None,
-        states: ServingStates | None = None,
         devices: Devices | None = None,
         operators: OperatorAccess | None = None,
         snapshots: Snapshots | None = None,
@@ -61,7 +59,6 @@ class ApiContext:
             images: Fetches images at https: URLs; without it such images are refused.
             schemas: Compiles JSON schemas; None makes an executor with its own threads.
             structured_outputs: How schemas are read; None means the defaults.
-            states: Says whether the models can be served; None means that they can.
             devices: Knows the memory and the replicas of the models; None knows of no model.
             operators: Decides who may use an operator's routes; None asks for a key with the scope.
             snapshots: The metrics of all processes; None means that there are none.
@@ -69,8 +66,7 @@ class ApiContext:
         self.catalog = catalog
         self.limits = limits
         self.clock = clock
-        self.states = states or ServingStates()
-        self.devices = devices or Devices((), self.states, DeviceSources())
+        self.devices = devices or Devices((), ServingStates(), DeviceSources())
         self.operators = operators or OperatorAccess()
         self.snapshots = snapshots or Snapshots(MetricStore(()).snapshot)
         self.models = ModelLookup(catalog)

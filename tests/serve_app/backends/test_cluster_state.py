@@ -1,14 +1,20 @@
 from collections.abc import Mapping
 from typing import cast
 
-from ray.serve._private.common import DeploymentStatus, DeploymentStatusTrigger, ReplicaState
+import pytest
+from ray.serve._private.common import (
+    DeploymentStatus,
+    DeploymentStatusInfo,
+    DeploymentStatusTrigger,
+    ReplicaState,
+)
 from ray.serve.schema import (
     ApplicationStatus,
     ApplicationStatusOverview,
     DeploymentStatusOverview,
 )
 
-from serve_app.backends.cluster_state import states_in
+from serve_app.backends.cluster_state import states_in, unnamed_state
 from serve_app.backends.serving_states import DeploymentState, ServingState
 from tests.offenders import Offenders
 
@@ -52,6 +58,37 @@ def test_a_wake_that_fails_has_failed() -> None:
     trigger = DeploymentStatusTrigger.REPLICA_STARTUP_FAILED
     found = states_of(DeploymentStatus.UNHEALTHY, {}, trigger)
     assert found["m"].serving is ServingState.FAILED
+
+
+@pytest.mark.parametrize(
+    ("status", "num_replicas", "failure", "expected"),
+    [
+        # The last file could not be built: what runs goes on, and what Serve restores, too.
+        (DeploymentStatus.HEALTHY, 2, "typo", (ServingState.RUNNING, "typo")),
+        (DeploymentStatus.UNHEALTHY, 0, "typo", (ServingState.DOWN, "typo")),
+        # But Serve scales none of its models, so it wakes none.
+        (DeploymentStatus.HEALTHY, 0, "typo", (ServingState.FAILED, "typo")),
+        # A roll-out had failed before.
+        (DeploymentStatus.DEPLOY_FAILED, 0, "typo", (ServingState.FAILED, "why")),
+        (None, 0, "typo", (ServingState.DOWN, "typo")),
+        # A file is being built.
+        (DeploymentStatus.HEALTHY, 2, None, (ServingState.RUNNING, None)),
+        (DeploymentStatus.HEALTHY, 0, None, (ServingState.ASLEEP, None)),
+        (DeploymentStatus.DEPLOY_FAILED, 0, None, (ServingState.FAILED, "why")),
+        (None, 0, None, (ServingState.DOWN, None)),
+    ],
+)
+def test_a_deployment_that_serve_does_not_name_is_what_its_replicas_show(
+    status: DeploymentStatus | None,
+    num_replicas: int,
+    failure: str | None,
+    expected: tuple[ServingState, str | None],
+) -> None:
+    trigger = DeploymentStatusTrigger.UNSPECIFIED
+    info = None if status is None else DeploymentStatusInfo("m", status, trigger, "why")
+    found = unnamed_state(info, num_replicas, failure)
+    assert (found.serving, found.message if found.failure else None) == expected
+    assert found.num_replicas == ({"RUNNING": num_replicas} if num_replicas else {})
 
 
 def states_of(

@@ -219,6 +219,21 @@ async def test_no_replica_in_time_ends_the_stream_and_says_when_to_come_back(
     assert (replicas.num_open, replicas.num_opening) == (0, 0)
 
 
+async def test_an_error_says_why_no_replica_will_run() -> None:
+    async def why_none() -> NoReplicaError:
+        return NoReplicaError.of("m", "there is no such folder")
+
+    none = Fate(opening_error=NoReplicaError("none"))
+    replicas = Replicas(fates=[none, Fate(2), *[none] * 1000])
+    backend = FailoverGenerationBackend(replicas, IMPATIENT, why_none)
+    told = "The model 'm' has failed, and no replica of it runs: there is no such folder"
+    with pytest.raises(NoReplicaError, match=f"^{told}$"):
+        await backend.generate(REQUEST)
+    stream = await backend.generate(REQUEST)
+    with pytest.raises(ReplicaUnavailableError, match=rf"failover_timeout_s\)\. {told}$"):
+        await read_to_end(stream)
+
+
 async def test_a_new_request_may_wait_longer_than_a_lost_one(advance: Clock) -> None:
     opens = asyncio.Event()
     replicas = Replicas(fates=[Fate(waits_for=opens)])

@@ -15,8 +15,9 @@ from deployments.errors import (
     RaystreamError,
     ReplicaUnavailableError,
 )
-from serve_app.backends.handles import HandleBackend
+from serve_app.backends.handles import HandleBackend, first_answer
 from serve_app.backends.losses import NoReplicaError
+from serve_app.backends.token_channels import TokenChannels
 from tests.stopped_clock import settle
 
 if TYPE_CHECKING:
@@ -67,6 +68,8 @@ class FakeResponse:
 
     def cancel(self) -> None:
         self.is_cancelled = True
+        if isinstance(self._answer, DeploymentUnavailableError):
+            raise self._answer  # as Ray does, whose call has never reached a replica
 
 
 class FakeResponses:
@@ -74,6 +77,7 @@ class FakeResponses:
 
     def __init__(self, items: Sequence[list[Any] | BaseException] = ()) -> None:
         self._items = [*items]
+        self.error_of_cancel: Exception | None = None
         self.is_cancelled = False
         self.is_exhausted = False
 
@@ -94,6 +98,8 @@ class FakeResponses:
 
     def cancel(self) -> None:
         self.is_cancelled = True
+        if self.error_of_cancel is not None:
+            raise self.error_of_cancel
 
 
 class FakeMethod:
@@ -138,6 +144,20 @@ async def test_our_own_cancellation_is_raised_and_cancels_the_call() -> None:
 
 async def test_describe_returns_what_the_replica_says() -> None:
     assert await backend(DESCRIPTION).describe() == DESCRIPTION
+
+
+@pytest.mark.parametrize("method", ["describe", "ping"])
+async def test_a_deployment_that_failed_is_told_in_our_words(method: str) -> None:
+    with pytest.raises(NoReplicaError):
+        await getattr(backend(DeploymentUnavailableError(DeploymentID(name="m"))), method)()
+
+
+async def test_a_stream_of_a_deployment_that_failed_is_refused_in_our_words() -> None:
+    unavailable = DeploymentUnavailableError(DeploymentID(name="m"))
+    responses = FakeResponses([unavailable])
+    responses.error_of_cancel = unavailable
+    with pytest.raises(NoReplicaError):
+        await first_answer(responses, TokenChannels())
 
 
 @pytest.mark.parametrize("method", ["describe", "ping"])

@@ -15,7 +15,7 @@ from ray.serve.schema import (
 
 from serve_app.commands import driver
 from serve_app.commands.announcement import StartFailedError
-from serve_app.commands.driver import describe, main, pending_deployments, reason_in, require_gpus
+from serve_app.commands.driver import describe, main, pending_deployments, require_gpus
 from serve_app.keys.api_keys import ENVIRONMENT_VARIABLE
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -119,29 +119,6 @@ def test_a_failed_start_tells_the_deployment_and_its_error_in_one_line() -> None
     with pytest.raises(StartFailedError) as caught:
         pending_deployments(with_message(failed, message), "raystream")
     assert str(caught.value) == "chat: the model asks for a GPU; write `device: cpu`"
-
-
-@pytest.mark.parametrize(
-    ("error", "reason"),
-    [
-        ("ValueError: from one of: \n(1) a file,\n(2) a class.\n\nInstall it", "from one of: (1) a "
-         "file, (2) a class. Install it"),
-        ("RuntimeError: Error(s) in loading:\n\tsize mismatch for a.\n\tsize mismatch for b.",
-         "Error(s) in loading: size mismatch for a. size mismatch for b."),
-        ("huggingface_hub.errors.StrictError: Validation of 'a':\n    TypeError: expected int",
-         "Validation of 'a': TypeError: expected int"),
-        ("KeyError: 'su'", "KeyError: 'su'"),
-    ],
-)  # fmt: skip
-def test_the_whole_error_is_told_and_its_class_where_it_is_no_sentence(
-    error: str, reason: str
-) -> None:
-    assert reason_in(TRACEBACK.format(error)) == reason
-
-
-def test_a_message_without_a_traceback_is_told_as_a_whole() -> None:
-    assert reason_in("Failed to update\nthe deployments.") == "Failed to update the deployments."
-    assert reason_in("") == "Serve does not say why"
 
 
 @pytest.mark.parametrize("error", [DAMAGED, TOO_LARGE])
