@@ -3,12 +3,16 @@
 Each model gets a deployment named after it; one ingress takes the requests for all of them.
 """
 
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import ray
+from pydantic import ValidationError
 from ray import serve
 from ray._private.authentication.authentication_utils import is_token_auth_enabled
 from ray.serve import Application
+from ray.serve.exceptions import RayServeException
+from ray.serve.schema import ServeApplicationSchema
 
 from deployments.engine.model.loader import load_config as load_generator_config
 from deployments.model_shape import ModelShape
@@ -17,6 +21,9 @@ from deployments.pooling.model_loader import load_config as load_pooler_config
 from deployments.replica_plan import counted_shape
 from deployments.text_generator import TextGenerator
 from deployments.text_pooler import TextPooler
+from deployments.user_config import given_settings
+from serve_app.backends.cluster_state import deployed_files
+from serve_app.backends.model_files import Nodes, unreadable
 from serve_app.backends.model_router import PATH as MODEL_ROUTER
 from serve_app.config import (
     INGRESS_NAME,
@@ -51,6 +58,10 @@ class UnauthenticatedRayError(Exception):
     """Ray runs without token authentication."""
 
 
+class RefusedFileError(RayServeException):
+    """The file can't be served. Serve shows the text of its own errors without a traceback."""
+
+
 def build(args: AppConfig) -> Application:
     """Compose the graph that `import_path` names.
 
@@ -58,6 +69,7 @@ def build(args: AppConfig) -> Application:
         ApiKeysError: The API keys can't be read.
         UnauthenticatedRayError: Ray asks for no token.
         UnprotectedServerError: Others can reach the server, and it has no keys.
+        RefusedFileError: A replica would fail of what the file says.
         ValueError: A model's share of a GPU can't be chosen.
     """
     require_ray_token(args.auth)
@@ -72,6 +84,7 @@ def build(args: AppConfig) -> Application:
         id_: replace(spec, tracing=tracing)
         for id_, spec in resolve_models(args.models, num_gpus, _read_shape).items()
     }
+    require_startable(args, specs.values(), deployed_files())
     handles = {model.id: _bind(model, specs[model.id]) for model in args.models}
     num_ongoing = max(MIN_ONGOING_REQUESTS, args.ongoing_requests)
     ledger = _bind_ledger(keys, num_ongoing) if keys is not None and keys.limited else None
@@ -81,6 +94,53 @@ def build(args: AppConfig) -> Application:
         ray_actor_options={"num_cpus": INGRESS_NUM_CPUS},
     )(Ingress)
     return ingress.bind(args, handles, keys, ledger, list(specs.values()))
+
+
+def require_startable(
+    args: AppConfig,
+    specs: Iterable[ModelSpec],
+    files: Iterable[ServeApplicationSchema],
+    nodes: Nodes | None = None,
+) -> None:
+    """Refuse a file of which replicas would fail, before Serve stops others for them.
+
+    Args:
+        args: The `args:` of the application that is built.
+        specs: Its models.
+        files: See `user_config_problems`.
+        nodes: See `unreadable`.
+
+    Raises:
+        RefusedFileError: One line names all mistakes.
+    """
+    problems = [*user_config_problems(args, files), *unreadable(specs, nodes)]
+    if problems:
+        raise RefusedFileError("; ".join(problems))
+
+
+def user_config_problems(args: AppConfig, files: Iterable[ServeApplicationSchema]) -> Iterator[str]:
+    """Yield what is wrong in the `user_config` of models.
+
+    Args:
+        args: The `args:` of the application that is built.
+        files: Applications as they are deployed, with their `args:`; those with others are not it.
+    """
+    names = {model.deployment_name for model in args.models}
+    sections = [each for file in files if _has_args(file, args) for each in file.deployments]
+    for section in sections:
+        given = section.model_dump(exclude_unset=True).get("user_config")
+        if section.name in names and given is not None:
+            try:
+                given_settings(given)
+            except ValueError as error:
+                yield f"{section.name}: user_config: {error}"
+
+
+def _has_args(file: ServeApplicationSchema, args: AppConfig) -> bool:
+    try:
+        return AppConfig.model_validate(file.args) == args
+    except ValidationError:  # another kind of application
+        return False
 
 
 def require_ray_token(auth: AuthConfig) -> None:

@@ -1,13 +1,15 @@
-"""Descriptions of models that no replica has loaded.
+"""Models' files, read without a replica and without their weights.
 
-A task of Ray reads a model's files, without its weights: the ingress imports no model.
+Tasks of Ray read them: the ingress imports no model, and each node may have folders of its own.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
-from typing import Any
+from typing import Any, Final, Protocol
 
 import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from deployments.contract import ModelDescription, PoolerDescription
 from deployments.errors import ReplicaUnavailableError
@@ -15,6 +17,15 @@ from deployments.model_spec import ModelSpec
 
 GENERATOR = "deployments.generator.description"
 POOLER = "deployments.pooling.description"
+
+LOADERS: Final = {
+    True: "deployments.engine.model.loader",
+    False: "deployments.pooling.model_loader",
+}
+"""The module that reads a model's configuration, by whether it generates."""
+
+NODES_TIMEOUT_S: Final = 60.0
+"""How long the other nodes have to read a configuration; with their imports it takes seconds."""
 
 
 async def describe_files(
@@ -44,3 +55,99 @@ async def describe_files(
 @ray.remote(num_cpus=0)
 def _describe(module: str, spec: ModelSpec) -> Any:
     return import_module(module).describe_files(spec)
+
+
+class Nodes(Protocol):
+    """The nodes that replicas may run on."""
+
+    def resources(self) -> Sequence[Mapping[str, float]]:
+        """Return the resources of each node, this one's, too."""
+        ...
+
+    def problems_elsewhere(self, spec: ModelSpec) -> Iterator[str | None]:
+        """Yield `problem_of` on each node but this, as they come; None if a node does not answer.
+
+        Args:
+            spec: The model.
+        """
+        ...
+
+
+class RayNodes:
+    """The nodes of Ray's cluster."""
+
+    def resources(self) -> Sequence[Mapping[str, float]]:
+        """Return the resources of each node; see `Nodes`."""
+        return [node["Resources"] for node in self._alive()]
+
+    def problems_elsewhere(self, spec: ModelSpec) -> Iterator[str | None]:
+        """Ask each node but this one; see `Nodes`."""
+        here = ray.get_runtime_context().get_node_id()
+        return self.problems_at((node["NodeID"] for node in self._alive()), spec, besides=here)
+
+    def problems_at(
+        self, node_ids: Iterable[str], spec: ModelSpec, besides: str | None = None
+    ) -> Iterator[str | None]:
+        """Ask these nodes; see `Nodes.problems_elsewhere`."""
+        asked = [
+            _problem_of.options(
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False)
+            ).remote(spec)
+            for node_id in node_ids
+            if node_id != besides
+        ]
+        while asked:
+            done, asked = ray.wait(asked, timeout=NODES_TIMEOUT_S)
+            try:
+                yield ray.get(done[0]) if done else None
+            except RayError:  # the node has gone
+                yield None
+
+    def _alive(self) -> Iterator[Mapping[str, Any]]:
+        return (node for node in ray.nodes() if node["Alive"])  # type: ignore[no-untyped-call] # Ray leaves it untyped
+
+
+def unreadable(specs: Iterable[ModelSpec], nodes: Nodes | None = None) -> Iterator[str]:
+    """Yield why models' configurations can't be read, or show that they can't be served.
+
+    Their replicas would fail at once, and in a roll-out only after others have stopped for them. A
+    model passes if any node can read it, if a node does not say, and if no node of today could hold
+    a replica: one that comes with the load may.
+
+    Args:
+        specs: The models.
+        nodes: The nodes that replicas may run on; None means those of Ray's cluster. The others are
+            asked about models that can't be read on this one.
+    """
+    nodes = nodes or RayNodes()
+    for spec in specs:
+        why = problem_of(spec)
+        if (
+            why is not None
+            and any(_can_hold(each, spec) for each in nodes.resources())
+            and None not in nodes.problems_elsewhere(spec)
+        ):
+            yield f"{spec.id}: {why}"
+
+
+def _can_hold(resources: Mapping[str, float], spec: ModelSpec) -> bool:
+    """Return whether a node may hold a replica, which the file may let need less of the CPU."""
+    return resources.get("GPU", 0.0) >= spec.num_gpus and resources.get("CPU", 0.0) > 0
+
+
+def problem_of(spec: ModelSpec) -> str | None:
+    """Return why a replica on this node could not read a model's configuration; None if it could.
+
+    What is on the hub and not here yet is downloaded: the configuration only.
+    """
+    loader = import_module(LOADERS[spec.task == "generate"])
+    try:
+        loader.load_config(spec.source, revision=spec.revision)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+@ray.remote(num_cpus=0)
+def _problem_of(spec: ModelSpec) -> str | None:
+    return problem_of(spec)

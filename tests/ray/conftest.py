@@ -42,6 +42,7 @@ RAY_OF_THIS_PROCESS = (
     "test_admission",
     "test_streaming",
     "test_gpu_share",
+    "test_model_files",
     "test_prometheus",
 )
 """Modules that share a Ray in pytest's own process. They come last: it stays until the end."""

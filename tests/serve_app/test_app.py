@@ -1,7 +1,12 @@
+from typing import Any
+
 import pytest
+from ray.serve.schema import ServeApplicationSchema
 
 from serve_app import app
-from serve_app.config import AuthConfig
+from serve_app.config import AppConfig, AuthConfig
+from serve_app.sharing import to_spec
+from tests.serve_app.fake_nodes import Cluster
 
 
 def test_a_ray_without_token_is_refused_and_public_http_is_no_consent(
@@ -16,3 +21,47 @@ def test_a_ray_without_token_is_refused_and_public_http_is_no_consent(
 def test_a_ray_with_a_token_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "is_token_auth_enabled", lambda: True)
     app.require_ray_token(AuthConfig())
+
+
+ARGS = {"models": [{"id": "a/m", "source": "models/pydoc-chat"}]}
+
+
+def deployed(user_config: dict[str, Any] | None, **application: Any) -> ServeApplicationSchema:
+    section = {"name": "a--m", "user_config": user_config}
+    return ServeApplicationSchema.model_validate(
+        {"import_path": "a:b", "args": ARGS, "deployments": [{"name": "Ingress"}, section]}
+        | application
+    )
+
+
+@pytest.mark.parametrize(
+    ("file", "expected"),
+    [
+        (deployed({"max_batch_size": 8}), []),
+        (deployed(None), []),
+        (deployed({"max_batch_size": "many"}), ["a--m: user_config: max_batch_size must be a"]),
+        (deployed({"max_batch_sise": 8}), ["a--m: user_config: unknown keys: max_batch_sise"]),
+        # Others that Serve runs beside it.
+        (deployed({"x": 1}, args={"models": [{"id": "a/m", "source": "x"}]}), []),
+        (deployed({"x": 1}, args={"any": "thing"}), []),
+    ],
+)
+def test_a_wrong_user_config_is_found_in_the_file_that_is_built(
+    file: ServeApplicationSchema, expected: list[str]
+) -> None:
+    found = list(app.user_config_problems(AppConfig.model_validate(ARGS), [file]))
+    assert len(found) == len(expected)
+    assert all(map(str.startswith, found, expected))
+
+
+def test_a_file_whose_replicas_would_fail_is_refused_in_one_line() -> None:
+    args = AppConfig.model_validate(ARGS)
+    (model,) = args.models
+    app.require_startable(args, [to_spec(model, 0.0)], [deployed({})], nodes=Cluster())
+    missing = to_spec(model.model_copy(update={"source": "/nowhere/at/all"}), 0.0)
+    with pytest.raises(app.RefusedFileError) as error:
+        app.require_startable(args, [missing], [deployed({"max_batch_size": 0})], nodes=Cluster())
+    assert str(error.value) == (
+        "a--m: user_config: max_batch_size must be a whole number of at least 1, and is 0; "
+        "a/m: can't load '/nowhere/at/all': there is no such folder"
+    )
