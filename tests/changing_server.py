@@ -80,8 +80,10 @@ class ChangingServer:
         It is restored when it is needed: the next test may be of a package with another file.
         """
         await asyncio.to_thread(self.settle)
-        yield self.deployed()
-        self._is_changed = True
+        try:
+            yield self.deployed()
+        finally:
+            self._is_changed = True
 
     def deployed(self) -> Deployed:
         """Return the current file, and what Serve says about it."""
