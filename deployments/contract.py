@@ -6,7 +6,7 @@ carry the token ids that were generated so far, each delta carries its own, and 
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,7 @@ from deployments.reasoning_format import PromptReasoning
 from deployments.tracing import TraceContext
 
 __all__ = [
+    "IMAGE_FORMATS",
     "Accepted",
     "ChannelAddress",
     "ChatMessage",
@@ -67,6 +68,9 @@ __all__ = [
     "ToolCall",
 ]
 
+IMAGE_FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF")
+"""The formats that Pillow may open; it knows more, and some of them start other programs."""
+
 
 @dataclass(frozen=True, slots=True)
 class TextPart:
@@ -77,7 +81,7 @@ class TextPart:
 
 @dataclass(frozen=True, slots=True)
 class ImagePart:
-    """An encoded image (PNG, JPEG, WebP or GIF) in a message."""
+    """An encoded image of one of the `IMAGE_FORMATS`, in a message."""
 
     data: bytes = field(repr=False)
 

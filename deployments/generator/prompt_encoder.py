@@ -10,11 +10,9 @@ import logging
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from io import BytesIO
 from typing import Final, Self
 
 import torch
-from PIL import Image, UnidentifiedImageError
 from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
 from deployments.compute.tokenizer_files import require_embeddings
@@ -35,6 +33,7 @@ from deployments.errors import (
     RaystreamError,
 )
 from deployments.generator.chat_template import ChatTemplate
+from deployments.generator.images import decode_image
 from deployments.generator.reasoning import choose_reasoning_format
 
 logger = logging.getLogger("ray.serve")
@@ -42,14 +41,8 @@ logger = logging.getLogger("ray.serve")
 INPUTS_OF_THE_TEXT = frozenset({"input_ids", "attention_mask"})
 """A processor's outputs that are not image tensors."""
 
-IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
-"""The formats that the decoder may open; it knows more, and some of them start other programs."""
-
 DIGEST_BYTES: Final = 8
 """Tells prompts apart by chance, not against a forger: a client can only mislead itself."""
-
-MAX_IMAGE_PIXELS = 2**26
-"""Larger images are never decoded, whatever the ingress lets through."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +274,7 @@ class PromptEncoder:
     ) -> EncodedPrompt | RaystreamError:
         assert self._processor is not None
         try:
-            images = [_decode_image(data) for data in prompt.images]
+            images = [decode_image(data) for data in prompt.images]
         except InvalidImageError as error:
             return error
         try:
@@ -332,24 +325,3 @@ def _require_unicode(text: str, param: str) -> str:
     except UnicodeEncodeError as error:
         raise InvalidRequestError("the text is not valid Unicode", param) from error
     return text
-
-
-def _decode_image(data: bytes) -> Image.Image:
-    """Decode an image.
-
-    Raises:
-        InvalidImageError: The image can't be decoded; the message does not repeat the decoder's.
-    """
-    try:
-        image = Image.open(BytesIO(data), formats=IMAGE_FORMATS)
-        if image.width * image.height > MAX_IMAGE_PIXELS:
-            raise InvalidImageError(f"an image has more than {MAX_IMAGE_PIXELS} pixels")
-        return image.convert("RGB")
-    except (
-        UnidentifiedImageError,
-        Image.DecompressionBombError,
-        OSError,
-        ValueError,
-        SyntaxError,
-    ) as error:
-        raise InvalidImageError("an image can't be read; send PNG, JPEG, WebP or GIF") from error

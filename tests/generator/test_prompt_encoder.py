@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerBase
 
@@ -46,6 +47,7 @@ from tests.generator.tiny_processor import (
     START_OF_IMAGE,
     gemma3_processor,
 )
+from tests.images import png
 
 PYDOC_CHAT = Path(__file__).resolve().parents[2] / "models/pydoc-chat"
 Prompt = tuple[ChatMessage, ...] | str | tuple[int, ...]
@@ -174,6 +176,24 @@ def test_images_of_every_mode_and_kind_become_rgb(image_encoder: PromptEncoder) 
     ]  # fmt: skip
     encoded = encode(image_encoder, user(*parts))
     assert encoded.model_inputs["pixel_values"].shape == (8, 3, IMAGE_SIZE, IMAGE_SIZE)
+
+
+def test_the_model_gets_an_image_as_a_person_sees_it(image_encoder: PromptEncoder) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    gray = Image.linear_gradient("L").resize((9, 7))
+    upright = gray.rotate(-90, expand=True)
+    sent = [
+        (gray, upright),
+        (Image.fromarray(np.asarray(gray).astype(np.uint16) << 8), upright),
+        (Image.merge("LA", (Image.new("L", gray.size), gray)), ImageOps.invert(upright)),
+    ]
+    for image, seen in sent:
+        file = BytesIO()
+        image.save(file, "PNG", exif=exif)
+        found = encode(image_encoder, user(ImagePart(file.getvalue()))).model_inputs
+        expected = encode(image_encoder, user(ImagePart(png(seen.convert("RGB"))))).model_inputs
+        assert torch.equal(found["pixel_values"], expected["pixel_values"])
 
 
 def test_the_engine_answers_encoded_prompts_as_generate_does(

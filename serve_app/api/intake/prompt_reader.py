@@ -178,5 +178,5 @@ def _to_part(
         raise InvalidRequestError("Images are only accepted in a user's message.", param)
     url, param = part.image_url.url, f"{param}.image_url.url"
     if url in fetched:
-        return check_image(fetched[url], None, limits, param)
+        return check_image(fetched[url], limits, param)
     return read_image(url, limits, param)

@@ -5,9 +5,10 @@ Source: https://docs.claude.com/en/api/messages
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from serve_app.api.body.cache_control import CacheControl
 from serve_app.api.body.strict_body import StrictBody
@@ -20,6 +21,7 @@ from serve_app.api.openai.prompt_schema import (
     refuse_many_parts,
 )
 from serve_app.api.tools.schema import MAX_CALL_ID_LENGTH, FunctionName
+from serve_app.images.images import media_type_of
 
 CallId = Annotated[str, Field(min_length=1, max_length=MAX_CALL_ID_LENGTH)]
 
@@ -43,11 +45,24 @@ class TextBlock(StrictBody):
 
 
 class Base64Source(StrictBody):
-    """An image's data."""
+    """An image's data, of the type that it names."""
 
     type: Literal["base64"]
     media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
     data: str
+
+    @model_validator(mode="after")
+    def _check_media_type(self) -> Self:
+        """Refuse an image of another type, as Anthropic's server does."""
+        found = media_type_of(self.data)
+        if found not in (None, self.media_type):
+            raise PydanticCustomError(
+                "media_type_mismatch",
+                "The image was specified using the {named} media type, but the image appears to "
+                "be a {found} image.",
+                {"named": self.media_type, "found": found, "field": "media_type"},
+            )
+        return self
 
     @property
     def address(self) -> str:

@@ -42,8 +42,8 @@ class TextPartBody(StrictBody):
 ImageUrl = Annotated[
     str,
     Field(
-        description="A data: URI with base64: PNG, JPEG, WebP or GIF. Or an https: URL, if the "
-        "server's configuration lists its host."
+        description="A data: URI with base64: PNG, JPEG, WebP or GIF, whatever type it names. Or "
+        "an https: URL, if the server's configuration lists its host."
     ),
 ]
 ImageDetail = Annotated[

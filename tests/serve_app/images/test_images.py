@@ -1,12 +1,15 @@
 import base64
+from collections.abc import Callable, Mapping
 from io import BytesIO
+from itertools import product
 
 import pytest
 from PIL import Image
 
+from deployments.contract import IMAGE_FORMATS
 from deployments.errors import InvalidImageError
 from serve_app.config import LimitsConfig
-from serve_app.images.images import check_image, read_image
+from serve_app.images.images import check_image, media_type_of, read_image
 from tests.offenders import Offenders
 
 LIMITS = LimitsConfig(max_image_pixels=12, max_image_bytes=2000)
@@ -28,9 +31,63 @@ def test_an_image_is_passed_on_unchanged(image_format: str) -> None:
     assert read_image(uri(data, f"image/{image_format.lower()}"), LIMITS, "p").data == data
 
 
-def test_the_unregistered_type_image_jpg_is_a_jpeg() -> None:
-    data = encoded("JPEG")
-    assert read_image(uri(data, "image/jpg"), LIMITS, "p").data == data
+LABELS = (
+    "image/png", "image/jpeg", "image/jpg", "IMAGE/GIF", "image/bmp", "image/*", "", "text/plain",
+    "application/octet-stream", "image/png;charset=utf-8", f"image/png;name={'x' * 200}.png",
+)  # fmt: skip
+
+
+def test_the_bytes_decide_what_an_image_is_not_its_label() -> None:
+    with Offenders() as offenders:
+        for image_format, label in product(IMAGE_FORMATS, LABELS):
+            data = encoded(image_format)
+            with offenders.case((image_format, label)):
+                assert read_image(uri(data, label), LIMITS, "p").data == data
+
+
+def in_lines(text: str, num_characters: int = 76, end: str = "\r\n") -> str:
+    return end.join(text[at : at + num_characters] for at in range(0, len(text), num_characters))
+
+
+WAYS: Mapping[str, Callable[[str], str]] = {
+    "MIME's lines": lambda text: in_lines(text) + "\r\n",
+    "PEM's lines": lambda text: in_lines(text, 64, "\n"),
+    "indented": lambda text: in_lines(text, 19, "\n\t  "),
+    "a space in front": lambda text: f" {text}",
+    "without padding": lambda text: text.rstrip("="),
+    "lines without padding": lambda text: in_lines(text.rstrip("=")),
+    "for URLs": lambda text: text.replace("+", "-").replace("/", "_"),
+    "for URLs without padding": lambda text: text.replace("+", "-").replace("/", "_").rstrip("="),
+}
+
+
+def test_base64_is_read_as_encoders_write_it() -> None:
+    with Offenders() as offenders:
+        for (way, write), num_more in product(WAYS.items(), range(3)):
+            data = encoded("PNG") + bytes(range(200, 256)) + b"\xff" * num_more
+            text = write(base64.b64encode(data).decode())
+            with offenders.case((way, num_more)):
+                read = read_image(f"data:image/png;base64,{text}", LIMITS, "p")
+                assert read.data == data
+
+
+@pytest.mark.parametrize("write", WAYS.values(), ids=WAYS)
+def test_only_the_bytes_count_towards_their_limit(write: Callable[[str], str]) -> None:
+    data = encoded("PNG").ljust(2000, b"\xff")
+    text = write(base64.b64encode(data).decode())
+    assert read_image(f"data:;base64,{text}", LIMITS, "p").data == data
+    text = write(base64.b64encode(data + b"\xff").decode())
+    with pytest.raises(InvalidImageError, match=r"limits\.max_image_bytes"):
+        read_image(f"data:;base64,{text}", LIMITS, "p")
+
+
+def test_a_type_is_known_by_the_first_bytes() -> None:
+    for image_format in IMAGE_FORMATS:
+        text = base64.b64encode(encoded(image_format)).decode()
+        assert media_type_of(text) == f"image/{image_format.lower()}"
+        assert media_type_of(in_lines(text, 3)) == f"image/{image_format.lower()}"
+    for other in ("", "iVBO", "é", "@@@@", base64.b64encode(encoded("BMP")).decode()):
+        assert media_type_of(other) is None
 
 
 BROKEN: list[str] = [
@@ -45,7 +102,10 @@ BROKEN: list[str] = [
     "data:image/png;base64,AAA",
     "data:image/png;base64,AAAA",
     "data:image/png;base64,\u00e9",
-    uri(encoded("GIF"), "image/png"),
+    "data:image/png;base64,AAAAA",
+    "data:image/png;base64,AA=A",
+    "data:image/png;base64",
+    "data:" + "x" * 2000 + ";base64,AAAA",
     uri(encoded("BMP"), "image/png"),
     uri(encoded("PNG")[:20], "image/png"),
     uri(encoded("PNG", (4, 4)), "image/png"),
@@ -92,7 +152,7 @@ def test_too_many_pixels_are_refused_by_the_limits_name() -> None:
 @pytest.mark.parametrize("image_format", ["PNG", "JPEG", "WEBP", "GIF"])
 def test_the_format_of_a_fetched_image_is_found_from_its_bytes(image_format: str) -> None:
     data = encoded(image_format)
-    assert check_image(data, None, LIMITS, "p").data == data
+    assert check_image(data, LIMITS, "p").data == data
 
 
 OTHER_FORMATS: list[bytes] = [
@@ -109,5 +169,5 @@ def test_a_fetched_file_of_another_format_is_refused() -> None:
         for data in OTHER_FORMATS:
             with offenders.case(data):
                 with pytest.raises(InvalidImageError) as caught:
-                    check_image(data, None, LIMITS, "p")
+                    check_image(data, LIMITS, "p")
                 assert "object at 0x" not in str(caught.value)

@@ -65,6 +65,24 @@ async def test_an_unusable_image_is_refused(
     assert not backend.requests
 
 
+@pytest.mark.parametrize("surface", ["/v1/chat/completions", "/v1/responses"])
+async def test_the_bytes_of_an_image_decide_whatever_its_label_and_lines(
+    client: httpx.AsyncClient, backend: FakeBackend, surface: str
+) -> None:
+    picture = png(3, 2)
+    text = base64.encodebytes(picture).decode().rstrip("=\n")
+    url = f"data:image/jpeg;base64,{text}"
+    part = (
+        {"type": "input_image", "image_url": url}
+        if surface == "/v1/responses"
+        else {"type": "image_url", "image_url": {"url": url}}
+    )
+    turns = [{"role": "user", "content": [part]}]
+    body = {"model": "m", "input" if surface == "/v1/responses" else "messages": turns}
+    assert (await client.post(surface, json=body)).status_code == 200
+    assert backend.requests[0].prompt == (ChatMessage("user", (ImagePart(picture),)),)
+
+
 async def test_images_are_decoded_off_the_event_loop(
     client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,5 +1,6 @@
 import asyncio
 import json
+import textwrap
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,7 @@ from PIL import Image
 from pydantic import ValidationError
 
 from deployments.contract import (
+    ChatMessage,
     FinishReason,
     ImagePart,
     ReasoningDescription,
@@ -22,7 +24,7 @@ from deployments.contract import (
 )
 from deployments.errors import GenerationFailedError, OverloadedError, RaystreamError
 from serve_app.api.messages.schema import MessagesEvent, PromptFields
-from tests.images import data_uri
+from tests.images import data_uri, png
 from tests.offenders import Offenders
 from tests.serve_app.apps import ALICE, client_of, make_app, ring
 from tests.serve_app.asgi_call import AsgiCall
@@ -242,6 +244,37 @@ async def test_images_are_read_from_data_and_from_urls(
     assert isinstance(first, ImagePart)
     assert first == second
     assert text == TextPart("?")
+
+
+@pytest.mark.parametrize("path", [MESSAGES, COUNT])
+async def test_an_image_of_another_type_than_its_label_is_refused_as_anthropic_does(
+    client: httpx.AsyncClient, backend: FakeBackend, path: str
+) -> None:
+    data = IMAGE.partition(",")[2]
+    source = {"type": "base64", "media_type": "image/jpeg", "data": data}
+    turn = {"role": "user", "content": [{"type": "image", "source": source}]}
+    body = {key: HI[key] for key in HI if path == MESSAGES or key != "max_tokens"}
+    answer = await client.post(path, json={**body, "messages": [turn]})
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["type"] == "invalid_request_error"
+    assert error["message"] == (
+        "messages[0].content[0].source.media_type: The image was specified using the image/jpeg "
+        "media type, but the image appears to be a image/png image."
+    )
+    assert not backend.requests
+
+
+async def test_an_image_of_messages_may_be_in_lines_and_without_padding(
+    client: httpx.AsyncClient, backend: FakeBackend
+) -> None:
+    data = "\n".join(textwrap.wrap(IMAGE.partition(",")[2].rstrip("="), 60))
+    source = {"type": "base64", "media_type": "image/png", "data": data}
+    turn = {"role": "user", "content": [{"type": "image", "source": source}]}
+    assert (await client.post(MESSAGES, json={**HI, "messages": [turn]})).status_code == 200
+    assert backend.requests[0].prompt == (
+        ChatMessage("user", (ImagePart(png(Image.new("RGB", (3, 2)))),)),
+    )
 
 
 async def test_a_call_is_a_block_of_its_own(caller: httpx.AsyncClient) -> None:
