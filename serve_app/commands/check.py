@@ -2,11 +2,13 @@
 
 Ray silently accepts a mistyped key, and checks some sections only on the cluster. This command
 checks the whole file: its YAML (duplicate keys are refused), the keys and values of Ray's sections,
-`args:` by `serve_app.config`, what the two must agree on, and of the models' files what shows that
-no replica would load them. It neither starts Ray nor loads a model.
+also what Ray refuses only when it deploys them (`ray_check`), `args:` by `serve_app.config`, what
+the two must agree on, and of the models' files what shows that no replica would load them. It
+neither starts Ray nor loads a model.
 """
 
 import os
+import re
 import sys
 from collections.abc import Iterator
 from copy import deepcopy
@@ -25,6 +27,7 @@ from deployments.compute.checkpoint import check_checkpoint
 from deployments.compute.errors import UnsupportedModelError
 from serve_app.commands.header_check import header_problems
 from serve_app.commands.queue_check import ingress_queue_problems, queue_problems
+from serve_app.commands.ray_check import application_problems, server_problems
 from serve_app.config import (
     INGRESS_NAME,
     LEDGER_NAME,
@@ -41,6 +44,9 @@ from serve_app.strict_yaml import UniqueKeyLoader
 BUILDER = "serve_app.app:build"
 LOAD_POLICY = "deployments.autoscaling:LoadPolicy"
 OWN_NAMES = (INGRESS_NAME, LEDGER_NAME)
+
+STEP = re.compile(r"(?P<key>[^.\[\]]+)|\[(?P<index>\d+)\]")
+"""A part of a path such as `applications[0].args`."""
 
 # Sections that are plain mappings in Ray's schema, although Ray reads only these keys.
 MAPPING_KEYS = {
@@ -88,14 +94,41 @@ class BatchingConfig(StrictModel):
 def check_file(name: str) -> bool:
     """Print the mistakes in a file, or that there are none; return whether it is correct."""
     try:
-        problems = find_problems(Path(name).read_text(encoding="utf-8"))
+        text = Path(name).read_text(encoding="utf-8")
+        problems = [f"{place(name, text, each)}: {each}" for each in find_problems(text)]
     except (OSError, UnicodeDecodeError) as error:
-        problems = [str(error)]
+        problems = [f"{name}: {error}"]
     for problem in problems:
-        sys.stderr.write(f"{name}: {problem}\n")
+        sys.stderr.write(f"{problem}\n")
     if not problems:
         sys.stdout.write(f"{name}: every key is known and every value is valid\n")
     return not problems
+
+
+def place(name: str, text: str, problem: str) -> str:
+    """Return a file's name, with the line of the innermost section that a problem's path names."""
+    try:
+        node = yaml.compose(text, Loader=UniqueKeyLoader)
+    except yaml.YAMLError:  # its message names the line
+        return name
+    line = None
+    for step in STEP.finditer(_path_in(problem)):
+        if step["key"] is not None and isinstance(node, yaml.MappingNode):
+            found = [pair for pair in node.value if pair[0].value == step["key"]]
+        elif step["index"] is not None and isinstance(node, yaml.SequenceNode):
+            found = [(item, item) for item in node.value[int(step["index"]) :][:1]]
+        else:
+            found = []
+        if not found:
+            break
+        (marked, node), *_ = found
+        line = marked.start_mark.line + 1
+    return name if line is None else f"{name}:{line}"
+
+
+def _path_in(problem: str) -> str:
+    """Return the path with which a problem begins."""
+    return problem.partition(": ")[0]
 
 
 def find_problems(text: str) -> list[str]:
@@ -111,9 +144,24 @@ def find_problems(text: str) -> list[str]:
         return misshapen  # Ray's validators and ours rely on the shape
     problems = list(_unknown_keys(document, ServeDeploySchema, ""))
     known = _without_unknown_keys(document, ServeDeploySchema)
-    problems += _invalid_values(known, ServeDeploySchema, "")
-    problems += _invalid_unchecked_values(known)
-    return problems + _application_problems(document)
+    invalid = _invalid_values(known, ServeDeploySchema, "")
+    invalid += _invalid_unchecked_values(known)
+    reported = [_path_in(problem) for problem in invalid]
+    # What Ray refuses later is often refused for the same value.
+    invalid += [
+        problem
+        for problem in _later_problems(known)
+        if not any(path.startswith(_path_in(problem)) for path in reported)
+    ]
+    return problems + invalid + _application_problems(document)
+
+
+def _later_problems(document: dict[str, Any]) -> Iterator[str]:
+    """Yield what Ray refuses only when it deploys a file in the shape of its schema."""
+    yield from server_problems(document)
+    for index, application in enumerate(document.get("applications") or []):
+        is_ours = application.get("import_path") == BUILDER
+        yield from application_problems(application, f"applications[{index}]", is_ours=is_ours)
 
 
 def _sections(value: Any, annotation: Any, path: str) -> Iterator[tuple[str, Any, type[BaseModel]]]:

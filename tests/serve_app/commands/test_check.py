@@ -10,7 +10,7 @@ import yaml
 from pydantic import ValidationError
 
 from deployments.user_config import LEAST, given_settings
-from serve_app.commands.check import LOAD_POLICY, BatchingConfig, check_file, find_problems
+from serve_app.commands.check import LOAD_POLICY, BatchingConfig, check_file, find_problems, place
 from tests.offenders import Offenders
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -313,6 +313,49 @@ def test_there_is_a_line_for_each_problem(
         "http_options.prot",
         "applications[0].args.auth",  # without a host, Serve listens on all interfaces
     ]
+
+
+def test_each_line_names_the_line_of_what_is_wrong(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "config.yaml"
+    text = SHIPPED.replace("port: 8000", "port: 70000").replace(
+        "route_prefix: /", "route_prefix: x"
+    )
+    text = text.replace("max_surge_percent: 0 ", "max_surge_percent: 101 ").replace(
+        "num_cpus: 0.2", "num_cpu: 1"
+    )
+    path.write_text(text.replace("id: pydoc-search", "source: twice"), encoding="utf-8")
+    assert not check_file(str(path))
+    assert "line" in capsys.readouterr().err  # YAML's own error: a key appears twice
+    path.write_text(text, encoding="utf-8")
+    assert not check_file(str(path))
+    lines = text.splitlines()
+    told = [line.split(": ")[0].rpartition(":") for line in capsys.readouterr().err.splitlines()]
+    assert {name for name, _, _ in told} == {str(path)}
+    assert [lines[int(number) - 1].split()[0] for _, _, number in told] == [
+        "num_cpu:",
+        "max_surge_percent:",
+        "port:",
+        "route_prefix:",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("problem", "found"),
+    [
+        ("a.b: wrong", ":2"),
+        ("a.c[1].d: wrong", ":5"),
+        ("a.c[1]: wrong", ":5"),
+        ("a.c[7]: wrong", ":3"),  # the innermost section that is there
+        ("a.x.y: wrong", ":1"),
+        ("x: wrong", ""),
+        ("wrong", ""),
+    ],
+)
+def test_a_problem_stands_in_the_innermost_section_of_its_path(problem: str, found: str) -> None:
+    text = "a:\n  b: 1\n  c:\n  - d: 1\n  - d: 2\n"
+    assert place("f.yaml", text, problem) == f"f.yaml{found}"
 
 
 def test_a_file_that_can_not_be_read_is_named(
