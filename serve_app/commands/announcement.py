@@ -7,7 +7,9 @@ import ssl
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -15,7 +17,6 @@ from urllib.parse import urlsplit
 from serve_app.config import ModelConfig
 
 QUESTION: Final = "What does os.path.join do?"
-ANYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 POLL_S: Final = 0.5
 HEARTBEAT_S: Final = 30
 ANSWER_TIMEOUT_S: Final = 30
@@ -35,6 +36,7 @@ class Announcement:
         needs_key: Whether requests need a key.
         dashboard_url: Ray's dashboard; None if it does not run.
         logs: The folder of Serve's log files.
+        has_proxy: Whether programs such as curl would ask a proxy for the server.
     """
 
     url: str
@@ -42,6 +44,7 @@ class Announcement:
     needs_key: bool
     dashboard_url: str | None
     logs: str
+    has_proxy: bool = False
 
     def text(self, after_s: float) -> str:
         """Return the lines; `after_s` is how long the start took, in seconds."""
@@ -73,6 +76,7 @@ class Announcement:
     def _curl(self, options: str, path: str, body: dict[str, object]) -> str:
         # The certificate is hardly ever for this machine's own address, such as 127.0.0.1.
         options += "-k " if self.url.startswith("https:") else ""
+        options += "--noproxy '*' " if self.has_proxy else ""
         key = "    -H 'Authorization: Bearer KEY' \\\n" if self.needs_key else ""
         return (
             f"  curl {options}{self.url}{path} -H 'Content-Type: application/json' \\\n"
@@ -100,7 +104,10 @@ def _ray() -> str:
 
 def local_url(host: str, port: int, route_prefix: str, *, has_tls: bool = False) -> str:
     """Return the address at which this machine reaches an application."""
-    host = ANYWHERE.get(host, host)
+    with suppress(ValueError):  # a name
+        address = ip_address(host)
+        if address.is_unspecified:
+            host = "127.0.0.1" if address.version == 4 else "::1"
     authority = f"[{host}]" if ":" in host else host
     scheme = "https" if has_tls else "http"
     return f"{scheme}://{authority}:{port}{route_prefix.rstrip('/')}"

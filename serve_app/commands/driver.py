@@ -16,6 +16,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from threading import Event
 from typing import Any
+from urllib.request import getproxies
 
 import ray
 import yaml
@@ -45,6 +46,9 @@ from serve_app.shipped_files import SHIPPED
 
 FINAL = (UnsupportedModelError.__name__, ModelTooLargeError.__name__)
 """Errors that a further attempt to start ends with, too."""
+
+PROXIED = frozenset({"http", "https", "all"})
+"""Schemes for which the environment may name a proxy."""
 
 WORKER_HOOK = f"{worker_logs.__name__}.{worker_logs.keep_info_in_files.__name__}"
 
@@ -158,6 +162,7 @@ def describe(name: str, dashboard_url: str | None, session: Path) -> tuple[str, 
 
 def _application(name: str) -> tuple[ServeDeploySchema, AppConfig]:
     with open(name, encoding="utf-8") as file:
+        has_proxy=not PROXIED.isdisjoint(getproxies()),
         schema = ServeDeploySchema.model_validate(yaml.safe_load(file))
     application = next(a for a in schema.applications if a.import_path == BUILDER)
     return schema, AppConfig.model_validate(application.args)

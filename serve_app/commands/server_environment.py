@@ -50,6 +50,15 @@ AUTH_MODE = "RAY_AUTH_MODE"
 """Ray asks for its token by default, but warns about it unless the variable says so."""
 
 FOLDER_PARENT = "/tmp"
+PROXY_OF_GRPC = "grpc_proxy"
+"""Empty, it keeps gRPC from asking the proxies of `http_proxy` and `https_proxy`.
+
+Source: https://github.com/grpc/grpc/blob/master/doc/environment_variables.md
+"""
+
+DIRECT_HOSTS = ("localhost", "127.0.0.1", "::1", "169.254.169.254", "metadata.google.internal")
+"""Where the parts of a server find each other, and where clouds tell Ray about this machine."""
+
 """Short: the path of a Unix socket has 107 bytes, of which Ray's names below the folder take 80."""
 
 HAPROXY = "RAY_SERVE_ENABLE_HA_PROXY"
@@ -88,12 +97,27 @@ def with_switches(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def server_environment(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """Return the environment for a server whose HAProxy keeps its files in this folder."""
+    """Return the environment for a server whose HAProxy keeps its files in this folder.
+
+    Its parts call each other directly, whatever proxies the environment names; a download from the
+    hub still goes through them.
+    """
     unset = [variable for variable in HAPROXY_PORTS if variable not in environment]
     ports = map(str, free_ports(len(unset)))
     files = {variable: str(folder / name) for variable, name in HAPROXY_FILES.items()}
     own = {LOOPBACK: "0", AUTH_MODE: "token", **files, **dict(zip(unset, ports, strict=True))}
-    return {**own, **environment}
+    return {**own, **environment, **_direct_calls(environment)}
+
+
+def _direct_calls(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables with which calls inside a server never go through a proxy."""
+    # Programs prefer the lower case; what the user has set stays in effect for other hosts.
+    given = environment.get("no_proxy") or environment.get("NO_PROXY") or ""
+    hosts = list(filter(None, (host.strip() for host in given.split(","))))
+    if "*" not in hosts:  # every host, which some programs read only where it stands alone
+        hosts += [host for host in DIRECT_HOSTS if host not in hosts]
+    direct = ",".join(hosts)
+    return {PROXY_OF_GRPC: "", "no_proxy": direct, "NO_PROXY": direct}
 
 
 def is_free(host: str, port: int) -> bool:

@@ -18,6 +18,7 @@ from tests.ray.serve_run import (
     shipped_config,
 )
 from tests.ray.twins import Twins, serve_twins
+from tests.recording_proxy import RecordingProxy, recording_proxy
 
 NUM_CPUS = 4
 NUM_GPUS = 2
@@ -105,16 +106,26 @@ def twins(base_url: str, tiny_folder: Path) -> Twins:
     return serve_twins(base_url, tiny_folder)
 
 
+@pytest.fixture(scope="package")
+def proxy() -> Iterator[RecordingProxy]:
+    """Run the proxy that the shipped server's environment names."""
+    with recording_proxy() as proxy:
+        yield proxy
+
+
 @pytest.fixture(scope="package", params=["plain", "haproxy"])
 def shipped_server(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    proxy: RecordingProxy,
 ) -> Iterator[Server]:
     """Serve the shipped file as `make serve` does; without HAProxy only in the soak.
 
-    A start takes half a minute, so several modules share the server.
+    A start takes half a minute, so several modules share the server. Its environment is that of a
+    network where others are reached through a proxy only.
     """
     folder = tmp_path_factory.mktemp("shipped")
-    environment = {**os.environ, "HOME": str(folder)} | haproxy_environment()
+    environment = {**os.environ, **proxy.variables, "HOME": str(folder)} | haproxy_environment()
     environment["RAY_SERVE_ENABLE_HA_PROXY"] = str(int(request.param == "haproxy"))
     with serving(Server(shipped_config(folder), folder / "serve.log", environment)) as server:
         yield server

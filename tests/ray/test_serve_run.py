@@ -19,6 +19,7 @@ from tests.ray.serve_run import (
     Server,
     wait_until,
 )
+from tests.recording_proxy import RecordingProxy
 
 ANSWERS = {entry.name: entry.answer for entry in load_corpus()}
 
@@ -58,7 +59,7 @@ def test_the_last_lines_tell_the_address_the_models_a_request_and_the_dashboard(
     models = "pydoc-chat (generate), pydoc-detector (classify), pydoc-search (embed)"
     assert tail[1] == f"Models: {models}"
     assert tail[2] == "Try:"
-    assert tail[3].startswith(f"  curl -N {server.url}/v1/chat/completions")
+    assert tail[3].startswith(f"  curl -N --noproxy '*' {server.url}/v1/chat/completions")
     assert tail[5] == f"The page to chat, search and watch: {server.url}/"
     assert tail[6] == f"The API's description: {server.url}/docs"
     dashboard = tail[7].split()[2]
@@ -122,6 +123,13 @@ def test_a_drawing_is_named(client: openai.OpenAI) -> None:
         ],
     )
     assert answer.choices[0].message.content == answer_about(drawing)
+
+
+def test_no_call_inside_the_server_goes_through_the_proxy_of_its_environment(
+    client: openai.OpenAI, proxy: RecordingProxy
+) -> None:
+    client.embeddings.create(model="pydoc-search", input="Join two paths.")
+    assert proxy.asked == []
 
 
 def test_ctrl_c_stops_the_server_soon_and_leaves_no_process_behind(server: Server) -> None:

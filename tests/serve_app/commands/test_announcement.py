@@ -3,6 +3,7 @@ import shlex
 import ssl
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -141,6 +142,26 @@ def test_the_request_to_a_server_of_https_skips_the_check_of_its_certificate() -
     words = command(announcement("https://127.0.0.1:8000"))
     assert words[:4] == ["curl", "-N", "-k", "https://127.0.0.1:8000/v1/chat/completions"]
     assert "-k" not in command(announcement())
+
+
+def test_the_request_asks_no_proxy() -> None:
+    words = command(replace(announcement(), has_proxy=True))
+    assert words[:4] == ["curl", "-N", "--noproxy", "*"]
+    assert "--noproxy" not in command(announcement())
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("0.0.0.0", "http://127.0.0.1:8000"),
+        ("::0", "http://[::1]:8000"),
+        ("127.0.0.2", "http://127.0.0.2:8000"),
+        ("::1", "http://[::1]:8000"),
+        ("localhost", "http://localhost:8000"),
+    ],
+)
+def test_this_machine_reaches_every_host(host: str, url: str) -> None:
+    assert local_url(host, 8000, "/") == url
 
 
 def test_the_request_asks_the_first_model_that_generates_and_streams() -> None:

@@ -55,6 +55,19 @@ def test_what_is_announced_comes_from_the_file(tmp_path: Path) -> None:
     assert announced.logs == "/tmp/ray/session/logs/serve"
 
 
+@pytest.mark.parametrize("variable", ["http_proxy", "https_proxy", "ALL_PROXY"])
+def test_the_request_that_is_announced_asks_no_proxy_of_the_environment(
+    variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    monkeypatch.setenv("no_proxy", "localhost")
+    assert not describe(shipped_config(tmp_path), None, tmp_path)[1].has_proxy
+    monkeypatch.setenv(variable, "http://proxy.example:3128")
+    assert describe(shipped_config(tmp_path), None, tmp_path)[1].has_proxy
+
+
 def test_a_server_with_a_certificate_is_announced_by_https(tmp_path: Path) -> None:
     tls = {"ssl_keyfile": "key.pem", "ssl_certfile": "certificate.pem"}
     _, announced = describe(shipped_config(tmp_path, port=8123, **tls), None, tmp_path)
