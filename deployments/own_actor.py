@@ -1,4 +1,4 @@
-"""The end of a replica by its own decision.
+"""What a process knows about the actor that it is, and how it ends itself.
 
 Serve replaces an actor that has ended at once. One that fails its health checks it replaces after
 three of them, and the old one then holds its device until it has stopped in order, which a process
@@ -16,14 +16,23 @@ EXIT_S = 1.0
 """Seconds for an orderly exit. What hangs in the device's driver may not let the process end."""
 
 
+def own_actor_name() -> str | None:
+    """Return the name of the actor that this process is; None if it is none."""
+    return get_runtime_context().get_actor_name() if _is_actor() else None
+
+
 def end_own_actor() -> None:
     """End this process if it is an actor; Ray then reports no crash. Else do nothing.
 
     Call it in a method of the actor. It raises what makes Ray end the process.
     """
-    if not ray.is_initialized() or get_runtime_context().get_actor_id() is None:
+    if not _is_actor():
         return
     last_resort = threading.Timer(EXIT_S, os._exit, (1,))
     last_resort.daemon = True
     last_resort.start()
     exit_actor()  # type: ignore[no-untyped-call] # Ray leaves it untyped
+
+
+def _is_actor() -> bool:
+    return ray.is_initialized() and get_runtime_context().get_actor_id() is not None

@@ -21,10 +21,10 @@ def head(
     return start + b"".join(line + b"\r\n" for line in (*lines, *told)) + b"\r\n"
 
 
-async def exchange(port: int, request: bytes) -> bytes:
+async def exchange(port: int, request: bytes, address: str = LOCALHOST) -> bytes:
     """Send bytes and return all bytes up to the server's end of the connection."""
     async with asyncio.timeout(DEADLINE_S):
-        reader, writer = await asyncio.open_connection(LOCALHOST, port)
+        reader, writer = await asyncio.open_connection(address, port)
         writer.write(request)
         answer = await reader.read()
         writer.close()

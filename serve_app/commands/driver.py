@@ -40,6 +40,7 @@ from serve_app.commands.announcement import (
     local_url,
 )
 from serve_app.commands.check import BUILDER
+from serve_app.commands.server_environment import held
 from serve_app.config import AppConfig
 from serve_app.keys.api_keys import load_api_keys
 from serve_app.shipped_files import SHIPPED
@@ -57,7 +58,11 @@ def main() -> int:
     """Serve the file that the command line names and return the exit code."""
     name = sys.argv[1]
     try:
-        return _serve(name) if preflight.passes(name) else 1
+        if not preflight.passes(name):
+            return 1
+        http = _application(name)[0].http_options
+        with held(http.host, http.port):
+            return _serve(name)
     except KeyboardInterrupt:  # a second one: Ray ends its processes when this one exits
         return 130
 
@@ -157,12 +162,12 @@ def describe(name: str, dashboard_url: str | None, session: Path) -> tuple[str, 
         needs_key=load_api_keys(config.auth, SHIPPED) is not None,
         dashboard_url=f"http://{dashboard_url}" if dashboard_url else None,
         logs=str(session / "logs" / "serve"),
+        has_proxy=not PROXIED.isdisjoint(getproxies()),
     )
 
 
 def _application(name: str) -> tuple[ServeDeploySchema, AppConfig]:
     with open(name, encoding="utf-8") as file:
-        has_proxy=not PROXIED.isdisjoint(getproxies()),
         schema = ServeDeploySchema.model_validate(yaml.safe_load(file))
     application = next(a for a in schema.applications if a.import_path == BUILDER)
     return schema, AppConfig.model_validate(application.args)

@@ -1,18 +1,22 @@
 """The checks that `raystream serve` runs before it starts Ray.
 
-It checks the file as `raystream check` does. Then it checks that HAProxy's mode can serve it, that
-the server's port is free, and so are the ports that variables set for HAProxy's mode, because Serve
-reports a port in use late and verbosely.
+It checks the file as `raystream check` does. Then it checks that the host is this machine's, that
+the server's port is free, that HAProxy's mode can serve the file, and that the ports are free that
+variables set for this mode, because Serve reports all that late and verbosely.
 """
 
 import os
+import socket
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
+import psutil
 import yaml
 from ray.serve.schema import HTTPOptionsSchema, ServeDeploySchema
 
-from serve_app.commands.check import BUILDER, check_file
+from serve_app.commands.check import BUILDER, check_file, place
+from serve_app.commands.ray_check import host_problem
 from serve_app.commands.server_environment import HAPROXY, HAPROXY_PORTS, is_free
 from serve_app.config import AppConfig
 from serve_app.keys.api_keys import ApiKeysError, load_api_keys
@@ -24,9 +28,12 @@ def passes(name: str) -> bool:
     if not check_file(name):
         return False
     with open(name, encoding="utf-8") as file:
-        document = yaml.safe_load(file)
+        text = file.read()
+    document = yaml.safe_load(text)
     http = ServeDeploySchema.model_validate(document).http_options
-    if problems := [*haproxy_problems(http), *taken_ports(name, http.host, http.port)]:
+    found = (*address_problems(http), *certificate_problems(http))
+    wrong = [f"{place(name, text, each)}: {each}\n" for each in found]
+    if problems := [*wrong, *([] if wrong else haproxy_problems(http))]:
         sys.stderr.writelines(problems)
         return False
     application = next(a for a in document["applications"] if a["import_path"] == BUILDER)
@@ -36,6 +43,45 @@ def passes(name: str) -> bool:
         sys.stderr.write(f"{name}: {error}\n")
         return False
     return True
+
+
+def address_problems(http: HTTPOptionsSchema) -> Iterator[str]:
+    """Yield why this machine can't listen on the host and port of a file; nothing if it can."""
+    try:
+        if not is_free(http.host, http.port):
+            yield (
+                f"http_options.port: {http.port} is in use on {http.host}; stop the program that "
+                "uses it, or choose another port"
+            )
+    except PermissionError:
+        yield (
+            f"http_options.port: the system lets only its administrator listen on {http.port}; "
+            "choose a port from 1024 on"
+        )
+    except OSError:  # an address of another machine, an unknown name, no IPv6
+        yield (
+            f"http_options.host: {http.host!r} is no address of this machine, which has "
+            f"{', '.join(own_addresses())}"
+        )
+
+
+def certificate_problems(http: HTTPOptionsSchema) -> Iterator[str]:
+    """Yield which files for HTTPS are not on this machine."""
+    for key in ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs"):
+        file = getattr(http, key)
+        if file is not None and not Path(file).is_file():
+            yield f"http_options.{key}: {file!r} is no file"
+
+
+def own_addresses() -> list[str]:
+    """Return the machine's addresses on which a server can listen."""
+    found = [
+        each.address
+        for addresses in psutil.net_if_addrs().values()
+        for each in addresses
+        if each.family in (socket.AF_INET, socket.AF_INET6)
+    ]
+    return [address for address in found if host_problem(address) is None]
 
 
 def haproxy_problems(http: HTTPOptionsSchema) -> Iterator[str]:
@@ -48,21 +94,12 @@ def haproxy_problems(http: HTTPOptionsSchema) -> Iterator[str]:
             "http_options.ssl_certfile: HAProxy's mode has no HTTPS; put a proxy with TLS in "
             "front of the server, or leave RAY_SERVE_ENABLE_HA_PROXY out\n"
         )
-    for variable in _port_variables():
-        if not _is_port(os.environ[variable]):
-            yield f"{variable}: {os.environ[variable]!r} is not a port, a number from 1 to 65535\n"
-
-
-def taken_ports(name: str, host: str, port: int) -> Iterator[str]:
-    """Yield a line for each port that the server needs but another program uses."""
-    if not is_free(host, port):
-        yield (
-            f"{name}: http_options.port: {port} is in use on {host}; "
-            "stop the program that uses it, or choose another port\n"
-        )
-    for variable in _port_variables() if _has_haproxy() else ():
+    # `raystream serve` has set those that the user has not, to free ports.
+    for variable in filter(os.environ.__contains__, HAPROXY_PORTS):
         own = os.environ[variable]
-        if _is_port(own) and not is_free(host, int(own)):
+        if not _is_port(own):
+            yield f"{variable}: {own!r} is not a port, a number from 1 to 65535\n"
+        elif int(own) == http.port or not is_free(http.host, int(own)):
             yield (
                 f"{variable}: HAProxy's mode needs port {own}, which is in use; stop the program "
                 "that uses it, perhaps another server, or leave the variable out\n"
@@ -71,11 +108,6 @@ def taken_ports(name: str, host: str, port: int) -> Iterator[str]:
 
 def _has_haproxy() -> bool:
     return os.environ.get(HAPROXY) == "1"
-
-
-def _port_variables() -> list[str]:
-    # `raystream serve` has set those that the user has not, to free ports.
-    return [variable for variable in HAPROXY_PORTS if variable in os.environ]
 
 
 def _is_port(value: str) -> bool:

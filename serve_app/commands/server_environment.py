@@ -10,7 +10,8 @@ import random
 import shutil
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from errno import EADDRINUSE
 from itertools import islice
 from pathlib import Path
@@ -49,7 +50,6 @@ That is Ray's default on Windows and macOS, and the variable works on Linux, too
 AUTH_MODE = "RAY_AUTH_MODE"
 """Ray asks for its token by default, but warns about it unless the variable says so."""
 
-FOLDER_PARENT = "/tmp"
 PROXY_OF_GRPC = "grpc_proxy"
 """Empty, it keeps gRPC from asking the proxies of `http_proxy` and `https_proxy`.
 
@@ -59,11 +59,16 @@ Source: https://github.com/grpc/grpc/blob/master/doc/environment_variables.md
 DIRECT_HOSTS = ("localhost", "127.0.0.1", "::1", "169.254.169.254", "metadata.google.internal")
 """Where the parts of a server find each other, and where clouds tell Ray about this machine."""
 
+FOLDER_PARENT = "/tmp"
 """Short: the path of a Unix socket has 107 bytes, of which Ray's names below the folder take 80."""
 
 HAPROXY = "RAY_SERVE_ENABLE_HA_PROXY"
 HAPROXY_BINARY = "RAY_SERVE_HAPROXY_BINARY_PATH"
 OUR_HAPROXY = "raystream-haproxy"
+
+MIDDLEWARE = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
+SERVER_EDGE = "serve_app.middleware.server_edge:server_edge"
+"""The value of MIDDLEWARE in serve.env."""
 
 
 class MissingHAProxyError(Exception):
@@ -121,9 +126,13 @@ def _direct_calls(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def is_free(host: str, port: int) -> bool:
-    """Return whether a server could listen there."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
+    """Return whether a server could listen there.
+
+    Raises:
+        OSError: Not because of another program: the host is not this machine's, or the port is not
+            for this user.
+    """
+    with socket.socket(_family(host)) as probe:
         # Servers set this option too: a port whose connections were just closed counts as free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -133,6 +142,25 @@ def is_free(host: str, port: int) -> bool:
                 return False
             raise
         return True
+
+
+@contextmanager
+def held(host: str, port: int) -> Iterator[None]:
+    """Keep a free port from servers that start meanwhile; they would share it with this one.
+
+    HAProxy and Serve's proxies open their ports with SO_REUSEPORT, so two of a user's servers could
+    listen on one, and each would get a part of the connections. The socket here is bound with the
+    same option. It does not listen, so it gets none, but `is_free` finds it.
+    """
+    with socket.socket(_family(host)) as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        with suppress(OSError):  # a connection of the port's last program has not timed out yet
+            holder.bind((host, port))
+        yield
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def free_ports(num_ports: int) -> list[int]:

@@ -1,9 +1,12 @@
-"""Mends requests before Ray Serve's own middleware reads them, and HTTP/1.0 answers after it.
+"""Refuses requests that are not for this process, and mends others before Ray Serve reads them.
 
 Serve puts this middleware around its own where RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH names
 `server_edge`, as serve.env does: in the ingress's replicas behind HAProxy, else in Serve's proxies.
 It is outermost there, directly inside uvicorn. The application's own middleware comes too late for
-both jobs:
+its jobs:
+
+- HAProxy may still know a port that has become another server's. A request that is meant for
+  another replica is refused, and the answer to a health check names this one (`replica_header`).
 
 - Serve puts the client's `X-Request-Id` onto the answer as it came. Here an id that does not match
   the pattern is replaced first.
@@ -13,37 +16,78 @@ both jobs:
 Source: https://www.rfc-editor.org/rfc/rfc9112#section-6.1 (no Transfer-Encoding for HTTP/1.0)
 """
 
+from collections.abc import Awaitable
 from typing import Final
 
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
+from deployments.errors import ReplicaUnavailableError
+from deployments.own_actor import own_actor_name
+from serve_app.http.errors import error_response
+from serve_app.http.replica_header import HEALTH_PATH, REPLICA_HEADER, haproxy_name
 from serve_app.http.request_id import REQUEST_ID_HEADER, chosen_id
 
 Headers = list[tuple[bytes, bytes]]
 
 _ID_NAME: Final = REQUEST_ID_HEADER.lower().encode()
+_REPLICA_NAME: Final = REPLICA_HEADER.lower().encode()
+
+MISDIRECTED: Final = (
+    "The replica that this request was meant for has gone. Send the request again in a moment."
+)
 
 
 def server_edge() -> list[Middleware]:
     """Return the middleware that Serve puts around its own."""
-    return [Middleware(ServerEdgeMiddleware)]
+    name = own_actor_name()
+    return [Middleware(ServerEdgeMiddleware, None if name is None else haproxy_name(name))]
 
 
 class ServerEdgeMiddleware:
-    """Replaces invalid request ids, and keeps chunks from HTTP/1.0 clients."""
+    """Refuses what is meant for another replica, and mends request ids and HTTP/1.0 answers."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, replica: str | None = None) -> None:
+        """Wrap an application.
+
+        Args:
+            app: The application.
+            replica: This process's name in HAProxy's configuration; None if it has none.
+        """
         self._app = app
+        self._replica = None if replica is None else replica.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on; most requests need no change."""
         if scope["type"] == "http":
+            if self._replica is not None:
+                if is_misdirected(scope["headers"], self._replica):
+                    refusal = error_response(ReplicaUnavailableError(MISDIRECTED))
+                    await refusal(scope, receive, send)
+                    return
+                if scope["path"].endswith(HEALTH_PATH):
+                    send = with_replica(send, self._replica)
             scope["headers"] = with_valid_id(scope["headers"])
             if scope["http_version"] == "1.0":
                 send = without_chunks(send)
         await self._app(scope, receive, send)
+
+
+def is_misdirected(headers: Headers, replica: bytes) -> bool:
+    """Return whether HAProxy has sent the request to another replica than this one."""
+    return any(name == _REPLICA_NAME and value != replica for name, value in headers)
+
+
+def with_replica(send: Send, replica: bytes) -> Send:
+    """Return a `send` whose answer names this replica."""
+
+    def send_named(message: Message) -> Awaitable[None]:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message["headers"], (_REPLICA_NAME, replica)]
+        return send(message)
+
+    return send_named
 
 
 def with_valid_id(headers: Headers) -> Headers:

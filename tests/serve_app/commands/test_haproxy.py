@@ -77,14 +77,21 @@ def test_splicing_is_off_and_rays_arguments_are_passed_on(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("host", "bound"), [("127.0.0.1", "127.0.0.1"), ("::1", "::1"), ("0.0.0.0", "*"), (None, "*")]
+    ("host", "bound"),
+    [
+        ("127.0.0.2", "127.0.0.2"),
+        ("localhost", "127.0.0.1"),
+        ("::1", "[::1]"),
+        ("::0", "[::]"),
+        ("0.0.0.0", "*"),
+        (None, "*"),
+    ],
 )
 def test_every_port_is_on_the_host_of_http_options(
     folder: Path, host: str | None, bound: str
 ) -> None:
     text = ray_s_file(folder, host).read_text()
-    assert sorted(binds(text)) == sorted(["", bound, "*"])
-    private = haproxy.private_configuration(text)
+    private = haproxy.private_configuration(text, {})
     # A reload must not change how a port is written: HAProxy takes sockets over by their address.
     assert binds(private) == [bound, bound, bound]
     assert "mode 666" not in private
@@ -94,7 +101,7 @@ def test_every_port_is_on_the_host_of_http_options(
 def test_a_configuration_of_another_ray_is_refused(folder: Path, missing: str) -> None:
     text = ray_s_file(folder, "127.0.0.1").read_text().replace(missing, "# ")
     with pytest.raises(haproxy.UnknownConfigurationError, match="version of Ray"):
-        haproxy.private_configuration(text)
+        haproxy.private_configuration(text, {})
 
 
 def test_haproxy_reads_the_copy_and_ray_finds_its_own_path(folder: Path) -> None:
@@ -103,7 +110,7 @@ def test_haproxy_reads_the_copy_and_ray_finds_its_own_path(folder: Path) -> None
     arguments = haproxy.private_arguments(["-db", "-f", str(path), "-dR", "-sf", "7"])
     copy = folder / "private-haproxy.cfg"
     assert arguments == ["-db", "-f", str(copy), "-L", str(path), "-dR", "-sf", "7"]
-    assert copy.read_text() == haproxy.private_configuration(original)
+    assert copy.read_text() == haproxy.private_configuration(original, {})
     assert path.read_text() == original
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert {"private-haproxy.cfg", "haproxy.cfg"} <= {file.name for file in folder.iterdir()}

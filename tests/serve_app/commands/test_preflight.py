@@ -6,6 +6,8 @@ import pytest
 import yaml
 
 from benchmarks.free_port import free_ports
+from serve_app.commands import preflight
+from serve_app.commands.check import BUILDER
 from serve_app.commands.preflight import passes
 from serve_app.commands.server_environment import HAPROXY_PORTS, is_free
 
@@ -68,6 +70,45 @@ def test_ports_that_are_set_for_haproxy_s_mode_must_be_free_too(
     assert run(ours)
 
 
+@pytest.mark.parametrize("host", ["203.0.113.7", "2001:db8::7", "no-such-host.invalid"])
+def test_a_host_of_another_machine_is_reported_in_one_line(
+    run: Run, host: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (port,) = free_ports(1)
+    args = {"models": [{"id": "m", "source": "x"}], "auth": {"allow_anonymous": True}}
+    applications = [{"import_path": BUILDER, "args": args}]
+    assert not run(port, http_options={"host": host, "port": port}, applications=applications)
+    error = capsys.readouterr().err
+    assert f"http_options.host: {host!r} is no address of this machine, which has " in error
+    assert "127.0.0.1" in error
+    assert error.count("\n") == 1
+
+
+def test_a_port_of_the_administrator_is_reported_in_one_line(
+    run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(host: str, port: int) -> bool:
+        raise PermissionError
+
+    monkeypatch.setattr(preflight, "is_free", refuse)
+    assert not run(80)
+    error = capsys.readouterr().err
+    assert "http_options.port: the system lets only its administrator listen on 80" in error
+    assert error.count("\n") == 1
+
+
+def test_haproxy_s_other_ports_differ_from_the_server_s(
+    run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in HAPROXY_PORTS:
+        monkeypatch.delenv(variable, raising=False)
+    (port,) = free_ports(1)
+    monkeypatch.setenv("RAY_SERVE_HAPROXY_STATS_PORT", str(port))
+    monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "1")
+    assert not run(port)
+    assert capsys.readouterr().err.startswith("RAY_SERVE_HAPROXY_STATS_PORT: ")
+
+
 @pytest.mark.parametrize("value", ["stats", "", "-1", "0", "65536", "8404.0", "²"])
 def test_a_variable_that_is_no_port_is_reported_in_one_line(
     run: Run,
@@ -86,15 +127,21 @@ def test_a_variable_that_is_no_port_is_reported_in_one_line(
     assert error.count("\n") == 1
 
 
-def test_https_is_refused_in_haproxy_s_mode_only(
+def test_https_is_refused_in_haproxy_s_mode_and_without_its_files(
     run: Run,
+    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (port,) = free_ports(1)
-    tls = {"ssl_keyfile": "key.pem", "ssl_certfile": "certificate.pem"}
-    http = {"host": "127.0.0.1", "port": port, **tls}
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    http = {"host": "127.0.0.1", "port": port}
+    http |= {"ssl_keyfile": str(key), "ssl_certfile": str(certificate)}
     monkeypatch.delenv("RAY_SERVE_ENABLE_HA_PROXY", raising=False)
+    key.touch()
+    assert not run(port, http_options=http)
+    assert f"http_options.ssl_certfile: '{certificate}' is no file" in capsys.readouterr().err
+    certificate.touch()
     assert run(port, http_options=http), capsys.readouterr().err
     monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "1")
     assert not run(port, http_options=http)

@@ -1,5 +1,9 @@
+import os
+import socket
+import subprocess
 import sys
 from pathlib import Path
+from urllib.request import proxy_bypass
 
 import pytest
 from ray._private import ray_constants
@@ -13,12 +17,18 @@ from serve_app.commands.server_environment import (
     HAPROXY_FILES,
     HAPROXY_PORTS,
     LOOPBACK,
+    MIDDLEWARE,
+    SERVER_EDGE,
     MissingHAProxyError,
+    free_ports,
+    held,
     is_free,
     server_environment,
     with_switches,
 )
-from serve_app.shipped_files import SHIPPED, parse_env
+from serve_app.middleware import server_edge
+from serve_app.shipped_files import SHIPPED, parse_env, serve_variables
+from tests.recording_proxy import recording_proxy
 
 FOLDER = Path(FOLDER_PARENT, "raystream-12345678")
 LONGEST_SOCKET_PATH = 107
@@ -28,6 +38,9 @@ def test_the_variables_are_those_of_ray() -> None:
     assert {name: getattr(constants, name) for name in HAPROXY_PORTS} == HAPROXY_PORTS
     assert all(hasattr(constants, name) for name in HAPROXY_FILES)
     assert ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR == LOOPBACK
+    assert hasattr(constants, MIDDLEWARE)
+    assert serve_variables()[MIDDLEWARE] == SERVER_EDGE
+    assert f"{server_edge.__name__}:{server_edge.server_edge.__name__}" == SERVER_EDGE
 
 
 def test_each_server_gets_free_ports_and_a_folder_of_its_own() -> None:
@@ -36,6 +49,23 @@ def test_each_server_gets_free_ports_and_a_folder_of_its_own() -> None:
     assert len(ports) == len(HAPROXY_PORTS)
     assert all(is_free("127.0.0.1", port) for port in ports)
     assert all(Path(environment[name]).is_relative_to(FOLDER) for name in HAPROXY_FILES)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_a_port_that_is_held_is_free_for_its_own_server_only(host: str) -> None:
+    (port,) = free_ports(1)
+    with held(host, port):
+        assert not is_free(host, port)
+        with (
+            socket.create_server(
+                (host, port),
+                family=socket.AF_INET6 if ":" in host else socket.AF_INET,
+                reuse_port=True,
+            ) as server,
+            socket.create_connection((host, port)),
+        ):
+            server.accept()[0].close()
+    assert is_free(host, port)
 
 
 def test_chosen_ports_are_not_among_those_that_any_process_may_get() -> None:
@@ -51,6 +81,43 @@ def test_variables_that_are_set_stay() -> None:
     own = {"RAY_SERVE_HAPROXY_STATS_PORT": "8404", LOOPBACK: "1", "HOME": "/root"}
     environment = server_environment(own, FOLDER)
     assert own.items() <= environment.items()
+
+
+PROXY = "http://proxy.example:3128"
+
+
+def test_calls_inside_a_server_never_go_through_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"http_proxy": PROXY, "https_proxy": PROXY, "grpc_proxy": PROXY}
+    environment = server_environment(given, FOLDER)
+    assert environment["grpc_proxy"] == ""
+    monkeypatch.setenv("no_proxy", environment["no_proxy"])
+    assert proxy_bypass("127.0.0.1:8265")
+    assert not proxy_bypass("huggingface.co")
+    assert environment["no_proxy"] == environment["NO_PROXY"]
+    assert environment["http_proxy"] == environment["https_proxy"] == PROXY
+    assert serve_variables()["grpc_proxy"] == ""
+
+
+@pytest.mark.parametrize("variable", ["no_proxy", "NO_PROXY"])
+def test_hosts_that_have_no_proxy_keep_none(variable: str) -> None:
+    direct = server_environment({variable: "intra.example, localhost"}, FOLDER)["no_proxy"]
+    assert direct.split(",")[:2] == ["intra.example", "localhost"]
+    assert direct.count("localhost") == 1
+    # Some programs take only the bare asterisk for every host.
+    assert server_environment({variable: "*"}, FOLDER)["no_proxy"] == "*"
+
+
+@pytest.mark.slow
+def test_downloads_from_the_hub_go_through_the_proxy(tmp_path: Path) -> None:
+    with recording_proxy() as proxy:
+        own = {**os.environ, **proxy.variables, "HF_ENDPOINT": "http://hub.example"}
+        environment = server_environment(own | {"HF_HUB_CACHE": str(tmp_path)}, FOLDER)
+        code = "import huggingface_hub as h; h.hf_hub_download('user/model', 'config.json')"
+        command = [sys.executable, "-c", code]
+        ended = subprocess.run(command, env=environment, capture_output=True, check=False)
+    assert ended.returncode == 1
+    assert proxy.asked
+    assert all(" http://hub.example/" in line for line in proxy.asked)
 
 
 def test_the_longest_name_of_a_socket_fits_below_the_folder() -> None:
