@@ -63,7 +63,7 @@ def test_cve_2023_48022_a_server_without_keys_does_not_start_on_the_network(
     assert document["http_options"]["host"] == "127.0.0.1"
     auth = document["applications"][0]["args"]["auth"]
     without = dict(auth)
-    for host in ("0.0.0.0", "::", "192.168.1.5", "example.com"):
+    for host in ("0.0.0.0", "::0", "192.168.1.5", "example.com"):
         document["http_options"]["host"] = host
         (problem,) = find_problems(yaml.safe_dump(document))
         assert "allow_anonymous: true" in problem, host
