@@ -48,21 +48,27 @@ def passes(name: str) -> bool:
 def address_problems(http: HTTPOptionsSchema) -> Iterator[str]:
     """Yield why this machine can't listen on the host and port of a file; nothing if it can."""
     try:
-        if not is_free(http.host, http.port):
-            yield (
-                f"http_options.port: {http.port} is in use on {http.host}; stop the program that "
-                "uses it, or choose another port"
-            )
-    except PermissionError:
-        yield (
-            f"http_options.port: the system lets only its administrator listen on {http.port}; "
-            "choose a port from 1024 on"
-        )
+        problem = _port_problem(http.host, http.port)
     except OSError:  # an address of another machine, an unknown name, no IPv6
         yield (
             f"http_options.host: {http.host!r} is no address of this machine, which has "
             f"{', '.join(own_addresses())}"
         )
+    else:
+        if problem is not None:
+            yield f"http_options.port: {problem}"
+
+
+def _port_problem(host: str, port: int) -> str | None:
+    try:
+        if is_free(host, port):
+            return None
+    except PermissionError:
+        return f"the system lets only its administrator listen on {port}; choose one from 1024 on"
+    return (
+        f"{port} is in use on {host}; stop the program that uses it, perhaps another server, or "
+        "choose another port"
+    )
 
 
 def certificate_problems(http: HTTPOptionsSchema) -> Iterator[str]:
@@ -99,11 +105,10 @@ def haproxy_problems(http: HTTPOptionsSchema) -> Iterator[str]:
         own = os.environ[variable]
         if not _is_port(own):
             yield f"{variable}: {own!r} is not a port, a number from 1 to 65535\n"
-        elif int(own) == http.port or not is_free(http.host, int(own)):
-            yield (
-                f"{variable}: HAProxy's mode needs port {own}, which is in use; stop the program "
-                "that uses it, perhaps another server, or leave the variable out\n"
-            )
+        elif int(own) == http.port:
+            yield f"{variable}: {own} is http_options.port, too; choose another port\n"
+        elif (problem := _port_problem(http.host, int(own))) is not None:
+            yield f"{variable}: {problem}\n"
 
 
 def _has_haproxy() -> bool:
