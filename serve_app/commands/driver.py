@@ -24,6 +24,7 @@ from ray import serve
 from ray._private.ray_constants import WORKER_PROCESS_SETUP_HOOK_ENV_VAR
 from ray.serve.schema import (
     ApplicationStatus,
+    ProxyStatus,
     ServeDeploySchema,
     ServeStatus,
 )
@@ -40,13 +41,15 @@ from serve_app.commands.announcement import (
     local_url,
 )
 from serve_app.commands.check import BUILDER
-from serve_app.commands.server_environment import held
 from serve_app.config import AppConfig
 from serve_app.keys.api_keys import load_api_keys
 from serve_app.shipped_files import SHIPPED
 
 FINAL = (UnsupportedModelError.__name__, ModelTooLargeError.__name__)
 """Errors that a further attempt to start ends with, too."""
+
+PROXY = "the proxy in front"
+"""What is awaited last: HAProxy, or Serve's own proxy."""
 
 PROXIED = frozenset({"http", "https", "all"})
 """Schemes for which the environment may name a proxy."""
@@ -58,11 +61,7 @@ def main() -> int:
     """Serve the file that the command line names and return the exit code."""
     name = sys.argv[1]
     try:
-        if not preflight.passes(name):
-            return 1
-        http = _application(name)[0].http_options
-        with held(http.host, http.port):
-            return _serve(name)
+        return _serve(name) if preflight.passes(name) else 1
     except KeyboardInterrupt:  # a second one: Ray ends its processes when this one exits
         return 130
 
@@ -174,7 +173,7 @@ def _application(name: str) -> tuple[ServeDeploySchema, AppConfig]:
 
 
 def pending_deployments(status: ServeStatus, name: str) -> list[str]:
-    """Return the deployments of an application that do not run yet.
+    """Return the deployments of an application that do not run yet, or that Serve's proxy does not.
 
     Raises:
         StartFailedError: Serve has given the application up, or a model fails of one of `FINAL`,
@@ -192,7 +191,8 @@ def pending_deployments(status: ServeStatus, name: str) -> list[str]:
     if application.status == ApplicationStatus.DEPLOY_FAILED or is_final:
         raise StartFailedError(_in_one_line(failures) or reason_in(application.message))
     if application.status == ApplicationStatus.RUNNING:
-        return []
+        # Another server answers at the address if it has taken the port meanwhile.
+        return [] if ProxyStatus.HEALTHY in status.proxies.values() else [PROXY]
     deployments = application.deployments.items()
     return [id_ for id_, deployment in deployments if deployment.status != "HEALTHY"] or [name]
 

@@ -10,8 +10,7 @@ import random
 import shutil
 import socket
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
 from errno import EADDRINUSE
 from itertools import islice
 from pathlib import Path
@@ -132,7 +131,8 @@ def is_free(host: str, port: int) -> bool:
         OSError: Not because of another program: the host is not this machine's, or the port is not
             for this user.
     """
-    with socket.socket(_family(host)) as probe:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
         # Servers set this option too: a port whose connections were just closed counts as free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -142,25 +142,6 @@ def is_free(host: str, port: int) -> bool:
                 return False
             raise
         return True
-
-
-@contextmanager
-def held(host: str, port: int) -> Iterator[None]:
-    """Keep a free port from servers that start meanwhile; they would share it with this one.
-
-    HAProxy and Serve's proxies open their ports with SO_REUSEPORT, so two of a user's servers could
-    listen on one, and each would get a part of the connections. The socket here is bound with the
-    same option. It does not listen, so it gets none, but `is_free` finds it.
-    """
-    with socket.socket(_family(host)) as holder:
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        with suppress(OSError):  # a connection of the port's last program has not timed out yet
-            holder.bind((host, port))
-        yield
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def free_ports(num_ports: int) -> list[int]:

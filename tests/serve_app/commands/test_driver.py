@@ -1,4 +1,5 @@
 import sys
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from ray.serve.schema import (
     ApplicationStatus,
     ApplicationStatusOverview,
     DeploymentStatusOverview,
+    ProxyStatus,
     ServeStatus,
 )
 
@@ -39,7 +41,7 @@ def status(
         for name, state in deployments.items()
     }
     overview = ApplicationStatusOverview(application, message, 0, overviews)
-    return ServeStatus(applications={"raystream": overview})
+    return ServeStatus({"node": ProxyStatus.HEALTHY}, {"raystream": overview})
 
 
 def test_what_is_announced_comes_from_the_file(tmp_path: Path) -> None:
@@ -79,6 +81,12 @@ def test_keys_are_announced_as_needed(tmp_path: Path, monkeypatch: pytest.Monkey
     _, announced = describe(shipped_config(tmp_path), None, tmp_path)
     assert announced.needs_key
     assert announced.dashboard_url is None
+
+
+@pytest.mark.parametrize("proxies", [{}, {"node": ProxyStatus.UNHEALTHY}])
+def test_a_server_whose_proxy_has_no_port_is_not_ready(proxies: dict[str, ProxyStatus]) -> None:
+    running = replace(status(ApplicationStatus.RUNNING), proxies=proxies)
+    assert pending_deployments(running, "raystream") == ["the proxy in front"]
 
 
 def test_deployments_are_pending_until_the_application_runs() -> None:

@@ -1,5 +1,4 @@
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -20,8 +19,6 @@ from serve_app.commands.server_environment import (
     MIDDLEWARE,
     SERVER_EDGE,
     MissingHAProxyError,
-    free_ports,
-    held,
     is_free,
     server_environment,
     with_switches,
@@ -49,23 +46,6 @@ def test_each_server_gets_free_ports_and_a_folder_of_its_own() -> None:
     assert len(ports) == len(HAPROXY_PORTS)
     assert all(is_free("127.0.0.1", port) for port in ports)
     assert all(Path(environment[name]).is_relative_to(FOLDER) for name in HAPROXY_FILES)
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_a_port_that_is_held_is_free_for_its_own_server_only(host: str) -> None:
-    (port,) = free_ports(1)
-    with held(host, port):
-        assert not is_free(host, port)
-        with (
-            socket.create_server(
-                (host, port),
-                family=socket.AF_INET6 if ":" in host else socket.AF_INET,
-                reuse_port=True,
-            ) as server,
-            socket.create_connection((host, port)),
-        ):
-            server.accept()[0].close()
-    assert is_free(host, port)
 
 
 def test_chosen_ports_are_not_among_those_that_any_process_may_get() -> None:
