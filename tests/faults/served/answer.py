@@ -120,7 +120,7 @@ class Answer:
             self._next_id = line.removeprefix("id: ")
         elif line == "data: [DONE]":
             self.num_done += 1
-        elif line:
+        elif line.strip():  # a ping may be a space
             assert self.num_done == 0, "an event came after [DONE]"
             self._take_chunk(json.loads(line.removeprefix("data: ")))
             self.last_event_id, self._next_id = self._next_id or self.last_event_id, ""
