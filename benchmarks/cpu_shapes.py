@@ -1,7 +1,7 @@
 """Models of the shapes that CPUs serve, with random weights; nothing is downloaded.
 
-Source: config.json of Qwen/Qwen2-0.5B, meta-llama/Llama-3.2-1B, Qwen/Qwen2.5-1.5B and
-google/gemma-3-1b-it.
+Source: config.json of Qwen/Qwen2-0.5B, meta-llama/Llama-3.2-1B, princeton-nlp/Sheared-LLaMA-1.3B,
+Qwen/Qwen2.5-1.5B and google/gemma-3-1b-it.
 """
 
 from collections.abc import Callable, Mapping
@@ -39,6 +39,16 @@ SHAPES: Mapping[str, Callable[[], PreTrainedConfig]] = {
         max_position_embeddings=32_768,
         rope_parameters={"rope_type": "default", "rope_theta": 500_000.0},
         tie_word_embeddings=True,
+    ),
+    "Sheared-LLaMA-1.3B": lambda: LlamaConfig(
+        vocab_size=32_000,
+        hidden_size=2048,
+        intermediate_size=5504,
+        num_hidden_layers=24,
+        num_attention_heads=16,
+        num_key_value_heads=16,
+        max_position_embeddings=4096,
+        tie_word_embeddings=False,
     ),
     "Qwen2.5-1.5B": lambda: Qwen2Config(
         vocab_size=151_936,

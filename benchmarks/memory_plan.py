@@ -3,9 +3,9 @@
 Each model is planned, loaded and warmed up in a process of its own, on the CPU. A model that writes
 then computes a long prompt; one that classifies or embeds has computed its largest micro-batch when
 it was warmed up. "weights" and "keys and values" compare the plan with the bytes of the tensors;
-"process" compares the whole plan with the growth of the resident memory, without the files that it
-maps, but with what libraries allocate. The embedded models are as they are; the others have random
-weights in well-known shapes.
+"process" compares the plan for the start, and for the keys and values of that prompt, with the
+growth of the resident memory, without the files that it maps, but with what libraries allocate. The
+embedded models are as they are; the others have random weights in well-known shapes.
 
 Run: python -m benchmarks.memory_plan
 """
@@ -69,8 +69,8 @@ class Measured:
     Attributes:
         name: The model.
         weights: Planned and allocated bytes of the weights.
-        kv: Of keys and values; None for a model that keeps none.
-        process: Of both and a step, and the growth of the process.
+        kv: Of keys and values, which are reserved; None for a model that keeps none.
+        process: Of weights, a step and a prompt, and the growth of the process.
     """
 
     name: str
@@ -112,7 +112,10 @@ def _measure_generator(spec: ModelSpec) -> Measured:
         spec.id,
         (planned.demand.weight_bytes, placed.loaded.num_weight_bytes),
         (planned.kv.kv_bytes, engine.kv_bytes),
-        (planned.demand.fixed_bytes + planned.kv.kv_bytes, _own_bytes() - before_bytes),
+        (
+            planned.start_bytes + length * planned.kv_token_bytes,
+            _own_bytes() - before_bytes,
+        ),
     )
 
 

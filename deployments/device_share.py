@@ -54,11 +54,12 @@ def plan_share(
         device.foreign_bytes,
         on_cpu=on_cpu,
         has_bf16=on_cpu and has_bfloat16(),
+        whole_bytes=cgroup.total_bytes() if on_cpu else None,
     )
     try:
         return plan_replica(spec, shape, memory, is_pooler=is_pooler)
     except DeviceMemoryError as error:
-        whole_bytes = cgroup.total_bytes() if on_cpu else device.total_bytes
+        whole_bytes = memory.whole_bytes or device.total_bytes
         if (error.least_bytes or 0) > whole_bytes * spec.device_share:
             raise ModelTooLargeError(error.message, error.least_bytes) from None
         raise

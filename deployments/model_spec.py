@@ -29,6 +29,8 @@ class ModelSpec:
             two, lets each replica choose by its device; see `deployments.replica_plan`.
         max_num_seqs: The most sequences that run at once, if their tokens fit into the KV memory.
         max_batched_tokens: The most tokens of one engine step, or of a pooler's micro-batch.
+        kv_cache_memory_bytes: The most that keys and values take; None, here too, for what suits
+            the device.
         max_queued_requests: The most requests that may wait. A text model counts sequences: each
             prompt of an HTTP request counts once per answer (`n`). A pooler counts HTTP
             requests, whatever their number of texts.
@@ -53,6 +55,7 @@ class ModelSpec:
     max_model_len: int | None
     max_num_seqs: int | None
     max_batched_tokens: int | None
+    kv_cache_memory_bytes: int | None = None
     max_queued_requests: int = 64
     max_queued_tokens: int | None = None
     prefix_caching: bool = True

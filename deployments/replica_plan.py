@@ -54,8 +54,9 @@ NO_LIMIT_LEN: Final = 4096
 MIN_AUTO_LEN: Final = 2048
 """A length that `max_model_len: auto` does not go below: less memory is an error instead."""
 
-CPU_KV_BYTES: Final = 4 * GIB
-"""What `max_model_len: auto` lets the KV memory of a CPU take; vLLM takes as much by default."""
+CPU_KV_FRACTION: Final = 0.25
+"""What `kv_cache_memory_bytes: auto` is on a CPU: this part of the machine's memory, of which other
+programs need the rest."""
 
 STEP_FRACTION: Final = 0.25
 """What a step may take of the memory beside the weights, if `max_model_len: auto` decides: a prompt
@@ -91,16 +92,24 @@ class DeviceMemory:
     """A device, as far as a plan needs it.
 
     Attributes:
-        total_bytes: The memory that shares are fractions of.
+        total_bytes: The memory that shares are fractions of. On a CPU it is what is free now.
         foreign_bytes: What others hold of it.
         on_cpu: Whether it is the machine's own memory.
         has_bf16: Whether it computes in bfloat16; every GPU that is served does.
+        whole_bytes: On a CPU, all memory of the machine or container; None for `total_bytes`.
     """
 
     total_bytes: int
     foreign_bytes: int = 0
     on_cpu: bool = False
     has_bf16: bool = True
+    whole_bytes: int | None = None
+
+    def max_kv_bytes(self, spec: ModelSpec) -> int | None:
+        """Return the most that keys and values may take; None for all that the share holds."""
+        if spec.kv_cache_memory_bytes is not None or not self.on_cpu:
+            return spec.kv_cache_memory_bytes
+        return int(CPU_KV_FRACTION * (self.whole_bytes or self.total_bytes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +141,11 @@ class ReplicaPlan:
     @property
     def explanations(self) -> list[str]:
         """A line for each size that was chosen: what it is, and why."""
-        return [
-            f"{self.spec.id}: {name} auto is {getattr(self.sizes, name)}: {why}"
-            for name, why in self.reasons
-        ]
+        chosen = [(name, getattr(self.sizes, name), why) for name, why in self.reasons]
+        if self.demand.groups and self.device.on_cpu and self.spec.kv_cache_memory_bytes is None:
+            why = "a quarter of the machine's memory"
+            chosen.append(("kv_cache_memory_bytes", self.device.max_kv_bytes(self.spec), why))
+        return [f"{self.spec.id}: {name} auto is {size}: {why}" for name, size, why in chosen]
 
     @property
     def share_bytes(self) -> int:
@@ -151,6 +161,22 @@ class ReplicaPlan:
     def left_bytes(self) -> int:
         """What no part of the plan takes."""
         return self.kv.share_bytes - self.demand.fixed_bytes - self.kv.kv_bytes
+
+    @property
+    def start_bytes(self) -> int:
+        """What the replica takes before the first request; more comes with sequences on a CPU."""
+        return self.demand.fixed_bytes + (0 if self.device.on_cpu else self.kv.kv_bytes)
+
+    @property
+    def most_bytes(self) -> int:
+        """What the replica takes with the KV memory in full use."""
+        return self.demand.fixed_bytes + self.kv.kv_bytes
+
+    @property
+    def memory_summary(self) -> str:
+        """The log's description of the memory that the replica takes."""
+        start, most = (size / GIB for size in (self.start_bytes, self.most_bytes))
+        return f"memory: {start:.2f} GiB needed at start, {most:.2f} GiB reserved at most"
 
     @property
     def kv_token_bytes(self) -> int:
@@ -445,7 +471,8 @@ class _Planner:
         if kv is None:
             return False
         if self._device.on_cpu:
-            return sizes.max_num_seqs * demand.sequence_bytes <= CPU_KV_BYTES
+            limit_bytes = self._device.max_kv_bytes(self._spec)
+            return limit_bytes is None or sizes.max_num_seqs * demand.sequence_bytes <= limit_bytes
         if not (self._shape.has_images or self._is_pooler):
             return True  # a prompt of any length runs in chunks
         left_bytes = kv.share_bytes - demand.weight_bytes
@@ -468,4 +495,5 @@ def _divide(
         demand=demand,
         max_num_seqs=max_num_seqs,
         foreign_bytes=device.foreign_bytes,
+        max_kv_bytes=device.max_kv_bytes(spec),
     )

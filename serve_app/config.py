@@ -81,6 +81,7 @@ class StrictModel(BaseModel):
 GENERATION_KEYS = (
     "quantization",
     "max_num_seqs",
+    "kv_cache_memory_bytes",
     "prefix_caching",
     "cuda_graphs",
     "tool_call_parser",
@@ -104,7 +105,7 @@ class ModelConfig(StrictModel):
     """Whether the model generates text, classifies texts or embeds them: turns them into vectors.
     A cross-encoder, which says how well two texts fit, classifies with one label. Unless the model
     generates, its limits on tokens count those of the texts, and `quantization`, `max_num_seqs`,
-    `prefix_caching`, `cuda_graphs` and the parsers are refused.
+    `kv_cache_memory_bytes`, `prefix_caching`, `cuda_graphs` and the parsers are refused.
     """
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """The weights' type on the device. auto keeps the files' type, but on a CPU float16 becomes
@@ -146,6 +147,13 @@ class ModelConfig(StrictModel):
     max_batched_tokens: Auto | Annotated[int, Field(ge=1)] = "auto"
     """The most tokens of one engine step (decode rows and prefill chunks), or of one micro-batch of
     texts. auto is 2048, but 512 for steps on a CPU.
+    """
+    kv_cache_memory_bytes: Auto | Annotated[int, Field(ge=1)] = "auto"
+    """The most memory that each replica takes for keys and values, which bounds how many sequences
+    run at once, and how long they may be. On a CPU it is only reserved: memory is taken when
+    sequences need it, and given back some seconds after it is free. auto is a quarter of the
+    machine's memory, or of the container's limit, on a CPU, and all that the share leaves on a GPU;
+    no number gives more than is free at the start.
     """
     max_queued_requests: int = Field(default=64, ge=0)
     """Sequences that may wait for their turn on each replica; each prompt counts once for each of

@@ -121,6 +121,7 @@ def to_spec(model: ModelConfig, num_gpus: float) -> ModelSpec:
         max_model_len=number(model.max_model_len),
         max_num_seqs=number(model.max_num_seqs),
         max_batched_tokens=number(model.max_batched_tokens),
+        kv_cache_memory_bytes=number(model.kv_cache_memory_bytes),
         max_queued_requests=model.max_queued_requests,
         max_queued_tokens=model.max_queued_tokens,
         prefix_caching=model.prefix_caching,

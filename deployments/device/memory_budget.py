@@ -3,6 +3,9 @@
     budget = min(share x total, total - foreign) x (1 - headroom)
              - weights - activations - graphs
 
+Keys and values get what is left, or less where there is a limit on them: on a CPU they share the
+memory with all other programs.
+
 `foreign` is memory that this process's allocator has not taken: the CUDA context, and the memory of
 other processes. It matters only if they have taken more than their shares.
 
@@ -179,6 +182,7 @@ def plan_kv_blocks(
     demand: MemoryDemand,
     max_num_seqs: int,
     foreign_bytes: int = 0,
+    max_kv_bytes: int | None = None,
 ) -> KVPlan:
     """Return how many blocks of each group fit into the share.
 
@@ -188,9 +192,11 @@ def plan_kv_blocks(
         demand: The memory that the model needs.
         max_num_seqs: The most sequences that may run at once, by the configuration.
         foreign_bytes: Memory of the device in use, but not by this process's allocator.
+        max_kv_bytes: The most that keys and values get of the share; None for all that is left.
 
     Raises:
         DeviceMemoryError: Not even one sequence of the model's full length fits.
+        ModelTooLargeError: It fits into the share, but not into `max_kv_bytes`.
     """
     left_bytes = min(total_bytes * share, max(0, total_bytes - foreign_bytes))
     share_bytes = int(left_bytes * (1 - HEADROOM))
@@ -203,8 +209,17 @@ def plan_kv_blocks(
             f"{_remedy(total_bytes, share, demand)}",
             demand.least_bytes,
         )
+    if max_kv_bytes is not None and max_kv_bytes < demand.sequence_bytes:
+        raise ModelTooLargeError(
+            f"keys and values may take {max_kv_bytes / GIB:.2f} GiB, but one sequence of the "
+            f"model's full length needs {demand.sequence_bytes / GIB:.2f} GiB; raise "
+            f"kv_cache_memory_bytes to {demand.sequence_bytes}, or lower max_model_len",
+            demand.least_bytes,
+        )
     if not demand.groups:
         return KVPlan(share_bytes, (), 0, 0)
+    if max_kv_bytes is not None:
+        budget_bytes = min(budget_bytes, max_kv_bytes)
     blocks = _fill(demand.groups, max_num_seqs, budget_bytes)
     kv_bytes = _bytes_of(demand.groups, blocks)
     num_tokens = blocks[0] * demand.groups[0].block_size

@@ -23,6 +23,7 @@ from deployments.engine.attention.kv_cache import KVCache, KVShape
 from deployments.engine.detokenizing.detokenizer import UndecodableError
 from deployments.engine.detokenizing.detokenizers import Detokenizers
 from deployments.engine.grammar.matcher import GrammarCompiler
+from deployments.engine.idle_memory import IdleMemory
 from deployments.engine.invariants import check_invariants
 from deployments.engine.limits import EngineLimits, InvalidSequenceError
 from deployments.engine.model.loader import LoadedModel
@@ -56,7 +57,7 @@ class Engine:
     """
 
     def __init__(self, loaded: LoadedModel, limits: EngineLimits) -> None:
-        """Allocate the KV memory.
+        """Reserve the KV memory.
 
         Args:
             loaded: The model and its tokenizer.
@@ -107,6 +108,7 @@ class Engine:
             prefix_caching=limits.prefix_caching,
             max_scored_rows=max(1, MAX_SCORED_LOGITS // self._vocab_size),
         )
+        self._idle_memory = IdleMemory(self._kv, self._scheduler.table.extents)
         self._sequences: dict[str, Sequence] = {}
         self._num_steps = 0
         self._num_prompt_tokens = 0
@@ -116,7 +118,7 @@ class Engine:
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of the KV memory."""
+        """Bytes that are reserved as KV memory."""
         return self._kv.num_bytes
 
     @property
@@ -214,6 +216,14 @@ class Engine:
         if len(outcome.ran) + len(outcome.failed) > num_failed:
             self._num_steps += 1
         return deltas
+
+    def give_back_memory(self) -> float | None:
+        """Give a part of the KV memory that has been free for a while back; see `IdleMemory`.
+
+        Returns:
+            Seconds after which to call it again even if no step has run; None for never.
+        """
+        return self._idle_memory.give_back()
 
     def _schedule(self) -> StepPlan:
         """Decide what runs, and prepare the KV memory for it."""

@@ -34,7 +34,10 @@ class EngineDeadError(RuntimeError):
 
 
 class EngineThread:
-    """Runs an engine's steps while there is work and sleeps while there is none."""
+    """Runs an engine's steps while there is work and sleeps while there is none.
+
+    After each turn, and later if nothing else wakes it, it lets the engine give idle memory back.
+    """
 
     def __init__(
         self, make_engine: Callable[[], Engine], on_deltas: Callable[[Deltas], None]
@@ -160,16 +163,22 @@ class EngineThread:
         self._engine.set_result(engine)
         why = "the engine was stopped; send the request again"
         try:
-            while self._wait_for_work(engine):
-                self._turn(engine)
+            wait_s = engine.give_back_memory()
+            while self._wait_for_work(engine, wait_s):
+                if self._commands or engine.has_work:
+                    self._turn(engine)
+                wait_s = engine.give_back_memory()
         except BaseException as error:  # noqa: BLE001 - also a panic in Rust code; kept as the cause
             self._failure = error
             why = "the engine failed; send the request again"
         self._end_all(why)
 
-    def _wait_for_work(self, engine: Engine) -> bool:
+    def _wait_for_work(self, engine: Engine, timeout_s: float | None) -> bool:
+        """Wait for work, but no longer than that; return whether the thread is to go on."""
         with self._wake:
-            self._wake.wait_for(lambda: self._commands or engine.has_work or self._is_stopping)
+            self._wake.wait_for(
+                lambda: self._commands or engine.has_work or self._is_stopping, timeout_s
+            )
             return not self._is_stopping
 
     def _turn(self, engine: Engine) -> None:

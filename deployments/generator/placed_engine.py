@@ -43,12 +43,12 @@ class PlacedEngine:
 
     @property
     def summary(self) -> str:
-        """The log's description of the model: its dtype and its KV memory."""
+        """The log's description of the model: its dtype, its KV memory and all its memory."""
         dtype = str(self.loaded.model.dtype).removeprefix("torch.")
         weights = f" with {self.spec.quantization} weights" if self.spec.quantization else ""
         return (
             f"{dtype}{weights}, KV memory for {self.plan.kv.num_tokens} tokens, "
-            f"{self.plan.kv.kv_bytes / GIB:.3f} GiB"
+            f"{self.plan.kv.kv_bytes / GIB:.3f} GiB; {self.plan.memory_summary}"
         )
 
 

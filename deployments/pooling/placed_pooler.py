@@ -58,7 +58,7 @@ class PlacedPooler:
             f"{str(self.loaded.model.dtype).removeprefix('torch.')}, "
             f"{self.loaded.num_weight_bytes / GIB:.3f} GiB of weights, "
             f"{_outputs(self.loaded)}, texts of {self.loaded.max_model_len} tokens, "
-            f"{LAYOUTS[self.pooler.layout]}"
+            f"{LAYOUTS[self.pooler.layout]}; {self.plan.memory_summary}"
         )
 
 

@@ -225,6 +225,9 @@ def plan(
     max_model_len: Annotated[int | None, typer.Option(min=2, help="Tokens of a sequence.")] = None,
     max_num_seqs: Annotated[int | None, typer.Option(min=1, help="Sequences at once.")] = None,
     max_batched_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of a step.")] = None,
+    kv_cache_memory_bytes: Annotated[
+        int | None, typer.Option(min=1, help="The most for keys and values, in bytes.")
+    ] = None,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -238,6 +241,7 @@ def plan(
         "max_model_len": max_model_len,
         "max_num_seqs": max_num_seqs,
         "max_batched_tokens": max_batched_tokens,
+        "kv_cache_memory_bytes": kv_cache_memory_bytes,
     }
     given = {name: size for name, size in sizes.items() if size is not None}
     if (file is None) == (model is None):

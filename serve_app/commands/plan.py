@@ -27,7 +27,7 @@ from deployments.compute.errors import (
     pointers_in,
     reason_of,
 )
-from deployments.device.cgroup import available_bytes
+from deployments.device import cgroup
 from deployments.device.memory_budget import GIB, DeviceMemoryError
 from deployments.model_shape import ModelShape
 from deployments.model_spec import ModelSpec, Task
@@ -132,7 +132,13 @@ def _own_gpus() -> Card | None:
 
 
 def _own_cpu() -> Card:
-    return Card(DeviceMemory(available_bytes(), on_cpu=True, has_bf16=has_bfloat16()), 0)
+    memory = DeviceMemory(
+        cgroup.available_bytes(),
+        on_cpu=True,
+        has_bf16=has_bfloat16(),
+        whole_bytes=cgroup.total_bytes(),
+    )
+    return Card(memory, 0)
 
 
 def models_of(file: Path) -> tuple[ModelConfig, ...]:
@@ -196,7 +202,8 @@ def entry_of(source: str, dtype: str, sizes: Mapping[str, int]) -> ModelConfig:
         **sizes,
     }
     if task != "generate":
-        entry.pop("max_num_seqs", None)
+        for name in ("max_num_seqs", "kv_cache_memory_bytes"):
+            entry.pop(name, None)
     try:
         return ModelConfig.model_validate(entry)
     except ValidationError as error:
@@ -313,6 +320,8 @@ def _rows(plan: ReplicaPlan) -> Mapping[str, str]:
         "context and headroom": _gib(plan.headroom_bytes),
         "keys and values": _gib(plan.kv.kv_bytes) if plan.demand.groups else "-",
         "left": _gib(plan.left_bytes),
+        "needed at start": _gib(plan.start_bytes),
+        "reserved at most": _gib(plan.most_bytes),
         "bytes of a token's keys and values": f"{plan.kv_token_bytes:,}"
         if plan.demand.groups
         else "-",
@@ -364,6 +373,8 @@ def _as_dict(each: ReplicaPlan | Refusal) -> dict[str, Any]:
         "headroom_bytes": each.headroom_bytes,
         "kv_bytes": each.kv.kv_bytes,
         "left_bytes": each.left_bytes,
+        "start_bytes": each.start_bytes,
+        "most_bytes": each.most_bytes,
         "kv_token_bytes": each.kv_token_bytes,
         "least_bytes": each.demand.least_bytes,
         **asdict(each.sizes),

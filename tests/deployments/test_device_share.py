@@ -2,7 +2,9 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 
@@ -104,6 +106,24 @@ def test_a_share_that_is_too_small_by_itself_is_told_from_memory_that_others_hol
         with pytest.raises(DeviceMemoryError) as caught:
             plan_share(replace(entry, num_gpus=0.0), config, CpuDevice())
         assert type(caught.value) is kind
+
+
+def test_a_container_s_limit_is_the_machine_of_a_cpu_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "memory.max").write_text(f"{40 * GIB}\n")
+    (tmp_path / "memory.current").write_text(f"{GIB}\n")
+    (tmp_path / "memory.stat").write_text("inactive_file 0\n")
+    monkeypatch.setattr(cgroup.total_bytes, "__defaults__", (tmp_path,))
+    monkeypatch.setattr(cgroup.memory, "__defaults__", (tmp_path,))
+    monkeypatch.setattr(cgroup.free_bytes, "__defaults__", (tmp_path,))
+    machine = SimpleNamespace(total=512 * GIB, available=500 * GIB)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: machine)
+    source = folder_of("qwen2.5-7b-instruct", tmp_path)
+    entry = spec(source, dtype="bfloat16", num_gpus=0.0, max_model_len=32_768, max_num_seqs=64)
+    plan = plan_share(entry, load_config(str(source), revision=None), CpuDevice())
+    assert plan.device.total_bytes == 39 * GIB
+    assert 9.9 * GIB < plan.kv.kv_bytes <= 10 * GIB
 
 
 @pytest.mark.parametrize("gib", [24, 48, 80])

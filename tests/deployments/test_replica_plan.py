@@ -8,11 +8,11 @@ import pytest
 from safetensors.numpy import save_file
 from transformers import AutoConfig
 
-from deployments.device.memory_budget import GIB, DeviceMemoryError
+from deployments.device.memory_budget import GIB, DeviceMemoryError, ModelTooLargeError
 from deployments.model_shape import ModelShape
 from deployments.model_spec import ModelSpec
 from deployments.replica_plan import (
-    CPU_KV_BYTES,
+    CPU_KV_FRACTION,
     DeviceMemory,
     ReplicaPlan,
     SequenceLengthError,
@@ -122,19 +122,67 @@ def test_no_more_sequences_run_than_a_step_has_tokens() -> None:
     assert planned("qwen2.5-7b-instruct", 80, max_batched_tokens=40).sizes.max_num_seqs == 40
 
 
-def test_on_a_cpu_keys_and_values_take_a_few_gib_at_most() -> None:
-    plan = plan_replica(spec(num_gpus=0), shape_of("llama-3.1-8b-instruct"), CPU)
+def on_cpu(device: DeviceMemory = CPU, **changes: Any) -> ReplicaPlan:
+    return plan_replica(spec(num_gpus=0, **changes), shape_of("llama-3.1-8b-instruct"), device)
+
+
+def test_on_a_cpu_all_sequences_of_the_chosen_length_take_a_quarter_of_the_machine() -> None:
+    plan = on_cpu()
     assert plan.sizes.max_num_seqs == 16
-    assert 2048 <= plan.sizes.max_model_len < 131_072
-    assert plan.kv.kv_bytes <= CPU_KV_BYTES
+    assert 2048 < plan.sizes.max_model_len < 131_072
+    assert 15 * GIB < plan.kv.kv_bytes <= CPU_KV_FRACTION * 64 * GIB == 16 * GIB
+    assert plan.num_sequences(plan.sizes.max_model_len) == 16
     assert plan.demand.graph_bytes == 0
+    assert "m: kv_cache_memory_bytes auto is 17179869184: a quarter of the machine's memory" in (
+        plan.explanations
+    )
 
 
-@pytest.mark.parametrize("gib", [20, 21, 28, 64])
+SIXTY_FOUR: dict[str, Any] = {"max_num_seqs": 64, "max_model_len": 32_768}
+
+
+def test_given_sizes_get_no_more_than_a_quarter_of_the_machine_unless_the_entry_says_so() -> None:
+    plan = on_cpu(**SIXTY_FOUR)
+    assert plan.kv.kv_bytes == 16 * GIB
+    assert plan.start_bytes == plan.demand.fixed_bytes
+    assert plan.most_bytes == plan.start_bytes + 16 * GIB
+
+    more = on_cpu(**SIXTY_FOUR, kv_cache_memory_bytes=24 * GIB)
+    assert more.kv.kv_bytes == 24 * GIB
+    assert not any("kv_cache_memory_bytes" in line for line in more.explanations)
+    all_free = on_cpu(**SIXTY_FOUR, kv_cache_memory_bytes=10**15)
+    assert 0.9 * 64 * GIB - GIB < all_free.most_bytes <= 0.9 * 64 * GIB
+
+
+def test_a_quarter_is_of_the_whole_machine_but_no_more_than_is_free() -> None:
+    busy = replace(CPU, total_bytes=32 * GIB, whole_bytes=128 * GIB)
+    plan = on_cpu(busy, **SIXTY_FOUR)
+    assert plan.kv.kv_bytes < 32 * GIB
+    assert plan.left_bytes < 2**30
+    assert on_cpu(replace(busy, total_bytes=120 * GIB), **SIXTY_FOUR).kv.kv_bytes == 32 * GIB
+
+
+def test_the_limit_on_keys_and_values_that_can_t_hold_a_sequence_names_the_one_that_does() -> None:
+    with pytest.raises(ModelTooLargeError, match=r"raise kv_cache_memory_bytes to \d+,") as caught:
+        on_cpu(**SIXTY_FOUR, kv_cache_memory_bytes=GIB)
+    least = int(str(caught.value).split("kv_cache_memory_bytes to ")[1].split(",")[0])
+    assert on_cpu(**SIXTY_FOUR, kv_cache_memory_bytes=least).num_sequences(32_768) == 1
+    with pytest.raises(ModelTooLargeError):
+        on_cpu(**SIXTY_FOUR, kv_cache_memory_bytes=least - 1)
+
+
+def test_on_a_gpu_keys_and_values_are_allocated_at_the_start_up_to_the_given_limit() -> None:
+    plan = planned("qwen2.5-7b-instruct", 48)
+    assert plan.start_bytes == plan.most_bytes == plan.demand.fixed_bytes + plan.kv.kv_bytes
+    limited = planned("qwen2.5-7b-instruct", 48, kv_cache_memory_bytes=4 * GIB)
+    assert 3.9 * GIB < limited.kv.kv_bytes <= 4 * GIB < plan.kv.kv_bytes
+
+
+@pytest.mark.parametrize("gib", [20, 21, 28])
 def test_more_memory_on_a_cpu_gives_no_shorter_length(gib: int) -> None:
     device = replace(CPU, total_bytes=gib * GIB)
-    plan = plan_replica(spec(num_gpus=0), shape_of("llama-3.1-8b-instruct"), device)
-    assert plan.sizes.max_model_len == 2048
+    lengths = [on_cpu(replace(device, total_bytes=n * GIB)).sizes.max_model_len for n in (gib, 64)]
+    assert 2048 <= lengths[0] <= lengths[1]
 
 
 def test_on_a_cpu_too_no_more_sequences_run_than_a_step_has_tokens() -> None:

@@ -1,4 +1,4 @@
-"""The preallocated keys and values: one row of tokens for each layer, divided into blocks.
+"""The keys and values, reserved at the start: one row of tokens for each layer, cut into blocks.
 
 Owns the tensors. The blocks of a group are the same in all of its layers. A running sequence holds
 an extent in each group, and the token at position p of the sequence is stored at start + p %
@@ -8,6 +8,9 @@ never wraps either: the scheduler moves a sequence that outgrows its extent.
 
 Copies allocate nothing. They happen between two steps, where running out of memory could not be
 blamed on any sequence, and often right after a step that did run out of memory.
+
+On a GPU the reserved memory is allocated. On a CPU it takes memory only where tokens were written,
+and blocks that no sequence holds can give it back (`give_back`).
 
 Nothing is ever cleaned, so a block may hold another sequence's tokens, and NaN among them. No mask
 hides a NaN: a sequence reads only tokens that it has written itself or was given by a copy.
@@ -20,8 +23,9 @@ from typing import TYPE_CHECKING
 import torch
 from transformers.cache_utils import CacheLayerMixin
 
+from deployments.compute.cpu.memory import ReservedMemory
 from deployments.compute.kv_rows import AttendRows
-from deployments.engine.kv_layout import KVCopy, KVLayout, layers_by_capacity
+from deployments.engine.kv_layout import Extent, KVCopy, KVLayout, layers_by_capacity
 from deployments.model_shape import kv_heads_of, windows_of
 
 if TYPE_CHECKING:
@@ -99,7 +103,7 @@ class KVCache:
         device: torch.device,
         attend_rows: AttendRows | None = None,
     ) -> None:
-        """Allocate all blocks at once, as zeros.
+        """Reserve all blocks at once, as zeros.
 
         Args:
             shape: The keys and values of one token.
@@ -118,15 +122,29 @@ class KVCache:
         self.groups = tuple(map(self.group_of, self.capacities))
         self.spare_tokens = tuple(count * layout.block_size for count in layout.num_blocks)
 
-        def allocate(num_tokens: int) -> torch.Tensor:
-            size = (num_tokens, shape.num_kv_heads, shape.head_dim)
-            return torch.zeros(size, dtype=shape.dtype, device=device)
+        def size_of(num_tokens: int) -> tuple[int, int, int]:
+            return num_tokens, shape.num_kv_heads, shape.head_dim
 
-        sizes = [self.spare_tokens[group] + 1 for group in self.groups]
-        self.keys = [allocate(size) for size in sizes]
-        self.values = [allocate(size) for size in sizes]
+        sizes = [size_of(self.spare_tokens[group] + 1) for group in self.groups]
         # Sequences are moved when memory is short, so a move must not allocate.
-        self._held = allocate(min(MOVED_AT_ONCE, max(self.capacities)))
+        held = size_of(min(MOVED_AT_ONCE, max(self.capacities)))
+        self._reserved: ReservedMemory | None = None
+        if device.type == "cpu":
+            all_sizes = (held, *sizes, *sizes)
+            num_bytes = sum(ReservedMemory.size_of(size, shape.dtype) for size in all_sizes)
+            self._reserved = ReservedMemory(num_bytes)
+        self._held, *both = map(self._allocate, (held, *sizes, *sizes))
+        self.keys, self.values = both[: len(sizes)], both[len(sizes) :]
+
+    def _allocate(self, size: tuple[int, int, int]) -> torch.Tensor:
+        if self._reserved is not None:
+            return self._reserved.zeros(size, self.shape.dtype)
+        return torch.zeros(size, dtype=self.shape.dtype, device=self.device)
+
+    @property
+    def can_give_back(self) -> bool:
+        """Whether blocks can give their memory back to the operating system."""
+        return self._reserved is not None
 
     @property
     def num_groups(self) -> int:
@@ -246,6 +264,21 @@ class KVCache:
                 if group == copy.group:
                     _copy(self.keys[layer], copy, self._held)
                     _copy(self.values[layer], copy, self._held)
+
+    def give_back(self, group: int, blocks: Extent) -> None:
+        """Give the memory of blocks back to the operating system; their contents are lost.
+
+        Args:
+            group: Index of the group.
+            blocks: Blocks that neither a sequence nor a retained prefix holds.
+        """
+        assert self._reserved is not None
+        size = self.layout.block_size
+        tokens = slice(blocks.first * size, blocks.end * size)
+        for layer, own in enumerate(self.groups):
+            if own == group:
+                self._reserved.give_back(self.keys[layer][tokens])
+                self._reserved.give_back(self.values[layer][tokens])
 
 
 def ring_slices(first: int, end: int, capacity: int) -> tuple[slice, slice]:

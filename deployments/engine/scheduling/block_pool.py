@@ -2,15 +2,25 @@
 
 It only counts; the table turns its moves into copies. Best fit keeps most gaps at the end of the
 memory large, and moves are needed only when the free blocks would suffice but lie apart.
+
+It also knows which free blocks have memory that can be given back. A block that has been held is
+dirty, also after it was freed. A dirty block that stays free from one call of `age` to the next but
+one is idle, and a block that is held is not.
 """
 
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from deployments.engine.kv_layout import Extent
 
 Holder = TypeVar("Holder", bound=Hashable)
+
+CLEAN, DIRTY, AGED, IDLE = range(4)
+"""Ages of a block: never held since its memory was given back; held now or since the latest `age`;
+free since the latest; free since the one before."""
+OLDER: Final = bytes((CLEAN, DIRTY, IDLE, IDLE, *range(4, 256)))
+"""For `bytearray.translate`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +49,7 @@ class BlockPool(Generic[Holder]):
         self.num_blocks = num_blocks
         self.num_free = num_blocks
         self._extents: dict[Holder, Extent] = {}
+        self._ages = bytearray(num_blocks)
 
     def __getitem__(self, holder: Holder) -> Extent:
         """Return a holder's extent."""
@@ -68,7 +79,7 @@ class BlockPool(Generic[Holder]):
             moves = self._gather(num_blocks)
             fitting = [gap for gap in self._gaps() if gap.num_blocks >= num_blocks]
         best = min(fitting, key=_size)
-        self._extents[holder] = Extent(best.first, num_blocks)
+        self._place(holder, Extent(best.first, num_blocks))
         self.num_free -= num_blocks
         return moves
 
@@ -103,9 +114,46 @@ class BlockPool(Generic[Holder]):
             moves = self._moved([Move(extent.first, target, extent.num_blocks)])
         else:
             moves = self._slide_apart(slide)
-        self._extents[holder] = Extent(self._extents[holder].first, num_blocks)
+        self._place(holder, Extent(self._extents[holder].first, num_blocks))
         self.num_free -= num_more
         return moves
+
+    @property
+    def has_aged(self) -> bool:
+        """Whether blocks will be idle after the next `age` if they stay free."""
+        return AGED in self._ages
+
+    @property
+    def has_idle(self) -> bool:
+        """Whether blocks are idle."""
+        return IDLE in self._ages
+
+    def age(self) -> None:
+        """Note which dirty blocks are free; those that have been since the latest call are idle."""
+        self._ages = self._ages.translate(OLDER)
+        for gap in self._gaps():
+            blocks = slice(gap.first, gap.end)
+            self._ages[blocks] = self._ages[blocks].replace(bytes((DIRTY,)), bytes((AGED,)))
+
+    def take_idle(self, most: int) -> Extent | None:
+        """Return some idle blocks that lie together, which are clean from now on; None if none are.
+
+        Args:
+            most: The most blocks to return.
+        """
+        first = self._ages.find(IDLE)
+        if first < 0:
+            return None
+        end = first
+        while end < min(first + most, self.num_blocks) and self._ages[end] == IDLE:
+            self._ages[end] = CLEAN
+            end += 1
+        return Extent(first, end - first)
+
+    def _place(self, holder: Holder, extent: Extent) -> None:
+        """Note a holder's extent, whose blocks may be written to from now on."""
+        self._extents[holder] = extent
+        self._ages[extent.first : extent.end] = bytes((DIRTY,)) * extent.num_blocks
 
     def _gaps(self) -> Iterator[Extent]:
         """Yield the free blocks between neighbouring extents, in order."""
@@ -185,7 +233,7 @@ class BlockPool(Generic[Holder]):
         """Note the new places; return the moves that change anything."""
         holders = {extent.first: holder for holder, extent in self._extents.items()}
         for move in moves:
-            self._extents[holders[move.source]] = Extent(move.target, move.num_blocks)
+            self._place(holders[move.source], Extent(move.target, move.num_blocks))
         return [move for move in moves if move.source != move.target]
 
 

@@ -12,7 +12,7 @@ import torch
 from deployments.compute.cpu.linear.packed_linear import PackedLinear
 from deployments.compute.cpu.linear.prepacked_linear import PrepackedLinear, can_prepack
 from deployments.compute.cpu.linear.quantized_linear import Int8Linear, quantization_obstacle
-from deployments.compute.cpu.memory import keep_freed_memory, use_huge_pages
+from deployments.compute.cpu.memory import ReservedMemory, keep_freed_memory, use_huge_pages
 
 NUM_BYTES = 200 * 2**20
 HUGE = 2**21
@@ -131,3 +131,64 @@ def test_a_layers_weights_lie_on_huge_pages(
 def test_less_than_a_page_is_left_alone() -> None:
     values = torch.zeros(16)
     assert not use_huge_pages(values.data_ptr(), values.nbytes)
+
+
+PAGE = mmap.PAGESIZE
+
+linux_only = pytest.mark.skipif(
+    platform.system() != "Linux", reason="other systems take pages only when they need them"
+)
+
+
+@linux_only
+def test_reserved_memory_takes_pages_as_they_are_written_and_gives_them_back() -> None:
+    code = f"""
+from pathlib import Path
+import torch
+from deployments.compute.cpu.memory import ReservedMemory
+
+def resident_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * {PAGE}
+
+size = ({NUM_BYTES} // 4, 4)
+reserved = ReservedMemory(2 * ReservedMemory.size_of(size, torch.int8))
+told = [resident_bytes()]
+first, second = (reserved.zeros(size, torch.int8) for _ in range(2))
+for change in (lambda: None, lambda: first.fill_(1), lambda: reserved.give_back(first)):
+    change()
+    told.append(resident_bytes())
+print(*(after - told[0] for after in told[1:]), int(first.any()), int(second.any()))
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    made, written, given_back, *contents = map(int, ran.stdout.split())
+    assert made < NUM_BYTES / 10
+    assert NUM_BYTES <= written < 1.1 * NUM_BYTES
+    assert given_back < NUM_BYTES / 10
+    assert contents == [0, 0]
+
+
+@linux_only
+def test_only_whole_pages_of_a_part_are_given_back() -> None:
+    size = (4 * PAGE,)
+    reserved = ReservedMemory(ReservedMemory.size_of(size, torch.uint8))
+    tensor = reserved.zeros(size, torch.uint8).fill_(7)
+    reserved.give_back(tensor[PAGE - 1 : PAGE + 1])
+    reserved.give_back(tensor[3 * PAGE + 1 :])
+    assert tensor.eq(7).all()
+    reserved.give_back(tensor[1 : 3 * PAGE - 1])
+    assert tensor.nonzero().flatten().tolist() == [*range(PAGE), *range(2 * PAGE, 4 * PAGE)]
+
+
+def test_each_tensor_of_reserved_memory_has_pages_of_its_own() -> None:
+    sizes = [(3, 5), (1,), (PAGE,)]
+    reserved = ReservedMemory(sum(ReservedMemory.size_of(size, torch.bfloat16) for size in sizes))
+    tensors = [reserved.zeros(size, torch.bfloat16) for size in sizes]
+    assert all(tensor.data_ptr() % PAGE == 0 for tensor in tensors)
+    for i, tensor in enumerate(tensors):
+        tensor.fill_(i + 1)
+    assert [set(tensor.flatten().tolist()) for tensor in tensors] == [{1.0}, {2.0}, {3.0}]
+
+
+def test_memory_that_can_t_be_reserved_is_an_error_for_want_of_memory() -> None:
+    with pytest.raises(MemoryError, match=r"4611686018427387904 bytes can't be reserved"):
+        ReservedMemory(2**62)

@@ -19,6 +19,8 @@ class NaivePool:
         self.sizes: dict[int, int] = {}
         self.num_names = 0
         self.num_moved = 0
+        self.num_given_back = 0
+        self.is_dirty = [False] * num_blocks
 
     @property
     def num_free(self) -> int:
@@ -38,6 +40,7 @@ class NaivePool:
             target = slice(move.target, move.target + move.num_blocks)
             assert self.blocks[target] == [None] * len(moved)
             self.blocks[target] = moved
+            self.is_dirty[target] = [True] * len(moved)
             self.num_moved += move.num_blocks
 
     def write(self, name: int, num_blocks: int) -> None:
@@ -47,6 +50,7 @@ class NaivePool:
         for place in range(self.sizes.get(name, 0), num_blocks):
             assert self.blocks[extent.first + place] is None
             self.blocks[extent.first + place] = (name, place)
+            self.is_dirty[extent.first + place] = True
         self.sizes[name] = num_blocks
 
     def arrive(self, num_blocks: int) -> None:
@@ -72,6 +76,26 @@ class NaivePool:
             self.blocks[place] = None
         self.sizes[name] = num_blocks
 
+    def rest(self) -> None:
+        """Give all memory back that is free for the time of two calls of `age`."""
+        self.pool.age()
+        self.give_idle_back()
+        self.pool.age()
+        self.give_idle_back()
+        free = [block for block, content in enumerate(self.blocks) if content is None]
+        assert not any(self.is_dirty[block] for block in free)
+        assert not self.pool.has_idle
+        assert not self.pool.has_aged
+
+    def give_idle_back(self) -> None:
+        while (extent := self.pool.take_idle(3)) is not None:
+            assert 1 <= extent.num_blocks <= 3
+            for block in range(extent.first, extent.end):
+                assert self.blocks[block] is None, "it is held"
+                assert self.is_dirty[block], "it was given back already"
+                self.is_dirty[block] = False
+                self.num_given_back += 1
+
     def end(self, name: int) -> None:
         self.keep(name, 0)
         self.pool.give_back(name)
@@ -83,6 +107,8 @@ def test_a_hundred_thousand_arrivals_and_ends_lose_nothing(num_blocks: int) -> N
     random, naive = Random(num_blocks), NaivePool(num_blocks)
     for _ in range(NUM_EVENTS):
         event = random.random()
+        if random.random() < 0.01:
+            random.choice([naive.pool.age, naive.give_idle_back, naive.rest])()
         if event < 0.4 or not naive.sizes:
             naive.arrive(random.randint(1, max(1, num_blocks // random.choice([2, 4, 20]))))
             continue
@@ -97,6 +123,21 @@ def test_a_hundred_thousand_arrivals_and_ends_lose_nothing(num_blocks: int) -> N
     for name in naive.sizes:
         naive.check(name)
     assert naive.num_moved > 0
+    assert naive.num_given_back > 0
+
+
+def test_a_block_is_idle_once_it_has_been_free_between_two_looks() -> None:
+    pool = filled(6, 2, 2)
+    pool.age()
+    pool.give_back(0)
+    pool.age()
+    assert (pool.has_aged, pool.has_idle) == (True, False)
+    pool.take(9, 1)
+    pool.age()
+    assert pool.take_idle(10) == Extent(1, 1)
+    assert pool.take_idle(10) is None
+    pool.give_back(9)
+    assert pool.take_idle(10) is None
 
 
 def filled(num_blocks: int, *sizes: int) -> BlockPool[int]:

@@ -12,6 +12,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner, Result
 
+from deployments.device import cgroup
 from deployments.device.memory_budget import GIB
 from serve_app.commands.cli import app
 from serve_app.commands.plan import PlanError, card_of, parse_size
@@ -109,6 +110,30 @@ def test_a_table_tells_each_part_and_why() -> None:
     for part in ("weights", "a step", "captured steps", "context and headroom", "keys and values"):
         assert part in result.stdout
     assert "max_model_len auto is 2048: the model's own limit" in result.stdout
+
+
+def test_a_plan_for_a_cpu_tells_what_the_start_needs_and_what_may_be_taken_at_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_driver() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", no_driver)
+    monkeypatch.setattr(cgroup, "available_bytes", lambda: 60 * GIB)
+    monkeypatch.setattr(cgroup, "total_bytes", lambda: 64 * GIB)
+    options = ("--max-num-seqs", "64", "--max-model-len", "32768")
+    found = plan("qwen2.5-7b-instruct", *options)
+    assert 15.9 * GIB < found["kv_bytes"] <= 16 * GIB
+    assert found["start_bytes"] == found["weight_bytes"] + found["step_bytes"]
+    assert found["most_bytes"] == found["start_bytes"] + found["kv_bytes"]
+
+    more = ("--kv-cache-memory-bytes", str(20 * GIB))
+    larger = plan("qwen2.5-7b-instruct", *options, *more)["kv_bytes"]
+    assert 19.9 * GIB < larger <= 20 * GIB
+    told = run("--model", str(config_file("qwen2.5-7b-instruct")), *options).stdout
+    for name, size in (("needed at start", "start_bytes"), ("reserved at most", "most_bytes")):
+        assert re.search(rf"{name}\s+│\s+{found[size] / GIB:.2f} GiB", told)
+    assert "kv_cache_memory_bytes auto is 17179869184: a quarter of the machine's" in told
 
 
 def test_a_folder_of_sentence_transformers_is_planned_without_keys_and_values(
