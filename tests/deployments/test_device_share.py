@@ -162,6 +162,17 @@ def test_whenever_memory_runs_out_the_error_is_of_one_class(
     assert caught.value.__cause__ is error
 
 
+def test_the_line_of_a_replica_says_what_is_needed_at_start_and_reserved_at_most(
+    tmp_path: Path,
+) -> None:
+    source = save_text_model(tmp_path)
+    placed = place_engine(spec(source, max_num_seqs=64, max_model_len=128), CpuDevice())
+    start, most = placed.plan.start_bytes / GIB, placed.plan.most_bytes / GIB
+    told = f"; memory: {start:.2f} GiB needed at start, {most:.2f} GiB reserved at most"
+    assert placed.summary.endswith(told)
+    assert placed.engine.kv_bytes == placed.plan.most_bytes - placed.plan.start_bytes
+
+
 def test_other_errors_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise KeyError("something else")
