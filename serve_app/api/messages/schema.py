@@ -126,7 +126,8 @@ class JsonOutput(StrictBody):
     type: Literal["json_schema"]
     schema_: dict[str, Any] = Field(
         alias="schema",
-        description="A schema with a keyword that can't be enforced is refused.",
+        description="A keyword that can't be enforced is left out, and the header "
+        "X-Raystream-Warning names it. The rest of the schema is always enforced.",
     )
 
 
@@ -279,11 +280,7 @@ class MessagesRequest(PromptFields):
     def to_fields(self) -> SamplingFields:
         """Return the fields of sampling, in the shape of chat completions."""
         output = None if self.output_config is None else self.output_config.format
-        named = (
-            None
-            if output is None
-            else NamedSchema(name="output", schema=output.schema_, strict=True)
-        )
+        named = None if output is None else NamedSchema(name="output", schema=output.schema_)
         return SamplingFields(
             max_tokens=self.max_tokens,
             temperature=self.temperature,

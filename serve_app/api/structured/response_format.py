@@ -47,9 +47,9 @@ class NamedSchema(StrictBody):
     )
     strict: bool | None = Field(
         default=None,
-        description="True: a schema with a keyword that can't be enforced is refused. Otherwise "
-        "such keywords are left out, and the header X-Raystream-Warning names them. The rest of "
-        "the schema is always enforced.",
+        description="True: a schema with a keyword or value that can't be enforced is "
+        "refused. Otherwise these are left out, and the header X-Raystream-Warning names them. The "
+        "rest of the schema is always enforced.",
     )
 
 

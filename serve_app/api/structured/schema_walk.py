@@ -5,6 +5,7 @@ Source: https://json-schema.org/draft/2020-12/json-schema-core#section-10
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
+from urllib.parse import quote
 
 Schema = Mapping[str, Any]
 
@@ -27,14 +28,22 @@ ALONE: Final = frozenset(
 
 def subschemas(keyword: str, value: object) -> Iterator[Schema]:
     """Yield the schemas that a keyword's value holds; booleans are left out."""
-    found: list[object] = []
+    yield from (each for _, each in steps(keyword, value))
+
+
+def steps(keyword: str, value: object) -> Iterator[tuple[str, Schema]]:
+    """Yield the same schemas, each with the steps of a JSON pointer that lead to it."""
+    found: list[tuple[str, object]] = []
     if keyword in BY_NAME and isinstance(value, Mapping):
-        found = list(value.values())
+        escaped = (
+            (quote(name.replace("~", "~0").replace("/", "~1")), value[name]) for name in value
+        )
+        found = [(f"{keyword}/{name}", each) for name, each in escaped]
     elif keyword in IN_A_LIST | ALONE and isinstance(value, list):
-        found = value
+        found = [(f"{keyword}/{at}", each) for at, each in enumerate(value)]
     elif keyword in ALONE:
-        found = [value]
-    yield from (each for each in found if isinstance(each, Mapping))
+        found = [(keyword, value)]
+    yield from ((step, each) for step, each in found if isinstance(each, Mapping))
 
 
 def rebuilt(

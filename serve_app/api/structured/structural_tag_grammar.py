@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from deployments.engine.grammar.limits import CLIENT_RULES
+from deployments.engine.grammar.probe import examine
 from serve_app.api.structured.answer_grammar import (
     AnswerGrammar,
     GrammarSettings,
@@ -24,7 +25,12 @@ from serve_app.api.structured.answer_grammar import (
     serialized,
 )
 from serve_app.api.structured.client_grammar import literal, regex_part, rules_part
-from serve_app.api.structured.json_schema_grammar import LENIENT, JsonStyle, constrained_schema
+from serve_app.api.structured.json_schema_grammar import (
+    LENIENT,
+    JsonStyle,
+    constrained_schema,
+    relieved,
+)
 from serve_app.api.structured.structural_tag import (
     AnyText,
     ConstString,
@@ -65,11 +71,10 @@ def structural_tag_grammar(
     check_depth(given, settings, WHAT, param)
     check_size(json.dumps(given), settings, WHAT, param)
     writer = _Writer(settings, param, style)
-    start = writer.last(tag.to_format())
-    rules = "\n".join([f"start: {start}", _TEXT, *writer.rules])
-    # A tag's formats may be as ambiguous as rules that a client writes, so the same bounds hold.
-    shaped = {"name": CLIENT_RULES, "lark_grammar": rules}
-    grammar = serialized(f"start: @{CLIENT_RULES}\n", [shaped, *writer.parts])
+    grammar = writer.grammar(tag)
+    if not style.is_strict and examine(grammar, settings.limits.max_schema_compile_s).fault:
+        writer = _Writer(settings, param, style, relieves=True)
+        grammar = writer.grammar(tag)
     found = checked(grammar, settings, WHAT, param)
     return AnswerGrammar(found.text, (*writer.unheld, *found.unheld))
 
@@ -83,13 +88,24 @@ class _Writer:
         unheld: What the parts leave out of the client's schemas.
     """
 
-    def __init__(self, settings: GrammarSettings, param: str, style: JsonStyle) -> None:
+    def __init__(
+        self, settings: GrammarSettings, param: str, style: JsonStyle, *, relieves: bool = False
+    ) -> None:
         self.rules: list[str] = []
         self.parts: list[Part] = []
         self.unheld: list[str] = []
         self._settings = settings
         self._param = param
         self._style = style
+        self._relieves = relieves
+
+    def grammar(self, tag: StructuralTag) -> str:
+        """Return the grammar of a tag, for a writer that has written nothing yet."""
+        start = self.last(tag.to_format())
+        rules = "\n".join([f"start: {start}", _TEXT, *self.rules])
+        # A tag's formats may be as ambiguous as a client's rules, so the same bounds hold.
+        shaped = {"name": CLIENT_RULES, "lark_grammar": rules}
+        return serialized(f"start: @{CLIENT_RULES}\n", [shaped, *self.parts])
 
     def last(self, format: TagFormat) -> str:
         """Return the expression of a format that ends the answer."""
@@ -163,6 +179,7 @@ class _Writer:
                 bound = constrained_schema(
                     format.json_schema, self._settings, self._param, self._style
                 )
+                bound = relieved(bound, self._settings) if self._relieves else bound
                 self.unheld += bound.unheld
                 part = {"name": name, "json_schema": bound.schema}
             case RegexContent():

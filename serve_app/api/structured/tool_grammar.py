@@ -31,6 +31,7 @@ from serve_app.api.structured.json_schema_grammar import (
     STRICT,
     ConstrainedSchema,
     constrained_schema,
+    relieved,
 )
 
 MAX_FORCED_CALLS: Final = 16
@@ -168,13 +169,31 @@ class CallGrammar:
             self._schemas[function] = constrained_schema(schema, self._settings, param, style)
         return self._schemas[function]
 
+    def relieve(self, function: OfferedFunction) -> bool:
+        """Leave out of a schema what can't be compiled; return whether there is something to."""
+        if function.is_strict:
+            return False
+        was = self._schema(function)
+        self._schemas[function] = relieved(was, self._settings)
+        return self._schemas[function] != was
+
 
 def check_grammar(
-    write: Write, functions: Sequence[OfferedFunction], settings: GrammarSettings
+    calls: CallGrammar,
+    write: Write,
+    functions: Sequence[OfferedFunction],
+    settings: GrammarSettings,
 ) -> tuple[str, ...]:
     """Refuse functions whose grammar can't be compiled; return what it leaves out of schemas.
 
-    A failure may take some seconds: the faulty function is found by bisection.
+    A failure may take some seconds: the faulty function is found by bisection. If it is not strict,
+    `calls` leaves out of its schema what can't be compiled.
+
+    Args:
+        calls: Has the functions' schemas.
+        write: Writes the grammar, one of the writers of `calls`.
+        functions: All that the grammar is for.
+        settings: Limit the compile time.
 
     Raises:
         InvalidRequestError: A function's schema can't be honoured; the error names the function.
@@ -185,15 +204,24 @@ def check_grammar(
         return examine(write(functions, {}), settings.limits.max_schema_compile_s)
 
     found = found_in(functions)
-    if found.fault is None:
-        return found.warnings
+    while found.fault is not None:
+        faulty = _first_faulty(functions, found_in)
+        if not calls.relieve(faulty):
+            advice = NOT_STRICT if faulty.is_strict else ""
+            why, param = readable(found.fault), f"{faulty.param}.parameters"
+            raise refusal(why, f"schema of function {faulty.name!r}", param, advice)
+        found = found_in(functions)
+    return found.warnings
+
+
+def _first_faulty(
+    functions: Sequence[OfferedFunction],
+    found_in: Callable[[Sequence[OfferedFunction]], Finding],
+) -> OfferedFunction:
     while len(functions) > 1:
         half = functions[: len(functions) // 2]
         functions = functions[len(half) :] if found_in(half).fault is None else half
-    faulty = functions[0]
-    advice = NOT_STRICT if faulty.is_strict else ""
-    why, param = readable(found.fault), f"{faulty.param}.parameters"
-    raise refusal(why, f"schema of function {faulty.name!r}", param, advice)
+    return functions[0]
 
 
 def _text(text: str) -> str:

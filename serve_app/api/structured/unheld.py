@@ -17,7 +17,7 @@ def describe(unheld: Iterable[str]) -> tuple[str, ...]:
     """Return the warning for a client; nothing if nothing is left out.
 
     Args:
-        unheld: llguidance's warnings, or names of keywords.
+        unheld: llguidance's warnings, or what `SchemaHolder` names.
     """
     named = sorted({name for warning in unheld for name in _names(warning)})
     if not named:
@@ -35,4 +35,4 @@ def _names(warning: str) -> list[str]:
         return ["oneOf (read as anyOf)"]
     if warning.startswith(_SIZES):
         return ["minProperties and maxProperties"]
-    return [warning]
+    return [warning[:MAX_NAME_LENGTH]]

@@ -122,7 +122,7 @@ class ToolOffer:
             write = grammar.allowed
         else:
             write = grammar.alternative_to(sampling.grammar, field)
-        unheld = check_grammar(write, self.functions, settings)
+        unheld = check_grammar(grammar, write, self.functions, settings)
         made = replace(sampling, grammar=write(self.functions, self.token_ids))
         return Guided(made, (*grammar.unheld(self.functions), *unheld))
 

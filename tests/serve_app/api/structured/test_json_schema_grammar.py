@@ -76,7 +76,7 @@ def test_a_keyword_that_cannot_be_honoured_is_refused_by_name() -> None:
 
 REFUSED: list[tuple[Any, str]] = [
     ({"type": "string", "format": "nope"}, "nope"),
-    ({"type": "string", "pattern": "(?=a)b"}, "regex"),
+    ({"type": "string", "pattern": "(?=a)b"}, "look-around in patterns"),
     ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, "oneOf"),
     ({"$ref": "#/$defs/missing"}, "missing"),
     ({"$ref": "http://169.254.169.254/latest"}, "169.254.169.254"),

@@ -159,7 +159,7 @@ def test_an_unsupported_keyword_is_refused_only_in_a_strict_function() -> None:
     "schema",
     [
         {"properties": {"a": {"$ref": "#/$defs/none"}}},
-        {"properties": {"a": {"type": "string", "pattern": "("}}},
+        {"properties": {"a": {"type": "text"}}},
         {"properties": {"a": {"$ref": "http://127.0.0.1/schema.json"}}},
         {"x-guidance": {"lenient": True}},
     ],
