@@ -98,7 +98,11 @@ class ModelConfig(StrictModel):
     `--`.
     """
     source: str = Field(min_length=1)
-    """A local folder, or the id of a hub repository."""
+    """A local folder, or the id of a hub repository. `~` is the user's home. A relative folder
+    starts from the folder of this file with `raystream serve`, `plan` and `download`, from the
+    folder that Ray was started in with `serve run` and `serve deploy`, or else from the shipped
+    models; what is no folder there is an id.
+    """
     revision: str | None = None
     """A commit of the hub repository; null takes the newest."""
     task: Task = "generate"

@@ -134,8 +134,13 @@ def to_spec(model: ModelConfig, num_gpus: float) -> ModelSpec:
 
 
 def _resolve_source(source: str) -> str:
-    """Return the absolute path of a folder here or of those shipped; else the hub id unchanged."""
+    """Return a folder's absolute path; a hub id unchanged.
+
+    A relative folder is one here, or one of those shipped. What can only be a path is one, whether
+    or not there is such a folder.
+    """
+    here = Path(source).expanduser()
+    if here.is_dir() or here.is_absolute() or source.startswith(("./", "../")):
+        return str(here.resolve())
     shipped = SHIPPED / source
-    if Path(source).is_dir():
-        return str(Path(source).resolve())
     return str(shipped.resolve()) if (shipped / "config.json").is_file() else source

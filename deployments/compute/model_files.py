@@ -116,6 +116,8 @@ def read_config(source: str, *, revision: str | None) -> PreTrainedConfig:
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": False}
     with wrap_load_errors(source, "its config.json"):
         folder = Path(source)
+        if folder.is_absolute() and not folder.is_dir():
+            raise UnsupportedModelError(f"can't load {source!r}: there is no such folder")
         settings = folder.iterdir() if folder.is_dir() else ()
         if pointers := pointers_in(file for file in settings if file.suffix in SETTINGS):
             raise UnsupportedModelError(f"can't load {source!r}: {pointer_advice(pointers)}")
@@ -196,13 +198,17 @@ def _label(output: Any, name: Any) -> str | None:
 
 def _advice(source: str, part: str, error: Exception, config: PreTrainedConfig | None) -> str:
     reason = reason_of(error)
-    if _is_disk_full(error):
+    if _has_number(error, errno.ENOSPC, errno.EDQUOT):
         return "the disk is full; free some space, or set HF_HOME to a folder on another disk"
     if Path(source).is_dir() and (pointers := pointers_in(Path(source).rglob("*.safetensors"))):
         return pointer_advice(pointers)
     if isinstance(error, SafetensorError):
         return f"its weights are damaged ({error}); copy or download them again"
     if isinstance(error, OSError) and not Path(source).is_dir():
+        if _has_number(error, errno.EACCES, errno.EPERM, errno.EROFS):
+            return (
+                f"downloads need a folder that this user can write; set HF_HOME to one ({reason})"
+            )
         return (
             "there is no such folder, and no repository of this name was found: "
             f"{reason.rstrip('.')}; check `source` in the model's entry"
@@ -225,10 +231,10 @@ def _places_of(value: Any, section: Mapping[str, Any], path: str = "") -> Iterat
             yield f"{path}{key}"
 
 
-def _is_disk_full(error: BaseException | None) -> bool:
-    """Return whether an error, or one that led to it, says that a disk has no space left."""
+def _has_number(error: BaseException | None, *numbers: int) -> bool:
+    """Return whether an error, or one that led to it, is the system's with one of these numbers."""
     while error is not None:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if isinstance(error, OSError) and error.errno in numbers:
             return True
         error = error.__cause__ or error.__context__
     return False

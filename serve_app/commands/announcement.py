@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import os
 import shlex
 import ssl
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
+from serve_app.commands.server_environment import TOKEN_FILE
 from serve_app.config import ModelConfig
 
 QUESTION: Final = "What does os.path.join do?"
@@ -90,16 +92,16 @@ class Announcement:
         if self.dashboard_url is not None:
             pages.append(
                 f"Ray's dashboard: {self.dashboard_url} "
-                f"(`{_ray()} get-auth-token` prints the token that it asks for)"
+                f"(`{_print_token()}` prints the token that it asks for)"
             )
         return pages
 
 
-def _ray() -> str:
-    """Return how a shell in this folder calls the `ray` of this environment."""
+def _print_token() -> str:
+    """Return the command that prints Ray's token, wherever the shell is."""
     program = Path(sys.executable).with_name("ray")
-    here = Path.cwd()
-    return str(program.relative_to(here) if program.is_relative_to(here) else program)
+    file = os.environ.get(TOKEN_FILE)
+    return f"{f'{TOKEN_FILE}={file} ' if file else ''}{program} get-auth-token"
 
 
 def local_url(host: str, port: int, route_prefix: str, *, has_tls: bool = False) -> str:

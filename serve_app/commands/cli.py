@@ -71,7 +71,11 @@ def serve(
     is started and ended with the server; a cluster that already runs here is left alone. On a
     cluster, use `serve deploy FILE` or KubeRay.
     """
-    from serve_app.commands.server_environment import MissingHAProxyError, with_switches
+    from serve_app.commands.server_environment import (
+        MissingHAProxyError,
+        NoFolderError,
+        with_switches,
+    )
     from serve_app.commands.supervise import run_supervised
 
     if file is None:
@@ -80,14 +84,14 @@ def serve(
         typer.echo(f"There is no {HERE} here, so the embedded models are served.")
         typer.echo("To serve others: raystream new-config")
         os.chdir(SHIPPED)  # a folder `models` here must not stand in for the embedded ones
-    try:
-        environment = with_switches(os.environ)
-    except MissingHAProxyError as error:
-        _fail(str(error))
     # Ray writes its API's token to ~/.ray/auth_token, which other users must not read.
     os.umask(0o077)
     driver = (sys.executable, "-m", "serve_app.commands.driver")
-    raise typer.Exit(run_supervised([*driver, str(file)], environment))
+    try:
+        code = run_supervised([*driver, str(file)], with_switches(os.environ))
+    except (MissingHAProxyError, NoFolderError) as error:
+        _fail(str(error))
+    raise typer.Exit(code)
 
 
 @app.command("new-config")
@@ -331,9 +335,14 @@ def supervise(
 
     Ray's driver starts about twenty processes, and some of them would stay when it is killed.
     """
+    from serve_app.commands.server_environment import NoFolderError
     from serve_app.commands.supervise import run_supervised
 
-    raise typer.Exit(run_supervised([program, *context.args], os.environ))
+    try:
+        code = run_supervised([program, *context.args], os.environ)
+    except NoFolderError as error:
+        _fail(str(error))
+    raise typer.Exit(code)
 
 
 def _fail(message: str, code: int = 1) -> NoReturn:

@@ -4,6 +4,9 @@ It does what `serve run --address local FILE` does, in the same process and by t
 which it puts what a terminal needs: checks before Ray starts (`preflight`), a screen without the
 INFO lines of Ray's workers (`worker_logs`), and the server's address as the last lines
 (`announcement`). If the application fails to start, the driver ends with 1; `serve run` goes on.
+
+It works in the file's folder, from which relative paths in the file start. No process imports a
+module of that folder in place of an installed one: it comes last (`worker_logs.set_up_worker`).
 """
 
 import io
@@ -22,6 +25,7 @@ import ray
 import yaml
 from ray import serve
 from ray._private.ray_constants import WORKER_PROCESS_SETUP_HOOK_ENV_VAR
+from ray.job_config import JobConfig
 from ray.serve.schema import (
     ApplicationStatus,
     ProxyStatus,
@@ -54,14 +58,16 @@ PROXY = "the proxy in front"
 PROXIED = frozenset({"http", "https", "all"})
 """Schemes for which the environment may name a proxy."""
 
-WORKER_HOOK = f"{worker_logs.__name__}.{worker_logs.keep_info_in_files.__name__}"
+WORKER_HOOK = f"{worker_logs.__name__}.{worker_logs.set_up_worker.__name__}"
 
 
 def main() -> int:
     """Serve the file that the command line names and return the exit code."""
-    name = sys.argv[1]
+    file = Path(sys.argv[1]).absolute()
+    if file.parent.is_dir():
+        os.chdir(file.parent)
     try:
-        return _serve(name) if preflight.passes(name) else 1
+        return _serve(file.name) if preflight.passes(file.name) else 1
     except KeyboardInterrupt:  # a second one: Ray ends its processes when this one exits
         return 130
 
@@ -75,8 +81,13 @@ def _serve(name: str) -> int:
     # workers that Ray starts in advance don't fit, and stay idle.
     os.environ[WORKER_PROCESS_SETUP_HOOK_ENV_VAR] = WORKER_HOOK
     try:
-        # The namespace is that of `serve run`.
-        context: Any = ray.init(address="local", namespace="serve", logging_level=logging.WARNING)
+        context: Any = ray.init(
+            address="local",
+            namespace="serve",  # that of `serve run`
+            # Of a client's job, Ray puts no working directory before what its workers import from.
+            job_config=JobConfig(_client_job=True),
+            logging_level=logging.WARNING,
+        )
         session = Path(context.address_info["session_dir"])
         require_gpus(name, ray.cluster_resources().get("GPU", 0.0))  # type: ignore[no-untyped-call] # Ray leaves it untyped
         deploy(name, context.address_info["gcs_address"])
@@ -132,7 +143,10 @@ def deploy(name: str, address: str) -> None:
     try:
         with (
             redirect_stdout(told),  # two lines that say what ours say
-            run.make_context("run", ["--non-blocking", "--address", address, name]) as context,
+            # The folder goes before all else to import from; this one is none.
+            run.make_context(
+                "run", ["--non-blocking", "--app-dir", os.devnull, "--address", address, name]
+            ) as context,
         ):
             run.invoke(context)
     except SystemExit as error:

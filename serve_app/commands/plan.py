@@ -155,11 +155,18 @@ def models_of(file: Path) -> tuple[ModelConfig, ...]:
             raise PlanError(
                 f"{file} has {len(found)} applications with models; a plan takes a file with one"
             )
-        return AppConfig.model_validate(found[0]).models
+        models = AppConfig.model_validate(found[0]).models
+        return tuple(_beside(model, file.parent) for model in models)
     except (OSError, UnicodeDecodeError) as error:
         raise PlanError(f"{file} can't be read: {error}") from error
     except (yaml.YAMLError, TypeError, KeyError, AttributeError, ValidationError) as error:
         raise PlanError(f"{file} is not right; `raystream check {file}` says where") from error
+
+
+def _beside(model: ModelConfig, folder: Path) -> ModelConfig:
+    """Return a model's entry with the absolute path of a folder that lies beside the file."""
+    source = folder / model.source
+    return model.model_copy(update={"source": str(source.resolve())}) if source.is_dir() else model
 
 
 def read_shape(source: str, revision: str | None, *, is_pooler: bool) -> ModelShape:

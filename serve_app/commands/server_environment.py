@@ -6,10 +6,14 @@ all servers of the machine share. Variables that are already set stay as they ar
 Source: ray.serve._private.constants, ray._private.ray_constants
 """
 
+import os
+import pwd
 import random
+import secrets
 import shutil
 import socket
 import sys
+import tempfile
 from collections.abc import Mapping
 from errno import EADDRINUSE
 from itertools import islice
@@ -58,8 +62,31 @@ Source: https://github.com/grpc/grpc/blob/master/doc/environment_variables.md
 DIRECT_HOSTS = ("localhost", "127.0.0.1", "::1", "169.254.169.254", "metadata.google.internal")
 """Where the parts of a server find each other, and where clouds tell Ray about this machine."""
 
+SAFE_PATH = "PYTHONSAFEPATH"
+"""With 1, no `python -m` or `python -c`, of which Ray starts some, imports a module of the working
+directory in place of an installed one.
+"""
+
+TOKEN = "RAY_AUTH_TOKEN"
+TOKEN_FILE = "RAY_AUTH_TOKEN_PATH"
+"""Ray's token, and the file of it. Without both it is ~/.ray/auth_token, made if it is missing."""
+
 FOLDER_PARENT = "/tmp"
-"""Short: the path of a Unix socket has 107 bytes, of which Ray's names below the folder take 80."""
+"""Where a server's own folder lies, unless nothing can be written there."""
+
+RAY_FOLDER = "RAY_TMPDIR"
+"""Names the folder below which Ray puts `ray`, with its logs and sockets; else TMPDIR does, or it
+is /tmp.
+"""
+
+MAX_SOCKET_PATH = 107
+"""The most bytes of the path of a Unix socket."""
+
+HAPROXY_NAMES = 82
+"""Most bytes of Ray's names below a server's own folder: the node, a socket, a process id."""
+
+RAY_NAMES = 70
+"""Most bytes of Ray's names below its folder: the session with its process id, a socket."""
 
 HAPROXY = "RAY_SERVE_ENABLE_HA_PROXY"
 HAPROXY_BINARY = "RAY_SERVE_HAPROXY_BINARY_PATH"
@@ -72,6 +99,100 @@ SERVER_EDGE = "serve_app.middleware.server_edge:server_edge"
 
 class MissingHAProxyError(Exception):
     """HAProxy is to be used, and its program is missing; the text says what to do."""
+
+
+class NoFolderError(Exception):
+    """There is no folder for a server's sockets and logs; the text says what to set."""
+
+
+def make_own_folder(environment: Mapping[str, str]) -> Path:
+    """Make a server's own folder, which only its user can read: HAProxy's files lie there.
+
+    Raises:
+        NoFolderError: Nowhere can it be.
+    """
+    parents = (FOLDER_PARENT, environment.get("TMPDIR"), "/dev/shm")
+    reasons = []
+    for parent in filter(None, parents):
+        for prefix in ("raystream-", "rs-"):
+            longest = MAX_SOCKET_PATH - HAPROXY_NAMES - len(f"/{prefix}12345678")
+            if (reason := _why_not(parent, longest)) is None:
+                return Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+        reasons.append(reason)
+    raise NoFolderError(f"{'; '.join(map(str, reasons))}: set TMPDIR to a folder such as /var/tmp")
+
+
+def ray_folder(environment: Mapping[str, str]) -> str:
+    """Return the folder for Ray's: the one that is named, or else the first that will do.
+
+    Raises:
+        NoFolderError: Nothing can be written to it, or its path is too long.
+    """
+    named = environment.get(RAY_FOLDER)
+    reasons = []
+    for folder in (named,) if named else filter(None, (environment.get("TMPDIR"), FOLDER_PARENT)):
+        longest = MAX_SOCKET_PATH - RAY_NAMES
+        reason = _why_not(folder, longest)
+        below = Path(folder, "ray")
+        if reason is None and below.is_dir() and not os.access(below, os.W_OK):
+            reason = f"{below} can't be written: it belongs to another user"
+        if reason is None:
+            return folder
+        reasons.append(reason)
+    variable = RAY_FOLDER if named else "TMPDIR"
+    raise NoFolderError(
+        f"{'; '.join(reasons)}: set {variable} to a folder that this user can write, of at most "
+        f"{longest} bytes"
+    )
+
+
+def home_and_token(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """Return what stands in for a home that is missing, or to which nothing can be written.
+
+    Ray keeps its API's token below the home. Where it can't, the token lies in the server's own
+    folder, and so does the home of a user without one; both end with the server.
+
+    Args:
+        environment: The variables that are set.
+        folder: The server's own folder.
+    """
+    home = Path(environment.get("HOME") or _home_of_user() or folder)
+    own = {} if environment.get("HOME") else {"HOME": str(home)}
+    token = home / ".ray" / "auth_token"
+    if not (
+        any(environment.get(variable) for variable in (TOKEN, TOKEN_FILE))
+        or os.access(token, os.R_OK)
+        or _can_make(token)
+    ):
+        file = folder / "auth_token"
+        file.write_text(secrets.token_hex(32), encoding="utf-8")
+        own[TOKEN_FILE] = str(file)
+    return own
+
+
+def _home_of_user() -> str | None:
+    """Return the home that the system knows; None for a user that is only a number."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:
+        return None
+
+
+def _can_make(file: Path) -> bool:
+    """Return whether a file, and the folders that it lacks, could be made."""
+    there = next(str(parent) for parent in file.parents if os.path.exists(parent))
+    return os.path.isdir(there) and os.access(there, os.W_OK | os.X_OK)
+
+
+def _why_not(folder: str, longest: int) -> str | None:
+    """Return why nothing can be put into a folder; None if it can."""
+    if len(os.fsencode(folder)) > longest:
+        return f"{folder} is too long for the sockets below it"
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        return f"{folder} can't be written: {error.strerror}"
+    return None
 
 
 def with_switches(environment: Mapping[str, str]) -> dict[str, str]:
@@ -105,12 +226,23 @@ def server_environment(environment: Mapping[str, str], folder: Path) -> dict[str
 
     Its parts call each other directly, whatever proxies the environment names; a download from the
     hub still goes through them.
+
+    Raises:
+        NoFolderError: There is no folder for Ray's files.
     """
     unset = [variable for variable in HAPROXY_PORTS if variable not in environment]
     ports = map(str, free_ports(len(unset)))
     files = {variable: str(folder / name) for variable, name in HAPROXY_FILES.items()}
-    own = {LOOPBACK: "0", AUTH_MODE: "token", **files, **dict(zip(unset, ports, strict=True))}
-    return {**own, **environment, **_direct_calls(environment)}
+    own = {
+        **home_and_token(environment, folder),
+        LOOPBACK: "0",
+        AUTH_MODE: "token",
+        SAFE_PATH: "1",
+        **files,
+        **dict(zip(unset, ports, strict=True)),
+    }
+    forced = {**_direct_calls(environment), RAY_FOLDER: ray_folder(environment)}
+    return {**own, **environment, **forced}
 
 
 def _direct_calls(environment: Mapping[str, str]) -> dict[str, str]:

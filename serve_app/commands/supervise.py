@@ -16,16 +16,14 @@ import os
 import shutil
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 
 import psutil
 
 from serve_app.commands.process_ties import adopt_orphans, die_with_parent
-from serve_app.commands.server_environment import FOLDER_PARENT, server_environment
+from serve_app.commands.server_environment import make_own_folder, server_environment
 
 STOP_S = 40.0
 """Most seconds for an orderly stop; Serve gives itself 30.
@@ -41,10 +39,14 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def run_supervised(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run a command as `supervise` does, with a server's variables and a folder of its own."""
-    folder = tempfile.mkdtemp(prefix="raystream-", dir=FOLDER_PARENT)
+    """Run a command as `supervise` does, with a server's variables and a folder of its own.
+
+    Raises:
+        NoFolderError: There is no folder for the server's files.
+    """
+    folder = make_own_folder(environment)
     try:
-        return supervise(command, server_environment(environment, Path(folder)))
+        return supervise(command, server_environment(environment, folder))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

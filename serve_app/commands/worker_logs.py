@@ -4,11 +4,13 @@ Serve's controller, its proxies and its replicas each write their log into a fil
 again to standard error, which Ray carries to the terminal. Serve has one switch for the second,
 which would silence errors too. But it honours a mark on a record, and this module sets the mark.
 
-Ray calls `keep_info_in_files` at the start of each worker, as its `worker_process_setup_hook`.
+Ray calls `set_up_worker` at the start of each worker, as its `worker_process_setup_hook`.
 """
 
 import logging
+import os
 import re
+import sys
 from typing import Any, Final
 
 from ray._private import worker
@@ -32,6 +34,15 @@ FOR_THE_FILE: Final = re.compile(
     r"|Replica health check failed"
 )
 """Warnings and errors on which a user of one machine can't act, or that repeat another one."""
+
+
+def set_up_worker() -> None:
+    """Keep INFO lines off the terminal, and import from the working directory last.
+
+    A policy of the user's own may lie there, and so may a module named like one of ours.
+    """
+    keep_info_in_files()
+    sys.path.append(os.getcwd())
 
 
 def keep_info_in_files() -> None:

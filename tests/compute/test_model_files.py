@@ -40,9 +40,9 @@ def test_auto_keeps_the_files_dtype_unless_the_cpu_is_slow_at_it(
     assert choose_dtype(Qwen2Config(dtype=stored), asked, device) is chosen
 
 
-def wrapped(error: Exception) -> RuntimeError:
+def wrapped(error: Exception) -> OSError:
     """Return an error that another one led to, as libraries raise them."""
-    outer = RuntimeError("the download failed\nwith details")
+    outer = OSError("the download failed\nwith details")
     outer.__cause__ = error
     return outer
 
@@ -52,6 +52,8 @@ def wrapped(error: Exception) -> RuntimeError:
     [
         (OSError(28, "No space left on device", "/cache/x.incomplete"), "the disk is full; free"),
         (wrapped(OSError(122, "Disk quota exceeded")), "the disk is full; free some space, or"),
+        (wrapped(OSError(30, "Read-only file system", "/.cache")), "set HF_HOME to one"),
+        (PermissionError(13, "Permission denied", "/.cache"), "set HF_HOME to one"),
         (SafetensorError("incomplete metadata"), "damaged (incomplete metadata); copy or download"),
         (
             OSError("We couldn't connect to the hub.\nCheck"),

@@ -121,11 +121,17 @@ def shipped_server(
 ) -> Iterator[Server]:
     """Serve the shipped file as `make serve` does; without HAProxy only in the soak.
 
-    A start takes half a minute, so several modules share the server. Its environment is that of a
-    network where others are reached through a proxy only.
+    A start takes half a minute, so several modules share the server. Modules lie beside the file
+    that are named like ours and like others that are imported: a process that takes one ends.
+    Nothing can be written to the user's home, as in a container that runs as a number, and the
+    environment is that of a network where others are reached through a proxy only.
     """
     folder = tmp_path_factory.mktemp("shipped")
-    environment = {**os.environ, **proxy.variables, "HOME": str(folder)} | haproxy_environment()
+    for name in ("deployments/__init__", "ray/__init__", "serve_app", "yaml", "queue", "torch"):
+        foreign = folder / f"{name}.py"
+        foreign.parent.mkdir(exist_ok=True)
+        foreign.write_text("raise SystemExit(f'{__file__} was imported')")
+    environment = {**os.environ, **proxy.variables, "HOME": "/dev/null"} | haproxy_environment()
     environment["RAY_SERVE_ENABLE_HA_PROXY"] = str(int(request.param == "haproxy"))
     with serving(Server(shipped_config(folder), folder / "serve.log", environment)) as server:
         yield server

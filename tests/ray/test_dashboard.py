@@ -5,6 +5,7 @@ logs.
 """
 
 import json
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -65,9 +66,17 @@ def address(server: Server) -> str:
 
 
 @pytest.fixture
-async def tab(server: Server, address: str, browser: Browser) -> AsyncIterator[Tab]:
+def token(server: Server, address: str) -> str:
+    """Return the token that the command on the screen prints; the user has no home for it."""
+    (file,) = re.findall(
+        r"RAY_AUTH_TOKEN_PATH=(\S+) \S+/ray get-auth-token", server.log.read_text()
+    )
+    return Path(file).read_text()
+
+
+@pytest.fixture
+async def tab(token: str, address: str, browser: Browser) -> AsyncIterator[Tab]:
     """Open a tab that has given Ray's token."""
-    token = (server.log.parent / ".ray" / "auth_token").read_text()
     async with tab_of(browser) as tab:
         await tab.page.context.add_cookies(
             [{"name": "ray-authentication-token", "value": token, "url": address}]

@@ -1,7 +1,9 @@
 """The one command; `tests/serve_app/commands` and `tests/loadtest` test its parts."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -65,3 +67,22 @@ def test_a_shell_completes_commands_also_below_bench(line: str, expected: set[st
     }
     told = CliRunner().invoke(app, [], prog_name="raystream", env=environment)
     assert set(told.stdout.split()) == expected
+
+
+@pytest.mark.parametrize("name", ["deployments/__init__.py", "serve_app.py"])
+def test_a_module_of_the_user_s_that_hides_one_of_ours_is_refused_in_one_line(
+    tmp_path: Path, name: str
+) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).touch()
+    started = subprocess.run(
+        [sys.executable, "-c", "from raystream.__main__ import app"],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{Path.cwd()}"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert started.returncode == 1
+    assert started.stderr.startswith(f"Error: {tmp_path / name} hides raystream's own package '")
+    assert started.stderr.count("\n") == 1

@@ -1,8 +1,11 @@
+from importlib import reload
 from typing import Any
 
 import pytest
 from ray.serve.schema import ServeApplicationSchema
 
+import deployments
+import serve_app
 from serve_app import app
 from serve_app.config import AppConfig, AuthConfig
 from serve_app.sharing import to_spec
@@ -65,3 +68,11 @@ def test_a_file_whose_replicas_would_fail_is_refused_in_one_line() -> None:
         "a--m: user_config: max_batch_size must be a whole number of at least 1, and is 0; "
         "a/m: can't load '/nowhere/at/all': there is no such folder"
     )
+
+
+def test_a_package_that_hides_ours_in_a_process_of_ray_s_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(deployments, "__file__", "/work/deployments/__init__.py")
+    with pytest.raises(ImportError, match=r"/work/deployments/__init__\.py hides raystream's own"):
+        reload(serve_app)

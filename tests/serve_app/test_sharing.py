@@ -97,6 +97,27 @@ def test_a_source_that_is_not_a_folder_is_a_hub_id() -> None:
     assert to_spec(model, 0).source == "owner/name"
 
 
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("~/my-model", "{home}/my-model"),
+        ("~/nothing", "{home}/nothing"),
+        ("my-model", "{home}/my-model"),
+        ("./my-model", "{home}/my-model"),
+        ("./nothing", "{home}/nothing"),
+        ("nothing", "nothing"),
+    ],
+)
+def test_what_can_only_be_a_path_is_one_and_a_folder_here_comes_before_a_hub_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, expected: str
+) -> None:
+    (tmp_path / "my-model").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    found = to_spec(ModelConfig(id="m", source=source), 0).source
+    assert found == expected.format(home=tmp_path)
+
+
 @pytest.mark.parametrize("prefix_caching", [True, False])
 def test_a_replica_is_told_whether_to_share_prefixes(prefix_caching: bool) -> None:
     model = ModelConfig(id="m", source="org/name", prefix_caching=prefix_caching)

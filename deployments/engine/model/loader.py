@@ -5,7 +5,6 @@ can't serve it is refused before any weight is read (`deployments.engine.model.s
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,7 +22,6 @@ from transformers import (
 from deployments.compute.cpu.linear.packed_embedding import is_tied, look_up_in_head
 from deployments.compute.cpu.linear.prepack import leave_file, num_weight_bytes, prepack
 from deployments.compute.cpu.linear.quantization import check_quantization, quantize_model
-from deployments.compute.errors import UnsupportedModelError
 from deployments.compute.model_files import (
     choose_dtype,
     read_config,
@@ -101,8 +99,6 @@ def load_config(source: str, *, revision: str | None) -> PreTrainedConfig:
     Raises:
         UnsupportedModelError: It is missing, or shows that the engine can't run the model.
     """
-    if Path(source).is_absolute() and not Path(source).is_dir():
-        raise UnsupportedModelError(f"can't load {source!r}: there is no such folder")
     config = read_config(source, revision=revision)
     with wrap_load_errors(source, "its config.json"):
         check_config(config)

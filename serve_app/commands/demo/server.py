@@ -124,7 +124,7 @@ def serving(tell: Callable[[str], None]) -> Iterator[DemoServer]:
 def _start(folder: Path) -> subprocess.Popen[bytes]:
     # The keys are for the user's own server.
     environment = _without(os.environ, ENVIRONMENT_VARIABLE)
-    command = [sys.executable, "-m", "serve_app", "serve", str(folder / "serve_config.yaml")]
+    command = [sys.executable, "-P", "-m", "serve_app", "serve", str(folder / "serve_config.yaml")]
     with (folder / "log").open("wb") as log:
         return subprocess.Popen(
             command,

@@ -55,6 +55,18 @@ def test_the_driver_runs_under_the_supervisor(supervised: list[list[str]]) -> No
     assert supervised == [[*DRIVER, "file.yaml"]]
 
 
+@pytest.mark.parametrize("command", [["serve", "file.yaml"], ["supervise", "serve"]])
+def test_a_machine_without_a_folder_for_a_server_is_told_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    monkeypatch.setattr("serve_app.commands.server_environment.FOLDER_PARENT", "/dev/null")
+    monkeypatch.setenv("TMPDIR", "/dev/null")
+    told = CliRunner().invoke(app, command)
+    assert told.exit_code == 1
+    assert told.stderr.startswith("Error: /dev/null can't be written: ")
+    assert told.stderr.count("\n") == 1
+
+
 def test_without_a_file_the_folder_s_own_is_served_or_else_the_embedded_models(
     supervised: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

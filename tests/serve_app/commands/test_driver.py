@@ -15,10 +15,12 @@ from ray.serve.schema import (
     ServeStatus,
 )
 
-from serve_app.commands import driver
+from serve_app.commands import driver, preflight
 from serve_app.commands.announcement import StartFailedError
 from serve_app.commands.driver import describe, main, pending_deployments, require_gpus
+from serve_app.config import ModelConfig
 from serve_app.keys.api_keys import ENVIRONMENT_VARIABLE
+from serve_app.sharing import to_spec
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -174,6 +176,7 @@ def test_an_interruption_that_serve_s_command_catches_is_no_failed_start(
     @click.command()
     @click.option("--non-blocking", is_flag=True)
     @click.option("--address")
+    @click.option("--app-dir")
     @click.argument("name")
     def run(**given: object) -> None:
         try:
@@ -186,9 +189,30 @@ def test_an_interruption_that_serve_s_command_catches_is_no_failed_start(
         driver.deploy("serve_config.yaml", "127.0.0.1:6379")
 
 
+def test_relative_paths_in_the_file_start_from_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf/my-model").mkdir()
+    found: list[str] = []
+
+    def note(name: str) -> bool:
+        found.append(to_spec(ModelConfig(id="m", source="my-model"), 0).source)
+        return Path(name).exists()
+
+    monkeypatch.chdir(tmp_path)
+    path = Path(shipped_config(tmp_path / "conf")).relative_to(tmp_path)
+    monkeypatch.setattr(preflight, "passes", note)
+    monkeypatch.setattr(driver, "_serve", lambda _: 7)
+    monkeypatch.setattr(sys, "argv", ["driver", str(path)])
+    assert main() == 7
+    assert found == [str(tmp_path / "conf/my-model")]
+
+
 def test_a_wrong_file_is_refused_before_ray_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.chdir(tmp_path)  # the driver goes to the file's folder
     path = shipped_config(tmp_path, hots="127.0.0.1")
     monkeypatch.setattr(sys, "argv", ["driver", path])
     assert main() == 1

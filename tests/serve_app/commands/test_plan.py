@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 from deployments.device import cgroup
 from deployments.device.memory_budget import GIB
 from serve_app.commands.cli import app
-from serve_app.commands.plan import PlanError, card_of, parse_size
+from serve_app.commands.plan import PlanError, card_of, models_of, parse_size
 from tests.hub_configs import config_file
 
 ROOT = Path(__file__).parents[3]
@@ -256,6 +256,15 @@ def test_a_model_that_no_replica_loads_is_refused_and_not_planned(
     assert result.exit_code == 2
     assert f"is quantized ({method}), and only unquantized weights are served" in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_relative_source_starts_from_the_folder_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "my-model").mkdir()
+    file = tmp_path / "serve_config.yaml"
+    shipped = (ROOT / "serve_config.yaml").read_text()
+    file.write_text(shipped.replace("models/pydoc-chat", "my-model"))
+    assert models_of(file)[0].source == str(tmp_path / "my-model")
+    assert models_of(file)[1].source == "models/pydoc-detector"
 
 
 @pytest.mark.parametrize(

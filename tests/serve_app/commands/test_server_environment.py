@@ -1,13 +1,16 @@
 import os
+import pwd
 import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
 from urllib.request import proxy_bypass
 
 import pytest
 from ray._private import ray_constants
 from ray.serve._private import constants
 
+from serve_app.commands import server_environment as server_environment_module
 from serve_app.commands.server_environment import (
     CHOSEN_PORTS,
     FOLDER_PARENT,
@@ -16,10 +19,18 @@ from serve_app.commands.server_environment import (
     HAPROXY_FILES,
     HAPROXY_PORTS,
     LOOPBACK,
+    MAX_SOCKET_PATH,
     MIDDLEWARE,
+    RAY_FOLDER,
+    RAY_NAMES,
     SERVER_EDGE,
+    TOKEN_FILE,
     MissingHAProxyError,
+    NoFolderError,
+    home_and_token,
     is_free,
+    make_own_folder,
+    ray_folder,
     server_environment,
     with_switches,
 )
@@ -28,7 +39,8 @@ from serve_app.shipped_files import SHIPPED, parse_env, serve_variables
 from tests.recording_proxy import recording_proxy
 
 FOLDER = Path(FOLDER_PARENT, "raystream-12345678")
-LONGEST_SOCKET_PATH = 107
+NOWHERE = "/dev/null/folder"
+"""Nobody can make or write this folder, not even root."""
 
 
 def test_the_variables_are_those_of_ray() -> None:
@@ -106,7 +118,80 @@ def test_the_longest_name_of_a_socket_fits_below_the_folder() -> None:
         path = Path(server_environment({}, FOLDER)[variable])
         # HAProxy binds a socket under a temporary name, which ends in its process id.
         longest = path.parent / node / f"{path.name}.4194304.tmp"
-        assert len(str(longest)) <= LONGEST_SOCKET_PATH
+        assert len(str(longest)) <= MAX_SOCKET_PATH
+
+
+def test_the_longest_name_of_a_socket_of_ray_s_fits_below_its_folder() -> None:
+    session = "session_2026-11-26_06-10-32_756711_4194304"
+    names = f"/ray/{session}/sockets/plasma_store"
+    assert len(names) <= RAY_NAMES
+    with pytest.raises(NoFolderError, match="too long for the sockets below it"):
+        ray_folder({"RAY_TMPDIR": "/".ljust(MAX_SOCKET_PATH - RAY_NAMES + 1, "t")})
+
+
+def test_ray_s_folder_is_the_first_that_will_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert ray_folder({}) == FOLDER_PARENT
+    assert ray_folder({"TMPDIR": "/var/tmp"}) == "/var/tmp"
+    assert ray_folder({"TMPDIR": NOWHERE}) == FOLDER_PARENT
+    assert ray_folder({"TMPDIR": f"/{'long' * 20}"}) == FOLDER_PARENT
+    assert server_environment({"TMPDIR": "/var/tmp"}, FOLDER)[RAY_FOLDER] == "/var/tmp"
+    with pytest.raises(NoFolderError, match=r"can't be written: .*: set RAY_TMPDIR to a folder"):
+        ray_folder({"RAY_TMPDIR": NOWHERE, "TMPDIR": "/var/tmp"})
+    monkeypatch.setattr(server_environment_module, "FOLDER_PARENT", NOWHERE)
+    assert ray_folder({"TMPDIR": "/var/tmp"}) == "/var/tmp"
+    with pytest.raises(NoFolderError, match=f"{NOWHERE} can't be written: .*: set TMPDIR to"):
+        ray_folder({})
+
+
+def test_a_folder_of_ray_s_that_another_user_has_made_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_environment_module, "RAY_NAMES", 0)
+    monkeypatch.setattr("os.access", lambda *_: False)
+    (tmp_path / "ray").mkdir()
+    with pytest.raises(NoFolderError, match="ray can't be written: it belongs to another user"):
+        ray_folder({"RAY_TMPDIR": str(tmp_path)})
+
+
+def test_a_server_s_own_folder_is_where_something_can_be_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = [make_own_folder({})]
+    monkeypatch.setattr(server_environment_module, "FOLDER_PARENT", NOWHERE)
+    made += [make_own_folder({"TMPDIR": "/var/tmp"}), make_own_folder({})]
+    assert [str(each.parent) for each in made] == ["/tmp", "/var/tmp", "/dev/shm"]
+    for each in made:
+        assert each.stat().st_mode & 0o777 == 0o700
+        assert len(f"{each}/{'f' * 56}/metrics.sock.4194304.tmp") <= MAX_SOCKET_PATH
+        each.rmdir()
+
+
+def test_without_a_home_that_can_be_written_ray_s_token_lies_in_the_server_s_own_folder(
+    tmp_path: Path,
+) -> None:
+    home, own = tmp_path / "home", tmp_path / "own"
+    own.mkdir()
+    assert home_and_token({"HOME": str(home)}, own) == {}
+    assert not list(own.iterdir())
+    chosen = home_and_token({"HOME": NOWHERE}, own)
+    assert chosen == {TOKEN_FILE: str(own / "auth_token")}
+    assert len((own / "auth_token").read_text()) == 64
+    assert home_and_token({"HOME": NOWHERE, "RAY_AUTH_TOKEN": "t" * 32}, own) == {}
+    assert home_and_token({"HOME": NOWHERE, TOKEN_FILE: "/etc/token"}, own) == {}
+
+
+def test_a_user_that_is_only_a_number_gets_a_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(_: int) -> NoReturn:
+        raise KeyError("getpwuid(): uid not found: 12345")
+
+    home = pwd.getpwuid(os.getuid()).pw_dir
+    assert home_and_token({}, tmp_path) == {"HOME": home}
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    assert home_and_token({}, tmp_path) == {"HOME": str(tmp_path)}
 
 
 def test_serve_s_switches_are_those_of_serve_env_unless_they_are_set_otherwise() -> None:

@@ -1,5 +1,6 @@
 import io
 import logging
+import sys
 from collections.abc import Iterator
 from logging.handlers import MemoryHandler
 from pathlib import Path
@@ -9,7 +10,7 @@ from ray._private import worker
 from ray.serve._private.logging_utils import configure_component_logger
 from ray.serve.schema import LoggingConfig
 
-from serve_app.commands.worker_logs import hide_crash_reports, keep_info_in_files
+from serve_app.commands.worker_logs import hide_crash_reports, keep_info_in_files, set_up_worker
 
 
 @pytest.fixture
@@ -48,6 +49,15 @@ def terminal(logger: logging.Logger, file: Path) -> io.StringIO:
         if isinstance(handler, logging.StreamHandler):
             handler.setStream(written)
     return written
+
+
+def test_a_worker_imports_from_the_working_directory_last(
+    logger: logging.Logger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["installed"])
+    set_up_worker()
+    assert sys.path == ["installed", str(tmp_path)]
 
 
 @pytest.mark.parametrize(
