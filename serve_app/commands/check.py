@@ -11,6 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
+from contextlib import chdir
 from copy import deepcopy
 from difflib import get_close_matches
 from pathlib import Path
@@ -95,7 +96,9 @@ def check_file(name: str) -> bool:
     """Print the mistakes in a file, or that there are none; return whether it is correct."""
     try:
         text = Path(name).read_text(encoding="utf-8")
-        problems = [f"{place(name, text, each)}: {each}" for each in find_problems(text)]
+        with chdir(Path(name).parent):  # from which relative paths in the file start
+            found = find_problems(text)
+        problems = [f"{place(name, text, each)}: {each}" for each in found]
     except (OSError, UnicodeDecodeError) as error:
         problems = [f"{name}: {error}"]
     for problem in problems:

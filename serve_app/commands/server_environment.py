@@ -119,7 +119,7 @@ def make_own_folder(environment: Mapping[str, str]) -> Path:
             if (reason := _why_not(parent, longest)) is None:
                 return Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
         reasons.append(reason)
-    raise NoFolderError(f"{'; '.join(map(str, reasons))}: set TMPDIR to a folder such as /var/tmp")
+    raise NoFolderError(f"{'; '.join(map(str, reasons))}; set TMPDIR to a folder such as /var/tmp")
 
 
 def ray_folder(environment: Mapping[str, str]) -> str:
@@ -141,7 +141,7 @@ def ray_folder(environment: Mapping[str, str]) -> str:
         reasons.append(reason)
     variable = RAY_FOLDER if named else "TMPDIR"
     raise NoFolderError(
-        f"{'; '.join(reasons)}: set {variable} to a folder that this user can write, of at most "
+        f"{'; '.join(reasons)}; set {variable} to a folder that this user can write, of at most "
         f"{longest} bytes"
     )
 

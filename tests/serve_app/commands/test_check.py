@@ -295,6 +295,17 @@ def test_a_model_that_no_replica_loads_is_refused(
     assert found.startswith(f"{ENTRY}.source: '{tmp_path}' {message}")
 
 
+def test_a_relative_folder_is_looked_for_beside_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "my-model").mkdir()
+    (tmp_path / "my-model/adapter_config.json").write_text("{}")
+    path = tmp_path / "config.yaml"
+    path.write_text(SHIPPED.replace("models/pydoc-chat", "my-model"), encoding="utf-8")
+    assert not check_file(str(path))
+    assert "has an adapter (adapter_config.json)" in capsys.readouterr().err
+
+
 def test_a_correct_file_is_confirmed_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     name = str(ROOT / "serve_config.yaml")
     assert check_file(name)

@@ -137,11 +137,11 @@ def test_ray_s_folder_is_the_first_that_will_do(
     assert ray_folder({"TMPDIR": NOWHERE}) == FOLDER_PARENT
     assert ray_folder({"TMPDIR": f"/{'long' * 20}"}) == FOLDER_PARENT
     assert server_environment({"TMPDIR": "/var/tmp"}, FOLDER)[RAY_FOLDER] == "/var/tmp"
-    with pytest.raises(NoFolderError, match=r"can't be written: .*: set RAY_TMPDIR to a folder"):
+    with pytest.raises(NoFolderError, match=r"can't be written: .*; set RAY_TMPDIR to a folder"):
         ray_folder({"RAY_TMPDIR": NOWHERE, "TMPDIR": "/var/tmp"})
     monkeypatch.setattr(server_environment_module, "FOLDER_PARENT", NOWHERE)
     assert ray_folder({"TMPDIR": "/var/tmp"}) == "/var/tmp"
-    with pytest.raises(NoFolderError, match=f"{NOWHERE} can't be written: .*: set TMPDIR to"):
+    with pytest.raises(NoFolderError, match=f"{NOWHERE} can't be written: .*; set TMPDIR to"):
         ray_folder({})
 
 
