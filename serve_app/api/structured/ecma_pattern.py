@@ -27,6 +27,8 @@ INNER_ANCHORS: Final = "anchors inside patterns"
 
 MAX_NESTING: Final = 100
 """Most groups within groups; Rust's crate takes about twice as many."""
+MAX_PAIRS: Final = 64
+"""Most ranges that two sets of surrogates become, unless the second has all there are."""
 MAX_REPETITIONS: Final = 2**31 - 1
 """No answer is as long as that, so that a larger maximum is none."""
 
@@ -416,9 +418,13 @@ def _joined(first: _Chars, second: _Chars) -> _Chars | None:
     """Return the characters whose surrogate pairs two sets of halves make; None for other sets."""
     if not (first.is_within(_HIGH) and second.is_within(_LOW)):
         return None
-    highs = [high for a, b in first.ranges for high in range(a, b + 1)]
-    pairs = [(_pair(high, a), _pair(high, b)) for high in highs for a, b in second.ranges]
-    return _Chars(list(_merged(pairs)))
+    if [*_merged(second.ranges)] == [_LOW]:
+        return _Chars([(_pair(a, _LOW[0]), _pair(b, _LOW[1])) for a, b in first.ranges])
+    highs = [high for a, b in _merged(first.ranges) for high in range(a, b + 1)]
+    lows = [*_merged(second.ranges)]
+    if len(highs) * len(lows) > MAX_PAIRS:
+        return None
+    return _Chars([(_pair(high, a), _pair(high, b)) for high in highs for a, b in lows])
 
 
 def _pair(high: int, low: int) -> int:

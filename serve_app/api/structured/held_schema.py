@@ -30,6 +30,8 @@ MAX_VALUE_LENGTH: Final = 40
 
 _LARGEST: Final = 2**63 - 1024
 """The largest number that is exact as a double and fits llguidance's integers."""
+_LARGEST_DOUBLE: Final = 1.79e308
+"""A limit from which on all doubles are within it: generators round the largest one."""
 _LARGEST_OPEN: Final = 10**18 - 128
 """The largest limit beyond which llguidance lets numbers go on without end."""
 _SMALLEST: Final = 1e-60
@@ -144,7 +146,7 @@ class SchemaHolder:
 
     def _hold_bound(self, made: dict[str, Any], keyword: str, sign: int, *, has_end: bool) -> None:
         bound = sign * made[keyword]
-        if bound <= -sys.float_info.max:
+        if bound <= -_LARGEST_DOUBLE:
             del made[keyword]
         elif bound < -_LARGEST:
             fits = self._is_strict or bound >= -(2**63) - 1

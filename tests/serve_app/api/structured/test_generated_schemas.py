@@ -23,6 +23,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "_run", lambda _job, grammar, _seconds: probe._compiled(grammar))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_process")
 def test_every_schema_is_accepted_and_what_is_left_out_is_named() -> None:
     num_schemas = Counter[str]()

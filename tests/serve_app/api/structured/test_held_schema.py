@@ -60,6 +60,7 @@ HELD: list[tuple[dict[str, Any], list[Any], list[Any]]] = [
     (integer(minimum=10**18, maximum=2**63 - 1), [10**18 + 1], [10**18 - 1]),
     (integer(minimum=-(10**400), maximum=10**400), [10**30, -(10**30)], []),
     (number(minimum=-DOUBLE, maximum=DOUBLE), [1e300, -2.5], []),
+    (number(minimum=-1.797e308, maximum=1.797e308), [1e300, -2.5], []),
     (number(minimum=5e-324), [0.5], [0, -1]),
     (number(minimum=-1, maximum=-5e-324), [-0.5], [0, 1]),
     (number(exclusiveMinimum=1e-300, exclusiveMaximum=2), [0.5], [0, 2]),
