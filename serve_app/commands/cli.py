@@ -333,11 +333,14 @@ def supervise(
 ) -> None:
     """Run a server's command, such as `serve run FILE`, and let nothing outlive it.
 
-    Ray's driver starts about twenty processes, and some of them would stay when it is killed.
+    Ray's driver starts about twenty processes, and some of them would stay when it is killed. They
+    import from this folder first, so a module here that hides one of raystream's is refused.
     """
-    from serve_app.commands.server_environment import NoFolderError
+    from serve_app.commands.server_environment import NoFolderError, hiding_module
     from serve_app.commands.supervise import run_supervised
 
+    if hiding := hiding_module(Path.cwd()):
+        _fail(f"{hiding} hides raystream's own: rename it, or start from another folder")
     try:
         code = run_supervised([program, *context.args], os.environ)
     except NoFolderError as error:

@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from errno import EADDRINUSE
+from importlib.machinery import PathFinder
 from itertools import islice
 from pathlib import Path
 
@@ -192,6 +193,16 @@ def _why_not(folder: str, longest: int) -> str | None:
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         return f"{folder} can't be written: {error.strerror}"
+    return None
+
+
+def hiding_module(folder: Path) -> str | None:
+    """Return the file of a folder that Python would import in place of one of our packages."""
+    own = Path(__file__).parents[2]
+    for name in ("deployments", "serve_app"):
+        found = PathFinder.find_spec(name, [str(folder)])
+        if found is not None and found.origin and Path(found.origin).parents[1] != own:
+            return found.origin
     return None
 
 

@@ -103,8 +103,12 @@ class DemoServer:
 
 @contextmanager
 def serving(tell: Callable[[str], None]) -> Iterator[DemoServer]:
-    """Start the server, and stop it at the end; `tell` shows that to the user."""
-    with tempfile.TemporaryDirectory(prefix="raystream-demo-") as name:
+    """Start the server, and stop it at the end; `tell` shows that to the user.
+
+    Raises:
+        DemoError: There is no folder for its file.
+    """
+    with _folder() as name:
         folder, (port,) = Path(name), free_ports(1)
         document = two_replicas(yaml.safe_load(CONFIG.read_text(encoding="utf-8")), port)
         (folder / "serve_config.yaml").write_text(yaml.safe_dump(document), encoding="utf-8")
@@ -119,6 +123,13 @@ def serving(tell: Callable[[str], None]) -> Iterator[DemoServer]:
                 with suppress(OSError):  # the terminal may be closed
                     tell("Stopping the server.")
                 _stop(process)
+
+
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    try:
+        return tempfile.TemporaryDirectory(prefix="raystream-demo-")
+    except OSError as error:
+        raise DemoError(f"{error.strerror}; set TMPDIR to a folder that can be written") from error
 
 
 def _start(folder: Path) -> subprocess.Popen[bytes]:

@@ -100,6 +100,21 @@ def test_any_command_runs_under_the_supervisor_as_it_is_written(
     assert supervised == [command]
 
 
+@pytest.mark.parametrize("name", ["deployments/__init__.py", "serve_app.py"])
+def test_a_folder_with_a_module_that_ray_would_take_for_ours_is_refused(
+    supervised: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "deployments").mkdir()  # without __init__.py it hides nothing
+    command = ["supervise", "serve", "run", "f.yaml"]
+    assert CliRunner().invoke(app, command).exit_code == 3
+    (tmp_path / name).touch()
+    refused = CliRunner().invoke(app, command)
+    assert refused.exit_code == 1
+    assert refused.stderr.startswith(f"Error: {tmp_path / name} hides raystream's own: rename it")
+    assert len(supervised) == 1
+
+
 def test_a_file_is_checked() -> None:
     found = CliRunner().invoke(app, ["check", SHIPPED])
     assert (found.exit_code, found.stdout.count("\n")) == (0, 1)

@@ -7,7 +7,7 @@ import yaml
 
 from benchmarks.free_port import free_port
 from serve_app.commands.check import find_problems
-from serve_app.commands.demo.server import DemoError, DemoServer, two_replicas
+from serve_app.commands.demo.server import DemoError, DemoServer, serving, two_replicas
 from serve_app.config import AppConfig
 from serve_app.shipped_files import CONFIG
 
@@ -47,3 +47,17 @@ def test_a_server_that_ends_at_its_start_is_told_with_its_last_lines(tmp_path: P
             server.wait_until_ready()
     assert str(caught.value).splitlines()[-1] == "line 99"
     assert "line 50" not in str(caught.value)
+
+
+def test_a_machine_without_a_folder_for_files_is_told_what_to_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(prefix: str) -> None:
+        raise FileNotFoundError(2, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr("tempfile.TemporaryDirectory", refuse)
+    with (
+        pytest.raises(DemoError, match=r"No usable temporary directory .*; set TMPDIR"),
+        serving(lambda _: None),
+    ):
+        pytest.fail("it has no folder")
