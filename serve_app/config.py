@@ -341,8 +341,8 @@ class LimitsConfig(StrictModel):
     """Texts that one completions request may ask for: its prompts, each `n` times. Each is a
     sequence of its own.
     """
-    max_num_texts: int = Field(default=1024, ge=1, le=MAX_NUM_TEXTS)
-    """Texts of one request to classify, embed or rank them."""
+    max_num_texts: int = Field(default=2048, ge=1, le=MAX_NUM_TEXTS)
+    """Texts of one request to classify, embed or rank them. OpenAI takes 2048."""
     max_num_pieces: int = Field(default=8192, ge=1)
     """Pieces that all texts of one classification request may be split into."""
 

@@ -91,16 +91,16 @@ def test_cohere_s_ranking_is_that_of_a_cross_encoder(
 
 
 def test_cohere_s_first_api_returns_documents(local: LocalServer) -> None:
+    documents = [*TEXTS, {"text": "join", "title": "os.path.join"}]
     with (
         local.old_client() as http,
         cohere.Client(base_url=local.url, api_key="none", httpx_client=http) as client,
     ):
         found = client.rerank(
-            model=RERANKER, query=QUERY, documents=TEXTS, return_documents=True, top_n=1
+            model=RERANKER, query=QUERY, documents=documents, return_documents=True
         )
-    (best,) = found.results
-    assert best.document is not None
-    assert best.document.text == TEXTS[best.index]
+    read = {each.index: each.document.dict() for each in found.results if each.document}
+    assert read == {**{i: {"text": text} for i, text in enumerate(TEXTS)}, 4: documents[4]}
 
 
 def test_cohere_s_error_has_its_message(v2: cohere.ClientV2) -> None:

@@ -18,7 +18,6 @@ from serve_app.api.rerank.schema import (
     BilledUnits,
     Meta,
     Ranked,
-    RankedDocument,
     Ranking,
     ReadTokens,
     RerankBody,
@@ -89,7 +88,7 @@ class RerankApi:
                 Ranked(
                     index=index,
                     relevance_score=compared.scores[index],
-                    document=RankedDocument(text=documents[index]) if with_documents else None,
+                    document=body.documents[index] if with_documents else None,
                 )
                 for index in order[: body.top_n or None]
             ],

@@ -7,9 +7,8 @@ https://docs.vllm.ai/en/stable/serving/openai_compatible_server/ (Re-rank API)
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, BeforeValidator, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from serve_app.api.body.strict_body import StrictBody
 from serve_app.api.body.wrong_type import wrong_type
 from serve_app.api.openai.text_schema import (
     CutTextsBody,
@@ -20,8 +19,10 @@ from serve_app.api.openai.text_schema import (
 from serve_app.config import MAX_NUM_TEXTS
 
 
-class DocumentBody(StrictBody):
-    """A document."""
+class Document(BaseModel):
+    """A document: its text, and any fields of the client's own, which come back unread."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="allow")
 
     text: Text
 
@@ -32,8 +33,8 @@ def _as_document(document: Any) -> Any:
     return {"text": document} if isinstance(document, str) else document
 
 
-Document = Annotated[
-    DocumentBody, BeforeValidator(_as_document, json_schema_input_type=Text | DocumentBody)
+TextOrDocument = Annotated[
+    Document, BeforeValidator(_as_document, json_schema_input_type=Text | Document)
 ]
 
 
@@ -46,8 +47,11 @@ class RerankBody(CutTextsBody):
     )
     query: Text
     documents: Annotated[
-        list[Document], Field(min_length=1, max_length=MAX_NUM_TEXTS, fail_fast=True)
-    ] = Field(description='Strings, or objects {"text"}.')
+        list[TextOrDocument], Field(min_length=1, max_length=MAX_NUM_TEXTS, fail_fast=True)
+    ] = Field(
+        description='Strings, or objects {"text"}. Objects may have other fields, which come back '
+        "with the documents."
+    )
     top_n: int | None = Field(
         default=None, ge=0, description="Return this many of the best; null or 0 means all."
     )
@@ -78,19 +82,13 @@ class RerankBody(CutTextsBody):
         "activation": "the model's own files name the function",
         "instruction": "the model reads the query and a document; put it into the query",
         "max_chunks_per_doc": "a document is read as one text; send max_tokens_per_doc",
-        "rank_fields": "documents have only a text",
+        "rank_fields": "a document is read by its text; put the other fields into it",
         "raw_scores": "this is Cohere's and Jina's shape: a score is relevance_score",
         "return_text": "this is Cohere's and Jina's shape: send return_documents",
         "softmax": "each document is scored by itself",
         "texts": "this is Cohere's and Jina's shape: send documents",
         "use_activation": "the model's own files name the function",
     }
-
-
-class RankedDocument(BaseModel):
-    """A document."""
-
-    text: str
 
 
 class Ranked(BaseModel):
@@ -101,7 +99,7 @@ class Ranked(BaseModel):
         description="Higher is better. A cross-encoder's score, from 0 to 1 unless its files say "
         "otherwise; an embedding model's cosine, from -1 to 1."
     )
-    document: RankedDocument | None = Field(
+    document: Document | None = Field(
         default=None,
         exclude_if=lambda document: document is None,
         description="Absent if the request does not ask for documents.",

@@ -82,6 +82,24 @@ async def test_documents_come_back_if_asked_for(client: httpx.AsyncClient, path:
         assert all(("document" in each) == expected for each in answer["results"])
 
 
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_document_s_other_fields_come_back_unread(
+    client: httpx.AsyncClient, cross_encoder: FakeCrossEncoder, path: str
+) -> None:
+    documents = [
+        {"text": "nothing here", "title": "join two paths"},
+        {"id": 7, "text": "join two paths", "at": {"page": [1, None], "model_config": 0.5}},
+        "two",
+    ]
+    answer = await ranked(client, path, documents=documents, return_documents=True)
+    found = {each["index"]: each["document"] for each in answer["results"]}
+    assert found == {0: documents[0], 1: documents[1], 2: {"text": "two"}}
+    assert [each["index"] for each in answer["results"]] == [1, 2, 0]
+    (request,) = cross_encoder.requests
+    read = [pair.second for pair in request.texts if isinstance(pair, TextPair)]
+    assert read == ["nothing here", "join two paths", "two"]
+
+
 async def test_top_n_keeps_the_best(client: httpx.AsyncClient) -> None:
     assert [each["index"] for each in (await ranked(client, top_n=2))["results"]] == [1, 2]
     for everything in (0, 9, None):
@@ -130,10 +148,12 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"documents": []}, "documents"),
     ({"documents": [5]}, "must be a string or an object with a text"),
     ({"documents": ["a"] * 4}, "max_num_texts"),
-    ({"documents": [{"text": "a", "title": "b"}]}, "title"),
+    ({"documents": ["a", {"title": "b"}]}, "documents[1].text is missing"),
+    ({"documents": [{"text": 5, "title": "b"}]}, "documents[0].text must be a string"),
+    ({"documents": [{"text": "", "title": "b"}]}, "documents[0].text must not be empty"),
     ({"texts": ["a"]}, "Cohere's and Jina's shape"),
     ({"raw_scores": True}, "raw_scores is not supported here"),
-    ({"rank_fields": ["title"]}, "documents have only a text"),
+    ({"rank_fields": ["title"]}, "a document is read by its text"),
     ({"max_chunks_per_doc": 3}, "max_tokens_per_doc"),
     ({"documents": ["a", TOO_LONG]}, 'Send "truncate": true'),
     ({"model": "m"}, "can't compare texts. Models that can: x, e."),
