@@ -98,6 +98,14 @@ async def test_long_answers_are_written_in_the_same_way(backend: FakeBackend) ->
     assert [each["embedding"] for each in answer["data"]] == [one["embedding"]] * num_texts
 
 
+async def test_as_many_texts_as_openai_takes_are_embedded_by_default(backend: FakeBackend) -> None:
+    async with client_of(make_app(backend, embedder=FakeEmbedder())) as client:
+        answer = await embedded(client, ["a"] * 2048)
+        error = await refused(client, input=["a"] * 2049)
+    assert len(answer["data"]) == 2048
+    assert "at most 2048 are accepted (limits.max_num_texts)" in error["message"]
+
+
 def test_an_answer_is_written_text_by_text() -> None:
     usage = TextUsage.of(3)
     empty = Embeddings(id="embd-r", created=1, model='a "data":[] b', data=[], usage=usage)
