@@ -23,7 +23,7 @@ from deployments.engine.sampling_params import (
     ReasoningTokens,
     SamplingParams,
 )
-from deployments.errors import OverloadReason
+from deployments.errors import InvalidRequestError, ModelChangedError, OverloadedError
 from deployments.reasoning_format import PromptReasoning
 from deployments.tracing import TraceContext
 
@@ -289,26 +289,22 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The only event that a full replica sends, or one of another version than is asked for.
+    """A replica's only answer to a request that it does not run, though nothing of ours has failed.
 
-    It is an event and not an exception because Ray logs every exception with its traceback. Under
-    overload, that would cost more than the rest of the refusal.
+    The request has a fault that its client has to mend, or the replica has no room for it, or is of
+    another version than it needs. This is a value and not an exception because Serve logs every
+    exception as an ERROR with its traceback: a client could fill the log, and under overload that
+    would cost more than the rest of the refusal.
 
     Attributes:
-        message: Which limit is reached.
-        retry_after_s: The estimated time until there is room.
+        error: What the client is told; the ingress raises it.
         replica_id: Identifies the replica among those of its model.
         is_full: Whether the replica would have refused any other request too, however small.
-        is_other_version: Whether it is not full, but its model is another version.
-        reason: Which limit is reached.
     """
 
-    message: str
-    retry_after_s: float
+    error: InvalidRequestError | OverloadedError | ModelChangedError = field(repr=False)
     replica_id: str = ""
     is_full: bool = False
-    is_other_version: bool = False
-    reason: OverloadReason = OverloadReason.REQUESTS
 
 
 GenerationEvent = Started | Accepted | Refused

@@ -5,6 +5,7 @@ The classes cross process borders, so each passes all its arguments positionally
 """
 
 from enum import StrEnum
+from typing import Final
 
 
 class RaystreamError(Exception):
@@ -153,6 +154,10 @@ class OverloadedError(RaystreamError):
         super().__init__(message, param, retry_after_s)
         self.args = (message, param, retry_after_s, reason)  # what a copy is made from
         self.reason = reason
+
+
+REFUSALS: Final = (InvalidRequestError, OverloadedError)
+"""What a replica's parts raise where nothing of ours has failed; it is answered with `Refused`."""
 
 
 def overload_reason(error: RaystreamError) -> OverloadReason | None:

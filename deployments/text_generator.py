@@ -9,10 +9,11 @@ Closing that call aborts the sequence.
 import asyncio
 import os
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import replace
+from typing import TypeVar, TypeVarTuple
 
 from ray import serve
 
@@ -36,6 +37,7 @@ from deployments.engine.limits import InvalidSequenceError, SequenceTooLongError
 from deployments.engine.output import EngineStats, TextDelta
 from deployments.engine.scheduling.sequence import SequenceRequest
 from deployments.errors import (
+    REFUSALS,
     ContextLengthExceededError,
     InvalidRequestError,
     ModelChangedError,
@@ -58,6 +60,9 @@ from deployments.probation import Probation, Trial
 from deployments.replica_plan import ReplicaPlan
 from deployments.replica_report import WorkCounts
 from deployments.user_config import queue_limits, set_batching
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 MAX_NUM_TOKEN_CALLS = 256
 """The most calls of `tokenize` and `detokenize` in progress; admission does not count them."""
@@ -155,15 +160,20 @@ class TextGenerator(ModelReplica):
         """Return the description of this replica's model."""
         return self._description
 
-    async def tokenize(self, request: TokenizeRequest) -> TokenizedPrompt:
+    async def tokenize(self, request: TokenizeRequest) -> TokenizedPrompt | Refused:
         """Return a prompt's tokens; see `PromptEncoder.tokenize`."""
-        self._note_use()
-        return await self._token_executor.run(self._encoder.tokenize, request)
+        return await self._run_tokenizer(self._encoder.tokenize, request)
 
-    async def detokenize(self, token_ids: tuple[int, ...]) -> str:
+    async def detokenize(self, token_ids: tuple[int, ...]) -> str | Refused:
         """Return the text of tokens; see `PromptEncoder.detokenize`."""
+        return await self._run_tokenizer(self._encoder.detokenize, token_ids)
+
+    async def _run_tokenizer(self, work: Callable[[*Ts], T], *args: *Ts) -> T | Refused:
         self._note_use()
-        return await self._token_executor.run(self._encoder.detokenize, token_ids)
+        try:
+            return await self._token_executor.run(work, *args)
+        except REFUSALS as error:
+            return Refused(error, self._replica_id)
 
     def _apply(self, given: Mapping[str, float]) -> None:
         self._admission.set_limits(*self._queue_limits(given))
@@ -191,18 +201,19 @@ class TextGenerator(ModelReplica):
         """Yield `Accepted` in a list of its own, and end when the sequence has ended.
 
         Its deltas go to `request.stream`. A suspect waits for its turn, and gets `Started`, also in
-        a list of its own; it ends with that if its ingress gives no go-ahead. A full replica yields
-        only `Refused`, and so does one of another version than the request needs. Closing the
-        iterator aborts the sequence.
+        a list of its own; it ends with that if its ingress gives no go-ahead. A replica that does
+        not run the request yields `Refused` in place of `Accepted`. Closing the iterator aborts the
+        sequence.
 
         Raises:
-            RaystreamError: The request was refused or has failed (see `deployments.errors`).
+            RaystreamError: The request has failed, and not by its client's fault.
         """
         self._note_use()
         with recorded(None if self._spans is None else self._spans.of_text(request)) as span:
             if request.fingerprint not in (None, self._fingerprint):
-                end(span, ModelChangedError(OTHER_VERSION))
-                yield [Refused(OTHER_VERSION, 1, self._replica_id, is_other_version=True)]
+                changed = ModelChangedError(OTHER_VERSION, None, 1)
+                end(span, changed)
+                yield [Refused(changed, self._replica_id)]
                 return
             try:
                 with self._admission.permit(request) as permit:
@@ -219,15 +230,10 @@ class TextGenerator(ModelReplica):
                         async with aclosing(self._generate(request, permit, trial, span)) as events:
                             async for ready in events:
                                 yield ready
-            except OverloadedError as error:
+            except REFUSALS as error:
                 end(span, error)
-                is_full = self._admission.is_full
-                retry_after_s = error.retry_after_s or 1
-                yield [
-                    Refused(
-                        error.message, retry_after_s, self._replica_id, is_full, reason=error.reason
-                    )
-                ]
+                is_full = isinstance(error, OverloadedError) and self._admission.is_full
+                yield [Refused(error, self._replica_id, is_full)]
 
     async def _generate(
         self, request: GenerationRequest, permit: Permit, trial: Trial, span: ModelSpan | None
@@ -236,17 +242,17 @@ class TextGenerator(ModelReplica):
         encoded = await self._encode(request)
         if isinstance(encoded, RaystreamError):
             raise encoded
-        sequence = SequenceRequest(
-            self._engine.unique_id(request.request_id),
-            encoded.token_ids,
-            _after(encoded.reasoning, self._sampling_of(request, len(encoded.token_ids))),
-            request.generated_token_ids,
-            encoded.model_inputs,
-            is_resumed=request.is_resumed,
-            journal=None if span is None else span.journal,
-            num_prompt_logprobs=request.num_prompt_logprobs,
-        )
         try:
+            sequence = SequenceRequest(
+                self._engine.unique_id(request.request_id),
+                encoded.token_ids,
+                _after(encoded.reasoning, self._sampling_of(request, len(encoded.token_ids))),
+                request.generated_token_ids,
+                encoded.model_inputs,
+                is_resumed=request.is_resumed,
+                journal=None if span is None else span.journal,
+                num_prompt_logprobs=request.num_prompt_logprobs,
+            )
             self._placed.engine.validate(sequence)
             sequence = await self._compile_grammar(sequence)
         except SequenceTooLongError as error:

@@ -23,7 +23,7 @@ from deployments.contract import (
     Started,
 )
 from deployments.device_share import log_sizes, plan_share
-from deployments.errors import OverloadedError, RaystreamError, ReplicaUnavailableError
+from deployments.errors import REFUSALS, RaystreamError, ReplicaUnavailableError
 from deployments.gen_ai_spans import end, recorded
 from deployments.metric_table import POOLER
 from deployments.metrics import PoolerMetrics
@@ -132,10 +132,10 @@ class TextPooler(ModelReplica):
         await asyncio.wrap_future(self._worker.ping())
 
     async def pool(self, request: PoolingRequest) -> Pooled | Refused:
-        """Return the model's result for each text; a full replica returns `Refused`.
+        """Return the model's result for each text, or `Refused`.
 
         Raises:
-            RaystreamError: The request was refused or has failed (see `deployments.errors`).
+            RaystreamError: The request has failed, and not by its client's fault.
         """
         self._note_use()
         began_s = time.monotonic()
@@ -144,10 +144,9 @@ class TextPooler(ModelReplica):
             try:
                 with self._queue.place() as job:
                     pooled = await self._pool(request, job)
-            except OverloadedError as error:
+            except REFUSALS as error:
                 end(span, error)
-                retry_after_s = error.retry_after_s or 1
-                return Refused(error.message, retry_after_s, self._replica_id, reason=error.reason)
+                return Refused(error, self._replica_id)
             if span is not None and job.taken_s is not None:
                 span.accepted(job.num_tokens)
                 span.waited(job.taken_s - began_s)
@@ -160,7 +159,7 @@ class TextPooler(ModelReplica):
         The answer is missing if the ingress gives no go-ahead.
 
         Raises:
-            RaystreamError: The request was refused or has failed (see `deployments.errors`).
+            RaystreamError: See `pool`.
         """
         async with self._probation.trial(request.num_deaths):
             self._require_alive()

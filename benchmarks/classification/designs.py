@@ -130,7 +130,7 @@ def ours(classifier: TextPooler) -> Classify:
         request = PoolingRequest(str(next(numbers)), tuple(pieces))
         answer = await classifier.pool(request)
         if isinstance(answer, Refused):
-            raise RuntimeError(answer)
+            raise answer.error
         return [each.scores for each in answer.texts]
 
     return classify

@@ -24,6 +24,7 @@ from deployments.contract import (
 from deployments.errors import (
     GenerationAbortedError,
     GenerationFailedError,
+    InvalidRequestError,
     RaystreamError,
     ReplicaUnavailableError,
 )
@@ -193,6 +194,7 @@ class HandleGenerationBackend(HandleBackend[ModelDescription]):
         """Return the stream that a replica has accepted.
 
         Raises:
+            InvalidRequestError: The client has to mend the request.
             OverloadedError: The replica is full.
             ModelChangedError: The replica is of another version than the request needs.
             LostAfterStartError: The replica was lost after it had begun with the request.
@@ -236,6 +238,8 @@ class HandleGenerationBackend(HandleBackend[ModelDescription]):
 
     def _remember(self, request: GenerationRequest, answer: Accepted | Refused) -> None:
         """Note for Serve's router where the prompt's keys and values will lie."""
+        if isinstance(answer, Refused) and isinstance(answer.error, InvalidRequestError):
+            return  # it says nothing about the replica
         prefixes = self._running.prefixes
         note = prefixes.note if isinstance(answer, Accepted) else prefixes.forget
         note(prefix_keys(request), answer.replica_id)

@@ -28,7 +28,7 @@ from serve_app.backends.losses import (
     ReplicaStoppedError,
     wait_patiently,
 )
-from serve_app.backends.offers import until_taken
+from serve_app.backends.offers import raise_refusal, until_taken
 from serve_app.backends.running_replicas import RunningReplicas
 from serve_app.backends.token_channels import TokenChannels
 
@@ -114,14 +114,20 @@ class HandleBackend(Generic[DescriptionT]):
         await self._channels.aclose()
 
     async def _call(self, method: str, *args: object) -> object:
-        """Call a method of one replica and return its answer."""
+        """Call a method of one replica and return its answer.
+
+        Raises:
+            RaystreamError: The replica has refused or failed; see `raise_refusal`.
+        """
         response = cast("Response", getattr(self._handle, method).remote(*args))
         try:
             with translated_errors():
-                return await response
+                answer = await response
         except BaseException:
             cancel(response)
             raise
+        raise_refusal(answer)
+        return answer
 
     async def _offer(self, call: Callable[[], Awaitable[T]]) -> T:
         """Offer a request to replicas; see `until_taken`."""

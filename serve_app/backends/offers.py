@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from deployments.contract import Accepted, Pooled, Refused
+from deployments.contract import Refused
 from deployments.errors import ModelChangedError, OverloadedError
 from serve_app.backends.admission_queue import FullError
 from serve_app.backends.running_replicas import RunningReplicas
@@ -14,21 +14,21 @@ MAX_ATTEMPTS = 3
 """The most replicas that a request is offered to."""
 
 
-def raise_refusal(answer: Accepted | Pooled | Refused) -> None:
-    """Raise the error that a replica's refusal stands for; do nothing at another answer.
+def raise_refusal(answer: object) -> None:
+    """Raise the error of a replica's refusal; do nothing at another answer.
 
     Raises:
-        FullError: It has no room for any request.
+        InvalidRequestError: The client has to mend the request.
+        FullError: The replica has no room for any request.
         OverloadedError: It has no room for this request.
         ModelChangedError: It is another version than the request needs.
     """
     if not isinstance(answer, Refused):
         return
-    if answer.is_other_version:
-        raise ModelChangedError(answer.message, None, answer.retry_after_s)
-    if answer.is_full:
-        raise FullError(answer.message, answer.retry_after_s, answer.reason, answer.replica_id)
-    raise OverloadedError(answer.message, None, answer.retry_after_s, answer.reason)
+    error = answer.error
+    if answer.is_full and isinstance(error, OverloadedError):
+        raise FullError(error.message, error.retry_after_s, error.reason, answer.replica_id)
+    raise error
 
 
 async def until_taken(call: Callable[[], Awaitable[T]], running: RunningReplicas) -> T:

@@ -9,7 +9,6 @@ from deployments.contract import (
     PoolerDescription,
     PoolingEvent,
     PoolingRequest,
-    Refused,
 )
 from deployments.gen_ai_spans import ModelSpans, recorded
 from serve_app.backends.handles import (
@@ -86,19 +85,19 @@ class HandlePoolingBackend(HandleBackend[PoolerDescription]):
                 trace=None if span is None else span.context,
             )
             answer = await self._ask(sent)
-            raise_refusal(answer)
-            assert isinstance(answer, Pooled), "a refusal is raised"
             if span is not None:
                 num_tokens = sum(each.num_tokens for each in answer.texts)
                 span.accepted(num_tokens, answer.replica_id)
             return answer
 
-    async def _ask(self, request: PoolingRequest) -> Pooled | Refused:
+    async def _ask(self, request: PoolingRequest) -> Pooled:
+        """Return the answer of the replica that the router picks; see `_call`."""
         if not request.num_deaths:
-            return cast("Pooled | Refused", await self._call("pool", request))
+            return cast("Pooled", await self._call("pool", request))
         call = self._pool_suspect.remote(request)
         responses = cast("Responses[PoolingEvent]", call)
         answer = await first_answer(responses, self._channels)
         await read_to_end(responses)
-        assert isinstance(answer, Pooled | Refused), f"got a {type(answer).__name__}"
+        raise_refusal(answer)
+        assert isinstance(answer, Pooled), f"got a {type(answer).__name__}"
         return answer

@@ -31,7 +31,13 @@ from deployments.contract import (
     Tool,
     ToolCall,
 )
-from deployments.errors import OverloadReason
+from deployments.errors import (
+    ContextLengthExceededError,
+    InvalidRequestError,
+    ModelChangedError,
+    OverloadedError,
+    OverloadReason,
+)
 from tests.offenders import Offenders
 from tests.serve_app.fake_pooler import as_row
 
@@ -47,8 +53,6 @@ MESSAGES = [
     GenerationRequest("r", "one of", SAMPLING, group=RequestGroup("g", 3, is_first=True)),
     RequestGroup("g", 3, is_first=False),
     Accepted(12, "replica"),
-    Refused("full", 3, "replica", is_full=True),
-    Refused("full", 3, "replica", reason=OverloadReason.TOKENS),
     GenerationRequest("r", "plain", SAMPLING, default_max_tokens=16),
     TokenizeRequest((MESSAGE,), True, False, True),
     GenerationRequest("r", (MESSAGE,), SAMPLING, template_kwargs=(("enable_thinking", False),)),
@@ -76,9 +80,26 @@ def test_a_message_arrives_unchanged() -> None:
                 assert pickle.loads(pickle.dumps(value)) == value
 
 
+REFUSALS = [
+    Refused(OverloadedError("full", None, 3, OverloadReason.TOKENS), "replica", is_full=True),
+    Refused(ContextLengthExceededError("too long", "messages"), "replica"),
+    Refused(ModelChangedError("another", None, 1)),
+]
+
+
+def test_a_refusal_arrives_with_the_whole_error() -> None:
+    with Offenders() as offenders:
+        for value in REFUSALS:
+            with offenders.case(value):
+                arrived = pickle.loads(pickle.dumps(value))
+                assert type(arrived.error) is type(value.error)
+                assert vars(arrived.error) == vars(value.error)
+                assert (arrived.replica_id, arrived.is_full) == (value.replica_id, value.is_full)
+
+
 def test_a_message_is_immutable() -> None:
     with Offenders() as offenders:
-        for value in MESSAGES:
+        for value in (*MESSAGES, *REFUSALS):
             with offenders.case(value), pytest.raises(FrozenInstanceError):
                 setattr(value, type(value).__slots__[0], None)  # type: ignore[attr-defined] # slotted
 
@@ -100,6 +121,7 @@ WITH_SECRETS: list[object] = [
     TokenizeRequest("SECRET"),
     GenerationRequest("r", "", SAMPLING, template_kwargs=(("name", "SECRET"),)),
     TokenizedPrompt((1,), ("SECRET",)),
+    Refused(InvalidRequestError("the template does not read 'SECRET'")),
 ]
 
 

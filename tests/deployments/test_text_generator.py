@@ -19,19 +19,25 @@ from deployments.contract import (
     GenerationEvent,
     GenerationRequest,
     ImagePart,
+    Refused,
+    RequestGroup,
     SamplingParams,
     Started,
     StreamKey,
     TextDelta,
     TextPart,
+    TokenizedPrompt,
     TokenizeRequest,
+    Tool,
 )
 from deployments.device.memory_budget import DeviceMemoryError
 from deployments.engine.scheduling.sequence import SequenceRequest
 from deployments.errors import (
     ContextLengthExceededError,
     GenerationAbortedError,
+    GenerationFailedError,
     InvalidRequestError,
+    OverloadedError,
     RaystreamError,
     ReplicaUnavailableError,
 )
@@ -43,6 +49,7 @@ from serve_app.http.access_record import CURRENT_RECORD, AccessRecord
 from tests.deployments.local_handle import local_backend, read
 from tests.deployments.tiny_folder import CHAT_TEMPLATE, save_text_model, spec
 from tests.engine.tiny_models import byte_tokenizer, generate, qwen2
+from tests.offenders import Offenders
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
 
@@ -372,12 +379,77 @@ async def test_text_becomes_tokens_and_text_again_without_an_engine_step(
 ) -> None:
     num_steps = generator._engine.stats.num_steps
     told = await generator.tokenize(TokenizeRequest(user("Hi")))
+    assert isinstance(told, TokenizedPrompt)
     assert await generator.detokenize(told.token_ids) == (
         "<special1>user\nHi<special2><special1>assistant\n"
     )
-    with pytest.raises(InvalidRequestError):
-        await generator.detokenize((9999,))
     assert generator._engine.stats.num_steps == num_steps
+
+
+LOOK = ChatMessage("user", (ImagePart(b"x"),))
+REFUSED_PROMPTS: list[tuple[GenerationRequest, str]] = [
+    (GenerationRequest("r", "x" * 200, GREEDY), "prompt"),
+    (GenerationRequest("r", "x" * 120, replace(GREEDY, max_tokens=9), length_param="n"), "n"),
+    (GenerationRequest("r", (999,), GREEDY), "prompt"),
+    (GenerationRequest("r", "\ud800", GREEDY), "prompt"),
+    (GenerationRequest("r", (LOOK,), GREEDY), "messages"),
+    (GenerationRequest("r", user("x"), GREEDY, template_kwargs=(("no", 1),)),
+     "chat_template_kwargs.no"),
+    (GenerationRequest("r", user("x"), GREEDY, tools=(Tool("f", None, "{}"),)), "tools"),
+    (GenerationRequest("r", "x", replace(GREEDY, logit_bias=((300, 1.0),))), "logit_bias"),
+    (GenerationRequest("r", "x", replace(GREEDY, grammar="start: <|no|>")), "response_format"),
+    (GenerationRequest("r", "x", GREEDY, group=RequestGroup("g", 10**6, is_first=True)), ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("num_deaths", [0, 1])
+async def test_a_client_s_fault_is_answered_and_not_raised(
+    generator: TextGenerator, num_deaths: int
+) -> None:
+    with Offenders() as offenders:
+        for request, param in REFUSED_PROMPTS:
+            with offenders.case(request, param):
+                events = aiter(generator.generate(replace(request, num_deaths=num_deaths)))
+                if num_deaths and not param:
+                    pass  # it is refused before its turn has come
+                elif num_deaths:
+                    let_begin(generator, await anext(events))
+                ((refusal,),) = [told async for told in events]
+                assert isinstance(refusal, Refused)
+                assert isinstance(refusal.error, InvalidRequestError)
+                assert (refusal.error.param or "") == param
+                assert refusal.replica_id == generator._replica_id
+                assert not refusal.is_full
+    assert generator._admission.num_running == generator._admission.num_waiting == 0
+
+
+async def test_a_fault_in_what_is_to_be_tokenized_is_answered_and_not_raised(
+    generator: TextGenerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def errors() -> list[type[RaystreamError]]:
+        answers = [
+            await generator.tokenize(TokenizeRequest("\ud800")),
+            await generator.tokenize(TokenizeRequest((LOOK,))),
+            await generator.detokenize((9999,)),
+        ]
+        return [type(each.error) for each in answers if isinstance(each, Refused)]
+
+    assert await errors() == [InvalidRequestError] * 3
+    monkeypatch.setattr(generator._token_executor, "_max_num_calls", 0)
+    assert await errors() == [OverloadedError] * 3
+
+
+async def test_a_fault_of_ours_is_raised(
+    generator: TextGenerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object, **kwargs: object) -> None:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(generator._encoder.template, "render", fail)
+    with pytest.raises(GenerationFailedError):
+        await anext(aiter(generator.generate(GenerationRequest("r", user("x"), GREEDY))))
+    with pytest.raises(KeyError):
+        await generator.tokenize(TokenizeRequest(user("x")))
 
 
 @pytest.mark.parametrize(("prompt", "num_tokens"), [("x", 16), ("x" * 120, 8)])

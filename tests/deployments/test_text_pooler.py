@@ -24,6 +24,7 @@ from deployments.device.memory_budget import DeviceMemoryError
 from deployments.errors import (
     ContextLengthExceededError,
     InvalidRequestError,
+    PoolingFailedError,
     ReplicaUnavailableError,
 )
 from deployments.gen_ai_spans import ModelSpans
@@ -150,8 +151,11 @@ async def test_a_replica_describes_its_model(classifier: TextPooler) -> None:
 async def test_a_text_that_is_too_long_is_refused_or_truncated(
     classifier: TextPooler,
 ) -> None:
-    with pytest.raises(ContextLengthExceededError, match="1002 tokens"):
-        await classifier.pool(ask("x" * 1000))
+    refused = await classifier.pool(ask("x" * 1000))
+    assert isinstance(refused, Refused)
+    assert isinstance(refused.error, ContextLengthExceededError)
+    assert "1002 tokens" in str(refused.error)
+    assert (refused.error.param, refused.replica_id) == ("input[0]", classifier._replica_id)
     found = await classifier.pool(ask("x" * 1000, "y", truncate=True))
     assert isinstance(found, Pooled)
     assert [(c.num_tokens, c.is_truncated) for c in found.texts] == [
@@ -160,12 +164,22 @@ async def test_a_text_that_is_too_long_is_refused_or_truncated(
     ]
 
 
-async def test_a_request_that_cannot_run_fails_by_itself(classifier: TextPooler) -> None:
-    bad, good = await asyncio.gather(
-        classifier.pool(ask("\ud800")), classifier.pool(ask("ok")), return_exceptions=True
-    )
-    assert isinstance(bad, InvalidRequestError)
+async def test_a_request_that_cannot_run_is_refused_by_itself(classifier: TextPooler) -> None:
+    bad, good = await asyncio.gather(classifier.pool(ask("\ud800")), classifier.pool(ask("ok")))
+    assert isinstance(bad, Refused)
+    assert isinstance(bad.error, InvalidRequestError)
     assert isinstance(good, Pooled)
+
+
+async def test_a_fault_of_ours_is_raised(
+    classifier: TextPooler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object, **kwargs: object) -> None:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(classifier._encoder, "_tokenize", fail)
+    with pytest.raises(PoolingFailedError):
+        await classifier.pool(ask("one"))
 
 
 async def test_requests_that_wait_while_the_device_is_busy_run_together(
@@ -190,8 +204,8 @@ async def test_a_full_replica_refuses_and_says_when_to_retry(
     await until(lambda: classifier._queue.num_waiting == 1)
     refused = await classifier.pool(ask("one", "too", "many"))
     assert isinstance(refused, Refused)
-    assert "max_queued_requests is 1" in refused.message
-    assert refused.retry_after_s >= 1
+    assert "max_queued_requests is 1" in str(refused.error)
+    assert (refused.error.retry_after_s or 0) >= 1
     assert refused.replica_id == classifier._replica_id
     classifier.reconfigure({"max_queued_requests": 2})
     late = asyncio.ensure_future(classified(classifier, "late"))
@@ -208,9 +222,11 @@ async def test_waiting_tokens_are_bounded_too(classifier: TextPooler, gate: Gate
     await until(lambda: len(classifier._queue._ready()) == 1)
     refused = await classifier.pool(ask("x" * 3))
     assert isinstance(refused, Refused)
-    assert "6 tokens wait (max_queued_tokens is 10)" in refused.message
-    with pytest.raises(InvalidRequestError, match="11 tokens"):
-        await classifier.pool(ask("x" * 9))
+    assert "6 tokens wait (max_queued_tokens is 10)" in str(refused.error)
+    refused = await classifier.pool(ask("x" * 9))
+    assert isinstance(refused, Refused)
+    assert isinstance(refused.error, InvalidRequestError)
+    assert "11 tokens" in str(refused.error)
     gate.open()
     await asyncio.gather(running, waiting)
 
@@ -391,12 +407,12 @@ async def test_suspects_are_classified_one_at_a_time_beside_other_texts(
 
 
 async def test_a_suspect_that_is_refused_is_told_so(classifier: TextPooler) -> None:
-    classifier.reconfigure({"max_queued_requests": 0})
-    suspect = PoolingRequest("s", ("bad",), num_deaths=1)
-    events = aiter(classifier.pool_suspect(suspect))
-    let_begin(classifier, await anext(events))
-    (answer,) = [event async for (event,) in events]
-    assert isinstance(answer, Pooled | Refused)
+    for text in ("\ud800", "x" * 1000):
+        events = aiter(classifier.pool_suspect(PoolingRequest("s", (text,), num_deaths=1)))
+        let_begin(classifier, await anext(events))
+        (answer,) = [event async for (event,) in events]
+        assert isinstance(answer, Refused)
+        assert isinstance(answer.error, InvalidRequestError)
 
 
 async def test_a_suspect_without_its_go_ahead_is_not_classified(

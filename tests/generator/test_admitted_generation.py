@@ -95,7 +95,7 @@ async def test_of_many_requests_at_once_exactly_those_beyond_the_limits_are_refu
 ) -> None:
     accepted, refused = await open_streams(generator, 40)
     assert (len(accepted), len(refused)) == (5, 35)
-    assert all(event.retry_after_s >= 1 for event in refused)
+    assert all((event.error.retry_after_s or 0) >= 1 for event in refused)
     assert {event.replica_id for event in refused} == {generator._replica_id}
     assert all(event.is_full for event in refused)
     await close(accepted)
@@ -126,8 +126,9 @@ async def test_each_waiting_request_gets_its_whole_answer(generator: Replica) ->
 
 
 async def test_an_invalid_request_returns_its_permit(generator: Replica) -> None:
-    with pytest.raises(InvalidRequestError):
-        await anext(generator.generate(replace(REQUEST, prompt=(10**6,))))
+    [refusal] = await anext(generator.generate(replace(REQUEST, prompt=(10**6,))))
+    assert isinstance(refusal, Refused)
+    assert isinstance(refusal.error, InvalidRequestError)
     assert is_empty(generator)
 
 
@@ -137,7 +138,7 @@ async def test_waiting_tokens_include_those_that_may_be_generated(
     generator.reconfigure({"max_queued_tokens": 4096 + 25})
     accepted, refused = await open_streams(generator, 4)
     assert (len(accepted), len(refused)) == (3, 1)
-    assert "4096 tokens wait" in refused[0].message
+    assert "4096 tokens wait" in str(refused[0].error)
     assert not refused[0].is_full, "a shorter one would be admitted"
     short = [replace(REQUEST, sampling=SamplingParams(max_tokens=n)) for n in (21, 20, 1)]
     streams = [generator.generate(request) for request in short]

@@ -1,9 +1,12 @@
 """The shipped file served as `make serve` does; without HAProxy only in the soak."""
 
+import json
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import httpx
 import openai
@@ -22,6 +25,8 @@ from tests.ray.serve_run import (
 from tests.recording_proxy import RecordingProxy
 
 ANSWERS = {entry.name: entry.answer for entry in load_corpus()}
+
+JSON = {"content-type": "application/json"}
 
 LAST_LINE = "Ctrl-C stops the server."
 
@@ -96,6 +101,50 @@ def test_serve_s_files_hold_what_the_screen_does_not(
     ingresses = list(logs.glob("replica_raystream_Ingress_*.log"))
     line = f'"request_id":"{sent}"'
     wait_until(lambda: any(line in file.read_text() for file in ingresses), STOP_DEADLINE_S)
+
+
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
+TOO_LONG: dict[str, Any] = {"messages": [{"role": "user", "content": "word " * 9000}]}
+BROKEN_IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
+REFUSED: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/chat/completions", TOO_LONG),
+    ("/v1/chat/completions", {**TOO_LONG, "stream": True}),
+    ("/v1/chat/completions", {**CHAT, "chat_template_kwargs": {"unknown": 1}}),
+    ("/v1/chat/completions", {**CHAT, "logit_bias": {"999999": 1}}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": [BROKEN_IMAGE]}]}),
+    ("/v1/completions", {"prompt": [999999]}),
+    ("/tokenize", {"prompt": "\ud800"}),
+    ("/detokenize", {"tokens": [999999]}),
+    ("/v1/embeddings", {"input": "word " * 9000}),
+    ("/v1/embeddings", {"input": [[999999]]}),
+    ("/classify", {"input": "word " * 9000}),
+]
+"""Faults that only a replica finds: one of each method, and of each kind."""
+
+
+def test_a_client_s_fault_is_one_line_and_neither_an_error_nor_a_traceback_in_any_log(
+    server: Server, screen: list[str]
+) -> None:
+    told = next(line for line in screen if line.startswith("Logs, with a line of JSON"))
+    logs = Path(told.split(": ")[1])
+    before = {file: file.stat().st_size for file in (server.log, *logs.glob("replica_*.log"))}
+
+    def written() -> str:
+        """Return what the ingress and the replicas have written since, and the terminal shows."""
+        return "".join(file.read_bytes()[size:].decode() for file, size in before.items())
+
+    models = {"/v1/embeddings": "pydoc-search", "/classify": "pydoc-detector"}
+    ids = []
+    for path, body in REFUSED:
+        named = {"model": models.get(path, "pydoc-chat"), **body}
+        answer = httpx.post(f"{server.url}{path}", content=json.dumps(named), headers=JSON)
+        assert answer.status_code == 400, (path, answer.text)
+        ids.append(answer.headers["x-request-id"])
+    lines = [f'"request_id":"{each}"' for each in ids]
+    wait_until(lambda: all(line in written() for line in lines), STOP_DEADLINE_S)
+    # A replica that raises has logged it before the client has the answer.
+    assert [written().count(line) for line in lines] == [1] * len(lines)
+    assert not re.findall("^.*(?:WARNING|ERROR|Traceback).*$", written(), re.MULTILINE)
 
 
 def test_the_shipped_model_answers_correctly_streamed_and_unstreamed(client: openai.OpenAI) -> None:

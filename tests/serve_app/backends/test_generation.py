@@ -29,6 +29,7 @@ from deployments.errors import (
 from serve_app.backends.admission_queue import MAX_NUM_ASKING, AdmissionQueue
 from serve_app.backends.generation import HandleGenerationBackend
 from serve_app.backends.offers import MAX_ATTEMPTS
+from serve_app.backends.prefix_memory import prefix_keys
 from tests.serve_app.backends.test_handles import (
     ERRORS,
     FakeHandle,
@@ -94,7 +95,7 @@ class FakeRouter:
 
 
 def full(replica_id: str, retry_after_s: int = 1) -> list[Item]:
-    return [[Refused("full", retry_after_s, replica_id)]]
+    return [[Refused(OverloadedError("full", None, retry_after_s), replica_id)]]
 
 
 @pytest.fixture
@@ -154,10 +155,29 @@ async def test_tokens_and_text_come_from_the_replica() -> None:
     assert await backend(answer="hi").detokenize((1, 2)) == "hi"
 
 
-async def test_the_replica_s_refusal_of_tokens_is_raised() -> None:
-    refusing = backend(answer=dual_error(InvalidRequestError("no such token", "tokens")))
-    with pytest.raises(InvalidRequestError, match="no such token"):
-        await refusing.detokenize((999,))
+async def test_the_replica_s_refusal_of_a_prompt_or_of_tokens_is_raised() -> None:
+    refusing = backend(answer=Refused(InvalidRequestError("no such token", "tokens"), "a"))
+    for call in (refusing.detokenize((999,)), refusing.tokenize(TokenizeRequest("hi"))):
+        with pytest.raises(InvalidRequestError, match="no such token") as caught:
+            await call
+        assert caught.value.param == "tokens"
+
+
+async def test_a_client_s_fault_is_raised_as_the_replica_says_it_and_costs_no_prefix(
+    listening: ChannelServer,
+) -> None:
+    error = ContextLengthExceededError("too long", "messages")
+    model, router = routed(await has_room(listening, "a"), [[Refused(error, "a")]])
+    request = replace(REQUEST, prompt="a prompt that is long enough to be remembered " * 99)
+    async with aclosing(model):
+        async with aclosing(await model.generate(request)):
+            pass
+        with pytest.raises(ContextLengthExceededError, match="too long") as caught:
+            await model.generate(request)
+        assert caught.value.param == "messages"
+        assert model._running.prefixes.choose(prefix_keys(request), {"a": 0, "b": 0}) == "a"
+    assert router.calls[1].is_exhausted
+    assert not router.calls[1].is_cancelled
 
 
 class LateResponses(FakeResponses):
@@ -173,7 +193,8 @@ class LateRouter(FakeRouter):
 
 
 async def test_one_full_refusal_goes_to_all_queued_requests_with_its_reason() -> None:
-    router = LateRouter([[Refused("full", 7, "a", True, reason=OverloadReason.TOKENS)]])
+    error = OverloadedError("full", None, 7, OverloadReason.TOKENS)
+    router = LateRouter([[Refused(error, "a", is_full=True)]])
     model = HandleGenerationBackend(cast("DeploymentHandle[Any]", router))
     asked = [model.generate(REQUEST) for _ in range(5 * MAX_NUM_ASKING)]
     answers = await asyncio.gather(*asked, return_exceptions=True)

@@ -3,7 +3,7 @@ from collections.abc import Sequence
 import pytest
 
 from deployments.contract import Accepted, Refused
-from deployments.errors import ModelChangedError, OverloadedError
+from deployments.errors import InvalidRequestError, ModelChangedError, OverloadedError
 from serve_app.backends.admission_queue import FullError
 from serve_app.backends.offers import MAX_ATTEMPTS, raise_refusal, until_taken
 from serve_app.backends.running_replicas import ReplicaFacts, RunningReplicas
@@ -15,6 +15,16 @@ def running(*replica_ids: str) -> RunningReplicas:
     replicas = RunningReplicas()
     replicas.replace(ReplicaFacts(replica_id, replica_id) for replica_id in replica_ids)
     return replicas
+
+
+def full(replica_id: str, retry_after_s: int = 7) -> Refused:
+    """Return the refusal of a replica that has no room for any request."""
+    return Refused(OverloadedError("full", None, retry_after_s), replica_id, is_full=True)
+
+
+def too_many_tokens(replica_id: str, retry_after_s: int = 7) -> Refused:
+    """Return the refusal of a replica that has room for smaller requests."""
+    return Refused(OverloadedError("many tokens wait", None, retry_after_s), replica_id)
 
 
 class Asked:
@@ -32,14 +42,14 @@ class Asked:
 
 
 async def test_a_replica_that_has_never_answered_is_asked_too() -> None:
-    ask = Asked(Refused("full", 7, "a", True), Accepted(3, "b"))
+    ask = Asked(full("a"), Accepted(3, "b"))
     assert await until_taken(ask, running("a", "b")) == "b"
 
 
 @pytest.mark.parametrize(("num_replicas", "num_calls"), [(0, 1), (1, 1), (2, 2), (8, MAX_ATTEMPTS)])
 async def test_each_replica_is_asked_once_but_only_a_few(num_replicas: int, num_calls: int) -> None:
     names = "abcdefgh"[:num_replicas]
-    ask = Asked(*(Refused("full", 7, name, True) for name in names or "a"))
+    ask = Asked(*(full(name) for name in names or "a"))
     with pytest.raises(OverloadedError, match="full"):
         await until_taken(ask, running(*names))
     assert ask.num_calls == num_calls
@@ -48,17 +58,17 @@ async def test_each_replica_is_asked_once_but_only_a_few(num_replicas: int, num_
 async def test_a_replica_on_a_node_that_stops_is_not_waited_for() -> None:
     replicas = running("a", "b")
     replicas.set_draining_nodes(frozenset("b"))
-    ask = Asked(Refused("full", 7, "a", True))
+    ask = Asked(full("a"))
     with pytest.raises(FullError):
         await until_taken(ask, replicas)
 
 
 ANSWERS: list[tuple[Sequence[Refused], bool]] = [
-    ([Refused("full", 7, "a", True)], True),
-    ([Refused("many tokens wait", 7, "a", False)], False),
-    ([Refused("full", 7, "a", True), Refused("full", 9, "b", True)], True),
-    ([Refused("full", 7, "a", True), Refused("full", 9, "a", True)], False),
-    ([Refused("full", 7, "a", True), Refused("many tokens wait", 9, "b", False)], False),
+    ([full("a")], True),
+    ([too_many_tokens("a")], False),
+    ([full("a"), full("b", 9)], True),
+    ([full("a"), full("a", 9)], False),
+    ([full("a"), too_many_tokens("b", 9)], False),
 ]
 
 
@@ -73,8 +83,15 @@ async def test_full_error_is_raised_only_if_every_replica_is_full() -> None:
 
 
 async def test_a_refusal_says_more_than_another_version() -> None:
-    other = Refused("another version", 1, "a", is_other_version=True)
+    other = Refused(ModelChangedError("another version", None, 1), "a")
     with pytest.raises(OverloadedError, match="full"):
-        await until_taken(Asked(other, Refused("full", 7, "b", True)), running("a", "b"))
+        await until_taken(Asked(other, full("b")), running("a", "b"))
     with pytest.raises(ModelChangedError):
         await until_taken(Asked(other, other), running("a", "b"))
+
+
+async def test_a_client_s_fault_is_offered_to_no_other_replica() -> None:
+    ask = Asked(Refused(InvalidRequestError("too long", "messages"), "a"), Accepted(3, "b"))
+    with pytest.raises(InvalidRequestError, match="too long"):
+        await until_taken(ask, running("a", "b"))
+    assert ask.num_calls == 1

@@ -38,7 +38,7 @@ from tests.serve_app.backends.test_handles import (
     FakeResponses,
     dual_error,
 )
-from tests.serve_app.backends.test_offers import running
+from tests.serve_app.backends.test_offers import full, running
 from tests.serve_app.fake_pooler import as_row
 from tests.stopped_clock import settle
 
@@ -88,7 +88,7 @@ async def test_a_replica_s_answer_is_passed_on() -> None:
 
 
 async def test_a_refusal_by_the_only_replica_is_raised_at_once() -> None:
-    model, handle = backend(Refused("full", 7, "a"))
+    model, handle = backend(full("a"))
     for num_calls in (1, 2, 3):
         with pytest.raises(OverloadedError, match="full") as caught:
             await model.pool(REQUEST)
@@ -97,7 +97,7 @@ async def test_a_refusal_by_the_only_replica_is_raised_at_once() -> None:
 
 
 async def test_a_request_that_one_replica_refuses_is_offered_to_another() -> None:
-    model, handle = backend(Pooled(ANSWER, "b"), Refused("full", 1, "a"))
+    model, handle = backend(Pooled(ANSWER, "b"), full("a", 1))
     for num_calls in (1, 3, 5):
         assert await model.pool(REQUEST) == ANSWER
         assert len(handle.calls) == num_calls
@@ -105,7 +105,7 @@ async def test_a_request_that_one_replica_refuses_is_offered_to_another() -> Non
 
 async def test_if_all_replicas_refuse_the_shortest_wait_is_reported_after_a_few_attempts() -> None:
     waits_s = {"a": 9, "b": 4, "c": 6, "d": 3, "e": 8}
-    model, handle = backend(*(Refused("full", waits_s[name], name) for name in waits_s))
+    model, handle = backend(*(full(name, waits_s[name]) for name in waits_s))
     with pytest.raises(OverloadedError) as caught:
         await model.pool(REQUEST)
     assert caught.value.retry_after_s == 4
@@ -212,7 +212,7 @@ async def test_a_suspect_is_answered_after_its_go_ahead() -> None:
     async with suspects(Pooled(ANSWER, "a")) as (model, replica):
         assert await model.pool(SUSPECT) == ANSWER
         assert replica.num_begun == 1
-    async with suspects(Refused("full", 7, "a")) as (model, _):
+    async with suspects(full("a")) as (model, _):
         with pytest.raises(OverloadedError, match="full"):
             await model.pool(SUSPECT)
 
