@@ -1,13 +1,15 @@
 """A model's chat template, which renders messages and tools as the prompt's text.
 
 Templates take plain dicts, with the arguments of calls as objects. Rendering probes at the start
-shows in which form a template reads a message's content (`message_content`), and what else it
-supports. A template never comes from a request.
+shows in which form a template reads a message's content (`message_content`), which turns it refuses
+(`alternation`), and what else it supports. A template never comes from a request.
 """
 
 import inspect
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -27,6 +29,7 @@ from deployments.contract import (
     ToolCall,
 )
 from deployments.errors import InvalidRequestError
+from deployments.generator.alternation import FILLERS, Refused, find_refused, put
 from deployments.generator.message_content import (
     IMAGE_FORMS,
     PROBE_CALL,
@@ -108,6 +111,10 @@ class ChatTemplate:
         }
         if self.exists and "user" not in plain:
             raise UnsupportedModelError(self._refusal())
+        self._refused: Mapping[bool, Refused] = {
+            bool(tools): find_refused(partial(self._probe, tools=tools))
+            for tools in ((), (PROBE_TOOL,))
+        }
         self.places_images = processor is not None and self._places_images(plain)
         self.accepts_tools = PROBE_NAME in self._probe((QUESTION,), (PROBE_TOOL,))
         # Some templates go through the arguments one by one, which fails on a text.
@@ -128,6 +135,8 @@ class ChatTemplate:
     ) -> str:
         """Return the prompt's text, with the start of the answer if `add_generation_prompt`.
 
+        Turns that the template refuses as they are, or would drop, are put as it takes them.
+
         Args:
             messages: The conversation.
             tools: The functions to offer.
@@ -147,7 +156,7 @@ class ChatTemplate:
             raise InvalidRequestError("This model's chat template does not support tools.", "tools")
         self._check_parameters(template_kwargs)
         try:
-            return self._apply(messages, tools, add_generation_prompt, template_kwargs)
+            return self._write(messages, tools, add_generation_prompt, template_kwargs)
         except TemplateError as error:
             raise InvalidRequestError(
                 f"The model's chat template rejects the messages: {error}", "messages"
@@ -160,6 +169,37 @@ class ChatTemplate:
             raise InvalidRequestError(
                 f"The model's chat template can't render these {field}. {remedy}.", field
             ) from error
+
+    def _write(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[Tool],
+        add_generation_prompt: bool,
+        template_kwargs: Mapping[str, TemplateValue],
+    ) -> str:
+        """Return the prompt of the messages as they are, or else put as the template takes them.
+
+        Raises:
+            TemplateError: It takes them in no way; the error is about the messages as they are.
+        """
+        write = partial(
+            self._apply,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            template_kwargs=template_kwargs,
+        )
+        found = self._refused[bool(tools)]
+        turns = put(messages, found.dropped, FILLERS[0])
+        try:
+            return write(turns)
+        except TemplateError:
+            for filler in FILLERS:
+                changed = put(turns, found.refused, filler)
+                if changed == turns:
+                    break
+                with suppress(TemplateError, *TEMPLATE_FAILURES):
+                    return write(changed)
+            raise
 
     def find_tool_call_format(self) -> ToolCallFormat | None:
         """Return the format in which the template writes a call; None if it is unknown."""

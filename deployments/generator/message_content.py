@@ -65,7 +65,7 @@ class ContentForm(Enum):
         text = "\n".join([*[image_token or ""] * num_images, text])
         if self is ContentForm.TEXT:
             return text
-        return [{"type": "text", "text": text}] if text else []
+        return [{"type": "text", "text": text}] if parts else []
 
 
 TEXT_FORMS: Final = (ContentForm.TEXT, ContentForm.ONE_PART)

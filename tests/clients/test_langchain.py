@@ -15,7 +15,6 @@ from langchain_core.exceptions import OutputParserException
 from langchain_core.language_models import BaseChatModel
 from langchain_openai import ChatOpenAI
 from langchain_tests.integration_tests import ChatModelIntegrationTests
-from openai import BadRequestError
 
 from models.training.drawings import random_drawing
 from tests.clients.questions import MODEL, NARROW
@@ -101,14 +100,6 @@ class TestChatOpenAI(ChatModelIntegrationTests):
     @property
     def model_override_value(self) -> str:
         return NARROW
-
-    @pytest.mark.xfail(
-        reason="the embedded model's chat template, as Gemma's, takes turns that alternate alone",
-        raises=BadRequestError,
-        strict=True,
-    )
-    def test_double_messages_conversation(self, model: BaseChatModel) -> None:
-        super().test_double_messages_conversation(model)
 
     @UNTAUGHT
     @pytest.mark.parametrize("model", [{}, {"output_version": "v1"}], indirect=True)

@@ -126,9 +126,9 @@ async def test_requests_that_arrive_together_are_answered_as_by_themselves(
             "takes no images",
         ),
         (
-            GenerationRequest("r", (ChatMessage("assistant", (TextPart("x"),)),), GREEDY),
+            GenerationRequest("r", (ChatMessage("user", (TextPart("\ud800"),)),), GREEDY),
             InvalidRequestError,
-            "can not begin",
+            "not valid Unicode",
         ),
     ],
 )

@@ -372,11 +372,10 @@ def test_an_image_gets_a_place_by_the_template_or_before_the_text(text: str, wri
     assert not template_of(text).places_images
 
 
-def test_a_role_that_a_template_rejects_stays_the_client_s_error() -> None:
+def test_what_a_template_without_system_turns_is_told_comes_from_the_user() -> None:
     for template in (template_of(NO_SYSTEM), template_of_images(NO_SYSTEM)):
         assert template.render([ASKED]) == "Weather?;"
-        with pytest.raises(InvalidRequestError, match="no system messages"):
-            template.render([BRIEF, ASKED])
+        assert template.render([BRIEF, ASKED]) == "Be brief.;Weather?;"
 
 
 @pytest.mark.parametrize(

@@ -251,9 +251,16 @@ def test_a_model_without_a_template_refuses_only_messages() -> None:
     assert text_of(encode(encoder, "x")) == "x"
 
 
-def test_a_template_s_error_is_passed_on(text_encoder: PromptEncoder) -> None:
-    error = refusal(text_encoder, (ChatMessage("assistant", (TextPart("x"),)),))
-    assert "the assistant can not begin" in str(error)
+def test_turns_that_the_template_refuses_are_put_otherwise(text_encoder: PromptEncoder) -> None:
+    encoded = encode(text_encoder, (ChatMessage("assistant", (TextPart("x"),)),))
+    assert text_of(encoded).startswith("<special1>user\n<special2><special1>assistant\nx<special2>")
+
+
+def test_a_template_s_error_is_passed_on() -> None:
+    tokenizer = text_tokenizer()
+    tokenizer.chat_template = str(tokenizer.chat_template).replace("loop.first", "true")
+    error = refusal(PromptEncoder(tokenizer, None), (ChatMessage("assistant", (TextPart("x"),)),))
+    assert "chat template rejects the messages: the assistant can not begin" in str(error)
 
 
 def test_each_error_is_at_its_request_s_place(image_encoder: PromptEncoder) -> None:

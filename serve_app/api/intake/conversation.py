@@ -51,13 +51,15 @@ class Turn:
     def add(self, part: PartBody, place: str) -> None:
         """Append a part, and remember its place in the request.
 
-        A blank line parts the texts of two messages, which a chat template would join.
+        The texts of two messages that meet become one part with a blank line between, because chat
+        templates join parts, and trim them.
         """
         last = self._parts[-1] if self._parts else None
-        follows_text = self._is_interrupted and isinstance(last, TextPartBody)
-        if follows_text and isinstance(part, TextPartBody):
-            part = TextPartBody(type="text", text=f"{BETWEEN_MESSAGES}{part.text}")
-        self._is_interrupted = False
+        is_interrupted, self._is_interrupted = self._is_interrupted, False
+        if is_interrupted and isinstance(last, TextPartBody) and isinstance(part, TextPartBody):
+            text = f"{last.text}{BETWEEN_MESSAGES}{part.text}"
+            self._parts[-1] = TextPartBody(type="text", text=text)
+            return
         self._places["content", len(self._parts)] = place
         self._parts.append(part)
 
@@ -89,7 +91,7 @@ class Turn:
 
 
 class Conversation:
-    """Collects turns; consecutive ones of the same role become one, which chat templates expect."""
+    """Collects turns, and joins those that an API counts as one."""
 
     def __init__(self, names: Names) -> None:
         """Start without a turn.
@@ -103,7 +105,13 @@ class Conversation:
     def turn(self, role: Role, place: str) -> Turn:
         """Return the current turn if it has this role, else a new one."""
         if not self._turns or self._turns[-1].role != role:
-            self._turns.append(Turn(role, place))
+            return self.new_turn(role, place)
+        self._turns[-1].resume(place)
+        return self._turns[-1]
+
+    def new_turn(self, role: Role, place: str) -> Turn:
+        """Return a new turn, also where the current one has the same role."""
+        self._turns.append(Turn(role, place))
         self._turns[-1].resume(place)
         return self._turns[-1]
 

@@ -222,7 +222,7 @@ class AssistantMessage(StrictBody):
 
 
 class SystemMessage(StrictBody):
-    """Instructions between the turns, for chat templates that allow them there."""
+    """Instructions between the turns; the user's, if the chat template allows none there."""
 
     role: Literal["system"]
     content: Texts

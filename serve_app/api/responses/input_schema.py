@@ -96,9 +96,10 @@ class MessageItem(StrictBody):
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"phase": ("commentary", "final_answer")}
 
     def add_to(self, conversation: Conversation, place: str) -> None:
-        """Append the message."""
+        """Append the message; the assistant's belongs to a turn with its reasoning and calls."""
         role = "system" if self.role == "developer" else self.role
-        turn = conversation.turn(role, place)
+        begin = conversation.turn if role == "assistant" else conversation.new_turn
+        turn = begin(role, place)
         for at, part in enumerate(self.content):
             part.add_to(turn, f"{place}.content[{at}]")
 

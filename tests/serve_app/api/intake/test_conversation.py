@@ -17,6 +17,7 @@ def conversation() -> Conversation:
     made = Conversation(NAMES)
     made.turn("user", "items[0]").add(part("a"), "items[0].text")
     made.turn("user", "items[1]").add(part("b"), "items[1].text")
+    made.turn("user", "items[1]").add(part("c"), "items[1].more")
     made.turn("assistant", "items[2]").call("c", "f", "{}", "items[3]")
     made.result("c", "items[4]")
     return made
@@ -27,8 +28,14 @@ def test_consecutive_turns_of_a_role_are_one_but_results_are_not() -> None:
     made.result("c", "items[5]")
     bodies = made.bodies()
     assert [body.role for body in bodies] == ["user", "assistant", "tool", "tool"]
-    texts = [each.text for each in bodies[0].content if isinstance(each, TextPartBody)]
-    assert texts == ["a", "\n\nb"], "a chat template would join both"
+    assert bodies[0].content == [part("a\n\nb"), part("c")], "a chat template would join and trim"
+
+
+def test_a_new_turn_may_have_the_role_of_the_one_before() -> None:
+    made = conversation()
+    for at in (5, 6):
+        made.new_turn("user", f"items[{at}]").add(part(f"{at}"), f"items[{at}].text")
+    assert [body.content for body in made.bodies()[-2:]] == [[part("5")], [part("6")]]
 
 
 def test_parts_of_one_message_are_not_parted() -> None:
@@ -36,7 +43,7 @@ def test_parts_of_one_message_are_not_parted() -> None:
     for text in ("a", "b"):
         made.turn("system", "system").add(part(text), "system")
     made.turn("system", "items[0]").add(part("c"), "items[0]")
-    assert made.bodies()[0].content == [part("a"), part("b"), part("\n\nc")]
+    assert made.bodies()[0].content == [part("a"), part("b\n\nc")]
 
 
 def test_a_turn_that_holds_nothing_is_an_empty_text() -> None:
@@ -44,7 +51,7 @@ def test_a_turn_that_holds_nothing_is_an_empty_text() -> None:
 
 
 PLACES: list[tuple[str, str]] = [
-    ("messages[0].content[1].image_url.url", "items[1].text.image_url.url"),
+    ("messages[0].content[1].image_url.url", "items[1].more.image_url.url"),
     ("messages[0].content[7]", "items[0]"),
     ("messages[1].tool_calls[0].id", "items[3].id"),
     ("messages[1].tool_calls", "items[2].tool_calls"),

@@ -218,7 +218,7 @@ async def test_the_prompt_is_what_the_blocks_say(
     messages: Any = prompt
     assert [message.role for message in messages] == ["system", "user", "assistant", "tool", "user"]
     texts = [[part.text for part in message.parts] for message in messages]
-    assert texts == [["Be", " kind."], ["one", "\n\ntwo"], ["three"], ["four"], ["five"]]
+    assert texts == [["Be", " kind."], ["one\n\ntwo"], ["three"], ["four"], ["five"]]
     assert messages[2].reasoning_content == "Hm."
     (call,) = messages[2].tool_calls
     assert (call.id, call.name, call.arguments) == ("c", "f", '{"é": 1}')

@@ -273,12 +273,13 @@ async def test_the_prompt_is_what_the_items_say(
     body = {**HI, "instructions": "You explain.", "input": items}
     assert (await caller.post(RESPONSES, json=body)).status_code == 200
     messages: Any = calling.requests[0].prompt
-    assert [message.role for message in messages] == ["system", "user", "assistant", "tool"]
-    assert [part.text for part in messages[0].parts] == ["You explain.", "\n\nBe kind."]
-    assert isinstance(messages[1].parts[1], ImagePart)
-    assert messages[2].reasoning_content == "Hm."
-    assert messages[2].tool_calls[0].arguments == '{"a": 1}'
-    assert (messages[3].name, messages[3].parts[0].text) == ("f", "two")
+    roles = ["system", "system", "user", "assistant", "tool"]
+    assert [message.role for message in messages] == roles
+    assert [message.parts[0].text for message in messages[:2]] == ["You explain.", "Be kind."]
+    assert isinstance(messages[2].parts[1], ImagePart)
+    assert messages[3].reasoning_content == "Hm."
+    assert messages[3].tool_calls[0].arguments == '{"a": 1}'
+    assert (messages[4].name, messages[4].parts[0].text) == ("f", "two")
 
 
 async def test_an_answer_s_items_come_back_as_they_are(caller: httpx.AsyncClient) -> None:
