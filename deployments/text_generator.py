@@ -329,7 +329,7 @@ class TextGenerator(ModelReplica):
         Raises:
             InvalidParameterError: The grammar can't be used.
         """
-        if sequence.params.grammar is None:
+        if not sequence.params.needs_matcher:
             return sequence
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(

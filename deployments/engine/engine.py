@@ -156,18 +156,18 @@ class Engine:
         self.limits.check(request, self._vocab_size)
 
     def compile_grammar(self, request: SequenceRequest) -> SequenceRequest:
-        """Return the request with a matcher for its grammar, if it has one.
+        """Return the request with a matcher for its grammar and its reasoning, if it needs one.
 
         Thread-safe: it reads only constant state. May be slow (see `GrammarCompiler.compile`).
 
         Raises:
             InvalidParameterError: See `GrammarCompiler.compile`.
         """
-        grammar = request.params.grammar
-        if grammar is None or request.matcher is not None:
+        params = request.params
+        if not params.needs_matcher or request.matcher is not None:
             return request
         matcher = self._grammars.compile(
-            grammar, request.generated_token_ids, request.params.reasoning
+            params.grammar, request.generated_token_ids, params.reasoning
         )
         return replace(request, matcher=matcher)
 

@@ -45,11 +45,14 @@ class ReasoningTokens:
         end: The token after it.
         has_begun: Whether the prompt has already begun it. If not, the text has reasoning only if
             its first token is `start`.
+        max_tokens: Most tokens of the reasoning, the marks not counted; after these, only `end` may
+            come. None sets no limit.
     """
 
     start: int
     end: int
     has_begun: bool = False
+    max_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,8 @@ class SamplingParams:
             It overrides all other parameters: only tokens that it allows are chosen, and the
             sequence ends where the grammar does. None allows any text.
         reasoning: The marks of reasoning that may come before the text of the grammar and is not
-            bound by it; None if the grammar holds from the first token.
+            bound by it; None if the grammar holds from the first token. Without a grammar, only
+            their limit has an effect.
 
     Raises:
         InvalidParameterError: A value is out of bounds.
@@ -132,6 +136,12 @@ class SamplingParams:
             GRAMMAR_PARAM,
             f"a grammar of 1 to {MAX_GRAMMAR_LENGTH} characters",
         )
+
+    @property
+    def needs_matcher(self) -> bool:
+        """Whether the text so far decides which tokens may come next."""
+        has_budget = self.reasoning is not None and self.reasoning.max_tokens is not None
+        return self.grammar is not None or has_budget
 
     @property
     def has_penalties(self) -> bool:

@@ -81,6 +81,27 @@ class GrammarMatcher:
             self.error = self._matcher.get_error().partition("\n")[0]
 
 
+class FreeMatcher:
+    """Allows any text: what follows reasoning where no grammar binds the answer."""
+
+    __slots__ = ("_everything",)
+
+    error: None = None
+    """Never set; see `GrammarMatcher`."""
+
+    def __init__(self, num_tokens: int) -> None:
+        """Allow all of `num_tokens` tokens."""
+        self._everything = torch.full((-(-num_tokens // BITS_PER_WORD),), -1, dtype=torch.int32)
+
+    def bitmask(self, barred_token_ids: Collection[int] = ()) -> torch.Tensor:
+        """Return which tokens may come next; see `GrammarMatcher.bitmask`."""
+        return _clear_bits(self._everything.clone(), barred_token_ids)
+
+    def advance(self, token_id: int) -> bool:
+        """Return False: any token may follow any other."""
+        return False
+
+
 class _State(Enum):
     BEGINNING = auto()  # the first token may begin the reasoning, or the grammar's text
     REASONING = auto()
@@ -88,18 +109,22 @@ class _State(Enum):
 
 
 class ReasoningMatcher:
-    """Lets a sequence reason freely before it follows a grammar; see `GrammarMatcher`.
+    """Lets a sequence reason before it follows a grammar, if there is one; see `GrammarMatcher`.
 
     The marks around the reasoning are single tokens, so their ids say where it begins and ends.
     While the sequence reasons, every token may come next except those that would end the text: so a
-    text that ends by itself is always one of the grammar's. A stop string may end it earlier, also
-    inside the reasoning, as in vLLM.
+    text that ends by itself is always one of the grammar's. Once the reasoning has as many tokens
+    as it may have, only its end may come. A stop string may end the text earlier, also inside the
+    reasoning, as in vLLM.
     """
 
-    __slots__ = ("_eos_token_ids", "_everything", "_matcher", "_state", "_tokens")
+    __slots__ = ("_eos_token_ids", "_everything", "_matcher", "_num_left", "_state", "_tokens")
 
     def __init__(
-        self, matcher: GrammarMatcher, tokens: ReasoningTokens, eos_token_ids: Collection[int]
+        self,
+        matcher: GrammarMatcher | FreeMatcher,
+        tokens: ReasoningTokens,
+        eos_token_ids: Collection[int],
     ) -> None:
         """Start before the first generated token.
 
@@ -112,6 +137,7 @@ class ReasoningMatcher:
         self._tokens = tokens
         self._eos_token_ids = frozenset(eos_token_ids)
         self._everything = torch.full_like(matcher.bitmask(), -1)
+        self._num_left = tokens.max_tokens
         self._state = _State.REASONING if tokens.has_begun else _State.BEGINNING
 
     @property
@@ -124,6 +150,8 @@ class ReasoningMatcher:
         match self._state:
             case _State.ANSWER:
                 return self._matcher.bitmask(barred_token_ids)
+            case _State.REASONING if self._num_left == 0:
+                return _set_bit(torch.zeros_like(self._everything), self._tokens.end)
             case _State.REASONING:
                 barred = self._eos_token_ids.union(barred_token_ids)
                 return _clear_bits(self._everything.clone(), barred)
@@ -137,6 +165,8 @@ class ReasoningMatcher:
         if self._state is _State.REASONING:
             if token_id == self._tokens.end:
                 self._state = _State.ANSWER
+            elif self._num_left is not None:
+                self._num_left = max(0, self._num_left - 1)
             return False
         if self._state is _State.BEGINNING and token_id == self._tokens.start:
             self._state = _State.REASONING
@@ -145,7 +175,7 @@ class ReasoningMatcher:
         return self._matcher.advance(token_id)
 
 
-TokenMatcher = GrammarMatcher | ReasoningMatcher
+TokenMatcher = GrammarMatcher | ReasoningMatcher | FreeMatcher
 
 
 class GrammarCompiler:
@@ -172,7 +202,7 @@ class GrammarCompiler:
 
     def compile(
         self,
-        grammar: str,
+        grammar: str | None,
         generated_token_ids: Sequence[int] = (),
         reasoning: ReasoningTokens | None = None,
     ) -> TokenMatcher:
@@ -181,7 +211,7 @@ class GrammarCompiler:
         Takes from under a millisecond to some hundred milliseconds; the first call up to a second.
 
         Args:
-            grammar: As llguidance serializes it.
+            grammar: As llguidance serializes it; None binds only the length of the reasoning.
             generated_token_ids: The tokens of the text so far.
             reasoning: The marks of reasoning that may come before the grammar's text.
 
@@ -189,6 +219,23 @@ class GrammarCompiler:
             InvalidParameterError: The grammar is invalid, too large or allows no text, the tokens
                 violate it, or the tokenizer can't be constrained.
         """
+        matcher: GrammarMatcher | FreeMatcher
+        if grammar is None:
+            matcher = FreeMatcher(max(self._vocab_size, len(self._tokenizer)))
+        else:
+            matcher = self._grammar_matcher(grammar)
+        following: TokenMatcher = matcher
+        if reasoning is not None:
+            # Without a grammar, the text may end anywhere.
+            eos_token_ids = () if grammar is None else self._eos_token_ids
+            following = ReasoningMatcher(matcher, reasoning, eos_token_ids)
+        for token_id in generated_token_ids:
+            following.advance(token_id)
+        if following.error is not None:
+            raise _refusal(f"the generated tokens violate the grammar: {following.error}")
+        return following
+
+    def _grammar_matcher(self, grammar: str) -> GrammarMatcher:
         from llguidance import LLMatcher
 
         from deployments.engine.grammar.limits import parser_limits
@@ -200,14 +247,7 @@ class GrammarCompiler:
         matcher.bitmask()
         if matcher.error is not None:
             raise _refusal(f"the grammar can't be used: {matcher.error}")
-        following: TokenMatcher = matcher
-        if reasoning is not None:
-            following = ReasoningMatcher(matcher, reasoning, self._eos_token_ids)
-        for token_id in generated_token_ids:
-            following.advance(token_id)
-        if following.error is not None:
-            raise _refusal(f"the generated tokens violate the grammar: {following.error}")
-        return following
+        return matcher
 
     def _constrained_vocabulary(self) -> "LLTokenizer":
         with self._lock:

@@ -69,18 +69,13 @@ REASONS: Final[Mapping[str, str]] = {
     "file_id": "no files are stored; send the image itself",
     "generate_summary": _NO_SUMMARIES,
     "mode": "the model's chat template has no such setting",
-    "namespace": _CALLED_BY_CLIENTS,
     "output_schema": "the model only sees a function's description and its parameters",
     "phase": _ONLY_CONTENT,
     "prompt_cache_breakpoint": "prompts with a common beginning are found without it",
     "summary": _NO_SUMMARIES,
     # Anthropic's
     "allowed_callers": _CALLED_BY_CLIENTS,
-    "budget_tokens": "reasoning counts towards max_tokens, and has no limit of its own",
-    "defer_loading": "the prompt describes all tools",
     "display": "reasoning is told as the model wrote it",
-    "eager_input_streaming": "a call is sent once it is whole",
-    "input_examples": "put them into the description",
     "toolset_name": _CALLED_BY_CLIENTS,
     "transformations": "images are processed as the model's configuration says",
     # Echoed from answers, in messages, parts and calls

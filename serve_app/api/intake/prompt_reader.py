@@ -5,12 +5,20 @@ request's deadline for its first token.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from deployments.contract import ChatMessage, ImagePart, TextPart
 from deployments.errors import InvalidRequestError
 from serve_app.api.body.limits import check_messages
-from serve_app.api.openai.prompt_schema import ImagePartBody, MessageBody, Role, TextPartBody
+from serve_app.api.openai.prompt_schema import (
+    ImagePartBody,
+    MessageBody,
+    PartBody,
+    RefusalPartBody,
+    Role,
+    TextPartBody,
+)
 from serve_app.api.tools.schema import to_tool_calls
 from serve_app.backends.catalog import ServedModel
 from serve_app.backends.deadlines import arrival_s, first_deadline
@@ -70,6 +78,9 @@ def to_messages(
 ) -> tuple[ChatMessage, ...]:
     """Return the messages for the replica, with their images checked.
 
+    Images in the results of calls come first in the user's turn behind those results, because few
+    chat templates show images elsewhere.
+
     Args:
         bodies: The messages in the request.
         limits: The bounds on the number and size of images.
@@ -84,7 +95,7 @@ def to_messages(
     _check_num_images(bodies, limits)
     images = fetched or {}
     names = _called_names(bodies)
-    return tuple(
+    return _with_images_of_results(
         ChatMessage(
             role="system" if body.role == "developer" else body.role,
             parts=tuple(
@@ -100,6 +111,24 @@ def to_messages(
         )
         for m, body in enumerate(bodies)
     )
+
+
+def _with_images_of_results(messages: Iterable[ChatMessage]) -> tuple[ChatMessage, ...]:
+    """Return the messages with the images of results in the user's turn behind them."""
+    moved: list[ChatMessage] = []
+    images: list[TextPart | ImagePart] = []
+    for message in messages:
+        if message.role == "tool":
+            images += (part for part in message.parts if isinstance(part, ImagePart))
+            texts = tuple(part for part in message.parts if isinstance(part, TextPart))
+            message = replace(message, parts=texts or (TextPart(""),))
+        elif images and message.role == "user":
+            message, images = replace(message, parts=(*images, *message.parts)), []
+        elif images:
+            moved.append(ChatMessage("user", tuple(images)))
+            images = []
+        moved.append(message)
+    return (*moved, ChatMessage("user", tuple(images))) if images else tuple(moved)
 
 
 def _image_urls(bodies: list[MessageBody], limits: LimitsConfig) -> dict[str, str]:
@@ -163,7 +192,7 @@ def _check_num_images(bodies: list[MessageBody], limits: LimitsConfig) -> None:
 
 
 def _to_part(
-    part: TextPartBody | ImagePartBody,
+    part: PartBody,
     role: Role,
     accepts_images: bool,
     limits: LimitsConfig,
@@ -172,10 +201,16 @@ def _to_part(
 ) -> TextPart | ImagePart:
     if isinstance(part, TextPartBody):
         return TextPart(part.text)
+    if isinstance(part, RefusalPartBody):
+        if role != "assistant":
+            raise InvalidRequestError("Only the assistant's messages hold refusals.", param)
+        return TextPart(part.refusal)
     if not accepts_images:
         raise InvalidRequestError("This model does not read images.", param)
-    if role != "user":
-        raise InvalidRequestError("Images are only accepted in a user's message.", param)
+    if role not in ("user", "tool"):
+        raise InvalidRequestError(
+            "Images are only accepted in a user's message and in a tool's result.", param
+        )
     url, param = part.image_url.url, f"{param}.image_url.url"
     if url in fetched:
         return check_image(fetched[url], limits, param)

@@ -20,6 +20,7 @@ from serve_app.api.body.limits import Prompt, check_num_choices, check_prompts, 
 from serve_app.api.openai.sampling_schema import SamplingFields
 from serve_app.api.structured.answer_grammar import GrammarSettings
 from serve_app.api.structured.unheld import describe
+from serve_app.api.tools.hosted import left_out_warnings
 from serve_app.api.tools.offer import NO_TOOLS, ToolOffer
 from serve_app.backends.catalog import ServedModel
 from serve_app.backends.choices import Choices
@@ -76,11 +77,13 @@ class StreamOpener:
         offer: ToolOffer = NO_TOOLS,
         template_kwargs: TemplatePairs = (),
         reasoning: ReasoningDescription | None = None,
+        max_reasoning_tokens: int | None = None,
     ) -> Choices:
         """Open a stream for each of several answers to each prompt.
 
         The first answer to a prompt is the one that `open_stream` gives. If `reasoning` is given,
-        answers may reason before the text that a grammar binds.
+        answers may reason before the text that a grammar binds, with at most
+        `max_reasoning_tokens`.
 
         Raises:
             RaystreamError: The request was refused, or no replica could take it.
@@ -89,7 +92,7 @@ class StreamOpener:
         check_num_choices(num_per_prompt, self._limits)
         sampling = await self._to_sampling(fields, model, offer)
         if reasoning is not None:
-            sampling = _with_reasoning(sampling, reasoning)
+            sampling = _with_reasoning(sampling, reasoning, max_reasoning_tokens)
         trace = note_operation(operation_of(prompts[0]))
         requests = [
             GenerationRequest(
@@ -139,7 +142,7 @@ class StreamOpener:
             field = fields.constraining_field or "response_format"
             guided = await self._compile(offer.guide, sampling, self._grammars, field)
             sampling, unheld = guided.sampling, (*unheld, *guided.unheld)
-        note_warnings(describe(unheld))
+        note_warnings((*describe(unheld), *left_out_warnings(offer.left_out)))
         return sampling
 
     async def _compile(self, make: Callable[[*Ts], T], *args: *Ts) -> T:
@@ -153,10 +156,18 @@ class StreamOpener:
         return await first_deadline(self._limits, arrival_s()).hold(work)
 
 
-def _with_reasoning(sampling: SamplingParams, reasoning: ReasoningDescription) -> SamplingParams:
-    """Return parameters that keep the marks in the text, and the reasoning out of a grammar."""
+def _with_reasoning(
+    sampling: SamplingParams, reasoning: ReasoningDescription, max_tokens: int | None
+) -> SamplingParams:
+    """Return parameters that keep the marks in the text, and the reasoning out of a grammar.
+
+    Args:
+        sampling: The parameters.
+        reasoning: How the model marks its reasoning.
+        max_tokens: Most tokens of the reasoning; None sets no limit.
+    """
     if reasoning.is_special:
         sampling = replace(sampling, skip_special_tokens=False)
-    if sampling.grammar is None:
+    if sampling.grammar is None and max_tokens is None:
         return sampling
-    return replace(sampling, reasoning=reasoning.tokens)
+    return replace(sampling, reasoning=replace(reasoning.tokens, max_tokens=max_tokens))

@@ -23,6 +23,11 @@ class TranslatedBody(Protocol):
         """The model's name."""
         ...
 
+    @property
+    def max_reasoning_tokens(self) -> int | None:
+        """Most tokens of the reasoning; None sets no limit."""
+        ...
+
     def to_conversation(self) -> Conversation:
         """Return the messages, which know their places in the request."""
         ...
@@ -90,6 +95,7 @@ async def open_answer(
             offer,
             body.to_template_kwargs(model.description),
             model.description.reasoning,
+            body.max_reasoning_tokens,
         )
     reasoning = Separation.of(model.description, choices.reasoning)
     return TranslatedAnswer(choices, BlockReader(offer, reasoning), reasoning)

@@ -162,7 +162,7 @@ class ToolResultBlock(StrictBody):
         list[ResultBlock],
         Field(fail_fast=True),
         BeforeValidator(_result_blocks, json_schema_input_type=str | list[ResultBlock] | None),
-    ] = Field(default=[], description="Text. Images are only accepted beside it, as the user's.")
+    ] = Field(default=[], description="Text and images, which the model sees behind the results.")
     is_error: bool | None = Field(
         default=None, description="Accepted, but the model only sees the content."
     )

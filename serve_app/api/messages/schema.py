@@ -7,7 +7,15 @@ Source: https://docs.claude.com/en/api/messages-count-tokens
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, RootModel
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    RootModel,
+    Tag,
+)
 
 from deployments.contract import ModelDescription, TemplatePairs
 from deployments.engine.sampling_params import MAX_NUM_STOPS
@@ -19,6 +27,7 @@ from serve_app.api.messages.content_schema import NAMES, MessageTurns, Texts, ad
 from serve_app.api.openai.sampling_schema import SamplingFields
 from serve_app.api.openai.template_schema import effort_kwargs
 from serve_app.api.structured.response_format import JsonSchemaFormat, NamedSchema
+from serve_app.api.tools.hosted import ANTHROPIC_HOSTED, AnthropicHostedTool, ToolTypes
 from serve_app.api.tools.offer import ToolOffer
 from serve_app.api.tools.schema import (
     ChosenFunction,
@@ -48,16 +57,33 @@ class MessagesTool(StrictBody):
     )
     cache_control: CacheControl = None
 
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "allowed_callers": (["direct"],),
-        "defer_loading": (False,),
-        "eager_input_streaming": (False,),
-        "input_examples": ([],),
-    }
+    # Hints: accepted, but no answer depends on them.
+    defer_loading: bool | None = Field(
+        default=None, description="Accepted, but not read: the prompt describes all tools."
+    )
+    eager_input_streaming: bool | None = Field(
+        default=None, description="Accepted, but not read: a call is sent once it is whole."
+    )
+    input_examples: list[dict[str, Any]] | None = Field(
+        default=None, description="Accepted, but the model does not see them."
+    )
+
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"allowed_callers": (["direct"],)}
 
     def to_tool(self) -> ToolBody:
         """Return the tool in the shape of chat completions."""
         return ToolBody.of(self.name, self.description, self.input_schema, self.strict)
+
+
+TOOL_TYPES: Final = ToolTypes(
+    ("custom",), ANTHROPIC_HOSTED, "offer a tool with an input_schema, which the client runs itself"
+)
+
+OfferedTool = Annotated[
+    Annotated[MessagesTool, Tag("custom")] | Annotated[AnthropicHostedTool, Tag("hosted")],
+    Discriminator(TOOL_TYPES.kind_of),
+    BeforeValidator(TOOL_TYPES.check),
+]
 
 
 class CallingChoice(StrictBody):
@@ -112,12 +138,18 @@ class NoChoice(StrictBody):
 class Thinking(StrictBody):
     """Whether the model reasons."""
 
-    type: Literal["adaptive", "disabled"] = Field(
-        description="disabled turns reasoning off, if the model's chat template can. adaptive "
-        "leaves it to the template. enabled is refused: no budget_tokens is kept here."
+    type: Literal["adaptive", "enabled", "disabled"] = Field(
+        description="disabled turns reasoning off and enabled turns it on, if the model's chat "
+        "template can. adaptive leaves it to the template."
+    )
+    budget_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        description="Most tokens of the reasoning; after these, the answer begins. Without effect "
+        "if the model does not reason, or its reasoning is not separated from its answers.",
     )
 
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"budget_tokens": (), "display": ()}
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"display": ("summarized",)}
 
 
 class JsonOutput(StrictBody):
@@ -158,7 +190,7 @@ class PromptFields(StrictBody):
         description="The last is the user's: an answer always begins a turn."
     )
     system: Texts | None = Field(default=None, description="Instructions before the conversation.")
-    tools: Annotated[list[MessagesTool], Field(max_length=MAX_NUM_TOOLS, fail_fast=True)] | None = (
+    tools: Annotated[list[OfferedTool], Field(max_length=MAX_NUM_TOOLS, fail_fast=True)] | None = (
         Field(default=None, description="The functions that the model may call.")
     )
     tool_choice: (
@@ -168,10 +200,12 @@ class PromptFields(StrictBody):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     cache_control: CacheControl = None
+    context_management: dict[str, Any] | None = Field(
+        default=None, description="Accepted, but not read: a conversation is read as it is sent."
+    )
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "compaction": (),
-        "context_management": ({},),
         "mcp_servers": ([],),
         "speed": ("standard",),
         "thread": (),
@@ -181,7 +215,6 @@ class PromptFields(StrictBody):
 
     reasons: ClassVar[Mapping[str, str]] = {
         "container": "no code runs here",
-        "context_management": "a conversation is read as it is sent",
         "billing_policy": "there are no bills",
         "compaction": "a conversation is read as it is sent",
         "diagnostics": "requests and answers are not stored",
@@ -225,7 +258,9 @@ class PromptFields(StrictBody):
             raise InvalidRequestError("tool_choice 'any' needs tools.", "tool_choice")
         choice = None if chosen is None else chosen.to_choice()
         is_single = isinstance(chosen, CallingChoice) and chosen.disable_parallel_tool_use is True
-        tools = [tool.to_tool() for tool in self.tools or ()]
+        tools = [
+            tool.to_tool() if isinstance(tool, MessagesTool) else tool for tool in self.tools or ()
+        ]
         return to_offer(tools, choice, not is_single, limits, model)
 
     def to_template_kwargs(self, model: ModelDescription) -> TemplatePairs:
@@ -237,8 +272,11 @@ class PromptFields(StrictBody):
         config = self.output_config
         effort = None if config is None else config.effort
         given = effort_kwargs(effort, model, "output_config.effort")
-        if self.thinking is not None and self.thinking.type == "disabled":
-            given |= effort_kwargs("none", model, "thinking")
+        match None if self.thinking is None else self.thinking.type:
+            case "disabled":
+                given |= effort_kwargs("none", model, "thinking")
+            case "enabled" if "enable_thinking" in model.template_parameters:
+                given["enable_thinking"] = True
         return tuple(given.items())
 
 
@@ -276,6 +314,12 @@ class MessagesRequest(PromptFields):
         "output_format": (),
         "service_tier": ("auto", "standard_only"),
     }
+
+    @property
+    def max_reasoning_tokens(self) -> int | None:
+        """Most tokens of the reasoning, which only `enabled` bounds; None sets no limit."""
+        thinking = self.thinking
+        return thinking.budget_tokens if thinking and thinking.type == "enabled" else None
 
     def to_fields(self) -> SamplingFields:
         """Return the fields of sampling, in the shape of chat completions."""

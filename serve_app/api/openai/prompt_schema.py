@@ -110,7 +110,17 @@ _RULES: Final[dict[str, Any]] = {
 }
 """The rules of `MessageBody._check_role` as a JSON schema."""
 
-PartBody = Annotated[TextPartBody | ImagePartBody, Field(discriminator="type")]
+
+class RefusalPartBody(StrictBody):
+    """A part of the assistant's message in which it has refused; the model sees it as text."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+    echoed: ClassVar[frozenset[str]] = IN_PARTS
+
+
+PartBody = Annotated[TextPartBody | ImagePartBody | RefusalPartBody, Field(discriminator="type")]
 
 
 def _as_parts(content: Any) -> Any:

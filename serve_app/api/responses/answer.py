@@ -7,7 +7,7 @@ A stream's events, numbered from 0: `response.created` and `.in_progress`; for e
 Source: https://platform.openai.com/docs/api-reference/responses-streaming
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from deployments.contract import TextDelta
@@ -42,12 +42,19 @@ from serve_app.streaming.sse import encode_typed
 Fields = dict[str, Any]
 
 
-async def whole_response(begun: ResponseBody, opened: TranslatedAnswer) -> ResponseBody:
+Namespaced = Mapping[str, tuple[str, str]]
+"""The namespace and the own name of each function in a namespace, by the name that models see."""
+
+
+async def whole_response(
+    begun: ResponseBody, opened: TranslatedAnswer, namespaced: Namespaced
+) -> ResponseBody:
     """Read the answer to its end and return it.
 
     Args:
         begun: The response without output.
         opened: The answer.
+        namespaced: The functions that were offered in namespaces.
 
     Raises:
         RaystreamError: The answer has failed.
@@ -55,7 +62,7 @@ async def whole_response(begun: ResponseBody, opened: TranslatedAnswer) -> Respo
     blocks, finish, usage = await opened.read()
     status = _status(finish)
     output = [
-        _item(begun.id, at, block, status if block is blocks[-1] else "completed")
+        _item(begun.id, at, block, status if block is blocks[-1] else "completed", namespaced)
         for at, block in enumerate(blocks)
     ]
     return _ended(begun, output, status, usage)
@@ -68,9 +75,11 @@ class ResponseWriter:
         self,
         begun: ResponseBody,
         opened: TranslatedAnswer,
+        namespaced: Namespaced,
     ) -> None:
         """Start before the answer; see `whole_response`."""
         self._begun = begun
+        self._namespaced = namespaced
         self._reader = opened.reader
         self._tally = UsageTally(opened.choices, opened.reasoning)
         self._output: list[OutputItem] = []
@@ -147,7 +156,7 @@ class ResponseWriter:
         self._output.append(item)
 
     def _item(self, block: Block, status: Status) -> OutputItem:
-        return _item(self._begun.id, len(self._output), block, status)
+        return _item(self._begun.id, len(self._output), block, status, self._namespaced)
 
     def _of_item(self, what: str, item: OutputItem) -> bytes:
         index = len(self._output)
@@ -174,7 +183,9 @@ def _item_id(response_id: str, index: int) -> str:
     return f"item_{response_id.removeprefix('resp_')}_{index}"
 
 
-def _item(response_id: str, index: int, block: Block, status: Status) -> OutputItem:
+def _item(
+    response_id: str, index: int, block: Block, status: Status, namespaced: Namespaced
+) -> OutputItem:
     """Return a block as an item.
 
     Args:
@@ -182,6 +193,7 @@ def _item(response_id: str, index: int, block: Block, status: Status) -> OutputI
         index: The item's place in the output.
         block: The block.
         status: The status of a text; a call's own status depends on whether it is whole.
+        namespaced: The functions that were offered in namespaces.
     """
     id_ = _item_id(response_id, index)
     match block:
@@ -190,11 +202,13 @@ def _item(response_id: str, index: int, block: Block, status: Status) -> OutputI
         case TextGained(text):
             return OutputMessage(id=id_, status=status, content=[OutputText(text=text)])
         case CallMade(call, is_whole):
+            namespace, name = namespaced.get(call.name, (None, call.name))
             return OutputCall(
                 id=id_,
                 status="completed" if is_whole else "incomplete",
                 call_id=call.id,
-                name=call.name,
+                name=name,
+                namespace=namespace,
                 arguments=call.arguments,
             )
 

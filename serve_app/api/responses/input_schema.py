@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import BeforeValidator, Field
 
+from deployments.errors import InvalidRequestError
 from serve_app.api.body.echoed_fields import IN_PARTS
 from serve_app.api.body.strict_body import StrictBody
 from serve_app.api.body.wrong_type import wrong_type
@@ -17,10 +18,11 @@ from serve_app.api.openai.prompt_schema import (
     ImagePartBody,
     ImageUrl,
     ImageUrlBody,
+    RefusalPartBody,
     TextPartBody,
     refuse_many_parts,
 )
-from serve_app.api.tools.schema import MAX_CALL_ID_LENGTH, FunctionName
+from serve_app.api.tools.schema import MAX_CALL_ID_LENGTH, MAX_NAME_LENGTH, FunctionName
 
 CallId = Annotated[str, Field(min_length=1, max_length=MAX_CALL_ID_LENGTH)]
 ItemId = Annotated[
@@ -50,6 +52,17 @@ class InputText(StrictBody):
         turn.add(TextPartBody(type="text", text=self.text), place)
 
 
+class InputRefusal(StrictBody):
+    """A part in which the assistant has refused; the model sees it as text."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+    def add_to(self, turn: Turn, place: str) -> None:
+        """Append the text to a turn."""
+        turn.add(RefusalPartBody(type="refusal", refusal=self.refusal), place)
+
+
 class InputImage(StrictBody):
     """A part that is an image."""
 
@@ -73,7 +86,7 @@ def _parts(content: Any) -> Any:
     return [{"type": "input_text", "text": content}] if isinstance(content, str) else content
 
 
-InputPart = Annotated[InputText | InputImage, Field(discriminator="type")]
+InputPart = Annotated[InputText | InputImage | InputRefusal, Field(discriminator="type")]
 # Lists are validated up to the first error: all errors of a large body would fill the memory.
 InputParts = Annotated[
     list[InputPart],
@@ -104,12 +117,36 @@ class MessageItem(StrictBody):
             part.add_to(turn, f"{place}.content[{at}]")
 
 
+def whole_name(namespace: str | None, name: str, param: str) -> str:
+    """Return the name of a function as the model sees it.
+
+    Args:
+        namespace: The namespace that the function is offered in; None if in none.
+        name: The function's own name.
+        param: The name's place in the request.
+
+    Raises:
+        InvalidRequestError: It is longer than a function's name may be.
+    """
+    whole = name if namespace is None else f"{namespace}__{name}"
+    if len(whole) > MAX_NAME_LENGTH:
+        raise InvalidRequestError(
+            f"A function's name and its namespace's must have at most {MAX_NAME_LENGTH - 2} "
+            "characters together.",
+            param,
+        )
+    return whole
+
+
 class FunctionCallItem(StrictBody):
     """A call that the assistant has made, as an answer reported it."""
 
     type: Literal["function_call"]
     call_id: CallId
     name: FunctionName
+    namespace: FunctionName | None = Field(
+        default=None, description="The namespace that the function was offered in."
+    )
     arguments: str = Field(
         description="A JSON object, as text. Arguments that a limit cut are taken as they stand."
     )
@@ -123,12 +160,12 @@ class FunctionCallItem(StrictBody):
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "async": (False,),
         "caller": ({"type": "direct"},),
-        "namespace": (),
     }
 
     def add_to(self, conversation: Conversation, place: str) -> None:
         """Append the call to the assistant's turn."""
-        conversation.turn("assistant", place).call(self.call_id, self.name, self.arguments, place)
+        name = whole_name(self.namespace, self.name, f"{place}.name")
+        conversation.turn("assistant", place).call(self.call_id, name, self.arguments, place)
 
 
 class FunctionOutputItem(StrictBody):
@@ -136,7 +173,9 @@ class FunctionOutputItem(StrictBody):
 
     type: Literal["function_call_output"]
     call_id: CallId
-    output: InputParts = Field(description="Images are only accepted in a user's message.")
+    output: InputParts = Field(
+        description="Text and images, which the model sees behind the results."
+    )
     id: ItemId = None
     status: ItemStatus = None
 
@@ -227,7 +266,7 @@ NAMES: Final = (
     (r"\.image_url\.url$", ".image_url"),
     (r"\.tool_call_id$", ".call_id"),
     (r"\.(tool_calls|role|id)$", ""),
-    (r"\.function\b", ""),
+    (r"\.(function|allowed_tools)\b", ""),
     (r"^messages$", "input"),
     (r"^max_tokens$", "max_output_tokens"),
     (r"^response_format\b(\.json_schema)?", "text.format"),

@@ -61,6 +61,6 @@ class ResponsesApi:
         clock = self._context.clock
         begun = ResponseBody.begin(f"resp_{request_id}", int(clock.unix_s()), body)
         if not body.stream:
-            return await whole_response(begun, found)
-        events = written_events(found.choices, ResponseWriter(begun, found))
+            return await whole_response(begun, found, body.namespaced)
+        events = written_events(found.choices, ResponseWriter(begun, found, body.namespaced))
         return EventStreamResponse(events, found.choices, sleep=clock.sleep)

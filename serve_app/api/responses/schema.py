@@ -3,10 +3,18 @@
 Source: https://platform.openai.com/docs/api-reference/responses
 """
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, RootModel
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    RootModel,
+    Tag,
+)
 
 from deployments.contract import ModelDescription, TemplatePairs
 from serve_app.api.body.strict_body import StrictBody
@@ -15,15 +23,24 @@ from serve_app.api.intake.conversation import Conversation
 from serve_app.api.openai.prompt_schema import TextPartBody
 from serve_app.api.openai.sampling_schema import SamplingFields
 from serve_app.api.openai.template_schema import ReasoningEffort, effort_kwargs
-from serve_app.api.responses.input_schema import NAMES, Input
+from serve_app.api.responses.input_schema import NAMES, Input, whole_name
 from serve_app.api.structured.response_format import (
     JsonObjectFormat,
     JsonSchemaFormat,
     NamedSchema,
     TextFormat,
 )
+from serve_app.api.tools.hosted import (
+    OPENAI_HOSTED,
+    OPENAI_TYPES,
+    HostedTool,
+    OpenAiHostedTool,
+    ToolTypes,
+)
 from serve_app.api.tools.offer import ToolOffer
 from serve_app.api.tools.schema import (
+    AllowedTool,
+    AllowedTools,
     ChosenFunction,
     FunctionName,
     FunctionParameters,
@@ -46,10 +63,13 @@ class FunctionTool(StrictBody):
     parameters: FunctionParameters = None
     strict: FunctionStrict = None
 
+    defer_loading: bool | None = Field(
+        default=None, description="Accepted, but not read: the prompt describes all tools."
+    )
+
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "allowed_callers": (["direct"],),
         "async": (False,),
-        "defer_loading": (False,),
         "output_schema": (),
     }
 
@@ -58,11 +78,69 @@ class FunctionTool(StrictBody):
         return ToolBody.of(self.name, self.description, self.parameters, self.strict)
 
 
+FUNCTIONS_ONLY: Final = ToolTypes(("function",), None, "a namespace holds functions")
+
+
+class NamespaceTool(StrictBody):
+    """Functions that share a name, which the model sees in front of theirs."""
+
+    type: Literal["namespace"]
+    name: FunctionName
+    description: str | None = Field(
+        default=None, description="Accepted, but the model does not see it."
+    )
+    tools: Annotated[
+        list[Annotated[FunctionTool, BeforeValidator(FUNCTIONS_ONLY.check)]],
+        Field(max_length=MAX_NUM_TOOLS, fail_fast=True),
+    ]
+
+
+TOOL_TYPES: Final = ToolTypes(
+    ("function", "namespace"), OPENAI_HOSTED, "offer a function, which the client calls itself"
+)
+
+OfferedTool = Annotated[
+    Annotated[FunctionTool, Tag("function")]
+    | Annotated[NamespaceTool, Tag("namespace")]
+    | Annotated[OpenAiHostedTool, Tag("hosted")],
+    Discriminator(TOOL_TYPES.kind_of),
+    BeforeValidator(TOOL_TYPES.check),
+]
+
+
 class NamedFunction(StrictBody):
-    """The function that must be called."""
+    """A function that must be called, or may be."""
 
     type: Literal["function"]
     name: FunctionName
+
+
+class AllowedFunctions(StrictBody):
+    """The functions that may be called; the model does not see the others."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[
+        list[
+            Annotated[
+                Annotated[NamedFunction, Tag("function")]
+                | Annotated[OpenAiHostedTool, Tag("hosted")],
+                Discriminator(OPENAI_TYPES.kind_of),
+                BeforeValidator(OPENAI_TYPES.check),
+            ]
+        ],
+        Field(max_length=MAX_NUM_TOOLS, fail_fast=True),
+    ]
+
+    def to_choice(self) -> ToolChoiceBody:
+        """Return the choice in the shape of chat completions."""
+        named: list[AllowedTool | OpenAiHostedTool] = [
+            AllowedTool(type="function", function=ChosenFunction(name=tool.name))
+            for tool in self.tools
+            if isinstance(tool, NamedFunction)
+        ]
+        allowed = AllowedTools(mode=self.mode, tools=named)
+        return ToolChoiceBody(type="allowed_tools", allowed_tools=allowed)
 
 
 Metadata = Annotated[
@@ -75,12 +153,25 @@ Metadata = Annotated[
 """As at OpenAI: 16 pairs of short texts. All three events with the whole response repeat them."""
 
 ChoiceMode = Literal["none", "auto", "required"]
+ChoiceObject = Annotated[NamedFunction | AllowedFunctions, Field(discriminator="type")]
 
 
 def _check_choice(choice: Any) -> Any:
     if not isinstance(choice, str | dict | None):
         raise wrong_type("'none', 'auto', 'required' or an object")
     return choice
+
+
+Included = Literal[
+    "reasoning.encrypted_content",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
+"""What no answer here lacks: reasoning comes as text, and the other items never come."""
 
 
 class SchemaFormat(NamedSchema):
@@ -150,13 +241,13 @@ class ResponsesRequest(StrictBody):
     top_p: float | None = Field(default=None, gt=0, le=1)
     stream: bool | None = None
     stream_options: ResponsesStreamOptions | None = None
-    tools: Annotated[list[FunctionTool], Field(max_length=MAX_NUM_TOOLS, fail_fast=True)] | None = (
+    tools: Annotated[list[OfferedTool], Field(max_length=MAX_NUM_TOOLS, fail_fast=True)] | None = (
         Field(default=None, description="The functions that the model may call.")
     )
     tool_choice: (
         Annotated[
-            ChoiceMode | NamedFunction,
-            BeforeValidator(_check_choice, json_schema_input_type=ChoiceMode | NamedFunction),
+            ChoiceMode | ChoiceObject,
+            BeforeValidator(_check_choice, json_schema_input_type=ChoiceMode | ChoiceObject),
         ]
         | None
     ) = Field(default=None, description="Whether the model must call a function, and which.")
@@ -173,6 +264,14 @@ class ResponsesRequest(StrictBody):
     metadata: Metadata | None = Field(
         default=None, description="Repeated in the answer, but neither kept nor read."
     )
+    include: list[Included] | None = Field(
+        default=None,
+        description="Accepted, but changes nothing: reasoning is told as text, and the server runs "
+        "no tools. For log-probabilities, ask /v1/chat/completions.",
+    )
+    client_metadata: dict[str, Any] | None = Field(
+        default=None, description="Accepted, but neither kept nor read."
+    )
     user: str | None = Field(default=None, description="Accepted, but neither kept nor read.")
     safety_identifier: str | None = Field(
         default=None, description="Accepted, but neither kept nor read."
@@ -188,7 +287,6 @@ class ResponsesRequest(StrictBody):
         "context_management": ([],),
         "conversation": (),
         "image": (),
-        "include": ([],),
         "max_tool_calls": (),
         "moderation": (),
         "previous_response_id": (),
@@ -206,7 +304,6 @@ class ResponsesRequest(StrictBody):
         "context_management": "a conversation is read as it is sent",
         "conversation": _NOT_STORED,
         "image": "images are processed as the model's configuration says",
-        "include": "an answer holds all that there is",
         "max_tool_calls": "the client makes the calls",
         "previous_response_id": _NOT_STORED,
         "prompt": "there are no stored prompts",
@@ -226,8 +323,38 @@ class ResponsesRequest(StrictBody):
 
     def to_offer(self, limits: LimitsConfig, model: ModelDescription) -> ToolOffer:
         """Return the functions that the model may call; see `tools.schema.to_offer`."""
-        tools = [tool.to_tool() for tool in self.tools or ()]
-        return to_offer(tools, self._choice(), self.parallel_tool_calls, limits, model)
+        offered = list(self._tools())
+        tools = [tool for _, tool in offered]
+        places = [place for place, _ in offered]
+        return to_offer(tools, self._choice(), self.parallel_tool_calls, limits, model, places)
+
+    def _tools(self) -> Iterator[tuple[str, ToolBody | HostedTool]]:
+        """Yield each tool with its place; those of a namespace by their whole names.
+
+        Raises:
+            InvalidRequestError: A name is too long.
+        """
+        for at, tool in enumerate(self.tools or ()):
+            place = f"tools[{at}]"
+            if isinstance(tool, FunctionTool):
+                yield place, tool.to_tool()
+            elif isinstance(tool, NamespaceTool):
+                for within, function in enumerate(tool.tools):
+                    where = f"{place}.tools[{within}]"
+                    name = whole_name(tool.name, function.name, f"{where}.name")
+                    yield where, function.model_copy(update={"name": name}).to_tool()
+            else:
+                yield place, tool
+
+    @property
+    def namespaced(self) -> Mapping[str, tuple[str, str]]:
+        """The namespace and the own name of each function in a namespace, by its whole name."""
+        return {
+            whole_name(tool.name, function.name, "tools"): (tool.name, function.name)
+            for tool in self.tools or ()
+            if isinstance(tool, NamespaceTool)
+            for function in tool.tools
+        }
 
     def _choice(self) -> ToolChoiceBody | None:
         match self.tool_choice:
@@ -235,6 +362,8 @@ class ResponsesRequest(StrictBody):
                 return None
             case NamedFunction(name=name):
                 return ToolChoiceBody(type="function", function=ChosenFunction(name=name))
+            case AllowedFunctions() as allowed:
+                return allowed.to_choice()
             case mode:
                 return ToolChoiceBody(type=mode)
 
@@ -246,6 +375,11 @@ class ResponsesRequest(StrictBody):
         """
         effort = None if self.reasoning is None else self.reasoning.effort
         return tuple(effort_kwargs(effort, model, "reasoning.effort").items())
+
+    @property
+    def max_reasoning_tokens(self) -> int | None:
+        """None: OpenAI has no such field here."""
+        return None
 
     def to_fields(self) -> SamplingFields:
         """Return the fields of sampling, in the shape of chat completions."""
@@ -308,6 +442,11 @@ class OutputCall(BaseModel):
     status: Status
     call_id: str
     name: str
+    namespace: str | None = Field(
+        default=None,
+        exclude_if=lambda name: name is None,
+        description="The namespace that the function was offered in.",
+    )
     arguments: str = Field(
         description="A JSON object, as text; its beginning, if max_output_tokens has cut it."
     )
@@ -383,7 +522,8 @@ class ResponseBody(BaseModel):
     def begin(cls, id_: str, created_at: int, asked: ResponsesRequest) -> "ResponseBody":
         """Return a response without output, which repeats the request's settings."""
         choice = asked.tool_choice
-        tools = [tool.model_dump() for tool in asked.tools or ()]
+        offered = [tool for tool in asked.tools or () if not isinstance(tool, HostedTool)]
+        tools = [tool.model_dump() for tool in offered]
         form = None if asked.text is None else asked.text.format
         told = {"type": "text"} if form is None else form.model_dump(by_alias=True)
         effort = None if asked.reasoning is None else asked.reasoning.effort
@@ -397,9 +537,7 @@ class ResponseBody(BaseModel):
             temperature=asked.temperature,
             top_p=asked.top_p,
             parallel_tool_calls=asked.parallel_tool_calls is not False,
-            tool_choice=choice.model_dump()
-            if isinstance(choice, NamedFunction)
-            else choice or "auto",
+            tool_choice=choice.model_dump() if isinstance(choice, BaseModel) else choice or "auto",
             tools=tools,
             text={"format": told},
             reasoning={"effort": effort, "summary": None},

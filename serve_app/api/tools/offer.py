@@ -21,16 +21,16 @@ from serve_app.api.tools.parsing.parser import ToolCallParser
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """The client's choice: whether a call is required, and of which function.
+    """The client's choice: whether a call is required, and of which functions.
 
     Attributes:
         must_call: Whether the answer must be one or several calls.
-        name: The only function that may be called; None allows all.
+        names: The only functions that may be called; None allows all.
         is_parallel: Whether an answer may hold several calls.
     """
 
     must_call: bool = False
-    name: str | None = None
+    names: frozenset[str] | None = None
     is_parallel: bool = True
 
 
@@ -58,6 +58,7 @@ class ToolOffer:
         must_call: Whether the answer must be only calls.
         max_calls: The most calls of one answer; None means any number.
         token_ids: The format's marks that are special tokens, with their ids.
+        left_out: The types of the request's tools that do not run here.
     """
 
     tools: tuple[Tool, ...] = ()
@@ -66,6 +67,7 @@ class ToolOffer:
     must_call: bool = False
     max_calls: int | None = None
     token_ids: Mapping[str, int] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
 
     @property
     def names(self) -> Collection[str]:
@@ -124,6 +126,9 @@ class ToolOffer:
             write = grammar.alternative_to(sampling.grammar, field)
         unheld = check_grammar(grammar, write, self.functions, settings)
         made = replace(sampling, grammar=write(self.functions, self.token_ids))
+        if self.must_call:
+            # A stop string would cut a call into one that no schema allows.
+            made = replace(made, stop=())
         return Guided(made, (*grammar.unheld(self.functions), *unheld))
 
     @property
@@ -142,13 +147,13 @@ def make_offer(
     Raises:
         InvalidRequestError: The model does not support tools, or its format of calls is unknown.
     """
-    is_single = choice.name is not None or not choice.is_parallel
+    names = choice.names
     return ToolOffer(
         tools=tuple(function.tool for function in functions),
-        functions=tuple(f for f in functions if choice.name in (None, f.name)),
+        functions=tuple(f for f in functions if names is None or f.name in names),
         format=_format_of(model),
         must_call=choice.must_call,
-        max_calls=1 if is_single else None,
+        max_calls=None if choice.is_parallel else 1,
         token_ids=dict(model.tool_call_token_ids),
     )
 

@@ -5,9 +5,18 @@ Source: https://platform.openai.com/docs/api-reference/chat/create (tools, tool_
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from deployments.contract import ModelDescription, Tool, ToolCall
@@ -17,11 +26,15 @@ from serve_app.api.body.echoed_fields import IN_CALLS
 from serve_app.api.body.strict_body import StrictBody
 from serve_app.api.body.wrong_type import wrong_type
 from serve_app.api.structured.tool_grammar import OfferedFunction
+from serve_app.api.tools.hosted import OPENAI_TYPES, HostedTool, OpenAiHostedTool
 from serve_app.api.tools.offer import NO_TOOLS, ToolChoice, ToolOffer, make_offer
 from serve_app.config import MAX_NUM_TOOLS, LimitsConfig
 from serve_app.http.json_route import decode_json
 
-FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+MAX_NAME_LENGTH: Final = 128
+"""Characters of a function's name: Anthropic's limit, and twice OpenAI's."""
+
+FunctionName = Annotated[str, Field(pattern=rf"^[a-zA-Z0-9_-]{{1,{MAX_NAME_LENGTH}}}$")]
 
 MAX_CALL_ID_LENGTH = 256
 
@@ -56,7 +69,7 @@ class FunctionBody(StrictBody):
 
 
 class ToolBody(StrictBody):
-    """A tool; all tools are functions."""
+    """A tool that the client runs; all of these are functions."""
 
     type: Literal["function"]
     function: FunctionBody
@@ -83,15 +96,47 @@ class ChosenFunction(StrictBody):
     name: FunctionName
 
 
+class AllowedTool(StrictBody):
+    """One of the functions that may be called."""
+
+    type: Literal["function"]
+    function: ChosenFunction
+
+
+class AllowedTools(StrictBody):
+    """The tools that may be called; the model does not see the others."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[
+        list[
+            Annotated[
+                Annotated[AllowedTool, Tag("function")]
+                | Annotated[OpenAiHostedTool, Tag("hosted")],
+                Discriminator(OPENAI_TYPES.kind_of),
+                BeforeValidator(OPENAI_TYPES.check),
+            ]
+        ],
+        Field(max_length=MAX_NUM_TOOLS, fail_fast=True),
+    ]
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of the functions."""
+        return frozenset(tool.function.name for tool in self.tools if isinstance(tool, AllowedTool))
+
+
+def _named_only_by(kind: str) -> dict[str, Any]:
+    return {
+        "if": {"properties": {"type": {"const": kind}}},
+        "then": {"properties": {kind: {"not": {"type": "null"}}}, "required": [kind]},
+        "else": {"properties": {kind: {"type": "null"}}},
+    }
+
+
 _CHOICE_RULE: Final[dict[str, Any]] = {
-    "if": {"properties": {"type": {"const": "function"}}},
-    "then": {
-        "properties": {"function": {"not": {"type": "null"}}},
-        "required": ["function"],
-    },
-    "else": {"properties": {"function": {"type": "null"}}},
+    "allOf": [_named_only_by("function"), _named_only_by("allowed_tools")]
 }
-"""The rule of `ToolChoiceBody._check_function` as a JSON schema."""
+"""The rule of `ToolChoiceBody._check_named` as a JSON schema."""
 
 
 class ToolChoiceBody(StrictBody):
@@ -99,23 +144,33 @@ class ToolChoiceBody(StrictBody):
 
     model_config = ConfigDict(json_schema_extra=_CHOICE_RULE)
 
-    type: Literal["none", "auto", "required", "function"]
+    type: Literal["none", "auto", "required", "function", "allowed_tools"]
     function: ChosenFunction | None = None
+    allowed_tools: AllowedTools | None = None
 
     @model_validator(mode="after")
-    def _check_function(self) -> Self:
-        if (self.type == "function") != (self.function is not None):
-            raise PydanticCustomError(
-                "tool_choice",
-                "tool_choice names a function if its type is 'function', and only then.",
-                {"field": "function"},
-            )
+    def _check_named(self) -> Self:
+        for name in ("function", "allowed_tools"):
+            if (self.type == name) != (getattr(self, name) is not None):
+                raise PydanticCustomError(
+                    "tool_choice",
+                    "tool_choice holds {field} if its type is {kind}, and only then.",
+                    {"field": name, "kind": repr(name)},
+                )
         return self
 
     @property
-    def name(self) -> str | None:
-        """The function that must be called."""
-        return self.function.name if self.function else None
+    def must_call(self) -> bool:
+        """Whether the answer must be a call."""
+        mode = self.type if self.allowed_tools is None else self.allowed_tools.mode
+        return mode in ("required", "function")
+
+    @property
+    def names(self) -> frozenset[str] | None:
+        """The functions that may be called; None allows all."""
+        if self.allowed_tools is not None:
+            return self.allowed_tools.names
+        return None if self.function is None else frozenset({self.function.name})
 
 
 def _as_object(choice: Any) -> Any:
@@ -132,7 +187,12 @@ ToolChoiceField = Annotated[
     ),
 ]
 
-Tools = Annotated[list[ToolBody], Field(max_length=MAX_NUM_TOOLS, fail_fast=True)]
+OfferedTool = Annotated[
+    Annotated[ToolBody, Tag("function")] | Annotated[OpenAiHostedTool, Tag("hosted")],
+    Discriminator(OPENAI_TYPES.kind_of),
+    BeforeValidator(OPENAI_TYPES.check),
+]
+Tools = Annotated[list[OfferedTool], Field(max_length=MAX_NUM_TOOLS, fail_fast=True)]
 
 
 def _as_text(arguments: Any) -> Any:
@@ -201,35 +261,56 @@ class AnswerToolCall(BaseModel):
 
 
 def to_offer(
-    tools: Sequence[ToolBody] | None,
+    tools: Sequence[ToolBody | HostedTool] | None,
     choice: ToolChoiceBody | None,
     parallel: bool | None,
     limits: LimitsConfig,
     model: ModelDescription,
+    places: Sequence[str] = (),
 ) -> ToolOffer:
     """Return the functions that a request lets the model call.
 
-    With `tool_choice: none` the prompt describes no tools, so that the model calls none.
+    With `tool_choice: none` the prompt describes no tools, so that the model calls none; and with
+    `allowed_tools` only those.
+
+    Args:
+        tools: The request's tools.
+        choice: Whether a function must be called, and which.
+        parallel: Whether an answer may hold several calls; None means yes.
+        limits: The bounds on tools.
+        model: The model.
+        places: The place of each tool in the request; empty means `tools[0]` and so on.
 
     Raises:
-        InvalidRequestError: The tools are refused, the model does not support tools, or the chosen
+        InvalidRequestError: The tools are refused, the model does not support tools, or a chosen
             function is not among them.
     """
-    functions = to_functions(tools or (), limits)
-    kind = choice.type if choice else "auto"
-    name = choice.name if choice else None
-    if name is not None and all(function.name != name for function in functions):
-        raise InvalidRequestError(f"No tool is named {name!r}.", "tool_choice.function.name")
-    if kind == "required" and not functions:
-        raise InvalidRequestError("tool_choice 'required' needs tools.", "tool_choice")
-    if kind == "none" or not functions:
-        return NO_TOOLS
-    wanted = ToolChoice(kind in ("required", "function"), name, parallel is not False)
-    return make_offer(functions, wanted, model)
+    given = tools or ()
+    left_out = tuple(tool.type for tool in given if isinstance(tool, HostedTool))
+    functions = to_functions(given, limits, places)
+    names = None if choice is None else choice.names
+    unknown = sorted((names or frozenset()) - {function.name for function in functions})
+    if unknown:
+        kind = "function.name" if choice and choice.function else "allowed_tools.tools"
+        raise InvalidRequestError(f"No tool is named {unknown[0]!r}.", f"tool_choice.{kind}")
+    must_call = choice is not None and choice.must_call
+    is_allowed = choice is not None and choice.allowed_tools is not None
+    if is_allowed:
+        functions = tuple(function for function in functions if function.name in (names or ()))
+    if must_call and not functions:
+        kind = " or allowed_tools with the mode 'required'" if is_allowed else ""
+        raise InvalidRequestError(f"tool_choice 'required'{kind} needs tools.", "tool_choice")
+    if (choice is not None and choice.type == "none") or not functions:
+        return replace(NO_TOOLS, left_out=left_out)
+    is_named = choice is not None and choice.function is not None
+    wanted = ToolChoice(must_call, names, parallel is not False and not is_named)
+    return replace(make_offer(functions, wanted, model), left_out=left_out)
 
 
-def to_functions(tools: Sequence[ToolBody], limits: LimitsConfig) -> tuple[OfferedFunction, ...]:
-    """Return the functions that a request offers.
+def to_functions(
+    tools: Sequence[ToolBody | HostedTool], limits: LimitsConfig, places: Sequence[str] = ()
+) -> tuple[OfferedFunction, ...]:
+    """Return the functions that a request offers; see `to_offer`.
 
     Raises:
         InvalidRequestError: There are too many functions, they are too large, two have the same
@@ -245,17 +326,20 @@ def to_functions(tools: Sequence[ToolBody], limits: LimitsConfig) -> tuple[Offer
     names: set[str] = set()
     num_bytes = 0
     for at, tool in enumerate(tools):
-        function = _to_function(tool.function, f"tools[{at}].function")
+        place = places[at] if places else f"tools[{at}]"
+        if isinstance(tool, HostedTool):
+            continue
+        function = _to_function(tool.function, f"{place}.function")
         num_bytes += function.num_bytes
         if num_bytes > limits.max_tools_bytes:
             raise InvalidRequestError(
                 f"The tools up to this one take more than {limits.max_tools_bytes} bytes "
                 "(limits.max_tools_bytes). Shorten descriptions and schemas.",
-                f"tools[{at}]",
+                place,
             )
         if function.name in names:
             raise InvalidRequestError(
-                f"Two tools are named {function.name!r}.", f"tools[{at}].function.name"
+                f"Two tools are named {function.name!r}.", f"{place}.function.name"
             )
         names.add(function.name)
         functions.append(function)

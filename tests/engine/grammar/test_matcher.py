@@ -388,6 +388,36 @@ def test_generated_reasoning_is_consumed_before_the_grammar_s_text(marks: Reason
         compiler().compile(COLORS, [START, END, *ids_of("x")], marks)
 
 
+@pytest.mark.parametrize("grammar", [COLORS, None])
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_reasoning_ends_where_its_budget_does(grammar: str | None, has_begun: bool) -> None:
+    marks = ReasoningTokens(START, END, has_begun, max_tokens=2)
+    matcher = compiler().compile(grammar, () if has_begun else (START,), marks)
+    for token_id in ids_of("Hm"):
+        assert token_id in allowed(matcher.bitmask())
+        assert not matcher.advance(token_id)
+    assert allowed(matcher.bitmask()) == [END]
+    assert allowed(matcher.bitmask({END})) == [END]
+    assert not matcher.advance(END)
+    everything = list(range(VOCAB_SIZE))
+    assert allowed(matcher.bitmask()) == (everything if grammar is None else ids_of('"'))
+    resumed = compiler().compile(grammar, [*([] if has_begun else [START]), *ids_of("Hm")], marks)
+    assert allowed(resumed.bitmask()) == [END]
+
+
+def test_a_text_reasons_no_longer_than_its_budget_without_a_grammar() -> None:
+    (letter,) = ids_of("a")
+    bias = ((letter, 100.0),)
+    marks = ReasoningTokens(START, END, has_begun=True, max_tokens=3)
+    params = SamplingParams(max_tokens=8, logit_bias=bias, reasoning=marks)
+    (told,) = [
+        run_staggered(make_engine(load(llama)), [SequenceRequest("s", PROMPT, params)]).token_ids(
+            "s"
+        )
+    ]
+    assert told == [letter] * 3 + [END] + [letter] * 4
+
+
 def test_a_stop_string_may_end_the_text_inside_the_reasoning() -> None:
     (letter,) = ids_of("a")
     params: dict[str, Any] = {"stop": ("aa",), "logit_bias": ((letter, 100.0),)}

@@ -206,10 +206,15 @@ MESSAGES_PROMPT: dict[str, Any] = {
             "type": "custom",
             "strict": True,
             "cache_control": CACHE,
-        }
+            "defer_loading": True,
+            "eager_input_streaming": True,
+            "input_examples": [{"a": 1}],
+        },
+        {"type": "web_search_20250305", "name": "web_search", "max_uses": 5},
     ],
+    "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
     "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
-    "thinking": {"type": "disabled"},
+    "thinking": {"type": "enabled", "budget_tokens": 1024},
     "cache_control": CACHE,
 }
 RESPONSES_TOOL = {
@@ -218,7 +223,9 @@ RESPONSES_TOOL = {
     "description": "F.",
     "parameters": ANY_OBJECT,
     "strict": True,
+    "defer_loading": True,
 }
+NAMESPACE = {"type": "namespace", "name": "n", "description": "N.", "tools": [RESPONSES_TOOL]}
 RESPONSES_INPUT: list[Any] = [
     {
         "type": "message",
@@ -230,6 +237,7 @@ RESPONSES_INPUT: list[Any] = [
         "id": "m",
         "status": "completed",
     },
+    {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]},
     {
         "type": "reasoning",
         "summary": [{"type": "summary_text", "text": "a"}],
@@ -241,6 +249,7 @@ RESPONSES_INPUT: list[Any] = [
         "type": "function_call",
         "call_id": "c",
         "name": "f",
+        "namespace": "n",
         "arguments": "{}",
         "id": "i",
         "status": "completed",
@@ -323,10 +332,40 @@ SAMPLES: list[tuple[str, type[StrictBody], dict[str, Any]]] = [
         {
             "model": "m", "input": RESPONSES_INPUT, "instructions": "a", "max_output_tokens": 5,
             "temperature": 1, "top_p": 1, "stream": True, "stream_options": {},
-            "tools": [RESPONSES_TOOL], "parallel_tool_calls": True,
+            "tools": [RESPONSES_TOOL, NAMESPACE, {"type": "web_search", "filters": {}}],
+            "parallel_tool_calls": True, "include": ["reasoning.encrypted_content"],
+            "client_metadata": {"thread_id": "t"},
             "tool_choice": {"type": "function", "name": "f"}, "text": {"format": None},
             "reasoning": {"effort": "none"}, "store": True, "metadata": {}, "user": "u",
             "safety_identifier": "s", "prompt_cache_key": "p",
+        },
+    ),
+    (
+        "/v1/responses",
+        ResponsesRequest,
+        {
+            "model": "m", "input": "a", "tools": [RESPONSES_TOOL],
+            "tool_choice": {
+                "type": "allowed_tools",
+                "mode": "required",
+                "tools": [{"type": "function", "name": "f"}, {"type": "web_search"}],
+            },
+        },
+    ),
+    (
+        "/v1/chat/completions",
+        ChatRequest,
+        {
+            "model": "m", "tools": TOOLS,
+            "messages": [
+                *HI, {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}, *HI
+            ],
+            "tool_choice": {
+                "type": "allowed_tools",
+                "allowed_tools": {
+                    "mode": "auto", "tools": [{"type": "function", "function": {"name": "f"}}]
+                },
+            },
         },
     ),
     *(

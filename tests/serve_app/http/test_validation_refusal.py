@@ -191,7 +191,7 @@ WORDS: list[tuple[type[StrictBody], Any, str | None, str]] = [
      "messages[0].content must be a string or a list of parts."),
     (ChatRequest, {"messages": [{"role": "user", "content": [{"type": "video"}]}]},
      "messages[0].content[0].type",
-     "messages[0].content[0].type must be 'text' or 'image_url'."),
+     "messages[0].content[0].type must be 'text', 'image_url' or 'refusal'."),
     (ChatRequest, {"messages": [{"role": "user", "content": [{}]}]},
      "messages[0].content[0].type", "messages[0].content[0].type is missing."),
     (ChatRequest, {"messages": [{"role": "user", "contnet": "a"}]}, "messages[0].contnet",

@@ -15,7 +15,7 @@ from serve_app.api.tools.parsing.object_scanner import BrokenObjectError, Object
 ARGUMENTS_KEYS: Final = ("arguments", "parameters")
 """Models trained on one of these keys occasionally write the other one."""
 
-_NAME: Final = r'\s*\{\s*"name"\s*:\s*"([a-zA-Z0-9_-]{1,64})"'
+_NAME: Final = r'\s*\{\s*"name"\s*:\s*"([a-zA-Z0-9_-]{1,128})"'
 _NAMED: Final = re.compile(_NAME)
 _HEAD: Final = re.compile(rf'{_NAME}\s*,\s*"(?:{"|".join(ARGUMENTS_KEYS)})"\s*:\s*(?=\{{)')
 

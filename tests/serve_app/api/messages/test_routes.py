@@ -382,6 +382,7 @@ async def test_reasoning_is_a_block_before_the_text(
     [
         ({"thinking": {"type": "disabled"}}, {"enable_thinking": False}),
         ({"thinking": {"type": "adaptive"}}, {}),
+        ({"thinking": {"type": "enabled", "budget_tokens": 5}}, {"enable_thinking": True}),
         ({"output_config": {"effort": "low"}}, {"enable_thinking": True}),
     ],
 )
@@ -393,6 +394,105 @@ async def test_thinking_is_switched_where_the_template_can(
     assert dict(backend.requests[0].template_kwargs) == kwargs
     assert (await client.post(COUNT, json={"model": "m", "messages": USER, **fields})).is_success
     assert dict(backend.tokenized[0].template_kwargs) == kwargs
+
+
+@pytest.mark.parametrize("reasons", [True, False])
+async def test_a_budget_bounds_the_tokens_of_reasoning_where_there_is_any(
+    client: httpx.AsyncClient, backend: FakeBackend, reasons: bool
+) -> None:
+    if reasons:
+        reasoning = ReasoningDescription("qwen3", ReasoningTokens(8, 9))
+        backend.description = replace(backend.description, reasoning=reasoning)
+    thinking = {"type": "enabled", "budget_tokens": 5}
+    assert (await client.post(MESSAGES, json={**HI, "thinking": thinking})).status_code == 200
+    (request,) = backend.requests
+    assert request.sampling.reasoning == (ReasoningTokens(8, 9, max_tokens=5) if reasons else None)
+
+
+async def test_what_a_coding_agent_sends_is_answered(
+    caller: httpx.AsyncClient, calling: FakeBackend
+) -> None:
+    """The body is written after public reports of Claude Code; no client sent it."""
+    long_name = f"mcp__plugin_{'x' * 111}__y"
+    assert len(long_name) == 126
+    tools = [
+        {**TOOL, "eager_input_streaming": True, "input_examples": [{"a": 1}]},
+        {**TOOL, "name": long_name, "defer_loading": True},
+        {"type": "web_search_20250305", "name": "web_search", "max_uses": 8},
+        {"type": "tool_search_tool_regex_20251119", "name": "tool_search_tool_regex"},
+    ]
+    edits = [{"type": "clear_thinking_20251015", "keep": "all"}]
+    body = {
+        **HI,
+        "tools": tools,
+        "context_management": {"edits": edits},
+        "thinking": {"type": "enabled", "budget_tokens": 31999},
+    }
+    answer = await caller.post(MESSAGES, json=body)
+    assert answer.status_code == 200, answer.text
+    assert [tool.name for tool in calling.requests[0].tools] == ["f", long_name]
+    assert answer.headers["x-raystream-warning"] == (
+        "Tools that do not run here: tool_search_tool_regex_20251119, web_search_20250305"
+    )
+
+
+async def test_a_tool_of_a_type_that_the_client_would_run_is_refused_with_advice(
+    caller: httpx.AsyncClient,
+) -> None:
+    tool = {"type": "bash_20250124", "name": "bash", "max_uses": 1}
+    answer = await caller.post(MESSAGES, json={**HI, "tools": [tool]})
+    assert answer.json()["error"]["message"] == (
+        "tools[0].type must be 'custom'; bash_20250124 is not supported here: offer a tool with an "
+        "input_schema, which the client runs itself."
+    )
+
+
+async def test_a_call_that_must_come_is_not_cut_by_stop_sequences(
+    caller: httpx.AsyncClient, calling: FakeBackend
+) -> None:
+    fields = {"tools": [TOOL], "stop_sequences": ["1"]}
+    for choice, stop in (({"type": "any"}, ()), ({"type": "auto"}, ("1",))):
+        answer = await caller.post(MESSAGES, json={**HI, **fields, "tool_choice": choice})
+        assert answer.status_code == 200, answer.text
+        assert calling.requests[-1].sampling.stop == stop
+
+
+async def test_images_of_results_reach_the_model_in_the_user_s_turn_behind_them(
+    caller: httpx.AsyncClient, calling: FakeBackend
+) -> None:
+    image = {"type": "image", "source": {"type": "url", "url": IMAGE}}
+    calls: list[Any] = [
+        {"type": "tool_use", "id": name, "name": "f", "input": {}} for name in ("a", "b")
+    ]
+    results = [
+        {"type": "tool_result", "tool_use_id": "a", "content": [image]},
+        {
+            "type": "tool_result",
+            "tool_use_id": "b",
+            "content": [{"type": "text", "text": "two"}, image],
+        },
+    ]
+    after = {"type": "text", "text": "What are these?"}
+    for content in (results, [*results, after]):
+        turns = [
+            *USER,
+            {"role": "assistant", "content": calls},
+            {"role": "user", "content": content},
+        ]
+        answer = await caller.post(MESSAGES, json={**HI, "messages": turns})
+        assert answer.status_code == 200, answer.text
+        messages = [each for each in calling.requests[-1].prompt if isinstance(each, ChatMessage)]
+        assert [message.role for message in messages] == [
+            "user", "assistant", "tool", "tool", "user",
+        ]  # fmt: skip
+        assert [message.parts for message in messages[2:4]] == [
+            (TextPart(""),),
+            (TextPart("two"),),
+        ]
+        first, second, *rest = messages[4].parts
+        assert isinstance(first, ImagePart)
+        assert isinstance(second, ImagePart)
+        assert rest == ([TextPart("What are these?")] if after in content else [])
 
 
 async def test_a_schema_constrains_the_text(
@@ -431,14 +531,16 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"stop_sequences": [""]}, "stop_sequences"),
     ({"temperature": 3}, "temperature"),
     ({"seed": 5}, "seed"),
-    ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
+    ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.budget_tokens"),
     ({"output_config": {"effort": "low"}}, "output_config.effort"),
     (
         {"output_config": {"format": {"type": "json_schema", "schema": {"type": "nothing"}}}},
         "output_config.format",
     ),
     ({"tools": [TOOL]}, "tools"),
-    ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
+    ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type"),
+    ({"tools": [{"type": "computer_20250124", "display_width_px": 1}]}, "tools[0].type"),
+    ({"tools": [{**TOOL, "name": "x" * 129}]}, "tools[0].name"),
     ({"tool_choice": {"type": "any"}}, "tool_choice"),
     ({"tool_choice": {"type": "tool", "name": "g"}}, "tool_choice.name"),
     ({"mcp_servers": [{"type": "url"}]}, "mcp_servers"),
@@ -484,9 +586,11 @@ async def test_what_is_not_honoured_is_refused_by_name_in_anthropic_s_shape(
             {
                 "type": "tool_result",
                 "tool_use_id": "c",
-                "content": [{"type": "image", "source": {"type": "url", "url": IMAGE}}],
+                "content": [
+                    {"type": "image", "source": {"type": "url", "url": "https://x.test/a.png"}}
+                ],
             },
-            "messages[1].content[1].content[0]: Images are only",
+            "messages[1].content[1].content[0].source",
         ),
     ],
 )

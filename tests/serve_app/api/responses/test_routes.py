@@ -14,11 +14,13 @@ from PIL import Image
 from pydantic import BaseModel
 
 from deployments.contract import (
+    ChatMessage,
     FinishReason,
     ImagePart,
     ReasoningDescription,
     ReasoningTokens,
     TextDelta,
+    TextPart,
 )
 from deployments.errors import GenerationFailedError, OverloadedError
 from serve_app.api.responses.schema import ResponsesEvent
@@ -291,6 +293,72 @@ async def test_an_answer_s_items_come_back_as_they_are(caller: httpx.AsyncClient
     assert answer.status_code == 200, answer.text
 
 
+async def test_what_asks_for_nothing_is_accepted_and_hosted_tools_are_named_in_a_header(
+    caller: httpx.AsyncClient, calling: FakeBackend
+) -> None:
+    body = {
+        **HI,
+        "include": ["reasoning.encrypted_content"],
+        "client_metadata": {"thread_id": "t"},
+        "tools": [{"type": "web_search", "external_web_access": False}, TOOL, {"type": "mcp"}],
+    }
+    answer = await caller.post(RESPONSES, json=body)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-raystream-warning"] == "Tools that do not run here: mcp, web_search"
+    assert [tool.name for tool in calling.requests[0].tools] == ["f"]
+    assert [tool["name"] for tool in answer.json()["tools"]] == ["f"]
+
+
+async def test_functions_of_a_namespace_are_called_by_it_and_come_back(
+    caller: httpx.AsyncClient, calling: FakeBackend
+) -> None:
+    calling.steps = text_of(CALL.replace('"f"', '"n__f"'))
+    namespace = {"type": "namespace", "name": "n", "description": "N.", "tools": [TOOL]}
+    body = {**HI, "tools": [TOOL, namespace]}
+    whole = (await caller.post(RESPONSES, json=body)).json()
+    Response.model_validate(whole)
+    (call,) = whole["output"]
+    assert (call["namespace"], call["name"]) == ("n", "f")
+    assert [tool.name for tool in calling.requests[0].tools] == ["f", "n__f"]
+    streamed_call = (await streamed(caller, **body))[-1]["response"]["output"][0]
+    assert (streamed_call["namespace"], streamed_call["name"]) == ("n", "f")
+    result = {"type": "function_call_output", "call_id": call["call_id"], "output": "2"}
+    items = [{"role": "user", "content": "hi"}, call, result]
+    assert (await caller.post(RESPONSES, json={**body, "input": items})).status_code == 200
+    messages = [each for each in calling.requests[-1].prompt if isinstance(each, ChatMessage)]
+    assert messages[1].tool_calls[0].name == messages[2].name == "n__f"
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+async def test_only_allowed_tools_are_offered(
+    caller: httpx.AsyncClient, calling: FakeBackend, mode: str
+) -> None:
+    choice = {
+        "type": "allowed_tools",
+        "mode": mode,
+        "tools": [{"type": "function", "name": "g"}, {"type": "web_search"}],
+    }
+    body = {**HI, "tools": [TOOL, {**TOOL, "name": "g"}], "tool_choice": choice}
+    answer = await caller.post(RESPONSES, json=body)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["tool_choice"] == choice
+    (request,) = calling.requests
+    assert [tool.name for tool in request.tools] == ["g"]
+    assert (request.sampling.grammar is not None) == (mode == "required")
+
+
+async def test_a_refusal_of_an_earlier_turn_is_text(
+    client: httpx.AsyncClient, backend: FakeBackend
+) -> None:
+    refused = {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}
+    hi = {"role": "user", "content": "hi"}
+    for path, name in ((RESPONSES, "input"), ("/v1/chat/completions", "messages")):
+        answer = await client.post(path, json={"model": "m", name: [hi, refused, hi]})
+        assert answer.status_code == 200, answer.text
+        messages = [each for each in backend.requests[-1].prompt if isinstance(each, ChatMessage)]
+        assert messages[1].parts == (TextPart("No."),)
+
+
 @pytest.mark.parametrize(
     "form",
     [
@@ -311,7 +379,7 @@ NOT_HONOURED: list[tuple[dict[str, Any], str]] = [
     ({"previous_response_id": "resp_1"}, "previous_response_id"),
     ({"conversation": "conv_1"}, "conversation"),
     ({"background": True}, "background"),
-    ({"include": ["reasoning.encrypted_content"]}, "include"),
+    ({"include": ["message.output_text.logprobs"]}, "include"),
     ({"truncation": "auto"}, "truncation"),
     ({"top_logprobs": 3}, "top_logprobs"),
     ({"stream": True, "stream_options": {"include_obfuscation": True}},
@@ -328,7 +396,14 @@ NOT_HONOURED: list[tuple[dict[str, Any], str]] = [
         {"type": "input_image", "image_url": "https://x.test/a.png"}]}],
       "instructions": "b"}, "input[0].content[1].image_url"),
     ({"max_output_tokens": 0}, "max_output_tokens"),
-    ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+    ({"tools": [{"type": "local_shell"}]}, "tools[0].type"),
+    ({"tools": [{"type": "custom", "name": "f", "format": {}}]}, "tools[0].type"),
+    ({"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "custom", "name": "f"}]}]},
+     "tools[0].tools[0].type"),
+    ({"tools": [{"type": "namespace", "name": "n" * 100, "tools": [{**TOOL, "name": "f" * 100}]}]},
+     "tools[0].tools[0].name"),
+    ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [
+        {"type": "function", "name": "g"}]}}, "tool_choice.tools"),
     ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice.name"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tools": [TOOL, TOOL]}, "tools[1].name"),

@@ -81,7 +81,9 @@ def test_no_more_calls_than_the_maximum_are_forced(known: ToolCallFormat) -> Non
 
 @ALL
 def test_a_named_function_is_called_once(known: ToolCallFormat) -> None:
-    grammar = guided(offer(known, GET, OTHER, must_call=True, name="get_all"))
+    grammar = guided(
+        offer(known, GET, OTHER, must_call=True, names=frozenset({"get_all"}), is_parallel=False)
+    )
     assert takes(grammar, written(known, ("get_all", "{}")))
     assert not takes(grammar, written(known, ROME))
     assert not takes(grammar, written(known, ("get_all", "{}"), ("get_all", "{}")))

@@ -61,12 +61,12 @@ INVALID: list[tuple[Any, str, str]] = [
     ([tool("a"), tool("b", description="x" * 400)], "tools[1]", "limits.max_tools_bytes"),
     ([tool("a", parameters={"x": "é" * 200})], "tools[0]", "limits.max_tools_bytes"),
     ([tool("a"), tool("a")], "tools[1].function.name", "'a'"),
-    ([tool("")], "tools[0].function.name", "{1,64}"),
-    ([tool("a"), tool("no space")], "tools[1].function.name", "{1,64}"),
-    ([tool("a\n")], "tools[0].function.name", "{1,64}"),
-    ([tool("x" * 65)], "tools[0].function.name", "{1,64}"),
+    ([tool("")], "tools[0].function.name", "{1,128}"),
+    ([tool("a"), tool("no space")], "tools[1].function.name", "{1,128}"),
+    ([tool("a\n")], "tools[0].function.name", "{1,128}"),
+    ([tool("x" * 129)], "tools[0].function.name", "{1,128}"),
     ([{"type": "function"}], "tools[0].function", "missing"),
-    ([{"type": "custom", "custom": {}}], "tools[0].custom", "custom"),
+    ([{"type": "custom", "custom": {}}], "tools[0].type", "custom"),
     ([{**tool(), "type": "retrieval"}], "tools[0].type", "'function'"),
     ([tool(parameters=[])], "tools[0].function.parameters", "must be an object"),
     ([tool(parameters={"type": "array"})], "tools[0].function.parameters.type", "'object'"),
@@ -94,7 +94,13 @@ INVALID_CHOICES: list[tuple[Any, str]] = [
     ({"type": "function"}, "tool_choice.function"),
     ({"type": "function", "function": {"name": "g"}}, "tool_choice.function.name"),
     ({"type": "function", "function": {"name": "g!"}}, "tool_choice.function.name"),
-    ({"type": "allowed_tools", "allowed_tools": {}}, "tool_choice.allowed_tools"),
+    ({"type": "allowed_tools", "allowed_tools": {}}, "tool_choice.allowed_tools.mode"),
+    ({"type": "allowed_tools"}, "tool_choice.allowed_tools"),
+    (
+        {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [tool("g")]}},
+        "tool_choice.allowed_tools.tools",
+    ),
+    ({"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": []}}, "tool_choice"),
 ]
 
 
@@ -103,6 +109,22 @@ async def test_an_invalid_tool_choice_is_refused(client: httpx.AsyncClient) -> N
         for choice, param in INVALID_CHOICES:
             with offenders.case(choice, param):
                 assert (await refusal(client, tools=[tool()], tool_choice=choice))["param"] == param
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+async def test_only_allowed_tools_are_offered(
+    client: httpx.AsyncClient, backend: FakeBackend, mode: str
+) -> None:
+    allowed = {"mode": mode, "tools": [tool("g")]}
+    fields = {
+        "tools": [tool("f"), {"type": "web_search"}, tool("g")],
+        "tool_choice": {"type": "allowed_tools", "allowed_tools": allowed},
+    }
+    answer = await client.post(CHAT, json={**HI, **fields})
+    assert answer.status_code == 200, answer.text
+    assert [each.name for each in backend.requests[0].tools] == ["g"]
+    assert (backend.requests[0].sampling.grammar is not None) == (mode == "required")
+    assert answer.headers["x-raystream-warning"] == "Tools that do not run here: web_search"
 
 
 async def test_a_required_or_named_call_needs_tools(client: httpx.AsyncClient) -> None:
