@@ -155,6 +155,27 @@ def test_a_loop_of_tools(claude: anthropic.Anthropic, choice: dict[str, Any]) ->
     assert text_of(second)
 
 
+def test_a_turn_may_hold_a_result_and_more_text(claude: anthropic.Anthropic) -> None:
+    asked = about(NAME, tools=[WEATHER])
+    choice: Any = {"type": "any", "disable_parallel_tool_use": True}
+    first = claude.messages.create(**asked, tool_choice=choice)
+    result = {"type": "tool_result", "tool_use_id": call_of(first).id, "content": "clear"}
+    text = {"type": "text", "text": f"What does {NAME} do?"}
+    asked["messages"] += [
+        {"role": "assistant", "content": first.content},
+        {"role": "user", "content": [result, text]},
+    ]
+    assert text_of(claude.messages.create(**asked))
+    counted = claude.messages.count_tokens(
+        model=asked["model"], messages=asked["messages"], tools=asked["tools"]
+    )
+    asked["messages"][-1] = {"role": "user", "content": [result]}
+    without_text = claude.messages.count_tokens(
+        model=asked["model"], messages=asked["messages"], tools=asked["tools"]
+    )
+    assert counted.input_tokens > without_text.input_tokens
+
+
 def test_a_streamed_call_is_the_whole_one(claude: anthropic.Anthropic) -> None:
     choice = {"type": "any", "disable_parallel_tool_use": True}
     asked = about(NAME, tools=[WEATHER], tool_choice=choice)
