@@ -63,11 +63,13 @@ WORKER_HOOK = f"{worker_logs.__name__}.{worker_logs.set_up_worker.__name__}"
 
 def main() -> int:
     """Serve the file that the command line names and return the exit code."""
-    file = Path(sys.argv[1]).absolute()
-    if file.parent.is_dir():
-        os.chdir(file.parent)
+    name = sys.argv[1]
     try:
-        return _serve(file.name) if preflight.passes(file.name) else 1
+        if not preflight.passes(name):
+            return 1
+        file = Path(name).absolute()
+        os.chdir(file.parent)  # from which relative paths in the file start
+        return _serve(file.name)
     except KeyboardInterrupt:  # a second one: Ray ends its processes when this one exits
         return 130
 

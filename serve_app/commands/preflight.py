@@ -9,6 +9,7 @@ import os
 import socket
 import sys
 from collections.abc import Iterator
+from contextlib import chdir
 from pathlib import Path
 
 import psutil
@@ -27,21 +28,21 @@ def passes(name: str) -> bool:
     """Check a file and the ports that it needs; write what is wrong to standard error."""
     if not check_file(name):
         return False
-    with open(name, encoding="utf-8") as file:
-        text = file.read()
+    text = Path(name).read_text(encoding="utf-8")
     document = yaml.safe_load(text)
     http = ServeDeploySchema.model_validate(document).http_options
-    found = (*address_problems(http), *certificate_problems(http))
-    wrong = [f"{place(name, text, each)}: {each}\n" for each in found]
-    if problems := [*wrong, *([] if wrong else haproxy_problems(http))]:
-        sys.stderr.writelines(problems)
-        return False
-    application = next(a for a in document["applications"] if a["import_path"] == BUILDER)
-    try:
-        load_api_keys(AppConfig.model_validate(application["args"]).auth, SHIPPED)
-    except ApiKeysError as error:
-        sys.stderr.write(f"{name}: {error}\n")
-        return False
+    with chdir(Path(name).parent):  # from which relative paths in the file start
+        found = (*address_problems(http), *certificate_problems(http))
+        wrong = [f"{place(name, text, each)}: {each}\n" for each in found]
+        if problems := [*wrong, *([] if wrong else haproxy_problems(http))]:
+            sys.stderr.writelines(problems)
+            return False
+        application = next(a for a in document["applications"] if a["import_path"] == BUILDER)
+        try:
+            load_api_keys(AppConfig.model_validate(application["args"]).auth, SHIPPED)
+        except ApiKeysError as error:
+            sys.stderr.write(f"{name}: {error}\n")
+            return False
     return True
 
 

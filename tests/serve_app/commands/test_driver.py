@@ -15,7 +15,7 @@ from ray.serve.schema import (
     ServeStatus,
 )
 
-from serve_app.commands import driver, preflight
+from serve_app.commands import driver
 from serve_app.commands.announcement import StartFailedError
 from serve_app.commands.driver import describe, main, pending_deployments, require_gpus
 from serve_app.config import ModelConfig
@@ -190,22 +190,23 @@ def test_an_interruption_that_serve_s_command_catches_is_no_failed_start(
 
 
 def test_relative_paths_in_the_file_start_from_its_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf/my-model").mkdir()
     found: list[str] = []
 
-    def note(name: str) -> bool:
+    def note(name: str) -> int:
+        assert Path(name).exists()
         found.append(to_spec(ModelConfig(id="m", source="my-model"), 0).source)
-        return Path(name).exists()
+        return 7
 
     monkeypatch.chdir(tmp_path)
     path = Path(shipped_config(tmp_path / "conf")).relative_to(tmp_path)
-    monkeypatch.setattr(preflight, "passes", note)
-    monkeypatch.setattr(driver, "_serve", lambda _: 7)
+    monkeypatch.setattr(driver, "_serve", note)
     monkeypatch.setattr(sys, "argv", ["driver", str(path)])
     assert main() == 7
+    assert capsys.readouterr().out.startswith(f"{path}: every key is known")
     assert found == [str(tmp_path / "conf/my-model")]
 
 

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from deployments.engine.grammar.probe import MAX_NUM_PROBES, Finding
-from serve_app.api.structured import answer_grammar
+from serve_app.api.structured import json_schema_grammar
 from serve_app.api.structured.answer_grammar import MAX_NUM_SCHEMAS
 from tests.offenders import Offenders
 from tests.serve_app.apps import client_of, make_app
@@ -44,7 +44,7 @@ async def test_a_flood_of_schemas_uses_two_compilers_and_delays_no_other_request
     client: httpx.AsyncClient, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     probe = SlowProbe()
-    monkeypatch.setattr(answer_grammar, "examine", probe.examine)
+    monkeypatch.setattr(json_schema_grammar, "examine", probe.examine)
     async with asyncio.timeout(DEADLINE_S):
         asked = {
             asyncio.create_task(client.post(CHAT, json={**ASK, "response_format": FORMAT}))
