@@ -15,6 +15,7 @@ from ray.serve.schema import (
     ServeStatus,
 )
 
+from benchmarks.free_port import free_port
 from serve_app.commands import driver
 from serve_app.commands.announcement import StartFailedError
 from serve_app.commands.driver import describe, main, pending_deployments, require_gpus
@@ -202,7 +203,7 @@ def test_relative_paths_in_the_file_start_from_its_folder(
         return 7
 
     monkeypatch.chdir(tmp_path)
-    path = Path(shipped_config(tmp_path / "conf")).relative_to(tmp_path)
+    path = Path(shipped_config(tmp_path / "conf", port=free_port())).relative_to(tmp_path)
     monkeypatch.setattr(driver, "_serve", note)
     monkeypatch.setattr(sys, "argv", ["driver", str(path)])
     assert main() == 7
