@@ -78,6 +78,9 @@ class SamplingParams:
         seed: Keys the random numbers together with the position, so that a sequence's tokens
             depend neither on the batch nor on where the sequence was resumed.
         stop: Strings that end the text; the text excludes them.
+        call_mark: The mark before each call of a tool, if the grammar binds calls; stop strings do
+            not apply inside these. Empty: a text that begins with `{` is calls to its end. None:
+            stop strings apply everywhere.
         stop_token_ids: Token ids that end the sequence, in addition to the model's own.
         ignore_eos: Continue past the model's end-of-sequence tokens. No effect with a grammar,
             which allows them only where the text is complete and always ends there.
@@ -109,6 +112,7 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int = 0
     stop: tuple[str, ...] = ()
+    call_mark: str | None = None
     stop_token_ids: frozenset[int] = field(default_factory=frozenset)
     ignore_eos: bool = False
     top_logprobs: int | None = None

@@ -15,6 +15,8 @@ from functools import partial
 
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from deployments.engine.detokenizing.call_spans import CallSpans
+
 INCOMPLETE = "\ufffd"
 """The character that decoders emit for bytes that form no character, or none yet."""
 
@@ -84,6 +86,7 @@ class Detokenizer:
     """
 
     __slots__ = (
+        "_calls",
         "_decode",
         "_num_exempt",
         "_num_finished",
@@ -95,17 +98,25 @@ class Detokenizer:
         "stopped_by",
     )
 
-    def __init__(self, decode: Decode, stop: Sequence[str] = (), min_tokens: int = 0) -> None:
+    def __init__(
+        self,
+        decode: Decode,
+        stop: Sequence[str] = (),
+        min_tokens: int = 0,
+        call_mark: str | None = None,
+    ) -> None:
         """Start with empty text.
 
         Args:
             decode: Turns token ids into text.
             stop: Strings that end the text.
             min_tokens: A stop string that is complete within this many ids does not end the text.
+            call_mark: See `SamplingParams`.
         """
         self.stopped_by: str | None = None
         self._decode = decode
         self._stop = tuple(stop)
+        self._calls = None if call_mark is None else CallSpans(call_mark)
         self._window: list[int] = []
         self._num_finished = 0  # ids of the window whose text was returned in full
         self._num_sent = 0  # characters of the window's text that were returned
@@ -176,6 +187,22 @@ class Detokenizer:
         """Return the text that can't belong to a stop string, and whether one has ended it."""
         if not self._stop:
             return added, False
+        if self._calls is None:
+            return self._release_outside(added)
+        released = ""
+        for part, is_in_call in self._calls.split(added):
+            if is_in_call:
+                released += self._text_held + part
+                self._text_held, self._num_exempt = "", 0
+                continue
+            text, is_stopped = self._release_outside(part)
+            released += text
+            if is_stopped:
+                return released, True
+        return released, False
+
+    def _release_outside(self, added: str) -> tuple[str, bool]:
+        """Do the same for text outside calls."""
         text = self._text_held + added
         if self._num_tokens_left:
             self._num_exempt = len(text)

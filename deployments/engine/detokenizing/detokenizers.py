@@ -35,7 +35,7 @@ class Detokenizers:
         """
         params = request.params
         decode = self._decode[params.skip_special_tokens]
-        detokenizer = Detokenizer(decode, params.stop, params.min_tokens)
+        detokenizer = Detokenizer(decode, params.stop, params.min_tokens, params.call_mark)
         try:
             detokenizer.feed(request.generated_token_ids)
         except UndecodableError as error:

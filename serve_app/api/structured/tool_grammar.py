@@ -82,6 +82,12 @@ class CallGrammar:
         self._max_calls = max_calls
         self._schemas: dict[OfferedFunction, ConstrainedSchema] = {}
 
+    @property
+    def mark(self) -> str:
+        """The first mark before a call; empty if the format has none."""
+        opening = self._known.block[0] + self._known.call[0]
+        return opening.split()[0] if opening else ""
+
     def forced(self, functions: Sequence[OfferedFunction], token_ids: Mapping[str, int]) -> str:
         """Return the grammar of an answer that is only calls, one or several."""
         rules = f"start: {self._calls(self._max_calls)}\n"
@@ -94,7 +100,7 @@ class CallGrammar:
         if not opening:
             rules = f"start: calls | TEXT\ncalls: {self._calls(self._max_calls)}\n"
             return self._serialized(rules + f"TEXT: /{NO_OBJECT}/\n", functions, token_ids)
-        mark = opening.split()[0]
+        mark = self.mark
         in_block = self._max_calls if known.block[0] else 1
         rules = f"start: opened* TEXT\nTEXT: /{ANYTHING}/\n"
         rules += f"opened: marked {_text(opening[len(mark) :])} {self._calls(in_block, True)}\n"

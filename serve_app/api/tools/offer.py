@@ -125,10 +125,13 @@ class ToolOffer:
         else:
             write = grammar.alternative_to(sampling.grammar, field)
         unheld = check_grammar(grammar, write, self.functions, settings)
-        made = replace(sampling, grammar=write(self.functions, self.token_ids))
-        if self.must_call:
+        made = replace(
+            sampling,
+            grammar=write(self.functions, self.token_ids),
             # A stop string would cut a call into one that no schema allows.
-            made = replace(made, stop=())
+            stop=() if self.must_call else sampling.stop,
+            call_mark=None if self.must_call else grammar.mark,
+        )
         return Guided(made, (*grammar.unheld(self.functions), *unheld))
 
     @property

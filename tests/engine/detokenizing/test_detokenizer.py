@@ -184,3 +184,33 @@ def test_special_tokens_are_shown_unless_skipped() -> None:
     token_ids = [5, *tokenizer.encode("a"), 5]
     assert decode_with(tokenizer)(token_ids) == "a"
     assert decode_with(tokenizer, skip_special_tokens=False)(token_ids) == "<special3>a<special3>"
+
+
+CALL = '{"name": "f", "arguments": {"a": "} \\" STOP ]", "b": [1]}}'
+HERMES = f"<tool_call>\n{CALL}\n</tool_call>"
+MISTRAL = f"[TOOL_CALLS] [{CALL}, {CALL}]"
+IN_CALLS: list[tuple[str, str, str, str | None]] = [
+    ("<tool_call>", f"{HERMES}\nSTOP more", f"{HERMES}\n", "STOP"),
+    ("<tool_call>", f"{HERMES}{HERMES}", f"{HERMES}{HERMES}", None),
+    ("<tool_call>", f"STOP {HERMES}", "", "STOP"),
+    ("<tool_call>", f"ST{HERMES}OP", f"ST{HERMES}OP", None),
+    ("[TOOL_CALLS]", f"{MISTRAL}STOP", MISTRAL, "STOP"),
+    ("", f" {CALL}; {CALL}", f" {CALL}; {CALL}", None),
+    ("", f"Not {CALL}", f"Not {CALL[: CALL.index('STOP')]}", "STOP"),
+]
+
+
+@pytest.mark.parametrize(("mark", "text", "told", "stop"), IN_CALLS)
+def test_stop_strings_apply_outside_calls_only(
+    mark: str, text: str, told: str, stop: str | None
+) -> None:
+    detokenizer = Detokenizer(byte_level, ["STOP"], call_mark=mark)
+    assert "".join(feed_one_by_one(detokenizer, encode(text))) == told
+    assert detokenizer.stopped_by == stop
+    at_once = Detokenizer(byte_level, ["STOP"], call_mark=mark)
+    assert at_once.advance(encode(text), is_last=True) == (told, stop is not None)
+
+
+def test_a_stop_string_that_is_a_call_s_mark_ends_the_text_before_it() -> None:
+    detokenizer = Detokenizer(byte_level, ["<tool_call>"], call_mark="<tool_call>")
+    assert "".join(feed_one_by_one(detokenizer, encode(f"a{HERMES}"))) == "a"

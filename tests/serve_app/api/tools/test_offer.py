@@ -56,6 +56,24 @@ async def test_the_embedded_model_s_template_supports_tools(generator: TextGener
     assert description.tool_call_token_ids == ()
 
 
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages"])
+async def test_stop_strings_do_not_cut_a_required_call(
+    client: httpx.AsyncClient, path: str
+) -> None:
+    look_up, *_ = ASK["tools"]
+    fields: dict[str, Any] = {"tools": [look_up], "tool_choice": "required", "stop": ["depth", "m"]}
+    if path != CHAT:
+        tool = {"name": "look_up", "input_schema": SCHEMA}
+        fields = {"tools": [tool], "tool_choice": {"type": "any"}, "stop_sequences": ["depth", "m"]}
+    told = (await client.post(path, json={**ASK, **fields, "temperature": 0})).json()
+    if path == CHAT:
+        (call, *_) = told["choices"][0]["message"]["tool_calls"]
+        jsonschema.validate(json.loads(call["function"]["arguments"]), SCHEMA)
+    else:
+        assert told["stop_sequence"] is None
+        jsonschema.validate(told["content"][0]["input"], SCHEMA)
+
+
 @pytest.mark.parametrize("fields", [{"temperature": 0}, {"temperature": 1.5, "seed": 1}])
 async def test_a_required_call_is_valid_by_the_schema(
     client: httpx.AsyncClient, fields: dict[str, Any]
