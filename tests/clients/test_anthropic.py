@@ -239,8 +239,11 @@ def test_errors_are_the_sdk_s_own(claude: anthropic.Anthropic) -> None:
         claude.messages.create(**about(NAME, model="claude"))
     assert missing.value.type == "not_found_error"
     assert missing.value.request_id
-    with pytest.raises(anthropic.BadRequestError, match=r"thinking\.budget_tokens"):
-        claude.messages.create(**about(NAME), thinking={"type": "enabled", "budget_tokens": 1024})
+    assert claude.messages.create(
+        **about(NAME), thinking={"type": "enabled", "budget_tokens": 1024}
+    ).content
+    with pytest.raises(anthropic.BadRequestError, match=r"tools\[0\]\.type"):
+        claude.messages.create(**about(NAME), tools=[{"type": "bash_20250124", "name": "bash"}])
     with pytest.raises(anthropic.BadRequestError, match="maximum context length"):
         claude.messages.create(
             **about(NAME, messages=[{"role": "user", "content": "word " * 5000}])
