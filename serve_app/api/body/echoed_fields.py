@@ -22,7 +22,6 @@ IN_MESSAGES: Final = frozenset(
         "images",
         "reasoning_details",
         "reasoning_items",
-        "refusal",
         "thinking_blocks",
     }
 )

@@ -89,7 +89,6 @@ REASONS: Final[Mapping[str, str]] = {
     "provider_specific_fields": _ONLY_CONTENT,
     "reasoning_details": _USE_REASONING,
     "reasoning_items": _USE_REASONING,
-    "refusal": _ONLY_CONTENT,
     "thinking_blocks": _USE_REASONING,
     "thought_signature": _ONLY_CALLS,
 }

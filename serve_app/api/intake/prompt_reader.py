@@ -98,11 +98,19 @@ def to_messages(
     return _with_images_of_results(
         ChatMessage(
             role="system" if body.role == "developer" else body.role,
-            parts=tuple(
-                _to_part(
-                    part, body.role, accepts_images, limits, images, f"messages[{m}].content[{p}]"
-                )
-                for p, part in enumerate(body.content)
+            parts=(
+                *(
+                    _to_part(
+                        part,
+                        body.role,
+                        accepts_images,
+                        limits,
+                        images,
+                        f"messages[{m}].content[{p}]",
+                    )
+                    for p, part in enumerate(body.content)
+                ),
+                *([TextPart(body.refusal)] if body.refusal else ()),
             ),
             tool_calls=to_tool_calls(body.tool_calls or (), f"messages[{m}].tool_calls"),
             tool_call_id=body.tool_call_id,

@@ -77,7 +77,7 @@ class ImagePartBody(StrictBody):
 _NO_REASONING: Final[dict[str, Any]] = {
     "properties": {
         name: {"not": {"type": "string", "minLength": 1}}
-        for name in ("reasoning", "reasoning_content")
+        for name in ("reasoning", "reasoning_content", "refusal")
     }
 }
 _RULES: Final[dict[str, Any]] = {
@@ -180,6 +180,11 @@ class MessageBody(StrictBody):
         "chat template decides what the model sees of it.",
     )
     reasoning: Reasoning = Field(default=None, description="Another name of reasoning_content.")
+    refusal: Reasoning = Field(
+        default=None,
+        description="In the assistant's messages: what it has refused with; the model sees it as "
+        "text.",
+    )
     cache_control: CacheControl = None
     parsed: Any = Field(
         default=None,
@@ -200,10 +205,13 @@ class MessageBody(StrictBody):
 
     @model_validator(mode="after")
     def _check_role(self) -> Self:
-        if not (self.content or self.tool_calls or self.reasoning_content or self.reasoning):
+        said = self.content or self.refusal or self.reasoning_content or self.reasoning
+        if not (said or self.tool_calls):
             raise _mistake("content", "A message needs content.")
         if self.tool_calls and self.role != "assistant":
             raise _mistake("tool_calls", "Only the assistant calls tools.")
+        if self.refusal and self.role != "assistant":
+            raise _mistake("refusal", "Only the assistant refuses.")
         if self.tool_call_id is not None and self.role != "tool":
             raise _mistake("tool_call_id", "Only a tool's message answers a call.")
         if self.tool_call_id is None and self.role == "tool":

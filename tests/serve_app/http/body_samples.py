@@ -46,6 +46,7 @@ MESSAGES: list[Any] = [
     {
         "role": "assistant",
         "content": "a",
+        "refusal": "No.",
         "tool_calls": [CALL],
         "parsed": {},
         "provider_specific_fields": REASONED,

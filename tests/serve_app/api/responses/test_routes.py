@@ -352,8 +352,14 @@ async def test_a_refusal_of_an_earlier_turn_is_text(
 ) -> None:
     refused = {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}
     hi = {"role": "user", "content": "hi"}
-    for path, name in ((RESPONSES, "input"), ("/v1/chat/completions", "messages")):
-        answer = await client.post(path, json={"model": "m", name: [hi, refused, hi]})
+    whole = {"role": "assistant", "content": None, "refusal": "No."}
+    chat = "/v1/chat/completions"
+    for path, name, turn in (
+        (RESPONSES, "input", refused),
+        (chat, "messages", refused),
+        (chat, "messages", whole),
+    ):
+        answer = await client.post(path, json={"model": "m", name: [hi, turn, hi]})
         assert answer.status_code == 200, answer.text
         messages = [each for each in backend.requests[-1].prompt if isinstance(each, ChatMessage)]
         assert messages[1].parts == (TextPart("No."),)
