@@ -8,9 +8,11 @@ from typing import Any
 import httpx
 import jsonschema
 import pytest
+from PIL import Image, ImageDraw
 
 from deployments.text_generator import TextGenerator
 from serve_app.config import AppConfig
+from tests.images import data_uri
 from tests.serve_app.local_replica import local_client, local_generator
 from tests.serve_app.sse_decoder import events_of
 
@@ -131,3 +133,28 @@ async def test_a_function_is_called_and_its_result_is_accepted(
     answer = await client.post(CHAT, json={**ASK, "messages": messages, "max_tokens": 4})
     assert answer.status_code == 200
     assert answer.json()["usage"]["completion_tokens"] >= 1
+
+
+async def test_the_model_sees_the_image_in_a_tool_s_result(client: httpx.AsyncClient) -> None:
+    drawn = Image.new("RGB", (64, 64), "white")
+    ImageDraw.Draw(drawn).ellipse((12, 12, 52, 52), fill="red")
+    image = {"type": "image", "source": {"type": "url", "url": data_uri(drawn)}}
+    call = {"type": "tool_use", "id": "a", "name": "look_up", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "a", "content": [image]}
+    body = {
+        "model": "m",
+        "max_tokens": 20,
+        "temperature": 0,
+        "tools": [{"name": "look_up", "input_schema": SCHEMA}],
+        "messages": [
+            {"role": "user", "content": "Look at it."},
+            {"role": "assistant", "content": [call]},
+            {
+                "role": "user",
+                "content": [result, {"type": "text", "text": "What is in the picture?"}],
+            },
+        ],
+    }
+    answer = await client.post("/v1/messages", json=body)
+    assert answer.status_code == 200, answer.text
+    assert "red circle" in answer.json()["content"][0]["text"]
