@@ -15,6 +15,7 @@ from huggingface_hub.errors import HfHubHTTPError
 from deployments.compute.errors import UnsupportedModelError
 
 ADAPTER_FILE: Final = "adapter_config.json"
+CONFIG_FILE: Final = "config.json"
 
 QUANTIZED_KEYS: Final[Mapping[str, str]] = {
     "quantization_config": "quantization_config",
@@ -35,6 +36,8 @@ def check_checkpoint(source: str, revision: str | None, *, local_only: bool = Fa
     """Refuse a checkpoint with an adapter or with quantized weights.
 
     A file that is missing or can't be read refuses nothing: loading says what is wrong with it.
+    The hub is asked only until the model's configuration is in the cache: without a network, each
+    file that is asked for would wait for many attempts.
 
     Args:
         source: A folder, a configuration's file, or the id of a hub repository.
@@ -44,13 +47,14 @@ def check_checkpoint(source: str, revision: str | None, *, local_only: bool = Fa
     Raises:
         UnsupportedModelError: It can't be served; the message names the file or the method.
     """
+    local_only = local_only or bool(find_file(source, revision, CONFIG_FILE, local_only=True))
     if find_file(source, revision, ADAPTER_FILE, local_only=local_only):
         raise UnsupportedModelError(
             f"{source!r} has an adapter ({ADAPTER_FILE}), which is not applied: merge it into the "
             "weights (merge_and_unload of peft) and serve the merged folder, or remove the file "
             "to serve the model without it"
         )
-    config = find_file(source, revision, "config.json", local_only=local_only)
+    config = find_file(source, revision, CONFIG_FILE, local_only=local_only)
     methods = [] if config is None else [*_quantized_by(_read(config))]
     methods += [
         method
@@ -91,7 +95,7 @@ def find_file(
     """
     place = Path(source)
     if place.is_file():
-        return place if name == "config.json" else None
+        return place if name == CONFIG_FILE else None
     if place.is_dir() or place.is_absolute():
         return file if (file := place / name).is_file() else None
     try:

@@ -213,7 +213,7 @@ def _advice(source: str, part: str, error: Exception, config: PreTrainedConfig |
             "there is no such folder, and no repository of this name was found: "
             f"{reason.rstrip('.')}; check `source` in the model's entry"
         )
-    if isinstance(error, KeyError) and config is not None:
+    if isinstance(error, KeyError) and error.args and config is not None:
         for place in _places_of(error.args[0], config.to_dict()):
             return (
                 f"its config.json sets {place} to {error.args[0]!r}, which transformers "

@@ -74,8 +74,10 @@ def check_tokenizer(source: str, revision: str | None, tokenizer: PreTrainedToke
     if len(tokenizer) <= len(tokenizer.all_special_tokens):
         raise UnsupportedModelError(f"can't load {source!r}: it has no tokenizer files")
     file = getattr(tokenizer, "vocab_file", None)
-    if not str(file).endswith(".model") or find_file(source, revision, "tokenizer.json"):
-        return
+    if not str(file).endswith(".model") or find_file(
+        source, revision, "tokenizer.json", local_only=True
+    ):
+        return  # transformers has loaded from it
     # Imported here, as below: only old models need it.
     from sentencepiece import SentencePieceProcessor
 

@@ -40,12 +40,12 @@ class Kind:
     Attributes:
         probes: Conversations with such turns. Both texts of the probes are in each of them.
         put: Returns a conversation without such turns; the second argument is a filler.
-        is_of_system: Whether they are system turns, which some templates drop in silence.
+        may_be_lost: Whether some templates drop a text of theirs in silence.
     """
 
     probes: tuple[Turns, ...]
     put: Callable[[Turns, str], Turns]
-    is_of_system: bool = False
+    may_be_lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +53,8 @@ class Refused:
     """What a template does not take, each in the order of `KINDS`.
 
     Attributes:
-        dropped: System turns that it takes, and leaves out of the prompt.
-        refused: The turns for which it raises an error, or loses others than the system's.
+        dropped: Turns that it takes, and whose texts it leaves out of the prompt.
+        refused: The turns for which it raises an error.
     """
 
     dropped: tuple[Kind, ...] = ()
@@ -73,7 +73,7 @@ def find_refused(write: Callable[[Sequence[ChatMessage]], str]) -> Refused:
         prompts = [write(probe) for probe in kind.probes]
         if all(map(shows_texts, prompts)):
             continue
-        (dropped if kind.is_of_system and all(prompts) else refused).append(kind)
+        (dropped if kind.may_be_lost and all(prompts) else refused).append(kind)
     return Refused(tuple(dropped), tuple(refused))
 
 
@@ -205,22 +205,27 @@ _SYSTEM: Final = ChatMessage("system", TEXTS)
 _USER: Final = ChatMessage("user", TEXTS)
 
 KINDS: Final = (
-    Kind(((_SYSTEM, QUESTION),), _system_as_user, is_of_system=True),
-    Kind(((_SYSTEM,),), _lone_system_as_user, is_of_system=True),
+    Kind(((_SYSTEM, QUESTION),), _system_as_user, may_be_lost=True),
+    Kind(((_SYSTEM,),), _lone_system_as_user, may_be_lost=True),
     Kind(
         ((QUESTION, _SYSTEM, _ANSWER, QUESTION), (QUESTION, _ANSWER, _SYSTEM, QUESTION)),
         _later_system_as_user,
-        is_of_system=True,
+        may_be_lost=True,
     ),
     Kind(
         ((_told("system", FIRST), _told("system", SECOND), QUESTION),),
         partial(_joined, "system"),
-        is_of_system=True,
+        may_be_lost=True,
     ),
-    Kind(((_told("user", FIRST), _told("user", SECOND)),), partial(_joined, "user")),
+    Kind(
+        ((_told("user", FIRST), _told("user", SECOND)),),
+        partial(_joined, "user"),
+        may_be_lost=True,
+    ),
     Kind(
         ((QUESTION, _told("assistant", FIRST), _told("assistant", SECOND), QUESTION),),
         _assistants_joined,
+        may_be_lost=True,
     ),
     Kind(((QUESTION, PROBE_CALL, _RESULT, _USER),), partial(_parted, ("tool", "user"))),
     Kind(((QUESTION, PROBE_CALL, _USER),), partial(_parted, ("calls", "user"))),

@@ -47,7 +47,14 @@ from deployments.generator.message_content import (
 from deployments.reasoning_format import QWEN3, ReasoningFormat
 from deployments.tool_call_format import FORMATS, ToolCallFormat
 
-TEMPLATE_FAILURES = (TypeError, ValueError, LookupError, AttributeError, RecursionError)
+TEMPLATE_FAILURES = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
 """The Python exceptions of a template that can't handle a tool's schema, or a parameter's value."""
 
 SET_BY_THE_RENDERER: Final = frozenset(
@@ -192,7 +199,7 @@ class ChatTemplate:
         turns = put(messages, found.dropped, FILLERS[0])
         try:
             return write(turns)
-        except TemplateError:
+        except (TemplateError, *TEMPLATE_FAILURES):
             for filler in FILLERS:
                 changed = put(turns, found.refused, filler)
                 if changed == turns:

@@ -29,8 +29,11 @@ SECOND: Final = "secondprobe"
 TEXTS: Final = (TextPart(FIRST), TextPart(SECOND))
 TEXTS_AND_IMAGE: Final = (TextPart(FIRST), ImagePart(b""), TextPart(SECOND))
 
-_WRITTEN_PART = re.compile(r"type\\*['\"]\s*:\s*\\*['\"]text\\*['\"]")
-"""A part that was written out as a whole, by Python or as JSON, instead of read."""
+_QUOTE: Final = r"\\*['\"]"
+_TYPE: Final = rf"{_QUOTE}type{_QUOTE}\s*:\s*{_QUOTE}text{_QUOTE}"
+_TEXT: Final = rf"{_QUOTE}text{_QUOTE}\s*:\s*{_QUOTE}{FIRST}[^'\"]*{_QUOTE}"
+_WRITTEN_PART = re.compile(rf"{_TYPE}\s*,\s*{_TEXT}|{_TEXT}\s*,\s*{_TYPE}")
+"""The first text's part as a whole, written by Python or as JSON in either order, not read."""
 
 
 class ContentForm(Enum):

@@ -96,9 +96,9 @@ def _question(item: Any, place: str) -> Question | None:
         return Question(_not_blank(item, place))
     if not isinstance(item, dict):
         raise QuestionsError(f"{place}: neither a text nor an object")
-    if "conversations" in item:
+    if item.get("conversations") is not None:
         return _first_asked(item["conversations"], place)
-    if "body" in item:
+    if "custom_id" in item or isinstance(item.get("body"), dict):
         return _batched(item, place)
     if "messages" in item:
         return _conversation(item["messages"], place)

@@ -80,6 +80,9 @@ RAY_FOLDER = "RAY_TMPDIR"
 is /tmp.
 """
 
+FOLDERS = ("HF_HOME", "PYTHONPATH", "TMPDIR", TOKEN_FILE)
+"""Variables whose paths may be relative; PYTHONPATH has several."""
+
 MAX_SOCKET_PATH = 107
 """The most bytes of the path of a Unix socket."""
 
@@ -245,15 +248,30 @@ def server_environment(environment: Mapping[str, str], folder: Path) -> dict[str
     ports = map(str, free_ports(len(unset)))
     files = {variable: str(folder / name) for variable, name in HAPROXY_FILES.items()}
     own = {
-        **home_and_token(environment, folder),
         LOOPBACK: "0",
         AUTH_MODE: "token",
         SAFE_PATH: "1",
         **files,
         **dict(zip(unset, ports, strict=True)),
     }
-    forced = {**_direct_calls(environment), RAY_FOLDER: ray_folder(environment)}
+    forced = {
+        **_absolute(environment),
+        **_direct_calls(environment),
+        **home_and_token(environment, folder),
+        RAY_FOLDER: os.path.abspath(ray_folder(environment)),
+    }
     return {**own, **environment, **forced}
+
+
+def _absolute(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of folders, from this working directory: the driver goes elsewhere."""
+    return {
+        variable: os.pathsep.join(
+            os.path.abspath(os.path.expanduser(path)) for path in folders.split(os.pathsep)
+        )
+        for variable in FOLDERS
+        if (folders := environment.get(variable))
+    }
 
 
 def _direct_calls(environment: Mapping[str, str]) -> dict[str, str]:

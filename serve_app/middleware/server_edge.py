@@ -17,6 +17,7 @@ Source: https://www.rfc-editor.org/rfc/rfc9112#section-6.1 (no Transfer-Encoding
 """
 
 from collections.abc import Awaitable
+from http import HTTPStatus
 from typing import Final
 
 from starlette.middleware import Middleware
@@ -80,10 +81,11 @@ def is_misdirected(headers: Headers, replica: bytes) -> bool:
 
 
 def with_replica(send: Send, replica: bytes) -> Send:
-    """Return a `send` whose answer names this replica."""
+    """Return a `send` whose answer names this replica, if it is that of a health check."""
 
     def send_named(message: Message) -> Awaitable[None]:
-        if message["type"] == "http.response.start":
+        # A stranger's request to a path that ends like a health check's is refused.
+        if message["type"] == "http.response.start" and message["status"] == HTTPStatus.OK:
             message["headers"] = [*message["headers"], (_REPLICA_NAME, replica)]
         return send(message)
 

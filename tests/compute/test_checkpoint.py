@@ -101,3 +101,9 @@ def test_of_a_hub_s_model_the_cached_files_are_read(
     (repo / "refs" / "main").write_text(COMMIT)
     folder_with(snapshot, quantization_config=AWQ)
     assert "'org/model' is quantized (awq)" in refusal("org/model", local_only=True)
+
+    def ask(*_: object, **others: object) -> str:
+        raise AssertionError("the hub was asked about a model that is in the cache")
+
+    monkeypatch.setattr("deployments.compute.checkpoint.hf_hub_download", ask)
+    assert "'org/model' is quantized (awq)" in refusal("org/model")

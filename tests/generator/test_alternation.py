@@ -185,6 +185,11 @@ def test_what_remains_refused_has_the_template_s_error_about_the_turns_as_they_a
         render(GEMMA, FIRST, CALL, RESULT)
 
 
+def test_an_error_of_the_template_s_arithmetic_refuses_turns_as_any_other() -> None:
+    text = "{% for message in messages %}{{ 1 // (messages | length - 2) and '' }}" + WRITE
+    assert render(text, told("user", "A"), told("user", "B")).endswith("A\n\nB")
+
+
 def test_turns_for_tools_are_put_as_the_template_for_tools_takes_them() -> None:
     tool = Tool("get", "Gets.", '{"type": "object"}')
     template = template_of({"default": LENIENT, "tool_use": GEMMA + "{{ tools | tojson }}"})  # type: ignore[arg-type] # of several
@@ -235,6 +240,16 @@ def test_a_template_that_takes_all_turns_gets_them_untouched(blocks: Sequence[st
 def _content(turn: ChatMessage) -> str:
     texts = "".join(part.text for part in turn.parts if isinstance(part, TextPart))
     return texts + "".join(f"(call {call.arguments})" for call in turn.tool_calls)
+
+
+def test_users_in_a_row_are_joined_for_a_template_that_writes_only_the_last() -> None:
+    last_only = (
+        "{% for message in messages %}"
+        "{% if loop.last or messages[loop.index].role != message.role %}"
+        "[{{ message.role }}]{{ message.content }}{% endif %}{% endfor %}"
+    )
+    prompt = render(last_only, told("user", "A"), told("user", "B"))
+    assert prompt == "[user]A\n\nB"
 
 
 def test_each_kind_of_turns_has_a_probe_that_shows_it() -> None:

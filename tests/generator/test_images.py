@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pytest
 from PIL import Image, ImageOps
 
+from deployments.errors import InvalidImageError
 from deployments.generator.images import decode_image
 from tests.offenders import Offenders
 
@@ -220,6 +221,17 @@ def test_the_text_of_a_png_is_only_text(name: str) -> None:
         plain = png(samples, (kind, num_bits), *palette)
         named = png(samples, (kind, num_bits), *palette, text)
         assert decode_image(named).tobytes() == decode_image(plain).tobytes()
+
+
+def test_whatever_a_decoder_raises_for_a_broken_file_is_an_invalid_image() -> None:
+    samples = np.zeros((5, 9, 1), int)
+    without_palette = png(samples, (PALETTE, 8))
+    whole = png(samples, (GRAY, 8))
+    end = chunk(b"IEND", b"")
+    late_profile = whole.removesuffix(end) + chunk(b"iCCP", b"") + end
+    for data in (without_palette, late_profile):
+        with pytest.raises(InvalidImageError, match="can't be read"):
+            decode_image(data)
 
 
 SCRIPT = """

@@ -44,5 +44,7 @@ def test_a_part_that_was_written_out_does_not_show_its_text() -> None:
     assert shows_texts(f"<user>{FIRST.upper()} {SECOND}")
     assert shows_texts(json.dumps({"text": FIRST + SECOND, "type": "object"}))
     assert not shows_texts(f"<user>{FIRST}")
+    example = 'Answer as {"type": "text", "text": "..."}.'
+    assert shows_texts(f"<system>{example}<user>{FIRST} {SECOND}")
     for written in (str(parts), json.dumps(parts), json.dumps(json.dumps(parts)), str(parts[0])):
         assert not shows_texts(f"<user>{written} {FIRST} {SECOND}")

@@ -112,7 +112,7 @@ class SchemaHolder:
 
     def _hold_size(self, made: dict[str, Any], keyword: str) -> None:
         size = made.get(keyword, 0)
-        if not _is_number(size) or size != math.floor(size):
+        if not _is_number(size) or not math.isfinite(size) or size != math.floor(size):
             # llguidance's refusal says what is wrong.
             if not self._is_strict:
                 self._leave_out(made, keyword)

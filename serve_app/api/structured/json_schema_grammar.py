@@ -44,6 +44,9 @@ NOT_STRICT: Final = (
 MAX_NUM_EXAMINED: Final = 8
 """Most parts of one schema that are compiled by themselves to find what can't be."""
 
+MAX_NUM_RELIEVED: Final = 4
+"""Most schemas of one request whose parts are: few compilations run at the same time."""
+
 _STRING_KEYWORDS: Final = ("pattern", "format", "minLength", "maxLength")
 _TOO_MUCH: Final = (("format",), ("pattern",), ("format", "pattern"))
 """What is left out of a string's schema that can't be compiled; the first that helps."""

@@ -27,6 +27,7 @@ from serve_app.api.structured.answer_grammar import (
 from serve_app.api.structured.client_grammar import literal, regex_part, rules_part
 from serve_app.api.structured.json_schema_grammar import (
     LENIENT,
+    MAX_NUM_RELIEVED,
     JsonStyle,
     constrained_schema,
     relieved,
@@ -97,7 +98,7 @@ class _Writer:
         self._settings = settings
         self._param = param
         self._style = style
-        self._relieves = relieves
+        self._num_to_relieve = MAX_NUM_RELIEVED if relieves else 0
 
     def grammar(self, tag: StructuralTag) -> str:
         """Return the grammar of a tag, for a writer that has written nothing yet."""
@@ -179,7 +180,9 @@ class _Writer:
                 bound = constrained_schema(
                     format.json_schema, self._settings, self._param, self._style
                 )
-                bound = relieved(bound, self._settings) if self._relieves else bound
+                if self._num_to_relieve:
+                    self._num_to_relieve -= 1
+                    bound = relieved(bound, self._settings)
                 self.unheld += bound.unheld
                 part = {"name": name, "json_schema": bound.schema}
             case RegexContent():

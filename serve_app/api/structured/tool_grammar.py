@@ -27,6 +27,7 @@ from serve_app.api.structured.answer_grammar import (
 from serve_app.api.structured.fault_text import readable
 from serve_app.api.structured.json_schema_grammar import (
     LENIENT,
+    MAX_NUM_RELIEVED,
     NOT_STRICT,
     STRICT,
     ConstrainedSchema,
@@ -209,10 +210,11 @@ def check_grammar(
         # The probe's vocabulary has no special tokens, so marks are text in its grammar.
         return examine(write(functions, {}), settings.limits.max_schema_compile_s)
 
-    found = found_in(functions)
+    found, num_relieved = found_in(functions), 0
     while found.fault is not None:
         faulty = _first_faulty(functions, found_in)
-        if not calls.relieve(faulty):
+        num_relieved += 1
+        if num_relieved > MAX_NUM_RELIEVED or not calls.relieve(faulty):
             advice = NOT_STRICT if faulty.is_strict else ""
             why, param = readable(found.fault), f"{faulty.param}.parameters"
             raise refusal(why, f"schema of function {faulty.name!r}", param, advice)

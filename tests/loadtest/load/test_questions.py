@@ -44,6 +44,7 @@ SHARED = [
         "conversations": [{"from": "gpt", "value": "Ask."}, {"from": "human", "value": "how?"}],
     },
     {"id": "e", "conversations": [{"role": "user", "content": "who?"}]},
+    {"question": "which?", "body": "A post's text.", "conversations": None},
     {"conversations": [{"from": "system", "value": "s"}, {"from": "human", "value": "when?"}]},
 ]
 
@@ -56,7 +57,7 @@ def test_sharegpt_is_asked_the_first_question_of_each_conversation(
     (tmp_path / name).write_text(lines if name == "q.jsonl" else json.dumps(SHARED))
     system = ({"role": "system", "content": "s"}, {"role": "user", "content": "when?"})
     assert read_questions(tmp_path / name) == (
-        *(Question(text) for text in ("why?", "how?", "who?")),
+        *(Question(text) for text in ("why?", "how?", "who?", "which?")),
         Question("when?", system),
     )
 

@@ -75,6 +75,19 @@ def test_variables_that_are_set_stay() -> None:
     assert own.items() <= environment.items()
 
 
+def test_relative_folders_stay_where_they_are_when_the_server_goes_to_its_file_s_folder() -> None:
+    home, here = os.path.expanduser("~"), os.getcwd()
+    given = {"PYTHONPATH": f"lib{os.pathsep}/opt", "HF_HOME": "~/hub", "TMPDIR": ""}
+    environment = server_environment(given, FOLDER)
+    assert environment["PYTHONPATH"] == f"{here}/lib{os.pathsep}/opt"
+    assert environment["HF_HOME"] == f"{home}/hub"
+    assert environment["TMPDIR"] == ""
+
+
+def test_an_empty_home_is_none() -> None:
+    assert server_environment({"HOME": ""}, FOLDER)["HOME"] != ""
+
+
 PROXY = "http://proxy.example:3128"
 
 

@@ -12,7 +12,7 @@ from starlette.types import Message
 from serve_app.config import AppConfig
 from serve_app.http.request_id import chosen_id
 from serve_app.ingress import AppParts, build_app
-from serve_app.middleware.server_edge import with_valid_id, without_chunks
+from serve_app.middleware.server_edge import with_replica, with_valid_id, without_chunks
 from tests.raw_http import exchange, head, parsed, values
 from tests.serve_app.apps import CHAT, question
 from tests.serve_app.fakes import FakeBackend, FakeClock
@@ -126,3 +126,16 @@ async def test_another_server_s_send_is_left_as_it_is(backend: FakeBackend) -> N
         raise NotImplementedError
 
     assert without_chunks(send) is send
+
+
+async def test_only_the_answer_to_a_health_check_names_the_replica() -> None:
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    for status in (200, 401, 404):
+        start: Message = {"type": "http.response.start", "status": status, "headers": []}
+        await with_replica(send, b"me")(start)
+    named = [message["status"] for message in sent if message["headers"]]
+    assert named == [200]

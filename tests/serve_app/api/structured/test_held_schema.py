@@ -12,6 +12,7 @@ from serve_app.api.structured.answer_grammar import GrammarSettings
 from serve_app.api.structured.json_schema_grammar import (
     LENIENT,
     MAX_NUM_EXAMINED,
+    MAX_NUM_RELIEVED,
     STRICT,
     json_schema_grammar,
 )
@@ -228,3 +229,30 @@ async def test_every_route_holds_and_names_the_same(config: AppConfig) -> None:
                     call = f'<tool_call>{{"name": "f", "arguments": {ANSWER}}}</tool_call>'
                     assert takes(grammar, call.replace(">{", ">\n{").replace("}<", "}\n<")
                                  if "tool" in name else ANSWER)  # fmt: skip
+
+
+def faulty_tools(num_tools: int) -> list[dict[str, Any]]:
+    return [
+        {
+            "type": "function",
+            "function": {
+                "name": f"f{at}",
+                "parameters": {"properties": {"p": {"pattern": rf"^\p{{Nope{at}}}$"}}},
+            },
+        }
+        for at in range(num_tools)
+    ]
+
+
+@pytest.mark.parametrize("num_tools", [MAX_NUM_RELIEVED, 200])
+async def test_only_so_many_tools_do_without_what_can_not_be_compiled(
+    num_compiled: list[str], config: AppConfig, num_tools: int
+) -> None:
+    backend = FakeBackend(tool_call_format="hermes")
+    transport = httpx.ASGITransport(build_app(AppParts(config, {"m": backend})))
+    body = {**HI, "tools": faulty_tools(num_tools), "tool_choice": "required"}
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        answer = await client.post("/v1/chat/completions", json=body)
+    assert answer.status_code == (200 if num_tools == MAX_NUM_RELIEVED else 400), answer.text
+    # For each: bisection, its part with the pattern and without, and the whole again.
+    assert len(num_compiled) <= 1 + (MAX_NUM_RELIEVED + 1) * (num_tools.bit_length() + 4)
