@@ -139,7 +139,7 @@ UNBOUNDED: list[dict[str, Any]] = [
     {"logprobs": True, "top_logprobs": 10**6},
     {"logprobs": True, "top_logprobs": 21},
     {"tools": [tool(f"f{i}") for i in range(10_000)]},
-    {"tools": [tool("x" * 65)]},
+    {"tools": [tool("x" * 129)]},
     {"response_format": valid_by({"enum": ["x" * 2**16]})},
     {"logit_bias": {str(i): 1 for i in range(5000)}},
     {"stop_token_ids": list(range(5000))},
