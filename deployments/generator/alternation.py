@@ -49,7 +49,7 @@ class Kind:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedTurns:
     """What a template does not take, each in the order of `KINDS`.
 
     Attributes:
@@ -61,7 +61,7 @@ class Refused:
     refused: tuple[Kind, ...] = ()
 
 
-def find_refused(write: Callable[[Sequence[ChatMessage]], str]) -> Refused:
+def find_refused(write: Callable[[Sequence[ChatMessage]], str]) -> RefusedTurns:
     """Return what a template does not take.
 
     Args:
@@ -74,7 +74,7 @@ def find_refused(write: Callable[[Sequence[ChatMessage]], str]) -> Refused:
         if all(map(shows_texts, prompts)):
             continue
         (dropped if kind.may_be_lost and all(prompts) else refused).append(kind)
-    return Refused(tuple(dropped), tuple(refused))
+    return RefusedTurns(tuple(dropped), tuple(refused))
 
 
 def put(turns: Sequence[ChatMessage], kinds: Sequence[Kind], filler: str) -> Turns:

@@ -29,7 +29,7 @@ from deployments.contract import (
     ToolCall,
 )
 from deployments.errors import InvalidRequestError
-from deployments.generator.alternation import FILLERS, Refused, find_refused, put
+from deployments.generator.alternation import FILLERS, RefusedTurns, find_refused, put
 from deployments.generator.message_content import (
     IMAGE_FORMS,
     PROBE_CALL,
@@ -118,7 +118,7 @@ class ChatTemplate:
         }
         if self.exists and "user" not in plain:
             raise UnsupportedModelError(self._refusal())
-        self._refused: Mapping[bool, Refused] = {
+        self._refused: Mapping[bool, RefusedTurns] = {
             bool(tools): find_refused(partial(self._probe, tools=tools))
             for tools in ((), (PROBE_TOOL,))
         }

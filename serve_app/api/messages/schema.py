@@ -34,9 +34,10 @@ from serve_app.api.tools.schema import (
     FunctionName,
     ToolBody,
     ToolChoiceBody,
+    ToolList,
     to_offer,
 )
-from serve_app.config import MAX_NUM_TOOLS, LimitsConfig
+from serve_app.config import LimitsConfig
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
@@ -190,8 +191,8 @@ class PromptFields(StrictBody):
         description="The last is the user's: an answer always begins a turn."
     )
     system: Texts | None = Field(default=None, description="Instructions before the conversation.")
-    tools: Annotated[list[OfferedTool], Field(max_length=MAX_NUM_TOOLS, fail_fast=True)] | None = (
-        Field(default=None, description="The functions that the model may call.")
+    tools: ToolList[OfferedTool] | None = Field(
+        default=None, description="The functions that the model may call."
     )
     tool_choice: (
         Annotated[AutoChoice | AnyChoice | NamedChoice | NoChoice, Field(discriminator="type")]

@@ -32,7 +32,6 @@ from serve_app.api.structured.response_format import (
 )
 from serve_app.api.tools.hosted import (
     OPENAI_HOSTED,
-    OPENAI_TYPES,
     HostedTool,
     OpenAiHostedTool,
     ToolTypes,
@@ -43,13 +42,15 @@ from serve_app.api.tools.schema import (
     AllowedTools,
     ChosenFunction,
     FunctionName,
+    FunctionOrHosted,
     FunctionParameters,
     FunctionStrict,
     ToolBody,
     ToolChoiceBody,
+    ToolList,
     to_offer,
 )
-from serve_app.config import MAX_NUM_TOOLS, LimitsConfig
+from serve_app.config import LimitsConfig
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
 
@@ -89,10 +90,7 @@ class NamespaceTool(StrictBody):
     description: str | None = Field(
         default=None, description="Accepted, but the model does not see it."
     )
-    tools: Annotated[
-        list[Annotated[FunctionTool, BeforeValidator(FUNCTIONS_ONLY.check)]],
-        Field(max_length=MAX_NUM_TOOLS, fail_fast=True),
-    ]
+    tools: ToolList[Annotated[FunctionTool, BeforeValidator(FUNCTIONS_ONLY.check)]]
 
 
 TOOL_TYPES: Final = ToolTypes(
@@ -120,17 +118,7 @@ class AllowedFunctions(StrictBody):
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: Annotated[
-        list[
-            Annotated[
-                Annotated[NamedFunction, Tag("function")]
-                | Annotated[OpenAiHostedTool, Tag("hosted")],
-                Discriminator(OPENAI_TYPES.kind_of),
-                BeforeValidator(OPENAI_TYPES.check),
-            ]
-        ],
-        Field(max_length=MAX_NUM_TOOLS, fail_fast=True),
-    ]
+    tools: ToolList[FunctionOrHosted[NamedFunction]]
 
     def to_choice(self) -> ToolChoiceBody:
         """Return the choice in the shape of chat completions."""
@@ -241,8 +229,8 @@ class ResponsesRequest(StrictBody):
     top_p: float | None = Field(default=None, gt=0, le=1)
     stream: bool | None = None
     stream_options: ResponsesStreamOptions | None = None
-    tools: Annotated[list[OfferedTool], Field(max_length=MAX_NUM_TOOLS, fail_fast=True)] | None = (
-        Field(default=None, description="The functions that the model may call.")
+    tools: ToolList[OfferedTool] | None = Field(
+        default=None, description="The functions that the model may call."
     )
     tool_choice: (
         Annotated[

@@ -6,7 +6,7 @@ Source: https://platform.openai.com/docs/api-reference/chat/create (tools, tool_
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Final, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -41,6 +41,18 @@ MAX_CALL_ID_LENGTH = 256
 MAX_ARGUMENTS_DEPTH = 64
 """Most levels of nested objects and lists in the arguments of an earlier call."""
 
+
+ToolT = TypeVar("ToolT")
+
+FunctionOrHosted = Annotated[
+    Annotated[ToolT, Tag("function")] | Annotated[OpenAiHostedTool, Tag("hosted")],
+    Discriminator(OPENAI_TYPES.kind_of),
+    BeforeValidator(OPENAI_TYPES.check),
+]
+"""A function in some shape, or a tool that only OpenAI's own server runs."""
+
+ToolList = Annotated[list[ToolT], Field(max_length=MAX_NUM_TOOLS, fail_fast=True)]
+"""As many tools as a request may have, in some shape."""
 
 NO_PARAMETERS: Mapping[str, Any] = {
     "type": "object",
@@ -107,17 +119,7 @@ class AllowedTools(StrictBody):
     """The tools that may be called; the model does not see the others."""
 
     mode: Literal["auto", "required"]
-    tools: Annotated[
-        list[
-            Annotated[
-                Annotated[AllowedTool, Tag("function")]
-                | Annotated[OpenAiHostedTool, Tag("hosted")],
-                Discriminator(OPENAI_TYPES.kind_of),
-                BeforeValidator(OPENAI_TYPES.check),
-            ]
-        ],
-        Field(max_length=MAX_NUM_TOOLS, fail_fast=True),
-    ]
+    tools: ToolList[FunctionOrHosted[AllowedTool]]
 
     @property
     def names(self) -> frozenset[str]:
@@ -187,12 +189,8 @@ ToolChoiceField = Annotated[
     ),
 ]
 
-OfferedTool = Annotated[
-    Annotated[ToolBody, Tag("function")] | Annotated[OpenAiHostedTool, Tag("hosted")],
-    Discriminator(OPENAI_TYPES.kind_of),
-    BeforeValidator(OPENAI_TYPES.check),
-]
-Tools = Annotated[list[OfferedTool], Field(max_length=MAX_NUM_TOOLS, fail_fast=True)]
+OfferedTool = FunctionOrHosted[ToolBody]
+Tools = ToolList[OfferedTool]
 
 
 def _as_text(arguments: Any) -> Any:
