@@ -190,6 +190,8 @@ def build_app(parts: AppParts) -> FastAPI:
         redoc_url=None,
         summary="Transformer models behind Server-Sent Events",
         redirect_slashes=False,
+        # With any global tracer provider it would emit query strings, with the secrets in them.
+        telemetry={"tracing": False, "metrics": False, "logs": False},
         lifespan=_lifespan(catalog, parts),
         middleware=list(_middleware(parts)),
     )

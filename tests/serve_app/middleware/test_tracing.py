@@ -5,6 +5,10 @@ from collections.abc import Iterator
 
 import pytest
 from fastapi import FastAPI
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from deployments.errors import GenerationFailedError, OverloadedError
 from deployments.tracing import Tracer, TracingSettings, open_tracer
@@ -212,3 +216,16 @@ async def test_without_a_tracer_a_client_s_context_is_ignored(
         await client.post(CHAT, json=question(), headers={"traceparent": PARENT})
     assert backend.requests[0].trace is None
     assert "trace_id" not in json.dumps(access_lines(caplog))
+
+
+async def test_a_global_tracer_provider_gets_nothing_from_the_web_framework(
+    backend: FakeBackend, tracer: Tracer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
+    async with client_of(traced_app(backend, tracer)) as client:
+        answer = await client.get("/v1/models", params={"token": SECRET})
+    assert answer.status_code == 200
+    assert exporter.get_finished_spans() == ()
