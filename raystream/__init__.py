@@ -1,15 +1,24 @@
 """The one command: the server's command line and the load tester's, which share no code.
 
-Its packages must be those that were installed with it. A folder of the same name that Python finds
-earlier, in PYTHONPATH or with `python -m` in the working directory, is refused here, in one line:
-the first import from it would fail with a traceback.
+Its packages must be those that were installed with it. `python -m raystream` finds them whatever
+lies in the working directory. A package of the same name that Python finds earlier by other ways,
+such as PYTHONPATH, is refused here, in one line: the first import from it would fail with a
+traceback.
 """
 
+import os
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 PACKAGES = ("serve_app", "deployments", "loadtest")
+
+
+def _import_from_here_last() -> None:
+    """Put the working directory, which `python -m` puts first, behind what is installed."""
+    # Python says "-m" until it has found the module to run.
+    if sys.argv[:1] == ["-m"] and sys.path[0] == os.getcwd() != str(Path(__file__).parents[1]):
+        sys.path.append(sys.path.pop(0))
 
 
 def _refuse_others() -> None:
@@ -23,4 +32,5 @@ def _refuse_others() -> None:
             )
 
 
+_import_from_here_last()
 _refuse_others()

@@ -86,3 +86,22 @@ def test_a_module_of_the_user_s_that_hides_one_of_ours_is_refused_in_one_line(
     assert started.returncode == 1
     assert started.stderr.startswith(f"Error: {tmp_path / name} hides raystream's own package '")
     assert started.stderr.count("\n") == 1
+
+
+def test_whatever_lies_in_the_working_directory_python_m_finds_the_packages(
+    tmp_path: Path,
+) -> None:
+    """Installed as a wheel does it: nothing but a `.pth` file or site-packages names the folder."""
+    for name in ("serve_app", "deployments", "loadtest"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise AssertionError('the user's own')")
+    started = subprocess.run(
+        [sys.executable, "-m", "raystream", "--help"],
+        env={each: value for each, value in os.environ.items() if each != "PYTHONPATH"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (started.returncode, started.stderr) == (0, "")
+    assert "Usage: raystream" in started.stdout
