@@ -16,7 +16,9 @@ from loadtest.mock.server import MockServer, serve_until
 
 def mock(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8001,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")
+    ] = 8001,
     headers_ms: Annotated[float, typer.Option(help="Time from the request to the headers.")] = 0,
     first_token_ms: Annotated[
         float, typer.Option(help="Time from the request to the first text.")

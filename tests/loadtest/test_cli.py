@@ -235,6 +235,7 @@ WRONG_USAGE: list[tuple[list[str], str]] = [
     (["run", "http://h/v1/completions", "--out", str(ROOT), "--speed"], "No such option"),
     (["report", str(ROOT)], "summary.json"),
     (["mock", "--gap-ms", "-1"], "--gap-ms: "),
+    (["mock", "--port", "99999"], "less than or equal to 65535"),
 ]
 
 

@@ -5,6 +5,7 @@ that no stream has noticed, ends the command with 1.
 """
 
 import asyncio
+import os
 import signal
 import sys
 import time
@@ -60,6 +61,8 @@ def run_demo(*, is_plain: bool, keep: bool, svg: Path | None) -> int:
 
 
 def _show(screen: DemoScreen, *, keep: bool, svg: Path | None) -> int:
+    if svg is not None:
+        _require_writable(svg)
     started_s = time.monotonic()
     with serving(lambda line: screen.tell(line, "dim")) as server:
         with screen.busy("Starting a server with two replicas of pydoc-chat on this machine"):
@@ -78,6 +81,19 @@ def _show(screen: DemoScreen, *, keep: bool, svg: Path | None) -> int:
             with suppress(KeyboardInterrupt):
                 signal.pause()
     return 0 if verdict.is_proof else 1
+
+
+def _require_writable(file: Path) -> None:
+    """Refuse a file that can't be written before a minute is spent on what is to be in it.
+
+    Raises:
+        DemoError: It can't be written.
+    """
+    place = file if file.exists() else file.absolute().parent
+    if not place.exists():
+        raise DemoError(f"{file}: there is no folder {place}")
+    if file.is_dir() or not os.access(place, os.W_OK):
+        raise DemoError(f"{file}: it can't be written")
 
 
 async def _compare(server: DemoServer, screen: DemoScreen) -> Verdict:

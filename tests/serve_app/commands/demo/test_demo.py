@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from serve_app.commands.demo import demo
 from tests.ray.serve_run import ROOT, WITH_SIGNALS
 
 DEADLINE_S = 60
@@ -54,3 +55,25 @@ def test_a_signal_stops_the_server_and_gives_the_exit_code(
     assert not psutil.pid_exists(int(server))
     assert "Stopping the server." in told
     assert "Traceback" not in told
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("nosuch/demo.svg", "there is no folder {folder}/nosuch"), ("", "it can't be written")],
+)
+def test_a_picture_that_can_t_be_written_is_refused_before_the_server_starts(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    why: str,
+) -> None:
+    monkeypatch.delattr(demo, "serving")  # nothing is to be started
+    before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        file = tmp_path / name
+        assert demo.run_demo(is_plain=True, keep=False, svg=file) == 1
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert capsys.readouterr().err == f"Error: {file}: {why.format(folder=tmp_path)}\n"
