@@ -99,9 +99,9 @@ class ModelConfig(StrictModel):
     """
     source: str = Field(min_length=1)
     """A local folder, or the id of a hub repository. `~` is the user's home. A relative folder
-    starts from the folder of this file with `raystream serve`, `plan` and `download`, from the
-    folder that Ray was started in with `serve run` and `serve deploy`, or else from the shipped
-    models; what is no folder there is an id.
+    starts from the folder of this file with `raystream serve`, `deploy`, `plan` and `download`,
+    from the folder that Ray was started in with `serve run` and `serve deploy`, or else from the
+    shipped models; what is no folder there is an id.
     """
     revision: str | None = None
     """A commit of the hub repository; null takes the newest."""

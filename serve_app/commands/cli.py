@@ -104,14 +104,75 @@ def new_config(
     """Write the embedded models' configuration into a file, to be changed.
 
     `raystream serve` without a file reads serve_config.yaml. docs/configuration.md explains each
-    key.
+    key, and so does raystream.schema.json, which is written beside the file, in an editor.
     """
+    from serve_app.commands.schema import write_beside
+
     try:
         with file.open("x", encoding="utf-8") as new:
-            new.write(CONFIG.read_text(encoding="utf-8"))
+            new.write(write_beside(file) + CONFIG.read_text(encoding="utf-8"))
     except OSError as error:
-        _fail(f"{file}: {error.strerror}")
+        _fail(f"{error.filename}: {error.strerror}")
     typer.echo(f"{file} is written; serve it by: raystream serve {file}")
+
+
+@app.command()
+def status() -> None:
+    """Show the servers that `raystream serve` runs on this machine for you, and how they are.
+
+    The exit code is 1 if there is none.
+    """
+    from serve_app.commands import operate
+
+    raise typer.Exit(0 if operate.status(typer.echo) else 1)
+
+
+@app.command()
+def deploy(file: ConfigFile) -> None:
+    """Bring a changed file to the running server that has the file's port, and wait for it.
+
+    The file is checked first. Replicas whose settings stay as they are serve on. Only a server that
+    `raystream serve` runs for you on this machine is meant; to a cluster, `serve deploy FILE` does
+    it.
+    """
+    from serve_app.commands import operate
+    from serve_app.commands.check import check_file
+
+    if not check_file(str(file)):
+        raise typer.Exit(1)
+    try:
+        operate.deploy(file, typer.echo)
+    except operate.OperateError as error:
+        _fail(str(error))
+
+
+@app.command()
+def stop(
+    port: Annotated[
+        int | None,
+        typer.Option(min=1, max=65535, help="The server's port, if there are several."),
+    ] = None,
+) -> None:
+    """Stop the server that `raystream serve` runs on this machine for you, as Ctrl-C does."""
+    from serve_app.commands import operate
+
+    try:
+        operate.stop(port, typer.echo)
+    except operate.OperateError as error:
+        _fail(str(error))
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON schema of a configuration file, with which editors complete and check it.
+
+    `new-config` writes it beside the file. For another file: `raystream schema >
+    raystream.schema.json`, and as the file's first line `# yaml-language-server:
+    $schema=raystream.schema.json`
+    """
+    from serve_app.commands.schema import schema_text
+
+    typer.echo(schema_text(), nl=False)
 
 
 @app.command()
@@ -345,6 +406,8 @@ def supervise(
         code = run_supervised([program, *context.args], os.environ)
     except NoFolderError as error:
         _fail(str(error))
+    except OSError as error:  # with a shell's codes
+        _fail(f"{program}: {error.strerror}", 127 if isinstance(error, FileNotFoundError) else 126)
     raise typer.Exit(code)
 
 

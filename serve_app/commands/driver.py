@@ -45,6 +45,7 @@ from serve_app.commands.announcement import (
     local_url,
 )
 from serve_app.commands.check import BUILDER
+from serve_app.commands.server_record import complete_record
 from serve_app.config import AppConfig
 from serve_app.keys.api_keys import load_api_keys
 from serve_app.shipped_files import SHIPPED
@@ -91,9 +92,12 @@ def _serve(name: str) -> int:
             logging_level=logging.WARNING,
         )
         session = Path(context.address_info["session_dir"])
+        app, announcement = describe(name, context.dashboard_url, session)
+        complete_record(
+            os.environ, Path(name).absolute(), announcement.url, announcement.dashboard_url
+        )
         require_gpus(name, ray.cluster_resources().get("GPU", 0.0))  # type: ignore[no-untyped-call] # Ray leaves it untyped
         deploy(name, context.address_info["gcs_address"])
-        app, announcement = describe(name, context.dashboard_url, session)
         announce_when_ready(
             announcement,
             lambda: pending_deployments(serve.status(), app),

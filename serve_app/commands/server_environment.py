@@ -75,6 +75,9 @@ TOKEN_FILE = "RAY_AUTH_TOKEN_PATH"
 FOLDER_PARENT = "/tmp"
 """Where a server's own folder lies, unless nothing can be written there."""
 
+FOLDER_PREFIXES = ("raystream-", "rs-")
+"""How the name of that folder begins; the second is for long paths."""
+
 RAY_FOLDER = "RAY_TMPDIR"
 """Names the folder below which Ray puts `ray`, with its logs and sockets; else TMPDIR does, or it
 is /tmp.
@@ -115,15 +118,19 @@ def make_own_folder(environment: Mapping[str, str]) -> Path:
     Raises:
         NoFolderError: Nowhere can it be.
     """
-    parents = (FOLDER_PARENT, environment.get("TMPDIR"), "/dev/shm")
     reasons = []
-    for parent in filter(None, parents):
-        for prefix in ("raystream-", "rs-"):
+    for parent in folder_parents(environment):
+        for prefix in FOLDER_PREFIXES:
             longest = MAX_SOCKET_PATH - HAPROXY_NAMES - len(f"/{prefix}12345678")
             if (reason := _why_not(parent, longest)) is None:
                 return Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
         reasons.append(reason)
     raise NoFolderError(f"{'; '.join(map(str, reasons))}; set TMPDIR to a folder such as /var/tmp")
+
+
+def folder_parents(environment: Mapping[str, str]) -> list[str]:
+    """Return where a server's own folder may lie, the first choice first."""
+    return [each for each in (FOLDER_PARENT, environment.get("TMPDIR"), "/dev/shm") if each]
 
 
 def ray_folder(environment: Mapping[str, str]) -> str:

@@ -24,6 +24,7 @@ import psutil
 
 from serve_app.commands.process_ties import adopt_orphans, die_with_parent
 from serve_app.commands.server_environment import make_own_folder, server_environment
+from serve_app.commands.server_record import hold_record
 
 STOP_S = 40.0
 """Most seconds for an orderly stop; Serve gives itself 30.
@@ -41,12 +42,16 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def run_supervised(command: Sequence[str], environment: Mapping[str, str]) -> int:
     """Run a command as `supervise` does, with a server's variables and a folder of its own.
 
+    While it runs, `raystream status` finds it (`server_record`).
+
     Raises:
         NoFolderError: There is no folder for the server's files.
+        OSError: The command can't be run.
     """
     folder = make_own_folder(environment)
     try:
-        return supervise(command, server_environment(environment, folder))
+        with hold_record(folder, command):
+            return supervise(command, server_environment(environment, folder))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -16,8 +16,8 @@ from tests.offenders import Offenders
 
 ROOT = Path(__file__).resolve().parents[3]
 COMMANDS = [
-    "serve", "new-config", "chat", "demo", "check", "plan", "download", "new-key", "info",
-    "supervise", "bench",
+    "serve", "new-config", "status", "deploy", "stop", "schema", "chat", "demo", "check",
+    "plan", "download", "new-key", "info", "supervise", "bench",
 ]  # fmt: skip
 SHIPPED = str(ROOT / "serve_config.yaml")
 
@@ -85,7 +85,11 @@ def test_the_shipped_configuration_is_written_to_be_changed_and_never_over_anoth
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert CliRunner().invoke(app, ["new-config"]).exit_code == 0
-    assert Path("serve_config.yaml").read_text() == Path(SHIPPED).read_text()
+    line, _, rest = Path("serve_config.yaml").read_text().partition("\n")
+    assert line == "# yaml-language-server: $schema=raystream.schema.json"
+    assert rest == Path(SHIPPED).read_text()
+    printed = CliRunner().invoke(app, ["schema"]).stdout
+    assert Path("raystream.schema.json").read_text() == printed
     Path("serve_config.yaml").write_text("mine")
     refused = CliRunner().invoke(app, ["new-config"])
     assert (refused.exit_code, refused.stderr) == (1, "Error: serve_config.yaml: File exists\n")
@@ -113,6 +117,22 @@ def test_a_folder_with_a_module_that_ray_would_take_for_ours_is_refused(
     assert refused.exit_code == 1
     assert refused.stderr.startswith(f"Error: {tmp_path / name} hides raystream's own: rename it")
     assert len(supervised) == 1
+
+
+@pytest.mark.parametrize(
+    ("program", "code", "why"),
+    [("nosuch", 127, "No such file or directory"), ("/dev", 126, "Permission denied")],
+)
+def test_a_program_that_can_t_be_run_is_named_in_one_line(
+    program: str, code: int, why: str
+) -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "raystream", "supervise", program, "--flag"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (run.returncode, run.stderr) == (code, f"Error: {program}: {why}\n")
 
 
 def test_a_file_is_checked() -> None:
