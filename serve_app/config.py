@@ -423,7 +423,7 @@ class AppConfig(StrictModel):
     """Everything that the composition root needs."""
 
     models: tuple[ModelConfig, ...] = Field(min_length=1)
-    """The models to serve; the first is the default."""
+    """The models to serve. Requests without `model` go to the first that has the route's task."""
     limits: LimitsConfig = LimitsConfig()
     """The limits on one request."""
     structured_outputs: StructuredOutputsConfig = StructuredOutputsConfig()

@@ -16,10 +16,15 @@ MESSAGES = [{"role": "user", "content": "hi"}]
 SURFACES: list[tuple[str, dict[str, Any]]] = [
     ("/v1/chat/completions", {"messages": MESSAGES}),
     ("/v1/completions", {"prompt": "hi"}),
+    ("/v1/responses", {"input": "hi"}),
+    ("/v1/messages", {"messages": MESSAGES, "max_tokens": 9}),
+    ("/v1/messages/count_tokens", {"messages": MESSAGES}),
     ("/text-generation", {"prompt": "hi"}),
     ("/tokenize", {"prompt": "hi"}),
     ("/detokenize", {"tokens": [1]}),
 ]
+NAMING = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
+"""Routes whose answers name the model, whole and streamed."""
 
 
 @pytest.fixture
@@ -49,14 +54,41 @@ async def test_the_named_model_answers(
     assert {id_ for id_ in NAMES if backends[id_].num_calls} == {name}
 
 
+@pytest.mark.parametrize("omitted", [{}, {"model": None}])
+@pytest.mark.parametrize(("path", "body"), SURFACES)
+async def test_without_a_name_the_first_model_that_generates_answers_and_says_so(
+    client: httpx.AsyncClient,
+    backends: Mapping[str, FakeBackend],
+    path: str,
+    body: dict[str, Any],
+    omitted: dict[str, Any],
+) -> None:
+    answer = await client.post(path, json={**body, **omitted})
+    assert answer.status_code == 200
+    assert {id_ for id_ in NAMES if backends[id_].num_calls} == {NAMES[0]}
+    if path in NAMING:
+        assert answer.json()["model"] == NAMES[0]
+
+
+@pytest.mark.parametrize("path", NAMING)
+async def test_a_stream_without_a_name_says_which_model_answers(
+    client: httpx.AsyncClient, path: str
+) -> None:
+    answer = await client.post(path, json={**dict(SURFACES)[path], "stream": True})
+    assert answer.status_code == 200
+    assert f'"model":"{NAMES[0]}"' in answer.text.replace(" ", "")
+
+
 @pytest.mark.parametrize(("path", "body"), SURFACES)
 async def test_an_unknown_model_is_not_found_and_the_error_names_the_served_ones(
     client: httpx.AsyncClient, path: str, body: dict[str, Any]
 ) -> None:
     answer = await client.post(path, json={**body, "model": "smal"})
     error = answer.json()["error"]
-    assert (answer.status_code, error["code"], error["param"]) == (404, "model_not_found", "model")
+    assert answer.status_code == 404
     assert all(name in error["message"] for name in NAMES)
+    if not path.startswith("/v1/messages"):  # Anthropic's errors have neither
+        assert (error["code"], error["param"]) == ("model_not_found", "model")
 
 
 @pytest.mark.parametrize("path", ["/v1/models/x", "/v1/models/org"])
@@ -83,6 +115,6 @@ async def test_a_name_with_a_slash_is_found_plain_and_escaped(
 
 async def test_the_document_names_the_models(client: httpx.AsyncClient) -> None:
     schemas = (await openapi(client))["components"]["schemas"]
-    assert schemas["ChatRequest"]["properties"]["model"]["enum"] == list(NAMES)
-    kinds = schemas["TokenizeBody"]["properties"]["model"]["anyOf"]
-    assert [kind.get("enum") for kind in kinds] == [list(NAMES), None]
+    for body in ("ChatRequest", "TokenizeBody"):
+        kinds = schemas[body]["properties"]["model"]["anyOf"]
+        assert [kind.get("enum") for kind in kinds] == [list(NAMES), None]

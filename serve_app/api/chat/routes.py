@@ -79,7 +79,9 @@ class ChatApi:
         reasoning = Separation.of(
             model.description, choices.reasoning, body.include_reasoning is not False
         )
-        head = AnswerHead.begin(f"chatcmpl-{request_id}", body.model, choices, context.clock)
+        head = AnswerHead.begin(
+            f"chatcmpl-{request_id}", model.description.id, choices, context.clock
+        )
         if not body.stream:
             return await whole_answer(head, choices, offer, reasoning, body.prompt_logprobs)
         writer = ChunkWriter(head, "chat.completion.chunk", body.stream_options, choices, reasoning)

@@ -75,7 +75,7 @@ class CompletionsApi:
         choices = await self._open(model, prompts, fields, request_id)
         resumed = None if resumable is None else await resumable.begin(choices)
         echoes = await _echoes(prompts, model, choices) if body.echo else None
-        head = AnswerHead.begin(f"cmpl-{request_id}", body.model, choices, context.clock)
+        head = AnswerHead.begin(f"cmpl-{request_id}", model.description.id, choices, context.clock)
         if not body.stream:
             return await whole_answer(head, choices, body, echoes)
         writer = ChunkWriter(head, "text_completion", body.stream_options, choices)

@@ -19,8 +19,8 @@ class TranslatedBody(Protocol):
     """A body that can be read as one of chat completions."""
 
     @property
-    def model(self) -> str:
-        """The model's name."""
+    def model(self) -> str | None:
+        """The model's name; None means the first model that generates."""
         ...
 
     @property
@@ -50,11 +50,13 @@ class TranslatedAnswer:
     """The only answer to a request.
 
     Attributes:
+        model_id: The model that answers.
         choices: Its stream.
         reader: Reads its blocks.
         reasoning: How reasoning is separated; None if it is not.
     """
 
+    model_id: str
     choices: Choices
     reader: BlockReader
     reasoning: Separation | None
@@ -98,4 +100,4 @@ async def open_answer(
             body.max_reasoning_tokens,
         )
     reasoning = Separation.of(model.description, choices.reasoning)
-    return TranslatedAnswer(choices, BlockReader(offer, reasoning), reasoning)
+    return TranslatedAnswer(model.description.id, choices, BlockReader(offer, reasoning), reasoning)

@@ -42,12 +42,11 @@ SIGNATURE: Final = "unsigned"
 Fields = dict[str, Any]
 
 
-async def whole_message(id_: str, model: str, opened: TranslatedAnswer) -> Message:
+async def whole_message(id_: str, opened: TranslatedAnswer) -> Message:
     """Read the answer to its end and return it.
 
     Args:
         id_: The message's id.
-        model: The name in the client's request.
         opened: The answer.
 
     Raises:
@@ -56,7 +55,7 @@ async def whole_message(id_: str, model: str, opened: TranslatedAnswer) -> Messa
     blocks, finish, usage = await opened.read()
     return Message(
         id=id_,
-        model=model,
+        model=opened.model_id,
         content=[_answer_block(block) for block in blocks],
         stop_reason=_stop_reason(finish),
         stop_sequence=_stop_sequence(finish),
@@ -67,14 +66,9 @@ async def whole_message(id_: str, model: str, opened: TranslatedAnswer) -> Messa
 class MessageWriter:
     """Frames one answer as Anthropic's events."""
 
-    def __init__(
-        self,
-        id_: str,
-        model: str,
-        opened: TranslatedAnswer,
-    ) -> None:
+    def __init__(self, id_: str, opened: TranslatedAnswer) -> None:
         """Start before the answer; see `whole_message`."""
-        self._id, self._model = id_, model
+        self._id, self._model = id_, opened.model_id
         self._reader = opened.reader
         self._tally = UsageTally(opened.choices, opened.reasoning)
         self._num_blocks = 0

@@ -103,7 +103,7 @@ class MessagesApi:
         found = await open_answer(self._context, body, request_id)
         id_ = f"msg_{request_id}"
         if not body.stream:
-            return await whole_message(id_, body.model, found)
-        writer = MessageWriter(id_, body.model, found)
+            return await whole_message(id_, found)
+        writer = MessageWriter(id_, found)
         events = written_events(found.choices, writer)
         return EventStreamResponse(events, found.choices, sleep=self._context.clock.sleep)

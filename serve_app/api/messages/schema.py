@@ -186,7 +186,9 @@ _NO_EXTENSIONS: Final = "all tools are the client's own"
 class PromptFields(StrictBody):
     """The fields that the prompt is made of."""
 
-    model: str
+    model: str | None = Field(
+        default=None, description="Null means the first model that generates."
+    )
     messages: MessageTurns = Field(
         description="The last is the user's: an answer always begins a turn."
     )

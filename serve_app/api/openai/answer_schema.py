@@ -34,7 +34,9 @@ class StreamOptions(StrictBody):
 class AnswerFields(SamplingFields):
     """Which model answers, how many times, and whether as a stream."""
 
-    model: str
+    model: str | None = Field(
+        default=None, description="Null means the first model that generates."
+    )
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: int | None = Field(

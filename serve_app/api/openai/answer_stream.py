@@ -32,7 +32,7 @@ class AnswerHead:
     Attributes:
         id: `chatcmpl-` or `cmpl-`, as in OpenAI's API, then the request's id.
         created: Unix seconds.
-        model: The name in the client's request.
+        model: The id of the model that answers.
         system_fingerprint: See `ModelDescription`.
     """
 
@@ -42,9 +42,9 @@ class AnswerHead:
     system_fingerprint: str | None
 
     @classmethod
-    def begin(cls, answer_id: str, asked_for: str, choices: Choices, clock: Clock) -> Self:
+    def begin(cls, answer_id: str, model_id: str, choices: Choices, clock: Clock) -> Self:
         """Return the head of an answer that begins now."""
-        return cls(answer_id, int(clock.unix_s()), asked_for, choices.fingerprint)
+        return cls(answer_id, int(clock.unix_s()), model_id, choices.fingerprint)
 
 
 class ChunkWriter:

@@ -59,7 +59,7 @@ class ResponsesApi:
     ) -> ResponseBody | EventStreamResponse:
         found = await open_answer(self._context, body, request_id)
         clock = self._context.clock
-        begun = ResponseBody.begin(f"resp_{request_id}", int(clock.unix_s()), body)
+        begun = ResponseBody.begin(f"resp_{request_id}", int(clock.unix_s()), found.model_id, body)
         if not body.stream:
             return await whole_response(begun, found, body.namespaced)
         events = written_events(found.choices, ResponseWriter(begun, found, body.namespaced))

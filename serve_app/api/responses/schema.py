@@ -212,7 +212,9 @@ _NOT_STORED = "requests and answers are not stored; send the whole conversation 
 class ResponsesRequest(StrictBody):
     """A request for the next response of a conversation."""
 
-    model: str
+    model: str | None = Field(
+        default=None, description="Null means the first model that generates."
+    )
     input: Input = Field(description="The user's text, or the items of the conversation.")
     instructions: str | None = Field(
         default=None, description="Instructions before the conversation."
@@ -507,7 +509,9 @@ class ResponseBody(BaseModel):
     metadata: Metadata
 
     @classmethod
-    def begin(cls, id_: str, created_at: int, asked: ResponsesRequest) -> "ResponseBody":
+    def begin(
+        cls, id_: str, created_at: int, model_id: str, asked: ResponsesRequest
+    ) -> "ResponseBody":
         """Return a response without output, which repeats the request's settings."""
         choice = asked.tool_choice
         offered = [tool for tool in asked.tools or () if not isinstance(tool, HostedTool)]
@@ -519,7 +523,7 @@ class ResponseBody(BaseModel):
             id=id_,
             created_at=created_at,
             status="in_progress",
-            model=asked.model,
+            model=model_id,
             instructions=asked.instructions,
             max_output_tokens=asked.max_output_tokens,
             temperature=asked.temperature,

@@ -16,7 +16,9 @@ class TextGenerationRequest(SamplingFields):
     messages: Messages | None = Field(
         default=None, description="Rendered by the model's chat template."
     )
-    model: str | None = Field(default=None, description="Null means the first model.")
+    model: str | None = Field(
+        default=None, description="Null means the first model that generates."
+    )
     stream: bool | None = Field(default=None, description="Null means true.")
 
     chat_template_kwargs: TemplateKwargs = Field(

@@ -17,7 +17,9 @@ from serve_app.api.tools.schema import Tools
 class TokenizeBody(StrictBody):
     """A prompt, or messages for the chat template; exactly one of the two."""
 
-    model: str | None = Field(default=None, description="Null means the first model.")
+    model: str | None = Field(
+        default=None, description="Null means the first model that generates."
+    )
     prompt: str | None = Field(default=None, description="Tokenized without the chat template.")
     messages: Messages | None = Field(
         default=None, description="Rendered by the model's chat template."
@@ -65,7 +67,9 @@ class Tokens(BaseModel):
 class DetokenizeBody(StrictBody):
     """Token ids to turn into text."""
 
-    model: str | None = Field(default=None, description="Null means the first model.")
+    model: str | None = Field(
+        default=None, description="Null means the first model that generates."
+    )
     tokens: TokenIds
 
 
