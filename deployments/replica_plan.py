@@ -105,6 +105,11 @@ class DeviceMemory:
     has_bf16: bool = True
     whole_bytes: int | None = None
 
+    @property
+    def left_bytes(self) -> int:
+        """What others leave of it."""
+        return max(0, self.total_bytes - self.foreign_bytes)
+
     def max_kv_bytes(self, spec: ModelSpec) -> int | None:
         """Return the most that keys and values may take; None for all that the share holds."""
         if spec.kv_cache_memory_bytes is not None or not self.on_cpu:
@@ -149,8 +154,9 @@ class ReplicaPlan:
 
     @property
     def share_bytes(self) -> int:
-        """The share, with its headroom."""
-        return int(self.device.total_bytes * self.spec.device_share)
+        """The share, with its headroom; on a CPU what others leave."""
+        share = int(self.device.total_bytes * self.spec.device_share)
+        return min(share, self.device.left_bytes) if self.device.on_cpu else share
 
     @property
     def headroom_bytes(self) -> int:

@@ -8,7 +8,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -28,7 +28,7 @@ from deployments.compute.errors import (
     reason_of,
 )
 from deployments.device import cgroup
-from deployments.device.memory_budget import GIB, DeviceMemoryError
+from deployments.device.memory_budget import GIB, HEADROOM, DeviceMemoryError
 from deployments.model_shape import ModelShape
 from deployments.model_spec import ModelSpec, Task
 from deployments.replica_plan import (
@@ -272,16 +272,44 @@ def plan_models(
         raise PlanError(str(error)) from error
     if share is not None:
         specs = {id_: replace(spec, num_gpus=share) for id_, spec in specs.items()}
-    return [_plan(model, specs[model.id], shapes[model.id], card) for model in models]
+    cpu = card.memory if card.num == 0 else _own_cpu().memory
+
+    def plan(model: ModelConfig, held_bytes: int = 0) -> ReplicaPlan | Refusal:
+        spec = specs[model.id]
+        is_on_cpu = card.num == 0 or spec.num_gpus == 0
+        memory = replace(cpu, foreign_bytes=held_bytes) if is_on_cpu else card.memory
+        return _plan(spec, shapes[model.id], memory, is_pooler=model.task != "generate")
+
+    found = [plan(model) for model in models]
+    held = _held_by_others(found, cpu)
+    return [
+        plan(model, held[model.id]) if held.get(model.id) else each
+        for model, each in zip(models, found, strict=True)
+    ]
+
+
+def _held_by_others(found: Sequence[ReplicaPlan | Refusal], cpu: DeviceMemory) -> Mapping[str, int]:
+    """Return what the others hold of a CPU's memory, by the id of each model that runs on it.
+
+    Replicas on a CPU have no shares: each takes what it needs of what is free. Others hold all that
+    they may take, or what they start with if the memory can't hold all of that.
+
+    Args:
+        found: The plan of each model by itself.
+        cpu: The machine's memory.
+    """
+    plans = [each for each in found if isinstance(each, ReplicaPlan) and each.device.on_cpu]
+    most = {plan.spec.id: plan.most_bytes for plan in plans}
+    if sum(most.values()) > cpu.total_bytes * (1 - HEADROOM):
+        most = {plan.spec.id: plan.start_bytes for plan in plans}
+    return {id_: sum(most.values()) - size for id_, size in most.items()}
 
 
 def _plan(
-    model: ModelConfig, spec: ModelSpec, shape: ModelShape, card: Card
+    spec: ModelSpec, shape: ModelShape, memory: DeviceMemory, *, is_pooler: bool
 ) -> ReplicaPlan | Refusal:
-    on_cpu = spec.num_gpus == 0 and card.num > 0
-    memory = _own_cpu().memory if on_cpu else card.memory
     try:
-        return plan_replica(spec, shape, memory, is_pooler=model.task != "generate")
+        return plan_replica(spec, shape, memory, is_pooler=is_pooler)
     except DeviceMemoryError as error:
         return Refusal(spec, str(error), error.least_bytes)
     except SequenceLengthError as error:
@@ -303,12 +331,29 @@ def tell(found: Sequence[ReplicaPlan | Refusal], card: Card) -> None:
         for plan in plans:
             for line in plan.explanations:
                 console.print(line, soft_wrap=True)
+        for line in _together([plan for plan in plans if plan.device.on_cpu]):
+            console.print(line, soft_wrap=True)
     refused = [each for each in found if isinstance(each, Refusal)]
     for each in refused:
         console.print(f"{each.spec.id} does not fit: {each.message}", soft_wrap=True)
     if refused and len(found) > 1:
         least = sum(_least_bytes(each) for each in found)
         console.print(f"Side by side they need {least / GIB:.1f} GiB at least.", soft_wrap=True)
+
+
+def _together(plans: Sequence[ReplicaPlan]) -> Iterator[str]:
+    """Yield what several models on a CPU need together, and what to do if that is too much."""
+    if len(plans) < 2:
+        return
+    start = sum(plan.start_bytes for plan in plans)
+    most = sum(plan.most_bytes for plan in plans)
+    total = plans[0].device.total_bytes
+    yield (
+        f"Together on the CPU: {_gib(start)} needed at start, {_gib(most)} reserved at most, of "
+        f"{_gib(total)}"
+    )
+    if most > total * (1 - HEADROOM):
+        yield "When all are busy, memory runs out: set kv_cache_memory_bytes or lower max_num_seqs"
 
 
 def _least_bytes(each: ReplicaPlan | Refusal) -> int:
@@ -319,7 +364,9 @@ def _rows(plan: ReplicaPlan) -> Mapping[str, str]:
     weights = plan.shape.weights
     counted = "about " if weights.is_estimate else ""
     rows = {
-        "share": f"{plan.spec.device_share:g} = {_gib(plan.share_bytes)}",
+        "share": f"up to {_gib(plan.share_bytes)}"
+        if plan.device.on_cpu
+        else f"{plan.spec.device_share:g} = {_gib(plan.share_bytes)}",
         "weights": f"{_gib(plan.demand.weight_bytes)}",
         "": f"{counted}{weights.total / 1e9:.2f}e9 in {plan.spec.quantization or plan.dtype}",
         "a step": _gib(plan.demand.activation_bytes),

@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 
 from deployments.device import cgroup
 from deployments.device.memory_budget import GIB
+from serve_app.commands import plan as planning
 from serve_app.commands.cli import app
 from serve_app.commands.plan import PlanError, card_of, models_of, parse_size
 from tests.hub_configs import config_file
@@ -112,15 +113,20 @@ def test_a_table_tells_each_part_and_why() -> None:
     assert "max_model_len auto is 2048: the model's own limit" in result.stdout
 
 
-def test_a_plan_for_a_cpu_tells_what_the_start_needs_and_what_may_be_taken_at_most(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def without_a_gpu(monkeypatch: pytest.MonkeyPatch, free_gib: int, total_gib: int = 128) -> None:
     def no_driver() -> None:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
 
     monkeypatch.setattr(pynvml, "nvmlInit", no_driver)
-    monkeypatch.setattr(cgroup, "available_bytes", lambda: 60 * GIB)
-    monkeypatch.setattr(cgroup, "total_bytes", lambda: 64 * GIB)
+    monkeypatch.setattr(planning, "has_bfloat16", lambda: True)
+    monkeypatch.setattr(cgroup, "available_bytes", lambda: free_gib * GIB)
+    monkeypatch.setattr(cgroup, "total_bytes", lambda: total_gib * GIB)
+
+
+def test_a_plan_for_a_cpu_tells_what_the_start_needs_and_what_may_be_taken_at_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    without_a_gpu(monkeypatch, 60, 64)
     options = ("--max-num-seqs", "64", "--max-model-len", "32768")
     found = plan("qwen2.5-7b-instruct", *options)
     assert 15.9 * GIB < found["kv_bytes"] <= 16 * GIB
@@ -174,6 +180,30 @@ def test_a_file_s_models_are_planned_side_by_side(tmp_path: Path, memory: str) -
     chat, detector = json.loads(result.stdout)["models"]
     assert chat["share"] + detector["share"] <= 1
     assert chat["num_sequences"]["1024"] >= 4
+
+
+def test_models_on_a_cpu_get_what_the_others_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_a_gpu(monkeypatch, 120)
+    file = a_file(tmp_path, "qwen2.5-7b-instruct", "radar-vicuna-7b")
+    models = json.loads(run(file, "--json").stdout)["models"]
+    for each, other in (models, models[::-1]):
+        assert each["share_bytes"] == 120 * GIB - other["most_bytes"]
+    together = sum(each["most_bytes"] for each in models)
+    assert f"{together / GIB:.2f} GiB reserved at most, of 120.00 GiB" in run(file).stdout
+
+
+def test_models_on_a_cpu_that_do_not_start_together_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_a_gpu(monkeypatch, 40)
+    models = ("qwen2.5-7b-instruct", "gemma-3-12b-it")
+    assert [run(a_file(tmp_path, model)).exit_code for model in models] == [0, 0]
+    told = run(a_file(tmp_path, *models))
+    assert told.exit_code == 1
+    assert "of which others hold" in told.stdout
+    assert "Side by side they need" in told.stdout
 
 
 @pytest.mark.parametrize("memory", ["24GiB", "48GiB", "80GiB"])
