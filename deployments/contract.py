@@ -34,6 +34,7 @@ __all__ = [
     "ChatMessage",
     "EmbeddingDescription",
     "FinishReason",
+    "Footprint",
     "GenerationEvent",
     "GenerationRequest",
     "ImagePart",
@@ -357,6 +358,23 @@ class ReasoningDescription:
 
 
 @dataclass(frozen=True, slots=True)
+class Footprint:
+    """What a replica holds of a model, and where.
+
+    Attributes:
+        num_parameters: All weights; tied ones count once.
+        weight_bytes: The weights in memory.
+        dtype: Name of the type of the weights, or how they are quantized.
+        device: The device's name.
+    """
+
+    num_parameters: int
+    weight_bytes: int
+    dtype: str
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
 class ModelDescription:
     """The model that a text replica serves; each ingress asks for it once.
 
@@ -377,6 +395,9 @@ class ModelDescription:
         system_fingerprint: The version of the model and of what computes it. Replicas of the same
             version continue each other's texts.
         root: The hub repository of the model's files; None or the id if they lie in a folder.
+        default_max_tokens: The most tokens of a chat's answer whose request sets no limit; None
+            means as many as the model's length leaves.
+        footprint: What the replica that tells it holds; None from the files of a model that sleeps.
     """
 
     id: str
@@ -391,6 +412,8 @@ class ModelDescription:
     template_parameters: tuple[str, ...] = ()
     system_fingerprint: str | None = None
     root: str | None = None
+    default_max_tokens: int | None = None
+    footprint: Footprint | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -523,6 +546,7 @@ class PoolerDescription:
         is_multi_label: Whether a text may have several labels (sigmoid instead of softmax).
         embedding: The vectors of a model that embeds; None if it classifies.
         root: See `ModelDescription`.
+        footprint: See `ModelDescription`.
     """
 
     id: str
@@ -532,3 +556,4 @@ class PoolerDescription:
     is_multi_label: bool = False
     embedding: EmbeddingDescription | None = None
     root: str | None = None
+    footprint: Footprint | None = None

@@ -26,6 +26,7 @@ from deployments.autoscaling import ReplicaLoad
 from deployments.channel.server import ChannelServer
 from deployments.channel.tls import TlsFiles
 from deployments.compute.errors import UnsupportedModelError, reason_of
+from deployments.contract import Footprint
 from deployments.device.device import MemoryDevice
 from deployments.device.memory_budget import GIB, DeviceMemoryError
 from deployments.device.memory_readers import memory_reader
@@ -225,6 +226,17 @@ class ModelReplica:
     def plan(self) -> ReplicaPlan:
         """The sizes of the replica, and how its share of the device is divided."""
         raise NotImplementedError
+
+    @property
+    def _footprint(self) -> Footprint:
+        """What the replica holds of its model, and where."""
+        plan = self.plan
+        return Footprint(
+            num_parameters=plan.shape.weights.total,
+            weight_bytes=plan.demand.weight_bytes,
+            dtype=plan.spec.quantization or plan.dtype,
+            device=self._device.name,
+        )
 
     @property
     def _work(self) -> WorkCounts:

@@ -105,9 +105,10 @@ class TextGenerator(ModelReplica):
         # A separate thread: a large grammar would otherwise delay every prompt.
         self._compiling = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar")
         self._metrics = GeneratorMetrics(self._store, self._spec.id)
-        self._description = describe_model(
+        described = describe_model(
             self._spec, loaded, self.plan.sizes.max_model_len, self._encoder, fingerprint
         )
+        self._description = replace(described, footprint=self._footprint)
         return self._placed
 
     def _digest_folder(self) -> Future[str] | None:

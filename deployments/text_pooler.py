@@ -8,6 +8,7 @@ A cancelled request leaves the queue, and its unfinished results are dropped.
 import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 
 from ray import serve
 
@@ -69,7 +70,7 @@ class TextPooler(ModelReplica):
         )
         self._metrics = PoolerMetrics(self._store, spec.id)
         self._probation = Probation()
-        self._description = describe_model(spec, loaded)
+        self._description = replace(describe_model(spec, loaded), footprint=self._footprint)
         return self._placed
 
     def _place(self) -> PoolingModel:

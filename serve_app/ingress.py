@@ -256,6 +256,7 @@ def _catalog(parts: AppParts, states: ServingStates) -> ModelCatalog:
         {id_: pooler(id_, backend) for id_, backend in parts.classifiers.items()},
         {id_: pooler(id_, backend) for id_, backend in parts.embedders.items()},
         is_cold=lambda id_: id_ in starts and starts[id_].is_cold,
+        state_of=lambda id_: states.of(models[id_].deployment_name if id_ in models else id_),
     )
 
 

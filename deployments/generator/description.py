@@ -68,4 +68,5 @@ def _describe(
         template_parameters=template.parameters,
         system_fingerprint=fingerprint,
         root=spec.root,
+        default_max_tokens=getattr(generation, "max_new_tokens", None),
     )

@@ -1,8 +1,8 @@
 """The models that are served, by the names that clients use.
 
 Each model has one task: it generates text, classifies texts or embeds them. The catalog asks each
-backend what it serves and remembers the answer for later requests. Readiness is never remembered:
-replicas die and load again.
+backend what it serves and remembers the answer for later requests. Whether a model can be served is
+never remembered: replicas die and load again.
 """
 
 import asyncio
@@ -19,8 +19,10 @@ from deployments.errors import (
     ReplicaUnavailableError,
     WrongTaskError,
 )
+from deployments.model_spec import Task
 from serve_app.backends.generation import GenerationBackend
 from serve_app.backends.pooling import PoolingBackend
+from serve_app.backends.serving_states import NOT_READY, DeploymentState, ServingState
 from serve_app.backends.single_flight import SingleFlight
 
 T = TypeVar("T")
@@ -45,6 +47,29 @@ class ServedPooler:
     def can_compare(self) -> bool:
         """Whether it can say how well two texts fit: it embeds, or is a cross-encoder."""
         return self.description.embedding is not None or len(self.description.labels) == 1
+
+
+@dataclass(frozen=True, slots=True)
+class ListedModel:
+    """A model of the configuration, whether or not it can be served now.
+
+    Attributes:
+        id: The name that clients ask for.
+        task: What it does.
+        state: Its state. A model whose replicas should run and don't answer is down.
+        failure: Why Serve has given up on starting it; None unless it has.
+        served: What it can do, as it was told last; None if it never was.
+    """
+
+    id: str
+    task: Task
+    state: ServingState
+    failure: str | None
+    served: ServedModel | ServedPooler | None
+
+
+async def _is_running(model_id: str) -> DeploymentState:
+    return DeploymentState(ServingState.RUNNING)
 
 
 class TaskModels(Generic[T]):
@@ -93,6 +118,7 @@ class ModelCatalog:
         probe_timeout_s: float = 5.0,
         choice_timeout_s: float = 1.0,
         is_cold: Callable[[str], bool] = lambda model_id: False,
+        state_of: Callable[[str], Awaitable[DeploymentState]] = _is_running,
     ) -> None:
         """Start without descriptions.
 
@@ -100,9 +126,10 @@ class ModelCatalog:
             backends: Models that generate, by id; the first is their default.
             classifiers: Models that classify, by id; the first is their default.
             embedders: Models that embed, by id; the first is their default.
-            probe_timeout_s: How long `probe`, `ready` and `health` wait for a replica.
+            probe_timeout_s: How long `probe`, `listed` and `health` wait for a replica.
             choice_timeout_s: How long `get_comparer` prefers a model that has not answered yet.
             is_cold: Returns whether no replica of a model is known to run.
+            state_of: Returns the state of a model's deployment.
         """
         self._backends: dict[str, GenerationBackend | PoolingBackend]
         self._backends = {**backends, **classifiers, **embedders}
@@ -112,8 +139,9 @@ class ModelCatalog:
         self._probe_timeout_s = probe_timeout_s
         self._choice_timeout_s = choice_timeout_s
         self._is_cold = is_cold
+        self._state_of = state_of
         # Neither route needs a key, so any client may ask as often as it likes.
-        self._readiness = SingleFlight(lambda: self._outcomes(self.probe))
+        self._listing = SingleFlight(self._list_all)
         self._health = SingleFlight(lambda: self._outcomes(self._ping))
 
     async def get(self, model_id: str | None) -> ServedModel:
@@ -234,9 +262,38 @@ class ModelCatalog:
     async def _get(self, model_id: str) -> ServedModel | ServedPooler:
         return await self._models_of(model_id).get(model_id)
 
-    async def ready(self) -> dict[str, ServedModel | ServedPooler | RaystreamError]:
-        """Return each model by id if it is ready, else the error that says why it is not."""
-        return await self._readiness.result()
+    async def listed(self) -> tuple[ListedModel, ...]:
+        """Return all models, with what each can do if that is known; wait for none that loads."""
+        return await self._listing.result()
+
+    async def _list_all(self) -> tuple[ListedModel, ...]:
+        return tuple(await asyncio.gather(*map(self._list, self._backends)))
+
+    async def require(self, model_id: str) -> ListedModel:
+        """Return a model that can be served.
+
+        Raises:
+            RaystreamError: See `probe`.
+        """
+        served = await self.probe(model_id)
+        state = (await self._state_of(model_id)).serving
+        return ListedModel(model_id, self._task_of(model_id), state, None, served)
+
+    async def _list(self, model_id: str) -> ListedModel:
+        state = await self._state_of(model_id)
+        serving, served = state.serving, self._models_of(model_id).known(model_id)
+        if serving not in NOT_READY:
+            try:
+                served = await self.probe(model_id)
+            except RaystreamError:
+                serving = ServingState.DOWN
+        failure = state.failure if serving is ServingState.FAILED else None
+        return ListedModel(model_id, self._task_of(model_id), serving, failure, served)
+
+    def _task_of(self, model_id: str) -> Task:
+        if model_id in self._generating:
+            return "generate"
+        return "classify" if model_id in self._classifying else "embed"
 
     async def health(self) -> dict[str, RaystreamError | None]:
         """Return, by model id, None if the model's engine answers, else the error."""

@@ -144,8 +144,11 @@ async def test_a_replica_describes_its_model(classifier: TextPooler) -> None:
     told = await classifier.describe()
     labels = tuple(LABELS.values())
     assert told == PoolerDescription(
-        "tiny", told.created, 128, labels, is_multi_label=False, root="tiny"
+        "tiny", told.created, 128, labels, False, root="tiny", footprint=told.footprint
     )
+    assert told.footprint is not None
+    assert told.footprint.dtype == "float32"
+    assert told.footprint.weight_bytes >= 4 * told.footprint.num_parameters > 0
 
 
 async def test_a_text_that_is_too_long_is_refused_or_truncated(

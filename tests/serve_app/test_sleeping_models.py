@@ -6,7 +6,12 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from deployments.contract import GenerationRequest, ModelDescription
+from deployments.contract import (
+    GenerationRequest,
+    ModelDescription,
+    TokenizedPrompt,
+    TokenizeRequest,
+)
 from deployments.errors import (
     ContextLengthExceededError,
     OverloadedError,
@@ -57,6 +62,11 @@ class Sleeper(FakeBackend):
     def run(self) -> None:
         self.state = ServingState.RUNNING
         self.replicas.replace([ReplicaFacts("r", None)])
+
+    async def tokenize(self, request: TokenizeRequest) -> TokenizedPrompt:
+        await self.loads.wait()
+        self.run()
+        return await super().tokenize(request)
 
     async def states(self) -> dict[str, DeploymentState]:
         return {"m": DeploymentState(self.state, message=self.message)}
@@ -112,7 +122,8 @@ async def test_questions_leave_a_model_asleep(client: httpx.AsyncClient, sleeper
     for path in ("/live", "/ready", "/health", "/v1/models", "/v1/models/m", "/version"):
         for _ in range(2):
             assert (await client.get(path)).status_code == 200, path
-    assert (await client.get("/v1/models")).json()["data"][0]["max_model_len"] == 128
+    (listed,) = (await client.get("/v1/models")).json()["data"]
+    assert (listed["state"], listed["max_model_len"]) == ("asleep", 128)
     assert sleeper.num_calls == sleeper.num_pings == sleeper.num_describes == 0
     assert sleeper.num_file_reads == 1
 
@@ -189,7 +200,9 @@ async def test_requests_to_a_model_that_has_failed_are_refused_with_the_reason(
     card = await client.get("/v1/models/m")
     assert (card.status_code, card.json()["error"]["message"].startswith(told)) == (503, True)
     assert (await client.get("/health")).json()["error"]["message"].startswith(f"m: {told}")
-    assert (await client.get("/v1/models")).json()["data"] == []
+    (listed,) = (await client.get("/v1/models")).json()["data"]
+    assert (listed["state"], listed["max_model_len"]) == ("failed", None)
+    assert listed["failure"].startswith("can't load 'x': there is no such folder")
     assert sleeper.num_asked == sleeper.num_describes == 0
 
 

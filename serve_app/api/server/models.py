@@ -1,20 +1,46 @@
-"""`GET /v1/models` and `GET /v1/models/{id}`: the models that are served."""
+"""`GET /v1/models` and `GET /v1/models/{id}`: the configured models, with their states."""
 
 import logging
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from fastapi import APIRouter, HTTPException
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from deployments.contract import ModelDescription, PoolerDescription
-from deployments.errors import RaystreamError
 from deployments.model_spec import Task
 from serve_app.api.intake.context import ApiContext
-from serve_app.backends.catalog import ServedModel, ServedPooler
+from serve_app.backends.catalog import ListedModel
+from serve_app.backends.serving_states import ServingState
 
 logger = logging.getLogger("ray.serve.raystream.models")
 """Below Serve's logger, which writes it to the replica's file and to the terminal."""
+
+
+class Footprint(BaseModel):
+    """What a replica holds of a model, and where."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    num_parameters: int = Field(description="All weights; tied ones count once.")
+    weight_bytes: int = Field(description="The weights in memory.")
+    dtype: str = Field(description="The weights' type, or int8 or int4 if they are quantized.")
+    device: str
+
+
+class DefaultSampling(BaseModel):
+    """The values for parameters that a request does not set."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    temperature: float
+    top_p: float
+    top_k: int = Field(description="0 keeps all tokens.")
+    min_p: float
+    repetition_penalty: float
+    max_tokens: int | None = Field(
+        description="Of a chat's answer; null means as many as the model's length leaves."
+    )
 
 
 class ModelCard(BaseModel):
@@ -22,26 +48,42 @@ class ModelCard(BaseModel):
 
     id: str
     object: Literal["model"] = "model"
-    created: int = Field(description="When the model was loaded, in Unix seconds.")
+    created: int = Field(
+        description="When the model was loaded, in Unix seconds; 0 while that is not known."
+    )
     owned_by: Literal["raystream"] = "raystream"
     root: str = Field(
         description="The hub repository of the model's files, whose tokenizer clients may load. "
-        "The id, if the files lie in a folder."
+        "The id, if the files lie in a folder, and until the model has been loaded or described."
     )
     parent: None = Field(default=None, description="No model is an adapter of another.")
     task: Task
-    max_model_len: int = Field(
-        description="Most tokens of prompt and answer together; unless the model generates, of one "
-        "text."
+    state: ServingState = Field(
+        description="`running`: a replica answers. `asleep`: none runs because nobody uses the "
+        "model; a request starts one. `scaling`: the first replica starts because of a request, or "
+        "the last one stops. `down`: the model loads, or has lost its replicas. `failed`: no "
+        "replica starts before another deploy. Only a request to a failed model is refused; "
+        "others wait."
     )
-    accepts_images: bool
+    failure: str | None = Field(default=None, description="Why the model has failed.")
+    max_model_len: int | None = Field(
+        description="Most tokens of prompt and answer together; unless the model generates, of one "
+        "text. null, here and in the next one, until the model has been loaded or described."
+    )
+    accepts_images: bool | None
     labels: list[str] | None = Field(
         default=None, description="A classifier's labels; null for other models."
+    )
+    default_sampling: DefaultSampling | None = Field(
+        default=None, description="null unless the model generates, and is known to."
+    )
+    footprint: Footprint | None = Field(
+        default=None, description="null until a replica has loaded the model."
     )
 
 
 class ModelList(BaseModel):
-    """The models that are ready."""
+    """The models of the configuration."""
 
     object: Literal["list"] = "list"
     data: list[ModelCard]
@@ -69,42 +111,54 @@ class ModelsApi:
         return router
 
     async def list_models(self) -> ModelList:
-        """List the models that are ready."""
-        outcomes = await self._catalog.ready()
-        models = [each for each in outcomes.values() if not isinstance(each, RaystreamError)]
-        return ModelList(data=list(_cards(models)))
+        """List the models of the configuration, each with its state; wait for none that loads."""
+        return ModelList(data=list(_cards(await self._catalog.listed())))
 
     async def retrieve(self, model_id: str) -> ModelCard:
-        """Show one model."""
+        """Show one model. A 503 says why it can't be served."""
         if not model_id.strip("/"):
             raise HTTPException(404)  # /v1/models/ is a slip for /v1/models
-        return _card(await self._catalog.probe(model_id))
+        return _card(await self._catalog.require(model_id))
 
 
-def _cards(models: Sequence[ServedModel | ServedPooler]) -> Iterator[ModelCard]:
+def _cards(models: Sequence[ListedModel]) -> Iterator[ModelCard]:
     """Yield each model's card; one that can't be made leaves the others in the list."""
     for model in models:
         try:
             yield _card(model)
         except ValidationError as error:
-            logger.error("%s is left out of /v1/models: %r", model.description.id, error.errors())
+            logger.error("%s is left out of /v1/models: %r", model.id, error.errors())
 
 
-def _card(model: ServedModel | ServedPooler) -> ModelCard:
-    found = model.description
-    labels = list(found.labels) if isinstance(found, PoolerDescription) and found.labels else None
+def _card(model: ListedModel) -> ModelCard:
+    found = None if model.served is None else model.served.description
+    generator = found if isinstance(found, ModelDescription) else None
     return ModelCard(
-        id=found.id,
-        created=found.created,
-        root=found.root or found.id,
-        task=_task(found),
-        max_model_len=found.max_model_len,
-        accepts_images=isinstance(found, ModelDescription) and found.accepts_images,
-        labels=labels,
+        id=model.id,
+        created=0 if found is None else found.created,
+        root=model.id if found is None else found.root or model.id,
+        task=model.task,
+        state=model.state,
+        failure=model.failure,
+        max_model_len=None if found is None else found.max_model_len,
+        accepts_images=None
+        if found is None
+        else generator is not None and generator.accepts_images,
+        labels=list(found.labels) or None if isinstance(found, PoolerDescription) else None,
+        default_sampling=None if generator is None else _default_sampling(generator),
+        footprint=None
+        if found is None or found.footprint is None
+        else Footprint.model_validate(found.footprint),
     )
 
 
-def _task(found: ModelDescription | PoolerDescription) -> Task:
-    if isinstance(found, ModelDescription):
-        return "generate"
-    return "classify" if found.embedding is None else "embed"
+def _default_sampling(found: ModelDescription) -> DefaultSampling:
+    default = found.default_sampling
+    return DefaultSampling(
+        temperature=default.temperature,
+        top_p=default.top_p,
+        top_k=default.top_k,
+        min_p=default.min_p,
+        repetition_penalty=default.repetition_penalty,
+        max_tokens=found.default_max_tokens,
+    )

@@ -63,7 +63,8 @@ def test_a_model_that_can_not_start_harms_no_other_and_says_why(told: WrongFiles
     for then in (told.damaged, told.typo):
         assert then.answers[CHAT][0] == 200
         status, models = then.answers["/v1/models"]
-        assert (status, [each["id"] for each in models["data"]]) == (200, ["pydoc-chat"])
+        states = {each["id"]: each["state"] for each in models["data"]}
+        assert (status, states) == (200, {"pydoc-chat": "running", DETECTOR: "failed"})
         assert then.answers["/ready"][0] == 503
         assert (then.answers["/v1/classify"][0], then.retry_after) == (503, "5")
         why = f"The model {DETECTOR!r} has failed, and no replica of it runs: can't load"

@@ -114,10 +114,10 @@ async def test_readiness_and_health_cover_both_tasks() -> None:
     sick.sickness = PoolingFailedError("the worker has ended")
     catalog = ModelCatalog({"m": FakeBackend()}, {"c": sick}, probe_timeout_s=0.01)
     assert await catalog.health() == {"m": None, "c": sick.sickness}
-    assert list(await catalog.ready()) == ["m", "c"]
+    assert [each.id for each in await catalog.listed()] == ["m", "c"]
     assert (await catalog.probe("c")).description == sick.description
     sick.loaded = asyncio.Event()
-    assert isinstance((await catalog.ready())["c"], ReplicaUnavailableError)
+    assert [each.state for each in await catalog.listed()] == ["running", "down"]
 
 
 class SickClassifier(FakeClassifier):

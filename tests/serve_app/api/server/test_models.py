@@ -4,11 +4,14 @@ from typing import Any
 
 import httpx
 
+from deployments.contract import Footprint, SamplingParams
 from serve_app.api.intake.context import ApiContext
 from serve_app.api.server.models import ModelsApi
 from serve_app.backends.catalog import ModelCatalog
+from serve_app.backends.serving_states import DEPLOY_FAILED, DeploymentState, ServingState
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
+from tests.serve_app.apps import client_of
 from tests.serve_app.fake_pooler import FakeClassifier
 from tests.serve_app.fakes import FakeBackend, FakeClock
 
@@ -20,9 +23,20 @@ CARD = {
     "root": "m",
     "parent": None,
     "task": "generate",
+    "state": "running",
+    "failure": None,
     "max_model_len": 128,
     "accepts_images": True,
     "labels": None,
+    "default_sampling": {
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "top_k": 0,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "max_tokens": None,
+    },
+    "footprint": None,
 }
 
 
@@ -55,12 +69,57 @@ async def test_an_unknown_model_is_not_found(client: httpx.AsyncClient) -> None:
     assert answer.json()["error"]["code"] == "model_not_found"
 
 
-async def test_a_loading_model_is_not_listed(config: AppConfig) -> None:
-    loading = FakeBackend(model_id="n")
-    loading.loaded = asyncio.Event()
-    catalog = ModelCatalog({"m": FakeBackend(), "n": loading}, probe_timeout_s=0.01)
-    listed = await ModelsApi(ApiContext(catalog, config.limits, FakeClock())).list_models()
-    assert [card.id for card in listed.data] == ["m"]
+async def test_a_model_tells_its_size_its_device_and_its_defaults(
+    client: httpx.AsyncClient, backend: FakeBackend
+) -> None:
+    backend.description = replace(
+        backend.description,
+        default_sampling=SamplingParams(temperature=0.7, top_k=20),
+        default_max_tokens=100,
+        footprint=Footprint(3_000_000, 6_000_000, "bfloat16", "A GPU"),
+    )
+    (card,) = (await client.get("/v1/models")).json()["data"]
+    default = card["default_sampling"]
+    assert (default["temperature"], default["top_k"], default["max_tokens"]) == (0.7, 20, 100)
+    assert card["footprint"] == {
+        "num_parameters": 3_000_000,
+        "weight_bytes": 6_000_000,
+        "dtype": "bfloat16",
+        "device": "A GPU",
+    }
+
+
+async def test_a_model_whose_replicas_do_not_answer_is_listed_as_down(config: AppConfig) -> None:
+    silent = FakeBackend(model_id="n")
+    silent.loaded = asyncio.Event()
+    catalog = ModelCatalog({"m": FakeBackend(), "n": silent}, probe_timeout_s=0.01)
+    api = ModelsApi(ApiContext(catalog, config.limits, FakeClock()))
+    listed = (await api.list_models()).data
+    assert [(card.id, card.state) for card in listed] == [("m", "running"), ("n", "down")]
+    assert (listed[1].created, listed[1].root, listed[1].max_model_len) == (0, "n", None)
+    silent.loaded.set()
+    assert (await api.list_models()).data[1].state == "running"
+    silent.loaded = asyncio.Event()  # what was told once is still told
+    lost = (await api.list_models()).data[1]
+    assert (lost.state, lost.max_model_len) == ("down", 128)
+
+
+async def test_a_model_that_loads_or_has_failed_is_listed_and_not_asked(config: AppConfig) -> None:
+    states = {"m": DeploymentState(ServingState.DOWN)}
+    backend = FakeBackend()
+
+    async def ask() -> dict[str, DeploymentState]:
+        return states
+
+    parts = AppParts(config, {"m": backend}, ask_states=ask)
+    async with client_of(build_app(parts)) as client:
+        (loading,) = (await client.get("/v1/models")).json()["data"]
+    states["m"] = DeploymentState(ServingState.FAILED, DEPLOY_FAILED, "a.SomeError: no such folder")
+    async with client_of(build_app(parts)) as client:
+        (failed,) = (await client.get("/v1/models")).json()["data"]
+    assert (loading["state"], loading["failure"]) == ("down", None)
+    assert (failed["state"], failed["failure"]) == ("failed", "no such folder")
+    assert backend.num_describes == 0
 
 
 async def test_a_model_with_an_odd_description_leaves_the_others_in_the_list(
