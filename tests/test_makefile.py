@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 SERVING = "-m serve_app.commands.install"
@@ -74,3 +75,23 @@ def test_a_change_of_the_packages_is_installed_by_whichever_target_comes_next(
     assert checkout.make("quick") == [ALL]
     checkout.change(name)
     assert checkout.make("quick") == [SERVING, ALL]
+
+
+def test_pre_commit_runs_what_make_check_runs() -> None:
+    made = subprocess.run(
+        ["make", "--dry-run", "--always-make", "check"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    (repository,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    hooks = [hook["entry"] for hook in repository["hooks"]]
+    assert hooks
+    assert made.stdout.splitlines()[-len(hooks) :] == hooks
+
+
+def test_ci_on_github_runs_what_ci_runs_elsewhere() -> None:
+    workflow = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())
+    runs = [step.get("run") for job in workflow["jobs"].values() for step in job["steps"]]
+    assert runs[-1] == ".ci/run"

@@ -16,7 +16,7 @@ from markdown_it.token import Token
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 FOREIGN: Final = {"node_modules", "build", "dist"}
-"""Folders whose files are not the project's; nor are those of hidden folders."""
+"""Folders whose files are not the project's; nor are those of hidden folders, but `.github`."""
 
 RUN: Final = {"sh", "bash", "python", "js"}
 """Languages whose blocks are examples to run."""
@@ -137,11 +137,16 @@ def _parse(path: Path) -> list[Token]:
 def _anchors(page: Page) -> set[str]:
     slugs: dict[str, int] = {}
     for title in page.titles:
-        slug = re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
-        count = slugs[slug] = slugs.get(slug, -1) + 1
+        name = slug(title)
+        count = slugs[name] = slugs.get(name, -1) + 1
         if count:
-            slugs[f"{slug}-{count}"] = 0
+            slugs[f"{name}-{count}"] = 0
     return slugs.keys() | {id_ for text in page.html for id_ in _ID.findall(text)}
+
+
+def slug(title: str, separator: str = "-") -> str:
+    """Return the anchor of a heading, as GitHub makes it."""
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", separator)
 
 
 def pages(folder: Path = ROOT) -> list[Page]:
@@ -156,7 +161,7 @@ def guides() -> list[Page]:
 
 def _files(folder: Path) -> Iterator[Path]:
     for path in folder.iterdir():
-        if path.name.startswith(".") or path.name in FOREIGN:
+        if path.name in FOREIGN or (path.name.startswith(".") and path.name != ".github"):
             continue
         if path.is_dir():
             yield from _files(path)
