@@ -196,7 +196,7 @@ LACKING_IN_SERVE_TAB = {"Ongoing gRPC Requests"}
 """Graphs that stay empty: raystream speaks HTTP."""
 
 PASSING_IN_SERVE_TAB = {
-    "Error QPS per replica",  # a request that fails is answered, and raises nothing in Serve
+    "Error QPS per replica",  # a replica raises only for faults of the server, not of clients
     "Scheduling Tasks in Backoff",  # told once that it is 0, then while it is not
 }
 """Graphs that may be empty, and may not be: other applications of the cluster fill them, too."""
