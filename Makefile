@@ -21,8 +21,8 @@ help: ## list the targets
 
 # The environment is stale when the lock or pyproject.toml is newer than the last installation.
 $(SERVING): requirements.lock pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-		echo "raystream needs Python 3.11 or newer; this is $$($(PYTHON) --version 2>&1)." \
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' || { \
+		echo "raystream needs Python 3.11 to 3.14; this is $$($(PYTHON) --version 2>&1)." \
 			"Name another: make PYTHON=python3.12 ..." >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 		echo "$(PYTHON) lacks the venv module; on Debian: apt-get install python3-venv" >&2; exit 1; }

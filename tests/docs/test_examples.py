@@ -26,7 +26,7 @@ HUB = {
     "google/gemma-3-12b-it": "gemma-3-12b-it",
     "TrustSafeAI/RADAR-Vicuna-7B": "radar-vicuna-7b",
 }
-"""The files of tests/hub_configs that stand in for the models of README.md."""
+"""The files of tests/hub_configs that stand in for the models of docs/gpu.md."""
 
 MARKED = [page for page in guides() if page.path != PAGE]
 """Tests of clients run the examples of docs/clients.md by their headings."""
@@ -81,12 +81,12 @@ def planned(example: Example, folder: Path) -> list[dict[str, Any]]:
     return models
 
 
-def test_the_readme_s_configurations_fit_on_a_card_as_it_says(tmp_path: Path) -> None:
+def test_the_three_configurations_fit_on_a_card_as_their_page_says(tmp_path: Path) -> None:
     (qwen,), (gemma, radar), (alone,) = (
-        planned(example, tmp_path) for example in CONFIGURATIONS if example.page == "README.md"
+        planned(example, tmp_path) for example in CONFIGURATIONS if example.page == "docs/gpu.md"
     )
     assert all(model["fits"] for model in (qwen, gemma, radar, alone))
-    text = " ".join((ROOT / "README.md").read_text().split())
+    text = " ".join((ROOT / "docs/gpu.md").read_text().split())
     gib, fitting = round(qwen["kv_bytes"] / 2**30), qwen["num_sequences"]
     assert f"{gib} GiB are left for keys and values" in text
     assert (

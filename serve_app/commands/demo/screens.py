@@ -73,7 +73,7 @@ class DemoScreen:
         if self.is_plain:
             yield
         else:
-            with self._console.status("this takes half a minute, or more on a busy machine"):
+            with self._console.status("this takes a minute or two"):
                 yield
 
     @contextmanager
