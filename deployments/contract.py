@@ -398,6 +398,7 @@ class ModelDescription:
         default_max_tokens: The most tokens of a chat's answer whose request sets no limit; None
             means as many as the model's length leaves.
         footprint: What the replica that tells it holds; None from the files of a model that sleeps.
+        has_chat_template: Whether it answers messages; a base model only continues texts.
     """
 
     id: str
@@ -414,6 +415,7 @@ class ModelDescription:
     root: str | None = None
     default_max_tokens: int | None = None
     footprint: Footprint | None = None
+    has_chat_template: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,4 +69,5 @@ def _describe(
         system_fingerprint=fingerprint,
         root=spec.root,
         default_max_tokens=getattr(generation, "max_new_tokens", None),
+        has_chat_template=template.exists,
     )

@@ -40,3 +40,11 @@ def test_files_describe_a_model_as_its_replicas_do(
 def test_a_length_that_replicas_choose_is_described_as_the_model_s_own() -> None:
     model = spec(str(PYDOC_CHAT), id="m", max_model_len=None)
     assert describe_files(model).max_model_len == 2048
+
+
+def test_a_model_without_a_chat_template_is_described_as_a_base_model(tmp_path: Path) -> None:
+    for file in PYDOC_CHAT.iterdir():
+        if file.is_file() and file.name != "chat_template.jinja":
+            (tmp_path / file.name).symlink_to(file)
+    assert describe_files(spec(str(PYDOC_CHAT), id="m")).has_chat_template
+    assert not describe_files(spec(str(tmp_path), id="m")).has_chat_template

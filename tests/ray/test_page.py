@@ -1,5 +1,6 @@
 """The page against the real server: what its user can do with the embedded models."""
 
+import re
 from collections.abc import AsyncIterator
 
 import pytest
@@ -35,11 +36,20 @@ async def test_a_question_and_a_picture_are_answered(page: Page) -> None:
     drawing = Image.new("RGB", (112, 112), (225, 225, 225))
     ImageDraw.Draw(drawing).ellipse((20, 20, 92, 92), fill=(255, 0, 0))
     await page.button("New chat").click()
-    await page.page.locator("input[type=file]").set_input_files(
+    await page.page.locator(".composer input[type=file]").set_input_files(
         {"name": "circle.png", "mimeType": "image/png", "buffer": png(drawing)}
     )
     await page.ask("What is in the picture?")
     await page.says("A red circle.")
+    # The examples of the demo model come out as they should.
+    for name, place, told in (
+        ("Answer by a JSON schema", ".prose", r'"picture" ?: ?"A \w+ \w+\."'),
+        ("Call a tool", ".call pre", r'"kind" ?: ?"(function|class|module)"'),
+    ):
+        await page.button("New chat").click()
+        await page.button(name).click()
+        await page.is_done()
+        await expect(page.answer.locator(place).first).to_contain_text(re.compile(told))
     await page.show("Live")
     await expect(page.page.locator(".tiles")).to_contain_text("Running0")
 

@@ -68,9 +68,12 @@ class ModelCard(BaseModel):
     failure: str | None = Field(default=None, description="Why the model has failed.")
     max_model_len: int | None = Field(
         description="Most tokens of prompt and answer together; unless the model generates, of one "
-        "text. null, here and in the next one, until the model has been loaded or described."
+        "text. null, here and in the next two, until the model has been loaded or described."
     )
     accepts_images: bool | None
+    has_chat_template: bool | None = Field(
+        description="Whether it answers messages; a base model only continues texts."
+    )
     labels: list[str] | None = Field(
         default=None, description="A classifier's labels; null for other models."
     )
@@ -144,6 +147,9 @@ def _card(model: ListedModel) -> ModelCard:
         accepts_images=None
         if found is None
         else generator is not None and generator.accepts_images,
+        has_chat_template=None
+        if found is None
+        else generator is not None and generator.has_chat_template,
         labels=list(found.labels) or None if isinstance(found, PoolerDescription) else None,
         default_sampling=None if generator is None else _default_sampling(generator),
         footprint=None

@@ -1,14 +1,19 @@
 // A conversation's turns: how they become a request, and how a stream becomes an answer.
 
 import { ApiError, stream } from "./api.js";
+import { withFiles } from "./files.js";
+import { newId } from "./tree.js";
 
 /**
  * @typedef {{id: string, name: string, arguments: string, result: string}} Call
  *
  * @typedef {object} Turn
+ * @property {string} id
+ * @property {string} parent The id of the turn before it; "" if it is the first.
  * @property {"user" | "assistant" | "tool"} role
  * @property {string} text
  * @property {string[]} images data: URIs.
+ * @property {import("./files.js").TextFile[]} files
  * @property {string} reasoning
  * @property {Call[]} calls
  * @property {string} callId Of the call that a tool's turn answers.
@@ -20,16 +25,19 @@ import { ApiError, stream } from "./api.js";
  * @property {string} finish Why the answer ended.
  * @property {Timing} timing
  * @property {object | null} body The request.
+ * @property {string} system The system prompt of the request.
+ * @property {string} model That answers.
  * @property {string} [lastEventId]
  *
  * @typedef {{sentMs: number, firstMs: number, lastMs: number, firstTokens: number}} Timing
  */
 
 /** @returns {Turn} */
-export const newTurn = (role, text = "", images = []) => ({
-  role, text, images, reasoning: "", calls: [], callId: "", marks: [], waiting: "",
+export const newTurn = (role, text = "", images = [], files = []) => ({
+  id: newId(), parent: "", role, text, images, files, reasoning: "", calls: [], callId: "", marks: [], waiting: "",
   state: role === "assistant" ? "running" : "complete", error: null, usage: null, finish: "",
   timing: { sentMs: 0, firstMs: 0, lastMs: 0, firstTokens: 0 }, body: null,
+  system: "", model: "",
 });
 
 /** @param {Turn} turn */
@@ -61,20 +69,25 @@ function messageOf(turn) {
     return { role: "assistant", content: turn.text || null, ...(calls.length && { tool_calls: calls }) };
   }
   const images = turn.images.map((url) => ({ type: "image_url", image_url: { url } }));
-  const content = images.length ? [...images, { type: "text", text: turn.text }] : turn.text;
+  const text = withFiles(turn.text, turn.files);
+  const content = images.length ? [...images, { type: "text", text }] : text;
   return { role: "user", content };
 }
 
 /**
  * Stream the answer to `turn.body` into a turn; it never throws.
  * @param {Turn} turn It keeps what has arrived, however the stream ends.
- * @param {{signal: AbortSignal, onChange: () => void, onNotice: (text: string) => void}} options
+ * @param {{signal: AbortSignal, onChange: () => void, onNotice: (text: string) => void, path?: string}} options
  */
-export async function runAnswer(turn, { signal, onChange, onNotice }) {
-  turn.timing.sentMs ||= performance.now();
+export async function runAnswer(turn, { signal, onChange, onNotice, path = "v1/chat/completions" }) {
+  const { timing } = turn;
+  // A stream that goes on does not count the time for which it was cut, nor the clock of a page that was left.
+  const pauseMs = performance.now() - (timing.lastMs || timing.sentMs);
+  for (const name of ["sentMs", "firstMs", "lastMs"]) if (timing[name]) timing[name] += pauseMs;
+  timing.sentMs ||= performance.now();
   Object.assign(turn, { state: "running", error: null });
   try {
-    await stream("v1/chat/completions", { ...turn.body, ...STREAMED }, {
+    await stream(path, { ...turn.body, ...STREAMED }, {
       signal,
       lastEventId: turn.lastEventId,
       onData: (chunk, id) => {
@@ -109,7 +122,7 @@ function gain(turn, chunk, id) {
   if (id) turn.lastEventId = id;
   turn.usage = chunk.usage ?? turn.usage;
   const choice = chunk.choices[0];
-  const { content, reasoning_content: reasoning, tool_calls: calls = [] } = choice?.delta ?? {};
+  const { content, reasoning_content: reasoning, tool_calls: calls = [] } = choice?.delta ?? { content: choice?.text };
   turn.text += content ?? "";
   turn.reasoning += reasoning ?? "";
   for (const part of calls ?? []) gainCall(turn.calls, part);
@@ -175,4 +188,14 @@ export function figuresOf({ timing, usage }) {
     cachedTokens: usage?.prompt_tokens_details?.cached_tokens ?? 0,
     reasoningTokens: usage?.completion_tokens_details?.reasoning_tokens ?? 0,
   };
+}
+
+const LONGEST_SPOKEN = 400;
+
+/** @param {Turn} turn What a screen reader says of it once it has ended. */
+export function spoken({ state, text, error, usage }) {
+  if (state === "failed") return error.message;
+  const tokens = `${usage?.completion_tokens ?? 0} tokens`;
+  if (state === "stopped") return `Stopped after ${tokens}.`;
+  return text.length <= LONGEST_SPOKEN ? `Answer: ${text}` : `The answer is complete, ${tokens}.`;
 }

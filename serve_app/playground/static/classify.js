@@ -2,6 +2,8 @@
 
 import { html, useRef, useState } from "./vendor/preact.js";
 import { ask } from "./api.js";
+import { ManyTexts, scoreOf } from "./many.js";
+import { NO_TEXTS, Switch } from "./own_texts.js";
 import { Code, ErrorNotice, ModelChoice, announce, number } from "./parts.js";
 
 const EXAMPLE =
@@ -11,6 +13,7 @@ const EXAMPLE =
   "memory of the string, or the default of encoding of this.\n\nWe moved to a smaller house by the river " +
   "that year, and for the first time in my life I could hear the trains at night.";
 const PIECE_CHARS = 160;
+const KINDS = { one: "One text, in pieces", many: "Many texts" };
 
 /**
  * @param {{models: {id: string, labels: string[]}[], onKey: () => void}} props
@@ -18,6 +21,8 @@ const PIECE_CHARS = 160;
 export function Classify({ models, onKey }) {
   const [text, setText] = useState(EXAMPLE);
   const [chars, setChars] = useState(String(PIECE_CHARS));
+  const [kind, setKind] = useState("one");
+  const [own, setOwn] = useState(NO_TEXTS);
   const [chosen, setChosen] = useState("");
   const [found, setFound] = useState(/** @type {any} */ (null));
   const [error, setError] = useState(/** @type {any} */ (null));
@@ -45,10 +50,20 @@ export function Classify({ models, onKey }) {
       setBusy(false);
     }
   };
+  const choice = html`
+    <h2>Classify texts</h2>
+    <${Switch} label="What to classify" choices=${KINDS} value=${kind} onChange=${setKind} />`;
+  if (kind === "many") {
+    return html`
+      <div class="sheet">
+        ${choice}
+        <${ManyTexts} models=${models} model=${model} onModel=${setChosen} own=${own} onOwn=${setOwn} onKey=${onKey} />
+      </div>`;
+  }
   return html`
     <div class="sheet">
+      ${choice}
       <form onSubmit=${run}>
-        <h2>Classify a text</h2>
         <label class="field">
           <span>Text</span>
           <textarea rows="7" value=${text} onInput=${(event) => setText(event.target.value)}></textarea>
@@ -66,9 +81,6 @@ export function Classify({ models, onKey }) {
       ${found && html`<${Result} found=${found} />`}
     </div>`;
 }
-
-/** @param {{scores: {label: string, score: number}[]}} piece @param {string} label */
-const scoreOf = (piece, label) => piece.scores.find((each) => each.label === label)?.score ?? 0;
 
 /** @param {number} score */
 const percent = (score) => `${number(score * 100, 1)} %`;

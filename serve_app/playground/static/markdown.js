@@ -1,8 +1,10 @@
 // A model's text as HTML. The text is hostile: it may come from anyone who wrote what the model has read.
 //
 // Two guards, one behind the other: markdown-it escapes all HTML in the text, and DOMPurify then lets only
-// the elements below pass. Links lead to http and https only; nothing is loaded, pictures included. The
-// page's Content-Security-Policy is the third.
+// the elements and classes below pass. Links lead to http and https only; nothing is loaded, pictures included.
+// The page's Content-Security-Policy is the third.
+
+import { knowFormulas } from "./math.js";
 
 /** A longer text is shown as it is: to render it again and again would take too long. */
 const MAX_CHARACTERS = 40_000;
@@ -10,20 +12,27 @@ const MAX_LINES = 2_000;
 
 const TAGS = [
   "p", "br", "hr", "h3", "h4", "h5", "h6", "strong", "em", "s", "a", "code", "pre", "blockquote",
-  "ul", "ol", "li", "table", "thead", "tbody", "tr", "th", "td", "div",
+  "ul", "ol", "li", "table", "thead", "tbody", "tr", "th", "td", "div", "span",
 ];
-const ATTRIBUTES = ["href", "title", "start", "align", "tabindex", "role", "aria-label", "target", "rel"];
+const ATTRIBUTES = ["href", "title", "start", "align", "tabindex", "role", "aria-label", "target", "rel", "class"];
+/** What the page itself has written: a block's language, a formula, and the parts of coloured code. */
+const CLASSES = /^(language-[\w+#.-]{1,30}|math( display)?|hljs-[\w -]{1,60})$/;
 const SCROLLS = 'tabindex="0" role="region"';
 const LOWEST_HEADING = 6;
 
 const parser = globalThis.markdownit({ html: false, linkify: true }).disable("image");
+knowFormulas(parser);
 parser.linkify.set({ fuzzyLink: false, fuzzyEmail: false }); // os.path is no host
 const { rules } = parser.renderer;
 
 rules.table_open = () => `<div ${SCROLLS} aria-label="Table"><table>`;
 rules.table_close = () => "</table></div>";
-rules.fence = rules.code_block = (tokens, index) =>
-  `<pre ${SCROLLS} aria-label="Code"><code>${parser.utils.escapeHtml(tokens[index].content)}</code></pre>`;
+rules.fence = rules.code_block = (tokens, index) => {
+  const { content, info } = tokens[index];
+  const [language] = info.trim().toLowerCase().split(/[\s{,:]/);
+  const named = language ? ` class="language-${parser.utils.escapeHtml(language)}"` : "";
+  return `<pre ${SCROLLS} aria-label="Code"><code${named}>${parser.utils.escapeHtml(content)}</code></pre>`;
+};
 
 // The page's own headings end at the second level, and its policy forbids the attribute `style`.
 parser.core.ruler.push("adapt", (state) => {
@@ -42,12 +51,13 @@ purifier.addHook("afterSanitizeAttributes", (node) => {
   node.setAttribute("rel", "noopener noreferrer");
 });
 
-/**
- * Return safe HTML.
- * @param {string} text Markdown by a model.
- */
-export const htmlOf = (text) =>
-  purifier.sanitize(parser.render(text), {
+purifier.addHook("uponSanitizeAttribute", (_, data) => {
+  if (data.attrName === "class") data.keepAttr = CLASSES.test(data.attrValue);
+});
+
+/** @param {string} html @returns {string} What of it is safe. */
+export const purified = (html) =>
+  purifier.sanitize(html, {
     ALLOWED_TAGS: TAGS,
     ALLOWED_ATTR: ATTRIBUTES,
     ALLOW_DATA_ATTR: false,
@@ -55,6 +65,24 @@ export const htmlOf = (text) =>
     ALLOWED_URI_REGEXP: /^https?:\/\//i,
     ADD_URI_SAFE_ATTR: ATTRIBUTES.filter((name) => name !== "href"),
   });
+
+/**
+ * Return the HTML of each block of a text: of a paragraph, a list, a table. It is not purified yet.
+ * @param {string} text Markdown by a model.
+ * @returns {string[]}
+ */
+export function blocksOfHtml(text) {
+  const env = {};
+  const blocks = [];
+  let block = [];
+  for (const token of parser.parse(text, env)) {
+    block.push(token);
+    if (token.level > 0 || token.nesting > 0) continue;
+    blocks.push(parser.renderer.render(block, parser.options, env));
+    block = [];
+  }
+  return blocks;
+}
 
 /** @param {string} text */
 export const isRendered = (text) =>

@@ -1,6 +1,7 @@
 // The settings of a conversation: the model, the system prompt, sampling, a schema, tools.
 
 import { html } from "./vendor/preact.js";
+import { examplesFor } from "./demo.js";
 import { ModelChoice } from "./parts.js";
 
 /** A field of the form whose text can't become a part of a request. */
@@ -18,25 +19,6 @@ const NUMBERS = [
   { name: "repetition_penalty", label: "Repetition penalty", min: 0.1, max: 2, step: 0.05 },
 ];
 
-const SCHEMA_EXAMPLE = {
-  type: "object",
-  properties: { name: { type: "string" }, is_function: { type: "boolean" } },
-  required: ["name", "is_function"],
-};
-const TOOLS_EXAMPLE = [
-  {
-    type: "function",
-    function: {
-      name: "look_up",
-      description: "Look up a name of the standard library.",
-      parameters: {
-        type: "object",
-        properties: { name: { type: "string", maxLength: 40 } },
-        required: ["name"],
-      },
-    },
-  },
-];
 const TOOL_CHOICES = { auto: "if it wants to", required: "it must", none: "it must not" };
 
 /** @typedef {Record<string, string>} Options The form's fields, by name. */
@@ -79,17 +61,19 @@ function parsed(text, what) {
 }
 
 /**
- * @param {{options: Options, models: {id: string}[], onChange: (changed: Options) => void}} props
+ * @param {{options: Options, models: {id: string}[], onChange: (changed: Options) => void, isChat?: boolean}} props
+ *   A model that does not chat reads no system prompt and calls no tools.
  */
-export function OptionsForm({ options, models, onChange }) {
+export function OptionsForm({ options, models, onChange, isChat = true }) {
   const set = (name) => (event) => onChange({ ...options, [name]: event.target.value });
   return html`
     <${ModelChoice} label="Model" models=${models} value=${options.model}
       onChange=${(model) => onChange({ ...options, model })} />
-    <label class="field">
-      <span>System prompt</span>
-      <textarea rows="2" value=${options.system} onInput=${set("system")}></textarea>
-    </label>
+    ${isChat && html`
+      <label class="field">
+        <span>System prompt</span>
+        <textarea rows="2" value=${options.system} onInput=${set("system")}></textarea>
+      </label>`}
     <fieldset>
       <legend>Sampling <small>(empty: the model's default)</small></legend>
       <div class="numbers">
@@ -105,9 +89,13 @@ export function OptionsForm({ options, models, onChange }) {
         <textarea rows="1" value=${options.stop} onInput=${set("stop")}></textarea>
       </label>
     </fieldset>
-    <${JsonField} label="JSON schema of the answer" name="schema" example=${SCHEMA_EXAMPLE}
+    ${isChat && html`<${ChatOptions} options=${options} onChange=${onChange} set=${set} />`}`;
+}
+
+const ChatOptions = ({ options, onChange, set }) => html`
+    <${JsonField} label="JSON schema of the answer" name="schema" example=${examplesFor(options.model).schema}
       options=${options} onChange=${onChange} />
-    <${JsonField} label="Tools" name="tools" example=${TOOLS_EXAMPLE}
+    <${JsonField} label="Tools" name="tools" example=${examplesFor(options.model).tools}
       options=${options} onChange=${onChange}>
       <label class="field">
         <span>May the model call them?</span>
@@ -117,7 +105,6 @@ export function OptionsForm({ options, models, onChange }) {
         </select>
       </label>
     <//>`;
-}
 
 function JsonField({ label, name, example, options, onChange, children }) {
   const text = options[name];

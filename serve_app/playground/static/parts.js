@@ -86,21 +86,24 @@ function OpenCode({ made }) {
     <pre tabindex="0" role="region" aria-label=${`${language} code`}><code>${abridged(code)}</code></pre>`;
 }
 
+/** @param {string} text @returns {Promise<string>} What to tell the user, as a screen reader has. */
+export async function copyText(text) {
+  let words = "Copied";
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {
+    // Only pages by https or on this machine may use the clipboard.
+    words = "Not allowed here: select the text";
+  }
+  announce(words);
+  return words;
+}
+
 /** @param {{text: string, label: string}} props */
 export function CopyButton({ text, label }) {
   const [done, setDone] = useState("");
-  const tell = (words) => {
-    setDone(words);
-    announce(words);
-  };
   const copy = async () => {
-    try {
-      await navigator.clipboard.writeText(text);
-      tell("Copied");
-    } catch {
-      // Only pages by https or on this machine may use the clipboard.
-      tell("Not allowed here: select the text");
-    }
+    setDone(await copyText(text));
     setTimeout(() => setDone(""), 2000);
   };
   return html`<button type="button" class="quiet" onClick=${copy}>${done || label}</button>`;

@@ -3,14 +3,19 @@
 import { html, useEffect, useReducer, useRef, useState } from "./vendor/preact.js";
 import { newTurn, runAnswer } from "./answer.js";
 import { embed, embedAll, loadEntries, nearest } from "./library.js";
+import { NO_TEXTS, OwnTexts, Switch, textsOf } from "./own_texts.js";
 import { Code, ErrorNotice, ModelChoice, announce, number } from "./parts.js";
+import { download } from "./saving.js";
+import { csvOf } from "./table.js";
 import { Answer } from "./turn.js";
 
 const NUM_HITS = 8;
+const MAX_SHOWN = 100;
+const CORPORA = { library: "Python's standard library", own: "Your own texts" };
 const NUM_ENTRIES = "6,450";
 const EXAMPLES = ["join the parts of a path", "remove whitespace at both ends", "count how often items occur"];
 
-/** What each model has embedded, until the page is left. */
+/** What each model has embedded, until the page is left: the library, and its user's own texts. */
 const indexes = new Map();
 
 /**
@@ -18,6 +23,8 @@ const indexes = new Map();
  */
 export function Search({ models, chatModels, onKey }) {
   const [query, setQuery] = useState("");
+  const [corpus, setCorpus] = useState("library");
+  const [own, setOwn] = useState(NO_TEXTS);
   const [chosen, setChosen] = useState("");
   const [progress, setProgress] = useState(/** @type {string} */ (""));
   const [found, setFound] = useState(/** @type {any} */ (null));
@@ -28,16 +35,19 @@ export function Search({ models, chatModels, onKey }) {
     return html`<p class="empty">No model that embeds texts, such as pydoc-search, is served here.</p>`;
   }
 
+  const isOwn = corpus === "own";
+  const { texts, rows, names } = textsOf(own);
+  const isReady = query.trim() && (!isOwn || texts.length > 0);
   const run = async (text) => {
     const turn = ++latest.current;
     setError(null);
     try {
-      const index = await indexOf(model.id, setProgress);
+      const index = await indexOf(model.id, setProgress, isOwn ? { texts, rows, names } : null);
       const begun = performance.now();
       const { vectors: [vector] } = await embed(model.id, [text]);
       if (turn !== latest.current) return;
-      const hits = nearest(index.entries, index.vectors, vector, NUM_HITS);
-      setFound({ text, hits, index, model: model.id, ms: performance.now() - begun, turn });
+      const hits = nearest(index.entries, index.vectors, vector, isOwn ? index.entries.length : NUM_HITS);
+      setFound({ text, hits, index, model: model.id, ms: performance.now() - begun, turn, isOwn });
       announce(`${hits.length} entries. The best: ${hits[0].entry.name}.`);
     } catch (problem) {
       if (turn === latest.current) setError(problem);
@@ -47,7 +57,7 @@ export function Search({ models, chatModels, onKey }) {
   };
   const submit = (event) => {
     event.preventDefault();
-    if (query.trim()) run(query.trim());
+    if (isReady) run(query.trim());
   };
   const askFor = (text) => {
     setQuery(text);
@@ -56,42 +66,79 @@ export function Search({ models, chatModels, onKey }) {
   return html`
     <div class="sheet">
       <form onSubmit=${submit}>
-        <h2>Search Python's standard library</h2>
+        <h2>Search by meaning</h2>
+        <${Switch} label="What to search" choices=${CORPORA} value=${corpus} onChange=${setCorpus} />
+        ${isOwn && html`<${OwnTexts} own=${own} onChange=${setOwn} />`}
         <div class="row bottom">
           <label class="field wide">
-            <span>What should it do?</span>
+            <span>${isOwn ? "What are you looking for?" : "What should it do?"}</span>
             <input type="search" value=${query} onInput=${(event) => setQuery(event.target.value)} />
           </label>
           <${ModelChoice} label="Model" models=${models} value=${model.id} onChange=${setChosen} />
-          <button class="primary" disabled=${Boolean(progress) || !query.trim()}>Search</button>
+          <button class="primary" disabled=${Boolean(progress) || !isReady}>Search</button>
         </div>
-        <p class="row">
-          ${EXAMPLES.map((each) => html`
-            <button type="button" class="chip" disabled=${Boolean(progress)}
-              onClick=${() => askFor(each)}>${each}</button>`)}
-        </p>
-        ${!indexes.has(model.id) && html`
+        ${!isOwn && html`
+          <p class="row">
+            ${EXAMPLES.map((each) => html`
+              <button type="button" class="chip" disabled=${Boolean(progress)}
+                onClick=${() => askFor(each)}>${each}</button>`)}
+          </p>`}
+        ${!isOwn && !indexes.has(model.id) && html`
           <p class="detail">The first search embeds ${NUM_ENTRIES} entries of the documentation with ${model.id},
             about 150,000 tokens. This page keeps their vectors until it is left.</p>`}
       </form>
       ${progress && html`<p class="waiting"><span class="dot"></span>${progress}</p>`}
       <${ErrorNotice} error=${error} onRetry=${() => run(query.trim())} onKey=${onKey} />
-      ${found && html`<${Hits} found=${found} />`}
-      ${found && chatModels.length > 0 && html`
+      ${found && html`<${found.isOwn ? OwnHits : Hits} key=${found.turn} found=${found} />`}
+      ${found && !found.isOwn && chatModels.length > 0 && html`
         <${Explained} key=${found.turn} name=${found.hits[0].entry.name} models=${chatModels} onKey=${onKey} />`}
     </div>`;
 }
 
 /** Return the entries and their vectors, made now if they are not there. */
-async function indexOf(model, tell) {
-  if (!indexes.has(model)) {
-    tell("Loading the entries");
-    const entries = await loadEntries();
-    const onProgress = (done) => tell(`Embedding: ${number(done)} of ${number(entries.length)} entries`);
-    onProgress(0);
-    indexes.set(model, { entries, ...(await embedAll(model, entries, onProgress)) });
-  }
-  return indexes.get(model);
+async function indexOf(model, tell, own) {
+  const key = own ? `${model} own` : model;
+  const known = indexes.get(key);
+  if (known && (!own || known.texts.join("\n") === own.texts.join("\n"))) return { ...known, ...own };
+  tell("Loading the entries");
+  const entries = own ? own.texts.map((text, index) => ({ text, name: text, index })) : await loadEntries();
+  const onProgress = (done) => tell(`Embedding: ${number(done)} of ${number(entries.length)} entries`);
+  onProgress(0);
+  indexes.set(key, { texts: [], ...own, entries, ...(await embedAll(model, entries, onProgress)) });
+  return indexes.get(key);
+}
+
+/** The user's own texts, the nearest first. */
+function OwnHits({ found }) {
+  const { hits, index: { rows, names }, text, model } = found;
+  const [threshold, setThreshold] = useState("0");
+  const near = hits.filter(({ score }) => score >= (Number(threshold) || 0));
+  const save = () => download("found.csv", csvOf([
+    [...names, "similarity"],
+    ...near.map(({ entry, score }) => [...names.map((_, column) => rows[entry.index][column] ?? ""), score.toFixed(6)]),
+  ]), "text/csv");
+  return html`
+    <section aria-label=${`Texts found for "${text}"`}>
+      <div class="row bottom">
+        <label class="field short">
+          <span>Least similarity</span>
+          <input type="number" min="-1" max="1" step="0.05" value=${threshold}
+            onInput=${(event) => setThreshold(event.target.value)} />
+        </label>
+        <button type="button" onClick=${save}>Save as CSV</button>
+        <span class="detail">${number(near.length)} of ${number(hits.length)} texts</span>
+      </div>
+      <ol class="hits">
+        ${near.slice(0, MAX_SHOWN).map(({ entry, score }) => html`
+          <li key=${entry.index}>
+            <p class="hit"><span dir="auto" class="own-text">${entry.text}</span>
+              <meter min="0" max="1" value=${Math.max(0, score)} aria-label="Similarity"></meter>
+              <span class="amount">${number(score, 2)}</span></p>
+          </li>`)}
+      </ol>
+      ${near.length > MAX_SHOWN && html`<p class="detail">The first ${MAX_SHOWN}; the file holds all.</p>`}
+      <${Code} made=${{ kind: "embeddings", body: { model, input: text } }} />
+    </section>`;
 }
 
 function Hits({ found }) {

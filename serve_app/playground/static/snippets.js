@@ -8,16 +8,19 @@ const KEY_VARIABLE = "RAYSTREAM_API_KEY";
 
 /** What OpenAI's Python client has as arguments; the others go into `extra_body`. */
 const OPENAI_FIELDS = new Set([
-  "model", "messages", "stream", "temperature", "top_p", "max_tokens", "seed", "stop", "presence_penalty",
+  "model", "messages", "prompt", "stream", "temperature", "top_p", "max_tokens", "seed", "stop", "presence_penalty",
   "frequency_penalty", "response_format", "tools", "tool_choice", "input", "encoding_format",
 ]);
 
 /**
- * @typedef {"chat" | "embeddings" | "classify"} Kind
+ * @typedef {"chat" | "completion" | "embeddings" | "classify"} Kind
  * @typedef {{kind: Kind, body: Record<string, any>}} Made
  */
 
-const PATHS = { chat: "v1/chat/completions", embeddings: "v1/embeddings", classify: "v1/classify" };
+const PATHS = {
+  chat: "v1/chat/completions", completion: "v1/completions", embeddings: "v1/embeddings", classify: "v1/classify",
+};
+const METHODS = { chat: "chat.completions", completion: "completions", embeddings: "embeddings" };
 
 /**
  * The body comes by standard input: a picture is longer than an argument may be (128 KiB on Linux). No line of
@@ -48,10 +51,13 @@ export function python({ kind, body }) {
       "print(answer)",
     );
   }
-  const method = kind === "chat" ? "chat.completions" : "embeddings";
+  const method = METHODS[kind];
   const call = [`${body.stream ? "stream" : "answer"} = client.${method}.create(`, ...pythonArguments(body), ")"];
   if (kind === "embeddings") {
     return lines(...client, ...call, "print(len(answer.data), len(answer.data[0].embedding))");
+  }
+  if (kind === "completion") {
+    return lines(...client, ...call, "for chunk in stream:", '    print(chunk.choices[0].text, end="", flush=True)');
   }
   return lines(
     ...client,
@@ -86,7 +92,7 @@ export function javascript({ kind, body }) {
       "console.log(JSON.stringify(await answer.json(), null, 2));",
     );
   }
-  const method = kind === "chat" ? "chat.completions" : "embeddings";
+  const method = METHODS[kind];
   return lines(
     'import OpenAI from "openai";',
     "",
@@ -99,8 +105,12 @@ export function javascript({ kind, body }) {
       ? ["console.log(answer.data.length, answer.data[0].embedding.length);"]
       : [
           "for await (const chunk of stream) {",
-          "  const { content, tool_calls: calls } = chunk.choices[0].delta;",
-          '  process.stdout.write(content ?? (calls ? JSON.stringify(calls) : ""));',
+          ...(kind === "completion"
+            ? ["  process.stdout.write(chunk.choices[0].text);"]
+            : [
+                "  const { content, tool_calls: calls } = chunk.choices[0].delta;",
+                '  process.stdout.write(content ?? (calls ? JSON.stringify(calls) : ""));',
+              ]),
           "}",
         ]),
   );

@@ -2,8 +2,10 @@
 
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./vendor/preact.js";
 import { figuresOf } from "./answer.js";
-import { blocksOf, htmlOf, isRendered } from "./markdown.js";
+import { AskedFiles } from "./attached.js";
+import { blocksOf, isRendered } from "./markdown.js";
 import { Code, CopyButton, ErrorNotice, duration, number } from "./parts.js";
+import { drawProse } from "./prose.js";
 
 /** Between two drawings of a growing text pass this many ms, and this many times as long as the last one took. */
 const PAUSE_MS = 16;
@@ -41,26 +43,24 @@ export function ModelText({ text, isRunning = false }) {
   useLayoutEffect(() => {
     drawingMs.current = performance.now() - begunMs;
   }, [shown]);
-  if (isRendered(shown)) return html`<${Markdown} text=${shown} />`;
+  if (isRendered(shown)) return html`<${Markdown} text=${shown} isRunning=${isRunning} />`;
   return html`
     <div class="prose plain" dir="auto">
       ${blocksOf(shown).map((block, index) => html`<div key=${index}>${block}</div>`)}
     </div>`;
 }
 
-function Markdown({ text }) {
+function Markdown({ text, isRunning }) {
   const element = useRef(null);
-  useLayoutEffect(() => {
-    element.current.innerHTML = htmlOf(text);
-  }, [text]);
+  useLayoutEffect(() => drawProse(element.current, text, isRunning), [text, isRunning]);
   return html`<div class="prose" dir="auto" ref=${element}></div>`;
 }
 
 /**
  * @param {{turn: import("./answer.js").Turn, onRetry: () => void, onResume?: () => void, onKey: () => void,
- *   onResults?: () => void, onChange: () => void}} props
+ *   onResults?: () => void, onChange: () => void, versions?: any}} props `versions` switches between answers.
  */
-export function Answer({ turn, onRetry, onResume, onKey, onResults, onChange }) {
+export function Answer({ turn, onRetry, onResume, onKey, onResults, onChange, versions }) {
   const isRunning = turn.state === "running";
   return html`
     <article class="turn answer" aria-label="Answer" aria-busy=${isRunning}>
@@ -87,6 +87,9 @@ export function Answer({ turn, onRetry, onResume, onKey, onResults, onChange }) 
       <${Figures} turn=${turn} />
       ${!isRunning && html`
         <div class="row actions">
+          ${versions}
+          ${onResume && turn.state === "stopped" && html`
+            <button type="button" class="quiet" onClick=${onResume}>Go on</button>`}
           <button type="button" class="quiet" onClick=${onRetry}>Answer again</button>
           ${turn.text && html`<${CopyButton} text=${turn.text} label="Copy" />`}
           ${turn.body && html`<${Code} made=${{ kind: "chat", body: { ...turn.body, stream: true } }} />`}
@@ -94,7 +97,7 @@ export function Answer({ turn, onRetry, onResume, onKey, onResults, onChange }) 
     </article>`;
 }
 
-function Figures({ turn }) {
+export function Figures({ turn }) {
   const found = figuresOf(turn);
   if (found.ttftMs === null) return null;
   const shown = [
@@ -135,9 +138,10 @@ function ToolCall({ call, onChange, canAnswer }) {
 }
 
 /**
- * @param {{turn: import("./answer.js").Turn, onEdit: (text: string) => boolean, isBusy: boolean}} props
+ * @param {{turn: import("./answer.js").Turn, onEdit: (text: string) => boolean, isBusy: boolean,
+ *   versions?: any}} props
  */
-export function Question({ turn, onEdit, isBusy }) {
+export function Question({ turn, onEdit, isBusy, versions }) {
   const [draft, setDraft] = useState(/** @type {string | null} */ (null));
   const send = (event) => {
     event.preventDefault();
@@ -146,11 +150,13 @@ export function Question({ turn, onEdit, isBusy }) {
   return html`
     <article class="turn question" aria-label="Question">
       ${turn.images.map((url, index) => html`<img key=${index} src=${url} alt=${`Attached picture ${index + 1}`} />`)}
+      <${AskedFiles} files=${turn.files} />
       ${draft === null
         ? html`<div class="row">
             <button type="button" class="quiet" disabled=${isBusy} onClick=${() => setDraft(turn.text)}>Edit</button>
             <p class="asked" dir="auto">${turn.text}</p>
-          </div>`
+          </div>
+          ${versions}`
         : html`<form onSubmit=${send}>
             <label class="field">
               <span class="unseen">Edit the question</span>

@@ -235,7 +235,7 @@ async def test_a_picture_is_asked_about_by_picker_paste_and_drop(
 ) -> None:
     picture = png(Image.new("RGB", (8, 8), "red"))
     await page.open()
-    chooser = page.page.locator("input[type=file]")
+    chooser = page.page.locator(".composer input[type=file]")
     await chooser.set_input_files({"name": "a.png", "mimeType": "image/png", "buffer": picture})
     given = base64.b64encode(picture).decode()
     for event, holder in (("paste", "clipboardData"), ("drop", "dataTransfer")):
@@ -271,25 +271,22 @@ async def test_selected_text_can_be_dragged_into_the_message(page: Page) -> None
     await expect(page.page.get_by_label("Your message")).to_have_value("Hello, world!")
 
 
-async def test_a_file_that_is_no_picture_is_refused_in_words(page: Page) -> None:
-    await page.open()
-    await page.page.locator("input[type=file]").set_input_files(
-        {"name": "a.svg", "mimeType": "image/svg+xml", "buffer": b"<svg/>"}
-    )
-    await expect(page.page.get_by_role("alert")).to_contain_text("Only PNG, JPEG, WebP and GIF")
-
-
-async def test_a_reload_keeps_the_conversation_and_frees_the_running_answer(
+async def test_text_files_are_attached_as_text_and_others_refused_in_words(
     page: Page, models: Models
 ) -> None:
     await page.open()
-    await page.ask("Hello?")
+    chooser = page.page.locator(".composer input[type=file]")
+    await chooser.set_input_files(
+        {"name": "a.py", "mimeType": "text/x-python", "buffer": b"x = 1\n"}
+    )
+    await chooser.set_input_files({"name": "a.bmp", "mimeType": "image/bmp", "buffer": b"BM"})
+    await expect(page.page.get_by_role("alert")).to_contain_text("a.bmp can't be sent")
+    await expect(page.page.get_by_role("list", name="Attached files")).to_contain_text(
+        "a.py 6 bytes"
+    )
+    await page.ask("What does it do?")
     await page.is_done()
-    models.chat.steps = [[TextDelta((1,), "Half an")], asyncio.Event()]
-    await page.ask("More?")
-    await page.says("Half an")
-    await page.page.reload()
-    await asyncio.wait_for(models.chat.streams[1].closed.wait(), 30)
-    await page.says("Half an")
-    await expect(page.answer).to_contain_text("Stopped here")
-    await expect(page.page.get_by_text("Hello, world!")).to_be_visible()
+    assert texts(models.chat.requests[0]) == ["a.py:\n\n```\nx = 1\n```\n\nWhat does it do?"]
+    question = page.page.get_by_role("article", name="Question")
+    await question.get_by_text("a.py").click()
+    await expect(question.get_by_role("region", name="a.py")).to_have_text("x = 1")

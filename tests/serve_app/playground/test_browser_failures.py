@@ -161,7 +161,7 @@ async def test_a_browser_that_blocks_site_data_shows_the_page_and_uses_the_key(
     async with serving(models, monkeypatch, ring()) as url, tab_of(browser) as tab:
         await tab.page.add_init_script(
             """
-            for (const name of ["localStorage", "sessionStorage"]) {
+            for (const name of ["localStorage", "sessionStorage", "indexedDB"]) {
               Object.defineProperty(window, name, {
                 get() { throw new DOMException("Access is denied.", "SecurityError"); },
               });

@@ -1,5 +1,7 @@
 """A model's text is hostile: nothing in it runs, loads anything, or holds up the page."""
 
+import asyncio
+import re
 from typing import Any
 
 from playwright.async_api import expect
@@ -11,8 +13,10 @@ from tests.serve_app.playground.served_page import Models, Page
 ALLOWED = (
     *("P", "BR", "HR", "H3", "H4", "H5", "H6", "STRONG", "EM", "S", "A", "CODE", "PRE", "DIV"),
     *("BLOCKQUOTE", "UL", "OL", "LI", "TABLE", "THEAD", "TBODY", "TR", "TH", "TD"),
+    *("FIGURE", "FIGCAPTION", "SPAN", "BUTTON"),
 )
-"""The elements that a text may become."""
+"""The elements that a text may become, and the frame of its code."""
+CLASSES = re.compile(r"code-block|quiet|language-[\w+#.-]+|hljs-[\w -]+|math( display)?|")
 
 HOSTILE = (
     "<script>document.body.dataset.owned = 1</script>",
@@ -81,6 +85,7 @@ def check_element(element: dict[str, Any]) -> None:
     assert element["tag"] in ALLOWED
     attributes = element["attributes"]
     assert not any(name.startswith("on") or name in ("style", "src", "id") for name in attributes)
+    assert CLASSES.fullmatch(attributes.get("class", ""))
     if "href" in attributes:
         assert attributes["href"].startswith(("http://", "https://"))
         assert attributes["rel"] == "noopener noreferrer"
@@ -119,7 +124,64 @@ async def test_markdown_is_shown_as_markdown(page: Page, models: Models) -> None
     await expect(prose.locator("li")).to_have_count(2)
     await expect(prose.locator("td[align=right]")).to_have_text("2")
     await expect(prose.locator("pre")).to_have_text("x = 1\n")
+    await expect(prose.locator("figcaption")).to_contain_text("Python")
+    await expect(prose.locator(".hljs-number")).to_have_text("1")
     await expect(prose.get_by_role("link")).to_have_attribute("href", "https://example.org")
+
+
+FORMULAS = (
+    r"\href{javascript:alert(1)}{x}", r"\url{https://elsewhere.example}", r"\htmlId{status}{x}",
+    r"\htmlStyle{position:fixed}{x}", r"\htmlClass{notice}{x}", r"\htmlData{a=b}{x}",
+    r"\includegraphics{https://elsewhere.example/a.png}", r"\text{<img src=x onerror=alert(1)>}",
+    r"\def\a{\a\a}\a", r"\rule{1000em}{1000em}", r"\frac{", r"\kern{99999em} x",
+)  # fmt: skip
+
+
+async def test_a_formula_is_drawn_with_its_fonts_and_can_do_no_harm(
+    page: Page, models: Models
+) -> None:
+    await answered(page, models, r"It is $\mathbb{R}^2$ or" "\n\n" r"$$\int_0^1 x\,dx$$")
+    formulas = page.answer.locator(".formula")
+    await expect(formulas).to_have_count(2)
+    await expect(formulas.last.locator(".katex-display")).to_be_visible()
+    # What a screen reader reads.
+    await expect(formulas.first.locator("math")).to_have_count(1)
+    await page.page.wait_for_function(
+        "['KaTeX_AMS', 'KaTeX_Math', 'KaTeX_Main'].every((name) => "
+        "[...document.fonts].some((each) => each.family === name && each.status === 'loaded'))"
+    )
+    page.check_quiet()
+    await page.button("New chat").click()
+    await answered(page, models, "\n\n".join(f"${each}$" for each in FORMULAS) + "\n\n$end$")
+    await page.answer.locator(".formula", has_text="end").wait_for()
+    prose = page.answer.locator(".prose")
+    assert await prose.locator("a, img, [id], .notice, [data-a]").count() == 0
+    assert await prose.evaluate(
+        "(prose) => [...prose.querySelectorAll('[style]')].every("
+        "(each) => each.style.position !== 'fixed')"
+    )
+    assert not await page.is_wider_than_the_window()
+
+
+async def test_the_button_of_a_growing_block_of_code_copies_all_of_it_and_keeps_the_focus(
+    page: Page, models: Models
+) -> None:
+    more = asyncio.Event()
+    models.chat.steps = [
+        [TextDelta((1,), "```py\nx = 1\n")], more, *whole("y = 2\n```\n"),
+    ]  # fmt: skip
+    await page.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    await page.open()
+    await page.ask("Say it")
+    copy = page.button("Copy the Python code")
+    await copy.focus()
+    more.set()
+    await page.is_done()
+    await expect(copy).to_be_focused()
+    await copy.press("Enter")
+    await expect(copy).to_have_text("Copied")
+    assert await page.tab.evaluate("navigator.clipboard.readText()") == "x = 1\ny = 2\n"
+    await expect(page.answer.locator(".hljs-number")).to_have_count(2)
 
 
 MAX_CHARACTERS, MAX_LINES = 40_000, 2_000
@@ -141,6 +203,10 @@ HUGE = {
     "backticks": " ".join("`" * n for n in range(1, 250)),
     "emphasis": "**a *b " * 5_000,
     "surrogates": "🙂" * 300_000,
+    "formulas": "$x$ " * 9_000,
+    "a formula that is not closed": "$x " * 13_000,
+    "code in colours": "```js\n" + "x = (`${a}` / 2) // c\n" * 1_700,
+    "blocks of code": "```py\nx = 1\n```\n" * 600,
 }
 
 

@@ -124,7 +124,7 @@ async def test_everything_can_be_done_by_keyboard(
         await keys.press("Enter")
         await page.is_done()
         await expect(page.answer).to_contain_text("Hello, world!")
-        for name in ("Edit", "Answer again", "Add a picture", "Temperature"):
+        for name in ("Edit", "Answer again", "Attach", "Temperature"):
             await tab.page.reload()
             await page.answer.wait_for()
             await reach(page, name)

@@ -195,7 +195,7 @@ async def test_curl_sends_a_picture_of_any_size(page: Page, models: Models, tmp_
     noise = Image.frombytes("RGB", (256, 256), random.Random(0).randbytes(3 * 256 * 256))
     await page.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     await page.open()
-    await page.page.locator("input[type=file]").set_input_files(
+    await page.page.locator(".composer input[type=file]").set_input_files(
         {"name": "noise.png", "mimeType": "image/png", "buffer": png(noise)}
     )
     await page.ask("What's this?")

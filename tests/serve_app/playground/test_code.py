@@ -28,6 +28,7 @@ MADE: list[dict[str, Any]] = [
     },
     {"kind": "classify", "body": {"model": "c", "input": "it's small", "truncate": True}},
     {"kind": "embeddings", "body": {"model": "e", "input": ["abc"]}},
+    {"kind": "completion", "body": {"model": "m", "prompt": "Once", "stream": True, "min_p": 0.1}},
 ]
 
 
@@ -67,11 +68,13 @@ async def test_each_request_as_code_makes_the_same_request_again(
     if language == "JavaScript":
         await asyncio.to_thread(install, PACKAGES)
     async with serving(models, monkeypatch) as url:
-        chat, classified, embedded = [
+        chat, classified, embedded, continued = [
             await printed_by(*program, code[language]) for code in await code_for(url)
         ]
     assert "world" in chat if language == "curl" else chat == "Hello, world!"
-    (asked,) = models.chat.requests
+    assert "world" in continued if language == "curl" else continued == "Hello, world!"
+    asked, text = models.chat.requests
+    assert (text.prompt, text.sampling.min_p) == ("Once", 0.1)
     assert asked.prompt == (ChatMessage("user", (TextPart(QUESTION),)),)
     assert asked.sampling.top_k == 5
     assert "small" in classified

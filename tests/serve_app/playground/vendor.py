@@ -30,6 +30,14 @@ ENTRIES: Final = ROOT / "models/pydoc-search/entries.jsonl"
 LIBRARY: Final = FOLDER / "standard_library.gz"
 NO_SOURCE_MAP: Final = re.compile(rb"\n?//# sourceMappingURL=\S+\s*$")
 TAG: Final = re.compile(r'((?:href|src)="playground/(vendor/[^"]+)") integrity="[^"]*"')
+FONT_FACE: Final = re.compile(rb"@font-face\{[^}]*\}")
+"""The page's policy allows no font by its URL; `later.js` loads fonts as data."""
+FONTS_NOTICE: Final = (
+    "KaTeX_*.woff2, of katex, are under the SIL Open Font License 1.1:\n"
+    "Copyright (c) 2009-2010, Design Science, Inc. (<www.mathjax.org>)\n"
+    "Copyright (c) 2014-2018 Khan Academy (<www.khanacademy.org>), with Reserved Font Names\n"
+    "https://openfontlicense.org/open-font-license-official-text/\n"
+)
 PSF_NOTICE: Final = (
     "standard_library.gz quotes the docstrings and the documentation of CPython 3.11,\n"
     "(c) Python Software Foundation, under the PSF License 2.0:\n"
@@ -85,7 +93,9 @@ def take(entry: dict[str, Any]) -> Iterator[str]:
     entry["integrity"] = found
     content = members(tarball)
     for name, file in entry["files"].items():
-        written = NO_SOURCE_MAP.sub(b"\n", content[file["from"]])
+        written = content[file["from"]]
+        if not name.endswith(".woff2"):
+            written = FONT_FACE.sub(b"", NO_SOURCE_MAP.sub(b"\n", written))
         (VENDOR / name).write_bytes(written)
         file["digest"] = digest(written)
     yield f"{entry['package']} {entry['version']} ({entry['licence']})\n\n"
@@ -104,7 +114,7 @@ def main() -> None:
     lock = json.loads(LOCK.read_text())
     VENDOR.mkdir(exist_ok=True)
     licences = ["".join(take(entry)) for entry in lock]
-    LICENCES.write_text(f"\n\n{'-' * 80}\n\n".join([*licences, PSF_NOTICE]))
+    LICENCES.write_text(f"\n\n{'-' * 80}\n\n".join([*licences, FONTS_NOTICE, PSF_NOTICE]))
     LOCK.write_text(json.dumps(lock, indent=2) + "\n")
     digests = {
         f"vendor/{name}": file["digest"] for entry in lock for name, file in entry["files"].items()

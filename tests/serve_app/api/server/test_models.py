@@ -27,6 +27,7 @@ CARD = {
     "failure": None,
     "max_model_len": 128,
     "accepts_images": True,
+    "has_chat_template": True,
     "labels": None,
     "default_sampling": {
         "temperature": 1.0,
@@ -61,6 +62,13 @@ async def test_the_root_is_the_repository_whose_tokenizer_clients_may_load(
     backend.description = replace(backend.description, root="org/model")
     (card,) = (await client.get("/v1/models")).json()["data"]
     assert (card["id"], card["root"]) == ("m", "org/model")
+
+
+async def test_a_base_model_says_that_it_only_continues_texts(
+    client: httpx.AsyncClient, backend: FakeBackend
+) -> None:
+    backend.description = replace(backend.description, has_chat_template=False)
+    assert (await client.get("/v1/models/m")).json()["has_chat_template"] is False
 
 
 async def test_an_unknown_model_is_not_found(client: httpx.AsyncClient) -> None:

@@ -1,0 +1,125 @@
+"""The conversations that the browser keeps: list, search, names, undo, branches, files."""
+
+import asyncio
+import json
+from pathlib import Path
+
+from playwright.async_api import Locator, expect
+
+from deployments.contract import FinishReason, TextDelta
+from tests.serve_app.fakes import HELLO
+from tests.serve_app.playground.served_page import Models, Page
+
+
+def listed(page: Page) -> Locator:
+    """Return the conversations of the list."""
+    return page.page.get_by_role("navigation", name="Conversations").locator(".conversations li")
+
+
+async def more(page: Page, title: str, action: str) -> None:
+    """Do something with a conversation of the list."""
+    await page.page.get_by_label(f"More about {title}", exact=True).click()
+    await listed(page).filter(has_text=title).get_by_role("button", name=action).click()
+
+
+async def test_conversations_are_kept_found_renamed_and_deleted_with_undo(page: Page) -> None:
+    await page.open()
+    for question in ("What is a path?", "How do I count?"):
+        await page.ask_anew(question)
+    await expect(listed(page)).to_have_count(2)
+    await page.page.reload()
+    await page.says("Hello, world!")
+    await expect(listed(page).locator("[aria-current]")).to_contain_text("How do I count?")
+    await page.page.get_by_label("Search the conversations").fill("PATH what")
+    await expect(listed(page)).to_have_count(1)
+    await page.page.get_by_label("Search the conversations").fill("")
+    await more(page, "What is a path?", "Rename")
+    await page.page.get_by_label("Name of the conversation").fill("Files")
+    await page.page.keyboard.press("Enter")
+    await more(page, "Files", "Delete")
+    await expect(listed(page)).to_have_count(1)
+    await expect(page.button("Undo")).to_be_focused()
+    await page.page.keyboard.press("Enter")
+    await expect(listed(page)).to_have_count(2)
+    await page.button("Files", exact=False).first.click()
+    await expect(page.page.locator(".asked")).to_have_text("What is a path?")
+
+
+async def test_nothing_is_lost_by_a_new_chat_or_a_closed_tab_while_an_answer_streams(
+    page: Page, models: Models
+) -> None:
+    held = asyncio.Event()
+    models.chat.scripts = [
+        [[TextDelta((1,), "Half an")], asyncio.Event()],
+        HELLO,
+        [[TextDelta((1,), "Three quarters")], held, [TextDelta((2,), ".", FinishReason.STOP)]],
+    ]
+    await page.open()
+    await page.ask("More?")
+    await page.says("Half an")
+    # The tab is gone; its server notices, and another tab finds what had come.
+    other = await page.page.context.new_page()
+    await page.page.close()
+    await asyncio.wait_for(models.chat.streams[0].closed.wait(), 30)
+    page.page = other
+    await page.open()
+    await page.button("More?", exact=False).first.click()
+    await page.says("Half an")
+    await expect(page.answer).to_contain_text("Stopped here")
+    await expect(page.button("Go on")).to_be_visible()
+    await page.ask_anew("Short?")
+    # An answer goes on behind a new chat.
+    await page.button("New chat").click()
+    await page.ask("Long?")
+    await page.says("Three quarters")
+    await page.button("New chat").click()
+    await expect(listed(page).first).to_contain_text("answering")
+    held.set()
+    await expect(listed(page).first).not_to_contain_text("answering")
+    await page.button("Long?", exact=False).first.click()
+    await page.says("Three quarters.")
+    await expect(page.answer).not_to_contain_text("Stopped here")
+
+
+async def test_an_edit_and_a_repeat_keep_the_other_versions(page: Page, models: Models) -> None:
+    models.chat.scripts = [
+        [[TextDelta((1,), text, FinishReason.STOP)]] for text in ("One.", "Two.", "Three.")
+    ]
+    await page.open()
+    await page.ask("First")
+    await page.is_done()
+    await page.button("Answer again").click()
+    await page.says("Two.")
+    await page.button("Previous version").click()
+    await page.says("One.")
+    await expect(page.answer.get_by_role("group", name="Versions")).to_contain_text("1 of 2")
+    await page.button("Edit").click()
+    await page.page.get_by_label("Edit the question").fill("Second")
+    await page.button("Ask again").click()
+    await page.says("Three.")
+    await page.button("Previous version").click()
+    await expect(page.page.locator(".asked")).to_have_text("First")
+    # The switches stay where they are in another tab.
+    await page.page.reload()
+    await expect(page.page.locator(".asked")).to_have_text("First")
+    await expect(page.page.get_by_role("group", name="Versions")).to_have_count(2)
+
+
+async def test_conversations_travel_in_a_file(page: Page, tmp_path: Path) -> None:
+    await page.open()
+    await page.ask_anew("Take me along")
+    async with page.page.expect_download() as downloading:
+        await page.button("Export all").click()
+    file = tmp_path / "conversations.json"
+    await (await downloading.value).save_as(file)
+    assert json.loads(file.read_text())["conversations"][0]["turns"][0]["text"] == "Take me along"
+    await more(page, "Take me along", "Delete")
+    await expect(listed(page)).to_have_count(0)
+    chooser = page.page.locator(".history input[type=file]")
+    await chooser.set_input_files(
+        {"name": "x.json", "mimeType": "application/json", "buffer": b"{"}
+    )
+    await expect(page.page.get_by_role("alert")).to_contain_text("no JSON")
+    await chooser.set_input_files(file)
+    await page.button("Take me along", exact=False).first.click()
+    await page.says("Hello, world!")
