@@ -22,10 +22,10 @@ from starlette.types import ASGIApp
 from benchmarks.streaming import MODEL
 from deployments.gen_ai_spans import ModelSpans
 from deployments.tracing import SpanKind, Tracer, TracingSettings, open_tracer
+from raystream.local_handle import LocalHandle
 from serve_app.backends.generation import HandleGenerationBackend
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
-from tests.deployments.local_handle import LocalHandle
 from tests.serve_app.asgi_call import AsgiCall
 from tests.serve_app.local_replica import local_generator
 

@@ -1,4 +1,7 @@
-"""The one command: the server's command line and the load tester's, which share no code.
+"""The one command, and what programs import: `Model`, `Engine`, `build_app` and their types.
+
+The command is the server's command line and the load tester's, which share no code. The names are
+imported when they are first used: `Engine` brings torch, and the command must start at once.
 
 Its packages must be those that were installed with it. `python -m raystream` finds them whatever
 lies in the working directory. A package of the same name that Python finds earlier by other ways,
@@ -8,8 +11,23 @@ traceback.
 
 import os
 import sys
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from deployments.errors import InvalidRequestError as InvalidRequestError
+    from deployments.errors import OverloadedError as OverloadedError
+    from deployments.errors import RaystreamError as RaystreamError
+    from raystream.engine import Engine as Engine
+    from raystream.model import Delta as Delta
+    from raystream.model import Model as Model
+    from serve_app.app import build as build
+    from serve_app.app import build_app as build_app
+    from serve_app.config import AppConfig as AppConfig
+    from serve_app.config import ModelConfig as ModelConfig
 
 PACKAGES = ("serve_app", "deployments", "loadtest")
 
@@ -34,3 +52,30 @@ def _refuse_others() -> None:
 
 _import_from_here_last()
 _refuse_others()
+
+
+_HOMES = MappingProxyType(
+    {
+        "AppConfig": "serve_app.config",
+        "Delta": "raystream.model",
+        "Engine": "raystream.engine",
+        "InvalidRequestError": "deployments.errors",
+        "Model": "raystream.model",
+        "ModelConfig": "serve_app.config",
+        "OverloadedError": "deployments.errors",
+        "RaystreamError": "deployments.errors",
+        "build": "serve_app.app",
+        "build_app": "serve_app.app",
+    }
+)
+"""The names that programs import from here, each with the module that it lies in."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

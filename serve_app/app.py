@@ -3,8 +3,10 @@
 Each model gets a deployment named after it; one ingress takes the requests for all of them.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import ray
 from pydantic import ValidationError
@@ -28,6 +30,7 @@ from serve_app.backends.model_router import PATH as MODEL_ROUTER
 from serve_app.config import (
     INGRESS_NAME,
     LEDGER_NAME,
+    MODELS_NAME,
     AppConfig,
     AuthConfig,
     ModelConfig,
@@ -36,6 +39,7 @@ from serve_app.ingress import Ingress, listening_host
 from serve_app.keys.api_keys import KeyRing, load_api_keys
 from serve_app.keys.ledger import KeyLedger
 from serve_app.middleware.auth import require_protection
+from serve_app.served_models import ServedModels
 from serve_app.sharing import resolve_models, to_spec
 from serve_app.shipped_files import SHIPPED
 
@@ -44,6 +48,10 @@ MIN_ONGOING_REQUESTS = 512
 
 INGRESS_NUM_CPUS = 0.2
 """What Ray reserves for the ingress if the file says nothing; Ray's own default is a whole core."""
+
+DESCRIBING_NUM_CPUS = 0.01
+"""What a deployment that only answers a question now and then reserves. Not 0, with which Ray would
+also take a node that is to hold no replicas, such as a head."""
 
 UNAUTHENTICATED_RAY = (
     "Ray asks for no token: anyone who can reach one of its ports, or a replica's, can run code on "
@@ -78,14 +86,7 @@ def build(args: AppConfig) -> Application:
     # Checked before any model loads. If Serve has not started yet, the ingress checks it.
     if host is not None:
         require_protection(host, keys is not None, args.auth.allow_anonymous)
-    num_gpus = _num_cluster_gpus()
-    tracing = args.tracing.settings
-    specs = {
-        id_: replace(spec, tracing=tracing)
-        for id_, spec in resolve_models(args.models, num_gpus, _read_shape).items()
-    }
-    require_startable(args, specs.values(), deployed_files())
-    handles = {model.id: _bind(model, specs[model.id]) for model in args.models}
+    handles, specs = _bind_models(args)
     num_ongoing = max(MIN_ONGOING_REQUESTS, args.ongoing_requests)
     ledger = _bind_ledger(keys, num_ongoing) if keys is not None and keys.limited else None
     ingress = serve.deployment(
@@ -93,7 +94,56 @@ def build(args: AppConfig) -> Application:
         max_ongoing_requests=num_ongoing,
         ray_actor_options={"num_cpus": INGRESS_NUM_CPUS},
     )(Ingress)
-    return ingress.bind(args, handles, keys, ledger, list(specs.values()))
+    return ingress.bind(args, handles, keys, ledger, specs)
+
+
+def build_app(
+    models: Sequence[ModelConfig | Mapping[str, Any] | str], *, http: bool = True, **args: Any
+) -> Application:
+    """Compose an application of models, to be run by `serve.run`, or bound into another graph.
+
+    Args:
+        models: Entries of `models:`, or sources: of these, the id is the last part of the name.
+        http: Whether the application serves HTTP. Without it, the application can be bound in a
+            graph that has an ingress of its own, and its models are asked by `raystream.Model`.
+        **args: The other sections of `args:`, such as limits and auth.
+
+    Raises:
+        pydantic.ValidationError: A section or an entry is wrong.
+        Exception: See `build`.
+    """
+    config = AppConfig.model_validate({"models": [_entry(each) for each in models], **args})
+    if http:
+        return build(config)
+    require_ray_token(config.auth)
+    handles, specs = _bind_models(config)
+    deployment = serve.deployment(
+        name=MODELS_NAME, ray_actor_options={"num_cpus": DESCRIBING_NUM_CPUS}
+    )(ServedModels)
+    return deployment.bind(config, handles, specs)
+
+
+def _entry(model: ModelConfig | Mapping[str, Any] | str) -> ModelConfig | dict[str, Any]:
+    if isinstance(model, str):
+        return {"id": Path(model).name, "source": model}
+    return model if isinstance(model, ModelConfig) else dict(model)
+
+
+def _bind_models(args: AppConfig) -> tuple[dict[str, Application], list[ModelSpec]]:
+    """Bind a deployment for each model, by its id; return them with what their replicas know.
+
+    Raises:
+        RefusedFileError: A replica would fail of what the file says.
+        ValueError: A model's share of a GPU can't be chosen.
+    """
+    tracing = args.tracing.settings
+    specs = {
+        id_: replace(spec, tracing=tracing)
+        for id_, spec in resolve_models(args.models, _num_cluster_gpus(), _read_shape).items()
+    }
+    require_startable(args, specs.values(), deployed_files())
+    handles = {model.id: _bind(model, specs[model.id]) for model in args.models}
+    return handles, list(specs.values())
 
 
 def require_startable(
@@ -163,8 +213,7 @@ def _bind_ledger(keys: KeyRing, num_ongoing: int) -> Application:
         name=LEDGER_NAME,
         num_replicas=1,
         max_ongoing_requests=num_ongoing,
-        # Not 0, with which Ray would also take a node that is to hold no replicas, such as a head.
-        ray_actor_options={"num_cpus": 0.01},
+        ray_actor_options={"num_cpus": DESCRIBING_NUM_CPUS},
         health_check_period_s=2,
     )(KeyLedger)
     return deployment.bind(keys.limited)

@@ -22,6 +22,9 @@ INGRESS_NAME = "Ingress"
 LEDGER_NAME = "KeyLedger"
 """The deployment that counts what each API key uses."""
 
+MODELS_NAME = "ServedModels"
+"""The deployment that describes the models of an application without an ingress of ours."""
+
 ONGOING_MARGIN = 64
 """Calls to a model's replica beyond those it admits: probes, and requests about to be refused."""
 
@@ -58,6 +61,11 @@ def unknown_key_message(key: str, known: list[str]) -> str:
     near = get_close_matches(key, known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(known))}"
     return f"unknown key {key!r}: {hint}"
+
+
+def deployment_name_of(model_id: str) -> str:
+    """Return the name of a model's deployment in Ray, whose file names allow no slash."""
+    return model_id.replace("/", "--")
 
 
 class StrictModel(BaseModel):
@@ -264,8 +272,8 @@ class ModelConfig(StrictModel):
 
     @property
     def deployment_name(self) -> str:
-        """The name of the model's deployment in Ray, whose file names allow no slash."""
-        return self.id.replace("/", "--")
+        """The name of the model's deployment in Ray."""
+        return deployment_name_of(self.id)
 
 
 class LimitsConfig(StrictModel):
@@ -451,6 +459,8 @@ class AppConfig(StrictModel):
             raise ValueError(f"model ids must differ: {INGRESS_NAME!r} is the ingress's own name")
         if LEDGER_NAME in names:
             raise ValueError(f"model ids must differ: {LEDGER_NAME!r} is the key ledger's own name")
+        if MODELS_NAME in names:
+            raise ValueError(f"model ids must differ: {MODELS_NAME!r} is raystream's own name")
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"model ids must differ; used twice: {', '.join(twice)}")

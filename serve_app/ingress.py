@@ -49,36 +49,16 @@ from serve_app.api.server.status import StatusApi
 from serve_app.api.text_generation.routes import TextGenerationApi
 from serve_app.api.tokenize.routes import TokenizeApi
 from serve_app.backends.catalog import ModelCatalog
-from serve_app.backends.cluster_state import (
-    deployment_states,
-    replica_states,
-    watch_draining_nodes,
-)
-from serve_app.backends.cold_start import (
-    ColdStart,
-    ColdStartGenerationBackend,
-    ColdStartPoolingBackend,
-)
-from serve_app.backends.deadlines import DeadlineGenerationBackend, DeadlinePoolingBackend
-from serve_app.backends.departures import Departures
 from serve_app.backends.devices import Devices, DeviceSources
-from serve_app.backends.failover import (
-    FailoverGenerationBackend,
-    FailoverPoolingBackend,
-)
 from serve_app.backends.generation import (
-    GenerationBackend,
-    HandleGenerationBackend,
     ReplicaBackend,
 )
 from serve_app.backends.handles import Handle, ask_all
 from serve_app.backends.ledger_handle import HandleLedger, Ledger
-from serve_app.backends.losses import FailoverLimits, NoReplicaError
-from serve_app.backends.model_files import describe_files
-from serve_app.backends.pooling import HandlePoolingBackend, PoolingBackend
+from serve_app.backends.pooling import PoolingBackend
 from serve_app.backends.replica_reports import HandleReports
-from serve_app.backends.running_replicas import RunningReplicas, running_replicas_of
-from serve_app.backends.serving_states import AskStates, ServingState, ServingStates
+from serve_app.backends.running_replicas import RunningReplicas
+from serve_app.backends.serving_states import AskStates, ServingStates
 from serve_app.backends.snapshots import (
     PATIENCE_S,
     IngressReport,
@@ -101,6 +81,7 @@ from serve_app.middleware.request_guard import RequestGuardMiddleware
 from serve_app.middleware.slow_reader import SlowReaderMiddleware
 from serve_app.middleware.tracing import TracingMiddleware
 from serve_app.playground.page import install_page
+from serve_app.served_models import ApplicationDescription, HandleModels, catalog_of
 
 logger = logging.getLogger("ray.serve")
 
@@ -178,7 +159,7 @@ def build_app(parts: AppParts) -> FastAPI:
     """Compose the application."""
     limits = parts.config.limits
     states = ServingStates(parts.ask_states)
-    catalog = _catalog(parts, states)
+    catalog = catalog_of(parts.config, parts, states)
     app = DescribedApp(
         model_ids=list(parts.generators),
         classifier_ids=list(parts.classifiers),
@@ -211,53 +192,6 @@ def build_app(parts: AppParts) -> FastAPI:
     )
     _install_surfaces(app, context)
     return app
-
-
-def _catalog(parts: AppParts, states: ServingStates) -> ModelCatalog:
-    """Return the catalog of models, each wrapped to outlive replicas and to keep time limits."""
-    limits = parts.config.limits
-    failover = FailoverLimits(limits.failover_timeout_s)
-    models = {model.id: model for model in parts.config.models}
-
-    def start_of(id_: str) -> ColdStart[Any]:
-        return ColdStart(
-            id_,
-            parts.replicas[id_],
-            partial(states.of, models[id_].deployment_name),
-            partial(parts.describe_files, id_),
-            models[id_].max_num_admitted,
-        )
-
-    starts = {id_: start_of(id_) for id_ in parts.replicas}
-
-    async def why_none(id_: str) -> NoReplicaError | None:
-        state = await states.of(models[id_].deployment_name)
-        is_failed = state.serving is ServingState.FAILED
-        return NoReplicaError.of(id_, state.failure) if is_failed else None
-
-    def generator(id_: str, backend: ReplicaBackend) -> GenerationBackend:
-        outliving: GenerationBackend = FailoverGenerationBackend(
-            backend, failover, partial(why_none, id_)
-        )
-        if id_ in starts:
-            outliving = ColdStartGenerationBackend(outliving, starts[id_])
-        return DeadlineGenerationBackend(outliving, limits)
-
-    def pooler(id_: str, backend: PoolingBackend) -> PoolingBackend:
-        outliving: PoolingBackend = FailoverPoolingBackend(
-            backend, failover, partial(why_none, id_)
-        )
-        if id_ in starts:
-            outliving = ColdStartPoolingBackend(outliving, starts[id_])
-        return DeadlinePoolingBackend(outliving, limits.total_timeout_s)
-
-    return ModelCatalog(
-        {id_: generator(id_, backend) for id_, backend in parts.generators.items()},
-        {id_: pooler(id_, backend) for id_, backend in parts.classifiers.items()},
-        {id_: pooler(id_, backend) for id_, backend in parts.embedders.items()},
-        is_cold=lambda id_: id_ in starts and starts[id_].is_cold,
-        state_of=lambda id_: states.of(models[id_].deployment_name if id_ in models else id_),
-    )
 
 
 def _lifespan(
@@ -354,18 +288,11 @@ class Ingress:
         assert host is not None, "a replica runs under a controller"
         require_protection(host, keys is not None, config.auth.allow_anonymous)
         logger.info("serving %s; GET /, GET /docs, POST /v1/chat/completions", ", ".join(handles))
-        tasks = {model.id: model.task for model in config.models}
+        self._config = config
+        self._specs = specs
         context = serve.get_replica_context()
         metrics = IngressMetrics(handles, context.deployment, context.replica_id.unique_id)
         self._ray_metrics = RayMetrics(metrics.store)
-        replicas = {id_: _replicas_of(handle) for id_, handle in handles.items()}
-        departures = {
-            id_: Departures(
-                replicas[id_], partial(replica_states, handle.app_name, handle.deployment_name)
-            )
-            for id_, handle in handles.items()
-            if tasks[id_] == "generate"
-        }
         tracer = open_tracer(
             config.tracing.settings, "raystream-ingress", context.replica_id.unique_id
         )
@@ -373,21 +300,13 @@ class Ingress:
         def spans_of(id_: str) -> ModelSpans | None:
             return None if tracer is None else ModelSpans(tracer, id_, SpanKind.CLIENT)
 
-        generators = {
-            id_: HandleGenerationBackend(handles[id_], replicas[id_], each, spans_of(id_))
-            for id_, each in departures.items()
-        }
-        poolers = {
-            id_: HandlePoolingBackend(handle, replicas[id_], spans_of(id_))
-            for id_, handle in handles.items()
-            if tasks[id_] != "generate"
-        }
-        sleeping = {spec.id: replicas[spec.id] for spec in specs}
+        models = HandleModels.of(config, handles, specs, context.app_name, spans_of)
         self._snapshots = Snapshots(
             metrics.store.snapshot,
             {
                 id_: ModelSource(
-                    partial(ask_all, handle, "read_metrics", PATIENCE_S), sleeping.get(id_)
+                    partial(ask_all, handle, "read_metrics", PATIENCE_S),
+                    models.replicas.get(id_),
                 )
                 for id_, handle in handles.items()
             },
@@ -395,36 +314,32 @@ class Ingress:
         )
         self._parts = AppParts(
             config,
-            generators,
-            {id_: each for id_, each in poolers.items() if tasks[id_] == "classify"},
-            {id_: each for id_, each in poolers.items() if tasks[id_] == "embed"},
+            models.generators,
+            models.classifiers,
+            models.embedders,
             keys,
             host,
             None if ledger is None else HandleLedger(ledger),
-            replicas=sleeping,
-            describe_files=partial(describe_files, {spec.id: spec for spec in specs}),
+            replicas=models.replicas,
+            describe_files=models.describe_files,
             metrics=metrics,
             snapshots=self._snapshots,
-            ask_states=partial(
-                deployment_states,
-                context.app_name,
-                {handle.deployment_name: replicas[id_] for id_, handle in handles.items()},
-            ),
+            ask_states=models.ask_states,
             devices=DeviceSources(
-                {id_: HandleReports(handles[id_], replicas[id_]).ask for id_ in handles}
+                {
+                    id_: HandleReports(handle, models.running[id_]).ask
+                    for id_, handle in handles.items()
+                }
             ),
             serve_echoes_id=True,
             tracer=tracer,
-            on_shutdown=[
-                *(each.aclose for each in generators.values()),
-                *(each.aclose for each in poolers.values()),
-                partial(asyncio.to_thread, self._ray_metrics.close),
-            ],
-            watches=[
-                partial(watch_draining_nodes, tuple(replicas.values())),
-                *(each.run for each in departures.values()),
-            ],
+            on_shutdown=[models.aclose, partial(asyncio.to_thread, self._ray_metrics.close)],
+            watches=models.watches,
         )
+
+    async def describe_application(self) -> ApplicationDescription:
+        """Return what another process needs to reach the models as this one does."""
+        return ApplicationDescription(self._config, tuple(self._specs))
 
     async def read_metrics(self) -> IngressReport:
         """Return this ingress's metrics, and what it remembers of replicas that are gone."""
@@ -438,10 +353,6 @@ class Ingress:
 def _own_handle(context: serve.context.ReplicaContext) -> Handle:
     """Return a handle to all replicas of the ingress."""
     return serve.get_deployment_handle(context.deployment, context.app_name)
-
-
-def _replicas_of(handle: Handle) -> RunningReplicas:
-    return running_replicas_of(handle.app_name, handle.deployment_name)
 
 
 def listening_host() -> str | None:

@@ -25,13 +25,13 @@ from deployments.contract import (
     TextDelta,
 )
 from deployments.errors import GenerationFailedError
+from raystream.local_handle import LocalHandle
 from serve_app.backends import token_channels
 from serve_app.backends.failover import FailoverGenerationBackend
 from serve_app.backends.generation import HandleGenerationBackend
 from serve_app.backends.losses import FailoverLimits
 from serve_app.backends.text_stream import read_to_end
 from tests.deadline import in_time
-from tests.deployments.local_handle import LocalHandle
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle

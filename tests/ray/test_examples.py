@@ -36,7 +36,8 @@ def test_the_examples_of_a_page_run(page: Page, shipped_server: Server, tmp_path
     for example in examples_of(page):
         command = [*PROGRAMS[example.language], example.code.replace(ADDRESS, shipped_server.url)]
         ended = subprocess.run(
-            command, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True,
+            command, cwd=tmp_path, env=environment(tmp_path, shipped_server),
+            capture_output=True, text=True,
             timeout=DEADLINE_S,
         )  # fmt: skip
         shown = (ended.stdout + ended.stderr)[-3000:]
@@ -53,6 +54,21 @@ def lay_out(folder: Path) -> None:
     (folder / ".curlrc").write_text(CURL)
 
 
-def environment(folder: Path) -> dict[str, str]:
+def environment(folder: Path, server: Server) -> dict[str, str]:
+    """Return the variables of an example; a Python program joins the Ray of the server."""
     programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return {**os.environ, "PATH": programs, "CURL_HOME": str(folder)}
+    return {
+        **os.environ,
+        **ray_variables(server),
+        "PATH": programs,
+        "CURL_HOME": str(folder),
+        "PYTHONPATH": str(ROOT),
+    }
+
+
+def ray_variables(server: Server) -> dict[str, str]:
+    """Return the variables with which a program finds this server's Ray among others here."""
+    (raylet,) = server.processes("raylet/raylet")
+    (address,) = (each for each in raylet.cmdline() if each.startswith("--gcs-address="))
+    token = {key: value for key, value in raylet.environ().items() if key.startswith("RAY_AUTH_")}
+    return {"RAY_ADDRESS": address.partition("=")[2], **token}

@@ -19,6 +19,7 @@ from fastapi import FastAPI
 from deployments.model_replica import ModelReplica
 from deployments.text_generator import TextGenerator
 from deployments.text_pooler import TextPooler
+from raystream.local_handle import LocalHandle
 from serve_app.backends.devices import DeviceSources
 from serve_app.backends.generation import HandleGenerationBackend
 from serve_app.backends.pooling import HandlePoolingBackend
@@ -28,7 +29,6 @@ from serve_app.config import AppConfig, ModelConfig
 from serve_app.ingress import AppParts, build_app
 from serve_app.metrics import IngressMetrics
 from serve_app.sharing import resolve_models
-from tests.deployments.local_handle import LocalHandle
 from tests.serve_app.app_transport import AppTransport, AsyncAppTransport, WholeAnswers
 from tests.serve_app.local_replica import local_replica
 

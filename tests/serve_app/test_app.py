@@ -2,12 +2,17 @@ from importlib import reload
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
+from pydantic import ValidationError
+from ray import serve
+from ray.serve import Application
+from ray.serve._private.build_app import build_app as build_of_serve
 from ray.serve.schema import ServeApplicationSchema
 
 import deployments
 import serve_app
 from serve_app import app
-from serve_app.config import AppConfig, AuthConfig
+from serve_app.config import AppConfig, AuthConfig, ModelConfig
 from serve_app.sharing import to_spec
 from tests.serve_app.fake_nodes import Cluster
 
@@ -68,6 +73,45 @@ def test_a_file_whose_replicas_would_fail_is_refused_in_one_line() -> None:
         "a--m: user_config: max_batch_size must be a whole number of at least 1, and is 0; "
         "a/m: can't load '/nowhere/at/all': there is no such folder"
     )
+
+
+@pytest.fixture
+def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compose applications without a Ray that would be asked for its nodes."""
+    monkeypatch.setattr(app, "is_token_auth_enabled", lambda: True)
+    monkeypatch.setattr(app, "_num_cluster_gpus", lambda: 0.0)
+    monkeypatch.setattr(app, "listening_host", lambda: "127.0.0.1")
+    monkeypatch.setattr(app, "require_startable", lambda *_: None)
+    monkeypatch.setattr(app, "deployed_files", lambda: ())
+
+
+def names_in(application: Application) -> set[str]:
+    built = build_of_serve(application, name="mine")
+    built.validate_single_fastapi_ingress()
+    return {deployment.name for deployment in built.deployments}
+
+
+@pytest.mark.usefixtures("no_cluster")
+def test_models_are_composed_from_their_sources_alone() -> None:
+    made = app.build_app(["models/pydoc-chat", ModelConfig(id="b", source="org/b")])
+    assert names_in(made) == {"Ingress", "pydoc-chat", "b"}
+
+
+@pytest.mark.usefixtures("no_cluster")
+def test_models_without_http_are_bound_in_a_graph_with_an_ingress_of_its_own() -> None:
+    class Mine:
+        def __init__(self, models: object) -> None:
+            pass
+
+    models = app.build_app([{"id": "a/m", "source": "models/pydoc-chat"}], http=False)
+    mine = serve.deployment(name="Mine")(serve.ingress(FastAPI())(Mine))
+    assert names_in(mine.bind(models)) == {"Mine", "ServedModels", "a--m"}
+
+
+@pytest.mark.usefixtures("no_cluster")
+def test_a_wrong_argument_is_refused_as_in_the_file() -> None:
+    with pytest.raises(ValidationError, match="did you mean 'limits'"):
+        app.build_app(["models/pydoc-chat"], limit={})
 
 
 def test_a_package_that_hides_ours_in_a_process_of_ray_s_is_named(

@@ -12,10 +12,10 @@ from deployments.contract import GenerationRequest, SamplingParams
 from deployments.gen_ai_spans import ModelSpans
 from deployments.text_generator import TextGenerator
 from deployments.tracing import SpanKind, Tracer, TracingSettings, open_tracer
+from raystream.local_handle import LocalHandle
 from serve_app.backends.generation import HandleGenerationBackend
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
-from tests.deployments.local_handle import LocalHandle
 from tests.deployments.tiny_folder import save_text_model
 from tests.faults.cut_replicas import Cut, Cuts, Router
 from tests.otlp_receiver import ReceivedSpan, Receiver, receiving

@@ -1,7 +1,8 @@
 """`POST /v1/chat/completions`: OpenAI's chat completions, streamed or whole."""
 
+from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Final
+from typing import Final, Self
 
 from fastapi import APIRouter, Request, Response
 
@@ -11,6 +12,8 @@ from serve_app.api.intake.context import ApiContext
 from serve_app.api.openai.answer_stream import AnswerHead, ChunkWriter, answer_events
 from serve_app.api.openai.resumption import Resumable
 from serve_app.api.reasoning.separation import Separation
+from serve_app.api.tools.offer import ToolOffer
+from serve_app.backends.choices import Choices
 from serve_app.http.json_route import JsonRoute
 from serve_app.http.request_id import request_id_of
 from serve_app.http.route_docs import event_stream
@@ -21,6 +24,63 @@ _EXAMPLE: Final = (
     '"choices":[{"index":0,"delta":{"content":"Join"},"logprobs":null,"finish_reason":null}]}\n\n'
     "data: [DONE]\n\n"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class OpenChat:
+    """The answers to a conversation, whose streams are open.
+
+    Attributes:
+        head: The fields of the answer, and of all its chunks.
+        choices: The streams.
+        offer: The functions that the model may call.
+        reasoning: How reasoning is separated; None if it is not.
+        num_prompt_logprobs: See `whole_answer`.
+    """
+
+    head: AnswerHead
+    choices: Choices
+    offer: ToolOffer
+    reasoning: Separation | None
+    num_prompt_logprobs: int | None
+
+    @classmethod
+    async def of(cls, context: ApiContext, body: ChatRequest, request_id: str) -> Self:
+        """Open the streams.
+
+        Raises:
+            RaystreamError: The request was refused, or no replica could take it.
+        """
+        model = await context.models.find(body.model)
+        prompt = await context.prompts.read(body.messages, model)
+        offer = body.to_offer(context.limits, model.description)
+        choices = await context.streams.open_choices(
+            model,
+            [prompt],
+            body,
+            request_id,
+            body.n or 1,
+            offer,
+            body.to_template_kwargs(model.description),
+            model.description.reasoning,
+        )
+        reasoning = Separation.of(
+            model.description, choices.reasoning, body.include_reasoning is not False
+        )
+        head = AnswerHead.begin(
+            f"chatcmpl-{request_id}", model.description.id, choices, context.clock
+        )
+        return cls(head, choices, offer, reasoning, body.prompt_logprobs)
+
+    def framer(self) -> ChatFramer:
+        """Return what makes the choices of a stream's chunks."""
+        return ChatFramer(self.offer, self.reasoning)
+
+    async def whole(self) -> ChatCompletion:
+        """Read the streams to their end, and return the whole answer; see `whole_answer`."""
+        return await whole_answer(
+            self.head, self.choices, self.offer, self.reasoning, self.num_prompt_logprobs
+        )
 
 
 class ChatApi:
@@ -61,29 +121,15 @@ class ChatApi:
     async def _answer(
         self, body: ChatRequest, request: Request, resumable: Resumable | None
     ) -> ChatCompletion | EventStreamResponse:
-        context, request_id = self._context, request_id_of(request)
-        model = await context.models.find(body.model)
-        prompt = await context.prompts.read(body.messages, model)
-        offer = body.to_offer(context.limits, model.description)
-        choices = await context.streams.open_choices(
-            model,
-            [prompt],
-            body if resumable is None else resumable.seeded(body),
-            request_id,
-            body.n or 1,
-            offer,
-            body.to_template_kwargs(model.description),
-            model.description.reasoning,
-        )
-        resumed = None if resumable is None else await resumable.begin(choices)
-        reasoning = Separation.of(
-            model.description, choices.reasoning, body.include_reasoning is not False
-        )
-        head = AnswerHead.begin(
-            f"chatcmpl-{request_id}", model.description.id, choices, context.clock
-        )
+        context = self._context
+        seeded = body if resumable is None else resumable.seeded(body)
+        opened = await OpenChat.of(context, seeded, request_id_of(request))
+        resumed = None if resumable is None else await resumable.begin(opened.choices)
         if not body.stream:
-            return await whole_answer(head, choices, offer, reasoning, body.prompt_logprobs)
-        writer = ChunkWriter(head, "chat.completion.chunk", body.stream_options, choices, reasoning)
-        events = answer_events(choices, ChatFramer(offer, reasoning), writer, resumed)
+            return await opened.whole()
+        choices, reasoning = opened.choices, opened.reasoning
+        writer = ChunkWriter(
+            opened.head, "chat.completion.chunk", body.stream_options, choices, reasoning
+        )
+        events = answer_events(choices, opened.framer(), writer, resumed)
         return EventStreamResponse(events, choices, sleep=context.clock.sleep)

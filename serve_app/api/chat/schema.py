@@ -199,6 +199,11 @@ class ChatCompletion(BaseModel):
         default=None, exclude_if=lambda positions: positions is None, description=PROMPT_LOGPROBS
     )
 
+    @property
+    def text(self) -> str:
+        """The first answer's text; empty if it only calls functions."""
+        return self.choices[0].message.content or ""
+
 
 class CalledFunctionDelta(BaseModel):
     """What a chunk adds to a call: first the function's name, then its arguments bit by bit."""

@@ -74,24 +74,7 @@ class ClassifyApi:
 
     async def classify(self, body: ClassifyBody, request: Request) -> Response:
         """Classify each text, whole or in pieces of bounded length."""
-        model = await self._context.models.find_classifier(body.model)
-        pieces = await self._pieces(body)
-        report = ScoreReport(model.description.labels, body.top_k, body.split)
-        num_scores = report.check_size(pieces)
-        try:
-            answers = await self._ask(model, pieces, body.truncate is True, request)
-        except RaystreamError as error:
-            raise _in_request_terms(error, pieces, body) from None
-        return await _json_response(
-            lambda: Classifications(
-                id=f"classify-{request_id_of(request)}",
-                created=int(self._context.clock.unix_s()),
-                model=model.description.id,
-                data=report.of_texts(pieces, answers),
-                usage=_usage(answers),
-            ),
-            num_scores,
-        )
+        return await _json_response(*await classified(self._context, body, request_id_of(request)))
 
     async def classify_as_vllm(self, body: VllmClassifyBody, request: Request) -> Response:
         """Classify each text as a whole; request and answer have vLLM's shape."""
@@ -103,7 +86,7 @@ class ClassifyApi:
         length = body.truncate_prompt_tokens
         most = max_num_tokens_of(length)
         try:
-            answers = await self._ask(model, pieces, length is not None, request, most)
+            answers = await _ask(model, pieces, length is not None, request_id_of(request), most)
         except RaystreamError as error:
             raise _in_request_terms(error, pieces, body) from None
         return await _json_response(
@@ -117,36 +100,66 @@ class ClassifyApi:
             num_scores,
         )
 
-    async def _pieces(self, body: ClassifyBody) -> TextPieces:
-        limits, options = self._context.limits, body.split
-        check_texts(body.texts, limits)
-        if options is None:
-            return whole_texts(body.texts)
-        arguments = body.texts, options.num_chars, options.num_repeated, limits
-        num_new = options.num_chars - options.num_repeated  # of each piece
-        if sum(map(len, body.texts)) * options.num_chars > MAX_CHARS_AT_ONCE * num_new:
-            return await asyncio.to_thread(split_texts, *arguments)
-        return split_texts(*arguments)
 
-    async def _ask(
-        self,
-        model: ServedPooler,
-        pieces: TextPieces,
-        truncate: bool,
-        request: Request,
-        max_num_tokens: int | None = None,
-    ) -> tuple[PooledText, ...]:
-        texts = tuple(piece.text for piece in pieces)
-        asked = PoolingRequest(
-            request_id_of(request),
-            texts,
-            truncate,
-            max_num_tokens,
-            trace=note_operation("classify"),
+async def classified(
+    context: ApiContext, body: ClassifyBody, request_id: str
+) -> tuple[Callable[[], Classifications], int]:
+    """Classify each text, whole or in pieces.
+
+    Returns:
+        What makes the answer, and how many scores it has: more than `MAX_SCORES_AT_ONCE` take so
+        long that it should be called on a thread.
+
+    Raises:
+        RaystreamError: The request was refused, or no replica could take it.
+    """
+    model = await context.models.find_classifier(body.model)
+    pieces = await _pieces(context, body)
+    report = ScoreReport(model.description.labels, body.top_k, body.split)
+    num_scores = report.check_size(pieces)
+    try:
+        answers = await _ask(model, pieces, body.truncate is True, request_id)
+    except RaystreamError as error:
+        raise _in_request_terms(error, pieces, body) from None
+
+    def made() -> Classifications:
+        return Classifications(
+            id=f"classify-{request_id}",
+            created=int(context.clock.unix_s()),
+            model=model.description.id,
+            data=report.of_texts(pieces, answers),
+            usage=_usage(answers),
         )
-        answers = await model.backend.pool(asked)
-        note_prompt(sum(answer.num_tokens for answer in answers))
-        return answers
+
+    return made, num_scores
+
+
+async def _pieces(context: ApiContext, body: ClassifyBody) -> TextPieces:
+    limits, options = context.limits, body.split
+    check_texts(body.texts, limits)
+    if options is None:
+        return whole_texts(body.texts)
+    arguments = body.texts, options.num_chars, options.num_repeated, limits
+    num_new = options.num_chars - options.num_repeated  # of each piece
+    if sum(map(len, body.texts)) * options.num_chars > MAX_CHARS_AT_ONCE * num_new:
+        return await asyncio.to_thread(split_texts, *arguments)
+    return split_texts(*arguments)
+
+
+async def _ask(
+    model: ServedPooler,
+    pieces: TextPieces,
+    truncate: bool,
+    request_id: str,
+    max_num_tokens: int | None = None,
+) -> tuple[PooledText, ...]:
+    texts = tuple(piece.text for piece in pieces)
+    asked = PoolingRequest(
+        request_id, texts, truncate, max_num_tokens, trace=note_operation("classify")
+    )
+    answers = await model.backend.pool(asked)
+    note_prompt(sum(answer.num_tokens for answer in answers))
+    return answers
 
 
 async def _json_response(make: Callable[[], BaseModel], num_scores: int) -> Response:

@@ -2,8 +2,9 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Final
+from typing import Final, Self
 
 from fastapi import APIRouter, Request, Response
 
@@ -16,6 +17,7 @@ from serve_app.api.openai.answer_stream import AnswerHead, ChunkWriter, answer_e
 from serve_app.api.openai.resumption import Resumable
 from serve_app.backends.catalog import ServedModel
 from serve_app.backends.choices import Choices
+from serve_app.config import LimitsConfig
 from serve_app.http.json_route import JsonRoute
 from serve_app.http.request_id import request_id_of
 from serve_app.http.route_docs import event_stream
@@ -26,6 +28,49 @@ _EXAMPLE: Final = (
     '"choices":[{"index":0,"text":"Join","logprobs":null,"finish_reason":null}]}\n\n'
     "data: [DONE]\n\n"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class OpenCompletion:
+    """The continuations of one text or several, whose streams are open.
+
+    Attributes:
+        head: The fields of the answer, and of all its chunks.
+        choices: The streams.
+        body: What is asked for.
+        echoes: The prompts' texts, if the request asks to repeat them.
+        reasoning: None: reasoning is separated only in chat.
+    """
+
+    head: AnswerHead
+    choices: Choices
+    body: CompletionRequest
+    echoes: list[str] | None
+    reasoning: None = None
+
+    @classmethod
+    async def of(cls, context: ApiContext, body: CompletionRequest, request_id: str) -> Self:
+        """Open the streams.
+
+        Raises:
+            RaystreamError: The request was refused, or no replica could take it.
+        """
+        model = await context.models.find(body.model)
+        _require_room(len(body.prompts) * (body.n or 1), context.limits)
+        choices = await _open(context, model, body, request_id)
+        echoes = await _echoes(body.prompts, model, choices) if body.echo else None
+        head = AnswerHead.begin(f"cmpl-{request_id}", model.description.id, choices, context.clock)
+        return cls(head, choices, body, echoes)
+
+    def framer(self) -> CompletionFramer:
+        """Return what makes the choices of a stream's chunks."""
+        return CompletionFramer(
+            self.echoes, self.choices.num_per_prompt, self.body.num_echoed_logprobs
+        )
+
+    async def whole(self) -> Completion:
+        """Read the streams to their end, and return the whole answer; see `whole_answer`."""
+        return await whole_answer(self.head, self.choices, self.body, self.echoes)
 
 
 class CompletionsApi:
@@ -67,59 +112,52 @@ class CompletionsApi:
     async def _answer(
         self, body: CompletionRequest, request: Request, resumable: Resumable | None
     ) -> Completion | EventStreamResponse:
-        context, request_id = self._context, request_id_of(request)
-        model = await context.models.find(body.model)
-        prompts, num_per_prompt = body.prompts, body.n or 1
-        self._require_room(len(prompts) * num_per_prompt)
-        fields = body if resumable is None else resumable.seeded(body)
-        choices = await self._open(model, prompts, fields, request_id)
-        resumed = None if resumable is None else await resumable.begin(choices)
-        echoes = await _echoes(prompts, model, choices) if body.echo else None
-        head = AnswerHead.begin(f"cmpl-{request_id}", model.description.id, choices, context.clock)
+        context = self._context
+        seeded = body if resumable is None else resumable.seeded(body)
+        opened = await OpenCompletion.of(context, seeded, request_id_of(request))
+        resumed = None if resumable is None else await resumable.begin(opened.choices)
         if not body.stream:
-            return await whole_answer(head, choices, body, echoes)
-        writer = ChunkWriter(head, "text_completion", body.stream_options, choices)
-        framer = CompletionFramer(echoes, num_per_prompt, body.num_echoed_logprobs)
-        events = answer_events(choices, framer, writer, resumed)
+            return await opened.whole()
+        choices = opened.choices
+        writer = ChunkWriter(opened.head, "text_completion", body.stream_options, choices)
+        events = answer_events(choices, opened.framer(), writer, resumed)
         return EventStreamResponse(events, choices, sleep=context.clock.sleep)
 
-    async def _open(
-        self,
-        model: ServedModel,
-        prompts: Sequence[str | tuple[int, ...]],
-        fields: CompletionRequest,
-        request_id: str,
-    ) -> Choices:
-        """Open the streams of all answers.
 
-        Raises:
-            InvalidRequestError: The answers would hold too many log-probabilities of prompts; it
-                names the client's own field.
-            RaystreamError: See `StreamOpener.open_choices`.
-        """
-        try:
-            choices = await self._context.streams.open_choices(
-                model, prompts, fields, request_id, fields.n or 1
-            )
-        except InvalidRequestError as error:
-            if error.param != "prompt_logprobs":
-                raise
-            raise InvalidRequestError(error.message, fields.prompt_logprobs_param) from None
-        try:
-            _check_prompt_logprobs(choices, fields)
-        except InvalidRequestError:
-            await choices.aclose()
+async def _open(
+    context: ApiContext, model: ServedModel, fields: CompletionRequest, request_id: str
+) -> Choices:
+    """Open the streams of all answers.
+
+    Raises:
+        InvalidRequestError: The answers would hold too many log-probabilities of prompts; it names
+            the client's own field.
+        RaystreamError: See `StreamOpener.open_choices`.
+    """
+    try:
+        choices = await context.streams.open_choices(
+            model, fields.prompts, fields, request_id, fields.n or 1
+        )
+    except InvalidRequestError as error:
+        if error.param != "prompt_logprobs":
             raise
-        return choices
+        raise InvalidRequestError(error.message, fields.prompt_logprobs_param) from None
+    try:
+        _check_prompt_logprobs(choices, fields)
+    except InvalidRequestError:
+        await choices.aclose()
+        raise
+    return choices
 
-    def _require_room(self, num_answers: int) -> None:
-        most = self._context.limits.max_num_prompts
-        if num_answers > most:
-            raise InvalidRequestError(
-                f"The prompts, each n times, need {num_answers} answers; one request may have at "
-                f"most {most} (limits.max_num_prompts). Send several requests.",
-                "prompt",
-            )
+
+def _require_room(num_answers: int, limits: LimitsConfig) -> None:
+    most = limits.max_num_prompts
+    if num_answers > most:
+        raise InvalidRequestError(
+            f"The prompts, each n times, need {num_answers} answers; one request may have at "
+            f"most {most} (limits.max_num_prompts). Send several requests.",
+            "prompt",
+        )
 
 
 def _check_prompt_logprobs(choices: Choices, fields: CompletionRequest) -> None:

@@ -160,6 +160,11 @@ class Completion(BaseModel):
     choices: list[CompletionChoice]
     usage: Usage
 
+    @property
+    def text(self) -> str:
+        """The first continuation."""
+        return self.choices[0].text
+
 
 class CompletionChunkChoice(BaseModel):
     """What a chunk adds to one of the answers."""

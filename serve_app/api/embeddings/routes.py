@@ -3,7 +3,8 @@
 import asyncio
 import base64
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, Literal
+from dataclasses import dataclass
+from typing import Any, Final, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -60,7 +61,48 @@ class EmbeddingsApi:
 
     async def embed(self, body: EmbeddingsBody, request: Request) -> Response:
         """Return a vector for each text."""
-        model = await self._context.models.find_embedder(body.model)
+        request_id = request_id_of(request)
+        embedded = await EmbeddedTexts.of(self._context, body, request_id)
+
+        def write() -> bytes:
+            found = Embeddings(
+                id=f"embd-{request_id}",
+                created=int(self._context.clock.unix_s()),
+                model=embedded.model,
+                data=[],
+                usage=TextUsage.of(embedded.num_tokens),
+            )
+            return b"".join(json_slices(found, _data(embedded, _form(body))))
+
+        is_long = len(embedded.answers) * embedded.width > MAX_NUMBERS_AT_ONCE
+        json = await asyncio.to_thread(write) if is_long else write()
+        return Response(json, media_type="application/json")
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddedTexts:
+    """The vectors of a request's texts.
+
+    Attributes:
+        model: The id of the model.
+        answers: The model's own vectors, in the order of the texts.
+        width: Numbers of each vector as the request asks for it.
+        is_normalized: Whether vectors have the length 1.
+    """
+
+    model: str
+    answers: Sequence[PooledText]
+    width: int
+    is_normalized: bool
+
+    @classmethod
+    async def of(cls, context: ApiContext, body: EmbeddingsBody, request_id: str) -> Self:
+        """Embed the texts.
+
+        Raises:
+            RaystreamError: The request was refused, or no replica could take it.
+        """
+        model = await context.models.find_embedder(body.model)
         vectors = model.description.embedding
         assert vectors is not None, "`find_embedder` finds only models that embed"
         _check_normalization(body, vectors)
@@ -68,11 +110,10 @@ class EmbeddingsApi:
         texts = _texts(body, named_prompt(vectors, body.prompt_name))
         # Token ids have no bytes to count; the model bounds their number.
         written = [text if isinstance(text, str) else "" for text in texts]
-        check_texts(written, self._context.limits)
-        form = body.encoding_format or "float"
-        _check_size(len(texts) * width, form, vectors)
+        check_texts(written, context.limits)
+        _check_size(len(texts) * width, _form(body), vectors)
         asked = PoolingRequest(
-            request_id_of(request),
+            request_id,
             texts,
             truncate=body.drops_ends,
             max_num_tokens=body.max_num_tokens,
@@ -83,22 +124,19 @@ class EmbeddingsApi:
             answers = await model.backend.pool(asked)
         except RaystreamError as error:
             raise _in_request_terms(error, body) from None
-        num_tokens = sum(answer.num_tokens for answer in answers)
-        note_prompt(num_tokens)
+        embedded = cls(model.description.id, answers, width, vectors.is_normalized)
+        note_prompt(embedded.num_tokens)
+        return embedded
 
-        def write() -> bytes:
-            found = Embeddings(
-                id=f"embd-{request_id_of(request)}",
-                created=int(self._context.clock.unix_s()),
-                model=model.description.id,
-                data=[],
-                usage=TextUsage.of(num_tokens),
-            )
-            return b"".join(json_slices(found, _data(answers, width, vectors.is_normalized, form)))
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the model has read."""
+        return sum(answer.num_tokens for answer in self.answers)
 
-        is_long = len(answers) * width > MAX_NUMBERS_AT_ONCE
-        json = await asyncio.to_thread(write) if is_long else write()
-        return Response(json, media_type="application/json")
+    def vectors(self) -> Iterator[npt.NDArray[np.float32]]:
+        """Yield each vector, [width]."""
+        for answer in self.answers:
+            yield _cut(answer.vector, self.width, self.is_normalized)
 
 
 def json_slices(answer: Embeddings, data: Iterable[Embedding]) -> Iterator[bytes]:
@@ -197,11 +235,12 @@ def _is_single(body: EmbeddingsBody) -> bool:
     return isinstance(body.input, str) or isinstance(body.input[0], int)
 
 
-def _data(
-    answers: Sequence[PooledText], width: int, is_normalized: bool, form: Format
-) -> Iterator[Embedding]:
-    for index, answer in enumerate(answers):
-        vector = _cut(answer.vector, width, is_normalized)
+def _form(body: EmbeddingsBody) -> Format:
+    return body.encoding_format or "float"
+
+
+def _data(embedded: EmbeddedTexts, form: Format) -> Iterator[Embedding]:
+    for index, vector in enumerate(embedded.vectors()):
         yield Embedding.model_construct(index=index, embedding=_encoded(vector, form))
 
 

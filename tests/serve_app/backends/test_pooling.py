@@ -24,12 +24,12 @@ from deployments.errors import (
     OverloadedError,
     ReplicaUnavailableError,
 )
+from raystream.local_handle import LocalHandle
 from serve_app.backends.losses import LostAfterStartError, ReplicaStoppedError
 from serve_app.backends.offers import MAX_ATTEMPTS
 from serve_app.backends.pooling import HandlePoolingBackend
 from serve_app.http.access_record import CURRENT_RECORD, AccessRecord
 from tests.deadline import in_time
-from tests.deployments.local_handle import LocalHandle
 from tests.offenders import Offenders
 from tests.serve_app.backends.test_handles import (
     ERRORS,

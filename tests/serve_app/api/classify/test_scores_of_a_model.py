@@ -13,10 +13,10 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 from deployments.text_pooler import TextPooler
+from raystream.local_handle import LocalHandle
 from serve_app.backends.pooling import HandlePoolingBackend
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
-from tests.deployments.local_handle import LocalHandle
 from tests.deployments.tiny_folder import spec
 from tests.pooling.tiny_folder import framing_tokenizer, save_classifier
 from tests.serve_app.apps import client_of

@@ -1,0 +1,287 @@
+"""The applications of this Ray cluster whose models are asked from Python.
+
+Each event loop that asks has connections of its own to their replicas. They are made for the first
+request, and closed with the loop. What an application serves is asked of its ingress, and again
+from time to time, because another file may have been deployed.
+"""
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from typing import Final, cast
+
+import ray
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
+from ray.serve.schema import ApplicationStatusOverview
+
+from deployments.errors import ModelNotFoundError, RaystreamError, ReplicaUnavailableError
+from serve_app.api.intake.context import ApiContext
+from serve_app.backends.handles import Handle, translated_errors
+from serve_app.backends.serving_states import ServingStates
+from serve_app.clock import SystemClock
+from serve_app.config import INGRESS_NAME, MODELS_NAME, deployment_name_of
+from serve_app.images.fetcher import ImageFetcher
+from serve_app.served_models import ApplicationDescription, HandleModels, catalog_of
+
+logger = logging.getLogger("raystream")
+
+ROOTS: Final = (INGRESS_NAME, MODELS_NAME)
+"""The deployments that describe an application: it has one of the two."""
+
+MAX_AGE_S: Final = 10.0
+"""After how long an application is asked again what it serves."""
+
+NO_SERVER: Final = (
+    "No Ray runs that this process could connect to: start a server by `raystream serve`, or call "
+    "ray.init(address=...) first."
+)
+
+
+class Application:
+    """An application as one event loop reaches it, until another file is deployed."""
+
+    def __init__(self, name: str, description: ApplicationDescription) -> None:
+        """Make the handles; connections follow with the first requests.
+
+        Args:
+            name: The application.
+            description: What it serves.
+        """
+        config = description.config
+        self.description = description
+        self.note_asked()
+        self._models = HandleModels.of(
+            config,
+            {
+                model.id: serve.get_deployment_handle(model.deployment_name, name)
+                for model in config.models
+            },
+            description.specs,
+            name,
+        )
+        states = ServingStates(self._models.ask_states)
+        self.context = ApiContext(
+            catalog_of(config, self._models, states),
+            config.limits,
+            SystemClock(),
+            ImageFetcher(config.limits),
+            structured_outputs=config.structured_outputs,
+        )
+        self._num_requests = 0
+        self._is_retired = False
+        self._watching = asyncio.ensure_future(self._watch())
+
+    @property
+    def is_old(self) -> bool:
+        """Whether another file may have been deployed since it was asked."""
+        return asyncio.get_running_loop().time() - self._asked_s > MAX_AGE_S
+
+    def note_asked(self) -> None:
+        """Note that it was asked now."""
+        self._asked_s = asyncio.get_running_loop().time()
+
+    def serves(self, model_id: str | None) -> bool:
+        """Return whether it has a model of this id; None stands for any."""
+        return model_id is None or any(
+            model.id == model_id for model in self.description.config.models
+        )
+
+    @asynccontextmanager
+    async def requested(self) -> AsyncIterator[ApiContext]:
+        """Keep the connections open for a request."""
+        self._num_requests += 1
+        try:
+            yield self.context
+        finally:
+            self._num_requests -= 1
+            self._close_if_done()
+
+    def retire(self) -> None:
+        """Close the connections once the last request has ended."""
+        self._is_retired = True
+        self._close_if_done()
+
+    def _close_if_done(self) -> None:
+        if self._is_retired and not self._num_requests:
+            self._watching.cancel()
+
+    async def _watch(self) -> None:
+        """Watch the replicas; close the connections when this task is cancelled, or the loop ends.
+
+        Neither a failed watch nor the end of one ends the others: requests go on without it.
+        """
+        try:
+            watches = (each() for each in self._models.watches)
+            await asyncio.gather(*watches, return_exceptions=True)
+            await asyncio.get_running_loop().create_future()
+        finally:
+            await self._models.aclose()
+
+
+class Applications:
+    """The applications as one event loop reaches them."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, Application] = {}
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._homes: dict[str | None, str] = {}
+        self._asking: dict[str, asyncio.Task[None]] = {}
+
+    async def of(self, model_id: str | None, name: str | None) -> Application:
+        """Return the application that a request goes to; see `Model`.
+
+        Raises:
+            ModelNotFoundError: No application serves the model, or several do.
+            RaystreamError: The application can't be reached.
+        """
+        if name is None:
+            name = await self._home_of(model_id)
+        async with self._locks[name]:
+            found = self._open.get(name)
+            if found is None or not found.serves(model_id):
+                found = await self._ask(name)
+        if found.is_old and name not in self._asking:
+            asking = self._asking[name] = asyncio.ensure_future(self._ask_again(name))
+            asking.add_done_callback(lambda _: self._asking.pop(name, None))
+        return found
+
+    async def _home_of(self, model_id: str | None) -> str:
+        if model_id not in self._homes:
+            self._homes[model_id] = await asyncio.to_thread(find_application, model_id)
+        return self._homes[model_id]
+
+    async def _ask(self, name: str) -> Application:
+        """Ask an application what it serves, and return it as it is now.
+
+        Raises:
+            RaystreamError: The application can't be reached.
+        """
+        try:
+            description = await describe(name)
+        except BaseException:
+            self._homes = {id_: home for id_, home in self._homes.items() if home != name}
+            raise
+        known = self._open.get(name)
+        if known is not None and known.description == description:
+            known.note_asked()
+            return known
+        self._open[name] = Application(name, description)
+        if known is not None:
+            known.retire()
+        return self._open[name]
+
+    async def _ask_again(self, name: str) -> None:
+        """Ask an application again while requests go on; look for it anew if it does not answer."""
+        try:
+            async with asyncio.timeout(MAX_AGE_S):
+                await self._ask(name)
+        except TimeoutError:
+            self._open[name].note_asked()  # its models serve without its ingress
+        except RaystreamError as error:
+            logger.info("the application %s is looked for anew: %s", name, error)
+            self._open.pop(name).retire()
+
+
+async def describe(name: str) -> ApplicationDescription:
+    """Ask an application what it serves.
+
+    Raises:
+        ModelNotFoundError: There is no such application of ours.
+        RaystreamError: It does not answer.
+    """
+    handle = await asyncio.to_thread(_handle_of, name)
+    with translated_errors():
+        return cast("ApplicationDescription", await handle.describe_application.remote())
+
+
+def _handle_of(name: str) -> Handle:
+    """Return a handle to the deployment that describes an application."""
+    overview = _overview().get(name)
+    for root in ROOTS:
+        if overview is not None and root in overview.deployments:
+            return serve.get_deployment_handle(root, name)
+    names = ", ".join(_ours(None)) or "none"
+    raise ModelNotFoundError(f"No application {name!r} of raystream runs here. Running: {names}.")
+
+
+def find_application(model_id: str | None) -> str:
+    """Return the name of the application that serves a model; it may take a while.
+
+    Args:
+        model_id: The model; None stands for any.
+
+    Raises:
+        ModelNotFoundError: None serves it, or several do and the caller's own does not.
+        ReplicaUnavailableError: No Ray runs here.
+    """
+    names = _ours(model_id)
+    with suppress(RayServeException):  # no replica asks
+        own = serve.get_replica_context().app_name
+        names = [own] if own in names else names
+    if len(names) == 1:
+        return names[0]
+    if not names:
+        what = "No application" if model_id is None else f"No application serves {model_id!r}"
+        others = ", ".join(_ours(None)) or "none"
+        raise ModelNotFoundError(f"{what} here. Running applications of raystream: {others}.")
+    what = "models" if model_id is None else repr(model_id)
+    raise ModelNotFoundError(
+        f"Several applications serve {what}: {', '.join(names)}. Say which by "
+        f"Model(..., application={names[0]!r})."
+    )
+
+
+def _ours(model_id: str | None) -> list[str]:
+    """Return the names of the applications that serve a model; None stands for any."""
+    wanted = None if model_id is None else deployment_name_of(model_id)
+    return [
+        name
+        for name, each in _overview().items()
+        if any(root in each.deployments for root in ROOTS)
+        and (wanted is None or wanted in each.deployments)
+    ]
+
+
+def _overview() -> Mapping[str, ApplicationStatusOverview]:
+    """Ask Serve's controller for the applications.
+
+    Raises:
+        ReplicaUnavailableError: No Ray runs here, or it can't be reached.
+    """
+    if not ray.is_initialized():
+        # Serve's own functions would start a Ray where there is none.
+        try:
+            ray.init(address="auto", namespace="serve", log_to_driver=False)
+        except (ConnectionError, RuntimeError) as error:
+            raise ReplicaUnavailableError(NO_SERVER) from error
+    try:
+        return serve.status().applications
+    except RayError as error:
+        raise ReplicaUnavailableError(f"Serve's controller does not answer: {error}") from error
+
+
+_applications: Final[dict[asyncio.AbstractEventLoop, Applications]] = {}
+
+
+@asynccontextmanager
+async def reaching(model_id: str | None, name: str | None) -> AsyncIterator[ApiContext]:
+    """Reach the application that serves a model, for one request from the running event loop.
+
+    Args:
+        model_id: The model; None stands for any.
+        name: The application; None looks for it.
+
+    Raises:
+        ModelNotFoundError: No application serves the model, or several do.
+        RaystreamError: The application can't be reached.
+    """
+    for loop in [each for each in list(_applications) if each.is_closed()]:
+        _applications.pop(loop, None)
+    ours = _applications.setdefault(asyncio.get_running_loop(), Applications())
+    application = await ours.of(model_id, name)
+    async with application.requested() as context:
+        yield context

@@ -1,0 +1,247 @@
+"""The models of an application, as every process reaches them that is not one of their replicas.
+
+The ingress and `raystream.Model` share this, so requests have the same failover, limits and
+priorities by either way. `HandleModels` calls the replicas through Serve's handles; `catalog_of`
+wraps the models to outlive replicas, to start from none, and to keep time limits.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol, Self
+
+from deployments.gen_ai_spans import ModelSpans
+from deployments.model_spec import ModelSpec
+from serve_app.backends.catalog import ModelCatalog
+from serve_app.backends.cluster_state import (
+    deployment_states,
+    replica_states,
+    watch_draining_nodes,
+)
+from serve_app.backends.cold_start import (
+    ColdStart,
+    ColdStartGenerationBackend,
+    ColdStartPoolingBackend,
+)
+from serve_app.backends.deadlines import DeadlineGenerationBackend, DeadlinePoolingBackend
+from serve_app.backends.departures import Departures
+from serve_app.backends.failover import FailoverGenerationBackend, FailoverPoolingBackend
+from serve_app.backends.generation import (
+    GenerationBackend,
+    HandleGenerationBackend,
+    ReplicaBackend,
+)
+from serve_app.backends.handles import Handle
+from serve_app.backends.losses import FailoverLimits, NoReplicaError
+from serve_app.backends.model_files import describe_files
+from serve_app.backends.pooling import HandlePoolingBackend, PoolingBackend
+from serve_app.backends.running_replicas import RunningReplicas, running_replicas_of
+from serve_app.backends.serving_states import AskStates, ServingState, ServingStates
+from serve_app.config import AppConfig
+
+
+@dataclass(frozen=True, slots=True)
+class ApplicationDescription:
+    """What a process needs to know of an application to reach its models.
+
+    Attributes:
+        config: The whole configuration.
+        specs: What the replicas know of the models.
+    """
+
+    config: AppConfig
+    specs: tuple[ModelSpec, ...]
+
+
+class ServedModels:
+    """Describes the models of an application that has no ingress of ours, as a Serve deployment.
+
+    A graph of other deployments binds it to have the models deployed with it.
+    """
+
+    def __init__(
+        self, config: AppConfig, handles: Mapping[str, Handle], specs: Sequence[ModelSpec]
+    ) -> None:
+        """Note what is served.
+
+        Args:
+            config: The whole configuration.
+            handles: One for each model id; Serve deploys what they lead to.
+            specs: What the replicas know of the models.
+        """
+        self._description = ApplicationDescription(config, tuple(specs))
+
+    async def describe_application(self) -> ApplicationDescription:
+        """Return what another process needs to reach the models."""
+        return self._description
+
+
+class ModelBackends(Protocol):
+    """The models of an application, each by its id; see `AppParts`."""
+
+    @property
+    def generators(self) -> Mapping[str, ReplicaBackend]:
+        """Those that generate; the first is their default."""
+        ...
+
+    @property
+    def classifiers(self) -> Mapping[str, PoolingBackend]:
+        """Those that classify; the first is their default."""
+        ...
+
+    @property
+    def embedders(self) -> Mapping[str, PoolingBackend]:
+        """Those that embed; the first is their default."""
+        ...
+
+    @property
+    def replicas(self) -> Mapping[str, RunningReplicas]:
+        """The replicas of each model that may have none; others count as running."""
+        ...
+
+    @property
+    def describe_files(self) -> Callable[[str], Coroutine[Any, Any, Any]]:
+        """Describes a model that sleeps, by its id."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class HandleModels:
+    """The models of an application behind Serve's handles.
+
+    Attributes:
+        generators: See `ModelBackends`; so are the next four.
+        classifiers: See there.
+        embedders: See there.
+        replicas: See there.
+        describe_files: See there.
+        running: The replicas of every model.
+        ask_states: Asks for the states of the deployments.
+        watches: Coroutines that run for as long as requests are made.
+    """
+
+    generators: Mapping[str, HandleGenerationBackend]
+    classifiers: Mapping[str, HandlePoolingBackend]
+    embedders: Mapping[str, HandlePoolingBackend]
+    replicas: Mapping[str, RunningReplicas]
+    describe_files: Callable[[str], Coroutine[Any, Any, Any]]
+    running: Mapping[str, RunningReplicas]
+    ask_states: AskStates
+    watches: Sequence[Callable[[], Coroutine[Any, Any, None]]]
+
+    @classmethod
+    def of(
+        cls,
+        config: AppConfig,
+        handles: Mapping[str, Handle],
+        specs: Sequence[ModelSpec],
+        application: str,
+        spans_of: Callable[[str], ModelSpans | None] = lambda id_: None,
+    ) -> Self:
+        """Wrap the handles.
+
+        Args:
+            config: The whole configuration.
+            handles: One for each model id.
+            specs: What the replicas know of models that may sleep. Their deployments have our
+                router, which tells whether a replica runs.
+            application: The application's name.
+            spans_of: Returns what starts the spans of a model's calls, by the model's id.
+        """
+        running = {
+            id_: running_replicas_of(handle.app_name, handle.deployment_name)
+            for id_, handle in handles.items()
+        }
+        tasks = {model.id: model.task for model in config.models}
+        departures = {
+            id_: Departures(
+                running[id_], partial(replica_states, handle.app_name, handle.deployment_name)
+            )
+            for id_, handle in handles.items()
+            if tasks[id_] == "generate"
+        }
+        poolers = {
+            id_: HandlePoolingBackend(handle, running[id_], spans_of(id_))
+            for id_, handle in handles.items()
+            if tasks[id_] != "generate"
+        }
+        return cls(
+            {
+                id_: HandleGenerationBackend(handles[id_], running[id_], each, spans_of(id_))
+                for id_, each in departures.items()
+            },
+            {id_: each for id_, each in poolers.items() if tasks[id_] == "classify"},
+            {id_: each for id_, each in poolers.items() if tasks[id_] == "embed"},
+            {spec.id: running[spec.id] for spec in specs},
+            partial(describe_files, {spec.id: spec for spec in specs}),
+            running,
+            partial(
+                deployment_states,
+                application,
+                {handle.deployment_name: running[id_] for id_, handle in handles.items()},
+            ),
+            (
+                partial(watch_draining_nodes, tuple(running.values())),
+                *(each.run for each in departures.values()),
+            ),
+        )
+
+    async def aclose(self) -> None:
+        """Close the channels to all replicas; streams that are still open fail."""
+        backends = (self.generators, self.classifiers, self.embedders)
+        closing = (each.aclose() for models in backends for each in models.values())
+        await asyncio.gather(*closing)
+
+
+def catalog_of(config: AppConfig, backends: ModelBackends, states: ServingStates) -> ModelCatalog:
+    """Return the catalog of models, each wrapped to outlive replicas and to keep time limits.
+
+    Args:
+        config: The models' entries, and the limits.
+        backends: The models.
+        states: The states of their deployments.
+    """
+    limits = config.limits
+    failover = FailoverLimits(limits.failover_timeout_s)
+    models = {model.id: model for model in config.models}
+
+    def start_of(id_: str) -> ColdStart[Any]:
+        return ColdStart(
+            id_,
+            backends.replicas[id_],
+            partial(states.of, models[id_].deployment_name),
+            partial(backends.describe_files, id_),
+            models[id_].max_num_admitted,
+        )
+
+    starts = {id_: start_of(id_) for id_ in backends.replicas}
+
+    async def why_none(id_: str) -> NoReplicaError | None:
+        state = await states.of(models[id_].deployment_name)
+        is_failed = state.serving is ServingState.FAILED
+        return NoReplicaError.of(id_, state.failure) if is_failed else None
+
+    def generator(id_: str, backend: ReplicaBackend) -> GenerationBackend:
+        outliving: GenerationBackend = FailoverGenerationBackend(
+            backend, failover, partial(why_none, id_)
+        )
+        if id_ in starts:
+            outliving = ColdStartGenerationBackend(outliving, starts[id_])
+        return DeadlineGenerationBackend(outliving, limits)
+
+    def pooler(id_: str, backend: PoolingBackend) -> PoolingBackend:
+        outliving: PoolingBackend = FailoverPoolingBackend(
+            backend, failover, partial(why_none, id_)
+        )
+        if id_ in starts:
+            outliving = ColdStartPoolingBackend(outliving, starts[id_])
+        return DeadlinePoolingBackend(outliving, limits.total_timeout_s)
+
+    return ModelCatalog(
+        {id_: generator(id_, backend) for id_, backend in backends.generators.items()},
+        {id_: pooler(id_, backend) for id_, backend in backends.classifiers.items()},
+        {id_: pooler(id_, backend) for id_, backend in backends.embedders.items()},
+        is_cold=lambda id_: id_ in starts and starts[id_].is_cold,
+        state_of=lambda id_: states.of(models[id_].deployment_name if id_ in models else id_),
+    )

@@ -1,0 +1,165 @@
+"""How `Model` finds an application, and follows what is deployed."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+from ray import serve as serve_api
+from ray.serve.exceptions import RayServeException
+
+import raystream.applications as module
+from deployments.errors import ModelNotFoundError, ReplicaUnavailableError
+from raystream.applications import Applications, find_application, reaching
+from serve_app.config import AppConfig
+from serve_app.served_models import ApplicationDescription
+
+Deployments = Mapping[str, tuple[str, ...]]
+
+
+def description(*ids: str) -> ApplicationDescription:
+    models = [{"id": id_, "source": "nowhere"} for id_ in ids]
+    return ApplicationDescription(AppConfig.model_validate({"models": models}), ())
+
+
+class FakeServe:
+    """Serve's controller with some applications."""
+
+    def __init__(self, applications: Deployments) -> None:
+        self.applications = applications
+        self.own: str | None = None
+        self.described = description("m")
+        self.refusal: Exception | None = None
+        self.num_asked = 0
+
+    def overview(self) -> Mapping[str, Any]:
+        return {
+            name: SimpleNamespace(deployments=dict.fromkeys(names))
+            for name, names in self.applications.items()
+        }
+
+    def replica_context(self) -> Any:
+        if self.own is None:
+            raise RayServeException("no replica")
+        return SimpleNamespace(app_name=self.own)
+
+    def handle(self, deployment: str, application: str) -> Any:
+        return FakeHandle(deployment, application)
+
+    async def describe(self, name: str) -> ApplicationDescription:
+        self.num_asked += 1
+        if self.refusal is not None:
+            raise self.refusal
+        return self.described
+
+
+class FakeHandle(SimpleNamespace):
+    def __init__(self, deployment: str, application: str) -> None:
+        super().__init__(deployment_name=deployment, app_name=application)
+
+    def options(self, **options: object) -> object:
+        return self
+
+
+async def forever(_: object) -> None:
+    await asyncio.Event().wait()
+
+
+@pytest.fixture
+async def serve(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FakeServe]:
+    fake = FakeServe({"raystream": ("Ingress", "m"), "mine": ("Story",)})
+    monkeypatch.setattr(module, "_overview", fake.overview)
+    monkeypatch.setattr(module, "describe", fake.describe)
+    monkeypatch.setattr(serve_api, "get_replica_context", fake.replica_context)
+    monkeypatch.setattr(serve_api, "get_deployment_handle", fake.handle)
+    monkeypatch.setattr("serve_app.served_models.watch_draining_nodes", forever)
+    yield fake
+    watching = [task for task in asyncio.all_tasks() if "_watch" in str(task.get_coro())]
+    for task in watching:
+        task.cancel()
+    await asyncio.gather(*watching, return_exceptions=True)
+    module._applications.clear()
+
+
+def test_the_only_application_that_serves_the_model_is_found(serve: FakeServe) -> None:
+    assert find_application("m") == "raystream"
+    serve.applications = {"bound": ("Story", "ServedModels", "org--m")}
+    assert find_application("org/m") == "bound"
+    assert find_application(None) == "bound"
+
+
+def test_a_model_that_none_serves_is_named_with_the_applications(serve: FakeServe) -> None:
+    with pytest.raises(ModelNotFoundError, match=r"No application serves 'n' here\..*: raystream"):
+        find_application("n")
+
+
+def test_of_several_the_caller_s_own_is_taken_or_else_none(serve: FakeServe) -> None:
+    serve.applications = {"a": ("Ingress", "m"), "b": ("Ingress", "m")}
+    with pytest.raises(ModelNotFoundError, match=r"a, b\. Say which by .*application='a'"):
+        find_application("m")
+    serve.own = "b"
+    assert find_application("m") == "b"
+
+
+async def test_an_application_is_asked_once_and_again_when_its_file_changes(
+    serve: FakeServe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    applications = Applications()
+    first = await applications.of("m", None)
+    assert await applications.of("m", "raystream") is first
+    assert serve.num_asked == 1
+    serve.described = description("m", "n")
+    new = await applications.of("n", "raystream")
+    assert new is not first
+    assert await applications.of("m", None) is new
+    monkeypatch.setattr(module, "MAX_AGE_S", -1.0)
+    serve.described = description("m", "o")
+    assert await applications.of("m", None) is new, "requests don't wait"
+    await asyncio.gather(*applications._asking.values())
+    assert (await applications.of("m", None)).serves("o")
+
+
+async def test_connections_of_an_earlier_file_close_with_their_last_request(
+    serve: FakeServe,
+) -> None:
+    async with reaching("m", None) as context:
+        applications = module._applications[asyncio.get_running_loop()]
+        first = await applications.of("m", None)
+        assert context is first.context
+        serve.described = description("m", "n")
+        async with reaching("n", "raystream"):
+            assert not first._watching.cancelling()
+    async with asyncio.timeout(10):
+        await asyncio.wait([first._watching])
+    assert first._watching.cancelled()
+
+
+async def test_an_application_that_is_gone_is_looked_for_anew(
+    serve: FakeServe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    applications = Applications()
+    await applications.of("m", None)
+    monkeypatch.setattr(module, "MAX_AGE_S", -1.0)
+    serve.refusal = ReplicaUnavailableError("gone")
+    await applications.of("m", None)
+    await asyncio.gather(*applications._asking.values())
+    serve.refusal = None
+    serve.applications = {"moved": ("Ingress", "m")}
+    assert (await applications.of("m", None)).serves("m")
+    assert list(applications._open) == ["moved"]
+
+
+async def test_without_a_server_an_error_says_how_to_start_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused(**_: object) -> None:
+        raise ConnectionError("no Ray")
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", refused)
+    with pytest.raises(ReplicaUnavailableError, match="start a server by `raystream serve`"):
+        async with reaching("m", None):
+            pass
+    module._applications.clear()

@@ -1,0 +1,148 @@
+"""`Engine`: lists of inputs in this process, without Ray."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+
+from deployments.errors import (
+    ContextLengthExceededError,
+    InvalidRequestError,
+    RaystreamError,
+    WrongTaskError,
+)
+from raystream.engine import Engine
+from serve_app.api.chat.schema import ChatCompletion
+from serve_app.api.completions.schema import Completion
+from tests.deployments.tiny_folder import save_text_model
+from tests.pooling.tiny_embedders import save_embedder
+from tests.pooling.tiny_folder import save_classifier
+
+SETTINGS: dict[str, Any] = {"dtype": "float32", "max_model_len": 64, "max_num_seqs": 4}
+SEEDED: dict[str, Any] = {"seed": 7, "temperature": 1.0, "max_tokens": 12}
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    folder = save_text_model(tmp_path_factory.mktemp("tiny") / "tiny-chat")
+    with Engine(folder, **SETTINGS) as engine:
+        yield engine
+
+
+def test_texts_come_in_the_order_of_the_prompts_and_equal_those_of_one_prompt(
+    engine: Engine,
+) -> None:
+    prompts = [f"Prompt number {number}" for number in range(20)]
+    answers = engine.generate(prompts, **SEEDED)
+    alone = engine.generate([prompts[13]], **SEEDED)
+    assert len(answers) == 20
+    assert isinstance(answers[13], Completion)
+    assert isinstance(alone[0], Completion)
+    assert answers[13].text == alone[0].text
+    assert answers[13].model == "tiny-chat"
+    assert answers[13].usage.completion_tokens <= 12
+    assert not ray.is_initialized()
+
+
+def test_a_bad_input_does_not_end_the_rest(engine: Engine) -> None:
+    bad: Any = None
+    answers = engine.generate(["fine", "too long" * 40, bad, (5, 6, 7)], **SEEDED)
+    assert [type(answer) for answer in answers] == [
+        Completion,
+        ContextLengthExceededError,
+        InvalidRequestError,
+        Completion,
+    ]
+    assert "prompt" in str(answers[2])
+
+
+def test_conversations_are_strings_or_lists_of_messages(engine: Engine) -> None:
+    asked = [{"role": "user", "content": "Hello?"}]
+    first, second = engine.chat(["Hello?", asked], **SEEDED)
+    assert isinstance(first, ChatCompletion)
+    assert isinstance(second, ChatCompletion)
+    assert first.text == second.text
+    one: Any = asked
+    with pytest.raises(TypeError, match="one more"):
+        engine.chat(one)
+    with pytest.raises(TypeError, match="list of texts"):
+        engine.generate("one string")
+    with pytest.raises(TypeError, match="stream is no option"):
+        engine.generate(["one"], stream=True)
+
+
+async def test_it_works_inside_a_running_event_loop(engine: Engine) -> None:
+    assert asyncio.get_running_loop().is_running()
+    (answer,) = engine.generate(["Hello"], **SEEDED)
+    assert isinstance(answer, Completion)
+
+
+def test_an_empty_list_is_answered(engine: Engine) -> None:
+    assert engine.generate([]) == []
+
+
+def test_a_bar_counts_the_inputs(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
+    engine.generate(["a", "b"], **SEEDED)
+    assert capsys.readouterr().err == "", "nobody watches"
+    engine._progress = True
+    try:
+        engine.generate(["a", "b"], **SEEDED)
+    finally:
+        engine._progress = None
+    shown = capsys.readouterr().err
+    assert "tiny-chat: 100%" in shown
+    assert "2/2" in shown
+
+
+def test_an_interrupt_frees_the_places(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(engine, "_show", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.generate(["a"] * 50, **SEEDED | {"max_tokens": 40, "ignore_eos": True})
+    assert engine.generate(["a"], **SEEDED)
+
+
+def test_another_task_is_refused_at_once(engine: Engine) -> None:
+    with pytest.raises(WrongTaskError, match="task='classify'"):
+        engine.classify(["text"])
+
+
+def test_a_wrong_setting_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="did you mean 'dtype'") as refused:
+        Engine(tmp_path, dtyp="float32")
+    assert "\n" not in str(refused.value)
+
+
+def test_texts_are_classified(tmp_path: Path) -> None:
+    with Engine(save_classifier(tmp_path), task="classify") as engine:
+        texts = ["Return the sum of two numbers.", "", "Join paths." * 4]
+        found = engine.classify(texts, top_k=1)
+    assert isinstance(found[1], RaystreamError)
+    kept = [each for each in found if not isinstance(each, RaystreamError)]
+    assert [each.index for each in kept] == [0, 2]
+    assert all(len(each.scores) == 1 for each in kept)
+
+
+def test_texts_are_embedded_and_nothing_is_left(tmp_path: Path) -> None:
+    folder = save_embedder(tmp_path)
+    before = threading.active_count()
+    engine = Engine(folder, task="embed")
+    first, refused, again = engine.embed(["one", "", "one"])
+    engine.close()
+    engine.close()
+    assert isinstance(refused, InvalidRequestError)
+    assert isinstance(first, np.ndarray)
+    assert isinstance(again, np.ndarray)
+    assert first.dtype == np.float32
+    assert np.array_equal(first, again)
+    assert threading.active_count() <= before
+    with pytest.raises(RuntimeError, match="closed"):
+        engine.embed(["one"])
