@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from deployments.errors import InvalidRequestError as InvalidRequestError
     from deployments.errors import OverloadedError as OverloadedError
     from deployments.errors import RaystreamError as RaystreamError
+    from raystream.applications import connect as connect
     from raystream.engine import Engine as Engine
     from raystream.model import Delta as Delta
     from raystream.model import Model as Model
@@ -66,6 +67,7 @@ _HOMES = MappingProxyType(
         "RaystreamError": "deployments.errors",
         "build": "serve_app.app",
         "build_app": "serve_app.app",
+        "connect": "raystream.applications",
     }
 )
 """The names that programs import from here, each with the module that it lies in."""

@@ -7,13 +7,15 @@ from time to time, because another file may have been deployed.
 
 import asyncio
 import logging
+import os
 from collections import defaultdict
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, MutableMapping
 from contextlib import asynccontextmanager, suppress
 from typing import Final, cast
 
 import ray
 from ray import serve
+from ray._private import ray_constants
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatusOverview
@@ -23,14 +25,25 @@ from serve_app.api.intake.context import ApiContext
 from serve_app.backends.handles import Handle, translated_errors
 from serve_app.backends.serving_states import ServingStates
 from serve_app.clock import SystemClock
+from serve_app.commands.server_environment import AUTH_MODE, TOKEN_FILE
+from serve_app.commands.server_record import own_servers
 from serve_app.config import INGRESS_NAME, MODELS_NAME, deployment_name_of
 from serve_app.images.fetcher import ImageFetcher
+from serve_app.middleware.auth import is_loopback
 from serve_app.served_models import ApplicationDescription, HandleModels, catalog_of
 
 logger = logging.getLogger("raystream")
 
 ROOTS: Final = (INGRESS_NAME, MODELS_NAME)
 """The deployments that describe an application: it has one of the two."""
+
+NOT_JOINED: Final = (
+    "The Ray at {} can't be joined. Does it run? If it asks for a token, set RAY_AUTH_MODE=token; "
+    "the token lies in ~/.ray/auth_token, or where RAY_AUTH_TOKEN_PATH says."
+)
+
+ADDRESS: Final = "RAY_ADDRESS"
+AUTO: Final = "auto"
 
 MAX_AGE_S: Final = 10.0
 """After how long an application is asked again what it serves."""
@@ -252,16 +265,57 @@ def _overview() -> Mapping[str, ApplicationStatusOverview]:
     Raises:
         ReplicaUnavailableError: No Ray runs here, or it can't be reached.
     """
-    if not ray.is_initialized():
-        # Serve's own functions would start a Ray where there is none.
-        try:
-            ray.init(address="auto", namespace="serve", log_to_driver=False)
-        except (ConnectionError, RuntimeError) as error:
-            raise ReplicaUnavailableError(NO_SERVER) from error
     try:
         return serve.status().applications
     except RayError as error:
         raise ReplicaUnavailableError(f"Serve's controller does not answer: {error}") from error
+
+
+def connect(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Join the cluster of RAY_ADDRESS, or else that of this user's only server, or any Ray here.
+
+    `Model` does so itself. A program that calls Serve's own functions calls this first: they would
+    start another Ray, or look for a server that listens on this machine only where it is not.
+
+    Args:
+        environment: Names the cluster; gets the token of the server.
+
+    Raises:
+        ReplicaUnavailableError: There is none, or several servers.
+    """
+    if ray.is_initialized():
+        return
+    address = environment.get(ADDRESS) or _server_address(environment) or AUTO
+    if is_loopback(address.rpartition(":")[0]):
+        # Such a Ray listens only there; by default, Ray looks for it at this machine's address in
+        # the network, and waits for a minute.
+        ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        ray.init(
+            address=address, namespace="serve", log_to_driver=False, logging_level=logging.WARNING
+        )
+    except (ConnectionError, RuntimeError) as error:
+        at = NOT_JOINED.format(address)
+        raise ReplicaUnavailableError(NO_SERVER if address == AUTO else at) from error
+
+
+def _server_address(environment: MutableMapping[str, str]) -> str | None:
+    """Return the address of this user's only server, and note its token; None without a server.
+
+    Raises:
+        ReplicaUnavailableError: There are several.
+    """
+    found = [each.record for each in own_servers(environment) if each.is_alive]
+    servers = [record for record in found if record.ray_address is not None]
+    if len(servers) > 1:
+        told = "; ".join(f"{ADDRESS}={each.ray_address} for {each.name}" for each in servers)
+        raise ReplicaUnavailableError(f"Several servers run here. Set one of: {told}.")
+    if not servers:
+        return None
+    if servers[0].token_file is not None:
+        environment.setdefault(AUTH_MODE, "token")
+        environment.setdefault(TOKEN_FILE, servers[0].token_file)
+    return servers[0].ray_address
 
 
 _applications: Final[dict[asyncio.AbstractEventLoop, Applications]] = {}
@@ -279,6 +333,7 @@ async def reaching(model_id: str | None, name: str | None) -> AsyncIterator[ApiC
         ModelNotFoundError: No application serves the model, or several do.
         RaystreamError: The application can't be reached.
     """
+    connect()
     for loop in [each for each in list(_applications) if each.is_closed()]:
         _applications.pop(loop, None)
     ours = _applications.setdefault(asyncio.get_running_loop(), Applications())

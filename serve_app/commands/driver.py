@@ -93,11 +93,16 @@ def _serve(name: str) -> int:
         )
         session = Path(context.address_info["session_dir"])
         app, announcement = describe(name, context.dashboard_url, session)
+        address = context.address_info["gcs_address"]
         complete_record(
-            os.environ, Path(name).absolute(), announcement.url, announcement.dashboard_url
+            os.environ,
+            Path(name).absolute(),
+            announcement.url,
+            announcement.dashboard_url,
+            address,
         )
         require_gpus(name, ray.cluster_resources().get("GPU", 0.0))  # type: ignore[no-untyped-call] # Ray leaves it untyped
-        deploy(name, context.address_info["gcs_address"])
+        deploy(name, address)
         announce_when_ready(
             announcement,
             lambda: pending_deployments(serve.status(), app),

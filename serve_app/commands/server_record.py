@@ -53,6 +53,7 @@ class ServerRecord:
         url: Where it answers, without a slash at the end; None until then.
         api_url: Ray's API; None until then, and if Ray's dashboard does not run.
         token_file: The file with the token of Ray's API; None if Ray asks for none.
+        ray_address: Where a program joins its Ray; None until that is known.
     """
 
     process_id: int
@@ -62,6 +63,7 @@ class ServerRecord:
     url: str | None = None
     api_url: str | None = None
     token_file: str | None = None
+    ray_address: str | None = None
 
     @property
     def port(self) -> int | None:
@@ -111,7 +113,7 @@ def hold_record(folder: Path, command: Sequence[str]) -> IO[bytes]:
 
 
 def complete_record(
-    environment: Mapping[str, str], file: Path, url: str, api_url: str | None
+    environment: Mapping[str, str], file: Path, url: str, api_url: str | None, ray_address: str
 ) -> None:
     """Add what the driver knows to the record of its supervisor; without one, do nothing.
 
@@ -120,6 +122,7 @@ def complete_record(
         file: The configuration.
         url: See `ServerRecord`.
         api_url: See `ServerRecord`.
+        ray_address: See `ServerRecord`.
     """
     own = next((e for e in own_servers(environment) if e.record.process_id == os.getppid()), None)
     if own is not None:
@@ -130,6 +133,7 @@ def complete_record(
             url=url,
             api_url=api_url,
             token_file=None if token is None else str(token),
+            ray_address=ray_address,
         )
         _write(own.folder, record)
 

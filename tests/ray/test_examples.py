@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from serve_app.commands.server_record import own_servers
 from tests.clients_page import ADDRESS
 from tests.docs.pages import ROOT, Example, Page, guides
 from tests.ray.serve_run import Server
@@ -67,8 +68,13 @@ def environment(folder: Path, server: Server) -> dict[str, str]:
 
 
 def ray_variables(server: Server) -> dict[str, str]:
-    """Return the variables with which a program finds this server's Ray among others here."""
-    (raylet,) = server.processes("raylet/raylet")
-    (address,) = (each for each in raylet.cmdline() if each.startswith("--gcs-address="))
-    token = {key: value for key, value in raylet.environ().items() if key.startswith("RAY_AUTH_")}
-    return {"RAY_ADDRESS": address.partition("=")[2], **token}
+    """Return the variables with which a program joins this server, whatever others run here."""
+    records = [each.record for each in own_servers(os.environ) if each.is_alive]
+    (record,) = (each for each in records if each.url == server.url)
+    assert record.ray_address is not None
+    assert record.token_file is not None
+    return {
+        "RAY_ADDRESS": record.ray_address,
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": record.token_file,
+    }

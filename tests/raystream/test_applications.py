@@ -2,17 +2,20 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray
 from ray import serve as serve_api
+from ray._private import ray_constants
 from ray.serve.exceptions import RayServeException
 
 import raystream.applications as module
 from deployments.errors import ModelNotFoundError, ReplicaUnavailableError
-from raystream.applications import Applications, find_application, reaching
+from raystream.applications import Applications, connect, find_application, reaching
+from serve_app.commands.server_record import FoundServer, ServerRecord
 from serve_app.config import AppConfig
 from serve_app.served_models import ApplicationDescription
 
@@ -75,6 +78,7 @@ async def serve(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FakeServe]:
     monkeypatch.setattr(serve_api, "get_replica_context", fake.replica_context)
     monkeypatch.setattr(serve_api, "get_deployment_handle", fake.handle)
     monkeypatch.setattr("serve_app.served_models.watch_draining_nodes", forever)
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
     yield fake
     watching = [task for task in asyncio.all_tasks() if "_watch" in str(task.get_coro())]
     for task in watching:
@@ -151,7 +155,7 @@ async def test_an_application_that_is_gone_is_looked_for_anew(
     assert list(applications._open) == ["moved"]
 
 
-async def test_without_a_server_an_error_says_how_to_start_one(
+def test_without_a_server_an_error_says_how_to_start_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def refused(**_: object) -> None:
@@ -159,7 +163,48 @@ async def test_without_a_server_an_error_says_how_to_start_one(
 
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", refused)
+    monkeypatch.setattr(module, "own_servers", lambda _: [])
     with pytest.raises(ReplicaUnavailableError, match="start a server by `raystream serve`"):
-        async with reaching("m", None):
-            pass
-    module._applications.clear()
+        connect({})
+    with pytest.raises(ReplicaUnavailableError, match=r"at 10\.0\.0\.1:6379 can't be joined"):
+        connect({"RAY_ADDRESS": "10.0.0.1:6379"})
+
+
+def server(url: str, address: str | None, *, is_alive: bool = True) -> FoundServer:
+    record = ServerRecord(1, 1.0, ("serve",), "f.yaml", url, None, "/token", address)
+    return FoundServer(Path("/tmp"), record, is_alive)
+
+
+@pytest.fixture
+def joined(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the addresses that are joined; none is."""
+    joined: list[str] = []
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", lambda address, **_: joined.append(address))
+    monkeypatch.setattr(ray_constants, "ENABLE_RAY_CLUSTER", True)
+    return joined
+
+
+def test_a_program_joins_the_only_server_of_its_user_with_its_token(
+    joined: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead, starting = server("http://h:1", "h:1", is_alive=False), server("http://h:2", None)
+    found = [dead, starting, server("http://h:3", "127.0.0.1:3")]
+    monkeypatch.setattr(module, "own_servers", lambda _: found)
+    environment: dict[str, str] = {}
+    connect(environment)
+    assert joined == ["127.0.0.1:3"]
+    assert environment == {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": "/token"}
+    assert not ray_constants.ENABLE_RAY_CLUSTER, "else Ray would look for it in the network"
+
+
+def test_of_several_servers_the_environment_says_which(
+    joined: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [server("http://h:1", "10.0.0.1:1"), server("http://h:2", "10.0.0.1:2")]
+    monkeypatch.setattr(module, "own_servers", lambda _: found)
+    with pytest.raises(ReplicaUnavailableError, match=r"RAY_ADDRESS=10\.0\.0\.1:2 for http://h:2"):
+        connect({})
+    connect({"RAY_ADDRESS": "10.0.0.1:2"})
+    assert joined == ["10.0.0.1:2"]
+    assert ray_constants.ENABLE_RAY_CLUSTER

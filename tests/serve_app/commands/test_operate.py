@@ -96,7 +96,7 @@ class Machine:
         mine = [each for each in own_servers({}) if each.folder == folder]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(server_record, "own_servers", lambda _: mine)
-            complete_record(environment, file, url, None if api is None else api.url)
+            complete_record(environment, file, url, None if api is None else api.url, "h:2")
 
 
 @pytest.fixture
@@ -283,7 +283,7 @@ folder = Path(sys.argv[1])
 signal.signal(signal.SIGTERM, lambda *_: sys.exit())
 os.getppid = os.getpid  # it is its own driver, too
 with hold_record(folder, ["driver"]):
-    complete_record({"TMPDIR": str(folder.parent)}, folder, "http://127.0.0.1:8004", None)
+    complete_record({"TMPDIR": str(folder.parent)}, folder, "http://127.0.0.1:8004", None, "h:2")
     print(flush=True)
     signal.pause()
 """

@@ -49,12 +49,13 @@ def test_the_driver_adds_where_the_server_answers_and_the_file_of_the_token(pare
     environment = {"RAY_AUTH_MODE": "token", "HOME": "/home/ann"}
     with hold_record(parent / NAME, []):
         complete_record(
-            environment, Path("/f.yaml"), "https://[::1]:8443/llm", "http://127.0.0.1:1"
+            environment, Path("/f.yaml"), "https://[::1]:8443/llm", "http://127.0.0.1:1", "h:2"
         )
         (found,) = own_servers({})
         record = found.record
         assert record.name == "https://[::1]:8443/llm (/f.yaml)"
         assert (record.port, record.api_url) == (8443, "http://127.0.0.1:1")
+        assert record.ray_address == "h:2"
         assert record.token_file == "/home/ann/.ray/auth_token"
         note_file(found, Path("/g.yaml"))
         assert own_servers({})[0].record.file == "/g.yaml"
@@ -72,14 +73,18 @@ def test_where_the_token_lies_depends_on_the_environment(
     environment: dict[str, str], file: str | None, parent: Path
 ) -> None:
     with hold_record(parent / NAME, []):
-        complete_record(environment, Path("/f.yaml"), "http://h:1", None)
+        complete_record(environment, Path("/f.yaml"), "http://h:1", None, "h:2")
         assert own_servers({})[0].record.token_file == file
 
 
 def test_a_token_of_the_environment_is_kept_where_only_this_user_can_read(parent: Path) -> None:
     with hold_record(parent / NAME, []):
         complete_record(
-            {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "secret"}, Path("/f"), "http://h:1", None
+            {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "secret"},
+            Path("/f"),
+            "http://h:1",
+            None,
+            "h:2",
         )
         file = Path(own_servers({})[0].record.token_file or "")
         assert (file.parent, file.read_text()) == (parent / NAME, "secret")
@@ -91,7 +96,7 @@ def test_a_driver_without_a_supervisor_has_no_record(
 ) -> None:
     with hold_record(parent / NAME, []):
         monkeypatch.setattr(os, "getppid", lambda: 1)
-        complete_record({}, Path("/f.yaml"), "http://h:1", None)
+        complete_record({}, Path("/f.yaml"), "http://h:1", None, "h:2")
         assert own_servers({})[0].record.url is None
 
 
