@@ -171,7 +171,9 @@ class Engine:
             body = read_body(CompletionRequest, {**fields, "prompt": listed(prompt)})
             return await (await OpenCompletion.of(context, body, id_)).whole()
 
-        return self._each("generate", complete, prompts, lambda answer: answer.usage.total_tokens)
+        return self._each(
+            "generate", complete, prompts, lambda answer: answer.usage.completion_tokens
+        )
 
     def chat(
         self, conversations: Sequence[Messages], /, **options: Any
@@ -192,7 +194,7 @@ class Engine:
             return await (await OpenChat.of(context, body, id_)).whole()
 
         return self._each(
-            "generate", answer, conversations, lambda answer: answer.usage.total_tokens
+            "generate", answer, conversations, lambda answer: answer.usage.completion_tokens
         )
 
     def classify(
