@@ -14,7 +14,7 @@ SERVING := .venv/.serving
 STAMP := .venv/.installed
 BENCHMARKS := $(patsubst benchmarks/%.py,%,$(filter-out benchmarks/instant_%,$(shell grep -l __main__ benchmarks/*.py))) classification
 
-.PHONY: help serve test quick soak check format models bench lock k8s dashboards table docs-check vendor clean
+.PHONY: help serve test quick soak check format models bench lock k8s dashboards table docs docs-check vendor clean
 
 help: ## list the targets
 	@grep -E '^[a-z0-9-]+:.*## ' Makefile | sed -E 's/^([a-z0-9-]+):.*## /  make \1\t/' | expand -t 16
@@ -79,7 +79,7 @@ bench: $(STAMP) ## run every module of benchmarks/
 # local part of torch's version (+cpu, if pip found that build). The second drops the packages that
 # only the CUDA build needs: pip adds them when it installs that build. nvidia-ml-py is none of them.
 lock: $(STAMP) ## resolve requirements.lock again; UPGRADE=--upgrade takes the newest versions
-	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["dev"], sep="\n")' \
+	$(BIN)/python -c 'import tomllib; groups = tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]; print(*groups["dev"], *groups["docs"], sep="\n")' \
 		| CUSTOM_COMPILE_COMMAND='make lock' $(BIN)/pip-compile --quiet $(UPGRADE) --strip-extras \
 			--extra bench --allow-unsafe --annotation-style=line --no-emit-options \
 			--output-file=requirements.lock pyproject.toml -
@@ -99,6 +99,9 @@ table: $(STAMP) ## write the tables of docs/ that are made from the code
 	$(BIN)/python -m tests.serve_app.api_reference
 	$(BIN)/python -m tests.k8s.alerts_table
 
+docs: $(STAMP) ## build the documents' site in build/docs
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --config-file docs/mkdocs.yml
+
 docs-check: $(STAMP) ## check the documents' links and tables, and run their examples against a server
 	@$(BIN)/python -m pytest tests/docs tests/test_made_table.py tests/ray/test_examples.py
 
@@ -106,5 +109,5 @@ vendor: $(STAMP) ## fetch what the page at / takes from npm and from pydoc-searc
 	$(BIN)/python -m tests.serve_app.playground.vendor
 
 clean: ## remove the environment and every cache
-	rm -rf .venv .venv-clients .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf build .venv .venv-clients .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
