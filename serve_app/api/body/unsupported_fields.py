@@ -75,7 +75,6 @@ REASONS: Final[Mapping[str, str]] = {
     "summary": _NO_SUMMARIES,
     # Anthropic's
     "allowed_callers": _CALLED_BY_CLIENTS,
-    "display": "reasoning is told as the model wrote it",
     "toolset_name": _CALLED_BY_CLIENTS,
     "transformations": "images are processed as the model's configuration says",
     # Echoed from answers, in messages, parts and calls

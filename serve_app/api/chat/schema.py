@@ -60,8 +60,8 @@ class ChatRequest(AnswerFields):
     reasoning_effort: ReasoningEffort | None = Field(
         default=None,
         description="Given to the model's chat template, if it reads it. Where the template can "
-        "only switch reasoning on and off (enable_thinking), none means off. Refused, except none, "
-        "for a model whose template has neither.",
+        "only switch reasoning on and off (enable_thinking), none means off. A template that has "
+        "neither ignores it, and the header X-Raystream-Warning says so.",
     )
     include_reasoning: bool | None = Field(
         default=None,
@@ -131,11 +131,7 @@ class ChatRequest(AnswerFields):
         return to_offer(self.tools, self.tool_choice, self.parallel_tool_calls, limits, model)
 
     def to_template_kwargs(self, model: ModelDescription) -> TemplatePairs:
-        """Return values for the chat template, those of `reasoning_effort` included.
-
-        Raises:
-            InvalidRequestError: The model's template has no use for `reasoning_effort`.
-        """
+        """Return values for the chat template, those of `reasoning_effort` included."""
         wanted = effort_kwargs(self.reasoning_effort, model, "reasoning_effort")
         given = wanted | dict(self.chat_template_kwargs or {})
         return tuple(given.items())

@@ -7,7 +7,7 @@ Source: https://docs.claude.com/en/api/messages-streaming
 """
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any
 
 from pydantic_core import from_json
 
@@ -32,22 +32,23 @@ from serve_app.api.messages.schema import (
     OutputTokensDetails,
     StopReason,
 )
+from serve_app.api.messages.signature import UNSIGNED, carrying
 from serve_app.api.openai.usage import Usage, UsageTally
 from serve_app.streaming.error_event import error_event
 from serve_app.streaming.sse import encode_typed
 
-SIGNATURE: Final = "unsigned"
-"""Some clients send reasoning back only if it has a signature."""
-
 Fields = dict[str, Any]
 
 
-async def whole_message(id_: str, opened: TranslatedAnswer) -> Message:
+async def whole_message(
+    id_: str, opened: TranslatedAnswer, omits_thinking: bool = False
+) -> Message:
     """Read the answer to its end and return it.
 
     Args:
         id_: The message's id.
         opened: The answer.
+        omits_thinking: Whether only the signatures of its reasoning carry its text.
 
     Raises:
         RaystreamError: The answer has failed.
@@ -56,7 +57,7 @@ async def whole_message(id_: str, opened: TranslatedAnswer) -> Message:
     return Message(
         id=id_,
         model=opened.model_id,
-        content=[_answer_block(block) for block in blocks],
+        content=[_answer_block(block, omits_thinking) for block in blocks],
         stop_reason=_stop_reason(finish),
         stop_sequence=_stop_sequence(finish),
         usage=_usage(usage),
@@ -66,13 +67,19 @@ async def whole_message(id_: str, opened: TranslatedAnswer) -> Message:
 class MessageWriter:
     """Frames one answer as Anthropic's events."""
 
-    def __init__(self, id_: str, opened: TranslatedAnswer) -> None:
+    def __init__(
+        self,
+        id_: str,
+        opened: TranslatedAnswer,
+        omits_thinking: bool = False,
+    ) -> None:
         """Start before the answer; see `whole_message`."""
         self._id, self._model = id_, opened.model_id
         self._reader = opened.reader
         self._tally = UsageTally(opened.choices, opened.reasoning)
         self._num_blocks = 0
         self._open: type[Block] | None = None  # the kind of the block that goes on
+        self._omitted: list[str] | None = [] if omits_thinking else None  # of this block
 
     def opening(self) -> bytes:
         """Return the message without its content."""
@@ -112,7 +119,10 @@ class MessageWriter:
             case ReasoningGained(text):
                 if self._open is None:
                     yield from self._start(found, AnswerThinking(thinking="", signature=""))
-                yield self._delta("thinking_delta", thinking=text)
+                if self._omitted is None:
+                    yield self._delta("thinking_delta", thinking=text)
+                else:
+                    self._omitted.append(text)
             case TextGained(text):
                 if self._open is None:
                     yield from self._start(found, AnswerText(text=""))
@@ -135,10 +145,18 @@ class MessageWriter:
 
     def _stop(self) -> Iterator[Fields]:
         if self._open is ReasoningGained:
-            yield self._delta("signature_delta", signature=SIGNATURE)
+            yield self._delta("signature_delta", signature=self._signature())
         yield {"type": "content_block_stop", "index": self._num_blocks}
         self._open = None
         self._num_blocks += 1
+
+    def _signature(self) -> str:
+        """Return the signature of a block of reasoning that ends."""
+        if self._omitted is None:
+            return UNSIGNED
+        text = "".join(self._omitted)
+        self._omitted.clear()
+        return carrying(text)
 
     def _finish(self, finish: Finished) -> Fields:
         why = {"stop_reason": _stop_reason(finish), "stop_sequence": _stop_sequence(finish)}
@@ -146,10 +164,12 @@ class MessageWriter:
         return {"type": "message_delta", "delta": why, "usage": usage}
 
 
-def _answer_block(block: Block) -> AnswerBlock:
+def _answer_block(block: Block, omits_thinking: bool) -> AnswerBlock:
     match block:
+        case ReasoningGained(text) if omits_thinking:
+            return AnswerThinking(thinking="", signature=carrying(text))
         case ReasoningGained(text):
-            return AnswerThinking(thinking=text, signature=SIGNATURE)
+            return AnswerThinking(thinking=text, signature=UNSIGNED)
         case TextGained(text):
             return AnswerText(text=text)
         case CallMade(call):

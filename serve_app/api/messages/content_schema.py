@@ -14,6 +14,7 @@ from serve_app.api.body.cache_control import CacheControl
 from serve_app.api.body.strict_body import StrictBody
 from serve_app.api.body.wrong_type import wrong_type
 from serve_app.api.intake.conversation import Conversation, Turn
+from serve_app.api.messages.signature import carried
 from serve_app.api.openai.prompt_schema import (
     ImagePartBody,
     ImageUrlBody,
@@ -104,11 +105,15 @@ class ThinkingBlock(StrictBody):
 
     type: Literal["thinking"]
     thinking: str = Field(description="The chat template decides what the model sees of it.")
-    signature: str | None = Field(default=None, description="Accepted, but not read.")
+    signature: str | None = Field(
+        default=None,
+        description="Read only where it carries the reasoning of a block without any, which "
+        "thinking.display omitted.",
+    )
 
     def add_to(self, turn: Turn, place: str) -> None:
         """Append the reasoning to a turn."""
-        turn.think(self.thinking)
+        turn.think(self.thinking or carried(self.signature))
 
 
 class ToolUseBlock(StrictBody):

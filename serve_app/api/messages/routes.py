@@ -103,7 +103,7 @@ class MessagesApi:
         found = await open_answer(self._context, body, request_id)
         id_ = f"msg_{request_id}"
         if not body.stream:
-            return await whole_message(id_, found)
-        writer = MessageWriter(id_, found)
+            return await whole_message(id_, found, body.omits_thinking)
+        writer = MessageWriter(id_, found, body.omits_thinking)
         events = written_events(found.choices, writer)
         return EventStreamResponse(events, found.choices, sleep=self._context.clock.sleep)

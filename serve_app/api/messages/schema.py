@@ -149,8 +149,11 @@ class Thinking(StrictBody):
         description="Most tokens of the reasoning; after these, the answer begins. Without effect "
         "if the model does not reason, or its reasoning is not separated from its answers.",
     )
-
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"display": ("summarized",)}
+    display: Literal["summarized", "omitted"] | None = Field(
+        default=None,
+        description="omitted leaves the text of the reasoning out of the answer; the signature "
+        "carries it to the next turn. summarized and null give it as the model wrote it.",
+    )
 
 
 class JsonOutput(StrictBody):
@@ -169,7 +172,8 @@ class OutputConfig(StrictBody):
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = Field(
         default=None,
-        description="Given to the model's chat template. Refused if the template does not read it.",
+        description="Given to the model's chat template. If that has no setting for reasoning, the "
+        "header X-Raystream-Warning says so.",
     )
     format: JsonOutput | None = None
 
@@ -267,11 +271,7 @@ class PromptFields(StrictBody):
         return to_offer(tools, choice, not is_single, limits, model)
 
     def to_template_kwargs(self, model: ModelDescription) -> TemplatePairs:
-        """Return values for the chat template: those of `thinking` and of the effort.
-
-        Raises:
-            InvalidRequestError: The model's template has no use for the effort.
-        """
+        """Return values for the chat template: those of `thinking` and of the effort."""
         config = self.output_config
         effort = None if config is None else config.effort
         given = effort_kwargs(effort, model, "output_config.effort")
@@ -323,6 +323,11 @@ class MessagesRequest(PromptFields):
         """Most tokens of the reasoning, which only `enabled` bounds; None sets no limit."""
         thinking = self.thinking
         return thinking.budget_tokens if thinking and thinking.type == "enabled" else None
+
+    @property
+    def omits_thinking(self) -> bool:
+        """Whether the answer tells its reasoning only in signatures."""
+        return self.thinking is not None and self.thinking.display == "omitted"
 
     def to_fields(self) -> SamplingFields:
         """Return the fields of sampling, in the shape of chat completions."""

@@ -13,6 +13,7 @@ from pydantic_core import PydanticCustomError
 from deployments.contract import ModelDescription, TemplatePairs, TemplateValue
 from deployments.errors import InvalidRequestError
 from serve_app.api.body.wrong_type import wrong_type
+from serve_app.http.access_record import note_warnings
 
 MAX_NUM_KWARGS: Final = 16
 MAX_KWARG_NAME_LENGTH: Final = 64
@@ -111,21 +112,19 @@ def effort_kwargs(
 ) -> dict[str, TemplateValue]:
     """Return the values for the chat template by which a model reasons with this effort.
 
+    If the template has no setting for reasoning, there are none, and the warning header says so.
+    `none` is silent where the model does not reason anyway.
+
     Args:
         effort: The effort; None leaves it to the template.
         model: The model.
         param: The request's field that holds the effort.
-
-    Raises:
-        InvalidRequestError: The model's template has no use for an effort.
     """
     if effort is None:
         return {}
     wanted = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
     known = wanted.keys() & {*model.template_parameters}
-    if not known and effort != "none":
-        raise InvalidRequestError(
-            f"The chat template of {model.id!r} has no setting for reasoning. Leave {param} out.",
-            param,
-        )
+    if not known and (effort != "none" or model.reasoning is not None):
+        warning = f"{param}: the chat template of {model.id!r} has no setting for reasoning"
+        note_warnings((warning,))
     return {name: wanted[name] for name in sorted(known)}

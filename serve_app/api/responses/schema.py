@@ -188,8 +188,8 @@ class ReasoningConfig(StrictBody):
 
     effort: ReasoningEffort | None = Field(
         default=None,
-        description="Given to the model's chat template. Refused, except none, if the template "
-        "does not read it.",
+        description="Given to the model's chat template. If that has no setting for reasoning, the "
+        "header X-Raystream-Warning says so.",
     )
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
@@ -358,11 +358,7 @@ class ResponsesRequest(StrictBody):
                 return ToolChoiceBody(type=mode)
 
     def to_template_kwargs(self, model: ModelDescription) -> TemplatePairs:
-        """Return values for the chat template by which the model makes the effort.
-
-        Raises:
-            InvalidRequestError: The model's template has no use for the effort.
-        """
+        """Return values for the chat template by which the model makes the effort."""
         effort = None if self.reasoning is None else self.reasoning.effort
         return tuple(effort_kwargs(effort, model, "reasoning.effort").items())
 

@@ -215,7 +215,7 @@ MESSAGES_PROMPT: dict[str, Any] = {
     ],
     "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
     "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
-    "thinking": {"type": "enabled", "budget_tokens": 1024},
+    "thinking": {"type": "enabled", "budget_tokens": 1024, "display": "omitted"},
     "cache_control": CACHE,
 }
 RESPONSES_TOOL = {

@@ -16,6 +16,7 @@ from deployments.contract import (
     TokenLogprob,
     TokenLogprobs,
 )
+from serve_app.http.warning_header import WARNING_HEADER
 from tests.offenders import Offenders
 from tests.serve_app.fakes import HELLO, FakeBackend, Step
 from tests.serve_app.sse_decoder import events_of
@@ -287,15 +288,21 @@ async def test_settings_reach_the_model_s_chat_template(
     assert dict(backend.requests[0].template_kwargs) == given
 
 
-async def test_an_effort_that_the_template_can_not_use_is_refused(
-    client: httpx.AsyncClient, backend: FakeBackend
+@pytest.mark.parametrize("reasons", [True, False])
+@pytest.mark.parametrize("effort", ["none", "high"])
+async def test_an_effort_that_the_template_can_not_use_is_named_in_the_warning_header(
+    client: httpx.AsyncClient, backend: FakeBackend, effort: str, reasons: bool
 ) -> None:
-    backend.description = replace(backend.description, template_parameters=())
-    answer = await client.post(CHAT, json={**ASK, "reasoning_effort": "high"})
-    error = answer.json()["error"]
-    assert (answer.status_code, error["param"]) == (400, "reasoning_effort")
-    assert "no setting for reasoning" in error["message"]
-    assert not backend.requests
+    described = replace(backend.description, template_parameters=())
+    backend.description = described if reasons else replace(described, reasoning=None)
+    for stream in (False, True):
+        body = {**ASK, "reasoning_effort": effort, "stream": stream}
+        answer = await client.post(CHAT, json=body)
+        assert answer.status_code == 200
+        told = "reasoning_effort: the chat template of 'm' has no setting for reasoning"
+        is_told = reasons or effort != "none"
+        assert answer.headers.get(WARNING_HEADER) == (told if is_told else None)
+    assert [request.template_kwargs for request in backend.requests] == [(), ()]
 
 
 NOT_PLAIN: list[Any] = [

@@ -24,6 +24,7 @@ from deployments.contract import (
 )
 from deployments.errors import GenerationFailedError, OverloadedError, RaystreamError
 from serve_app.api.messages.schema import MessagesEvent, PromptFields
+from serve_app.http.warning_header import WARNING_HEADER
 from tests.images import data_uri, png
 from tests.offenders import Offenders
 from tests.serve_app.apps import ALICE, client_of, make_app, ring
@@ -377,6 +378,32 @@ async def test_reasoning_is_a_block_before_the_text(
     assert deltas[2]["signature"] == thinking["signature"] != ""
 
 
+async def test_omitted_reasoning_comes_back_in_the_next_turn(
+    client: httpx.AsyncClient, backend: FakeBackend
+) -> None:
+    reasoning = ReasoningDescription("qwen3", ReasoningTokens(8, 9))
+    backend.description = replace(backend.description, reasoning=reasoning)
+    backend.steps = text_of("<think>", "Hm", " é.", "</think>", "Yes", ".")
+    fields = {"thinking": {"type": "adaptive", "display": "omitted"}}
+    whole = (await client.post(MESSAGES, json={**HI, **fields})).json()
+    thinking, text = whole["content"]
+    assert (thinking["type"], thinking["thinking"]) == ("thinking", "")
+    assert text == {"type": "text", "text": "Yes."}
+    events = await streamed(client, **fields)
+    starts = [each["content_block"] for each in events if each["type"] == "content_block_start"]
+    assert starts[0] == {"type": "thinking", "thinking": "", "signature": ""}
+    deltas = [event["delta"] for event in events if event["type"] == "content_block_delta"]
+    assert [delta["type"] for delta in deltas] == ["signature_delta"] + ["text_delta"] * 2
+    assert deltas[0]["signature"] == thinking["signature"]
+    for signature, seen in ((thinking["signature"], "Hm é."), ("omitted:?", ""), ("other", "")):
+        block = {**thinking, "signature": signature}
+        answered = {"role": "assistant", "content": [block, text]}
+        body = {**HI, **fields, "messages": [*USER, answered, *USER]}
+        assert (await client.post(MESSAGES, json=body)).status_code == 200
+        messages: Any = backend.requests[-1].prompt
+        assert (messages[1].reasoning_content or "") == seen
+
+
 @pytest.mark.parametrize(
     ("fields", "kwargs"),
     [
@@ -394,6 +421,17 @@ async def test_thinking_is_switched_where_the_template_can(
     assert dict(backend.requests[0].template_kwargs) == kwargs
     assert (await client.post(COUNT, json={"model": "m", "messages": USER, **fields})).is_success
     assert dict(backend.tokenized[0].template_kwargs) == kwargs
+
+
+async def test_an_effort_is_named_in_the_warning_header_where_the_template_has_no_setting(
+    client: httpx.AsyncClient, backend: FakeBackend
+) -> None:
+    fields = {"output_config": {"effort": "low"}}
+    for path, body in ((MESSAGES, HI), (COUNT, {"model": "m", "messages": USER})):
+        answer = await client.post(path, json={**body, **fields})
+        assert answer.status_code == 200
+        assert answer.headers[WARNING_HEADER].startswith("output_config.effort: the chat template")
+    assert backend.requests[0].template_kwargs == ()
 
 
 @pytest.mark.parametrize("reasons", [True, False])
@@ -532,7 +570,6 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"temperature": 3}, "temperature"),
     ({"seed": 5}, "seed"),
     ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.budget_tokens"),
-    ({"output_config": {"effort": "low"}}, "output_config.effort"),
     (
         {"output_config": {"format": {"type": "json_schema", "schema": {"type": "nothing"}}}},
         "output_config.format",

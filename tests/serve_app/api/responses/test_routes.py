@@ -24,6 +24,7 @@ from deployments.contract import (
 )
 from deployments.errors import GenerationFailedError, OverloadedError
 from serve_app.api.responses.schema import ResponsesEvent
+from serve_app.http.warning_header import WARNING_HEADER
 from tests.images import data_uri
 from tests.offenders import Offenders
 from tests.serve_app.apps import client_of, make_app
@@ -413,7 +414,6 @@ NOT_HONOURED: list[tuple[dict[str, Any], str]] = [
     ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice.name"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tools": [TOOL, TOOL]}, "tools[1].name"),
-    ({"reasoning": {"effort": "low"}}, "reasoning.effort"),
     ({"text": {"format": {"type": "json_schema", "name": "s", "strict": True,
                           "schema": {"type": "nothing"}}}}, "text.format"),
 ]  # fmt: skip
@@ -431,6 +431,16 @@ async def test_what_is_not_honoured_is_refused_by_name(
                 assert error["param"].startswith(param)
                 assert error["param"] in error["message"]
                 assert calling.requests == []
+
+
+async def test_an_effort_is_named_in_the_warning_header_where_the_template_has_no_setting(
+    client: httpx.AsyncClient, backend: FakeBackend
+) -> None:
+    answer = await client.post(RESPONSES, json={**HI, "reasoning": {"effort": "medium"}})
+    assert answer.status_code == 200
+    assert answer.headers[WARNING_HEADER].startswith("reasoning.effort: the chat template of 'm'")
+    assert answer.json()["reasoning"]["effort"] == "medium"
+    assert backend.requests[0].template_kwargs == ()
 
 
 async def test_an_overload_has_openai_s_shape(
