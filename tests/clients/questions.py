@@ -7,6 +7,8 @@ from models.training.corpus import load_corpus
 MODEL = "pydoc-chat"
 DETECTOR = "pydoc-detector"
 SEARCH = "pydoc-search"
+LONG = "long"
+"""A model that takes the long prompts of agents; its answers to them make no sense."""
 NARROW = "narrow"
 """The same model with room for one running request, so that it is easily full."""
 

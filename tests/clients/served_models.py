@@ -1,14 +1,19 @@
 """The models that the clients of this folder are answered by."""
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from serve_app.config import AppConfig
-from tests.clients.questions import MODEL, NARROW
+from tests.clients.questions import LONG, MODEL, NARROW
 from tests.clients.tiny_poolers import entries
 from tests.ray.serve_run import ROOT
+
+NUM_POSITIONS = 65536
+"""Coding agents begin with 10,000 tokens and more of the shipped model."""
 
 
 def shipped_with_narrow() -> dict[str, Any]:
@@ -23,10 +28,20 @@ def shipped_with_narrow() -> dict[str, Any]:
     return document
 
 
+def long_model(folder: Path) -> dict[str, Any]:
+    """Save the shipped model with more positions than it was trained with; return its entry."""
+    folder = shutil.copytree(ROOT / "models" / MODEL, folder / LONG)
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    config["text_config"]["max_position_embeddings"] = NUM_POSITIONS
+    path.write_text(json.dumps(config))
+    return {"id": LONG, "source": str(folder), "num_cpus": 0.2, "max_num_seqs": 2}
+
+
 def in_process(folder: Path) -> AppConfig:
     """Return what the tests' own process serves: tiny random models, too, made in the folder."""
     args = shipped_with_narrow()["applications"][0]["args"]
-    args["models"] += entries(folder)
+    args["models"] += [long_model(folder), *entries(folder)]
     # A second thread would only wait for the first.
     args["models"] = [{**model, "num_threads": 1} for model in args["models"]]
     return AppConfig.model_validate(args)

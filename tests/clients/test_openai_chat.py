@@ -9,7 +9,16 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from models.training.drawings import answer_about, random_drawing
-from tests.clients.questions import ANSWERS, DETECTOR, MODEL, NAME, NARROW, SEARCH, about
+from tests.clients.questions import (
+    ANSWERS,
+    DETECTOR,
+    LONG,
+    MODEL,
+    NAME,
+    NARROW,
+    SEARCH,
+    about,
+)
 from tests.clients.tiny_poolers import EMBEDDER, RERANKER
 from tests.images import data_uri
 
@@ -145,5 +154,13 @@ def test_the_request_id_is_returned_and_accepted(client: openai.OpenAI) -> None:
 
 def test_the_models_are_listed_and_shown(client: openai.OpenAI) -> None:
     listed = client.models.list().data
-    assert [model.id for model in listed] == [MODEL, NARROW, DETECTOR, RERANKER, SEARCH, EMBEDDER]
+    assert [model.id for model in listed] == [
+        MODEL,
+        NARROW,
+        LONG,
+        DETECTOR,
+        RERANKER,
+        SEARCH,
+        EMBEDDER,
+    ]
     assert client.models.retrieve(MODEL) == listed[0]

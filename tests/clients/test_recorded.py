@@ -26,8 +26,10 @@ def is_streamed(request: Recorded) -> bool:
 
 
 def has_ended(path: str, stream: str) -> bool:
-    """Return whether a stream holds its last event: responses have types, and no `[DONE]`."""
+    """Return whether a stream holds its last event: only chats and completions have a `[DONE]`."""
     last = stream.rstrip().rpartition("\n\n")[2]
+    if path.startswith("/v1/messages"):
+        return last.startswith("event: message_stop\n")
     if path == "/v1/responses":
         return last.startswith(("event: response.completed\n", "event: response.incomplete\n"))
     return last == "data: [DONE]"

@@ -5,12 +5,24 @@ Minutes long, since each client gets an environment of its own; see `environment
 
 import pytest
 
+from tests.changing_server import ChangingServer
 from tests.clients.real.environments import CLIENTS
 from tests.clients.real.record import read, run_script
-from tests.clients.real.snippets import run_snippet
+from tests.clients.real.snippets import run_snippet, snippets
+from tests.clients.served.conftest import config
+from tests.clients.served_models import long_model
 from tests.ray.serve_run import Server
 
 pytestmark = pytest.mark.soak
+
+
+@pytest.fixture(scope="module")
+def server(changing_server: ChangingServer, tmp_path_factory: pytest.TempPathFactory) -> Server:
+    """Serve the model for long prompts, too."""
+    document = config()
+    models = document["applications"][0]["args"]["models"]
+    models.append(long_model(tmp_path_factory.mktemp("models")))
+    return changing_server.serve(document)
 
 
 @pytest.mark.parametrize("client", CLIENTS)
@@ -23,7 +35,7 @@ def test_every_step_of_a_client_s_script_succeeds(server: Server, client: str) -
     assert recorded <= sent, "record again: python -m tests.clients.real.record"
 
 
-@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("client", sorted(snippets()))
 def test_a_client_s_snippet_in_the_documentation_runs(server: Server, client: str) -> None:
     done = run_snippet(client, server.url)
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]

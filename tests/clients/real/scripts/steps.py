@@ -16,6 +16,9 @@ from urllib.request import urlopen
 
 BASE_URL = sys.argv[1]
 MODEL = "pydoc-chat"
+LONG = "long"
+"""Takes the long prompts of agents, whose answers need not make sense."""
+
 QUESTION = "What does os.path.join do?"
 ANSWER = "Join two or more pathname components"
 TOO_LONG = f"{QUESTION} " * 400
