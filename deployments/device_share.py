@@ -14,6 +14,7 @@ from deployments.compute.cpu.memory import keep_freed_memory
 from deployments.compute.cpu.processor import has_bfloat16
 from deployments.compute.device_errors import is_out_of_memory
 from deployments.compute.errors import UnsupportedModelError
+from deployments.compute.hub_files import download_files, weights_of
 from deployments.device import cgroup
 from deployments.device.device import (
     LARGE_MODEL_BYTES,
@@ -30,6 +31,7 @@ from deployments.replica_plan import (
     counted_shape,
     plan_replica,
 )
+from deployments.start_progress import StartPhase, StartProgress
 
 logger = logging.getLogger("ray.serve.raystream.replica")
 
@@ -94,6 +96,13 @@ def require_memory(plan: ReplicaPlan) -> Iterator[None]:
             f"{plan.kv.kv_bytes / GIB:.2f} GiB for keys and values; raise num_gpus (or gpu_share), "
             "or lower max_batched_tokens or max_model_len"
         ) from error
+
+
+def begin_loading(spec: ModelSpec, progress: StartProgress) -> None:
+    """Download what is missing of a model, and begin to count the weights that are loaded."""
+    download_files(spec.source, spec.revision, progress)
+    num_files, num_bytes = weights_of(spec.source, spec.revision)
+    progress.begin(StartPhase.LOADING, total_bytes=num_bytes, total_files=num_files)
 
 
 def claim_share(spec: ModelSpec, device: MemoryDevice) -> None:

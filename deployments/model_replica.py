@@ -8,11 +8,11 @@ until the replica ends.
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import inf
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 from uuid import uuid4
 
 import ray
@@ -41,9 +41,13 @@ from deployments.own_actor import end_own_actor
 from deployments.ray_metrics import RayMetrics, own_deployment
 from deployments.replica_plan import ReplicaPlan
 from deployments.replica_report import MemoryPlan, ReplicaReport, ReplicaState, WorkCounts
+from deployments.start_board import StartBoard
 from deployments.start_phases import StartPhases
+from deployments.start_progress import StartProgress
 from deployments.tracing import SpanKind, open_tracer
 from deployments.user_config import given_settings
+
+T = TypeVar("T")
 
 logger = logging.getLogger("ray.serve.raystream.replica")
 """Below Serve's logger, whose own INFO lines do not reach the terminal of `make serve`."""
@@ -114,10 +118,12 @@ class ModelReplica:
                 and the replica's log file has the rest.
         """
         self._phases = StartPhases.of_process()
-        _hide_bars_of_weights()
         self._spec = spec
         self._end_process = end_process
         self._replica_id = _own_id()
+        self._progress = StartProgress(self._replica_id)
+        _count_weights(self._progress)
+        board = StartBoard(self._progress)
         self._used_s = -inf
         self._tracer = open_tracer(spec.tracing, "raystream-replica", self._replica_id)
         self._spans = (
@@ -135,6 +141,8 @@ class ModelReplica:
         except Exception as error:  # noqa: BLE001 - raised again
             self._log("can't start", error)
             raise _to_raise(error).with_traceback(None) from None
+        finally:
+            board.close()
         self._phases.end("rest")
         logger.info(
             "%s is ready after %.1f s (%s) on %s: share %g of the device, %d compute thread(s), %s",
@@ -373,14 +381,20 @@ def _in_one_line(error: BaseException) -> str:
     return f"{line} ({type(error.__cause__).__name__}: {_in_one_line(error.__cause__)})"
 
 
-def _hide_bars_of_weights() -> None:
-    """Hide the bars that transformers draws while it loads weights: a log holds tatters of them.
-
-    Bars of downloads stay: nothing else tells how far those are.
-    """
+def _count_weights(progress: StartProgress) -> None:
+    """Count the tensors that transformers loads, and hide its bar: a log holds tatters of it."""
 
     def bar(make: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        hidden = {"disable": True} if kwargs.get("desc") == "Loading weights" else {}
-        return make(*args, **(kwargs | hidden))
+        if kwargs.get("desc") == "Loading weights" and args:
+            tensors, *others = args
+            progress.expect_tensors(len(tensors))
+            args, kwargs = (_counted(tensors, progress), *others), kwargs | {"disable": True}
+        return make(*args, **kwargs)
 
     transformers_logging.set_tqdm_hook(bar)
+
+
+def _counted(tensors: Iterable[T], progress: StartProgress) -> Iterator[T]:
+    for each in tensors:
+        yield each
+        progress.add(num_tensors=1)

@@ -119,7 +119,7 @@ class TextGenerator(ModelReplica):
 
     def _place(self) -> Engine:
         """Make the engine; runs on the engine's thread."""
-        self._placed = place_engine(self._spec, self._device, self._phases.end)
+        self._placed = place_engine(self._spec, self._device, self._phases.end, self._progress)
         return self._placed.engine
 
     def _observe(self, stats: EngineStats) -> None:

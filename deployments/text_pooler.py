@@ -75,7 +75,7 @@ class TextPooler(ModelReplica):
 
     def _place(self) -> PoolingModel:
         """Make the model; runs on the worker's thread."""
-        self._placed = place_pooler(self._plan, self._device, self._phases.end)
+        self._placed = place_pooler(self._plan, self._device, self._phases.end, self._progress)
         return self._placed.pooler
 
     async def describe(self) -> PoolerDescription:

@@ -10,7 +10,12 @@ import deployments
 
 _OWN = Path(__file__).parents[1] / "deployments" / "__init__.py"
 if deployments.__file__ != str(_OWN):
-    raise ImportError(
+    from ray.serve.exceptions import RayServeException  # too much to import where all is well
+
+    class HiddenPackageError(ImportError, RayServeException):
+        """Serve shows the text of its own errors without a traceback."""
+
+    raise HiddenPackageError(
         f"{deployments.__file__} hides raystream's own package 'deployments': rename it, or start "
         "Ray from another folder"
     )

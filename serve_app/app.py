@@ -3,6 +3,7 @@
 Each model gets a deployment named after it; one ingress takes the requests for all of them.
 """
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,9 @@ from deployments.user_config import given_settings
 from serve_app.backends.cluster_state import deployed_files
 from serve_app.backends.model_files import Nodes, unreadable
 from serve_app.backends.model_router import PATH as MODEL_ROUTER
+from serve_app.commands import worker_logs
+from serve_app.commands.announcement import Announcement, local_url
+from serve_app.commands.server_environment import HAPROXY
 from serve_app.config import (
     INGRESS_NAME,
     LEDGER_NAME,
@@ -35,7 +39,7 @@ from serve_app.config import (
     AuthConfig,
     ModelConfig,
 )
-from serve_app.ingress import Ingress, listening_host
+from serve_app.ingress import Ingress, listening_host, listening_options
 from serve_app.keys.api_keys import KeyRing, load_api_keys
 from serve_app.keys.ledger import KeyLedger
 from serve_app.middleware.auth import require_protection
@@ -45,6 +49,8 @@ from serve_app.shipped_files import SHIPPED
 
 MIN_ONGOING_REQUESTS = 512
 """Ray's routers must not hold a burst back: the model's replica queues and refuses requests."""
+
+LOOPBACK = "127.0.0.1"
 
 INGRESS_NUM_CPUS = 0.2
 """What Ray reserves for the ingress if the file says nothing; Ray's own default is a whole core."""
@@ -94,7 +100,8 @@ def build(args: AppConfig) -> Application:
         max_ongoing_requests=num_ongoing,
         ray_actor_options={"num_cpus": INGRESS_NUM_CPUS},
     )(Ingress)
-    return ingress.bind(args, handles, keys, ledger, specs)
+    announcement = _announcement(args, has_keys=keys is not None)
+    return ingress.bind(args, handles, keys, ledger, specs, announcement)
 
 
 def build_app(
@@ -144,6 +151,30 @@ def _bind_models(args: AppConfig) -> tuple[dict[str, Application], list[ModelSpe
     require_startable(args, specs.values(), deployed_files())
     handles = {model.id: _bind(model, specs[model.id]) for model in args.models}
     return handles, list(specs.values())
+
+
+def _announcement(args: AppConfig, *, has_keys: bool) -> Announcement | None:
+    """Return what the ingress logs when the server is ready; None if `raystream serve` shows it.
+
+    With several nodes the ingress may not reach the port of the head, and users ask a balancer.
+    """
+    http = listening_options()
+    if http is None or worker_logs.is_set_up() or len(ray.nodes()) > 1:  # type: ignore[no-untyped-call] # Ray leaves it untyped
+        return None
+    context = ray.get_runtime_context()
+    files = (each for each in deployed_files() if _has_args(each, args))
+    prefix = next((each.route_prefix for each in files), None) or "/"
+    return Announcement(
+        url=local_url(
+            http.host or LOOPBACK, http.port, prefix, has_tls=http.ssl_certfile is not None
+        ),
+        models=args.models,
+        needs_key=has_keys,
+        dashboard_url=None,  # Ray shows it itself
+        logs=str(Path(context.get_temp_dir(), context.get_session_name(), "logs", "serve")),
+        has_haproxy=os.environ.get(HAPROXY) == "1",
+        is_driven=False,
+    )
 
 
 def require_startable(

@@ -6,6 +6,7 @@ the class that Ray Serve runs.
 
 import asyncio
 import logging
+import time
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -19,10 +20,11 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from fastapi import FastAPI
 from ray import serve
+from ray.serve.config import HTTPOptions
 from ray.serve.context import _get_global_client
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -31,6 +33,7 @@ from deployments.errors import ReplicaUnavailableError
 from deployments.gen_ai_spans import ModelSpans
 from deployments.model_spec import ModelSpec
 from deployments.ray_metrics import RayMetrics
+from deployments.start_board import read_starts
 from deployments.tracing import SpanKind, Tracer, open_tracer
 from serve_app.api.chat.routes import ChatApi
 from serve_app.api.classify.routes import ClassifyApi
@@ -84,6 +87,7 @@ from serve_app.playground.page import install_page
 from serve_app.served_models import ApplicationDescription, HandleModels, catalog_of
 
 logger = logging.getLogger("ray.serve")
+own_logger = logging.getLogger("ray.serve.raystream.ingress")
 
 SURFACES: Final = (
     ChatApi,
@@ -255,6 +259,33 @@ def _middleware(parts: AppParts) -> Iterator[Middleware]:
     yield Middleware(HeadMiddleware)
 
 
+class Announcement(Protocol):
+    """What tells users that the server is ready."""
+
+    def is_ready(self) -> bool:
+        """Ask the server whether it is; this may take seconds."""
+        ...
+
+    def text(self, after_s: float) -> str:
+        """Return the lines; `after_s` is how long the start took, in seconds."""
+        ...
+
+
+async def announce(announcement: Announcement, poll_s: float = 1.0) -> None:
+    """Log an announcement once the server is ready.
+
+    If it is at once, another ingress serves already, and has told so.
+    """
+    began_s = time.monotonic()
+    is_ready = await asyncio.to_thread(announcement.is_ready)
+    if is_ready:
+        return
+    while not is_ready:
+        await asyncio.sleep(poll_s)
+        is_ready = await asyncio.to_thread(announcement.is_ready)
+    own_logger.info(announcement.text(time.monotonic() - began_s))
+
+
 @serve.ingress()
 class Ingress:
     """Runs the application inside a Serve replica.
@@ -270,6 +301,7 @@ class Ingress:
         keys: KeyRing | None = None,
         ledger: Handle | None = None,
         specs: Sequence[ModelSpec] = (),
+        announcement: Announcement | None = None,
     ) -> None:
         """Wrap the handles that the composition root has bound.
 
@@ -280,6 +312,7 @@ class Ingress:
             ledger: Bound if keys have limits.
             specs: What the replicas know of models that may sleep. Their deployments have our
                 router, which tells whether a replica runs.
+            announcement: What to log once the server is ready; None if another says so.
 
         Raises:
             UnprotectedServerError: Others can reach the server, and it has no keys.
@@ -329,12 +362,16 @@ class Ingress:
                 {
                     id_: HandleReports(handle, models.running[id_]).ask
                     for id_, handle in handles.items()
-                }
+                },
+                read_starts=partial(asyncio.to_thread, read_starts, context.app_name),
             ),
             serve_echoes_id=True,
             tracer=tracer,
             on_shutdown=[models.aclose, partial(asyncio.to_thread, self._ray_metrics.close)],
-            watches=models.watches,
+            watches=[
+                *models.watches,
+                *([] if announcement is None else [partial(announce, announcement)]),
+            ],
         )
 
     async def describe_application(self) -> ApplicationDescription:
@@ -361,8 +398,14 @@ def listening_host() -> str | None:
     An application can't see the `http_options` of its own configuration file. Only a private
     function of Ray returns them; a Ray version without it fails at import, so we would notice.
     """
+    options = listening_options()
+    return None if options is None else str(options.host)
+
+
+def listening_options() -> HTTPOptions | None:
+    """Return Serve's options for HTTP; None while Serve does not run. See `listening_host`."""
     client = _get_global_client(raise_if_no_controller_running=False)
-    return None if client is None else str(client.http_config.host)
+    return None if client is None else client.http_config
 
 
 def _version() -> str:

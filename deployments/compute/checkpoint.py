@@ -32,6 +32,11 @@ QUANTIZED_FILES: Final[Mapping[str, str]] = {
 """Files beside weights that mark the same, with the method: AutoGPTQ, AutoAWQ, NVIDIA ModelOpt."""
 
 
+TEMPLATE_FILES: Final = ("chat_template.jinja", "chat_template.json")
+TEMPLATE_FOLDER: Final = "additional_chat_templates"
+"""Where transformers keeps chat templates, besides tokenizer_config.json."""
+
+
 def check_checkpoint(source: str, revision: str | None, *, local_only: bool = False) -> None:
     """Refuse a checkpoint with an adapter or with quantized weights.
 
@@ -106,6 +111,29 @@ def find_file(
     except (OSError, ValueError, HfHubHTTPError):  # no such file or repository, or no network
         return None
     return Path(known) if isinstance(known, str) else None
+
+
+def lacks_chat_template(source: str, revision: str | None) -> bool:
+    """Return whether a checkpoint has no chat template; False if its tokenizer is not here.
+
+    Args:
+        source: See `check_checkpoint`.
+        revision: See `check_checkpoint`.
+    """
+    settings = read_json(source, revision, "tokenizer_config.json")
+    if not settings or settings.get("chat_template"):
+        return False
+    if any(find_file(source, revision, name, local_only=True) for name in TEMPLATE_FILES):
+        return False
+    folder = Path(source, TEMPLATE_FOLDER)  # several, of which one is the default
+    return not (folder.is_dir() and any(folder.glob("*.jinja")))
+
+
+def read_json(source: str, revision: str | None, name: str) -> Mapping[str, Any]:
+    """Return what a checkpoint's file on this machine holds; empty if it is no JSON object."""
+    file = find_file(source, revision, name, local_only=True)
+    found = None if file is None else _read(file)
+    return found if isinstance(found, Mapping) else {}
 
 
 def _read(file: Path) -> Any:

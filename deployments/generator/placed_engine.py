@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from deployments.device.device import MemoryDevice
 from deployments.device.memory_budget import GIB
 from deployments.device_share import (
+    begin_loading,
     claim_share,
     log_sizes,
     plan_share,
@@ -21,6 +22,7 @@ from deployments.engine.model.loader import LoadedModel, load_config, load_model
 from deployments.model_spec import ModelSpec
 from deployments.replica_plan import ReplicaPlan
 from deployments.start_phases import EndPhase
+from deployments.start_progress import StartPhase, StartProgress
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +55,18 @@ class PlacedEngine:
 
 
 def place_engine(
-    spec: ModelSpec, device: MemoryDevice, end_phase: EndPhase = lambda name: None
+    spec: ModelSpec,
+    device: MemoryDevice,
+    end_phase: EndPhase = lambda name: None,
+    progress: StartProgress | None = None,
 ) -> PlacedEngine:
     """Load a model onto a device, plan its memory and warm it up.
+
+    Args:
+        spec: The model.
+        device: The device.
+        end_phase: Notes that a phase has ended.
+        progress: Counts what is downloaded and loaded.
 
     Raises:
         UnsupportedModelError: The model can't be served; one line says why.
@@ -63,6 +74,7 @@ def place_engine(
     """
     claim_share(spec, device)
     plan = plan_share(spec, load_config(spec.source, revision=spec.revision), device)
+    begin_loading(spec, progress := progress or StartProgress())
     with require_memory(plan):
         loaded = load_model(
             spec.source,
@@ -72,6 +84,7 @@ def place_engine(
             quantization=spec.quantization,
         )
     end_phase("weights")
+    progress.begin(StartPhase.WARMING_UP)
     num_threads = set_compute_threads(spec, loaded.num_weight_bytes)
     plan = plan.with_weights(loaded.num_weight_bytes, device.foreign_bytes)
     log_sizes(plan)

@@ -13,7 +13,7 @@ from deployments.compute.work_watch import max_work_s
 from deployments.contract import PoolingRequest, TextPair
 from deployments.device.device import MemoryDevice
 from deployments.device.memory_budget import GIB
-from deployments.device_share import claim_share, require_memory, set_compute_threads
+from deployments.device_share import begin_loading, claim_share, require_memory, set_compute_threads
 from deployments.pooling.embedder import Embedder
 from deployments.pooling.lanes import choose_num_lanes
 from deployments.pooling.model_loader import LoadedPooler, load_pooler
@@ -22,6 +22,7 @@ from deployments.pooling.request_queue import TokenIds
 from deployments.pooling.text_encoder import EncodedTexts, TextEncoder
 from deployments.replica_plan import ReplicaPlan
 from deployments.start_phases import EndPhase
+from deployments.start_progress import StartPhase, StartProgress
 
 LARGE_MODEL_BYTES = 32 * 2**20
 """From this size on, computing a text of a hundred tokens takes longer than its way over HTTP."""
@@ -63,9 +64,18 @@ class PlacedPooler:
 
 
 def place_pooler(
-    plan: ReplicaPlan, device: MemoryDevice, end_phase: EndPhase = lambda name: None
+    plan: ReplicaPlan,
+    device: MemoryDevice,
+    end_phase: EndPhase = lambda name: None,
+    progress: StartProgress | None = None,
 ) -> PlacedPooler:
     """Load a model onto a device and warm it up.
+
+    Args:
+        plan: The sizes of the replica.
+        device: The device.
+        end_phase: Notes that a phase has ended.
+        progress: Counts what is downloaded and loaded.
 
     Raises:
         UnsupportedModelError: The model can't be served; one line says why.
@@ -73,6 +83,7 @@ def place_pooler(
     """
     spec, sizes = plan.spec, plan.sizes
     claim_share(spec, device)
+    begin_loading(spec, progress := progress or StartProgress())
     with require_memory(plan):
         loaded = load_pooler(
             spec.source,
@@ -83,6 +94,7 @@ def place_pooler(
             max_model_len=sizes.max_model_len,
         )
     end_phase("weights")
+    progress.begin(StartPhase.WARMING_UP)
     num_threads = set_compute_threads(spec, loaded.num_weight_bytes, LARGE_MODEL_BYTES)
     probes = loaded.probes
     num_lanes = choose_num_lanes(loaded.model, device.torch_device, num_threads)

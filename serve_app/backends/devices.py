@@ -6,11 +6,12 @@ model without a replica is not asked, so it sleeps on.
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from deployments.model_spec import Task
+from deployments.start_progress import StartReport
 from serve_app.backends.replica_reports import AskReplicas, Reports
 from serve_app.backends.serving_states import (
     NOT_READY,
@@ -20,6 +21,14 @@ from serve_app.backends.serving_states import (
 )
 from serve_app.backends.single_flight import Remembered
 from serve_app.config import ModelConfig
+
+STARTING: Final = "STARTING"
+"""Serve's word for replicas that have not started yet."""
+
+START_TIMEOUT_S: Final = 1.0
+"""How long Ray's control service has to tell how far replicas are."""
+
+ReadStarts = Callable[[], Awaitable[Mapping[str, tuple[StartReport, ...]]]]
 
 MEMORY_S: Final = 1.0
 """How long reports are passed on: replicas take a sample once a second."""
@@ -32,10 +41,12 @@ class DeviceSources:
     Attributes:
         ask_replicas: By model id, a function that asks the model's replicas.
         now_s: Returns the time of a monotonic clock, in seconds.
+        read_starts: Returns how far starting replicas are, by deployment; it may take long.
     """
 
     ask_replicas: Mapping[str, AskReplicas] = field(default_factory=dict)
     now_s: Callable[[], float] = time.monotonic
+    read_starts: ReadStarts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +59,7 @@ class ModelDevices:
         state: What Serve's controller tells of its deployment.
         replicas: What its replicas report.
         is_asked: Whether there is a way to ask them.
+        starting: How far those are that have not started yet.
     """
 
     id: str
@@ -55,6 +67,7 @@ class ModelDevices:
     state: DeploymentState
     replicas: Reports
     is_asked: bool = True
+    starting: tuple[StartReport, ...] = ()
 
     @property
     def failure(self) -> str | None:
@@ -104,7 +117,24 @@ class Devices:
         return "; ".join(told) or None
 
     async def _collect(self) -> tuple[ModelDevices, ...]:
-        return tuple(await asyncio.gather(*map(self._ask, self._models)))
+        found = await asyncio.gather(*map(self._ask, self._models))
+        if not any(each.state.num_replicas.get(STARTING) for each in found):
+            return tuple(found)
+        starts = await self._starts()
+        names = [model.deployment_name for model in self._models]
+        return tuple(
+            replace(each, starting=starts.get(name, ()))
+            for each, name in zip(found, names, strict=True)
+        )
+
+    async def _starts(self) -> Mapping[str, tuple[StartReport, ...]]:
+        """Return how far starting replicas are; nothing if that can't be read in time."""
+        if self._sources.read_starts is None:
+            return {}
+        try:
+            return await asyncio.wait_for(self._sources.read_starts(), START_TIMEOUT_S)
+        except TimeoutError:
+            return {}
 
     async def _ask(self, model: ModelConfig) -> ModelDevices:
         state = await self._states.of(model.deployment_name)

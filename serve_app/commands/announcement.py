@@ -1,4 +1,8 @@
-"""The last lines on the screen of `make serve`: where the server is, and a request to try."""
+"""The lines that say that a server is ready: where it is, and a request to try.
+
+`raystream serve` shows them itself; under `serve run` the ingress does, which `serve_app.app` gives
+the announcement.
+"""
 
 import http.client
 import json
@@ -15,12 +19,22 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
+from deployments.compute.checkpoint import CONFIG_FILE, lacks_chat_template, read_json
 from serve_app.commands.server_environment import TOKEN_FILE
+from serve_app.commands.start_screen import StartScreen
 from serve_app.config import ModelConfig
+from serve_app.sharing import to_spec
 
 QUESTION: Final = "What does os.path.join do?"
+BEGINNING: Final = "The capital of France is"
+"""What a model without a chat template goes on with."""
+TEXTS: Final = ("os.path.join joins parts of a path.", "json.dumps writes JSON.")
+NO_HAPROXY: Final = (
+    "Warning: HAProxy does not stand in front, which costs tokens per second, and some lost "
+    "connections go unnoticed. `raystream serve FILE` starts it; before `serve run`: "
+    "set -a; . ./serve.env; export RAY_SERVE_HAPROXY_BINARY_PATH=$(command -v raystream-haproxy)"
+)
 POLL_S: Final = 0.5
-HEARTBEAT_S: Final = 30
 ANSWER_TIMEOUT_S: Final = 30
 
 
@@ -39,6 +53,8 @@ class Announcement:
         dashboard_url: Ray's dashboard; None if it does not run.
         logs: The folder of Serve's log files.
         has_proxy: Whether programs such as curl would ask a proxy for the server.
+        has_haproxy: Whether HAProxy stands in front.
+        is_driven: Whether Ctrl-C where this is shown stops the server.
     """
 
     url: str
@@ -47,6 +63,12 @@ class Announcement:
     dashboard_url: str | None
     logs: str
     has_proxy: bool = False
+    has_haproxy: bool = True
+    is_driven: bool = True
+
+    def is_ready(self) -> bool:
+        """Return whether the server answers, with every model loaded."""
+        return is_ready(self.url)
 
     def text(self, after_s: float) -> str:
         """Return the lines; `after_s` is how long the start took, in seconds."""
@@ -59,18 +81,26 @@ class Announcement:
                 self.request(),
                 *self._pages(),
                 f"Logs, with a line of JSON for each request: {self.logs}",
-                "Ctrl-C stops the server.",
+                *([] if self.has_haproxy else [NO_HAPROXY]),
+                *(["Ctrl-C stops the server."] if self.is_driven else []),
                 "",
             ]
         )
 
     def request(self) -> str:
         """Return a curl command that asks the first model, or the first that generates."""
+        body: dict[str, object]
         generator = next((model for model in self.models if model.task == "generate"), None)
         if generator is None:
             first = self.models[0]
+            if _ranks(first):
+                body = {"model": first.id, "query": QUESTION, "documents": list(TEXTS)}
+                return self._curl("", "/v1/rerank", body)
             path = "/v1/classify" if first.task == "classify" else "/v1/embeddings"
             return self._curl("", path, {"model": first.id, "input": QUESTION})
+        if _is_base(generator):
+            body = {"model": generator.id, "stream": True, "prompt": BEGINNING, "max_tokens": 32}
+            return self._curl("-N ", "/v1/completions", body)
         messages = [{"role": "user", "content": QUESTION}]
         body = {"model": generator.id, "stream": True, "messages": messages}
         return self._curl("-N ", "/v1/chat/completions", body)
@@ -102,6 +132,17 @@ def _print_token() -> str:
     program = Path(sys.executable).with_name("ray")
     file = os.environ.get(TOKEN_FILE)
     return f"{f'{TOKEN_FILE}={file} ' if file else ''}{program} get-auth-token"
+
+
+def _is_base(model: ModelConfig) -> bool:
+    """Return whether a model generates and its files, which are loaded now, have no template."""
+    return lacks_chat_template(to_spec(model, 0).source, model.revision)
+
+
+def _ranks(model: ModelConfig) -> bool:
+    """Return whether a classifier has one label: it says how well two texts fit."""
+    config = read_json(to_spec(model, 0).source, model.revision, CONFIG_FILE)
+    return model.task == "classify" and len(config.get("id2label") or (None, None)) == 1
 
 
 def local_url(host: str, port: int, route_prefix: str, *, has_tls: bool = False) -> str:
@@ -140,36 +181,27 @@ def _connection(scheme: str, host: str, port: int | None) -> http.client.HTTPCon
     return http.client.HTTPSConnection(host, port, timeout=ANSWER_TIMEOUT_S, context=context)
 
 
-def announce_when_ready(
+def wait_until_ready(
     announcement: Announcement,
     pending: Callable[[], Sequence[str]],
-    tell: Callable[[str], None],
+    screen: StartScreen,
     *,
-    started_s: float,
     poll_s: float = POLL_S,
-    heartbeat_s: float = HEARTBEAT_S,
 ) -> None:
-    """Wait until a server is ready, then tell its announcement.
+    """Wait until a server is ready; the screen shows what is awaited.
 
     There is no deadline: a model may have to be downloaded first.
 
     Args:
-        announcement: What to tell.
+        announcement: Names the server.
         pending: Returns what has not started yet, and raises StartFailedError if it never will.
             While it returns something, the server is not asked.
-        tell: Shows a text to the user.
-        started_s: When the start began (`time.monotonic`).
+        screen: Shows what is awaited.
         poll_s: Seconds between two questions.
-        heartbeat_s: Seconds after which the user is told what is still awaited.
 
     Raises:
-        StartFailedError: The server will not get ready; nothing has been announced.
+        StartFailedError: The server will not get ready.
     """
-    told_s = time.monotonic()
-    while (awaited := pending()) or not is_ready(announcement.url):
-        if time.monotonic() - told_s >= heartbeat_s:
-            told_s = time.monotonic()
-            names = ", ".join(awaited) or "GET /ready"
-            tell(f"Still waiting after {told_s - started_s:.0f} s for {names}\n")
+    while (awaited := pending()) or not announcement.is_ready():
+        screen.awaited = awaited or ("GET /ready",)
         time.sleep(poll_s)
-    tell(announcement.text(time.monotonic() - started_s))

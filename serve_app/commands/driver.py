@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import redirect_stdout
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -33,19 +34,23 @@ from ray.serve.schema import (
     ServeStatus,
 )
 from ray.serve.scripts import run
+from rich.console import Console
 
 from deployments.compute.errors import UnsupportedModelError
 from deployments.device.memory_budget import ModelTooLargeError
+from deployments.start_board import read_starts
 from serve_app.backends.serving_states import reason_in
 from serve_app.commands import preflight, worker_logs
 from serve_app.commands.announcement import (
     Announcement,
     StartFailedError,
-    announce_when_ready,
     local_url,
+    wait_until_ready,
 )
 from serve_app.commands.check import BUILDER
+from serve_app.commands.server_environment import HAPROXY
 from serve_app.commands.server_record import complete_record
+from serve_app.commands.start_screen import StartScreen
 from serve_app.config import AppConfig
 from serve_app.keys.api_keys import load_api_keys
 from serve_app.shipped_files import SHIPPED
@@ -84,6 +89,29 @@ def _serve(name: str) -> int:
     # workers that Ray starts in advance don't fit, and stay idle.
     os.environ[WORKER_PROCESS_SETUP_HOOK_ENV_VAR] = WORKER_HOOK
     try:
+        announcement = _start(name, started_s)
+        _tell(announcement.text(time.monotonic() - started_s))
+        Event().wait()
+    except StartFailedError as error:
+        sys.stderr.write(f"The application did not start: {error}\n")
+        return 1
+    except KeyboardInterrupt:
+        _tell("\nStopping.\n")
+    finally:
+        _stop()
+    _tell("Stopped.\n")
+    return 0
+
+
+def _start(name: str, started_s: float) -> Announcement:
+    """Start Ray and the application, and wait until it is ready.
+
+    Raises:
+        StartFailedError: It will not get ready.
+    """
+    # `deploy` takes standard output away for a while.
+    console = Console(file=sys.stdout)
+    with StartScreen(console, started_s=started_s) as screen:
         context: Any = ray.init(
             address="local",
             namespace="serve",  # that of `serve run`
@@ -102,23 +130,11 @@ def _serve(name: str) -> int:
             address,
         )
         require_gpus(name, ray.cluster_resources().get("GPU", 0.0))  # type: ignore[no-untyped-call] # Ray leaves it untyped
+        screen.awaited = (app,)
         deploy(name, address)
-        announce_when_ready(
-            announcement,
-            lambda: pending_deployments(serve.status(), app),
-            _tell,
-            started_s=started_s,
-        )
-        Event().wait()
-    except StartFailedError as error:
-        sys.stderr.write(f"The application did not start: {error}\n")
-        return 1
-    except KeyboardInterrupt:
-        _tell("\nStopping.\n")
-    finally:
-        _stop()
-    _tell("Stopped.\n")
-    return 0
+        screen.read_starts = partial(read_starts, app)
+        wait_until_ready(announcement, lambda: pending_deployments(serve.status(), app), screen)
+    return announcement
 
 
 def _tell(text: str) -> None:
@@ -187,6 +203,7 @@ def describe(name: str, dashboard_url: str | None, session: Path) -> tuple[str, 
         dashboard_url=f"http://{dashboard_url}" if dashboard_url else None,
         logs=str(session / "logs" / "serve"),
         has_proxy=not PROXIED.isdisjoint(getproxies()),
+        has_haproxy=os.environ.get(HAPROXY) == "1",
     )
 
 

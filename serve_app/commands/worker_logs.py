@@ -45,6 +45,11 @@ def set_up_worker() -> None:
     sys.path.append(os.getcwd())
 
 
+def is_set_up() -> bool:
+    """Return whether this process belongs to `raystream serve`, which shows what users see."""
+    return _mark in logging.getLogger("ray.serve").filters
+
+
 def keep_info_in_files() -> None:
     """Keep the INFO lines of Serve's own logger in its files, and off the terminal.
 

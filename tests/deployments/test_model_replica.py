@@ -132,12 +132,14 @@ def test_a_replica_that_can_t_start_logs_one_line_and_raises_no_other_errors(
     assert "No space left on device" in caplog.text  # the traceback, in the file
 
 
-def test_a_replica_draws_bars_of_downloads_but_not_of_weights(
+def test_a_replica_counts_weights_instead_of_drawing_their_bar(
     capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
 ) -> None:
     request.addfinalizer(lambda: transformers_logging.set_tqdm_hook(None))
-    Replica(spec("m"), open_cpu)
+    replica = Replica(spec("m"), open_cpu)
     assert list(transformers_logging.tqdm([1, 2], desc="Loading weights")) == [1, 2]
+    report = replica._progress.report()
+    assert (report.num_tensors, report.total_tensors) == (2, 2)
     assert capsys.readouterr().err == ""
     assert list(transformers_logging.tqdm([1, 2], desc="Fetching files")) == [1, 2]
     assert "Fetching files" in capsys.readouterr().err

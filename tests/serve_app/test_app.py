@@ -1,17 +1,23 @@
 from importlib import reload
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 from fastapi import FastAPI
 from pydantic import ValidationError
 from ray import serve
 from ray.serve import Application
 from ray.serve._private.build_app import build_app as build_of_serve
+from ray.serve.config import HTTPOptions
 from ray.serve.schema import ServeApplicationSchema
 
 import deployments
 import serve_app
 from serve_app import app
+from serve_app.commands import worker_logs
+from serve_app.commands.announcement import Announcement
+from serve_app.commands.server_environment import HAPROXY
 from serve_app.config import AppConfig, AuthConfig, ModelConfig
 from serve_app.sharing import to_spec
 from tests.serve_app.fake_nodes import Cluster
@@ -81,6 +87,7 @@ def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "is_token_auth_enabled", lambda: True)
     monkeypatch.setattr(app, "_num_cluster_gpus", lambda: 0.0)
     monkeypatch.setattr(app, "listening_host", lambda: "127.0.0.1")
+    monkeypatch.setattr(app, "listening_options", lambda: None)
     monkeypatch.setattr(app, "require_startable", lambda *_: None)
     monkeypatch.setattr(app, "deployed_files", lambda: ())
 
@@ -112,6 +119,55 @@ def test_models_without_http_are_bound_in_a_graph_with_an_ingress_of_its_own() -
 def test_a_wrong_argument_is_refused_as_in_the_file() -> None:
     with pytest.raises(ValidationError, match="did you mean 'limits'"):
         app.build_app(["models/pydoc-chat"], limit={})
+
+
+@pytest.fixture
+def serve_on_one_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let Serve run, as `serve run` starts it."""
+    options = HTTPOptions(host="0.0.0.0", port=8123)
+    context = SimpleNamespace(get_temp_dir=lambda: "/tmp/ray", get_session_name=lambda: "session_1")
+    files = [deployed(None, route_prefix="/llm")]
+    monkeypatch.setattr(app, "listening_options", lambda: options)
+    monkeypatch.setattr(app, "deployed_files", lambda: files)
+    monkeypatch.setattr(ray, "nodes", lambda: [{}])
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
+    monkeypatch.delenv(HAPROXY, raising=False)
+
+
+def announced() -> Announcement | None:
+    return app._announcement(AppConfig.model_validate(ARGS), has_keys=False)
+
+
+@pytest.mark.usefixtures("serve_on_one_node")
+def test_under_serve_run_the_ingress_says_where_the_server_is_and_that_haproxy_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = announced()
+    assert found is not None
+    text = found.text(3.0)
+    assert "raystream is ready after 3 s: http://127.0.0.1:8123/llm\n" in text
+    assert "Warning: HAProxy does not stand in front" in text
+    assert "/tmp/ray/session_1/logs/serve" in text
+    monkeypatch.setenv(HAPROXY, "1")
+    found = announced()
+    assert found is not None
+    assert "Warning" not in found.text(3.0)
+
+
+@pytest.mark.usefixtures("serve_on_one_node")
+@pytest.mark.parametrize(
+    ("module", "name", "value"),
+    [
+        (worker_logs, "is_set_up", True),  # `raystream serve` shows it itself
+        (ray, "nodes", [{}, {}]),
+        (app, "listening_options", None),
+    ],
+)
+def test_elsewhere_the_ingress_announces_nothing(
+    module: Any, name: str, value: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, name, lambda: value)
+    assert announced() is None
 
 
 def test_a_package_that_hides_ours_in_a_process_of_ray_s_is_named(

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from deployments.device.monitor import Watched
 from deployments.model_spec import Task
 from deployments.replica_report import ReplicaState
+from deployments.start_progress import StartPhase
 from serve_app.api.intake.context import ApiContext
 from serve_app.backends.devices import ModelDevices
 from serve_app.backends.serving_states import ServingState
@@ -127,6 +128,24 @@ class Replica(Figures):
     )
 
 
+class Start(Figures):
+    """How far a replica is that has not started yet."""
+
+    replica_id: str
+    phase: StartPhase
+    phase_unix_s: float = Field(description="Since when it is in this phase, in Unix seconds.")
+    unix_s: float = Field(description="When it has reported this, in Unix seconds.")
+    num_bytes: int = Field(description="Downloaded.")
+    total_bytes: int = Field(description="To download, or of the weights to load.")
+    bytes_per_s: float | None = Field(
+        description="The rate of the last ten seconds; null unless it downloads."
+    )
+    num_files: int = Field(description="Downloaded.")
+    total_files: int = Field(description="To download, or that hold the weights (shards).")
+    num_tensors: int = Field(description="Loaded.")
+    total_tensors: int = Field(description="To load; 0 until that is known.")
+
+
 class Model(Figures):
     """A model and its replicas."""
 
@@ -146,6 +165,9 @@ class Model(Figures):
         "than run now if some were replaced or scaled down."
     )
     replicas: list[Replica] = Field(description="Those that run and have answered.")
+    starting: list[Start] = Field(
+        description="How far those are that download or load the model, or warm it up."
+    )
     silent_replicas: list[str] = Field(
         description="The ids of those that run and have not answered in two seconds."
     )
@@ -162,6 +184,7 @@ class Model(Figures):
             num_replicas=dict(model.state.num_replicas),
             num_started=model.replicas.num_started,
             replicas=[Replica.model_validate(each) for each in model.replicas.reports],
+            starting=[Start.model_validate(each) for each in model.starting],
             silent_replicas=list(model.replicas.silent),
         )
 

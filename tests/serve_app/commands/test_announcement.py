@@ -2,23 +2,27 @@ import json
 import shlex
 import ssl
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from serve_app.commands.announcement import (
     Announcement,
     StartFailedError,
-    announce_when_ready,
     is_ready,
     local_url,
+    wait_until_ready,
 )
 from serve_app.config import ModelConfig
 from tests.offenders import Offenders
 from tests.serve_app.tls_server import certify
+
+if TYPE_CHECKING:
+    from serve_app.commands.start_screen import StartScreen
 
 CHAT = ModelConfig(id="chat", source="x")
 DETECTOR = ModelConfig(id="detector", source="x", task="classify")
@@ -71,13 +75,32 @@ def command(announced: Announcement) -> list[str]:
     return shlex.split(announced.request().replace("\\\n", " "))
 
 
-def test_nothing_is_told_before_the_server_answers_that_it_is_ready(server: FakeServer) -> None:
-    told: list[str] = []
-    url = local_url("127.0.0.1", server.server_port, "/prefix")
-    announce_when_ready(announcement(url), list, told.append, started_s=0, poll_s=0.001)
+class FakeScreen:
+    """Notes what is awaited."""
+
+    def __init__(self) -> None:
+        self.shown: list[Sequence[str]] = []
+
+    @property
+    def awaited(self) -> Sequence[str]:
+        return self.shown[-1]
+
+    @awaited.setter
+    def awaited(self, names: Sequence[str]) -> None:
+        self.shown.append(names)
+
+
+def wait(server: FakeServer, pending: Callable[[], Sequence[str]], prefix: str = "") -> FakeScreen:
+    url = local_url("127.0.0.1", server.server_port, f"/{prefix}")
+    screen = FakeScreen()
+    wait_until_ready(announcement(url), pending, cast("StartScreen", screen), poll_s=0.001)
+    return screen
+
+
+def test_the_server_is_asked_until_it_answers_that_it_is_ready(server: FakeServer) -> None:
+    screen = wait(server, list, "prefix")
     assert server.paths == ["/prefix/ready"] * 3
-    assert len(told) == 1
-    assert url in told[0]
+    assert screen.shown == [("GET /ready",)] * 2
 
 
 def test_the_server_is_not_asked_while_deployments_are_pending(server: FakeServer) -> None:
@@ -88,37 +111,17 @@ def test_the_server_is_not_asked_while_deployments_are_pending(server: FakeServe
         asked.append(len(server.paths))
         return pending.pop(0) if pending else []
 
-    url = local_url("127.0.0.1", server.server_port, "/")
-    announce_when_ready(
-        announcement(url), next_pending, lambda text: None, started_s=0, poll_s=0.001
-    )
+    screen = wait(server, next_pending)
     assert asked == [0, 0, 0, 1, 2]
+    assert screen.shown[:2] == [["chat", "Ingress"], ["chat"]]
 
 
-def test_a_failed_start_announces_nothing() -> None:
-    told: list[str] = []
-
+def test_a_start_that_fails_is_not_waited_for(server: FakeServer) -> None:
     def failed() -> list[str]:
         raise StartFailedError("no such model")
 
     with pytest.raises(StartFailedError, match="no such model"):
-        announce_when_ready(announcement(), failed, told.append, started_s=0)
-    assert told == []
-
-
-def test_a_long_start_tells_what_it_waits_for(server: FakeServer) -> None:
-    told: list[str] = []
-    url = local_url("127.0.0.1", server.server_port, "/")
-    announce_when_ready(
-        announcement(url),
-        lambda: [] if told else ["chat"],
-        told.append,
-        started_s=0,
-        poll_s=0.001,
-        heartbeat_s=0.01,
-    )
-    assert told[0].endswith(" s for chat\n")
-    assert "raystream is ready" in told[-1]
+        wait(server, failed)
 
 
 def test_a_server_that_does_not_listen_is_not_ready(server: FakeServer) -> None:
@@ -180,6 +183,42 @@ def test_without_a_model_that_generates_the_request_classifies() -> None:
 def test_a_model_that_embeds_is_asked_for_embeddings() -> None:
     words = command(announcement(models=(EMBEDDER,)))
     assert words[:2] == ["curl", "http://127.0.0.1:8000/v1/embeddings"]
+
+
+def a_folder(folder: Path, **files: object) -> str:
+    for name, content in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
+    return str(folder)
+
+
+def test_a_base_model_is_asked_to_go_on_with_a_text(tmp_path: Path) -> None:
+    source = a_folder(tmp_path, config={}, tokenizer_config={"model_max_length": 8})
+    base = ModelConfig(id="base", source=source)
+    words = command(announcement(models=(base,)))
+    assert words[:3] == ["curl", "-N", "http://127.0.0.1:8000/v1/completions"]
+    body = json.loads(words[-1])
+    assert (body["model"], body["stream"]) == ("base", True)
+    assert isinstance(body["prompt"], str)
+    (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
+    assert command(announcement(models=(base,)))[2].endswith("/v1/chat/completions")
+
+
+def test_a_cross_encoder_is_asked_to_rank(tmp_path: Path) -> None:
+    labels = {"0": "LABEL_0"}
+    source = a_folder(tmp_path, config={"id2label": labels})
+    ranker = ModelConfig(id="ranker", source=source, task="classify")
+    words = command(announcement(models=(ranker,)))
+    assert words[1] == "http://127.0.0.1:8000/v1/rerank"
+    assert set(json.loads(words[-1])) == {"model", "query", "documents"}
+    a_folder(tmp_path, config={"id2label": {**labels, "1": "LABEL_1"}})
+    assert command(announcement(models=(ranker,)))[1].endswith("/v1/classify")
+
+
+def test_a_server_without_haproxy_warns_and_one_that_another_shows_names_no_ctrl_c() -> None:
+    assert "HAProxy" not in announcement().text(1.0)
+    found = replace(announcement(), has_haproxy=False, is_driven=False).text(1.0)
+    assert "Warning: HAProxy does not stand in front" in found
+    assert "Ctrl-C" not in found
 
 
 def test_with_keys_the_request_sends_one_and_no_page_is_named_that_needs_one() -> None:

@@ -10,7 +10,12 @@ from ray._private import worker
 from ray.serve._private.logging_utils import configure_component_logger
 from ray.serve.schema import LoggingConfig
 
-from serve_app.commands.worker_logs import hide_crash_reports, keep_info_in_files, set_up_worker
+from serve_app.commands.worker_logs import (
+    hide_crash_reports,
+    is_set_up,
+    keep_info_in_files,
+    set_up_worker,
+)
 
 
 @pytest.fixture
@@ -146,3 +151,13 @@ def test_the_access_log_is_only_in_the_file(file: Path, terminal: io.StringIO) -
     )
     assert '{"event":"request"}' in file.read_text()
     assert terminal.getvalue() == ""
+
+
+def test_a_worker_of_raystream_serve_is_known_by_its_mark(
+    logger: logging.Logger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    monkeypatch.setattr(logger, "filters", [])
+    assert not is_set_up()
+    set_up_worker()
+    assert is_set_up()

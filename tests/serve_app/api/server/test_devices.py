@@ -1,5 +1,5 @@
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -7,6 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
+from deployments.start_progress import StartPhase, StartReport
+from serve_app.backends import devices
 from serve_app.backends.devices import MEMORY_S, DeviceSources
 from serve_app.backends.replica_reports import Reports
 from serve_app.backends.serving_states import DeploymentState, ServingState
@@ -19,6 +21,9 @@ from tests.serve_app.apps import ALICE, BOB, bearer, client_of, key
 PATH = "/v1/devices"
 
 
+START = StartReport("new", StartPhase.DOWNLOADING, NOW_S, NOW_S + 1, 10, 40, 10.0, 1, 3)
+
+
 @dataclass
 class Cluster:
     """Two models, `m` that generates and `c` that classifies; counts the questions."""
@@ -29,6 +34,8 @@ class Cluster:
     )
     now_s: float = 0.0
     asked: list[tuple[str, bool]] = field(default_factory=list)
+    num_starts_read: int = 0
+    is_silent: bool = False
 
     async def ask_states(self) -> dict[str, DeploymentState]:
         return self.states
@@ -37,6 +44,12 @@ class Cluster:
         self.asked.append((model_id, is_any_running))
         await asyncio.sleep(0)
         return self.reports.get(model_id, Reports())
+
+    async def read_starts(self) -> Mapping[str, tuple[StartReport, ...]]:
+        self.num_starts_read += 1
+        if self.is_silent:
+            await asyncio.Event().wait()
+        return {"m": (START,)}
 
     @asynccontextmanager
     async def client(
@@ -51,7 +64,9 @@ class Cluster:
             return lambda is_any_running: self.ask(model_id, is_any_running)
 
         sources = DeviceSources(
-            {model_id: asks(model_id) for model_id in ("m", "c")}, lambda: self.now_s
+            {model_id: asks(model_id) for model_id in ("m", "c")},
+            lambda: self.now_s,
+            self.read_starts,
         )
         parts = AppParts(
             AppConfig.model_validate({"models": models}),
@@ -90,7 +105,9 @@ async def test_each_model_is_shown_with_its_state_and_its_replicas(cluster: Clus
         "num_replicas": {"RUNNING": 1},
         "num_started": 3,
         "silent_replicas": ["gone"],
+        "starting": [],
     }
+    assert cluster.num_starts_read == 0
     assert (classifier["state"], classifier["replicas"]) == ("asleep", [])
     assert cluster.asked == [("m", True), ("c", False)]
     memory = replica["memory"]
@@ -162,3 +179,38 @@ async def test_without_keys_only_a_server_on_the_loopback_shows_devices(
     async with cluster.client(host=host) as client:
         assert (await client.get(PATH)).status_code == status
     assert bool(cluster.asked) is (status == 200)
+
+
+async def test_a_replica_that_starts_tells_how_far_it_is(cluster: Cluster) -> None:
+    cluster.states = {
+        "m": DeploymentState(ServingState.RUNNING, "UPDATING", "", {"STARTING": 1}),
+    }
+    async with cluster.client() as client:
+        chat, classifier = (await client.get(PATH)).json()["data"]
+    assert chat["starting"] == [
+        {
+            "replica_id": "new",
+            "phase": "downloading",
+            "phase_unix_s": NOW_S,
+            "unix_s": NOW_S + 1,
+            "num_bytes": 10,
+            "total_bytes": 40,
+            "bytes_per_s": 10.0,
+            "num_files": 1,
+            "total_files": 3,
+            "num_tensors": 0,
+            "total_tensors": 0,
+        }
+    ]
+    assert classifier["starting"] == []
+
+
+async def test_a_silent_control_service_delays_the_figures_for_a_moment_only(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "START_TIMEOUT_S", 0.01)
+    cluster.is_silent = True
+    cluster.states = {"m": DeploymentState(ServingState.RUNNING, "", "", {"STARTING": 1})}
+    async with cluster.client() as client:
+        chat, _ = (await client.get(PATH)).json()["data"]
+    assert chat["starting"] == []

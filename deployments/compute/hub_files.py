@@ -1,0 +1,103 @@
+"""Which files of a hub repository a model is loaded from, and their download before they are read.
+
+transformers downloads them one by one while it loads, and says to nobody but a terminal how far it
+is. Here they are downloaded at once, and counted.
+"""
+
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.utils.tqdm import tqdm
+
+from deployments.compute.checkpoint import CONFIG_FILE, find_file
+from deployments.start_progress import StartPhase, StartProgress
+
+logger = logging.getLogger("ray.serve.raystream.replica")
+
+WEIGHTS: Final = "model.safetensors"
+INDEX: Final = "model.safetensors.index.json"
+
+SETTINGS: Final = ("*.json", "*.model", "*.txt", "*.jinja")
+PARTS: Final = "[0-9]*_*/model.safetensors"
+"""The weights of sentence-transformers' layers, which lie in folders such as 2_Dense."""
+
+
+def shards_of(source: str, revision: str | None, *, local_only: bool = False) -> Sequence[str]:
+    """Return the names of the files that hold a model's weights.
+
+    Args:
+        source: A folder, or the id of a hub repository.
+        revision: A commit of the hub repository.
+        local_only: Whether the hub is not asked.
+    """
+    index = find_file(source, revision, INDEX, local_only=local_only)
+    try:
+        names = {} if index is None else json.loads(index.read_text("utf-8"))["weight_map"]
+        return sorted(set(names.values())) or (WEIGHTS,)
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):  # the loader names the fault
+        return (WEIGHTS,)
+
+
+def weights_of(source: str, revision: str | None) -> tuple[int, int]:
+    """Return how many files on this machine hold a model's weights, and their bytes."""
+    names = shards_of(source, revision, local_only=True)
+    files = [find_file(source, revision, name, local_only=True) for name in names]
+    sizes = [file.stat().st_size for file in files if file is not None]
+    return len(sizes), sum(sizes)
+
+
+def download_files(source: str, revision: str | None, progress: StartProgress) -> None:
+    """Download what the cache lacks of a model from the hub; a folder's files are here.
+
+    An error is left to the loader, which meets it again and names it.
+
+    Args:
+        source: A folder, or the id of a hub repository.
+        revision: A commit of the hub repository.
+        progress: Counts the bytes and files.
+    """
+    if Path(source).is_dir() or Path(source).is_absolute() or _is_here(source, revision):
+        return
+    try:
+        patterns = [*SETTINGS, PARTS, *shards_of(source, revision)]
+        options: dict[str, Any] = {"revision": revision, "allow_patterns": patterns}
+        files = snapshot_download(source, **options, dry_run=True)
+        sizes = [file.file_size or 0 for file in files if file.will_download]
+        progress.begin(StartPhase.DOWNLOADING, total_bytes=sum(sizes), total_files=len(files))
+        snapshot_download(source, **options, tqdm_class=_bars_of(progress))
+    except Exception as error:  # noqa: BLE001 - of any class; the loader raises it again
+        logger.info("%s could not be downloaded ahead: %r", source, error)
+
+
+def _bars_of(progress: StartProgress) -> type[tqdm]:
+    """Return a kind of bar that counts instead of being drawn.
+
+    There is one of the bytes that come from the network, one of those that are written, and one of
+    the files.
+    """
+
+    class Bar(tqdm):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            self._is_of_bytes = options.get("unit") == "B"
+            self._is_of_network = str(options.get("name")).endswith(".transfer")
+            super().__init__(*args, **{**options, "disable": True})  # type: ignore[no-untyped-call] # the hub leaves it untyped
+
+        def update(self, n: float | None = 1) -> bool | None:
+            if not self._is_of_bytes:
+                progress.add(num_files=int(n or 0))
+            elif not self._is_of_network:
+                progress.add(num_bytes=int(n or 0))
+            drawn: bool | None = super().update(n)
+            return drawn
+
+    return Bar
+
+
+def _is_here(source: str, revision: str | None) -> bool:
+    """Return whether configuration and weights are in the cache, so that the hub is not asked."""
+    names = (CONFIG_FILE, *shards_of(source, revision, local_only=True))
+    return all(find_file(source, revision, name, local_only=True) for name in names)
