@@ -7,7 +7,15 @@ import { copyText } from "./parts.js";
 const MAX_COLOURED = 30_000;
 const MAX_GROWING = 3_000;
 const COPIED_MS = 2_000;
-const NAMES = { py: "Python", sh: "Shell", js: "JavaScript", ts: "TypeScript", cpp: "C++", cs: "C#" };
+const NAMES = {
+  py: "Python", sh: "Shell", js: "JavaScript", javascript: "JavaScript", ts: "TypeScript", typescript: "TypeScript",
+  cpp: "C++", cs: "C#", csharp: "C#", php: "PHP",
+};
+const ABBREVIATED = /^(css|html|ini|json|sql|toml|xml|yaml|yml)$/;
+
+/** @param {string} language As the text names it. @returns {string} */
+const nameOf = (language) =>
+  NAMES[language] ?? (ABBREVIATED.test(language) ? language.toUpperCase() : language.replace(/^[a-z]/, (letter) => letter.toUpperCase()));
 
 /** @param {Element} code @returns {string} As the text names it; "" if it does not. */
 export const languageOf = (code) => /^language-(.+)$/.exec(code.className)?.[1] ?? "";
@@ -24,7 +32,7 @@ export function frame(pre) {
   const name = document.createElement("span");
   const button = document.createElement("button");
   figure.className = "code-block";
-  name.textContent = NAMES[language] ?? language;
+  name.textContent = nameOf(language);
   button.type = "button";
   button.className = "quiet";
   button.textContent = "Copy";

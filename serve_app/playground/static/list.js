@@ -25,7 +25,7 @@ function useOpen() {
     WIDE.addEventListener("change", note);
     return () => WIDE.removeEventListener("change", note);
   }, []);
-  return [isWide || isOpen, setOpen];
+  return [isWide || isOpen, (shall) => !isWide && setOpen(shall)];
 }
 
 /** @param {{it: import("./conversations.js").Conversations}} props */
@@ -35,6 +35,7 @@ export function ConversationList({ it }) {
   const [found, setFound] = useState(/** @type {Set<string> | null} */ (null));
   const [problem, setProblem] = useState("");
   const search = useRef(null);
+  const summary = useRef(null);
   useEffect(() => {
     if (!query.trim()) return setFound(null);
     let isWanted = true;
@@ -51,9 +52,15 @@ export function ConversationList({ it }) {
   }, [query, it.list]);
   const shown = found ? it.list.filter(({ id }) => found.has(id)) : it.list;
   const running = it.list.filter(({ id }) => it.isRunning(id)).map(({ id }) => id).join();
-  const open = (id) => {
-    setOpen(false);
-    it.open(id);
+  const open = async (id) => {
+    await it.open(id);
+    if (WIDE.matches) return;
+    setOpen(false); // the list hides what it has opened, and the button that has the focus with it
+    summary.current?.focus();
+  };
+  const undo = async () => {
+    await it.undo();
+    search.current?.focus();
   };
   const remove = async (ids) => {
     await it.remove(ids);
@@ -80,7 +87,7 @@ export function ConversationList({ it }) {
   return html`
     <nav class="history" aria-label="Conversations">
       <details open=${isOpen} onToggle=${(event) => setOpen(event.currentTarget.open)}>
-        <summary>Conversations <small>${it.list.length || ""}</small></summary>
+        <summary ref=${summary}>Conversations <small>${it.list.length || ""}</small></summary>
         ${it.list.length > 0 && html`
           <label class="field">
             <span class="unseen">Search the conversations</span>
@@ -90,7 +97,7 @@ export function ConversationList({ it }) {
         ${it.deleted.length > 0 && html`
           <p class="undo" role="status">
             <span>${it.deleted.length === 1 ? "Deleted." : `${it.deleted.length} deleted.`}</span>
-            <button type="button" id="undo" class="quiet" onClick=${() => it.undo()}>Undo</button>
+            <button type="button" id="undo" class="quiet" onClick=${undo}>Undo</button>
           </p>`}
         ${items}
         ${found && !shown.length && html`<p class="detail">No conversation holds that.</p>`}

@@ -4,7 +4,7 @@ import asyncio
 import re
 from typing import Any
 
-from playwright.async_api import expect
+from playwright.async_api import Route, expect
 
 from deployments.contract import FinishReason, TextDelta
 from tests.offenders import Offenders
@@ -163,6 +163,24 @@ async def test_a_formula_is_drawn_with_its_fonts_and_can_do_no_harm(
     assert not await page.is_wider_than_the_window()
 
 
+async def test_a_library_that_is_loaded_later_and_was_changed_does_not_run(
+    page: Page, models: Models
+) -> None:
+    async def change(route: Route) -> None:
+        answer = await route.fetch()
+        await route.fulfill(response=answer, body=await answer.text() + "\nwindow.owned = 1;")
+
+    for name in ("highlight.js", "katex.js"):
+        await page.page.route(f"**/vendor/{name}", change)
+    await answered(page, models, "```py\nx = 1\n```\n\n$y$")
+    while sum("integrity" in each for each in page.tab.complaints) < 2:
+        await page.tab.evaluate("new Promise(requestAnimationFrame)")
+    await expect(page.answer.locator("code.math")).to_have_text("y")
+    await expect(page.answer.locator("pre")).to_have_text("x = 1\n")
+    assert await page.tab.evaluate("window.owned ?? 'untouched'") == "untouched"
+    page.tab.complaints.clear()
+
+
 async def test_the_button_of_a_growing_block_of_code_copies_all_of_it_and_keeps_the_focus(
     page: Page, models: Models
 ) -> None:
@@ -205,7 +223,7 @@ HUGE = {
     "surrogates": "🙂" * 300_000,
     "formulas": "$x$ " * 9_000,
     "a formula that is not closed": "$x " * 13_000,
-    "code in colours": "```js\n" + "x = (`${a}` / 2) // c\n" * 1_700,
+    "code in colours": "```js\n" + "x = (`${a}` / 2) // c\n" * 1_100,
     "blocks of code": "```py\nx = 1\n```\n" * 600,
 }
 
