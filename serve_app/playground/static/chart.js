@@ -1,6 +1,7 @@
 // A chart over time, drawn by uPlot in the page's colours.
 
 import { html, useEffect, useRef } from "./vendor/preact.js";
+import { load } from "./later.js";
 
 const HEIGHT = 160;
 const LEAST_S = 60;
@@ -21,26 +22,29 @@ export function Chart({ label, x, lines, format, isBytes = false }) {
   const data = useRef(/** @type {any[]} */ ([]));
   data.current = [x, ...lines.map(({ values }) => values)];
   useEffect(() => {
+    let isShown = true;
     const draw = () => {
+      if (!isShown || !globalThis.uPlot) return;
       plot.current?.destroy();
       const options = optionsOf(lines, format, isBytes, element.current);
       plot.current = new globalThis.uPlot(options, data.current, element.current);
     };
-    draw();
+    load("uplot.css", "uplot.js").then(draw, () => {});
     // The colours change with the scheme and the theme, the width with the window.
     const themes = new MutationObserver(draw);
     themes.observe(document.documentElement, { attributeFilter: ["data-theme"] });
     const scheme = matchMedia("(prefers-color-scheme: dark)");
     scheme.addEventListener("change", draw);
     const widths = new ResizeObserver(([{ contentRect }]) => {
-      if (contentRect.width) plot.current.setSize({ width: contentRect.width, height: HEIGHT });
+      if (contentRect.width) plot.current?.setSize({ width: contentRect.width, height: HEIGHT });
     });
     widths.observe(element.current);
     return () => {
+      isShown = false;
       themes.disconnect();
       widths.disconnect();
       scheme.removeEventListener("change", draw);
-      plot.current.destroy();
+      plot.current?.destroy();
       plot.current = null;
     };
   }, [names]);

@@ -1,4 +1,4 @@
-// Libraries that most visits don't need: they are loaded when a text first asks for them.
+// Libraries that most visits don't need: they are loaded when something is first drawn by them.
 //
 // index.html holds their tags in a template, from which a browser loads nothing. A tag brings the digest with it, so
 // a file that was changed does not run here, either.

@@ -192,7 +192,7 @@ async def test_a_vendored_file_that_was_changed_does_not_run(browser: Browser, u
             await route.fulfill(response=answer, body=await answer.text() + "\nwindow.owned = 1;")
 
         await tab.page.route("**/vendor/preact.js", change)
-        await tab.page.route("**/vendor/uplot.js", change)
+        await tab.page.route("**/vendor/dompurify.js", change)
         await tab.page.goto(url)
         await tab.page.wait_for_load_state("networkidle")
         assert await tab.evaluate("window.owned ?? 'untouched'") == "untouched"
