@@ -7,6 +7,9 @@ from pathlib import Path
 
 DEADLINE_S = 600
 QUIET = {
+    "AIDER_ANALYTICS_DISABLE": "true",
+    "AIDER_CHECK_UPDATE": "false",
+    "AIDER_SHOW_RELEASE_NOTES": "false",
     "CREWAI_DISABLE_TELEMETRY": "true",
     "CREWAI_TRACING_ENABLED": "false",
     "DO_NOT_TRACK": "1",
